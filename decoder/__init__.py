@@ -1,0 +1,1 @@
+"""Serves tokens; owns one decoding cycle: propose, predict, decide, verify, label, report."""

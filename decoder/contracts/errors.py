@@ -1,0 +1,68 @@
+"""Every error this project raises on purpose.
+
+::
+
+    HvdError
+    |-- SettingsError     a setting has an unknown name or a value out of range
+    |-- ModelError        a model, drafter or tokenizer is missing or does not fit
+    |-- EngineError       the serving engine cannot host hybrid decoding as configured
+    |-- BrokerError       Kafka cannot be reached or refuses what was asked
+    |-- RegistryError     MLflow cannot be reached or holds something unusable
+    |-- ProcessError      a process of the stack did not start, or died
+    `-- ContractError     a message does not keep the contract of its topic
+        |-- EventRefused  a draft-event record (counted by the reader, set aside)
+        `-- PolicyRefused a policy bundle (the one in force stays in force)
+
+A message says what was wrong, where, and what to do about it.
+"""
+
+from __future__ import annotations
+
+
+class HvdError(Exception):
+    """Root of the project's errors; a command prints its message and exits with status 2."""
+
+
+class SettingsError(HvdError):
+    """A setting has an unknown name or a value out of range."""
+
+
+class ModelError(HvdError):
+    """A model, drafter or tokenizer is missing or does not fit."""
+
+
+class EngineError(HvdError):
+    """The serving engine cannot host hybrid decoding as it is configured."""
+
+
+class BrokerError(HvdError):
+    """Kafka cannot be reached or refuses what was asked."""
+
+
+class RegistryError(HvdError):
+    """MLflow cannot be reached or holds something unusable."""
+
+
+class ProcessError(HvdError):
+    """A process of the stack did not start, or died."""
+
+
+class ContractError(HvdError):
+    """A message does not keep the contract of its topic."""
+
+
+class EventRefused(ContractError):
+    """A draft-event record is malformed or of an unknown schema."""
+
+
+class PolicyRefused(ContractError):
+    """A policy bundle is malformed, damaged, or not meant for this scope or schema.
+
+    Attributes:
+        reason: one of ``malformed``, ``digest``, ``scope``, ``schema``, ``shape``, ``nonfinite``,
+            or ``probe``; a label for counters.
+    """
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason

@@ -1,0 +1,77 @@
+"""Settings shared by every process: how to reach Kafka, and how settings are read at all.
+
+Each process has one frozen class of settings, filled from environment variables with its own
+prefix (``HVD_KAFKA_``, ``HVD_WORKER_``, ``HVD_LEARNER_``). An unknown name or a bad value stops
+the process with one sentence that names the variable and the choices.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from typing import Any, Literal, Self, TypeVar
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from decoder.contracts.errors import SettingsError
+
+PREFIXES = ("HVD_KAFKA_", "HVD_WORKER_", "HVD_LEARNER_")
+
+T = TypeVar("T", bound="Settings")
+
+
+class Settings(BaseSettings):
+    """Base of the settings classes: frozen, and strict about the environment."""
+
+    model_config = SettingsConfigDict(frozen=True, extra="forbid")
+
+    @classmethod
+    def load(cls, **overrides: Any) -> Self:
+        """Read the environment.
+
+        Raises:
+            SettingsError: a variable with this class's prefix is unknown or holds a bad value, or
+                a variable begins with ``HVD_`` and belongs to no prefix at all.
+        """
+        prefix = str(cls.model_config.get("env_prefix", ""))
+        known = {(prefix + name).upper() for name in cls.model_fields}
+        for name in os.environ:
+            if not name.startswith("HVD_") or name in known:
+                continue
+            if name.startswith(prefix) or not name.startswith(PREFIXES):
+                close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
+                hint = f" Did you mean {close[0]}?" if close else ""
+                raise SettingsError(
+                    f"unknown setting {name}.{hint} Known here: {', '.join(sorted(known))}."
+                )
+        try:
+            return cls(**overrides)
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = ".".join(str(part) for part in first["loc"])
+            raise SettingsError(
+                f"setting {prefix}{field.upper()} is not valid: {first['msg']} "
+                f"(got {first.get('input')!r})."
+            ) from error
+
+
+class KafkaSettings(Settings):
+    """How to reach the broker; the names are kafka-python's own."""
+
+    model_config = SettingsConfigDict(env_prefix="HVD_KAFKA_", frozen=True, extra="forbid")
+
+    bootstrap_servers: str = "127.0.0.1:9092"
+    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
+    sasl_mechanism: str | None = None
+    sasl_plain_username: str | None = None
+    sasl_plain_password: str | None = Field(default=None, repr=False)
+    ssl_cafile: str | None = None
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
+
+    def client_options(self) -> dict[str, Any]:
+        """Keyword arguments common to kafka-python's producer, consumer and admin client."""
+        options = self.model_dump(exclude_none=True)
+        options["bootstrap_servers"] = self.bootstrap_servers.split(",")
+        return options

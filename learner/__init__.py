@@ -1,0 +1,4 @@
+"""Turns draft events into a better policy bundle: consume, learn, tune, gate, register, publish.
+
+May import ``decoder.contracts``; nothing of ours imports it but ``pipelines``.
+"""
