@@ -148,11 +148,15 @@ def decode_batch(value: bytes) -> EventBatch:
         where = ".".join(str(part) for part in first["loc"]) or "record"
         raise EventRefused(f"draft-event record refused at {where}: {first['msg']}") from error
     if record.schema_id != SCHEMA_ID:
-        raise EventRefused(f"draft events of schema {record.schema_id}, this reader has {SCHEMA_ID}")
+        raise EventRefused(
+            f"draft events of schema {record.schema_id}, this reader has {SCHEMA_ID}"
+        )
     columns = record.columns
     lists = {name: getattr(columns, name) for name in COLUMNS}
     if any(len(column) != record.rows for column in lists.values()):
-        raise EventRefused(f"draft-event record with columns of unequal length ({record.rows} rows)")
+        raise EventRefused(
+            f"draft-event record with columns of unequal length ({record.rows} rows)"
+        )
     if any(len(row) != NUM_FEATURES for row in columns.features):
         raise EventRefused(f"draft events need {NUM_FEATURES} features each")
     features = np.asarray(columns.features, dtype=np.float32).reshape(-1, NUM_FEATURES)

@@ -28,7 +28,7 @@ FEATURES: Final = (
     "score",  # suffix-cache score: expected accepted tokens by counting
     "match_len",  # tokens of context matched
     "draft_len",  # tokens proposed
-    "last_prob",  # counted probability of the whole draft surviving (product over tokens)
+    "last_prob",  # counted probability that the whole draft survives
     # decode state
     "log_prompt_len",
     "log_generated_len",
@@ -46,7 +46,5 @@ FEATURES: Final = (
     *(f"first_{c}" for c in TOKEN_CLASSES),
 )
 NUM_FEATURES: Final = len(FEATURES)
-SCHEMA_ID: Final = (
-    "hvd.features.v1-" + hashlib.sha256("\n".join(FEATURES).encode()).hexdigest()[:8]
-)
+SCHEMA_ID: Final = "hvd.features.v1-" + hashlib.sha256("\n".join(FEATURES).encode()).hexdigest()[:8]
 """Names the exact list, order and version; a policy trained on another schema is refused."""

@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from decoder.contracts.errors import PolicyRefused
+from decoder.contracts.events import Arm
 from decoder.contracts.features import FEATURES, NUM_FEATURES, SCHEMA_ID
 
 FloatArray = NDArray[np.float32]
@@ -30,7 +31,7 @@ PROBE_TOLERANCE: Final = 1e-3
 """Tokens. A worker whose arithmetic strays further from the learner's refuses the bundle."""
 MAX_BUNDLE_BYTES: Final = 4 * 1024 * 1024
 
-ARMS: Final = ("none", "model", "cache")
+ARMS: Final[tuple[Arm, ...]] = ("none", "model", "cache")
 NONE, MODEL, CACHE = range(3)
 
 
@@ -55,7 +56,9 @@ class Policy:
     use_model: bool = True
     model_payoff: float = 0.0
     schema_id: str = SCHEMA_ID
-    probe_inputs: FloatArray = field(default_factory=lambda: np.zeros((0, NUM_FEATURES), np.float32))
+    probe_inputs: FloatArray = field(
+        default_factory=lambda: np.zeros((0, NUM_FEATURES), np.float32)
+    )
     provenance: dict[str, Any] = field(default_factory=dict)
 
     def with_probes(self, inputs: FloatArray) -> Policy:
@@ -201,8 +204,12 @@ def _check(policy: Policy, scope: str | None) -> None:
         raise PolicyRefused("scope", f"policy for scope {policy.scope}, this worker has {scope}")
     if policy.schema_id != SCHEMA_ID:
         raise PolicyRefused("schema", f"policy for {policy.schema_id}, this worker has {SCHEMA_ID}")
-    if policy.kind not in ("payoff", "frequency") or (policy.kind == "payoff") != bool(policy.layers):
-        raise PolicyRefused("malformed", f"policy kind {policy.kind!r} with these layers is unknown")
+    if policy.kind not in ("payoff", "frequency") or (policy.kind == "payoff") != bool(
+        policy.layers
+    ):
+        raise PolicyRefused(
+            "malformed", f"policy kind {policy.kind!r} with these layers is unknown"
+        )
     width = NUM_FEATURES
     if policy.mean.shape != (width,) or policy.std.shape != (width,):
         raise PolicyRefused("shape", f"policy normaliser is not of shape ({width},)")
@@ -214,7 +221,12 @@ def _check(policy: Policy, scope: str | None) -> None:
         width = weight.shape[1]
     if policy.layers and width != 1:
         raise PolicyRefused("shape", f"policy predicts {width} numbers, expected 1")
-    numbers = [policy.mean, policy.std, policy.probe_inputs, *(a for pair in policy.layers for a in pair)]
+    numbers = [
+        policy.mean,
+        policy.std,
+        policy.probe_inputs,
+        *(a for pair in policy.layers for a in pair),
+    ]
     finite = all(np.isfinite(a).all() for a in numbers) and np.isfinite(policy.threshold)
     if not finite or (policy.std <= 0).any():
         raise PolicyRefused("nonfinite", "policy holds numbers that are not finite")

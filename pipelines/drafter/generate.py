@@ -18,7 +18,7 @@ from typing import Any
 from pipelines.workloads import WORKLOADS, prompts
 
 SELF_INSTRUCTED_SHARE = 0.5
-CHUNK = 192
+CHUNK = 96
 """Requests handed to vLLM at once: progress is saved after each chunk."""
 MAX_ANSWER = 192
 CONCURRENCY = 48

@@ -1,0 +1,306 @@
+"""The EAGLE3 head: one decoder layer that guesses ahead from the target's hidden states.
+
+Method: EAGLE-3 (arXiv 2503.01840). At position ``p`` the head sees what the target knew after
+reading token ``p`` (hidden states of three of its layers, mixed by ``fc``) and the embedding of the
+token that came next; it predicts the token after that. Further tokens are drafted from the head's
+own output in place of the target's states.
+
+The names and the arithmetic are those of vLLM 0.32's ``llama_eagle3.py`` (its default,
+norm-after-residual form), so one checkpoint serves there and here. The embeddings are the target's
+and are not stored.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional
+
+from decoder.contracts.errors import ModelError
+
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
+
+
+@dataclass(frozen=True)
+class HeadConfig:
+    """Shape of a head; :attr:`aux_layers` counts as vLLM does: ``i`` is the input of layer ``i``."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int
+    draft_vocab_size: int
+    rope_theta: float
+    rms_norm_eps: float
+    max_position_embeddings: int
+    aux_layers: tuple[int, ...]
+
+    def public(self) -> dict[str, Any]:
+        """The ``config.json`` that vLLM reads."""
+        shape = asdict(self)
+        layers = list(shape.pop("aux_layers"))
+        theta = shape.pop("rope_theta")
+        return shape | {
+            "architectures": ["LlamaForCausalLMEagle3"],
+            "model_type": "llama",
+            "num_hidden_layers": 1,
+            "hidden_act": "silu",
+            "attention_bias": False,
+            "mlp_bias": False,
+            "tie_word_embeddings": False,
+            "rope_theta": theta,
+            "rope_parameters": {"rope_theta": theta, "rope_type": "default"},
+            "eagle_aux_hidden_state_layer_ids": layers,
+            "eagle_config": {
+                "use_aux_hidden_state": True,
+                "eagle_aux_hidden_state_layer_ids": layers,
+            },
+            "dtype": "bfloat16",
+        }
+
+    @classmethod
+    def from_public(cls, raw: dict[str, Any]) -> HeadConfig:
+        """Read :meth:`public` back.
+
+        Raises:
+            ModelError: the file describes something else than a one-layer Llama EAGLE3 head.
+        """
+        if raw.get("architectures") != ["LlamaForCausalLMEagle3"]:
+            found = raw.get("architectures")
+            raise ModelError(f"drafter architectures {found}: need ['LlamaForCausalLMEagle3']")
+        fields = {k: raw[k] for k in cls.__dataclass_fields__ if k in raw}
+        fields["aux_layers"] = tuple(raw["eagle_aux_hidden_state_layer_ids"])
+        return cls(**fields)
+
+
+class KV(NamedTuple):
+    """Keys (rotated) and values of the head's layer, each float (kv_heads, length, head_dim)."""
+
+    keys: Tensor
+    values: Tensor
+
+    def extended(self, more: KV) -> KV:
+        """This cache followed by ``more``, as a new one."""
+        return KV(
+            torch.cat((self.keys, more.keys), 1), torch.cat((self.values, more.values), 1)
+        )
+
+    def first(self, length: int) -> KV:
+        """The cache of the first ``length`` positions: what remains after a rejection."""
+        return KV(self.keys[:, :length], self.values[:, :length])
+
+
+class Attention(nn.Module):
+    """Grouped-query attention whose input is an embedding and a hidden state side by side."""
+
+    def __init__(self, c: HeadConfig) -> None:
+        super().__init__()
+        self.head_dim = c.head_dim
+        self.q_proj = nn.Linear(2 * c.hidden_size, c.num_attention_heads * c.head_dim, bias=False)
+        self.k_proj = nn.Linear(2 * c.hidden_size, c.num_key_value_heads * c.head_dim, bias=False)
+        self.v_proj = nn.Linear(2 * c.hidden_size, c.num_key_value_heads * c.head_dim, bias=False)
+        self.o_proj = nn.Linear(c.num_attention_heads * c.head_dim, c.hidden_size, bias=False)
+        frequencies = c.rope_theta ** (-torch.arange(0, c.head_dim, 2).float() / c.head_dim)
+        self.register_buffer("frequencies", frequencies, persistent=False)
+
+    def _heads(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
+        """(tokens, heads * head_dim) -> (heads, tokens, head_dim), rotated if positions are given.
+
+        Rotation pairs the two halves of a head ("NeoX" style), as Llama checkpoints expect.
+        """
+        x = x.unflatten(-1, (-1, self.head_dim)).transpose(0, 1)
+        if positions is None:
+            return x
+        angles = positions[:, None].float() * self.frequencies
+        cos, sin = angles.cos().to(x), angles.sin().to(x)
+        a, b = x.chunk(2, dim=-1)
+        return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+
+    def queries(self, x: Tensor, positions: Tensor) -> Tensor:
+        """(tokens, 2 * hidden) -> rotated queries (heads, tokens, head_dim)."""
+        return self._heads(self.q_proj(x), positions)
+
+    def keys_values(self, x: Tensor, positions: Tensor) -> KV:
+        """(tokens, 2 * hidden) -> the cache entries of these tokens."""
+        return KV(self._heads(self.k_proj(x), positions), self._heads(self.v_proj(x)))
+
+
+class Mlp(nn.Module):
+    """Llama's gated feed-forward block."""
+
+    def __init__(self, c: HeadConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(c.hidden_size, c.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(c.hidden_size, c.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(c.intermediate_size, c.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., hidden) -> (..., hidden)."""
+        out: Tensor = self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
+        return out
+
+
+class Layer(nn.Module):
+    """The head's one decoder layer; its weights carry the prefix ``midlayer.``."""
+
+    def __init__(self, c: HeadConfig) -> None:
+        super().__init__()
+        self.input_layernorm = nn.RMSNorm(c.hidden_size, eps=c.rms_norm_eps)
+        self.hidden_norm = nn.RMSNorm(c.hidden_size, eps=c.rms_norm_eps)
+        self.self_attn = Attention(c)
+        self.post_attention_layernorm = nn.RMSNorm(c.hidden_size, eps=c.rms_norm_eps)
+        self.mlp = Mlp(c)
+
+    def mixed(self, embeds: Tensor, hidden: Tensor) -> Tensor:
+        """The attention's input: (tokens, hidden) twice -> (tokens, 2 * hidden)."""
+        return torch.cat((self.input_layernorm(embeds), self.hidden_norm(hidden)), dim=-1)
+
+    def after_attention(self, hidden: Tensor, attended: Tensor) -> Tensor:
+        """Residual stream after the layer, before the final norm.
+
+        ``hidden`` (tokens, hidden) is the residual, taken before its norm; ``attended`` is (heads,
+        tokens, head_dim).
+        """
+        residual = hidden + self.self_attn.o_proj(attended.transpose(0, 1).flatten(1))
+        out: Tensor = residual + self.mlp(self.post_attention_layernorm(residual))
+        return out
+
+
+class Eagle3Head(nn.Module):
+    """The drafter: ``fc``, one layer, a norm, and logits over a reduced vocabulary.
+
+    ``d2t`` (int64, draft vocabulary) holds offsets: target id = draft id + ``d2t[draft id]``.
+    ``t2d`` (bool, target vocabulary) marks the target ids that can be drafted.
+    """
+
+    d2t: Tensor
+    t2d: Tensor
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.fc = nn.Linear(
+            len(config.aux_layers) * config.hidden_size, config.hidden_size, bias=False
+        )
+        self.midlayer = Layer(config)
+        self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
+        self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
+        self.register_buffer("t2d", torch.zeros(config.vocab_size, dtype=torch.bool))
+
+    @property
+    def target_ids(self) -> Tensor:
+        """Target id of each draft id: int64 (draft vocabulary,)."""
+        return self.d2t + torch.arange(len(self.d2t))
+
+    def set_vocabulary(self, target_ids: Tensor) -> None:
+        """Let draft id ``i`` stand for ``target_ids[i]`` (int64, ascending, no repeats)."""
+        self.d2t.copy_(target_ids - torch.arange(len(target_ids)))
+        self.t2d.zero_()[target_ids] = True
+
+    def forward(
+        self, embeds: Tensor, hidden: Tensor, positions: Tensor, past: KV | None = None
+    ) -> tuple[Tensor, Tensor, KV]:
+        """Run consecutive positions of one sequence after the cached ones.
+
+        Args:
+            embeds: (tokens, hidden) target embeddings of the token *after* each position.
+            hidden: (tokens, hidden) ``fc`` of the target's states at each position, or this
+                method's second result for positions that were drafted.
+            positions: int64 (tokens,) of ``hidden``.
+            past: cache of everything before ``positions[0]``; not modified.
+
+        Returns:
+            logits over the draft vocabulary, hidden states for the next step, extended cache.
+        """
+        x = self.midlayer.mixed(embeds, hidden)
+        cache = self.midlayer.self_attn.keys_values(x, positions)
+        if past is not None:
+            cache = past.extended(cache)
+        length, total = len(positions), cache.keys.shape[1]
+        attended = functional.scaled_dot_product_attention(
+            self.midlayer.self_attn.queries(x, positions)[None],
+            cache.keys[None],
+            cache.values[None],
+            attn_mask=torch.ones(length, total, dtype=torch.bool).tril(total - length),
+            enable_gqa=True,
+        )[0]
+        out = self.midlayer.after_attention(hidden, attended)
+        return self.lm_head(self.norm(out)), out, cache
+
+    @torch.inference_mode()
+    def draft(
+        self, embedding: nn.Module, tokens: Tensor, aux: Tensor, past: KV | None, k: int
+    ) -> tuple[list[int], KV]:
+        """Draft ``k`` tokens greedily after ``tokens``.
+
+        Args:
+            embedding: the target's, ids -> (tokens, hidden).
+            tokens: int64 (n,) the tokens *after* each new position, the last one newly sampled.
+            aux: (n, layers * hidden) the target's states at the new positions.
+            past: cache of the committed positions before those.
+            k: how many to draft; 0 only extends the cache.
+
+        Returns:
+            the drafted target ids, and the cache of all committed positions.
+        """
+        start = 0 if past is None else past.keys.shape[1]
+        positions = torch.arange(start, start + len(tokens))
+        logits, hidden, committed = self(embedding(tokens), self.fc(aux), positions, past)
+        drafted: list[int] = []
+        cache = committed
+        while len(drafted) < k:
+            token = logits[-1].argmax()
+            drafted.append(int(token + self.d2t[token]))
+            if len(drafted) < k:
+                positions = positions[-1:] + 1
+                embeds = embedding(torch.tensor(drafted[-1:]))
+                logits, hidden, cache = self(embeds, hidden[-1:], positions, cache)
+        return drafted, committed
+
+
+def save_head(head: Eagle3Head, path: Path, dtype: torch.dtype = torch.bfloat16) -> None:
+    """Write ``config.json`` and ``model.safetensors`` in the public layout."""
+    path.mkdir(parents=True, exist_ok=True)
+    (path / CONFIG).write_text(json.dumps(head.config.public(), indent=1) + "\n")
+    weights = {
+        name: (t.to(dtype) if t.is_floating_point() else t).contiguous()
+        for name, t in head.state_dict().items()
+    }
+    save_file(weights, path / WEIGHTS, metadata={"format": "pt"})
+
+
+def load_head(path: Path, *, hidden_size: int, vocab_size: int) -> Eagle3Head:
+    """Load a head, in float32, for a target of the given sizes.
+
+    Raises:
+        ModelError: the checkpoint is missing, incomplete, or made for another target.
+    """
+    try:
+        config = HeadConfig.from_public(json.loads((path / CONFIG).read_text()))
+        weights = load_file(path / WEIGHTS)
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise ModelError(f"no EAGLE3 head can be read from {path}: {error!r}") from error
+    for what, has, needs in (
+        ("hidden size", config.hidden_size, hidden_size),
+        ("vocabulary", config.vocab_size, vocab_size),
+    ):
+        if has != needs:
+            raise ModelError(
+                f"drafter {path} has {what} {has}, the target has {needs}: "
+                "use the head that was trained for this target"
+            )
+    head = Eagle3Head(config)
+    try:
+        head.load_state_dict(weights)
+    except RuntimeError as error:
+        raise ModelError(f"drafter {path} does not have the EAGLE3 layout: {error}") from error
+    return head.eval()

@@ -1,0 +1,42 @@
+"""Which classes each vocabulary entry belongs to: a table built once for a tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from decoder.contracts.features import TOKEN_CLASSES
+
+_BRACKETS = frozenset("()[]{}<>")
+_DELIMITERS = frozenset(",:;\"'`|/\\=")
+_PUNCTUATION = frozenset(".!?-_*#&%$@+~^")
+_BLANKS = (" ", "\t", "Ġ", "▁")  # byte-level BPE and SentencePiece mark a leading blank so
+_NEWLINES = ("\n", "\r", "Ċ", "<0x0A>")
+
+
+def _classes_of(entry: str) -> tuple[bool, ...]:
+    body = frozenset(entry)
+    flags = {
+        "whitespace": entry.startswith(_BLANKS),
+        "newline": any(mark in entry for mark in _NEWLINES),
+        "bracket": bool(body & _BRACKETS),
+        "delimiter": bool(body & _DELIMITERS),
+        "punctuation": bool(body & _PUNCTUATION),
+        "digit": any(character.isdigit() for character in entry),
+    }
+    return tuple(flags[name] for name in TOKEN_CLASSES)
+
+
+def token_class_table(vocabulary: Sequence[str | None]) -> NDArray[np.float32]:
+    """Indicators of each entry's classes.
+
+    Args:
+        vocabulary: raw entries by token id, as ``tokenizer.convert_ids_to_tokens`` gives them;
+            None for an id without an entry.
+
+    Returns:
+        float32 [len(vocabulary), classes] of 0 and 1.
+    """
+    return np.array([_classes_of(entry or "") for entry in vocabulary], dtype=np.float32)

@@ -1,0 +1,40 @@
+"""Settings of one serving worker, read from ``HVD_WORKER_*``."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from decoder.contracts.settings import Settings
+
+
+class WorkerSettings(Settings):
+    """What two deployments of a worker may want to differ in.
+
+    The suffix-cache defaults are Table 7 of the paper.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="HVD_WORKER_", frozen=True, extra="forbid")
+
+    enabled: bool = Field(False, description="switches the vLLM plugin on")
+    name: str = Field(
+        default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}",
+        description="how this worker calls itself in telemetry",
+    )
+    telemetry: bool = Field(True, description="send events to Kafka and take policies from it")
+    queue_size: int = Field(65_536, ge=1, description="draft events held while Kafka is away")
+    policy_file: Path | None = Field(None, description="bundle to start from, before Kafka answers")
+    model_draft_tokens: int = Field(4, ge=1, le=16, description="tokens of an EAGLE3 chain")
+    suffix_max_depth: int = Field(64, ge=2, le=512)
+    suffix_max_draft: int = Field(64, ge=1, le=512)
+    suffix_max_factor: float = Field(1.0, gt=0)
+    suffix_max_offset: float = 0.0
+    suffix_min_prob: float = Field(0.1, ge=0, le=1)
+    suffix_cached_requests: int = Field(
+        2_000, ge=0, description="finished outputs kept for other requests, each tenant; 0: none"
+    )
+    suffix_tenants: int = Field(64, ge=1, description="tenants whose caches are kept")

@@ -1,0 +1,130 @@
+"""One serving worker put together: router, telemetry and policy feed around one engine.
+
+The only place where these rooms meet; an engine adapter makes one :class:`Worker` and talks to its
+``router`` from then on.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from decoder.contracts.policy import Policy, frequency_policy, from_bytes
+from decoder.contracts.settings import KafkaSettings
+from decoder.contracts.status import WorkerStatus
+from decoder.drafting.suffix import SuffixCache
+from decoder.feed import PolicyFeed, PolicyGate
+from decoder.router import DraftRouter
+from decoder.settings import WorkerSettings
+from decoder.telemetry.queue import EventQueue
+from decoder.telemetry.shipper import Shipper
+
+log = logging.getLogger(__name__)
+
+SHIPPED_POLICIES = Path(__file__).parent / "payoff" / "policies"
+"""Bundles that come with the project, one file a scope, so that a first start needs no learner."""
+
+
+@dataclass
+class Worker:
+    """What an engine adapter holds. ``faults`` counts steps in which the hybrid failed."""
+
+    settings: WorkerSettings
+    scope: str
+    router: DraftRouter
+    gate: PolicyGate
+    queue: EventQueue
+    shipper: Shipper | None = None
+    feed: PolicyFeed | None = None
+    faults: int = 0
+
+    def status(self, sent: int, failed: int) -> WorkerStatus:
+        """The worker's status record of this moment."""
+        counters, policy = self.router.counters, self.router.policy
+        timings = list(counters.choose_us)
+        return WorkerStatus(
+            process=self.settings.name,
+            scope=self.scope,
+            time=time.time(),
+            requests_started=counters.started,
+            requests_stopped=counters.stopped,
+            tokens=counters.tokens,
+            cycles=dict(counters.cycles),
+            accepted=dict(counters.accepted),
+            drafted=dict(counters.drafted),
+            drafts_labelled=counters.labelled,
+            events_dropped=self.queue.dropped,
+            events_sent=sent,
+            events_failed=failed,
+            queue_depth=len(self.queue),
+            policy_version=policy.version,
+            policy_applied_at=self.gate.applied_at,
+            threshold=policy.threshold,
+            swaps=self.gate.swaps,
+            swap_ms_max=self.gate.swap_ms_max,
+            refusals=dict(self.gate.refusals),
+            choose_us_p50=float(np.median(timings)) if timings else 0.0,
+            faults=self.faults,
+        )
+
+    def close(self) -> None:
+        """Label what is open as censored, send what is left, stop the threads."""
+        if self.feed is not None:
+            self.feed.close()
+        self.router.close()
+        if self.shipper is not None:
+            self.shipper.close()
+
+
+def initial_policy(settings: WorkerSettings, scope: str) -> Policy:
+    """The bundle named in the settings, else the one shipped for ``scope``, else counting.
+
+    Raises:
+        PolicyRefused: the bundle named in the settings is unusable; a person chose it, so it must
+            not be ignored.
+        FileNotFoundError: it does not exist.
+    """
+    if settings.policy_file is not None:
+        return from_bytes(settings.policy_file.read_bytes(), scope)
+    shipped = SHIPPED_POLICIES / f"{scope}.safetensors"
+    if shipped.exists():
+        return from_bytes(shipped.read_bytes(), scope)
+    log.warning("no policy for scope %s yet: cache drafts are judged by their counted score", scope)
+    return frequency_policy(scope)
+
+
+def make_worker(
+    settings: WorkerSettings,
+    kafka: KafkaSettings,
+    scope: str,
+    token_classes: NDArray[np.float32],
+    has_model: bool,
+) -> Worker:
+    """Put a worker together and start its threads (none when telemetry is switched off).
+
+    Args:
+        token_classes: float32 [vocabulary, classes].
+        has_model: whether the engine has a model drafter.
+    """
+    queue = EventQueue(settings.queue_size)
+    policy = initial_policy(settings, scope)
+    router = DraftRouter(
+        SuffixCache(settings), policy, token_classes, queue, has_model, settings.name
+    )
+
+    def apply(policy: Policy) -> None:
+        router.policy = policy
+
+    worker = Worker(settings, scope, router, PolicyGate(scope, apply), queue)
+    if settings.telemetry:
+        worker.shipper = Shipper(kafka, queue, scope, settings.name, worker.status)
+        worker.feed = PolicyFeed(kafka, scope, worker.gate)
+        worker.shipper.start()
+        worker.feed.start()
+    log.info("hybrid verified decoding: scope %s, policy version %d", scope, policy.version)
+    return worker

@@ -1,0 +1,105 @@
+"""The learner's state and the offsets it stands for, saved in one atomic write.
+
+A file is safetensors: arrays, and a header with the JSON-able rest and a digest over both. The
+previous file is kept beside it. No pickle.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load as load_arrays
+from safetensors.numpy import save as save_arrays
+
+log = logging.getLogger(__name__)
+
+FORMAT: Final = "hvd.learner.v1"
+
+Arrays = dict[str, NDArray[Any]]
+
+
+def previous_of(path: Path) -> Path:
+    """Where the checkpoint before the one at ``path`` is kept."""
+    return path.with_suffix(path.suffix + ".previous")
+
+
+def save(path: Path, arrays: Arrays, numbers: dict[str, Any]) -> None:
+    """Replace the checkpoint at ``path``; at every instant a whole one lies there or beside it.
+
+    Raises:
+        OSError: the disk refuses; the old checkpoint is as it was.
+    """
+    arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    state = json.dumps({"format": FORMAT, **numbers}, sort_keys=True)
+    metadata = {"state": state, "digest": _digest(arrays, state)}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    written = path.with_suffix(path.suffix + ".tmp")
+    with written.open("wb") as file:
+        file.write(save_arrays(arrays, metadata=metadata))
+        file.flush()
+        os.fsync(file.fileno())
+    if path.exists():
+        # A second name, not a move: a kill between the two replaces must not leave `path` empty.
+        linked = path.with_suffix(path.suffix + ".link")
+        linked.unlink(missing_ok=True)
+        os.link(path, linked)
+        linked.replace(previous_of(path))
+    written.replace(path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def load(path: Path) -> tuple[Arrays, dict[str, Any]] | None:
+    """The newest sound checkpoint at ``path`` or beside it; None when there is none.
+
+    A damaged file is reported and passed over, and stays where it is until it is replaced.
+    """
+    for candidate in (path, previous_of(path)):
+        if not candidate.exists():
+            continue
+        try:
+            return _read(candidate.read_bytes())
+        except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+            log.error("checkpoint %s is damaged (%s); trying the one before it", candidate, error)
+    return None
+
+
+def _read(data: bytes) -> tuple[Arrays, dict[str, Any]]:
+    arrays = load_arrays(data)
+    size = int.from_bytes(data[:8], "little")
+    metadata = json.loads(data[8 : 8 + size])["__metadata__"]
+    if metadata["digest"] != _digest(arrays, metadata["state"]):
+        raise ValueError("its digest does not match")
+    numbers = json.loads(metadata["state"])
+    if numbers.pop("format") != FORMAT:
+        raise ValueError(f"not of format {FORMAT}")
+    return arrays, numbers
+
+
+def _digest(arrays: Arrays, state: str) -> str:
+    sha = hashlib.sha256(state.encode())
+    for name in sorted(arrays):
+        sha.update(f"{name}{arrays[name].dtype}{arrays[name].shape}".encode())
+        sha.update(arrays[name].tobytes())
+    return sha.hexdigest()
+
+
+def under(prefix: str, arrays: Arrays) -> Arrays:
+    """``arrays`` with names that begin with ``prefix``."""
+    return {f"{prefix}{name}": array for name, array in arrays.items()}
+
+
+def within(prefix: str, arrays: Arrays) -> Arrays:
+    """The arrays whose names begin with ``prefix``, without it."""
+    return {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}

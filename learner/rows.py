@@ -1,0 +1,91 @@
+"""Labelled drafts in columns: what the buffer holds and every step of learning reads."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from decoder.contracts.events import DraftEvent
+from decoder.contracts.features import NUM_FEATURES
+from decoder.contracts.policy import ARMS
+
+
+@dataclass(frozen=True)
+class Rows:
+    """``n`` labelled drafts, oldest first. Lengths in tokens, times in microseconds.
+
+    ``accepted`` is a lower bound where ``censored``. ``model_accepted`` is NaN where no model draft
+    was verified. ``step_us`` and ``step_tokens`` belong to the whole batch of ``batch_size``
+    requests that shared the step.
+    """
+
+    request: NDArray[np.uint64]  # [n] hash of the request's opaque id
+    features: NDArray[np.float32]  # [n, NUM_FEATURES]
+    accepted: NDArray[np.float32]  # [n]
+    censored: NDArray[np.bool_]  # [n]
+    arm: NDArray[np.int8]  # [n] index into contracts.policy.ARMS
+    draft_len: NDArray[np.int32]  # [n]
+    verified_len: NDArray[np.int32]  # [n] draft tokens of either arm
+    model_accepted: NDArray[np.float32]  # [n]
+    batch_size: NDArray[np.int32]  # [n] at least 1
+    step_tokens: NDArray[np.int32]  # [n]
+    step_us: NDArray[np.float64]  # [n]
+
+    def __len__(self) -> int:
+        return len(self.request)
+
+    def take(self, index: NDArray[Any]) -> Rows:
+        """The rows at ``index`` (integers, or a mask of length n), copied."""
+        return Rows(**{name: getattr(self, name)[index] for name in COLUMNS})
+
+
+COLUMNS: Final = tuple(f.name for f in fields(Rows))
+
+
+def empty(n: int = 0) -> Rows:
+    """``n`` rows of zeros: the storage of a buffer."""
+    return Rows(
+        request=np.zeros(n, np.uint64),
+        features=np.zeros((n, NUM_FEATURES), np.float32),
+        accepted=np.zeros(n, np.float32),
+        censored=np.zeros(n, np.bool_),
+        arm=np.zeros(n, np.int8),
+        draft_len=np.zeros(n, np.int32),
+        verified_len=np.zeros(n, np.int32),
+        model_accepted=np.zeros(n, np.float32),
+        batch_size=np.ones(n, np.int32),
+        step_tokens=np.zeros(n, np.int32),
+        step_us=np.zeros(n, np.float64),
+    )
+
+
+def hash_id(text: str) -> int:
+    """A 64-bit hash of an id that is the same in every process and on every machine."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def from_events(events: Sequence[DraftEvent]) -> Rows:
+    """The columns of ``events``, in their order."""
+    if not events:
+        return empty()
+    missing = float("nan")
+    return Rows(
+        request=np.array([hash_id(e.request) for e in events], np.uint64),
+        features=np.stack([e.features for e in events]).astype(np.float32, copy=False),
+        accepted=np.array([e.accepted for e in events], np.float32),
+        censored=np.array([bool(e.censored) for e in events], np.bool_),
+        arm=np.array([ARMS.index(e.arm) for e in events], np.int8),
+        draft_len=np.array([e.draft_len for e in events], np.int32),
+        verified_len=np.array([e.verified_len for e in events], np.int32),
+        model_accepted=np.array(
+            [missing if e.model_accepted is None else e.model_accepted for e in events], np.float32
+        ),
+        batch_size=np.array([max(e.batch_size, 1) for e in events], np.int32),
+        step_tokens=np.array([e.step_tokens for e in events], np.int32),
+        step_us=np.array([e.step_us for e in events], np.float64),
+    )

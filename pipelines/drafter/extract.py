@@ -1,0 +1,121 @@
+"""Step 2: what the target knew at every token: its hidden states, stored as shards.
+
+A shard holds the sequences of :data:`SEQUENCES` consecutive lines of ``generations.jsonl``, end to
+end::
+
+    tokens   int32 (tokens,)                    prompt + output
+    lengths  int32 (sequences,)                 tokens of each sequence
+    prompts  int32 (sequences,)                 of which prompt
+    greedy   bool  (sequences,)                 the output was decoded at temperature 0
+    aux      bf16  (tokens, layers, hidden)     input of each aux layer
+    final    bf16  (tokens, hidden)             after the final norm: what the logits are made of
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.progress import Progress
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+SEQUENCES = 32
+AUX_LAYERS = (2, 15, 28)
+"""As vLLM counts: ``i`` is the residual stream entering layer ``i`` (30: leaving the last one)."""
+
+
+class Capture:
+    """Keeps the residual stream that enters each of ``layers`` during a forward pass."""
+
+    def __init__(self, model: nn.Module, layers: Sequence[int]) -> None:
+        self.states: dict[int, Tensor] = {}
+        inner: Any = model.model
+        for layer in layers:
+            # the final norm's input is the stream that leaves the last layer
+            stage = inner.norm if layer == len(inner.layers) else inner.layers[layer]
+            stage.register_forward_pre_hook(self._keep(layer), with_kwargs=True)
+
+    def _keep(self, layer: int) -> Any:
+        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            self.states[layer] = args[0] if args else kwargs["hidden_states"]
+
+        return hook
+
+
+def _records(generations: Path) -> list[dict[str, Any]]:
+    if not generations.exists():
+        return []
+    with generations.open() as lines:
+        # a line without its end is still being written
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def _chunks(generations: Path, follow: bool) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+    """Shard index and its records; with ``follow``, waits for a running generation for ever."""
+    for index in itertools.count():
+        start = index * SEQUENCES
+        while len(records := _records(generations)[start : start + SEQUENCES]) < SEQUENCES:
+            if not follow:
+                if records:
+                    yield index, records
+                return
+            time.sleep(5)
+        yield index, records
+
+
+@torch.inference_mode()
+def _states(model: Any, capture: Capture, ids: list[int]) -> tuple[Tensor, Tensor]:
+    """(tokens, layers, hidden) and (tokens, hidden), bf16, of one sequence."""
+    final = model.model(torch.tensor([ids]), use_cache=False).last_hidden_state[0]
+    aux = torch.stack([capture.states[layer][0] for layer in sorted(capture.states)], 1)
+    return aux.bfloat16(), final.bfloat16()
+
+
+def extract(
+    model_path: Path,
+    generations: Path,
+    out: Path,
+    layers: Sequence[int] = AUX_LAYERS,
+    follow: bool = False,
+) -> int:
+    """Write the shards of ``generations`` that ``out`` lacks; each appears whole or not at all.
+
+    Returns:
+        the number of tokens written by this call.
+    """
+    from transformers import AutoModelForCausalLM
+
+    out.mkdir(parents=True, exist_ok=True)
+    model = AutoModelForCausalLM.from_pretrained(
+        model_path, dtype=torch.float32, attn_implementation="sdpa"
+    ).eval()
+    capture = Capture(model, layers)
+    written = 0
+    with Progress() as progress:
+        bar = progress.add_task("extracting", total=None)
+        for index, records in _chunks(generations, follow):
+            path = out / f"{index:05d}-{len(records)}.safetensors"
+            if path.exists():
+                continue
+            sequences = [r["prompt"] + r["output"] for r in records]
+            states = [_states(model, capture, ids) for ids in sequences]
+            shard = {
+                "tokens": torch.tensor([t for ids in sequences for t in ids], dtype=torch.int32),
+                "lengths": torch.tensor([len(ids) for ids in sequences], dtype=torch.int32),
+                "prompts": torch.tensor([len(r["prompt"]) for r in records], dtype=torch.int32),
+                "greedy": torch.tensor([r["temperature"] == 0 for r in records]),
+                "aux": torch.cat([a for a, _ in states]),
+                "final": torch.cat([f for _, f in states]),
+            }
+            partial = path.with_suffix(".partial")
+            save_file(shard, partial, {"layers": json.dumps(sorted(layers))})
+            partial.rename(path)
+            written += len(shard["tokens"])
+            progress.update(bar, completed=written)
+    return written

@@ -1,0 +1,263 @@
+"""Step 3: teach the head the target's next-token distribution, on its own drafts.
+
+The label is soft: the target's distribution over the draft vocabulary, at every unrolled step
+(weights fall by :attr:`Settings.step_decay` a step). The rate follows a cosine over *time*, so a
+run on a shared machine ends when it was asked to; a pass lists the shards anew, so training can
+start while they are being written.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import Progress, TextColumn
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.nn import functional
+
+from decoder.drafting.eagle3 import Eagle3Head, HeadConfig
+from pipelines.drafter.unroll import Pack, unroll
+
+DRAFTED = 4
+"""Tokens drafted in the simulated cycles of the evaluation."""
+
+Log = Callable[[int, dict[str, float]], None]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to train; the defaults are those of the shipped head."""
+
+    aux_layers: tuple[int, ...] = (2, 15, 28)
+    draft_vocab_size: int = 8000
+    minutes: float = 30.0
+    steps: int = 3
+    """Training-time test: how far each chain is unrolled."""
+    step_decay: float = 0.8
+    later_share: float = 0.5
+    """Share of the chains unrolled beyond step 0: most of what they teach at half of the price."""
+    prompt_share: float = 0.15
+    """Share of prompt positions that start a chain; every answer position does."""
+    rows: int = 600
+    """Chains a batch, about."""
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.01
+    warmup: int = 30
+    heldout_every: int = 16
+    heldout_at_most: int = 48
+    evaluate_minutes: float = 4.0
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """One prompt and its answer, with the target's states (bf16)."""
+
+    tokens: Tensor
+    prompt: int
+    greedy: bool
+    aux: Tensor
+    final: Tensor
+
+
+@dataclass
+class Shards:
+    """The shards of a directory, read once each, split by place into training and held-out."""
+
+    path: Path
+    settings: Settings
+    train: list[Sequence] = field(default_factory=list)
+    heldout: list[Sequence] = field(default_factory=list)
+    _read: set[str] = field(default_factory=set)
+
+    def refresh(self) -> None:
+        """Read the shards that appeared since."""
+        for path in sorted(self.path.glob("*.safetensors")):
+            if path.stem[:5] not in self._read:
+                self._read.add(path.stem[:5])
+                self._add(path)
+
+    def _add(self, path: Path) -> None:
+        with safe_open(path, "pt") as shard:
+            stored = json.loads(shard.metadata()["layers"])
+        columns = [stored.index(layer) for layer in self.settings.aux_layers]
+        s = load_file(path)
+        parts = zip(
+            s["tokens"].long().split(s["lengths"].tolist()),
+            s["aux"][:, columns].flatten(1).split(s["lengths"].tolist()),
+            s["final"].split(s["lengths"].tolist()),
+            s["prompts"].tolist(),
+            s["greedy"].tolist(),
+            strict=True,
+        )
+        for place, (tokens, aux, final, prompt, greedy) in enumerate(parts):
+            sequence = Sequence(tokens, prompt, greedy, aux, final)
+            # a residue other than 0, or greedy and sampled lines would not both be held out
+            kept = place % self.settings.heldout_every == self.settings.heldout_every // 2
+            (self.heldout if kept else self.train).append(sequence)
+
+
+@dataclass(frozen=True)
+class Target:
+    """What the head shares with its target: embeddings (= output matrix) and final norm."""
+
+    embedding: Tensor
+    norm: Tensor
+    config: Any
+
+    @classmethod
+    def load(cls, path: Path) -> Target:
+        """Read a Llama checkpoint with tied embeddings."""
+        from transformers import AutoConfig
+
+        with safe_open(path / "model.safetensors", "pt") as f:
+            embedding = f.get_tensor("model.embed_tokens.weight").float()
+            return cls(
+                embedding, f.get_tensor("model.norm.weight").float(), AutoConfig.from_pretrained(path)
+            )
+
+
+def draft_vocabulary(sequences: list[Sequence], size: int, of: int) -> Tensor:
+    """The ``size`` tokens most frequent in ``sequences``, answers counted double: ascending ids.
+
+    Ties and the rest go to the lowest of the ``of`` ids: a BPE tokenizer numbers its merges by
+    frequency.
+    """
+    counts: Counter[int] = Counter()
+    for s in sequences:
+        counts.update(s.tokens[s.prompt :].tolist() * 2)
+        counts.update(s.tokens[: s.prompt].tolist())
+    return torch.tensor(sorted(sorted(range(of), key=lambda t: (-counts[t], t))[:size]))
+
+
+def new_head(target: Target, settings: Settings, vocabulary: Tensor) -> Eagle3Head:
+    """A head for ``target``: a random layer under the target's own final norm and output rows."""
+    c = target.config
+    torch.manual_seed(settings.seed)
+    head = Eagle3Head(
+        HeadConfig(
+            hidden_size=c.hidden_size,
+            intermediate_size=c.intermediate_size,
+            num_attention_heads=c.num_attention_heads,
+            num_key_value_heads=c.num_key_value_heads,
+            head_dim=c.head_dim,
+            vocab_size=c.vocab_size,
+            draft_vocab_size=len(vocabulary),
+            rope_theta=float(c.rope_parameters["rope_theta"]),
+            rms_norm_eps=c.rms_norm_eps,
+            max_position_embeddings=c.max_position_embeddings,
+            aux_layers=settings.aux_layers,
+        )
+    )
+    head.set_vocabulary(vocabulary)
+    with torch.no_grad():
+        head.lm_head.weight.copy_(target.embedding[vocabulary])
+        head.norm.weight.copy_(target.norm)
+    return head
+
+
+def pack(sequences: list[Sequence], embedding: Tensor, scale: Tensor) -> Pack:
+    """Put ``sequences`` end to end; ``scale`` (layers * hidden) divides the aux states."""
+    ends = torch.tensor([len(s.tokens) for s in sequences]).cumsum(0).tolist()
+    tokens = torch.cat([s.tokens for s in sequences])
+    return Pack(
+        tokens,
+        functional.embedding(tokens, embedding),
+        torch.cat([s.aux for s in sequences]).float() / scale,
+        torch.cat([s.final for s in sequences]).float(),
+        tuple(zip([0, *ends[:-1]], ends, strict=True)),
+    )
+
+
+def chain_rows(sequences: list[Sequence], prompt_share: float) -> Tensor:
+    """Rows of their pack at which chains start: every one whose draft is for the answer, and a
+    random ``prompt_share`` of the others.
+    """
+    wanted = []
+    for s in sequences:
+        chosen = torch.rand(len(s.tokens)) < prompt_share
+        chosen[s.prompt - 1 :] = True
+        chosen[-1] = False
+        wanted.append(chosen)
+    return torch.cat(wanted).nonzero()[:, 0]
+
+
+def loss(
+    head: Eagle3Head, batch: Pack, rows: Tensor, teacher: Tensor, settings: Settings
+) -> Tensor:
+    """Cross-entropy to the target's distribution, averaged per step, decayed over steps.
+
+    ``teacher`` (draft vocabulary, hidden) is the target's output matrix on the draft vocabulary.
+    """
+
+    def thin(step: int, rows: Tensor) -> Tensor:
+        share = settings.later_share if step == 1 else 1.0
+        return torch.rand(len(rows)) < share
+
+    total, weight = torch.zeros(()), 0.0
+    with torch.no_grad():
+        needed = torch.cat([rows + 1 + j for j in range(settings.steps)]).unique()
+        needed = needed[needed < len(batch.tokens)]
+        wanted = (batch.final[needed] @ teacher.T).softmax(-1)
+    for j, step in enumerate(unroll(head, batch, rows, settings.steps, thin)):
+        at = torch.searchsorted(needed, step.labels)
+        entropy = functional.cross_entropy(step.logits, wanted[at])
+        total = total + settings.step_decay**j * entropy
+        weight += settings.step_decay**j
+    return total / weight
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """How greedy drafts fare on held-out greedy answers."""
+
+    by_step: tuple[float, ...]
+    """Share of drafts at each place that match, given that all before them did."""
+    accepted: float
+    """Mean accepted tokens of a cycle with :data:`DRAFTED` drafts, cycles simulated in order."""
+    cycles: int
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """As flat numbers for a log."""
+        steps = {f"acceptance_{i + 1}": a for i, a in enumerate(self.by_step)}
+        return steps | {"accepted_per_cycle": self.accepted}
+
+
+@torch.inference_mode()
+def evaluate(
+    head: Eagle3Head, sequences: list[Sequence], embedding: Tensor, scale: Tensor
+) -> Acceptance:
+    """Simulate cycles of :data:`DRAFTED` greedy drafts over the greedy ones of ``sequences``."""
+    reached, matched = [0] * DRAFTED, [0] * DRAFTED
+    cycles = accepted = 0
+    targets = head.target_ids
+    for s in (s for s in sequences if s.greedy and len(s.tokens) > s.prompt + 1):
+        batch = pack([s], embedding, scale)
+        rows = torch.arange(s.prompt - 1, len(s.tokens) - 1)
+        lengths = torch.zeros(len(s.tokens), dtype=torch.int64)
+        for j, step in enumerate(unroll(head, batch, rows, DRAFTED)):
+            known = step.labels + 1 < len(s.tokens)
+            rows, drafts = step.rows[known], targets[step.logits.argmax(-1)[known]]
+            right = (s.tokens[step.labels[known] + 1] == drafts) & (lengths[rows] == j)
+            lengths[rows[right]] += 1
+        at = s.prompt - 1
+        while at + 2 < len(s.tokens):
+            n = int(lengths[at])
+            for j in range(min(n + 1, DRAFTED, len(s.tokens) - at - 2)):
+                reached[j] += 1
+                matched[j] += j < n
+            cycles, accepted, at = cycles + 1, accepted + n, at + n + 1
+    rates = tuple(m / max(1, r) for m, r in zip(matched, reached, strict=True))
+    return Acceptance(rates, accepted / max(1, cycles), cycles)

@@ -1,0 +1,45 @@
+"""Small real things for tests: a policy that learned nothing, a sink that keeps what it is given."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from decoder.contracts.events import DraftEvent
+from decoder.contracts.features import NUM_FEATURES, TOKEN_CLASSES
+from decoder.contracts.policy import Policy
+
+VOCABULARY = 32
+
+
+class KeepingSink:
+    """An event sink that keeps the events."""
+
+    def __init__(self) -> None:
+        self.events: list[DraftEvent] = []
+
+    def put(self, event: DraftEvent) -> None:
+        self.events.append(event)
+
+
+@pytest.fixture
+def sink() -> KeepingSink:
+    return KeepingSink()
+
+
+@pytest.fixture
+def token_classes() -> np.ndarray:
+    rng = np.random.default_rng(0)
+    return (rng.random((VOCABULARY, len(TOKEN_CLASSES))) < 0.3).astype(np.float32)
+
+
+def random_policy(seed: int = 0, scope: str = "scope", version: int = 1) -> Policy:
+    """A payoff policy with random weights of the paper's shape, carrying probes."""
+    rng = np.random.default_rng(seed)
+    shapes = ((NUM_FEATURES, 256), (256, 256), (256, 1))
+    layers = tuple(
+        ((rng.normal(size=s) / np.sqrt(s[0])).astype(np.float32), np.full(s[1], 0.1, np.float32))
+        for s in shapes
+    )
+    policy = Policy(scope=scope, version=version, threshold=1.5, layers=layers)
+    return policy.with_probes(rng.random((20, NUM_FEATURES)).astype(np.float32) * 8)

@@ -1,0 +1,46 @@
+"""A setting with an unknown name or a bad value stops the process with one clear sentence."""
+
+from __future__ import annotations
+
+import pytest
+
+from decoder.contracts.errors import SettingsError
+from decoder.contracts.settings import KafkaSettings
+from decoder.settings import WorkerSettings
+
+
+def test_defaults_are_the_papers_table_7() -> None:
+    s = WorkerSettings.load()
+    assert (s.suffix_max_depth, s.suffix_max_draft) == (64, 64)
+    assert (s.suffix_max_factor, s.suffix_max_offset, s.suffix_min_prob) == (1.0, 0.0, 0.1)
+
+
+def test_unknown_name_suggests_the_right_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HVD_KAFKA_BOOTSTRAP_SERVER", "x:1")
+    with pytest.raises(SettingsError, match="Did you mean HVD_KAFKA_BOOTSTRAP_SERVERS"):
+        KafkaSettings.load()
+
+
+def test_unknown_prefix_is_refused_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HVD_WROKER_ENABLED", "1")
+    with pytest.raises(SettingsError, match="HVD_WROKER_ENABLED"):
+        WorkerSettings.load()
+
+
+def test_another_process_settings_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HVD_WORKER_ENABLED", "1")
+    assert KafkaSettings.load().security_protocol == "PLAINTEXT"
+
+
+def test_bad_value_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HVD_WORKER_MODEL_DRAFT_TOKENS", "many")
+    with pytest.raises(SettingsError, match="HVD_WORKER_MODEL_DRAFT_TOKENS"):
+        WorkerSettings.load()
+
+
+def test_several_brokers_and_no_password_in_the_repr(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HVD_KAFKA_BOOTSTRAP_SERVERS", "a:1,b:2")
+    monkeypatch.setenv("HVD_KAFKA_SASL_PLAIN_PASSWORD", "secret")
+    settings = KafkaSettings.load()
+    assert settings.client_options()["bootstrap_servers"] == ["a:1", "b:2"]
+    assert "secret" not in repr(settings)
