@@ -79,14 +79,15 @@ class Buffer:
         first = max(self.trusted_from, self.total - self.capacity)
         slots = np.arange(first, self.total) % self.capacity
         chosen = np.array([name == split for name in SPLITS])
-        return slots[chosen[split_of(self._ring.request[slots])]]
+        mask: NDArray[np.bool_] = chosen[split_of(self._ring.request[slots])]
+        return slots[mask]
 
     def rows(self, split: Split, last: int) -> Rows:
         """The newest trusted rows of ``split``, at most ``last``, oldest first, copied."""
         return self._ring.take(self.slots(split)[-last:])
 
     def recent(self, last: int) -> Rows:
-        """The newest rows of every split, trusted or not: what steps cost does not drift with text."""
+        """The newest rows of every split, trusted or not: costs do not follow the text."""
         first = max(0, self.total - min(self.capacity, last))
         return self._ring.take(np.arange(first, self.total) % self.capacity)
 

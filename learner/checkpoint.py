@@ -6,6 +6,7 @@ previous file is kept beside it. No pickle.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -63,7 +64,8 @@ def save(path: Path, arrays: Arrays, numbers: dict[str, Any]) -> None:
 def load(path: Path) -> tuple[Arrays, dict[str, Any]] | None:
     """The newest sound checkpoint at ``path`` or beside it; None when there is none.
 
-    A damaged file is reported and passed over, and stays where it is until it is replaced.
+    A damaged file is reported and moved aside to ``*.damaged``, so that the next save does not
+    replace the sound previous one by it.
     """
     for candidate in (path, previous_of(path)):
         if not candidate.exists():
@@ -72,6 +74,8 @@ def load(path: Path) -> tuple[Arrays, dict[str, Any]] | None:
             return _read(candidate.read_bytes())
         except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
             log.error("checkpoint %s is damaged (%s); trying the one before it", candidate, error)
+            with contextlib.suppress(OSError):
+                candidate.replace(candidate.with_suffix(".damaged"))
     return None
 
 

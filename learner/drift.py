@@ -27,7 +27,8 @@ def residuals(
 ) -> FloatArray:
     """Absolute error [n] in tokens; where ``censored``, only how far the bound was missed."""
     error = predicted - accepted
-    return np.abs(np.where(censored, np.minimum(error, 0.0), error))
+    missed: FloatArray = np.where(censored, np.minimum(error, 0.0), error)
+    return np.abs(missed)
 
 
 class Detector:

@@ -34,7 +34,7 @@ MAX_LOSS: Final = 0.002
 
 @dataclass(frozen=True)
 class Verdict:
-    """Who won and by which figures; rates in tokens per second (or per nominal step), MAE in tokens.
+    """Who won and by which figures; rates in tokens per second (or nominal step), MAE in tokens.
 
     ``confidence`` is the share of resamples in which the candidate's rate is the higher one,
     ``mae_confidence`` the same for the lower error.
@@ -119,9 +119,8 @@ def _sums(
     """[requests, 4]: committed tokens, time, absolute error, drafts; None if not all finite."""
     with np.errstate(all="ignore"):
         predicted = predict(policy, rows.features)
-    numbers = [predicted, np.float64(policy.threshold)]
-    numbers += [array for layer in policy.layers for array in layer]
-    if not all(np.isfinite(number).all() for number in numbers):
+    numbers = [predicted, *(array for layer in policy.layers for array in layer)]
+    if not (np.isfinite(policy.threshold) and all(np.isfinite(n).all() for n in numbers)):
         return None
     committed, time = costs.outcome(rows, decide(policy, predicted, costs.has_model))
     error = residuals(predicted, rows.accepted, rows.censored)

@@ -6,6 +6,7 @@ A censored label is a lower bound: the loss punishes a prediction below it and n
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -56,7 +57,7 @@ def start(mean: FloatArray, std: FloatArray, layers: Layers = (), seed: int = SE
         widths = [NUM_FEATURES, *(weight.shape[1] for weight, _ in layers)]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        linears = [nn.Linear(a, b) for a, b in zip(widths[:-1], widths[1:], strict=True)]
+        linears = [nn.Linear(a, b) for a, b in itertools.pairwise(widths)]
     for linear, (weight, bias) in zip(linears, layers, strict=False):
         with torch.no_grad():
             linear.weight.copy_(torch.tensor(weight.T))
@@ -96,13 +97,12 @@ def update(
 
     A loss that is not finite is returned and the weights are left alone.
     """
-    value = loss(
-        forward(trainer, features), torch.from_numpy(accepted), torch.from_numpy(censored)
-    )
+    bounds, is_bound = torch.from_numpy(accepted), torch.from_numpy(censored)
+    value = loss(forward(trainer, features), bounds, is_bound)
     result = float(value.detach())
     if np.isfinite(result):
         trainer.optimiser.zero_grad(set_to_none=True)
-        value.backward()  # type: ignore[no-untyped-call]
+        value.backward()
         trainer.optimiser.step()
         trainer.updates += 1
     return result

@@ -8,12 +8,13 @@
 from steps of arms cache and none (Theil-Sen over the medians of bins: one stalled step in ten moves
 nothing); the drafter's time is the median of what model-arm steps took above the line. A request
 pays for its own tokens and for its share of the rest:
-``(fixed_us + extra_us[arm]) / batch_size + token_us * (1 + verified tokens)``. In a batch that mixes
-arms, a step's time is booked on each of its requests as if all had chosen alike: the difference
-between the arms then comes out too small, never of the wrong sign.
+``(fixed_us + extra_us[arm]) / batch_size + token_us * (1 + verified tokens)``. In a batch that
+mixes arms, a step's time is booked on each of its requests as if all had chosen alike: the
+difference between the arms then comes out smaller than it is.
 
-**Payoffs.** A cache draft's is its label, seen or in hindsight. The model draft's is seen only where
-it was chosen, so its mean stands for every draft; where cache drafts look good it may be higher.
+**Payoffs.** A cache draft's is its label, seen or in hindsight. The model draft's is seen only
+where it was chosen, so its mean stands for every draft; where cache drafts look good it may be
+higher.
 
 **Decision.** The tuned rate is ``sum(1 + accepted) / sum(time)`` over the states that were visited,
 exact for every threshold by one pass over the sorted predictions. A censored draft counts with what
@@ -196,7 +197,7 @@ def _between(ranked: FloatArray, k: int) -> float:
 
 @dataclass(frozen=True)
 class Tuning:
-    """Decision parameters for a policy and the reason for them; ``rate`` in tokens per unit time."""
+    """Decision parameters for a policy and why; ``rate`` in tokens per microsecond."""
 
     threshold: float
     use_model: bool

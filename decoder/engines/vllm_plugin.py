@@ -1,12 +1,13 @@
 """Hybrid verified decoding inside vLLM: the only module that imports it.
 
 vLLM keeps its loop, scheduler, sampler and KV cache. Through the entry point
-``vllm.general_plugins`` this plugin wraps four methods:
+``vllm.general_plugins`` this plugin wraps five methods:
 
 ======================================  =======================================================
 ``Worker.load_model``                   afterwards: make our worker for this engine
 ``GPUModelRunner.propose_draft_token_ids``  observe what was committed, choose, draft
 ``GPUModelRunner.execute_model``        before: stop the requests the scheduler finished
+``GPUModelRunner._input_fits_in_drafter``  asked for our draft length, not for the largest one
 ``Worker.shutdown``                     before: send what is left
 ======================================  =======================================================
 
@@ -80,6 +81,7 @@ def register() -> None:
     _wrap(VllmWorker, "shutdown", _shutdown)
     _wrap(GPUModelRunner, "propose_draft_token_ids", _propose)
     _wrap(GPUModelRunner, "execute_model", _execute_model)
+    _wrap(GPUModelRunner, "_input_fits_in_drafter", _input_fits_in_drafter)
 
 
 def worker_of(runner: GPUModelRunner) -> Worker:
@@ -163,6 +165,25 @@ def _execute_model(
     return original(runner, scheduler_output, *args, **kwargs)
 
 
+def _input_fits_in_drafter(
+    original: Callable[..., Any], runner: GPUModelRunner, metadata: Any
+) -> bool:
+    """Near the end of the context vLLM would stop proposing, and verify zeros instead.
+
+    It reserves ``num_speculative_tokens``, here the largest cache draft, for any drafter. A cache
+    draft is cut to the room its request has, and labels need every committed token, so proposing
+    goes on; only the model draft is left out where it does not fit.
+    """
+    worker = getattr(runner, "_hvd_worker", None)
+    if worker is None or metadata is None:
+        return bool(original(runner, metadata))
+    tokens = worker.settings.model_draft_tokens
+    runner._hvd_drafter_fits = (
+        metadata.max_seq_len + tokens <= runner.effective_drafter_max_model_len
+    )
+    return True
+
+
 def _propose(
     original: Callable[..., Any],
     runner: GPUModelRunner,
@@ -180,7 +201,7 @@ def _propose(
         except Exception:
             worker.faults += 1
             log.exception("choosing drafts failed: this step goes on without drafts")
-    wanted = any(d.arm == "model" for d in decisions)
+    wanted = any(d.arm == "model" for d in decisions) and runner._hvd_drafter_fits
     drafted: list[list[int]] = [[]] * len(names)
     if runner.speculative_config.method == "eagle3":
         tokens = worker.settings.model_draft_tokens if worker is not None and wanted else 0

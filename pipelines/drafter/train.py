@@ -8,6 +8,7 @@ start while they are being written.
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import random
@@ -19,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.progress import Progress, TextColumn
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -261,3 +261,152 @@ def evaluate(
             cycles, accepted, at = cycles + 1, accepted + n, at + n + 1
     rates = tuple(m / max(1, r) for m, r in zip(matched, reached, strict=True))
     return Acceptance(rates, accepted / max(1, cycles), cycles)
+
+
+@dataclass
+class Run:
+    """A training run's state: what a checkpoint holds, and nothing else."""
+
+    head: Eagle3Head
+    scale: Tensor
+    """(layers * hidden): root mean square of each aux feature; folded into ``fc`` on export."""
+    optimizer: torch.optim.AdamW
+    batch: int = 0
+    seconds: float = 0.0
+    rows: int = 0
+    best: float = -1.0
+
+    @classmethod
+    def start(cls, target: Target, settings: Settings, shards: Shards) -> Run:
+        """A new head, its vocabulary and feature scale taken from the shards there are."""
+        vocabulary = draft_vocabulary(
+            shards.train, settings.draft_vocab_size, target.config.vocab_size
+        )
+        sample = torch.cat([s.aux for s in shards.train[:200]]).float()
+        return cls._of(new_head(target, settings, vocabulary), sample.square().mean(0).sqrt(), settings)
+
+    @classmethod
+    def _of(cls, head: Eagle3Head, scale: Tensor, settings: Settings) -> Run:
+        optimizer = torch.optim.AdamW(
+            head.parameters(),
+            lr=settings.learning_rate,
+            betas=(0.9, 0.95),
+            weight_decay=settings.weight_decay,
+        )
+        return cls(head, scale, optimizer)
+
+    @property
+    def exportable(self) -> Eagle3Head:
+        """A copy of the head that takes the target's states as they are."""
+        copied = copy.deepcopy(self.head)
+        with torch.no_grad():
+            copied.fc.weight.div_(self.scale)
+        return copied
+
+    def save(self, path: Path) -> None:
+        """Write head, optimiser and counters as one safetensors file, atomically."""
+        tensors = {f"head.{k}": v for k, v in self.head.state_dict().items()} | {"scale": self.scale}
+        for name, parameter in self.head.named_parameters():
+            for key, value in self.optimizer.state[parameter].items():
+                tensors[f"optimizer.{key}.{name}"] = value
+        counters = {k: getattr(self, k) for k in ("batch", "seconds", "rows", "best")}
+        partial = path.with_suffix(".partial")
+        save_file(tensors, partial, {"run": json.dumps(counters)})
+        partial.rename(path)
+
+    @classmethod
+    def resume(cls, path: Path, target: Target, settings: Settings) -> Run:
+        """Read :meth:`save` back."""
+        tensors = load_file(path)
+        with safe_open(path, "pt") as file:
+            counters = json.loads(file.metadata()["run"])
+        head = new_head(target, settings, torch.arange(len(tensors["head.d2t"])))
+        head.load_state_dict(
+            {k.removeprefix("head."): v for k, v in tensors.items() if k.startswith("head.")}
+        )
+        run = cls._of(head, tensors["scale"], settings)
+        for name, parameter in head.named_parameters():
+            run.optimizer.state[parameter] = {
+                key: tensors[f"optimizer.{key}.{name}"] for key in ("step", "exp_avg", "exp_avg_sq")
+            }
+        for key, value in counters.items():
+            setattr(run, key, value)
+        return run
+
+
+def _batches(sequences: list[Sequence], settings: Settings, rng: random.Random) -> Iterator[list[Sequence]]:
+    """One pass in random order, about ``settings.rows`` chains at a time."""
+    order = rng.sample(sequences, len(sequences))
+    batch, rows = list[Sequence](), 0.0
+    for s in order:
+        batch.append(s)
+        rows += len(s.tokens) - s.prompt + settings.prompt_share * s.prompt
+        if rows >= settings.rows:
+            yield batch
+            batch, rows = [], 0.0
+
+
+def _rate(run: Run, settings: Settings) -> float:
+    """Learning rate now: a short warm-up by batches, then a cosine over the minutes given."""
+    done = min(1.0, run.seconds / (60 * settings.minutes))
+    warm = min(1.0, (run.batch + 1) / settings.warmup)
+    return settings.learning_rate * warm * (0.02 + 0.98 * (1 + math.cos(math.pi * done)) / 2)
+
+
+def train(
+    target: Target,
+    states: Path,
+    checkpoint: Path,
+    settings: Settings,
+    log: Log,
+    improved: Callable[[Run, Acceptance], None],
+) -> Run:
+    """Train for ``settings.minutes``, resuming from ``checkpoint`` where there is one.
+
+    ``improved`` is called with the run whenever held-out accepted tokens are the best so far.
+    """
+    shards = Shards(states, settings)
+    shards.refresh()
+    if checkpoint.exists():
+        run = Run.resume(checkpoint, target, settings)
+    else:
+        run = Run.start(target, settings, shards)
+    teacher = target.embedding[run.head.target_ids]
+    rng = random.Random(settings.seed + run.batch)
+    evaluated = run.seconds
+
+    def judge() -> None:
+        heldout = shards.heldout[: settings.heldout_at_most]
+        found = evaluate(run.head, heldout, target.embedding, run.scale)
+        log(run.batch, found.metrics)
+        if found.accepted > run.best:
+            run.best = found.accepted
+            improved(run, found)
+        run.save(checkpoint)
+
+    with Progress(*Progress.get_default_columns(), TextColumn("loss {task.fields[loss]:.3f}")) as bar:
+        task = bar.add_task("training", total=60 * settings.minutes, loss=math.nan)
+        while run.seconds < 60 * settings.minutes:
+            shards.refresh()
+            for sequences in _batches(shards.train, settings, rng):
+                begun = time.monotonic()
+                batch = pack(sequences, target.embedding, run.scale)
+                rows = chain_rows(sequences, settings.prompt_share)
+                value = loss(run.head, batch, rows, teacher, settings)
+                for group in run.optimizer.param_groups:
+                    group["lr"] = _rate(run, settings)
+                run.optimizer.zero_grad()
+                value.backward()  # type: ignore[no-untyped-call]
+                torch.nn.utils.clip_grad_norm_(run.head.parameters(), 1.0)
+                run.optimizer.step()
+                run.batch, run.rows = run.batch + 1, run.rows + len(rows)
+                run.seconds += time.monotonic() - begun
+                bar.update(task, completed=run.seconds, loss=value.item())
+                log(run.batch, {"loss": value.item(), "rows": run.rows, "rate": _rate(run, settings)})
+                if run.seconds - evaluated > 60 * settings.evaluate_minutes:
+                    judge()
+                    evaluated = run.seconds
+                if run.seconds >= 60 * settings.minutes:
+                    break
+    judge()
+    return run

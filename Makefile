@@ -1,0 +1,86 @@
+# hybrid-verified-decoding: everything a person launches. `make help` lists it.
+
+# The interpreter of the environment: the first of these that runs and is 3.11 or 3.12.
+SUITABLE := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))
+PYTHON ?= $(shell for p in python3.11 python3.12 python3; do $$p -c '$(SUITABLE)' 2>/dev/null && echo $$p && break; done)
+# EXTRA=cpu: pinned CPU packages. EXTRA=cuda: vLLM's CUDA build with what it asks for.
+EXTRA  ?= cpu
+# Flags for the demo, e.g. make demo ARGS="--minutes 5".
+ARGS   ?=
+
+VENV   := $(CURDIR)/.venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check
+STAMPS := $(VENV)/.stamps
+HVD    := $(BIN)/hvd
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo up test check lint format doctor clean
+# One step after another, whatever -j says: pip cannot share an environment with itself.
+.NOTPARALLEL:
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMPS)/model ## install everything into .venv and prepare the embedded model (EXTRA=cuda on a GPU machine)
+
+demo: setup ## serve, learn and watch for a few minutes, then read reports/demo/report.html
+	$(HVD) demo $(ARGS)
+
+up: setup ## the same stack, to stay: API, Kafka, MLflow and learner until Ctrl-C
+	$(HVD) up $(ARGS)
+
+doctor: setup ## what is missing or wrong on this machine, and what to do about it
+	$(HVD) doctor
+
+test: setup ## run the tests
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: setup ## formatting, lint, types and import rules
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+check: lint test ## everything CI runs
+
+format: setup ## rewrite the code as `make lint` wants it
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean: ## remove the environment and what runs left behind (the model cache stays)
+	rm -rf $(VENV) var reports build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find mlruns -mindepth 1 ! -name README.md -delete
+
+# --- the steps of `make setup`: each leaves a stamp, and runs again only when what it needs changed
+
+$(STAMPS)/venv:
+	@test -n "$(PYTHON)" && $(PYTHON) -c '$(SUITABLE)' || { echo "Python 3.11 or 3.12 is needed: make setup PYTHON=/path/to/python3.11"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/packages-cpu: requirements/cpu.lock | $(STAMPS)/venv
+	$(PIP) install --no-deps -r $<
+	@$(BIN)/python -c 'import torch' || { echo "This torch does not load: is it a CUDA build? Set PIP_EXTRA_INDEX_URL to PyTorch's CPU wheel index, as PyTorch's install page says, then: make clean setup"; exit 1; }
+	@touch $@
+
+$(STAMPS)/packages-cuda: requirements/cuda-build.lock pyproject.toml | $(STAMPS)/venv
+	$(PIP) install -r $<
+	$(PIP) install "vllm==0.32.0"
+	@touch $@
+
+$(STAMPS)/native-$(EXTRA): requirements/native.lock | $(STAMPS)/packages-$(EXTRA)
+	CMAKE_ARGS="-DPython_EXECUTABLE=$(BIN)/python" PATH="$(BIN):$$PATH" $(PIP) install --no-deps --no-build-isolation -r $<
+	@touch $@
+
+$(STAMPS)/project-cpu: pyproject.toml | $(STAMPS)/native-cpu
+	$(PIP) install --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(STAMPS)/project-cuda: pyproject.toml | $(STAMPS)/native-cuda
+	$(PIP) install --no-build-isolation -e ".[cuda,embedded,dev]"
+	@touch $@
+
+$(STAMPS)/model: $(STAMPS)/project-$(EXTRA)
+	$(HVD) model
+	@touch $@

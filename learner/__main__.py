@@ -1,0 +1,34 @@
+"""``python -m learner``: run the learner until SIGINT or SIGTERM."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import threading
+
+from decoder.contracts.errors import HvdError
+from decoder.contracts.settings import KafkaSettings
+from learner.loop import run
+from learner.settings import LearnerSettings
+
+
+def main() -> int:
+    """Exit status: 0 after a clean stop, 2 for settings that are not valid."""
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    logging.getLogger("kafka").setLevel(logging.WARNING)
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    try:
+        run(LearnerSettings.load(), KafkaSettings.load(), stop)
+    except HvdError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

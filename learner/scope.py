@@ -1,0 +1,253 @@
+"""What the learner knows of one scope, and the verbs of one step on it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from decoder.contracts.events import DraftEvent
+from decoder.contracts.policy import (
+    FloatArray,
+    Policy,
+    frequency_policy,
+    from_bytes,
+    predict,
+    to_bytes,
+)
+from learner import checkpoint, train
+from learner.buffer import Buffer, Snapshot
+from learner.drift import Detector, residuals
+from learner.gate import Verdict, judge
+from learner.rows import Rows
+from learner.settings import LearnerSettings
+from learner.tune import NOMINAL, Tuning, measure, tune
+
+log = logging.getLogger(__name__)
+
+BATCH: Final = 256
+RECENT_SHARE: Final = 0.5
+"""Half of a minibatch comes from the newest drafts, half from all that are trusted: the first half
+follows the traffic, the second keeps what is rare in it."""
+RECENT_DRAFTS: Final = 1_500
+UPDATES_PER_EVENT: Final = 0.5
+"""With minibatches of 256 a draft is seen about 128 times, as in six times the paper's epochs, but
+spread over its stay in the buffer."""
+OWED_UPDATES: Final = 400
+"""Updates owed at most, so that a long backlog is not answered by a minute of training."""
+HELD_OUT: Final = 1_200
+"""Newest drafts of each held-out split that tune and judge; older traffic has no vote."""
+COSTED_ROWS: Final = 4_000
+AFTER_DRIFT: Final = 200
+"""Events after an alarm until the next candidate, instead of the usual interval."""
+MAE_ROWS: Final = 500
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A policy of version 0 with how it was tuned and what the gate said."""
+
+    policy: Policy
+    tuning: Tuning
+    verdict: Verdict
+
+
+class Scope:
+    """One scope: buffer, network, drift detector, and the champion to beat.
+
+    ``champion_known`` is false until the registry has said, once, whether there is a champion.
+    ``version`` is the champion's, 0 before the first promotion.
+    """
+
+    def __init__(self, name: str, settings: LearnerSettings) -> None:
+        self.name = name
+        self.settings = settings
+        self.buffer = Buffer(settings.buffer_events)
+        self.trainer: train.Trainer | None = None
+        self.champion: Policy = frequency_policy(name)
+        self.champion_known = False
+        self.detector = Detector()
+        self.next_candidate_at = settings.min_events  # in events of the buffer's total
+        self.updates = self.drifts = self.candidates = self.promotions = 0
+        self.last_drift_at = 0.0
+        self._owed = 0.0
+        self._errors: FloatArray = np.zeros(0, np.float32)
+
+    def admit(self, events: Sequence[DraftEvent]) -> Rows:
+        """Store the events that are new and note the champion's error on them; their rows."""
+        rows = self.buffer.admit(events)
+        self._owed = min(self._owed + UPDATES_PER_EVENT * len(rows), OWED_UPDATES)
+        return rows
+
+    def watch(self, rows: Rows, now: float) -> bool:
+        """Feed the champion's residuals on new ``rows``; True when the traffic changed for it.
+
+        On a change only events since then are trusted, the normaliser follows them, and the next
+        candidate is due soon.
+        """
+        if not len(rows):
+            return False
+        errors = residuals(predict(self.champion, rows.features), rows.accepted, rows.censored)
+        self._errors = np.concatenate([self._errors, errors.astype(np.float32)])[-MAE_ROWS:]
+        since = self.detector.update(errors)
+        if since is None:
+            return False
+        self.drifts += 1
+        self.last_drift_at = now
+        self.buffer.trust_last(since)
+        self.next_candidate_at = min(self.next_candidate_at, self.buffer.total + AFTER_DRIFT)
+        slots = self.buffer.slots("train")
+        if self.trainer is not None and len(slots):
+            features = self.buffer.at(slots).features
+            train.renormalise(self.trainer, *train.normaliser(features))
+        return True
+
+    def learn(self, updates: int, seed: int) -> int:
+        """Up to ``updates`` optimiser steps, no more than are owed to new events; how many."""
+        steps = min(updates, int(self._owed))
+        slots = self.buffer.slots("train")
+        if steps <= 0 or self.buffer.total < self.settings.min_events or not len(slots):
+            return 0
+        if self.trainer is None:
+            self.trainer = self._begin(slots)
+        draw = np.random.default_rng(seed)
+        recent = slots[-RECENT_DRAFTS:]
+        newest = int(BATCH * RECENT_SHARE)
+        for _ in range(steps):
+            picked = np.concatenate(
+                [draw.choice(recent, newest), draw.choice(slots, BATCH - newest)]
+            )
+            batch = self.buffer.at(picked)
+            train.update(self.trainer, batch.features, batch.accepted, batch.censored)
+        self.updates += steps
+        self._owed -= steps
+        if not train.is_finite(self.trainer):
+            log.error("scope %s: weights are no longer finite, starting over", self.name)
+            self.trainer = self._begin(slots)
+        return steps
+
+    def is_due(self) -> bool:
+        """Whether enough events came for the next candidate."""
+        enough = self.buffer.total >= max(self.next_candidate_at, self.settings.min_events)
+        return enough and self.trainer is not None and self.champion_known
+
+    def propose(self) -> Candidate:
+        """Tune the network's decision and judge it; the next candidate is then an interval away."""
+        assert self.trainer is not None
+        self.next_candidate_at = self.buffer.total + self.settings.candidate_every
+        measured = measure(self.buffer.recent(COSTED_ROWS))
+        held = self.buffer.rows("tune", HELD_OUT)
+        judged = self.buffer.rows("gate", HELD_OUT)
+        raw = train.export(self.trainer, self.name, self.champion.threshold, judged.features)
+        tuning = tune(raw, held, measured, self.champion)
+        policy = replace(
+            raw,
+            threshold=tuning.threshold,
+            use_model=tuning.use_model,
+            model_payoff=tuning.model_payoff,
+        )
+        verdict = judge(policy, self.champion, judged, measured or NOMINAL, self.buffer.total)
+        return Candidate(
+            replace(policy, provenance=self._provenance(tuning, verdict)), tuning, verdict
+        )
+
+    def crown(self, champion: Policy | None) -> None:
+        """Take over what the registry says is served; None before anything was promoted."""
+        self.champion_known = True
+        new = champion or frequency_policy(self.name)
+        if (new.version, new.kind) == (self.champion.version, self.champion.kind):
+            return
+        self.champion = new
+        self.detector.reset()
+        self._errors = np.zeros(0, np.float32)
+
+    @property
+    def mae(self) -> float:
+        """The champion's mean absolute error in tokens on the newest events."""
+        return float(self._errors.mean()) if len(self._errors) else 0.0
+
+    @property
+    def version(self) -> int:
+        """Version of the champion."""
+        return self.champion.version
+
+    def window(self) -> dict[str, int]:
+        """What the network may have learned from, for the registry."""
+        return {
+            "events": self.buffer.total - max(self.buffer.trusted_from, 0),
+            "events_total": self.buffer.total,
+            "train_drafts": len(self.buffer.slots("train")),
+            "updates": self.updates,
+            "drifts": self.drifts,
+        }
+
+    def _begin(self, slots: NDArray[np.int64]) -> train.Trainer:
+        """From the champion's weights, or at random with the normaliser of what is there."""
+        if self.champion.kind == "payoff":
+            return train.continue_from(self.champion)
+        return train.start(*train.normaliser(self.buffer.at(slots).features))
+
+    def _provenance(self, tuning: Tuning, verdict: Verdict) -> dict[str, Any]:
+        costs = tuning.costs
+        return {
+            "origin": "learner",
+            "note": tuning.note,
+            "verdict": verdict.reason,
+            "window": self.window(),
+            "costs": {
+                "fixed_us": costs.fixed_us,
+                "token_us": costs.token_us,
+                "extra_us": list(costs.extra_us),
+                "seen": list(costs.seen),
+                "measured": costs.measured,
+            },
+        }
+
+    def snapshot(self) -> Snapshot:
+        """Everything :meth:`restored` needs, champion included: it must not need the registry."""
+        arrays, numbers = self.buffer.snapshot()
+        state = {
+            "buffer": numbers,
+            "trainer": None,
+            "next_candidate_at": self.next_candidate_at,
+            "champion_known": self.champion_known,
+            "last_drift_at": self.last_drift_at,
+            "owed": self._owed,
+            **{name: getattr(self, name) for name in _COUNTERS},
+        }
+        arrays = checkpoint.under("buffer.", arrays)
+        arrays["champion"] = np.frombuffer(to_bytes(self.champion), np.uint8)
+        if self.trainer is not None:
+            weights, state["trainer"] = train.snapshot(self.trainer)
+            arrays |= checkpoint.under("trainer.", weights)
+        return arrays, state
+
+    @classmethod
+    def restored(cls, name: str, settings: LearnerSettings, snapshot: Snapshot) -> Scope:
+        """The scope as it was; only the drift detector starts anew.
+
+        Raises:
+            KeyError, ValueError, PolicyRefused: the snapshot is not one of this version.
+        """
+        arrays, state = snapshot
+        scope = cls(name, settings)
+        scope.buffer = Buffer.restored(
+            (checkpoint.within("buffer.", arrays), state["buffer"]), settings.buffer_events
+        )
+        if state["trainer"] is not None:
+            scope.trainer = train.restored(checkpoint.within("trainer.", arrays), state["trainer"])
+        scope.champion = from_bytes(arrays["champion"].tobytes(), name)
+        scope.champion_known = bool(state["champion_known"])
+        scope.next_candidate_at = int(state["next_candidate_at"])
+        scope.last_drift_at = float(state["last_drift_at"])
+        scope._owed = float(state["owed"])
+        for counter in _COUNTERS:
+            setattr(scope, counter, int(state[counter]))
+        return scope
+
+
+_COUNTERS: Final = ("updates", "drifts", "candidates", "promotions")

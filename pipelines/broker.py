@@ -1,0 +1,127 @@
+"""The embedded Kafka broker, for one machine; and the topics, on whatever broker there is.
+
+``noida-db`` is a small binary that speaks the Kafka protocol and keeps its data on disk. A real
+cluster is used instead as soon as ``HVD_KAFKA_BOOTSTRAP_SERVERS`` names one: same client, same
+topics.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+from decoder.contracts.errors import BrokerError
+from decoder.contracts.settings import KafkaSettings
+from decoder.contracts.topics import TOPICS
+from pipelines import machine, processes
+from pipelines.processes import Child
+
+PROGRAM: Final = "noida-db"
+START_SECONDS: Final = 30.0
+REQUEST_MS: Final = 5_000
+VARIABLE: Final = "HVD_KAFKA_BOOTSTRAP_SERVERS"
+
+
+def is_external() -> bool:
+    """Whether the environment names a broker, so that none is started here."""
+    return VARIABLE in os.environ
+
+
+def program() -> str:
+    """The broker's program, from the environment this Python runs in.
+
+    Raises:
+        BrokerError: it is not installed.
+    """
+    beside = Path(sys.executable).parent / PROGRAM
+    if not beside.exists():
+        raise BrokerError(
+            f"the embedded broker is not installed: run 'pip install noida-db', or set {VARIABLE} "
+            "to a Kafka you have."
+        )
+    return str(beside)
+
+
+def start_broker(port: int, data: Path, log: Path) -> Child:
+    """Start the embedded broker and wait until it answers.
+
+    Args:
+        data: where it keeps its topics; what is there is served again.
+
+    Raises:
+        BrokerError: not installed, or the port is taken.
+        ProcessError: it ended, or did not answer in time.
+    """
+    if not machine.is_free(port):
+        raise BrokerError(
+            f"port {port} is taken, so no Kafka broker can start there: stop what listens on it, "
+            f"or set {VARIABLE}=127.0.0.1:{port} if that is a broker you want to use."
+        )
+    arguments = [program(), "start", "--only", "kafka", "--kafka-port", str(port)]
+    data.mkdir(parents=True, exist_ok=True)
+    child = processes.start("broker", [*arguments, "--data-dir", str(data)], log)
+    kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{port}")
+    try:
+        processes.wait_until(child, lambda: answers(kafka), START_SECONDS)
+    except BaseException:
+        processes.stop([child])
+        raise
+    return child
+
+
+def _admin(kafka: KafkaSettings) -> Any:
+    from kafka import KafkaAdminClient
+
+    logging.getLogger("kafka").setLevel(logging.CRITICAL)  # refused connections are expected here
+    return KafkaAdminClient(
+        **kafka.client_options(), request_timeout_ms=REQUEST_MS, bootstrap_timeout_ms=REQUEST_MS
+    )
+
+
+def answers(kafka: KafkaSettings) -> bool:
+    """Whether a broker is there and lists its topics."""
+    from kafka.errors import KafkaError
+
+    try:
+        admin = _admin(kafka)
+        try:
+            admin.list_topics()
+        finally:
+            admin.close()
+    except (KafkaError, OSError):
+        return False
+    return True
+
+
+def ensure_topics(kafka: KafkaSettings) -> None:
+    """Create the project's topics where they are missing; existing ones are left as they are.
+
+    Raises:
+        BrokerError: the broker cannot be reached or refuses.
+    """
+    from kafka.admin import NewTopic
+    from kafka.errors import KafkaError, TopicAlreadyExistsError
+
+    try:
+        admin = _admin(kafka)
+        try:
+            there = set(admin.list_topics())
+            for topic in TOPICS:
+                if topic.name in there:
+                    continue
+                clean_up = {"cleanup.policy": "compact"} if topic.compacted else {}
+                new = NewTopic(topic.name, 1, -1, topic_configs=clean_up)
+                try:
+                    admin.create_topics([new])
+                except TopicAlreadyExistsError:
+                    continue  # another process was quicker
+        finally:
+            admin.close()
+    except (KafkaError, OSError) as error:
+        raise BrokerError(
+            f"Kafka at {kafka.bootstrap_servers} cannot hold the topics: {error}. Is it running, "
+            f"and does {VARIABLE} name it?"
+        ) from error

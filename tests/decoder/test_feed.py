@@ -1,0 +1,28 @@
+"""A bundle is in force after every check or not at all; what was in force stays."""
+
+from __future__ import annotations
+
+from decoder.contracts.policy import Policy, to_bytes
+from decoder.feed import PolicyGate
+from tests.conftest import random_policy
+
+
+def test_good_bundles_are_applied_and_the_previous_is_kept() -> None:
+    applied: list[Policy] = []
+    gate = PolicyGate("scope", applied.append)
+    for version in (1, 2, 1):  # a rollback is a swap like any other
+        assert gate.offer(to_bytes(random_policy(version, version=version)))
+    assert [p.version for p in applied] == [1, 2, 1]
+    assert gate.previous is not None and gate.previous.version == 2
+    assert gate.swaps == 3 and gate.swap_ms_max > 0 and gate.applied_at > 0
+
+
+def test_bad_bundles_are_counted_by_reason_and_change_nothing() -> None:
+    applied: list[Policy] = []
+    gate = PolicyGate("scope", applied.append)
+    good = to_bytes(random_policy())
+    gate.offer(good)
+    for bad in (b"", b"junk" * 100, good[:-5], to_bytes(random_policy(scope="elsewhere"))):
+        assert not gate.offer(bad)
+    assert len(applied) == 1 and gate.current is applied[0]
+    assert gate.refusals == {"malformed": 3, "scope": 1}

@@ -1,0 +1,212 @@
+"""The router against a target that is a list of tokens: what is chosen, committed and labelled."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from decoder.contracts.policy import Policy, frequency_policy
+from decoder.drafting.suffix import SuffixCache
+from decoder.labels import naive_accepted_length
+from decoder.router import Committed, DraftRouter, RequestOptions
+from decoder.settings import WorkerSettings
+from tests.conftest import VOCABULARY, KeepingSink, random_policy
+
+EOS = 0
+
+
+def make_router(
+    sink: KeepingSink, classes: np.ndarray, policy: Policy, has_model: bool = False
+) -> DraftRouter:
+    return DraftRouter(SuffixCache(WorkerSettings()), policy, classes, sink, has_model, "w")
+
+
+class Target:
+    """Verifies drafts as an engine does: accepts the agreeing prefix, then adds its own token."""
+
+    def __init__(self, router: DraftRouter, output: list[int]) -> None:
+        self.router, self.output, self.done = router, output, 0
+
+    def verify(self, name: str, draft: list[int]) -> list[int]:
+        accepted = naive_accepted_length(draft, self.output[self.done :])
+        committed = self.output[self.done : self.done + accepted + 1]
+        self.done += len(committed)
+        return committed
+
+    def run(self, name: str, prompt: list[int], options: RequestOptions) -> list[list[int]]:
+        """Decode to the end; returns the drafts verified, cycle by cycle."""
+        self.router.start(name, np.array(prompt, np.int32), options)
+        self.router.observe([Committed(name, self.verify(name, []), 0)], 1)
+        drafts = []
+        while name in self.router and self.done < len(self.output):
+            (decision,) = self.router.choose([name])
+            draft = list(decision.tokens)
+            drafts.append(draft)
+            committed = self.verify(name, draft)
+            self.router.observe([Committed(name, committed, len(draft))], 1 + len(draft))
+        self.router.stop(name, "abort")
+        return drafts
+
+
+token_lists = st.lists(st.integers(1, 4), min_size=2, max_size=60)
+
+
+@settings(max_examples=60, deadline=None)
+@given(prompt=token_lists, output=token_lists, threshold=st.sampled_from([0.0, 1.0, 2.0, 1e9]))
+def test_every_label_is_the_accepted_length_of_a_fresh_replay(
+    prompt: list[int], output: list[int], threshold: float
+) -> None:
+    sink = KeepingSink()
+    classes = np.zeros((VOCABULARY, 6), np.float32)
+    router = make_router(sink, classes, frequency_policy("s", threshold))
+    allowed = len(output) + 5
+    Target(router, output).run("r", prompt, RequestOptions(allowed, 4096))
+    for event in sink.events:
+        cache = SuffixCache(WorkerSettings())
+        cache.start("again", np.array(prompt, np.int32), "")
+        cache.extend("again", output[: event.position])
+        context = np.array(prompt + output[: event.position], np.int32)
+        draft = cache.propose("again", context, allowed - event.position - 1)
+        assert draft is not None and len(draft.tokens) == event.draft_len
+        assert event.accepted == naive_accepted_length(draft.tokens, output[event.position :])
+        if event.arm == "cache" and not event.censored:
+            assert event.label == "verified"
+
+
+def test_verified_cycles_commit_more_and_change_nothing(
+    sink: KeepingSink, token_classes: np.ndarray
+) -> None:
+    phrase = [5, 6, 7, 8, 9, 10, 11, 12]
+    output = phrase * 6
+    always = make_router(sink, token_classes, frequency_policy("s", 0.0))
+    never = make_router(sink, token_classes, frequency_policy("s", 1e9))
+    options = RequestOptions(len(output), 4096)
+    with_cache = Target(always, output).run("r", phrase * 2, options)
+    without = Target(never, output).run("r", phrase * 2, options)
+    assert len(without) == len(output) - 1
+    assert len(with_cache) < len(without) / 3
+
+
+def test_tokens_behind_the_limit_are_neither_counted_nor_labelled(
+    sink: KeepingSink, token_classes: np.ndarray
+) -> None:
+    router = make_router(sink, token_classes, frequency_policy("s", 0.0))
+    router.start("r", np.array([1, 2, 3, 1, 2], np.int32), RequestOptions(3, 4096))
+    router.observe([Committed("r", [3], 0)], 1)
+    router.choose(["r"])
+    router.observe([Committed("r", [1, 2, 3, 1], 3)], 4)  # an engine reports past the limit
+    assert "r" not in router
+    assert router.counters.tokens == 3
+    assert router.counters.accepted["cache"] == 2
+
+
+def test_an_end_token_ends_the_labels_as_censored(
+    sink: KeepingSink, token_classes: np.ndarray
+) -> None:
+    router = make_router(sink, token_classes, frequency_policy("s", 1e9))
+    prompt = np.array([1, 2, EOS, 4, 5, 1], np.int32)
+    router.start("r", prompt, RequestOptions(64, 4096, stop_ids=frozenset({EOS})))
+    router.observe([Committed("r", [2], 0)], 1)
+    router.choose(["r"])  # the cache drafts [EOS, 4, ...]
+    router.observe([Committed("r", [EOS], 0)], 1)
+    (event,) = sink.events
+    assert (event.accepted, event.censored) == (1, "stop")
+    assert router.counters.stopped == 1
+
+
+def test_switched_off_requests_get_no_draft_of_any_arm(
+    sink: KeepingSink, token_classes: np.ndarray
+) -> None:
+    router = make_router(sink, token_classes, frequency_policy("s", 0.0), has_model=True)
+    router.start("r", np.array([1, 2, 3] * 4, np.int32), RequestOptions(64, 4096, speculate=False))
+    router.observe([Committed("r", [1], 0)], 1)
+    assert [d.arm for d in router.choose(["r"])] == ["none"]
+    assert not sink.events
+
+
+def test_unknown_requests_are_harmless(sink: KeepingSink, token_classes: np.ndarray) -> None:
+    router = make_router(sink, token_classes, random_policy())
+    router.observe([Committed("ghost", [1, 2], 0)], 2)
+    assert router.choose(["ghost"])[0].arm == "none"
+    router.stop("ghost", "abort")
+
+
+def test_a_second_start_is_an_error(sink: KeepingSink, token_classes: np.ndarray) -> None:
+    router = make_router(sink, token_classes, random_policy())
+    router.start("r", np.array([1], np.int32), RequestOptions(8, 64))
+    with pytest.raises(ValueError, match="active already"):
+        router.start("r", np.array([1], np.int32), RequestOptions(8, 64))
+
+
+def test_tenants_do_not_draft_from_each_other(
+    sink: KeepingSink, token_classes: np.ndarray
+) -> None:
+    router = make_router(sink, token_classes, frequency_policy("s", 0.0))
+    secret = [9, 8, 7, 6, 5, 4, 3]
+    Target(router, secret * 2).run("first", [1], RequestOptions(64, 4096, tenant="a"))
+    for tenant, expected in (("b", ()), ("a", tuple(secret[2:]))):
+        router.start(tenant, np.array([2], np.int32), RequestOptions(64, 4096, tenant=tenant))
+        router.observe([Committed(tenant, secret[:2], 0)], 1)
+        (decision,) = router.choose([tenant])
+        assert tuple(decision.tokens)[:5] == expected[:2]  # factor 1.0: two matched, two proposed
+
+
+def test_history_holds_only_labels_resolved_by_then(
+    sink: KeepingSink, token_classes: np.ndarray
+) -> None:
+    """A draft still matching must not show its future length in another draft's features."""
+    from decoder.contracts.features import FEATURES
+
+    router = make_router(sink, token_classes, frequency_policy("s", 1e9))
+    prompt = list(range(1, 20)) * 2
+    router.start("r", np.array([*prompt, 1, 2, 3], np.int32), RequestOptions(64, 4096))
+    for token in range(4, 16):
+        router.observe([Committed("r", [token], 0)], 1)
+        router.choose(["r"])
+    router.stop("r", "abort")
+    first = min(sink.events, key=lambda e: e.position)
+    for event in sink.events:
+        if event.position <= first.position + first.draft_len:
+            assert event.features[FEATURES.index("payoff_last")] == 0
+            assert event.features[FEATURES.index("streak")] == event.position - first.position
+
+
+def test_event_ids_are_unique_across_lives(token_classes: np.ndarray) -> None:
+    sink = KeepingSink()
+    for _ in range(3):
+        router = make_router(sink, token_classes, frequency_policy("s", 0.0))
+        Target(router, [1, 2, 3] * 8).run("r", [1, 2, 3], RequestOptions(24, 4096))
+    ids = [e.event_id for e in sink.events]
+    assert len(ids) == len(set(ids)) > 10
+
+
+def test_policies_swap_underneath_without_a_mixed_step(
+    sink: KeepingSink, token_classes: np.ndarray
+) -> None:
+    router = make_router(sink, token_classes, replace(random_policy(), threshold=0.0))
+    policies = [replace(random_policy(seed=i, version=i), threshold=float(i)) for i in range(4)]
+    stop = threading.Event()
+
+    def swap() -> None:
+        while not stop.is_set():
+            for policy in policies:
+                router.policy = policy
+
+    thread = threading.Thread(target=swap)
+    thread.start()
+    output = [1, 2, 3, 4, 5] * 60
+    try:
+        Target(router, output).run("r", [1, 2, 3, 4, 5] * 2, RequestOptions(300, 4096))
+    finally:
+        stop.set()
+        thread.join()
+    assert router.counters.tokens == 300
+    thresholds = {p.version: p.threshold for p in policies} | {1: 1.0}
+    for event in sink.events:
+        assert event.threshold in (0.0, thresholds[event.policy_version])
+        assert (event.arm == "cache") == (event.predicted >= event.threshold) or not event.verified_len

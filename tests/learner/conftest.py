@@ -1,0 +1,95 @@
+"""A real broker, real MLflow on SQLite, and traffic whose payoff depends on its features."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+with warnings.catch_warnings():
+    # importing kafka-python and mlflow warns about what they import, which is theirs to mend
+    warnings.simplefilter("ignore")
+    import mlflow  # noqa: F401
+    from kafka.admin import KafkaAdminClient, NewTopic
+    from kafka.errors import KafkaError
+
+from decoder.contracts.settings import KafkaSettings
+from decoder.contracts.topics import TOPICS
+from learner.registry import Registry
+
+logging.getLogger("kafka").setLevel(logging.CRITICAL)
+torch.set_num_threads(1)  # as the learner does; two threads on busy cores take fifty times longer
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+class Broker:
+    """The embedded broker in the foreground, with our topics."""
+
+    def __init__(self, folder: Path) -> None:
+        self.port = free_port()
+        program = Path(sys.executable).parent / "noida-db"
+        command = [program, "start", "--only", "kafka", "--kafka-port", str(self.port)]
+        self.process = subprocess.Popen(
+            [*command, "--data-dir", str(folder)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        self.kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{self.port}")
+
+    def make_topics(self) -> None:
+        deadline = time.monotonic() + 20
+        while True:
+            try:
+                admin = KafkaAdminClient(**self.kafka.client_options(), bootstrap_timeout_ms=1000)
+                break
+            except (KafkaError, OSError):
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
+        admin.create_topics([NewTopic(topic.name, 1, 1) for topic in TOPICS])
+        admin.close()
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait(10)
+
+
+@pytest.fixture
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """A broker of its own for each test: it starts in a tenth of a second, and topics are empty."""
+    started = Broker(tmp_path_factory.mktemp("broker"))
+    try:
+        started.make_topics()
+        yield started
+    finally:
+        started.stop()
+
+
+@pytest.fixture(scope="session")
+def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An MLflow database with its tables: making them takes seconds, copying them nothing."""
+    folder = tmp_path_factory.mktemp("mlflow")
+    Registry(f"sqlite:///{folder / 'mlflow.db'}").standings()
+    return folder / "mlflow.db"
+
+
+@pytest.fixture
+def registry(empty_store: Path, tmp_path: Path) -> Registry:
+    database = tmp_path / "mlruns" / "mlflow.db"
+    database.parent.mkdir()
+    shutil.copy(empty_store, database)
+    return Registry(f"sqlite:///{database}")

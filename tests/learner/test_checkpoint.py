@@ -1,0 +1,100 @@
+"""One file, one instant: a kill or a damaged disk never leaves the learner without a past."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from learner import checkpoint
+from learner.scope import Scope
+from learner.settings import LearnerSettings
+from tests.learner.traffic import Traffic
+
+ARRAYS = {"ids": np.arange(5, dtype=np.uint64), "flags": np.array([True, False])}
+
+
+def saved(path: Path, *offsets: int) -> None:
+    for offset in offsets:
+        checkpoint.save(path, ARRAYS, {"offset": offset})
+
+
+def offset_at(path: Path) -> int | None:
+    loaded = checkpoint.load(path)
+    return None if loaded is None else int(loaded[1]["offset"])
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "c.safetensors"
+    assert checkpoint.load(path) is None
+    saved(path, 7)
+    loaded = checkpoint.load(path)
+    assert loaded is not None and loaded[1] == {"offset": 7}
+    for name, array in ARRAYS.items():
+        assert loaded[0][name].dtype == array.dtype and np.array_equal(loaded[0][name], array)
+
+
+@pytest.mark.parametrize("dies_at", [0, 1])
+def test_a_kill_during_the_save_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies_at: int
+) -> None:
+    path = tmp_path / "c.safetensors"
+    saved(path, 1, 2)
+    calls = 0
+    replace = Path.replace
+
+    def dying(self: Path, target: Path) -> Path:
+        nonlocal calls
+        calls += 1
+        if calls > dies_at:
+            raise KeyboardInterrupt
+        return replace(self, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", dying)
+        with pytest.raises(KeyboardInterrupt):
+            saved(path, 3)
+    assert offset_at(path) == 2
+    saved(path, 4)
+    assert offset_at(path) == 4
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "empty"])
+def test_a_damaged_file_falls_back_to_the_previous(
+    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "c.safetensors"
+    saved(path, 1, 2)
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes({"truncated": data[:-9], "flipped": data, "empty": b""}[damage])
+    assert offset_at(path) == 1 and "damaged" in caplog.text
+    saved(path, 3)
+    assert offset_at(path) == 3 and offset_at(checkpoint.previous_of(path)) == 1
+
+
+def test_both_damaged_means_starting_anew(tmp_path: Path) -> None:
+    path = tmp_path / "c.safetensors"
+    saved(path, 1, 2)
+    for file in (path, checkpoint.previous_of(path)):
+        file.write_bytes(b"not a checkpoint")
+    assert checkpoint.load(path) is None
+
+
+def test_a_scope_comes_back_as_it_was(tmp_path: Path) -> None:
+    settings = LearnerSettings(buffer_events=1000, min_events=100)
+    scope = Scope("s", settings)
+    scope.crown(None)
+    scope.watch(scope.admit(Traffic(seed=8).events(20)), now=1.0)
+    assert scope.learn(50, seed=1) == 50
+    path = tmp_path / "c.safetensors"
+    checkpoint.save(path, *scope.snapshot())
+    loaded = checkpoint.load(path)
+    assert loaded is not None
+    again = Scope.restored("s", settings, loaded)
+    for one in (scope, again):
+        assert one.learn(10, seed=2) == 10
+    assert again.window() == scope.window() and again.is_due() == scope.is_due()
+    mine, theirs = scope.propose(), again.propose()
+    assert mine.verdict == theirs.verdict and mine.tuning == theirs.tuning

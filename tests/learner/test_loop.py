@@ -1,0 +1,195 @@
+"""The whole learner against a real broker and a real registry."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+
+from decoder.contracts.errors import BrokerError
+from decoder.contracts.events import DraftEvent, encode_batch
+from decoder.contracts.policy import from_bytes
+from decoder.contracts.settings import KafkaSettings
+from decoder.contracts.status import LearnerStatus, decode_status
+from decoder.contracts.topics import DRAFTS, POLICY, STATUS, Topic
+from learner.loop import Learner, run
+from learner.publish import PolicyPublisher, StatusProducer
+from learner.registry import Registry
+from learner.settings import LearnerSettings
+from learner.source import EventSource
+from tests.conftest import random_policy
+from tests.learner.conftest import Broker, free_port
+from tests.learner.traffic import Traffic
+
+SCOPE = "scope01"
+EVENTS = Traffic(seed=9).events(40)
+
+
+def settings_in(folder: Path, registry: Registry) -> LearnerSettings:
+    return LearnerSettings(
+        mlflow_tracking_uri=registry.tracking_uri,
+        state_dir=folder / "learner",
+        buffer_events=4000,
+        min_events=400,
+        candidate_every=200,
+        candidate_seconds=0.2,
+        updates_per_second=400,
+    )
+
+
+def batches(events: Sequence[DraftEvent], size: int = 50) -> list[bytes]:
+    return [encode_batch(events[i : i + size], SCOPE, "w1") for i in range(0, len(events), size)]
+
+
+def produce(kafka: KafkaSettings, values: Sequence[bytes]) -> None:
+    producer = KafkaProducer(**kafka.client_options(), compression_type="gzip")
+    for value in values:
+        producer.send(DRAFTS.name, value=value)
+    producer.flush()
+    producer.close()
+
+
+def consume(kafka: KafkaSettings, topic: Topic) -> list[Any]:
+    consumer = KafkaConsumer(**kafka.client_options(), group_id=None, enable_auto_commit=False)
+    consumer.assign([TopicPartition(topic.name, 0)])
+    consumer.seek_to_beginning()
+    found: list[Any] = []
+    while polled := consumer.poll(timeout_ms=400):
+        found += [record for records in polled.values() for record in records]
+    consumer.close()
+    return found
+
+
+def step_until(learner: Learner, done: Callable[[], bool], seconds: float = 15.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline, "the learner did not get there"
+        learner.step()
+
+
+def connected(settings: LearnerSettings, kafka: KafkaSettings) -> Learner:
+    learner = Learner(settings, kafka)
+    assert learner.source.connect(threading.Event())
+    return learner
+
+
+def test_learns_promotes_publishes_and_resumes(
+    broker: Broker, registry: Registry, tmp_path: Path
+) -> None:
+    settings = settings_in(tmp_path, registry)
+    good = batches(EVENTS)
+    poison = [b"not json", b"", json.dumps({"contract": "hvd.drafts.v1"}).encode()]
+    produce(broker.kafka, [*good[:7], *poison, good[3], *good[7:]])
+    learner = connected(settings, broker.kafka)
+    step_until(learner, lambda: learner.published.get(SCOPE, 0) > 0)
+    learner._report()
+    learner.close()
+    scope = learner.scopes[SCOPE]
+    assert (scope.buffer.total, scope.buffer.duplicates) == (len(EVENTS), 50)
+    assert learner.source.refused == 3 and learner.source.lag() == 0
+    listed = [json.loads(line) for line in settings.refused_path.read_text().splitlines()]
+    assert [(line["partition"], line["offset"]) for line in listed] == [(0, 7), (0, 8), (0, 9)]
+    champion = registry.champion(SCOPE)
+    published = consume(broker.kafka, POLICY)
+    assert champion is not None and published[-1].key == SCOPE.encode()
+    policy = from_bytes(published[-1].value, SCOPE)
+    assert policy.version == champion.version == scope.version and policy.kind == "payoff"
+    assert policy.provenance["costs"]["measured"] and len(policy.probe_inputs)
+    statuses = [decode_status(record.value) for record in consume(broker.kafka, STATUS)]
+    last = statuses[-1]
+    assert isinstance(last, LearnerStatus) and last.champion_version == policy.version
+    assert last.events_consumed == len(EVENTS) and last.records_refused == 3
+
+    again = connected(settings, broker.kafka)
+    assert again.source.offsets == learner.source.offsets
+    produce(broker.kafka, [good[0], *batches(Traffic(seed=10).events(2))])
+    step_until(again, lambda: again.scopes[SCOPE].buffer.total == len(EVENTS) + 40)
+    assert again.scopes[SCOPE].buffer.duplicates == 100
+    assert again.scopes[SCOPE].version == policy.version
+    again.close()
+
+
+def test_a_person_moves_the_alias(broker: Broker, registry: Registry, tmp_path: Path) -> None:
+    for seed in (1, 2):
+        registry.register(random_policy(seed=seed, scope=SCOPE))
+    learner = connected(settings_in(tmp_path, registry), broker.kafka)
+    for version in (2, 1):
+        registry.promote(SCOPE, version)
+        learner._follow()
+        learner._follow()
+    versions = [from_bytes(r.value, SCOPE).version for r in consume(broker.kafka, POLICY)]
+    assert versions == [2, 1]
+    learner.close()
+
+
+def test_a_crash_after_publishing_counts_nothing_twice(
+    broker: Broker, registry: Registry, tmp_path: Path
+) -> None:
+    settings = settings_in(tmp_path, registry)
+    produce(broker.kafka, batches(EVENTS[:300]))
+    learner = connected(settings, broker.kafka)
+    step_until(learner, lambda: sum(len(s.buffer) for s in learner.scopes.values()) == 300)
+    learner.checkpoint()
+    produce(broker.kafka, batches(EVENTS[300:]))
+    learner._checkpoint_at = float("inf")
+    step_until(learner, lambda: learner.scopes[SCOPE].buffer.total == len(EVENTS))
+    learner.source.close()  # dies here, without a checkpoint
+
+    again = connected(settings, broker.kafka)
+    assert again.scopes[SCOPE].buffer.total == 300
+    step_until(again, lambda: again.scopes[SCOPE].buffer.total == len(EVENTS))
+    assert again.scopes[SCOPE].buffer.duplicates == 0
+    again.close()
+
+
+def test_mlflow_away_is_no_reason_to_stop(
+    broker: Broker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = settings_in(tmp_path, Registry("http://127.0.0.1:9"))
+    produce(broker.kafka, batches(EVENTS))
+    learner = connected(settings, broker.kafka)
+    step_until(learner, lambda: bool(learner.scopes) and learner.scopes[SCOPE].updates > 50)
+    assert not learner.published and "127.0.0.1:9" in caplog.text
+    learner.close()
+
+
+def test_run_waits_for_the_broker_and_stops_when_told(
+    registry: Registry, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}")
+    stop = threading.Event()
+    settings = settings_in(tmp_path, registry)
+    thread = threading.Thread(target=run, args=(settings, kafka, stop))
+    thread.start()
+    deadline = time.monotonic() + 10
+    while "no broker at" not in caplog.text and time.monotonic() < deadline:
+        time.sleep(0.05)
+    stop.set()
+    thread.join(10)
+    assert not thread.is_alive() and "no broker at" in caplog.text
+    assert settings.checkpoint_path.exists()
+
+
+def test_publishing_without_a_broker(tmp_path: Path) -> None:
+    kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}")
+    with pytest.raises(BrokerError, match="not acknowledged"):
+        PolicyPublisher(kafka).publish(random_policy(scope=SCOPE))
+    status = StatusProducer(kafka)
+    for _ in range(2):
+        status.send(LearnerStatus(process="p", scope=SCOPE, time=1.0))
+    assert status.failed == 2
+
+
+def test_a_new_source_reads_from_stored_offsets(broker: Broker, tmp_path: Path) -> None:
+    produce(broker.kafka, batches(EVENTS[:200]))
+    source = EventSource(broker.kafka, {0: 2}, tmp_path / "refused.jsonl")
+    assert source.connect(threading.Event())
+    received = [record for _ in range(4) for record in source.poll(0.3)]
+    assert [record.offset for record in received] == [2, 3] and source.offsets == {0: 4}
+    source.close()

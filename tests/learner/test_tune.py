@@ -1,0 +1,102 @@
+"""Costs come back from noisy steps, and the one-pass scan equals trying every threshold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from decoder.contracts.policy import CACHE, MODEL, NONE, PAPER_THRESHOLD, frequency_policy
+from learner import train
+from learner.rows import from_events
+from learner.tune import Costs, measure, robust_line, scan, tune
+from tests.learner.traffic import FIXED_US, MODEL_US, TOKEN_US, Traffic
+
+ROWS = from_events(Traffic(seed=2).events(100))
+NETWORK = train.export(
+    train.fit(ROWS.features, ROWS.accepted, ROWS.censored, epochs=5), "s", 6.0, ROWS.features
+)
+
+
+def naive(predicted: np.ndarray, cache: np.ndarray, other: np.ndarray) -> float:
+    thresholds = [*predicted, np.float32(np.inf), np.float32(-1)]
+    sums = [np.where(predicted >= t, cache, other).sum(axis=1) for t in thresholds]
+    return float(max(tokens / time for tokens, time in sums))
+
+
+@given(st.integers(0, 10_000), st.integers(1, 40), st.integers(1, 12))
+def test_scan_equals_brute_force(seed: int, n: int, distinct: int) -> None:
+    rng = np.random.default_rng(seed)
+    predicted = (rng.integers(0, distinct, n) / 3).astype(np.float32)
+    cache = np.stack([1 + rng.integers(0, 20, n), rng.uniform(1, 3, n)])
+    other = np.stack([np.full(n, 2.5), rng.uniform(1, 2, n)])
+    found = scan(predicted, (cache[0], cache[1]), (other[0], other[1]))
+    assert found.rate == pytest.approx(naive(predicted, cache, other))
+    tokens, time = np.where(predicted >= found.threshold, cache, other).sum(axis=1)
+    assert tokens / time == pytest.approx(found.rate)
+
+
+def test_adjacent_floats_are_told_apart() -> None:
+    low = np.float32(3.0)
+    high = np.nextafter(low, np.float32(4))
+    cache, other = (np.array([9.0, 0.0]), np.ones(2)), (np.ones(2), np.ones(2))
+    found = scan(np.array([high, low]), cache, other)
+    assert (np.array([high, low]) >= found.threshold).tolist() == [True, False]
+
+
+def test_costs_come_back_from_noisy_steps() -> None:
+    costs = measure(ROWS)
+    assert costs is not None and costs.measured and costs.has_model
+    assert costs.fixed_us == pytest.approx(FIXED_US, rel=0.03)
+    assert costs.token_us == pytest.approx(TOKEN_US, rel=0.15)
+    assert costs.extra_us[MODEL] == pytest.approx(MODEL_US, rel=0.1)
+    assert abs(costs.extra_us[NONE]) < 500 and abs(costs.extra_us[CACHE]) < 500
+    assert costs.model_accepted == pytest.approx(2.0, abs=0.15) and costs.model_len == 3
+
+
+def test_one_stalled_step_in_ten_moves_nothing() -> None:
+    x = np.arange(1.0, 201.0)
+    y = 100 + 5 * x
+    y[::10] += 1e6
+    assert robust_line(x, y) == pytest.approx((100, 5), rel=0.06)
+    assert robust_line(np.ones(50), np.ones(50)) is None
+
+
+def test_a_request_pays_its_share_of_the_batch() -> None:
+    costs = Costs(fixed_us=100.0, token_us=1.0, extra_us=(0.0, 20.0, 0.0), model_len=3.0)
+    rows = replace(ROWS.take(np.arange(3)), batch_size=np.array([1, 2, 4], np.int32))
+    _, time = costs.outcome(rows, np.full(3, MODEL, np.int8))
+    assert time.tolist() == [124.0, 64.0, 34.0]
+
+
+def test_tunes_between_good_and_bad_drafts() -> None:
+    tuning = tune(NETWORK, ROWS, measure(ROWS), frequency_policy("s"))
+    assert 1.0 < tuning.threshold < 8.0 and tuning.use_model
+    assert tuning.model_payoff == pytest.approx(2.0, abs=0.15)
+
+
+def test_leaves_a_drafter_that_does_not_pay() -> None:
+    rows = from_events(Traffic(seed=3, model_accepted=0.1).events(100))
+    assert not tune(NETWORK, rows, measure(rows), frequency_policy("s")).use_model
+
+
+def test_an_arm_never_seen_needs_a_margin() -> None:
+    costs = Costs(100.0, 0.0, (0.0, 3.0, 0.0), seen=(0, 50, 50))
+    champion = frequency_policy("s")
+    assert tune(NETWORK, ROWS, costs, champion).use_model
+    assert not tune(NETWORK, ROWS, replace(costs, extra_us=(0.0, 30.0, 0.0)), champion).use_model
+    assert not tune(NETWORK, ROWS, replace(costs, seen=(50, 50, 50)), champion).use_model
+
+
+@pytest.mark.parametrize("use_model", [True, False])
+def test_keeps_what_the_champion_does_where_nothing_was_seen(use_model: bool) -> None:
+    champion = replace(NETWORK, threshold=4.5, use_model=use_model)
+    only_cache = ROWS.take(ROWS.arm == CACHE)
+    assert measure(ROWS.take(ROWS.arm != CACHE)) is None
+    for costs in (None, measure(only_cache)):
+        tuning = tune(NETWORK, ROWS, costs, champion)
+        assert (tuning.threshold, tuning.use_model) == (4.5, use_model)
+        assert tune(NETWORK, ROWS, costs, frequency_policy("s")).threshold == PAPER_THRESHOLD
