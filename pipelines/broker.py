@@ -1,15 +1,17 @@
 """The embedded Kafka broker, for one machine; and the topics, on whatever broker there is.
 
-``noida-db`` is a small binary that speaks the Kafka protocol and keeps its data on disk. A real
-cluster is used instead as soon as ``HVD_KAFKA_BOOTSTRAP_SERVERS`` names one: same client, same
+``noida-db`` is a small binary that speaks the Kafka protocol. It saves its topics every second or so
+and when it is stopped; killed, it may forget the last moments, which Kafka with replicas does not. A
+real cluster is used instead as soon as ``HVD_KAFKA_BOOTSTRAP_SERVERS`` names one: same client, same
 topics.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
-import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,10 +21,13 @@ from decoder.contracts.topics import TOPICS
 from pipelines import machine, processes
 from pipelines.processes import Child
 
-PROGRAM: Final = "noida-db"
+PACKAGE: Final = "noida_db"
 START_SECONDS: Final = 30.0
 REQUEST_MS: Final = 5_000
 VARIABLE: Final = "HVD_KAFKA_BOOTSTRAP_SERVERS"
+EMBEDDED_LIMITS: Final = {"retention.bytes": str(8 << 20), "segment.bytes": str(1 << 20)}
+"""The embedded broker holds its topics in memory and rewrites them to disk whole, three times their
+size: unlimited, 30 MB of telemetry would cost it a quarter of a core."""
 
 
 def is_external() -> bool:
@@ -31,18 +36,19 @@ def is_external() -> bool:
 
 
 def program() -> str:
-    """The broker's program, from the environment this Python runs in.
+    """The broker's binary, inside its package. The package's own command is a wrapper that leaves
+    the binary running when it is told to stop.
 
     Raises:
         BrokerError: it is not installed.
     """
-    beside = Path(sys.executable).parent / PROGRAM
-    if not beside.exists():
+    found = importlib.util.find_spec(PACKAGE)
+    if found is None or not found.origin:
         raise BrokerError(
             f"the embedded broker is not installed: run 'pip install noida-db', or set {VARIABLE} "
             "to a Kafka you have."
         )
-    return str(beside)
+    return str(Path(found.origin).parent / "noida-db")
 
 
 def start_broker(port: int, data: Path, log: Path) -> Child:
@@ -96,8 +102,11 @@ def answers(kafka: KafkaSettings) -> bool:
     return True
 
 
-def ensure_topics(kafka: KafkaSettings) -> None:
+def ensure_topics(kafka: KafkaSettings, limits: Mapping[str, str] | None = None) -> None:
     """Create the project's topics where they are missing; existing ones are left as they are.
+
+    Args:
+        limits: topic settings for those that are not compacted, such as ``retention.bytes``.
 
     Raises:
         BrokerError: the broker cannot be reached or refuses.
@@ -112,8 +121,8 @@ def ensure_topics(kafka: KafkaSettings) -> None:
             for topic in TOPICS:
                 if topic.name in there:
                     continue
-                clean_up = {"cleanup.policy": "compact"} if topic.compacted else {}
-                new = NewTopic(topic.name, 1, -1, topic_configs=clean_up)
+                settings = {"cleanup.policy": "compact"} if topic.compacted else dict(limits or {})
+                new = NewTopic(topic.name, 1, -1, topic_configs=settings)
                 try:
                     admin.create_topics([new])
                 except TopicAlreadyExistsError:

@@ -35,7 +35,7 @@ def test_a_fall_is_no_alarm() -> None:
 
 
 def test_batches_date_the_change_from_their_end() -> None:
-    assert Detector().update(stream(1.0, 3.0)) == 1008
+    assert Detector().update(stream(1.0, 3.0)) == 1016  # the change was 1000 events ago
 
 
 def test_residuals_of_bounds_are_one_sided() -> None:

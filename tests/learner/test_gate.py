@@ -37,7 +37,7 @@ def test_a_tie_stays_with_the_champion() -> None:
 
 def test_equal_rate_and_less_error_wins() -> None:
     weight, bias = GOOD.layers[-1]
-    worse = replace(GOOD, layers=(*GOOD.layers[:-1], (weight, bias + np.float32(0.5))))
+    worse = replace(GOOD, layers=(*GOOD.layers[:-1], (weight, bias + np.float32(3.0))))
     never = 1e6  # neither ever verifies, so the rates are the same
     verdict = judge(replace(GOOD, threshold=never), replace(worse, threshold=never), ROWS, NOMINAL)
     assert verdict.promote and verdict.gain == 0.0 and "closer" in verdict.reason
