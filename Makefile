@@ -60,7 +60,7 @@ $(STAMPS)/venv:
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/packages-cpu: requirements/cpu.lock | $(STAMPS)/venv
-	$(PIP) install --no-deps -r $<
+	$(PIP) install --no-deps --no-compile --progress-bar off -r $<
 	@$(BIN)/python -c 'import torch' || { echo "This torch does not load: is it a CUDA build? Set PIP_EXTRA_INDEX_URL to PyTorch's CPU wheel index, as PyTorch's install page says, then: make clean setup"; exit 1; }
 	@touch $@
 

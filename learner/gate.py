@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decoder.contracts.policy import Policy, decide, predict
+from learner.costs import Costs
 from learner.drift import residuals
 from learner.rows import Rows
-from learner.tune import Costs
+from learner.tune import Stretches, stretches
 
 MIN_DRAFTS: Final = 40
 MIN_REQUESTS: Final = 3
@@ -79,11 +80,12 @@ def judge(candidate: Policy, champion: Policy, rows: Rows, costs: Costs, seed: i
     equal rate and clearly less error. A candidate that predicts anything but finite numbers loses.
     """
     requests, group = np.unique(rows.request, return_inverse=True)
+    parts = stretches(rows)
     if len(rows) < MIN_DRAFTS or len(requests) < MIN_REQUESTS:
         reason = f"only {len(rows)} held-out drafts of {len(requests)} requests"
         return Verdict(False, reason, drafts=len(rows), requests=len(requests), decided=False)
-    mine = _sums(candidate, rows, costs, group, len(requests))
-    theirs = _sums(champion, rows, costs, group, len(requests))
+    mine = _sums(candidate, rows, costs, parts, group)
+    theirs = _sums(champion, rows, costs, parts, group)
     if mine is None:
         reason = "the candidate holds or predicts numbers that are not finite"
         return Verdict(False, reason, drafts=len(rows), requests=len(requests))
@@ -114,9 +116,12 @@ def judge(candidate: Policy, champion: Policy, rows: Rows, costs: Costs, seed: i
 
 
 def _sums(
-    policy: Policy, rows: Rows, costs: Costs, group: NDArray[np.intp], requests: int
+    policy: Policy, rows: Rows, costs: Costs, parts: Stretches, group: NDArray[np.intp]
 ) -> NDArray[np.float64] | None:
-    """[requests, 4]: committed tokens, time, absolute error, drafts; None if not all finite."""
+    """[requests, 4]: tokens, time they need, absolute error, drafts; None if not all finite.
+
+    ``group`` [n] is each draft's request, numbered in the order of the hashes.
+    """
     with np.errstate(all="ignore"):
         predicted = predict(policy, rows.features)
     numbers = [predicted, *(array for layer in policy.layers for array in layer)]
@@ -124,8 +129,12 @@ def _sums(
         return None
     committed, time = costs.outcome(rows, decide(policy, predicted, costs.has_model))
     error = residuals(predicted, rows.accepted, rows.censored)
-    columns = (committed, time, error, np.ones(len(rows)))
-    return np.stack([np.bincount(group, column, requests) for column in columns], axis=1)
+    owner = np.unique(parts.request, return_inverse=True)[1]
+    by_stretch = (parts.tokens, parts.needed(committed, time))
+    by_draft = (error, np.ones(len(rows)))
+    columns = [np.bincount(owner, column) for column in by_stretch]
+    columns += [np.bincount(group, column) for column in by_draft]
+    return np.stack(columns, axis=1)
 
 
 def _figures(

@@ -42,7 +42,7 @@ class PolicyPublisher:
                     **self._kafka.client_options(),
                     acks="all",
                     max_request_size=MAX_BUNDLE_BYTES + 4096,
-                    bootstrap_timeout_ms=3_000,
+                    bootstrap_timeout_ms=2_000,
                     max_block_ms=3_000,
                 )
             sent = self._producer.send(

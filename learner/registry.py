@@ -29,6 +29,7 @@ PROMOTION_TAG: Final = "promotion"
 _ENVIRONMENT: Final = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     # mlflow's own seven retries of two minutes would hold the loop while its server is away
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
@@ -58,6 +59,9 @@ class Registry:
     def __init__(self, tracking_uri: str) -> None:
         self.tracking_uri = tracking_uri
         self._known: Any = None
+        # each is a request to a server; forgotten after any failure, in case somebody deleted one
+        self._models: set[str] = set()
+        self._experiments: dict[str, str] = {}
 
     def register(
         self,
@@ -199,18 +203,25 @@ class Registry:
     def _ensure_model(self, name: str) -> None:
         from mlflow.exceptions import MlflowException
 
+        if name in self._models:
+            return
         try:
             self._client.get_registered_model(name)
         except MlflowException as error:
             if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                 raise
             self._client.create_registered_model(name)
+        self._models.add(name)
 
     def _experiment(self, name: str) -> str:
-        found = self._client.get_experiment_by_name(name)
-        if found is not None:
-            return str(found.experiment_id)
-        return str(self._client.create_experiment(name, artifact_location=self._artifacts(name)))
+        if name not in self._experiments:
+            found = self._client.get_experiment_by_name(name)
+            self._experiments[name] = (
+                self._client.create_experiment(name, artifact_location=self._artifacts(name))
+                if found is None
+                else found.experiment_id
+            )
+        return self._experiments[name]
 
     def _artifacts(self, name: str) -> str | None:
         """Beside a local database; a server decides for itself."""
@@ -246,6 +257,8 @@ class Registry:
         except RegistryError:
             raise
         except Exception as error:  # sqlalchemy, requests and mlflow share no root
+            self._models.clear()
+            self._experiments.clear()
             first = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise RegistryError(
                 f"MLflow at {self.tracking_uri} could not {purpose}: {first}"

@@ -21,29 +21,35 @@ from decoder.contracts.policy import (
 )
 from learner import checkpoint, train
 from learner.buffer import Buffer, Snapshot
+from learner.costs import NOMINAL, measure
 from learner.drift import Detector, residuals
 from learner.gate import Verdict, judge
 from learner.rows import Rows
 from learner.settings import LearnerSettings
-from learner.tune import NOMINAL, Tuning, measure, tune
+from learner.tune import Tuning, tune
 
 log = logging.getLogger(__name__)
 
-BATCH: Final = 256
+BATCH: Final = 128
 RECENT_SHARE: Final = 0.5
 """Half of a minibatch comes from the newest drafts, half from all that are trusted: the first half
 follows the traffic, the second keeps what is rare in it."""
 RECENT_DRAFTS: Final = 1_500
-UPDATES_PER_EVENT: Final = 0.5
-"""With minibatches of 256 a draft is seen about 128 times, as in six times the paper's epochs, but
-spread over its stay in the buffer."""
+UPDATES_PER_EVENT: Final = 0.25
+"""With minibatches of 128 a draft is seen about as often as in twice the paper's twenty epochs,
+spread over its stay in the buffer. Four times the work on synthetic traffic learned no faster."""
+WARM_UP: Final = 150
+"""Optimiser steps of a new network before its first candidate; it owes them whatever has come."""
 OWED_UPDATES: Final = 400
 """Updates owed at most, so that a long backlog is not answered by a minute of training."""
 HELD_OUT: Final = 1_200
 """Newest drafts of each held-out split that tune and judge; older traffic has no vote."""
 COSTED_ROWS: Final = 4_000
-AFTER_DRIFT: Final = 200
-"""Events after an alarm until the next candidate, instead of the usual interval."""
+BASELINE: Final = 500
+"""Held-out drafts that tell the drift detector what a new champion's usual error is."""
+SOON: Final = 200
+"""Events until the next candidate, instead of the usual interval, after an alarm or a verdict that
+lacked evidence."""
 MAE_ROWS: Final = 500
 
 
@@ -99,11 +105,10 @@ class Scope:
         self.drifts += 1
         self.last_drift_at = now
         self.buffer.trust_last(since)
-        self.next_candidate_at = min(self.next_candidate_at, self.buffer.total + AFTER_DRIFT)
-        slots = self.buffer.slots("train")
-        if self.trainer is not None and len(slots):
-            features = self.buffer.at(slots).features
-            train.renormalise(self.trainer, *train.normaliser(features))
+        self.next_candidate_at = min(self.next_candidate_at, self.buffer.total + SOON)
+        if self.trainer is not None:
+            recent = self.buffer.recent(RECENT_DRAFTS).features
+            train.renormalise(self.trainer, *train.normaliser(recent))
         return True
 
     def learn(self, updates: int, seed: int) -> int:
@@ -114,6 +119,8 @@ class Scope:
             return 0
         if self.trainer is None:
             self.trainer = self._begin(slots)
+            self._owed = max(self._owed, WARM_UP)
+            steps = min(updates, int(self._owed))
         draw = np.random.default_rng(seed)
         recent = slots[-RECENT_DRAFTS:]
         newest = int(BATCH * RECENT_SHARE)
@@ -133,7 +140,8 @@ class Scope:
     def is_due(self) -> bool:
         """Whether enough events came for the next candidate."""
         enough = self.buffer.total >= max(self.next_candidate_at, self.settings.min_events)
-        return enough and self.trainer is not None and self.champion_known
+        warm = self.trainer is not None and self.trainer.updates >= WARM_UP
+        return enough and warm and self.champion_known
 
     def propose(self) -> Candidate:
         """Tune the network's decision and judge it; the next candidate is then an interval away."""
@@ -151,6 +159,8 @@ class Scope:
             model_payoff=tuning.model_payoff,
         )
         verdict = judge(policy, self.champion, judged, measured or NOMINAL, self.buffer.total)
+        if not verdict.decided:
+            self.next_candidate_at = self.buffer.total + min(SOON, self.settings.candidate_every)
         return Candidate(
             replace(policy, provenance=self._provenance(tuning, verdict)), tuning, verdict
         )
@@ -162,8 +172,10 @@ class Scope:
         if (new.version, new.kind) == (self.champion.version, self.champion.kind):
             return
         self.champion = new
-        self.detector.reset()
-        self._errors = np.zeros(0, np.float32)
+        held = self.buffer.rows("gate", BASELINE)
+        errors = residuals(predict(new, held.features), held.accepted, held.censored)
+        self.detector.reset(errors)
+        self._errors = errors.astype(np.float32)
 
     @property
     def mae(self) -> float:

@@ -39,7 +39,7 @@ _OPTIONS: Final = {
     "auto_offset_reset": "earliest",  # retention may have passed the stored offset
     "allow_auto_create_topics": False,
     "max_poll_records": RECORDS_PER_POLL,
-    "bootstrap_timeout_ms": 3_000,
+    "bootstrap_timeout_ms": 2_000,
     "request_timeout_ms": 10_000,
     "reconnect_backoff_max_ms": 2_000,
 }

@@ -82,9 +82,7 @@ def rebuild(generations: Path) -> tuple[Path, dict[str, float]]:
     if len(training) < 1000:
         raise ModelError(f"{generations} gives {len(training)} drafts to train on; 1000 needed.")
     trainer = train.fit(*_columns(training))
-    policy = train.export(
-        trainer, embedded_scope(), PAPER_THRESHOLD, _columns(test)[0]
-    )
+    policy = train.export(trainer, embedded_scope(), PAPER_THRESHOLD, _columns(test)[0])
     figures = scores(policy, test)
     policy = replace(
         policy,

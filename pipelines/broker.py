@@ -1,9 +1,9 @@
 """The embedded Kafka broker, for one machine; and the topics, on whatever broker there is.
 
-``noida-db`` is a small binary that speaks the Kafka protocol. It saves its topics every second or so
-and when it is stopped; killed, it may forget the last moments, which Kafka with replicas does not. A
-real cluster is used instead as soon as ``HVD_KAFKA_BOOTSTRAP_SERVERS`` names one: same client, same
-topics.
+``noida-db`` is a small binary that speaks the Kafka protocol. It saves its topics every second or
+so, and when it is stopped; killed, it may forget the last moments, which Kafka with replicas does
+not. A real cluster is used instead as soon as ``HVD_KAFKA_BOOTSTRAP_SERVERS`` names one: same
+client, same topics.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -87,8 +88,26 @@ def _admin(kafka: KafkaSettings) -> Any:
     )
 
 
+def _listens(kafka: KafkaSettings) -> bool:
+    """Whether one of the addresses accepts connections: asked before a client is made, which would
+    keep trying for seconds.
+    """
+    for address in kafka.bootstrap_servers.split(","):
+        host, _, port = address.strip().rpartition(":")
+        try:
+            socket.create_connection(
+                (host.strip("[]"), int(port)), timeout=REQUEST_MS / 1e3
+            ).close()
+        except (OSError, ValueError):
+            continue
+        return True
+    return False
+
+
 def answers(kafka: KafkaSettings) -> bool:
     """Whether a broker is there and lists its topics."""
+    if not _listens(kafka):
+        return False
     from kafka.errors import KafkaError
 
     try:
@@ -115,6 +134,8 @@ def ensure_topics(kafka: KafkaSettings, limits: Mapping[str, str] | None = None)
     from kafka.errors import KafkaError, TopicAlreadyExistsError
 
     try:
+        if not _listens(kafka):
+            raise OSError("nothing listens there")
         admin = _admin(kafka)
         try:
             there = set(admin.list_topics())

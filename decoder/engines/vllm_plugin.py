@@ -77,6 +77,11 @@ def register() -> None:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
     from vllm.v1.worker.gpu_worker import Worker as VllmWorker
 
+    ours, theirs = logging.getLogger("decoder"), logging.getLogger("vllm")
+    ours.handlers, ours.propagate = theirs.handlers, False
+    ours.setLevel(theirs.getEffectiveLevel())
+    # Its selector warns of every pause of a tenth of a second, which a busy machine is full of.
+    logging.getLogger("kafka").setLevel(logging.ERROR)
     _wrap(VllmWorker, "load_model", functools.partial(_load_model, settings))
     _wrap(VllmWorker, "shutdown", _shutdown)
     _wrap(GPUModelRunner, "propose_draft_token_ids", _propose)

@@ -6,7 +6,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from decoder.drafting.eagle3 import WEIGHTS, Eagle3Head, save_head
-from pipelines.drafter.train import DRAFTED, Acceptance, Settings
+from pipelines.drafter.acceptance import DRAFTED, Acceptance
+from pipelines.drafter.train import Settings
 
 CARD = """---
 license: apache-2.0
@@ -22,22 +23,25 @@ and are not stored.
 
 ## How it was made
 
-1. `pipelines/drafter/generate.py`: the target answered this project's own prompts (made from
-   Python's standard library and fixed topic lists, `train` side of the split) and instructions
-   that it wrote itself; half of the answers greedy, half at temperature 0.7.
-2. `pipelines/drafter/extract.py`: its hidden states over {sequences} conversations, {tokens} tokens,
-   {answers} of them in answers. Aux layers {layers} (as vLLM counts).
-3. `pipelines/drafter/train.py`: {batches} batches, {rows} chains, on a two-core CPU shared with
-   other work. Settings: `{settings}`.
+1. Conversations: `pipelines/drafter/generate.py` and `compose.py` let the target answer this
+   project's own prompts (made from Python's standard library and fixed topic lists, `train` side of
+   the split) and instructions that it wrote itself, half of the answers greedy and half at
+   temperature 0.7; `written.py` adds functions and documentation of Python's standard library (PSF
+   licence) in the place of answers. Counts: {sources}.
+2. `pipelines/drafter/extract.py`: the target's hidden states over them, {tokens} tokens, {answers}
+   of them in answers. Aux layers {layers} (as vLLM counts).
+3. `pipelines/drafter/train.py`: {batches} batches, {rows} chains, soft labels, in float32 on a
+   two-core CPU shared with other work. Runs, one after the other on the same weights:
+{runs}
 
-Nothing but the target's own output and this project's own prompts went in.
+No public prompt set or benchmark went in.
 
 ## Measured
 
-On {cycles} simulated greedy cycles of {drafted} drafts over held-out conversations of the same kind:
+On {cycles} simulated greedy cycles of {drafted} drafts over held-out conversations of that kind:
 **{accepted:.2f} accepted tokens a cycle**; acceptance by place, given the ones before: {by_step}.
 
-`pipelines/drafter/measure.py` measures it in an unmodified vLLM; its figures are in `measured.json`.
+`pipelines/drafter/measure.py` measures it in an unmodified vLLM.
 
 ## Licence
 
@@ -49,28 +53,32 @@ Apache-2.0, as its target.
 class Provenance:
     """What the head had seen when it was written."""
 
-    sequences: int
+    sources: dict[str, int]
+    """Conversations by origin."""
     tokens: int
     answers: int
     batches: int
     rows: int
-    settings: Settings
+    runs: tuple[Settings, ...]
+
+
+def _spelled(settings: Settings) -> str:
+    return ", ".join(f"{k}={v}" for k, v in asdict(settings).items())
 
 
 def export(head: Eagle3Head, path: Path, made: Provenance, found: Acceptance) -> None:
     """Write the checkpoint directory; ``head`` takes the target's states as they are."""
     save_head(head, path)
-    settings = ", ".join(f"{k}={v}" for k, v in asdict(made.settings).items())
     card = CARD.format(
         vocabulary=head.config.draft_vocab_size,
         megabytes=(path / WEIGHTS).stat().st_size / 1e6,
         layers=list(head.config.aux_layers),
-        sequences=made.sequences,
+        sources=", ".join(f"{n} {origin}" for origin, n in made.sources.items()),
         tokens=made.tokens,
         answers=made.answers,
         batches=made.batches,
         rows=made.rows,
-        settings=settings,
+        runs="\n".join(f"   - `{_spelled(r)}`" for r in made.runs),
         cycles=found.cycles,
         drafted=DRAFTED,
         accepted=found.accepted,

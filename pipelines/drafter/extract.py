@@ -30,6 +30,10 @@ AUX_LAYERS = (2, 15, 28)
 """As vLLM counts: ``i`` is the residual stream entering layer ``i`` (30: leaving the last one)."""
 
 
+Conversation = tuple[list[int], int, bool, Tensor, Tensor]
+"""Token ids, how many are prompt, greedy or not, aux (tokens, layers, hidden), final."""
+
+
 class Capture:
     """Keeps the residual stream that enters each of ``layers`` during a forward pass."""
 
@@ -77,14 +81,35 @@ def _states(model: Any, capture: Capture, ids: list[int]) -> tuple[Tensor, Tenso
     return aux.bfloat16(), final.bfloat16()
 
 
+def write_shard(out: Path, index: int, kept: list[Conversation], layers: Sequence[int]) -> None:
+    """Write one shard, whole or not at all, in place of a shorter one of the same ``index``."""
+    shard = {
+        "tokens": torch.tensor([t for k in kept for t in k[0]], dtype=torch.int32),
+        "lengths": torch.tensor([len(k[0]) for k in kept], dtype=torch.int32),
+        "prompts": torch.tensor([k[1] for k in kept], dtype=torch.int32),
+        "greedy": torch.tensor([k[2] for k in kept]),
+        "aux": torch.cat([k[3] for k in kept]),
+        "final": torch.cat([k[4] for k in kept]),
+    }
+    path = out / f"{index:05d}-{len(kept)}.safetensors"
+    partial = path.with_suffix(".partial")
+    save_file(shard, partial, {"layers": json.dumps(sorted(layers))})
+    for shorter in out.glob(f"{index:05d}-*.safetensors"):
+        shorter.unlink()
+    partial.rename(path)
+
+
 def extract(
     model_path: Path,
     generations: Path,
     out: Path,
     layers: Sequence[int] = AUX_LAYERS,
     follow: bool = False,
+    first_shard: int = 0,
 ) -> int:
     """Write the shards of ``generations`` that ``out`` lacks; each appears whole or not at all.
+
+    Shards count from ``first_shard``, so several files of generations can share ``out``.
 
     Returns:
         the number of tokens written by this call.
@@ -99,23 +124,17 @@ def extract(
     written = 0
     with Progress() as progress:
         bar = progress.add_task("extracting", total=None)
-        for index, records in _chunks(generations, follow):
+        for chunk, records in _chunks(generations, follow):
+            index = first_shard + chunk
             path = out / f"{index:05d}-{len(records)}.safetensors"
             if path.exists():
                 continue
-            sequences = [r["prompt"] + r["output"] for r in records]
-            states = [_states(model, capture, ids) for ids in sequences]
-            shard = {
-                "tokens": torch.tensor([t for ids in sequences for t in ids], dtype=torch.int32),
-                "lengths": torch.tensor([len(ids) for ids in sequences], dtype=torch.int32),
-                "prompts": torch.tensor([len(r["prompt"]) for r in records], dtype=torch.int32),
-                "greedy": torch.tensor([r["temperature"] == 0 for r in records]),
-                "aux": torch.cat([a for a, _ in states]),
-                "final": torch.cat([f for _, f in states]),
-            }
-            partial = path.with_suffix(".partial")
-            save_file(shard, partial, {"layers": json.dumps(sorted(layers))})
-            partial.rename(path)
-            written += len(shard["tokens"])
+            kept: list[Conversation] = []
+            for r in records:
+                ids = r["prompt"] + r["output"]
+                aux, final = _states(model, capture, ids)
+                kept.append((ids, len(r["prompt"]), r["temperature"] == 0, aux, final))
+            write_shard(out, index, kept, layers)
+            written += sum(len(k[0]) for k in kept)
             progress.update(bar, completed=written)
     return written

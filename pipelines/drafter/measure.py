@@ -77,7 +77,7 @@ def measure(
     answer: int = 128,
     context: int = 2048,
 ) -> list[Measured]:
-    """Decode every set greedily in float32 with ``k`` drafts a cycle; prompts too long are left out."""
+    """Decode every set greedily in float32, ``k`` drafts a cycle, without prompts too long."""
     os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")

@@ -13,9 +13,8 @@ import json
 import math
 import random
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +26,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from decoder.drafting.eagle3 import Eagle3Head, HeadConfig
+from pipelines.drafter.acceptance import Acceptance, evaluate
+from pipelines.drafter.conversations import (
+    Sequence,
+    Shards,
+    chain_rows,
+    draft_vocabulary,
+    pack,
+)
 from pipelines.drafter.unroll import Pack, unroll
-
-DRAFTED = 4
-"""Tokens drafted in the simulated cycles of the evaluation."""
 
 Log = Callable[[int, dict[str, float]], None]
 
@@ -45,67 +49,24 @@ class Settings:
     steps: int = 3
     """Training-time test: how far each chain is unrolled."""
     step_decay: float = 0.8
-    later_share: float = 0.5
+    later_share: float = 0.4
     """Share of the chains unrolled beyond step 0: most of what they teach at half of the price."""
     prompt_share: float = 0.15
     """Share of prompt positions that start a chain; every answer position does."""
-    rows: int = 600
+    rows: int = 500
     """Chains a batch, about."""
-    learning_rate: float = 1e-3
-    weight_decay: float = 0.01
+    learning_rate: float = 2e-3
+    output_rate: float = 0.1
+    """Learning rate of ``lm_head`` relative to the rest: its rows are the target's own, and what
+    they know of rare tokens is lost when they move far on little data."""
+    dropout: float = 0.1
+    """Of the head's inputs (aux features and embeddings), while training."""
+    weight_decay: float = 0.05
     warmup: int = 30
     heldout_every: int = 16
     heldout_at_most: int = 48
-    evaluate_minutes: float = 4.0
+    evaluate_minutes: float = 5.0
     seed: int = 0
-
-
-@dataclass(frozen=True)
-class Sequence:
-    """One prompt and its answer, with the target's states (bf16)."""
-
-    tokens: Tensor
-    prompt: int
-    greedy: bool
-    aux: Tensor
-    final: Tensor
-
-
-@dataclass
-class Shards:
-    """The shards of a directory, read once each, split by place into training and held-out."""
-
-    path: Path
-    settings: Settings
-    train: list[Sequence] = field(default_factory=list)
-    heldout: list[Sequence] = field(default_factory=list)
-    _read: set[str] = field(default_factory=set)
-
-    def refresh(self) -> None:
-        """Read the shards that appeared since."""
-        for path in sorted(self.path.glob("*.safetensors")):
-            if path.stem[:5] not in self._read:
-                self._read.add(path.stem[:5])
-                self._add(path)
-
-    def _add(self, path: Path) -> None:
-        with safe_open(path, "pt") as shard:
-            stored = json.loads(shard.metadata()["layers"])
-        columns = [stored.index(layer) for layer in self.settings.aux_layers]
-        s = load_file(path)
-        parts = zip(
-            s["tokens"].long().split(s["lengths"].tolist()),
-            s["aux"][:, columns].flatten(1).split(s["lengths"].tolist()),
-            s["final"].split(s["lengths"].tolist()),
-            s["prompts"].tolist(),
-            s["greedy"].tolist(),
-            strict=True,
-        )
-        for place, (tokens, aux, final, prompt, greedy) in enumerate(parts):
-            sequence = Sequence(tokens, prompt, greedy, aux, final)
-            # a residue other than 0, or greedy and sampled lines would not both be held out
-            kept = place % self.settings.heldout_every == self.settings.heldout_every // 2
-            (self.heldout if kept else self.train).append(sequence)
 
 
 @dataclass(frozen=True)
@@ -124,21 +85,10 @@ class Target:
         with safe_open(path / "model.safetensors", "pt") as f:
             embedding = f.get_tensor("model.embed_tokens.weight").float()
             return cls(
-                embedding, f.get_tensor("model.norm.weight").float(), AutoConfig.from_pretrained(path)
+                embedding,
+                f.get_tensor("model.norm.weight").float(),
+                AutoConfig.from_pretrained(path),
             )
-
-
-def draft_vocabulary(sequences: list[Sequence], size: int, of: int) -> Tensor:
-    """The ``size`` tokens most frequent in ``sequences``, answers counted double: ascending ids.
-
-    Ties and the rest go to the lowest of the ``of`` ids: a BPE tokenizer numbers its merges by
-    frequency.
-    """
-    counts: Counter[int] = Counter()
-    for s in sequences:
-        counts.update(s.tokens[s.prompt :].tolist() * 2)
-        counts.update(s.tokens[: s.prompt].tolist())
-    return torch.tensor(sorted(sorted(range(of), key=lambda t: (-counts[t], t))[:size]))
 
 
 def new_head(target: Target, settings: Settings, vocabulary: Tensor) -> Eagle3Head:
@@ -163,34 +113,21 @@ def new_head(target: Target, settings: Settings, vocabulary: Tensor) -> Eagle3He
     head.set_vocabulary(vocabulary)
     with torch.no_grad():
         head.lm_head.weight.copy_(target.embedding[vocabulary])
-        head.norm.weight.copy_(target.norm)
+        # a random layer under the target's full-size norm starts out confidently wrong
+        # (cross-entropy 18, uniform is 9): quiet outputs learn faster
+        head.norm.weight.copy_(0.3 * target.norm)
+        head.midlayer.self_attn.o_proj.weight.mul_(0.1)
+        head.midlayer.mlp.down_proj.weight.mul_(0.1)
     return head
 
 
-def pack(sequences: list[Sequence], embedding: Tensor, scale: Tensor) -> Pack:
-    """Put ``sequences`` end to end; ``scale`` (layers * hidden) divides the aux states."""
-    ends = torch.tensor([len(s.tokens) for s in sequences]).cumsum(0).tolist()
-    tokens = torch.cat([s.tokens for s in sequences])
-    return Pack(
-        tokens,
-        functional.embedding(tokens, embedding),
-        torch.cat([s.aux for s in sequences]).float() / scale,
-        torch.cat([s.final for s in sequences]).float(),
-        tuple(zip([0, *ends[:-1]], ends, strict=True)),
+def dropped(batch: Pack, share: float) -> Pack:
+    """``batch`` with a random ``share`` of its input features zeroed (and the rest scaled up)."""
+    return replace(
+        batch,
+        aux=functional.dropout(batch.aux, share),
+        embeds=functional.dropout(batch.embeds, share),
     )
-
-
-def chain_rows(sequences: list[Sequence], prompt_share: float) -> Tensor:
-    """Rows of their pack at which chains start: every one whose draft is for the answer, and a
-    random ``prompt_share`` of the others.
-    """
-    wanted = []
-    for s in sequences:
-        chosen = torch.rand(len(s.tokens)) < prompt_share
-        chosen[s.prompt - 1 :] = True
-        chosen[-1] = False
-        wanted.append(chosen)
-    return torch.cat(wanted).nonzero()[:, 0]
 
 
 def loss(
@@ -218,51 +155,6 @@ def loss(
     return total / weight
 
 
-@dataclass(frozen=True)
-class Acceptance:
-    """How greedy drafts fare on held-out greedy answers."""
-
-    by_step: tuple[float, ...]
-    """Share of drafts at each place that match, given that all before them did."""
-    accepted: float
-    """Mean accepted tokens of a cycle with :data:`DRAFTED` drafts, cycles simulated in order."""
-    cycles: int
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """As flat numbers for a log."""
-        steps = {f"acceptance_{i + 1}": a for i, a in enumerate(self.by_step)}
-        return steps | {"accepted_per_cycle": self.accepted}
-
-
-@torch.inference_mode()
-def evaluate(
-    head: Eagle3Head, sequences: list[Sequence], embedding: Tensor, scale: Tensor
-) -> Acceptance:
-    """Simulate cycles of :data:`DRAFTED` greedy drafts over the greedy ones of ``sequences``."""
-    reached, matched = [0] * DRAFTED, [0] * DRAFTED
-    cycles = accepted = 0
-    targets = head.target_ids
-    for s in (s for s in sequences if s.greedy and len(s.tokens) > s.prompt + 1):
-        batch = pack([s], embedding, scale)
-        rows = torch.arange(s.prompt - 1, len(s.tokens) - 1)
-        lengths = torch.zeros(len(s.tokens), dtype=torch.int64)
-        for j, step in enumerate(unroll(head, batch, rows, DRAFTED)):
-            known = step.labels + 1 < len(s.tokens)
-            rows, drafts = step.rows[known], targets[step.logits.argmax(-1)[known]]
-            right = (s.tokens[step.labels[known] + 1] == drafts) & (lengths[rows] == j)
-            lengths[rows[right]] += 1
-        at = s.prompt - 1
-        while at + 2 < len(s.tokens):
-            n = int(lengths[at])
-            for j in range(min(n + 1, DRAFTED, len(s.tokens) - at - 2)):
-                reached[j] += 1
-                matched[j] += j < n
-            cycles, accepted, at = cycles + 1, accepted + n, at + n + 1
-    rates = tuple(m / max(1, r) for m, r in zip(matched, reached, strict=True))
-    return Acceptance(rates, accepted / max(1, cycles), cycles)
-
-
 @dataclass
 class Run:
     """A training run's state: what a checkpoint holds, and nothing else."""
@@ -283,12 +175,16 @@ class Run:
             shards.train, settings.draft_vocab_size, target.config.vocab_size
         )
         sample = torch.cat([s.aux for s in shards.train[:200]]).float()
-        return cls._of(new_head(target, settings, vocabulary), sample.square().mean(0).sqrt(), settings)
+        return cls._of(
+            new_head(target, settings, vocabulary), sample.square().mean(0).sqrt(), settings
+        )
 
     @classmethod
     def _of(cls, head: Eagle3Head, scale: Tensor, settings: Settings) -> Run:
+        output = list(head.lm_head.parameters())
+        layer = [p for name, p in head.named_parameters() if not name.startswith("lm_head")]
         optimizer = torch.optim.AdamW(
-            head.parameters(),
+            [{"params": layer, "scale": 1.0}, {"params": output, "scale": settings.output_rate}],
             lr=settings.learning_rate,
             betas=(0.9, 0.95),
             weight_decay=settings.weight_decay,
@@ -305,7 +201,9 @@ class Run:
 
     def save(self, path: Path) -> None:
         """Write head, optimiser and counters as one safetensors file, atomically."""
-        tensors = {f"head.{k}": v for k, v in self.head.state_dict().items()} | {"scale": self.scale}
+        tensors = {f"head.{k}": v for k, v in self.head.state_dict().items()} | {
+            "scale": self.scale
+        }
         for name, parameter in self.head.named_parameters():
             for key, value in self.optimizer.state[parameter].items():
                 tensors[f"optimizer.{key}.{name}"] = value
@@ -334,7 +232,9 @@ class Run:
         return run
 
 
-def _batches(sequences: list[Sequence], settings: Settings, rng: random.Random) -> Iterator[list[Sequence]]:
+def _batches(
+    sequences: list[Sequence], settings: Settings, rng: random.Random
+) -> Iterator[list[Sequence]]:
     """One pass in random order, about ``settings.rows`` chains at a time."""
     order = rng.sample(sequences, len(sequences))
     batch, rows = list[Sequence](), 0.0
@@ -363,12 +263,16 @@ def train(
 ) -> Run:
     """Train for ``settings.minutes``, resuming from ``checkpoint`` where there is one.
 
+    A checkpoint whose minutes are used up starts them again: a new schedule on its weights.
+
     ``improved`` is called with the run whenever held-out accepted tokens are the best so far.
     """
-    shards = Shards(states, settings)
+    shards = Shards(states, settings.aux_layers, settings.heldout_every)
     shards.refresh()
     if checkpoint.exists():
         run = Run.resume(checkpoint, target, settings)
+        if run.seconds >= 60 * settings.minutes:
+            run.seconds = 0.0
     else:
         run = Run.start(target, settings, shards)
     teacher = target.embedding[run.head.target_ids]
@@ -384,7 +288,9 @@ def train(
             improved(run, found)
         run.save(checkpoint)
 
-    with Progress(*Progress.get_default_columns(), TextColumn("loss {task.fields[loss]:.3f}")) as bar:
+    with Progress(
+        *Progress.get_default_columns(), TextColumn("loss {task.fields[loss]:.3f}")
+    ) as bar:
         task = bar.add_task("training", total=60 * settings.minutes, loss=math.nan)
         while run.seconds < 60 * settings.minutes:
             shards.refresh()
@@ -392,17 +298,20 @@ def train(
                 begun = time.monotonic()
                 batch = pack(sequences, target.embedding, run.scale)
                 rows = chain_rows(sequences, settings.prompt_share)
-                value = loss(run.head, batch, rows, teacher, settings)
+                value = loss(run.head, dropped(batch, settings.dropout), rows, teacher, settings)
                 for group in run.optimizer.param_groups:
-                    group["lr"] = _rate(run, settings)
+                    group["lr"] = group["scale"] * _rate(run, settings)
                 run.optimizer.zero_grad()
-                value.backward()  # type: ignore[no-untyped-call]
+                value.backward()
                 torch.nn.utils.clip_grad_norm_(run.head.parameters(), 1.0)
                 run.optimizer.step()
                 run.batch, run.rows = run.batch + 1, run.rows + len(rows)
                 run.seconds += time.monotonic() - begun
                 bar.update(task, completed=run.seconds, loss=value.item())
-                log(run.batch, {"loss": value.item(), "rows": run.rows, "rate": _rate(run, settings)})
+                log(
+                    run.batch,
+                    {"loss": value.item(), "rows": run.rows, "rate": _rate(run, settings)},
+                )
                 if run.seconds - evaluated > 60 * settings.evaluate_minutes:
                     judge()
                     evaluated = run.seconds

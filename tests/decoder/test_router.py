@@ -143,9 +143,7 @@ def test_a_second_start_is_an_error(sink: KeepingSink, token_classes: np.ndarray
         router.start("r", np.array([1], np.int32), RequestOptions(8, 64))
 
 
-def test_tenants_do_not_draft_from_each_other(
-    sink: KeepingSink, token_classes: np.ndarray
-) -> None:
+def test_tenants_do_not_draft_from_each_other(sink: KeepingSink, token_classes: np.ndarray) -> None:
     router = make_router(sink, token_classes, frequency_policy("s", 0.0))
     secret = [9, 8, 7, 6, 5, 4, 3]
     Target(router, secret * 2).run("first", [1], RequestOptions(64, 4096, tenant="a"))
@@ -209,4 +207,6 @@ def test_policies_swap_underneath_without_a_mixed_step(
     thresholds = {p.version: p.threshold for p in policies} | {1: 1.0}
     for event in sink.events:
         assert event.threshold in (0.0, thresholds[event.policy_version])
-        assert (event.arm == "cache") == (event.predicted >= event.threshold) or not event.verified_len
+        assert (event.arm == "cache") == (
+            event.predicted >= event.threshold
+        ) or not event.verified_len

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
 from decoder.contracts.errors import ModelError
 from decoder.drafting.eagle3 import Eagle3Head, HeadConfig, load_head, save_head
 from pipelines.drafter.unroll import Pack, unroll
-from safetensors import safe_open
-from torch import Tensor, nn
 
 CONFIG = HeadConfig(
     hidden_size=24,
@@ -58,14 +59,16 @@ def rotate(x: Tensor, position: int) -> Tensor:
     return out
 
 
-def naive(w: dict[str, Tensor], embeds: list[Tensor], hidden: list[Tensor]) -> tuple[Tensor, Tensor]:
+def naive(
+    w: dict[str, Tensor], embeds: list[Tensor], hidden: list[Tensor]
+) -> tuple[Tensor, Tensor]:
     """Logits and next hidden state at the last position: one token, one head at a time."""
     a = "midlayer.self_attn."
     d, group = CONFIG.head_dim, CONFIG.num_attention_heads // CONFIG.num_key_value_heads
     keys, values = [], []
     for p, (e, h) in enumerate(zip(embeds, hidden, strict=True)):
-        e, h = rms(e, w["midlayer.input_layernorm.weight"]), rms(h, w["midlayer.hidden_norm.weight"])
-        x = torch.cat((e, h))
+        normed_e = rms(e, w["midlayer.input_layernorm.weight"])
+        x = torch.cat((normed_e, rms(h, w["midlayer.hidden_norm.weight"])))
         keys.append([rotate(k, p) for k in (w[a + "k_proj.weight"] @ x).split(d)])
         values.append((w[a + "v_proj.weight"] @ x).split(d))
     queries = [rotate(q, len(hidden) - 1) for q in (w[a + "q_proj.weight"] @ x).split(d)]
@@ -132,9 +135,7 @@ def test_training_unrolls_what_serving_drafts(head: Eagle3Head, embedding: nn.Em
             embeds = list(embedding(tokens[begin + 1 : row + 2 + j]))
             hidden = list(head.fc(aux[begin : row + 1]))
             for i in range(j + 1):
-                expected, out = naive(
-                    head.state_dict(), embeds[: len(embeds) - j + i], hidden
-                )
+                expected, out = naive(head.state_dict(), embeds[: len(embeds) - j + i], hidden)
                 hidden.append(out)
             torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
             assert label == row + 1 + j
@@ -172,8 +173,10 @@ def test_file_layout_is_the_public_one(head: Eagle3Head, tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("sizes", "named"),
-    [({"hidden_size": 32, "vocab_size": 50}, "hidden size 24"),
-     ({"hidden_size": 24, "vocab_size": 51}, "vocabulary 50")],
+    [
+        ({"hidden_size": 32, "vocab_size": 50}, "hidden size 24"),
+        ({"hidden_size": 24, "vocab_size": 51}, "vocabulary 50"),
+    ],
 )
 def test_a_head_of_another_target_is_refused(
     head: Eagle3Head, tmp_path: Path, sizes: dict[str, int], named: str

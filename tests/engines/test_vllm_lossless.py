@@ -1,4 +1,4 @@
-"""In float32 the hybrid writes token for token what plain vLLM writes, policies swapping beneath."""
+"""In float32 the hybrid writes token for token what plain vLLM does, policies swapping beneath."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pipelines.workloads import WORKLOADS, prompts
 
 pytestmark = pytest.mark.engine
 
-KINDS = WORKLOADS[:4] + ("chat",)
+KINDS = WORKLOADS
 EACH = 5
 MAX_TOKENS = 64
 

@@ -87,13 +87,14 @@ def test_a_scope_comes_back_as_it_was(tmp_path: Path) -> None:
     scope = Scope("s", settings)
     scope.crown(None)
     scope.watch(scope.admit(Traffic(seed=8).events(20)), now=1.0)
-    assert scope.learn(50, seed=1) == 50
+    assert scope.learn(200, seed=1) == 150
     path = tmp_path / "c.safetensors"
     checkpoint.save(path, *scope.snapshot())
     loaded = checkpoint.load(path)
     assert loaded is not None
     again = Scope.restored("s", settings, loaded)
     for one in (scope, again):
+        one.admit(Traffic(seed=9).events(4))
         assert one.learn(10, seed=2) == 10
     assert again.window() == scope.window() and again.is_due() == scope.is_due()
     mine, theirs = scope.propose(), again.propose()

@@ -9,9 +9,9 @@ import pytest
 
 from decoder.contracts.policy import Policy, frequency_policy
 from learner import train
+from learner.costs import NOMINAL, measure
 from learner.gate import judge
 from learner.rows import from_events
-from learner.tune import NOMINAL, measure
 from tests.learner.traffic import Traffic
 
 ROWS = from_events(Traffic(seed=4).events(30))

@@ -35,10 +35,12 @@ def test_numpy_serves_what_torch_trained() -> None:
 def test_fit_learns_reports_and_repeats() -> None:
     losses: list[float] = []
     fits = [
-        train.fit(ROWS.features, ROWS.accepted, ROWS.censored, report=lambda _, x: losses.append(x))
+        train.fit(
+            ROWS.features, ROWS.accepted, ROWS.censored, 8, report=lambda _, x: losses.append(x)
+        )
         for _ in range(2)
     ]
-    assert len(losses) == 40 and losses[19] < 0.3 * losses[0]
+    assert len(losses) == 16 and losses[7] < 0.3 * losses[0]
     assert np.array_equal(served(fits[0]), served(fits[1]))
 
 

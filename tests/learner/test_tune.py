@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decoder.contracts.policy import CACHE, MODEL, NONE, PAPER_THRESHOLD, frequency_policy
 from learner import train
+from learner.costs import Costs, measure, robust_line
 from learner.rows import from_events
-from learner.tune import Costs, measure, robust_line, scan, tune
+from learner.tune import Stretches, scan, stretches, tune
 from tests.learner.traffic import FIXED_US, MODEL_US, TOKEN_US, Traffic
 
 ROWS = from_events(Traffic(seed=2).events(100))
@@ -21,29 +22,60 @@ NETWORK = train.export(
 )
 
 
-def naive(predicted: np.ndarray, cache: np.ndarray, other: np.ndarray) -> float:
-    thresholds = [*predicted, np.float32(np.inf), np.float32(-1)]
-    sums = [np.where(predicted >= t, cache, other).sum(axis=1) for t in thresholds]
-    return float(max(tokens / time for tokens, time in sums))
+def rate_at(threshold: float, predicted: np.ndarray, arms: list[np.ndarray], s: Stretches) -> float:
+    """Stretch by stretch, in plain Python."""
+    time = 0.0
+    for part, tokens in enumerate(s.tokens):
+        sums = np.zeros(2)
+        for i in np.flatnonzero(s.of_draft == part):
+            sums += arms[0][:, i] if predicted[i] >= threshold else arms[1][:, i]
+        time += tokens * sums[1] / sums[0]
+    return float(s.tokens.sum() / time)
 
 
-@given(st.integers(0, 10_000), st.integers(1, 40), st.integers(1, 12))
-def test_scan_equals_brute_force(seed: int, n: int, distinct: int) -> None:
+@settings(deadline=None)
+@given(st.integers(0, 10_000), st.integers(1, 40), st.integers(1, 12), st.integers(1, 6))
+def test_scan_equals_brute_force(seed: int, n: int, distinct: int, parts: int) -> None:
     rng = np.random.default_rng(seed)
     predicted = (rng.integers(0, distinct, n) / 3).astype(np.float32)
     cache = np.stack([1 + rng.integers(0, 20, n), rng.uniform(1, 3, n)])
     other = np.stack([np.full(n, 2.5), rng.uniform(1, 2, n)])
-    found = scan(predicted, (cache[0], cache[1]), (other[0], other[1]))
-    assert found.rate == pytest.approx(naive(predicted, cache, other))
-    tokens, time = np.where(predicted >= found.threshold, cache, other).sum(axis=1)
-    assert tokens / time == pytest.approx(found.rate)
+    of_draft = np.unique(rng.integers(0, parts, n), return_inverse=True)[1]
+    count = of_draft.max() + 1
+    cut = Stretches(of_draft, rng.uniform(1, 50, count), np.zeros(count, np.uint64))
+    found = scan(predicted, (cache[0], cache[1]), (other[0], other[1]), cut)
+    every = [*predicted, np.float32(np.inf), np.float32(-1)]
+    assert found.rate == pytest.approx(
+        max(rate_at(t, predicted, [cache, other], cut) for t in every)
+    )
+    assert found.rate == pytest.approx(rate_at(found.threshold, predicted, [cache, other], cut))
+
+
+def test_stretches_are_runs_of_one_request() -> None:
+    request = np.array([7, 9] * 10 + [9], np.uint64)
+    rows = replace(ROWS.take(np.arange(21)), request=request)
+    cut = stretches(rows)
+    assert cut.request.tolist() == [7, 7, 9, 9]
+    assert np.bincount(cut.of_draft).tolist() == [8, 2, 8, 3]
+    for part in range(4):
+        assert len(set(request[cut.of_draft == part])) == 1
+    verified = np.where(rows.arm == CACHE, rows.accepted, np.nan_to_num(rows.model_accepted))
+    verified[rows.arm == NONE] = 0
+    assert cut.tokens.sum() == pytest.approx(21 + verified.sum())
+
+
+def test_one_stretch_is_the_plain_ratio() -> None:
+    one = Stretches(np.zeros(3, np.int64), np.array([99.0]), np.zeros(1, np.uint64))
+    committed, time = np.array([1.0, 5.0, 3.0]), np.array([2.0, 2.0, 4.0])
+    assert one.tokens.sum() / one.needed(committed, time).sum() == pytest.approx(9 / 8)
 
 
 def test_adjacent_floats_are_told_apart() -> None:
     low = np.float32(3.0)
     high = np.nextafter(low, np.float32(4))
     cache, other = (np.array([9.0, 0.0]), np.ones(2)), (np.ones(2), np.ones(2))
-    found = scan(np.array([high, low]), cache, other)
+    one = Stretches(np.zeros(2, np.int64), np.ones(1), np.zeros(1, np.uint64))
+    found = scan(np.array([high, low]), cache, other, one)
     assert (np.array([high, low]) >= found.threshold).tolist() == [True, False]
 
 

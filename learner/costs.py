@@ -1,0 +1,135 @@
+"""What a cycle costs on the machine that serves, and what the model draft yields there.
+
+**Costs.** The time of a step is a line in the tokens it verified, plus what the arm adds::
+
+    step_us = fixed_us + token_us * step_tokens + extra_us[arm]
+
+``step_tokens`` counts every token the target ran, one per request and the drafts'. The line comes
+from steps of arms cache and none (Theil-Sen over the medians of bins: one stalled step in ten moves
+nothing); the drafter's time is the median of what model-arm steps took above the line. A request
+pays for its own tokens and for its share of the rest:
+``(fixed_us + extra_us[arm]) / batch_size + token_us * (1 + verified tokens)``. In a batch that
+mixes arms, a step's time is booked on each of its requests as if all had chosen alike: the
+difference between the arms then comes out smaller than it is.
+
+**Payoffs.** A cache draft's is its label, seen or in hindsight. The model draft's is seen only
+where it was chosen, so its mean stands for every draft; where cache drafts look good it may be
+higher.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from decoder.contracts.policy import CACHE, MODEL, NONE
+from learner.rows import Rows
+
+MIN_ARM: Final = 20
+"""Steps of an arm before its cost or payoff is believed: a median of fewer jumps."""
+BINS: Final = 12
+MIN_IN_BIN: Final = 3
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Times in microseconds a step; ``extra_us`` [none, model, cache] is on top of the line.
+
+    ``seen`` counts the steps observed by arm. ``measured`` is false for nominal costs, whose unit
+    is one plain step.
+    """
+
+    fixed_us: float
+    token_us: float
+    extra_us: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    model_accepted: float = 0.0  # mean draft tokens accepted in a cycle of the model arm
+    model_len: float = 0.0  # draft tokens such a cycle verifies
+    seen: tuple[int, int, int] = (0, 0, 0)
+    measured: bool = True
+
+    @property
+    def has_model(self) -> bool:
+        """Whether a model drafter has been observed at all."""
+        return self.seen[MODEL] >= MIN_ARM
+
+    def outcome(self, rows: Rows, arms: NDArray[np.int8]) -> tuple[Floats, Floats]:
+        """Tokens committed [n] and time [n] of taking ``arms`` [n] at ``rows``."""
+        committed = np.ones(len(rows))
+        committed[arms == CACHE] += rows.accepted[arms == CACHE]
+        committed[arms == MODEL] += self.model_accepted
+        drafted = np.select([arms == CACHE, arms == MODEL], [rows.draft_len, self.model_len], 0.0)
+        shared = self.fixed_us + np.asarray(self.extra_us)[arms]
+        return committed, shared / rows.batch_size + self.token_us * (1.0 + drafted)
+
+    def simple_rate(self, arm: int) -> float:
+        """Tokens per microsecond of a lone request that always takes ``arm``, MODEL or NONE."""
+        is_model = arm == MODEL
+        drafted = self.model_len if is_model else 0.0
+        time = self.fixed_us + self.extra_us[arm] + self.token_us * (1.0 + drafted)
+        return (1.0 + (self.model_accepted if is_model else 0.0)) / time
+
+
+NOMINAL: Final = Costs(fixed_us=1.0, token_us=0.006, measured=False)
+"""A cache cycle of 32 drafted tokens costs a fifth more than a plain one: what a mid-sized GPU
+shows at batch 1. Used to compare policies until a machine has been measured."""
+
+
+def _medians(x: Floats, y: Floats) -> tuple[Floats, Floats]:
+    """Medians of ``x`` and ``y`` in up to BINS bins of ``x`` holding about equally many."""
+    edges = np.unique(np.quantile(x, np.linspace(0.0, 1.0, BINS + 1)))
+    bins = np.clip(np.searchsorted(edges, x, side="right"), 1, len(edges))
+    full = [b for b in np.unique(bins) if (bins == b).sum() >= MIN_IN_BIN]
+    middle_x = np.array([np.median(x[bins == b]) for b in full])
+    return middle_x, np.array([np.median(y[bins == b]) for b in full])
+
+
+def robust_line(x: Floats, y: Floats) -> tuple[float, float] | None:
+    """Intercept and slope (not negative) of ``y`` over ``x``; None when ``x`` does not vary.
+
+    Theil-Sen over the medians of bins: the median slope between all pairs.
+    """
+    middle_x, middle_y = _medians(x, y)
+    i, j = np.triu_indices(len(middle_x), k=1)
+    apart = middle_x[j] > middle_x[i]
+    if not apart.any():
+        return None
+    slopes = (middle_y[j] - middle_y[i])[apart] / (middle_x[j] - middle_x[i])[apart]
+    slope = max(float(np.median(slopes)), 0.0)
+    return float(np.median(middle_y - slope * middle_x)), slope
+
+
+def measure(rows: Rows) -> Costs | None:
+    """Costs and the model arm's payoff from recent ``rows``; None while the line is unknown."""
+    rows = rows.take(rows.step_us > 0)
+    counts = np.bincount(rows.arm, minlength=3)
+    seen = (int(counts[NONE]), int(counts[MODEL]), int(counts[CACHE]))
+    if seen[CACHE] < MIN_ARM:
+        return None
+    tokens = rows.step_tokens.astype(np.float64)
+    plain = rows.arm != MODEL
+    line = robust_line(tokens[plain], rows.step_us[plain])
+    if line is None:
+        return None
+    fixed, slope = line
+    above = rows.step_us - fixed - slope * tokens
+    extra = [
+        float(np.median(above[rows.arm == arm])) if seen[arm] >= MIN_ARM else 0.0
+        for arm in (NONE, MODEL, CACHE)
+    ]
+    if fixed + min(extra) <= 0:
+        return None
+    model = np.isfinite(rows.model_accepted) & (rows.arm == MODEL)
+    payoff = rows.model_accepted[model]
+    return Costs(
+        fixed_us=fixed,
+        token_us=slope,
+        extra_us=(extra[NONE], extra[MODEL], extra[CACHE]),
+        model_accepted=float(payoff.mean(dtype=np.float64)) if len(payoff) else 0.0,
+        model_len=float(np.median(rows.verified_len[model])) if len(payoff) else 0.0,
+        seen=seen,
+    )

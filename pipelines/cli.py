@@ -1,0 +1,215 @@
+"""``hvd``: the project's commands. Each does its imports when it is called."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from decoder.contracts.errors import HvdError
+
+app = typer.Typer(
+    name="hvd",
+    help=(
+        "Adaptive decoding for LLM serving: a worker chooses, cycle by cycle, between a draft "
+        "copied from a suffix cache and one of a draft model; a learner keeps learning the choice "
+        "from what was really accepted.\n\n"
+        "Begin with [bold]hvd doctor[/bold], then [bold]hvd demo[/bold]."
+    ),
+    rich_markup_mode="rich",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+out, err = Console(), Console(stderr=True)
+
+REPORTS = Path("reports/demo")
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": False})
+def serve(
+    context: typer.Context,
+    model: Annotated[
+        str | None, typer.Option(help="Checkpoint directory or hub name; default: embedded.")
+    ] = None,
+    drafter: Annotated[
+        str | None, typer.Option(help="EAGLE3 head made for the model, or 'none'.")
+    ] = None,
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
+    host: str = "127.0.0.1",
+    dtype: Annotated[str, typer.Option(help="auto chooses what is fastest here.")] = "auto",
+) -> None:
+    """Serve one model with hybrid decoding: an OpenAI-compatible API.
+
+    Arguments after -- go to 'vllm serve' as they are.
+    Example: hvd serve --model ./llama-8b --drafter ./llama-8b-eagle3 -- --max-model-len 8192
+    """
+    from pipelines import serve as worker
+
+    worker.serve(worker.chosen(model, drafter, host, port, dtype, context.args))
+
+
+@app.command()
+def learn() -> None:
+    """Learn from the draft events on Kafka until Ctrl-C; publishes better policies."""
+    from learner.__main__ import main as learner_main
+
+    raise typer.Exit(learner_main())
+
+
+@app.command()
+def up(
+    api_port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
+    kafka_port: Annotated[int, typer.Option(min=1, max=65535)] = 9092,
+    mlflow_port: Annotated[int, typer.Option(min=1, max=65535)] = 5000,
+) -> None:
+    """Start broker, registry, worker and learner, and keep them until Ctrl-C."""
+    from pipelines import embedded
+    from pipelines.stack import Home, Ports, running
+
+    ports = Ports(api_port, kafka_port, mlflow_port)
+    with running(ports, Home.of_checkout(), out) as stack:
+        request = {
+            "model": embedded.SERVED_NAME,
+            "messages": [{"role": "user", "content": "Name three rivers."}],
+            "max_tokens": 64,
+            "temperature": 0,
+        }
+        out.print(f"\nAPI     {stack.api}/v1\nMLflow  {stack.tracking_uri}")
+        out.print(f"Kafka   {stack.kafka.bootstrap_servers}\nLogs    var/logs\n")
+        out.print(
+            f"curl -s {stack.api}/v1/chat/completions -H 'Content-Type: application/json' "
+            f"-d '{json.dumps(request)}'",
+            soft_wrap=True,
+            highlight=False,
+        )
+        out.print("\nCtrl-C stops everything.")
+        while True:
+            stack.check()
+            time.sleep(1.0)
+
+
+@app.command()
+def demo(
+    minutes: Annotated[
+        float | None, typer.Option(min=0.5, help="Minutes of traffic; default: 7, or less.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+) -> None:
+    """Serve, learn and watch for a few minutes; writes reports/demo/report.html.
+
+    Needs no network, no GPU and no free port. Ends by itself within ten minutes. Exit status 1: an
+    event was lost, or fewer than two policies were applied.
+    """
+    from pipelines import dashboard, report
+    from pipelines import demo as whole
+
+    run = whole.run(minutes, err if as_json else out)
+    page = report.write(run.ledger, run.summary, run.began, REPORTS)
+    if as_json:
+        sys.stdout.write(json.dumps(run.summary.as_dict(), indent=1) + "\n")
+    else:
+        out.print(dashboard.outcome(run.summary))
+        out.print(f"Report: [bold]{page}[/bold]")
+        out.print(
+            f"Registry: mlflow ui --backend-store-uri sqlite:///{whole.HOME}/mlruns/mlflow.db"
+        )
+    for failing in run.summary.failings:
+        err.print(f"[red]{escape(failing)}[/red]")
+    raise typer.Exit(1 if run.summary.failings else 0)
+
+
+@app.command()
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+) -> None:
+    """Check this machine and environment; each failing line names its fix."""
+    from dataclasses import asdict
+
+    from pipelines.doctor import examine
+
+    checks = examine()
+    if as_json:
+        sys.stdout.write(json.dumps([asdict(c) for c in checks], indent=1) + "\n")
+    else:
+        signs = {True: "[red]bad [/red]", False: "[yellow]note[/yellow]"}
+        for c in checks:
+            sign = "[green]ok  [/green]" if c.ok else signs[c.blocks]
+            fix = "" if c.ok else f"\n     {escape(c.fix)}"
+            out.print(f"{sign} {c.name}: {escape(c.found)}{fix}", highlight=False, soft_wrap=True)
+    raise typer.Exit(1 if any(c.blocks and not c.ok for c in checks) else 0)
+
+
+@app.command()
+def model() -> None:
+    """Expand the embedded model into the cache, once; prints where it is."""
+    from pipelines.embedded import ensure_model
+
+    out.print(str(ensure_model()), soft_wrap=True, highlight=False)
+
+
+@app.command()
+def train_drafter(
+    folder: Annotated[Path, typer.Option(help="Working directory; every step resumes.")] = Path(
+        "var"
+    ),
+    save_to: Annotated[
+        Path | None, typer.Option("--out", help="Where the head goes; default: where it ships.")
+    ] = None,
+    tokens: Annotated[int, typer.Option(help="Answer tokens to generate.")] = 400_000,
+    minutes: Annotated[float, typer.Option(help="Minutes of training.")] = 30.0,
+    only: Annotated[str | None, typer.Option(help="One step: generate, extract or train.")] = None,
+) -> None:
+    """Make an EAGLE3 drafter for the embedded model: generate, extract, train, export."""
+    from typing import get_args
+
+    from pipelines import drafting, embedded
+
+    step = next((s for s in get_args(drafting.Step) if s == only), None)
+    if only is not None and step is None:
+        raise typer.BadParameter("choose generate, extract or train", param_hint="--only")
+    target, head = embedded.ensure_model(), save_to or embedded.DRAFTER
+    drafting.make_drafter(target, folder, head, tokens, minutes, step)
+
+
+@app.command()
+def bootstrap(
+    generations: Annotated[
+        Path, typer.Option(help="Recorded generations, one JSON object a line.")
+    ] = Path("var/generations.jsonl"),
+) -> None:
+    """Train the policy that a first start serves with, from recorded generations."""
+    from pipelines.bootstrap import rebuild
+
+    path, scores = rebuild(generations)
+    out.print(f"wrote {path}", soft_wrap=True)
+    for name, value in scores.items():
+        out.print(f"  {name} {value:.3f}")
+
+
+def _terminated(number: int, frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt  # the same way out as Ctrl-C: everything started is stopped
+
+
+def main() -> None:
+    """Entry point: an error of ours is one sentence and exit status 2, Ctrl-C is 130."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _terminated)
+    try:
+        app()
+    except HvdError as error:
+        name = type(error).__name__
+        err.print(f"[red]{name}:[/red] {escape(str(error))}", highlight=False, soft_wrap=True)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

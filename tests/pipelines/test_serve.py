@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from decoder.contracts.errors import ModelError, ProcessError, SettingsError
+from pipelines import embedded, machine
+from pipelines.serve import ServeOptions, check, chosen, serve_command
+
+TARGET = {"architectures": ["LlamaForCausalLM"], "hidden_size": 576, "vocab_size": 49152}
+HEAD = {"architectures": ["LlamaForCausalLMEagle3"], "hidden_size": 576, "vocab_size": 49152}
+NO_FLAGS: frozenset[str] = frozenset()
+
+
+def checkpoint(folder: Path, config: dict[str, object]) -> str:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "model.safetensors").write_bytes(b"")
+    return str(folder)
+
+
+def after(arguments: list[str], flag: str) -> str:
+    return arguments[arguments.index(flag) + 1]
+
+
+def test_with_a_drafter_both_arms_are_configured() -> None:
+    options = ServeOptions("owner/model", "owner/head", port=8123)
+    arguments, env = serve_command(options, {}, NO_FLAGS, on_cpu=True)
+    assert json.loads(after(arguments, "--speculative-config")) == {
+        "method": "eagle3",
+        "model": "owner/head",
+        "num_speculative_tokens": 64,
+        "disable_padded_drafter_batch": True,
+    }
+    assert after(arguments, "--port") == "8123"
+    assert env["HVD_WORKER_ENABLED"] == "1"
+    assert env["VLLM_USE_V2_MODEL_RUNNER"] == "0"
+    assert env["VLLM_CPU_KVCACHE_SPACE"] == "2"
+    assert "HF_HUB_OFFLINE" not in env
+
+
+def test_without_a_drafter_only_the_cache_drafts() -> None:
+    arguments, _ = serve_command(ServeOptions("owner/model"), {}, NO_FLAGS, on_cpu=True)
+    assert json.loads(after(arguments, "--speculative-config")) == {
+        "method": "suffix",
+        "num_speculative_tokens": 64,
+    }
+
+
+@pytest.mark.parametrize(
+    ("flags", "dtype"),
+    [
+        (frozenset({"avx2"}), "float32"),
+        (frozenset({"avx2", "avx512f"}), "float32"),
+        (frozenset({"avx2", "avx512_bf16"}), "bfloat16"),
+        (frozenset({"amx_bf16"}), "bfloat16"),
+    ],
+)
+def test_a_cpu_serves_in_the_format_it_is_fast_in(flags: frozenset[str], dtype: str) -> None:
+    arguments, _ = serve_command(ServeOptions("owner/model"), {}, flags, on_cpu=True)
+    assert after(arguments, "--dtype") == dtype
+
+
+def test_what_a_person_asked_for_wins() -> None:
+    options = ServeOptions("owner/model", dtype="bfloat16", extra=("--no-enforce-eager",))
+    environment = {"VLLM_CPU_KVCACHE_SPACE": "16"}
+    arguments, env = serve_command(options, environment, NO_FLAGS, on_cpu=True)
+    assert after(arguments, "--dtype") == "bfloat16"
+    assert "--enforce-eager" not in arguments
+    assert arguments[-1] == "--no-enforce-eager"
+    assert env["VLLM_CPU_KVCACHE_SPACE"] == "16"
+
+
+def test_a_gpu_keeps_vllms_own_choices() -> None:
+    arguments, env = serve_command(ServeOptions("owner/model"), {}, NO_FLAGS, on_cpu=False)
+    assert after(arguments, "--dtype") == "auto"
+    assert "--enforce-eager" not in arguments
+    assert "VLLM_CPU_KVCACHE_SPACE" not in env
+
+
+def test_a_local_model_is_never_looked_up_elsewhere(tmp_path) -> None:
+    model = checkpoint(tmp_path / "model", TARGET)
+    assert serve_command(ServeOptions(model), {}, NO_FLAGS, True)[1]["HF_HUB_OFFLINE"] == "1"
+
+
+def test_another_model_runs_without_the_embedded_drafter() -> None:
+    options = chosen("owner/model", None, "127.0.0.1", 8000, "auto")
+    assert (options.drafter, options.served_name) == (None, None)
+    assert chosen("owner/model", "none", "127.0.0.1", 8000, "auto").drafter is None
+
+
+def test_the_embedded_model_comes_with_its_name_and_drafter(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    embedded.model_directory().parent.mkdir(parents=True)
+    home = checkpoint(embedded.model_directory(), TARGET)
+    options = chosen(None, None, "127.0.0.1", 8000, "auto")
+    shipped = embedded.drafter_path()
+    assert options.model == home
+    assert options.served_name == "smollm2-135m"
+    assert options.drafter == (str(shipped) if shipped else None)
+    assert chosen(None, "none", "127.0.0.1", 8000, "auto").drafter is None
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [({"hidden_size": 1024}, "hidden size"), ({"vocab_size": 32000}, "vocabulary")],
+)
+def test_a_drafter_of_another_target_is_refused(tmp_path, change, word) -> None:
+    model = checkpoint(tmp_path / "model", TARGET)
+    head = checkpoint(tmp_path / "head", {**HEAD, **change})
+    with pytest.raises(ModelError, match=f"does not fit.*{word}"):
+        check(ServeOptions(model, head, port=machine.free_port()))
+
+
+def test_a_model_is_no_drafter(tmp_path) -> None:
+    model = checkpoint(tmp_path / "model", TARGET)
+    with pytest.raises(ModelError, match="not an EAGLE3 head"):
+        check(ServeOptions(model, model, port=machine.free_port()))
+
+
+def test_a_fitting_pair_passes(tmp_path) -> None:
+    model, head = checkpoint(tmp_path / "model", TARGET), checkpoint(tmp_path / "head", HEAD)
+    check(ServeOptions(model, head, port=machine.free_port()))
+
+
+@pytest.mark.parametrize("name", ["/missing", "./missing", "~/missing", "missing"])
+def test_a_model_that_is_not_there_is_named(name: str) -> None:
+    with pytest.raises(ModelError, match="missing"):
+        check(ServeOptions(name, port=machine.free_port()))
+
+
+def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path) -> None:
+    with pytest.raises(ModelError, match=r"no config\.json"):
+        check(ServeOptions(str(tmp_path), port=machine.free_port()))
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ModelError, match="no weights"):
+        check(ServeOptions(str(tmp_path), port=machine.free_port()))
+    (tmp_path / "config.json").write_text("not JSON")
+    with pytest.raises(ModelError, match="cannot be read"):
+        check(ServeOptions(str(tmp_path), port=machine.free_port()))
+
+
+def test_a_taken_port_is_named(tmp_path) -> None:
+    model = checkpoint(tmp_path / "model", TARGET)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(ProcessError, match=f"port {port}.*--port"):
+            check(ServeOptions(model, port=port))
+
+
+def test_a_misspelt_setting_is_refused_before_anything_starts(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("HVD_WORKER_QUEUE_SIZ", "10")
+    with pytest.raises(SettingsError, match="HVD_WORKER_QUEUE_SIZE"):
+        check(ServeOptions(checkpoint(tmp_path / "model", TARGET), port=machine.free_port()))
