@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from pipelines.ledger import Ledger, Window
@@ -82,7 +82,7 @@ def summarise(ledger: Ledger, machine: str, began: float, consumed_before: int =
     ended = max((p.ended for p in ledger.phases), default=began)
     consumed = ledger.consumed - consumed_before
     return Summary(
-        date=datetime.fromtimestamp(began, timezone.utc).isoformat(timespec="seconds"),
+        date=datetime.fromtimestamp(began, UTC).isoformat(timespec="seconds"),
         duration_s=round(ended - began, 1),
         machine=machine,
         requests=len(answered),

@@ -58,6 +58,7 @@ class Function:
 
     @property
     def split(self) -> Split:
+        """The side it belongs to, fixed by a hash of its name."""
         digest = hashlib.sha256(f"{self.module}.{self.name}".encode()).digest()
         return "heldout" if digest[0] % 10 < HELDOUT_IN_TEN else "train"
 
@@ -66,13 +67,19 @@ def _functions_of(path: Path) -> Iterator[Function]:
     try:
         text = path.read_text(encoding="utf-8")
         tree = ast.parse(text)
+        lines = text.encode().split(b"\n")
     except (SyntaxError, UnicodeDecodeError):  # the library ships files that are broken on purpose
         return
     for node in ast.walk(tree):
         if not isinstance(node, ast.FunctionDef):
             continue
-        source = ast.get_source_segment(text, node) or ""
-        if not 5 <= source.count("\n") <= 28 or len(source) > 1100:
+        begin, end = node.lineno - 1, node.end_lineno or node.lineno
+        if not 5 <= end - 1 - begin <= 28:
+            continue
+        # what ast.get_source_segment returns, which splits the whole file anew at every call
+        body = [lines[begin][node.col_offset :], *lines[begin + 1 : end - 1]]
+        source = b"\n".join([*body, lines[end - 1][: node.end_col_offset]]).decode()
+        if len(source) > 1100:
             continue
         doc = (ast.get_docstring(node) or "").split("\n\n")[0].replace("\n", " ")
         arguments = tuple(a.arg for a in node.args.args if a.arg not in ("self", "cls"))
@@ -104,9 +111,8 @@ def _edits(rng: random.Random, functions: tuple[Function, ...]) -> tuple[Message
             "Copy it exactly and add a comment above each return statement.",
         ]
     )
-    return _user(
-        f"Edit this Python function. {change} Return the whole function.\n\n```python\n{f.source}\n```"
-    )
+    asked = f"Edit this Python function. {change} Return the whole function."
+    return _user(f"{asked}\n\n```python\n{f.source}\n```")
 
 
 def _tools(rng: random.Random, functions: tuple[Function, ...]) -> tuple[Message, ...]:
@@ -120,7 +126,7 @@ def _tools(rng: random.Random, functions: tuple[Function, ...]) -> tuple[Message
         for f in offered
     ]
     wanted = rng.choice(tools)
-    values = {a: rng.choice(_VALUES) for a in wanted["parameters"]}  # type: ignore[attr-defined]
+    values = {a: rng.choice(_VALUES) for a in wanted["parameters"]}
     asked = ", ".join(f"{k} = {v!r}" for k, v in values.items()) or "no arguments"
     system = (
         "You can call tools. Answer only with a list of JSON calls of the form "
@@ -132,7 +138,7 @@ def _tools(rng: random.Random, functions: tuple[Function, ...]) -> tuple[Message
     return ({"role": "system", "content": system}, *_user(question.capitalize()))
 
 
-_VALUES = ("report.txt", "42", "utf-8", "main", "/tmp/data", "2026-01-31", "alpha", "0.5", "true")
+_VALUES = ("report.txt", "42", "utf-8", "main", "/srv/data", "2026-01-31", "alpha", "0.5", "true")
 _ASKS = (
     "Explain {t} to a beginner.",
     "What are the advantages and disadvantages of {t}?",
@@ -144,14 +150,17 @@ _ASKS = (
     "Write a poem about {t} and {u}.",
 )
 _TOPICS = tuple(
-    """the moon|bread baking|electric cars|chess|rivers|honey bees|old libraries|remote work|jazz|volcanoes
-winter|a lighthouse keeper|budgeting|gardening|public transport|coffee|photosynthesis|the printing press
-a lost dog|mountain hiking|solar power|language learning|sleep|the internet|tea ceremonies|bridges|robots
-friendship|exams|desert travel|museums|running|recycling|glaciers|a small village|astronomy|the ocean
-cooking rice|interviews|patience|time zones|birds|music lessons|the harvest|maps|a train journey|markets
-childhood games|clocks|elections|healthy eating|vaccines|stage fright|city parks|insects|the wheel""".replace(
-        "\n", "|"
-    ).split("|")
+    """
+    the moon|bread baking|electric cars|chess|rivers|honey bees|old libraries|remote work|jazz
+    volcanoes|winter|a lighthouse keeper|budgeting|gardening|public transport|coffee
+    photosynthesis|the printing press|a lost dog|mountain hiking|solar power|language learning
+    sleep|the internet|tea ceremonies|bridges|robots|friendship|exams|desert travel|museums
+    running|recycling|glaciers|a small village|astronomy|the ocean|cooking rice|interviews
+    patience|time zones|birds|music lessons|the harvest|maps|a train journey|markets
+    childhood games|clocks|elections|healthy eating|vaccines|stage fright|city parks|insects
+    the wheel""".strip()
+    .replace("\n    ", "|")
+    .split("|")
 )
 
 

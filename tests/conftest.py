@@ -1,9 +1,16 @@
-"""Small real things for tests: a policy that learned nothing, a sink that keeps what it is given."""
+"""Small real things for tests: a policy that learned nothing, a sink that keeps its events."""
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
+
+with warnings.catch_warnings():
+    # importing kafka-python warns about what it imports, which is theirs to mend
+    warnings.simplefilter("ignore")
+    import kafka.admin  # noqa: F401
 
 from decoder.contracts.events import DraftEvent
 from decoder.contracts.features import NUM_FEATURES, TOKEN_CLASSES

@@ -90,7 +90,8 @@ def predict(policy: Policy, features: FloatArray) -> FloatArray:
         hidden += bias
         if index < last:
             np.maximum(hidden, 0.0, out=hidden)
-    return np.minimum(np.maximum(hidden[:, 0], 0.0), lengths)
+    expected: FloatArray = np.minimum(np.maximum(hidden[:, 0], 0.0), lengths)
+    return expected
 
 
 _SCORE: Final = FEATURES.index("score")

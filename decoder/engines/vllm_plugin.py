@@ -82,11 +82,36 @@ def register() -> None:
     ours.setLevel(theirs.getEffectiveLevel())
     # Its selector warns of every pause of a tenth of a second, which a busy machine is full of.
     logging.getLogger("kafka").setLevel(logging.ERROR)
+    _mend_sampling_on_cpu()
     _wrap(VllmWorker, "load_model", functools.partial(_load_model, settings))
     _wrap(VllmWorker, "shutdown", _shutdown)
     _wrap(GPUModelRunner, "propose_draft_token_ids", _propose)
     _wrap(GPUModelRunner, "execute_model", _execute_model)
     _wrap(GPUModelRunner, "_input_fits_in_drafter", _input_fits_in_drafter)
+
+
+def _mend_sampling_on_cpu() -> None:
+    """Replace a function of vLLM 0.32's CPU backend that returns uninitialised memory.
+
+    ``expand_batch_to_tokens`` hands its kernel a converted copy of the output and never copies it
+    back, so that with any speculative method a sampled request is sampled at random temperatures.
+    """
+    import torch
+    from vllm.platforms import current_platform
+    from vllm.v1.sample import rejection_sampler
+
+    if not current_platform.is_cpu():
+        return
+
+    def expand(
+        x: torch.Tensor, cu: torch.Tensor, n: int, replace_from: int = 0, replace_to: int = 0
+    ) -> torch.Tensor:
+        counts = torch.diff(cu, prepend=cu.new_zeros(1)).long()
+        if replace_from != replace_to:
+            x = torch.where(x == replace_from, torch.full_like(x, replace_to), x)
+        return torch.repeat_interleave(x, counts, output_size=n)
+
+    rejection_sampler.expand_batch_to_tokens = expand
 
 
 def worker_of(runner: GPUModelRunner) -> Worker:
