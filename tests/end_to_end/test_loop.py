@@ -27,12 +27,16 @@ from decoder.contracts.topics import DRAFTS, POLICY, STATUS
 from decoder.drafting.suffix import SuffixCache
 from decoder.labels import naive_accepted_length
 from decoder.settings import WorkerSettings
-from learner.registry import Registry
+from learner.registry import PROMOTION_TAG, Registry, model_name
 from pipelines.bootstrap import embedded_scope
 from pipelines.stack import Home, Ports, Stack, running
 from pipelines.workloads import prompts
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.stack,
+    pytest.mark.timeout(900),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # mlflow's own
+]
 
 MAX_TOKENS = 72
 MAX_MODEL_LEN = 2048
@@ -110,8 +114,13 @@ def reader(stack: Stack) -> Iterator[Reader]:
 
 @pytest.fixture(scope="module")
 def answers(stack: Stack, reader: Reader) -> dict[str, Answer]:
-    """Served one after another, under the name each request travels by in the telemetry."""
+    """Served one after another, under the name each request travels by in the telemetry.
+
+    A person has taken promotion into their hands and lowered the threshold, so that both arms are
+    verified often.
+    """
     reader.until("the bootstrap policy", lambda: any(w.policy_version == 1 for w in reader.workers))
+    promote(stack, reader, threshold=1.5)
     found = {}
     for kind, count in REQUESTS.items():
         for index, prompt in enumerate(itertools.islice(prompts(kind), count)):
@@ -123,6 +132,19 @@ def answers(stack: Stack, reader: Reader) -> dict[str, Answer]:
     reader.until("every label", lambda: reader.workers[-1].requests_stopped == len(found))
     reader.until("every event", lambda: len(reader.events) == made())
     return found
+
+
+def promote(stack: Stack, reader: Reader, threshold: float) -> int:
+    """Register the champion with another threshold, move the alias, wait for the worker."""
+    registry, scope = Registry(stack.tracking_uri), embedded_scope()
+    champion = registry.champion(scope)
+    assert champion is not None
+    registry._client.set_registered_model_tag(model_name(scope), PROMOTION_TAG, "manual")
+    version = registry.register(replace(champion, threshold=threshold))
+    registry.promote(scope, version)
+    reader.until("the swap", lambda: reader.workers[-1].policy_version == version)
+    assert reader.workers[-1].threshold == threshold
+    return version
 
 
 def ask(stack: Stack, messages: list[dict[str, str]], name: str) -> Answer:
@@ -195,20 +217,15 @@ def test_the_learner_trains_and_registers_a_candidate(
 ) -> None:
     reader.until("a candidate", lambda: reader.learners[-1].candidates >= 1)
     assert reader.learners[-1].updates > 0
-    registry = Registry(stack.tracking_uri)
-    assert registry.load(embedded_scope(), 2).provenance
+    # 1 is the bootstrap, 2 the person's: the learner's own come after them
+    assert Registry(stack.tracking_uri).load(embedded_scope(), 3).kind == "payoff"
+    assert reader.workers[-1].policy_version == 2, "promotion was in a person's hands"
 
 
 def test_moving_the_alias_changes_what_is_served(
     answers: dict[str, Answer], stack: Stack, reader: Reader
 ) -> None:
-    registry, scope = Registry(stack.tracking_uri), embedded_scope()
-    champion = registry.champion(scope)
-    assert champion is not None
-    version = registry.register(replace(champion, threshold=1e9))
-    registry.promote(scope, version)
-    reader.until("the swap", lambda: reader.workers[-1].policy_version == version)
-    assert reader.workers[-1].threshold == 1e9
+    version = promote(stack, reader, threshold=1e9)
     cycles_before = reader.workers[-1].cycles.get("cache", 0)
     prompt = next(prompts("edits"))
     first = ask(stack, list(prompt.messages), "after-the-swap")
