@@ -228,7 +228,7 @@ def _propose(
     if worker is not None:  # None while vLLM warms up on dummy requests
         try:
             decisions = _choose(worker, runner, scheduler_output, sampled_token_ids, names)
-        except Exception:
+        except Exception:  # a fault of ours must cost speed, never a request
             worker.faults += 1
             log.exception("choosing drafts failed: this step goes on without drafts")
     wanted = any(d.arm == "model" for d in decisions) and runner._hvd_drafter_fits
