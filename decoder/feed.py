@@ -13,8 +13,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from decoder.contracts.bundle import from_bytes
 from decoder.contracts.errors import PolicyRefused
-from decoder.contracts.policy import Policy, from_bytes
+from decoder.contracts.policy import Policy
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import POLICY
 

@@ -14,7 +14,7 @@ before it, never a sampled draft token: so rejection sampling stays lossless.
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -22,11 +22,19 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.contracts.events import Arm, DraftEvent
-from decoder.contracts.policy import ARMS, CACHE, MODEL, NONE, Policy, decide, predict
+from decoder.contracts.events import DraftEvent
+from decoder.contracts.policy import ARMS, Estimate, Policy, decide, estimate
+from decoder.contracts.rule import CACHE, MODEL, NONE, Choice, Situation
+from decoder.costs import LiveCosts
 from decoder.drafting.suffix import CacheDraft, SuffixCache, Tokens
-from decoder.labels import Label, LabelTracker
-from decoder.payoff.featurize import DraftState, FloatArray, History, featurize
+from decoder.floor import PROBE_EVERY, Floor, Outcome
+from decoder.labels import Label
+from decoder.payoff.featurize import DraftState, featurize
+from decoder.payoff.memory import History, Keys, TenantMemory, memory_keys
+from decoder.payoff.model_arm import ModelArm
+from decoder.requests import Committed, Cycle, Decision, Request, RequestOptions
+
+__all__ = ["Committed", "Counters", "Decision", "DraftRouter", "EventSink", "RequestOptions"]
 
 
 class EventSink(Protocol):
@@ -34,90 +42,6 @@ class EventSink(Protocol):
 
     def put(self, event: DraftEvent) -> None:
         """Take one event."""
-
-
-@dataclass(frozen=True, slots=True)
-class RequestOptions:
-    """What a request asks for. ``stop_ids`` are the token ids that end it."""
-
-    max_tokens: int
-    max_model_len: int
-    stop_ids: frozenset[int] = frozenset()
-    tenant: str = ""
-    workload: str = ""
-    speculate: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """What one request verifies in the coming cycle: ``tokens`` when the arm is ``cache``."""
-
-    arm: Arm
-    tokens: Sequence[int] = ()
-    room: int = 0  # draft tokens of any arm that the request may still use
-
-
-@dataclass(frozen=True, slots=True)
-class Committed:
-    """One cycle's outcome: tokens committed, and how many draft tokens were really verified."""
-
-    request: str
-    tokens: Sequence[int]
-    verified_len: int
-
-
-@dataclass(slots=True)
-class _Cycle:
-    """A cycle under way; completed by ``observe``."""
-
-    index: int
-    wall: float  # seconds since the epoch
-    decided: float  # seconds of the performance counter
-    arm: int
-    policy_version: int
-    threshold: float
-    predicted: float
-    predicted_model: float
-    position: int
-    draft_len: int
-    features: FloatArray | None
-    batch_size: int
-    draft_us: float
-    verified_len: int = 0
-    model_accepted: int | None = None
-    step_tokens: int = 0
-    step_us: float = 0.0
-
-
-@dataclass(slots=True)
-class _Request:
-    name: str
-    options: RequestOptions
-    tokens: Tokens  # prompt and output, int32, with room to grow
-    prompt_len: int
-    length: int
-    history: History = field(default_factory=History)
-    labels: LabelTracker[_Cycle] = field(default_factory=LabelTracker)
-    cycle: _Cycle | None = None
-    cycles: int = 0
-    ended: str = ""
-
-    @property
-    def generated(self) -> int:
-        return self.length - self.prompt_len
-
-    @property
-    def room(self) -> int:
-        """Draft tokens that could still be committed: one place is kept for the target's own."""
-        left = self.options.max_tokens - self.generated
-        return max(0, min(left, self.options.max_model_len - self.length) - 1)
-
-    def append(self, committed: Sequence[int]) -> None:
-        end = self.length + len(committed)
-        if end > len(self.tokens):
-            self.tokens = np.concatenate([self.tokens, np.zeros_like(self.tokens)])
-        self.tokens[self.length : end] = committed
-        self.length = end
 
 
 @dataclass
@@ -128,6 +52,7 @@ class Counters:
     stopped: int = 0
     tokens: int = 0
     labelled: int = 0
+    probes: int = 0
     cycles: Counter[str] = field(default_factory=Counter)
     accepted: Counter[str] = field(default_factory=Counter)
     drafted: Counter[str] = field(default_factory=Counter)
@@ -153,17 +78,34 @@ class DraftRouter:
         sink: EventSink,
         has_model: bool,
         worker: str,
+        *,
+        model_draft_tokens: int = 4,
+        costs: LiveCosts | None = None,
+        floor: Floor | None = None,
     ) -> None:
+        """Put a router together.
+
+        Args:
+            model_draft_tokens: tokens of a model draft, where the engine ``has_model``.
+            costs: the live table; None for nominal costs that never change.
+            floor: None lets the policy have its way whatever it costs, and probes nothing.
+        """
         self.policy = policy
         self.counters = Counters()
+        self.costs = costs or LiveCosts(live=False)
+        self.floor = floor
+        self.model_arm = ModelArm(mean=policy.model_payoff or 1.0)
         self._cache = cache
         self._classes = token_classes
         self._sink = sink
-        self._has_model = has_model
+        self._model_len = model_draft_tokens if has_model else 0
         # Ids of two lives of a worker must differ, or their events would be taken for duplicates.
         self._event_prefix = f"{worker}/{time.time_ns():x}/"
         self._events = 0
-        self._requests: dict[str, _Request] = {}
+        self._requests: dict[str, Request] = {}
+        self._tenants: OrderedDict[str, TenantMemory] = OrderedDict()
+        self._decided = 0.0  # seconds of the performance counter
+        self._drafting = False
 
     def __contains__(self, request: str) -> bool:
         return request in self._requests
@@ -178,7 +120,10 @@ class DraftRouter:
         self._cache.start(request, prompt, options.tenant)
         grown = np.empty(len(prompt) + INITIAL_ROOM, np.int32)
         grown[: len(prompt)] = prompt
-        self._requests[request] = _Request(request, options, grown, len(prompt), len(prompt))
+        self._requests[request] = Request(
+            request, options, grown, len(prompt), len(prompt), self._memory(options.tenant),
+            History(model=self.model_arm.mean),
+        )  # fmt: skip
         self.counters.started += 1
 
     def observe(self, outcomes: Sequence[Committed], step_tokens: int) -> None:
@@ -188,19 +133,24 @@ class DraftRouter:
             outcomes: one entry for each request the step advanced.
             step_tokens: tokens the step ran through the target, prefill included.
         """
-        now = time.perf_counter()
+        step_us = (time.perf_counter() - self._decided) * 1e6
+        if step_tokens == sum(1 + o.verified_len for o in outcomes) and self._decided:
+            drafted = self._model_len if self._drafting else 0
+            self.costs.observe(step_tokens, len(outcomes), drafted, step_us)
         for outcome in outcomes:
             request = self._requests.get(outcome.request)
             if request is None or request.ended:
                 continue
-            committed = self._until_end(request, outcome.tokens)
-            cycle = request.cycle
+            committed = request.until_end(outcome.tokens)
+            cycle, request.cycle = request.cycle, None
             if cycle is not None:
                 cycle.verified_len = outcome.verified_len
                 cycle.step_tokens = step_tokens
-                cycle.step_us = (now - cycle.decided) * 1e6
-                self._count(cycle, outcome, len(committed))
-                request.cycle = None
+                cycle.step_us = step_us
+                cycle.committed = len(committed)
+                self._count(request, cycle, len(outcome.tokens))
+                if not cycle.draft_len:
+                    self._weigh(request, cycle, 0)
             self.counters.tokens += len(committed)
             request.append(committed)
             self._cache.extend(request.name, committed)
@@ -210,49 +160,48 @@ class DraftRouter:
                 self.stop(request.name, request.ended)
 
     def choose(self, names: Sequence[str]) -> list[Decision]:
-        """The next draft of each request; one featurize and one predict for all of them.
+        """The next draft of each request; one featurize and one estimate for all of them.
 
         A request that is unknown, has ended, or switched speculation off verifies nothing.
         """
         began = time.perf_counter()
         policy, wall = self.policy, time.time()
-        requests = [self._requests.get(name) for name in names]
-        drafts = [self._propose(r) if r is not None else None for r in requests]
-        states = [
-            DraftState(
-                d, r.prompt_len, r.generated, r.options.max_tokens, r.labels.streak, r.history
-            )
-            for r, d in zip(requests, drafts, strict=True)
-            if r is not None and d is not None
-        ]
+        asked = [self._requests.get(name) for name in names]
+        requests = [r for r in asked if r is not None and r.may_speculate]
+        drafts = [self._propose(r) for r in requests]
+        states = [self._state(r, d) for r, d in zip(requests, drafts, strict=True) if d is not None]
         features = featurize(states, self._classes)
-        predicted = predict(policy, features)
-        arms = decide(policy, predicted, self._has_model)
-        otherwise = MODEL if self._has_model and policy.use_model else NONE
-        finished = time.perf_counter()
-        decisions, row = [], 0
-        for request, draft in zip(requests, drafts, strict=True):
-            if request is None or not _may_speculate(request):
-                decisions.append(Decision("none"))
-                continue
-            arm, mine, value = otherwise, None, 0.0
+        estimated = self._estimate(policy, features, drafts)
+        situation = Situation(self.costs.table, self._model_len)
+        wanted = decide(policy, estimated, situation, len(names))
+        arms = self._arms(wanted, estimated)
+        self._drafting = bool((arms == MODEL).any())
+        self._decided = time.perf_counter()
+        draft_us = (self._decided - began) * 1e6
+        decisions, row = {}, 0
+        for i, (request, draft) in enumerate(zip(requests, drafts, strict=True)):
+            arm, mine = int(arms[i]), None
+            keys: Keys = ()
             if draft is not None:
-                arm, mine, value = int(arms[row]), features[row], float(predicted[row])
-                row += 1
-            cycle = _Cycle(
-                request.cycles, wall, finished, arm, policy.version, policy.threshold, value,
-                policy.model_payoff, request.generated, len(draft.tokens) if draft else 0,
-                mine, len(names), (finished - began) * 1e6,
+                mine, keys, row = features[row], states[row].keys, row + 1
+            cycle = Cycle(
+                request.cycles, wall, arm, int(wanted.arms[i]), int(wanted.lengths[i]),
+                policy.version, policy.parameter, float(estimated.expected[i]),
+                float(estimated.model[i]), request.generated, len(draft.tokens) if draft else 0,
+                mine, keys, len(names), draft_us,
             )  # fmt: skip
             request.cycle = cycle
             request.cycles += 1
-            request.history.cache_cycles.append(arm == CACHE)
+            request.history.took(cache=arm == CACHE)
+            tokens: Sequence[int] = ()
             if draft is not None:
                 request.labels.propose(draft.tokens, cycle)
-            tokens = draft.tokens if draft is not None and arm == CACHE else ()
-            decisions.append(Decision(ARMS[arm], tokens, request.room))
-        self.counters.choose_us.append((finished - began) * 1e6)
-        return decisions
+                if arm == CACHE:
+                    own = cycle.wanted == CACHE
+                    tokens = draft.tokens[: cycle.wanted_len] if own else draft.tokens
+            decisions[request.name] = Decision(ARMS[arm], tokens, request.room)
+        self.counters.choose_us.append(draft_us)
+        return [decisions.get(name, _NOTHING) for name in names]
 
     def stop(self, name: str, reason: str) -> None:
         """Stop following a request: its open labels leave censored. Unknown names are ignored."""
@@ -269,42 +218,111 @@ class DraftRouter:
         for name in list(self._requests):
             self.stop(name, "abort")
 
-    def _propose(self, request: _Request) -> CacheDraft | None:
-        if not _may_speculate(request):
-            return None
+    def _propose(self, request: Request) -> CacheDraft | None:
         context = request.tokens[: request.length]
         return self._cache.propose(request.name, context, request.room)
 
-    def _until_end(self, request: _Request, tokens: Sequence[int]) -> Sequence[int]:
-        """The tokens the client will see: an engine may report more than the request may have.
+    def _state(self, request: Request, draft: CacheDraft) -> DraftState:
+        end = request.length
+        keys = memory_keys(request.tokens[max(end - 2, 0) : end].tolist(), draft.tokens)
+        return DraftState(
+            draft, request.prompt_len, request.generated, request.options.max_tokens,
+            request.labels.streak, request.history, request.memory, keys,
+        )  # fmt: skip
 
-        Counting what lies behind the end would overstate acceptance in every last cycle. Marks
-        the request as ended.
-        """
-        left = request.options.max_tokens - request.generated
-        for index, token in enumerate(tokens[:left]):
-            if token in request.options.stop_ids:
-                request.ended = "stop"
-                return tokens[: index + 1]
-        if len(tokens) >= left:
-            request.ended = "length"
-        return tokens[:left]
+    def _memory(self, tenant: str) -> TenantMemory:
+        found = self._tenants.setdefault(tenant, TenantMemory())
+        self._tenants.move_to_end(tenant)
+        if len(self._tenants) > self._cache.max_tenants:
+            # Requests still running keep their own reference, so the eviction hurts nobody.
+            self._tenants.popitem(last=False)
+        return found
 
-    def _count(self, cycle: _Cycle, outcome: Committed, committed: int) -> None:
+    def _estimate(
+        self, policy: Policy, features: NDArray[np.float32], drafts: Sequence[CacheDraft | None]
+    ) -> Estimate:
+        """Estimates of all requests [n], those without a cache draft included."""
+        k = self._model_len
+        found = estimate(policy, features, k)
+        model = found.model
+        if k and policy.kind == "survival":
+            model = np.minimum(model * np.float32(self.model_arm.ratio), np.float32(k))
+        n = len(drafts)
+        if len(features) == n:
+            return Estimate(found.expected, found.lengths, model, found.curves)
+        # Without a cache draft there are no features; what the arm yields here must do.
+        usual = min(self.model_arm.mean, float(k)) if policy.use_model else 0.0
+        rows = np.array([i for i, d in enumerate(drafts) if d is not None], np.int64)
+        spread = Estimate(
+            np.zeros(n, np.float32), np.zeros(n, np.int32), np.full(n, usual, np.float32)
+        )
+        spread.expected[rows], spread.lengths[rows] = found.expected, found.lengths
+        spread.model[rows] = model
+        if found.curves is None:
+            return spread
+        curves = np.zeros((n, found.curves.shape[1]), np.float32)
+        curves[rows] = found.curves
+        return Estimate(spread.expected, spread.lengths, spread.model, curves)
+
+    def _arms(self, wanted: Choice, estimated: Estimate) -> NDArray[np.int8]:
+        """The policy's arms, unless the floor has relieved it or the drafter must be looked at."""
+        floor, n = self.floor, len(wanted.arms)
+        if floor is None or not n:
+            return wanted.arms
+        arms = wanted.arms
+        if floor.in_force == "cache":
+            arms = np.where(estimated.lengths > 0, CACHE, NONE).astype(np.int8)
+        elif floor.in_force != "policy":
+            arms = np.full(n, MODEL if floor.in_force == "model" else NONE, np.int8)
+        if self._model_len:
+            self.model_arm.unseen += n
+            if self.model_arm.unseen > PROBE_EVERY and not (arms == MODEL).any():
+                arms = arms.copy()
+                arms[0] = MODEL
+                self.counters.probes += 1
+        return arms
+
+    def _count(self, request: Request, cycle: Cycle, reported: int) -> None:
         # Nothing verified (a draft the scheduler had no room for) is a cycle of the arm "none".
-        arm = ARMS[cycle.arm if outcome.verified_len else NONE]
-        accepted = min(len(outcome.tokens) - 1, committed)
+        arm = ARMS[cycle.arm if cycle.verified_len else NONE]
+        accepted = min(reported - 1, cycle.committed)
         self.counters.cycles[arm] += 1
-        self.counters.drafted[arm] += outcome.verified_len
+        self.counters.drafted[arm] += cycle.verified_len
         self.counters.accepted[arm] += accepted
-        if arm == "model" and committed == len(outcome.tokens):
+        if arm == "model" and cycle.committed == reported:
             cycle.model_accepted = accepted
+            self.model_arm.observe(accepted, cycle.predicted_model / self.model_arm.ratio)
+            request.history.learn_model(accepted)
 
-    def _resolve(self, request: _Request, label: Label[_Cycle], censored: str) -> None:
+    def _weigh(self, request: Request, cycle: Cycle, accepted: int) -> None:
+        """Tell the floor what each option would have made of this cycle."""
+        if self.floor is None or not cycle.committed:
+            return
+        k, batch, costs = self._model_len, cycle.batch_size, self.costs.table
+        plain = float(costs.dense[batch])
+
+        def cache(length: int) -> Outcome:
+            us = float(costs.dense[min(batch + length, len(costs.dense) - 1)]) - plain
+            return 1.0 + min(accepted, length), plain / batch + us
+
+        none = cache(0)
+        model = none
+        if k:
+            seen = cycle.model_accepted
+            payoff = float(seen) if seen is not None else self.model_arm.mean
+            us = cache(k)[1] + costs.drafting(k, batch) / batch
+            model = 1.0 + payoff, us
+        always = cache(cycle.draft_len)
+        policy = (none, model, cache(cycle.wanted_len))[cycle.wanted]
+        self.floor.add(request.stretch, cycle.committed, (policy, none, model, always))
+
+    def _resolve(self, request: Request, label: Label[Cycle], censored: str) -> None:
         cycle = label.subject
         assert cycle.features is not None
         if not label.censored:
-            request.history.payoffs.append(label.accepted)
+            request.history.learn(label.accepted, cycle.draft_len, request.generated)
+            request.memory.learn(cycle.keys, label.accepted, cycle.draft_len)
+        self._weigh(request, cycle, label.accepted)
         seen = cycle.arm == CACHE and (
             label.accepted < cycle.verified_len or cycle.verified_len >= cycle.draft_len
         )
@@ -319,7 +337,7 @@ class DraftRouter:
                 cycle=cycle.index,
                 position=cycle.position,
                 policy_version=cycle.policy_version,
-                threshold=cycle.threshold,
+                threshold=cycle.parameter,
                 predicted=cycle.predicted,
                 predicted_model=cycle.predicted_model,
                 arm=ARMS[cycle.arm if cycle.verified_len else NONE],
@@ -338,5 +356,4 @@ class DraftRouter:
         )
 
 
-def _may_speculate(request: _Request) -> bool:
-    return request.options.speculate and not request.ended and request.room > 0
+_NOTHING: Final = Decision("none")

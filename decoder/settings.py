@@ -28,6 +28,7 @@ class WorkerSettings(Settings):
     telemetry: bool = Field(True, description="send events to Kafka and take policies from it")
     queue_size: int = Field(65_536, ge=1, description="draft events held while Kafka is away")
     policy_file: Path | None = Field(None, description="bundle to start from, before Kafka answers")
+    floor: bool = Field(True, description="fall back to the best fixed arm while it is faster")
     model_draft_tokens: int = Field(4, ge=1, le=16, description="tokens of an EAGLE3 chain")
     suffix_max_depth: int = Field(64, ge=2, le=512)
     suffix_max_draft: int = Field(64, ge=1, le=512)

@@ -14,11 +14,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.contracts.policy import Policy, frequency_policy, from_bytes
+from decoder.contracts.bundle import from_bytes
+from decoder.contracts.policy import Policy, frequency_policy
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import WorkerStatus
+from decoder.costs import LiveCosts
 from decoder.drafting.suffix import SuffixCache
 from decoder.feed import PolicyFeed, PolicyGate
+from decoder.floor import Floor
 from decoder.router import DraftRouter
 from decoder.settings import WorkerSettings
 from decoder.telemetry.queue import EventQueue
@@ -47,6 +50,7 @@ class Worker:
         """The worker's status record of this moment."""
         counters, policy = self.router.counters, self.router.policy
         timings = list(counters.choose_us)
+        floor, costs = self.router.floor, self.router.costs.table
         return WorkerStatus(
             process=self.settings.name,
             scope=self.scope,
@@ -68,6 +72,15 @@ class Worker:
             swaps=self.gate.swaps,
             swap_ms_max=self.gate.swap_ms_max,
             refusals=dict(self.gate.refusals),
+            fallback="" if floor is None or floor.in_force == "policy" else floor.in_force,
+            fallbacks=floor.falls if floor is not None else 0,
+            advantage=floor.advantage if floor is not None else 1.0,
+            probes=counters.probes,
+            rate=policy.rate,
+            policy_kind=policy.kind,
+            setup=costs.setup,
+            step_us={str(t): round(float(costs.dense[t])) for t in (1, 4, 16, 64)},
+            draft_us=costs.drafting(self.settings.model_draft_tokens, 1),
             choose_us_p50=float(np.median(timings)) if timings else 0.0,
             faults=self.faults,
         )
@@ -114,8 +127,11 @@ def make_worker(
     queue = EventQueue(settings.queue_size)
     policy = initial_policy(settings, scope)
     router = DraftRouter(
-        SuffixCache(settings), policy, token_classes, queue, has_model, settings.name
-    )
+        SuffixCache(settings), policy, token_classes, queue, has_model, settings.name,
+        model_draft_tokens=settings.model_draft_tokens,
+        costs=LiveCosts(),
+        floor=Floor(has_model) if settings.floor else None,
+    )  # fmt: skip
 
     def apply(policy: Policy) -> None:
         router.policy = policy

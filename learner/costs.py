@@ -25,7 +25,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.contracts.policy import CACHE, MODEL, NONE
+from decoder.contracts.costs import MAX_TOKENS, CostTable
+from decoder.contracts.rule import CACHE, MODEL, NONE, Choice, Situation
 from learner.rows import Rows
 
 MIN_ARM: Final = 20
@@ -57,14 +58,32 @@ class Costs:
         """Whether a model drafter has been observed at all."""
         return self.seen[MODEL] >= MIN_ARM
 
-    def outcome(self, rows: Rows, arms: NDArray[np.int8]) -> tuple[Floats, Floats]:
-        """Tokens committed [n] and time [n] of taking ``arms`` [n] at ``rows``."""
+    def outcome(self, rows: Rows, choice: Choice) -> tuple[Floats, Floats]:
+        """Tokens committed [n] and time [n] of making ``choice`` at ``rows``."""
+        arms, lengths = choice.arms, choice.lengths
+        cache, model = arms == CACHE, arms == MODEL
         committed = np.ones(len(rows))
-        committed[arms == CACHE] += rows.accepted[arms == CACHE]
-        committed[arms == MODEL] += self.model_accepted
-        drafted = np.select([arms == CACHE, arms == MODEL], [rows.draft_len, self.model_len], 0.0)
+        committed[cache] += np.minimum(rows.accepted, lengths)[cache]
+        committed[model] += self.model_accepted
+        drafted = np.select([cache, model], [lengths, self.model_len], 0.0)
         shared = self.fixed_us + np.asarray(self.extra_us)[arms]
         return committed, shared / rows.batch_size + self.token_us * (1.0 + drafted)
+
+    def always(self, rows: Rows, arm: int) -> tuple[Floats, Floats]:
+        """:meth:`outcome` of taking ``arm`` everywhere, cache drafts whole."""
+        n = len(rows)
+        lengths = rows.draft_len if arm == CACHE else np.zeros(n, np.int32)
+        return self.outcome(rows, Choice(np.full(n, arm, np.int8), lengths))
+
+    @property
+    def situation(self) -> Situation:
+        """These costs as workers hold them, to decide with the functions that workers run."""
+        none, model, _ = self.extra_us
+        ends = (1, MAX_TOKENS)
+        times = tuple(self.fixed_us + none + self.token_us * t for t in ends)
+        drafting = max(model - none, 0.0)
+        table = CostTable("learned", ends, times, draft_us=drafting)
+        return Situation(table, round(self.model_len) if self.has_model else 0)
 
     def simple_rate(self, arm: int) -> float:
         """Tokens per microsecond of a lone request that always takes ``arm``, MODEL or NONE."""

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.contracts.policy import Policy, decide, predict
+from decoder.contracts.policy import Policy, decide_each, estimate
 from learner.costs import Costs
 from learner.drift import residuals
 from learner.rows import Rows
@@ -122,12 +122,14 @@ def _sums(
 
     ``group`` [n] is each draft's request, numbered in the order of the hashes.
     """
+    situation = costs.situation
     with np.errstate(all="ignore"):
-        predicted = predict(policy, rows.features)
+        found = estimate(policy, rows.features, situation.model_len)
+    predicted = found.expected
     numbers = [predicted, *(array for layer in policy.layers for array in layer)]
     if not (np.isfinite(policy.threshold) and all(np.isfinite(n).all() for n in numbers)):
         return None
-    committed, time = costs.outcome(rows, decide(policy, predicted, costs.has_model))
+    committed, time = costs.outcome(rows, decide_each(policy, found, situation, rows.batch_size))
     error = residuals(predicted, rows.accepted, rows.censored)
     owner = np.unique(parts.request, return_inverse=True)[1]
     by_stretch = (parts.tokens, parts.needed(committed, time))

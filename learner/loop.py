@@ -173,7 +173,7 @@ class Learner:
         return self.registry.register(
             candidate.policy,
             params={"note": candidate.tuning.note, "champion": scope.version},
-            metrics={**candidate.verdict.metrics(), "tuned_rate": candidate.tuning.rate},
+            metrics={**candidate.verdict.metrics(), "tuned_speed": candidate.tuning.speed},
             tags={"verdict": candidate.verdict.reason, "origin": "learner"},
             window=scope.window(),
         )

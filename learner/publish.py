@@ -9,8 +9,9 @@ from typing import Any, Final
 from kafka import KafkaProducer
 from kafka.errors import KafkaError
 
+from decoder.contracts.bundle import MAX_BUNDLE_BYTES, to_bytes
 from decoder.contracts.errors import BrokerError
-from decoder.contracts.policy import MAX_BUNDLE_BYTES, Policy, to_bytes
+from decoder.contracts.policy import Policy
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import LearnerStatus
 from decoder.contracts.topics import POLICY, STATUS

@@ -10,15 +10,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from decoder.contracts.bundle import from_bytes, to_bytes
 from decoder.contracts.events import DraftEvent
-from decoder.contracts.policy import (
-    FloatArray,
-    Policy,
-    frequency_policy,
-    from_bytes,
-    predict,
-    to_bytes,
-)
+from decoder.contracts.policy import Policy, frequency_policy, predict
+from decoder.contracts.survival import FloatArray
 from learner import checkpoint, train
 from learner.buffer import Buffer, Snapshot
 from learner.costs import NOMINAL, measure
@@ -128,8 +123,7 @@ class Scope:
             picked = np.concatenate(
                 [draw.choice(recent, newest), draw.choice(slots, BATCH - newest)]
             )
-            batch = self.buffer.at(picked)
-            train.update(self.trainer, batch.features, batch.accepted, batch.censored)
+            train.update(self.trainer, self.buffer.at(picked))
         self.updates += steps
         self._owed -= steps
         if not train.is_finite(self.trainer):
@@ -155,6 +149,7 @@ class Scope:
         policy = replace(
             raw,
             threshold=tuning.threshold,
+            rate=tuning.rate,
             use_model=tuning.use_model,
             model_payoff=tuning.model_payoff,
         )
@@ -199,9 +194,9 @@ class Scope:
 
     def _begin(self, slots: NDArray[np.int64]) -> train.Trainer:
         """From the champion's weights, or at random with the normaliser of what is there."""
-        if self.champion.kind == "payoff":
+        if self.champion.layers:
             return train.continue_from(self.champion)
-        return train.start(*train.normaliser(self.buffer.at(slots).features))
+        return train.start(self.settings.kind, *train.normaliser(self.buffer.at(slots).features))
 
     def _provenance(self, tuning: Tuning, verdict: Verdict) -> dict[str, Any]:
         costs = tuning.costs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
@@ -21,6 +22,7 @@ class LearnerSettings(Settings):
     min_events: int = Field(default=400, ge=50)  # labelled events before a scope's first candidate
     candidate_every: int = Field(default=600, ge=1)  # distinct events between candidates
     candidate_seconds: float = Field(default=15.0, ge=0.0)  # and at least this long between them
+    kind: Literal["survival", "payoff"] = "survival"  # of a scope whose champion has no network
     updates_per_second: float = Field(default=20.0, gt=0.0)  # optimiser steps, over all scopes
 
     @property

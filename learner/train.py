@@ -1,7 +1,7 @@
-"""The payoff network of the paper (Table 10: 26-256-256-1, ReLU, squared error, rate 1e-3), trained
-incrementally or from scratch, and exported as numbers that numpy multiplies.
+"""Networks in training, incrementally or from scratch, exported as numbers that numpy multiplies.
 
-A censored label is a lower bound: the loss punishes a prediction below it and nothing above it.
+The kind ``payoff`` is the paper's (Table 10: 256-256-1, ReLU, squared error, rate 1e-3), the kind
+``survival`` is smaller and learns the hazard at each draft position by likelihood.
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ from numpy.typing import NDArray
 from torch import nn
 
 from decoder.contracts.features import NUM_FEATURES
-from decoder.contracts.policy import PROBES, FloatArray, Policy
+from decoder.contracts.policy import OUTPUTS, PROBES, Kind, Policy
+from decoder.contracts.survival import FloatArray
+from learner.losses import payoff_loss, survival_loss
+from learner.rows import Rows
 
-HIDDEN: Final = (256, 256)
+HIDDEN: Final[dict[Kind, tuple[int, ...]]] = {"payoff": (256, 256), "survival": (64, 64)}
 LEARNING_RATE: Final = 1e-3
 SEED: Final = 42
 MIN_STD: Final = 0.05
@@ -33,6 +36,7 @@ Layers = Sequence[tuple[FloatArray, FloatArray]]
 class Trainer:
     """A network in training. Weights only mean something together with ``mean`` and ``std``."""
 
+    kind: Kind
     network: nn.Sequential
     optimiser: torch.optim.Adam
     mean: FloatArray
@@ -47,12 +51,14 @@ def normaliser(features: FloatArray) -> tuple[FloatArray, FloatArray]:
     return mean, np.maximum(std, np.float32(MIN_STD))
 
 
-def start(mean: FloatArray, std: FloatArray, layers: Layers = (), seed: int = SEED) -> Trainer:
+def start(
+    kind: Kind, mean: FloatArray, std: FloatArray, layers: Layers = (), seed: int = SEED
+) -> Trainer:
     """A trainer that continues from ``layers`` ([in, out] weights), or begins at random.
 
     The global random state of torch is left as it was.
     """
-    widths = [NUM_FEATURES, *HIDDEN, 1]
+    widths = [NUM_FEATURES, *HIDDEN[kind], OUTPUTS[kind]]
     if layers:
         widths = [NUM_FEATURES, *(weight.shape[1] for weight, _ in layers)]
     with torch.random.fork_rng(devices=[]):
@@ -66,39 +72,39 @@ def start(mean: FloatArray, std: FloatArray, layers: Layers = (), seed: int = SE
     for linear in linears:
         modules += [linear, nn.ReLU()]
     network = nn.Sequential(*modules[:-1])
-    return Trainer(network, _adam(network), mean.copy(), std.copy())
+    return Trainer(kind, network, _adam(network), mean.copy(), std.copy())
 
 
 def continue_from(policy: Policy, seed: int = SEED) -> Trainer:
-    """A trainer at the weights of ``policy``, which must be of kind ``payoff``."""
-    return start(policy.mean, policy.std, policy.layers, seed)
+    """A trainer at the weights of ``policy``, which must have a network."""
+    return start(policy.kind, policy.mean, policy.std, policy.layers, seed)
 
 
 def _adam(network: nn.Sequential) -> torch.optim.Adam:
     return torch.optim.Adam(network.parameters(), lr=LEARNING_RATE)
 
 
-def loss(output: torch.Tensor, accepted: torch.Tensor, censored: torch.Tensor) -> torch.Tensor:
-    """Mean squared error [] of ``output`` [n] in tokens squared, one-sided where ``censored``."""
-    error = output - accepted
-    return torch.where(censored, error.clamp(max=0.0), error).square().mean()
-
-
 def forward(trainer: Trainer, features: FloatArray) -> torch.Tensor:
-    """Raw output [n] of the network for ``features`` [n, features]: tokens, not yet clipped."""
+    """Raw outputs [n, outputs] of the network for ``features`` [n, features]."""
     scaled = (features - trainer.mean) / trainer.std
-    return trainer.network(torch.from_numpy(scaled))[:, 0]  # type: ignore[no-any-return]
+    return trainer.network(torch.from_numpy(scaled))  # type: ignore[no-any-return]
 
 
-def update(
-    trainer: Trainer, features: FloatArray, accepted: FloatArray, censored: NDArray[np.bool_]
-) -> float:
-    """One optimiser step on one minibatch; returns its loss. Mutates the trainer.
+def loss(trainer: Trainer, rows: Rows) -> torch.Tensor:
+    """Mean loss [] of the trainer's kind on ``rows``."""
+    outputs = forward(trainer, rows.features)
+    if trainer.kind == "survival":
+        return survival_loss(outputs, rows)
+    accepted, censored = torch.from_numpy(rows.accepted), torch.from_numpy(rows.censored)
+    return payoff_loss(outputs[:, 0], accepted, censored)
+
+
+def update(trainer: Trainer, rows: Rows) -> float:
+    """One optimiser step on the minibatch ``rows``; returns its loss. Mutates the trainer.
 
     A loss that is not finite is returned and the weights are left alone.
     """
-    bounds, is_bound = torch.from_numpy(accepted), torch.from_numpy(censored)
-    value = loss(forward(trainer, features), bounds, is_bound)
+    value = loss(trainer, rows)
     result = float(value.detach())
     if np.isfinite(result):
         trainer.optimiser.zero_grad(set_to_none=True)
@@ -109,15 +115,14 @@ def update(
 
 
 def fit(
-    features: FloatArray,
-    accepted: FloatArray,
-    censored: NDArray[np.bool_],
+    rows: Rows,
+    kind: Kind = "survival",
     epochs: int = 20,
     batch: int = 65_536,
     seed: int = SEED,
     report: Callable[[int, float], None] | None = None,
 ) -> Trainer:
-    """Train from scratch, as the paper does (Table 10), on [n] labelled drafts.
+    """Train from scratch on labelled drafts, as the paper does (Table 10).
 
     ``batch`` shrinks on small data so that an epoch still takes about fifty steps: twenty epochs of
     one step each would leave the network where it began.
@@ -125,13 +130,13 @@ def fit(
     Args:
         report: called after each epoch with its number from 0 and its mean loss.
     """
-    n = len(features)
+    n = len(rows)
     size = min(batch, max(64, n // 50))
-    trainer = start(*normaliser(features), seed=seed)
+    trainer = start(kind, *normaliser(rows.features), seed=seed)
     order = np.random.default_rng(seed)
     for epoch in range(epochs):
         chunks = np.array_split(order.permutation(n), max(1, -(-n // size)))
-        losses = [update(trainer, features[c], accepted[c], censored[c]) for c in chunks]
+        losses = [update(trainer, rows.take(c)) for c in chunks]
         if report is not None:
             report(epoch, float(np.mean(losses)))
     return trainer
@@ -178,6 +183,7 @@ def export(trainer: Trainer, scope: str, threshold: float, probes: FloatArray) -
         scope=scope,
         version=0,
         threshold=threshold,
+        kind=trainer.kind,
         mean=trainer.mean.copy(),
         std=trainer.std.copy(),
         layers=layers,
@@ -194,7 +200,7 @@ def snapshot(trainer: Trainer) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]
         if state:
             for name in ("exp_avg", "exp_avg_sq", "step"):
                 arrays[f"{name}.{index}"] = np.array(state[name].numpy())
-    return arrays, {"updates": trainer.updates}
+    return arrays, {"updates": trainer.updates, "kind": trainer.kind}
 
 
 def restored(arrays: dict[str, NDArray[Any]], numbers: dict[str, Any]) -> Trainer:
@@ -207,7 +213,7 @@ def restored(arrays: dict[str, NDArray[Any]], numbers: dict[str, Any]) -> Traine
     count = sum(name.startswith("weight.") for name in arrays)
     weights = [arrays[f"weight.{index}"] for index in range(count)]
     layers = [(weights[i].T, weights[i + 1]) for i in range(0, count, 2)]
-    trainer = start(arrays["mean"], arrays["std"], layers)
+    trainer = start(numbers["kind"], arrays["mean"], arrays["std"], layers)
     for index, parameter in enumerate(trainer.network.parameters()):
         if f"step.{index}" in arrays:
             trainer.optimiser.state[parameter] = {

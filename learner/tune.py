@@ -16,21 +16,15 @@ sorted predictions.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.contracts.policy import (
-    CACHE,
-    MODEL,
-    NONE,
-    PAPER_THRESHOLD,
-    FloatArray,
-    Policy,
-    predict,
-)
+from decoder.contracts.policy import PAPER_THRESHOLD, Policy, decide_each, estimate, predict
+from decoder.contracts.rule import CACHE, MODEL, NONE
+from decoder.contracts.survival import FloatArray
 from learner.costs import MIN_ARM, NOMINAL, Costs, Floats
 from learner.rows import Rows
 
@@ -42,6 +36,11 @@ without luck, the whole request is the plain ratio again."""
 UNSEEN_MARGIN: Final = 1.05
 """To leave a model drafter for drafting nothing, an arm whose cost was read off the line and never
 seen, the line must promise this factor; once tried, measured costs decide."""
+
+
+ITERATIONS: Final = 4
+LEAST_RATE: Final = 0.5
+"""Tokens in the time of a plain step: drafting nothing reaches one."""
 
 
 @dataclass(frozen=True)
@@ -139,12 +138,17 @@ def _between(ranked: FloatArray, k: int) -> float:
 
 @dataclass(frozen=True)
 class Tuning:
-    """Decision parameters for a policy and why; ``rate`` in tokens per microsecond."""
+    """Decision parameters for a policy and why.
+
+    ``rate`` is the survival kind's parameter, ``speed`` what the held-out drafts are expected to
+    reach with it, in tokens per microsecond.
+    """
 
     threshold: float
+    rate: float
     use_model: bool
     model_payoff: float
-    rate: float
+    speed: float
     note: str
     costs: Costs
 
@@ -155,26 +159,59 @@ def tune(policy: Policy, rows: Rows, measured: Costs | None, champion: Policy) -
     Where costs, drafts or the other arm have not been seen enough, what the champion does stays,
     and the paper's threshold of 6 stands in for a champion that never had one.
     """
-    kept = champion.threshold if champion.kind == policy.kind == "payoff" else PAPER_THRESHOLD
+    alike = champion.kind == policy.kind
+    kept = Tuning(
+        threshold=champion.threshold if alike else PAPER_THRESHOLD,
+        rate=champion.rate if alike else policy.rate,
+        use_model=champion.use_model,
+        model_payoff=champion.model_payoff,
+        speed=0.0,
+        note="step costs are not measured yet" if measured is None else "few held-out drafts",
+        costs=measured or NOMINAL,
+    )
     if measured is None or len(rows) < MIN_TUNE:
-        why = "step costs are not measured yet" if measured is None else "few held-out drafts"
-        return Tuning(
-            kept, champion.use_model, champion.model_payoff, 0.0, why, measured or NOMINAL
-        )
-    use_model, note = _use_model(measured, champion)
+        return kept
     payoff = measured.model_accepted if measured.has_model else champion.model_payoff
+    kept = replace(kept, model_payoff=payoff)
+    if policy.kind == "survival":
+        # Arm none competes in every cycle there, so that nothing is switched off for good.
+        rate, speed = _fixed_point(policy, rows, measured)
+        return replace(kept, rate=rate, use_model=True, speed=speed, note="rate at its fixed point")
+    use_model, note = _use_model(measured, champion)
+    kept = replace(kept, use_model=use_model)
     if not measured.has_model and measured.seen[NONE] < MIN_ARM:
-        note += "; no other arm observed, threshold kept"
-        return Tuning(kept, use_model, payoff, 0.0, note, measured)
-    otherwise = MODEL if use_model and measured.has_model else NONE
-    n = len(rows)
+        return replace(kept, note=f"{note}; no other arm observed, threshold kept")
     found = scan(
         predict(policy, rows.features),
-        measured.outcome(rows, np.full(n, CACHE, np.int8)),
-        measured.outcome(rows, np.full(n, otherwise, np.int8)),
+        measured.always(rows, CACHE),
+        measured.always(rows, MODEL if use_model and measured.has_model else NONE),
         stretches(rows),
     )
-    return Tuning(found.threshold, use_model, payoff, found.rate, note, measured)
+    return replace(kept, threshold=found.threshold, speed=found.rate, note=note)
+
+
+def _fixed_point(policy: Policy, rows: Rows, costs: Costs) -> tuple[float, float]:
+    """The rate at which deciding by a rate achieves that rate, and its speed.
+
+    Near the optimum the achieved rate hardly depends on the one decided by, so that a search for
+    the best would follow noise; the fixed point is the optimum of the ratio (Dinkelbach 1967).
+    """
+    batch = int(np.median(rows.batch_size))
+    plain = float(costs.situation.costs.dense[batch]) / batch
+    rate, speed = policy.rate, 0.0
+    for _ in range(ITERATIONS):
+        speed = _speed(replace(policy, rate=rate), rows, costs)
+        rate = max(speed * plain, LEAST_RATE)
+    return rate, speed
+
+
+def _speed(policy: Policy, rows: Rows, costs: Costs) -> float:
+    """Tokens per microsecond that ``policy`` is expected to reach on ``rows``."""
+    situation = costs.situation
+    found = estimate(policy, rows.features, situation.model_len)
+    choice = decide_each(policy, found, situation, rows.batch_size)
+    parts = stretches(rows)
+    return float(parts.tokens.sum() / parts.needed(*costs.outcome(rows, choice)).sum())
 
 
 def _use_model(costs: Costs, champion: Policy) -> tuple[bool, str]:

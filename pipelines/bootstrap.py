@@ -1,31 +1,46 @@
-"""The first policy of a scope, by the paper's replay (Appendix B), and its place in the registry.
+"""The first policy of a scope, by replay (paper, Appendix B), and its place in the registry.
 
-``rebuild`` makes the bundle that ships with the project from the target's own generations;
-``ensure_registered`` puts the shipped bundle into MLflow as version 1 where a scope has none.
+``rebuild`` makes the bundle that ships with the project from the target's own generations: the
+model arm is recorded at every position, the production router decodes the recordings cycle by
+cycle, and the labelled drafts of those cycles are what is learned from. ``ensure_registered`` puts
+the shipped bundle into MLflow as version 1 where a scope has none.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
+from rich.progress import track
 
+from decoder.contracts.bundle import from_bytes, to_bytes
 from decoder.contracts.errors import ModelError
-from decoder.contracts.events import DraftEvent
-from decoder.contracts.policy import PAPER_THRESHOLD, Policy, from_bytes, predict, to_bytes
+from decoder.contracts.policy import PAPER_THRESHOLD, Policy, predict
+from decoder.engines.method import method
 from decoder.payoff.token_classes import token_class_table
 from decoder.scope import scope_of
 from decoder.settings import WorkerSettings
 from decoder.worker import SHIPPED_POLICIES
 from learner import train
 from learner.registry import Registry
+from learner.rows import Rows
 from pipelines.embedded import drafter_path, ensure_model
-from pipelines.replay import read_token_traces, replay
+from pipelines.replay.engine import hybrid, simulate
+from pipelines.replay.measure import errors
+from pipelines.replay.split import Shares, split
+from pipelines.replay.states import joined
+from pipelines.replay.tally import Tally
+from pipelines.replay.traces import Trace, read_token_traces
 
-TEST_SHARE = 0.25
-"""Last part of the traces, measured and never trained on."""
+SHARES: Final = Shares(train=0.7, warm_up=0.05)
+LEAST: Final = 1_000
+"""Labelled drafts to train on, at least."""
+EPOCHS: Final = 30
+ITERATIONS: Final = 3
+"""Rounds of deciding by the rate that the round before achieved."""
 
 
 def embedded_scope() -> str:
@@ -42,55 +57,69 @@ def vocabulary_classes(model: Path) -> Any:
     return token_class_table(tokenizer.convert_ids_to_tokens(list(range(len(tokenizer)))))
 
 
-def _columns(events: list[DraftEvent]) -> tuple[Any, Any, Any]:
-    features = np.stack([e.features for e in events])
-    accepted = np.array([e.accepted for e in events], np.float32)
-    return features, accepted, np.array([bool(e.censored) for e in events])
+def with_model_arm(traces: Sequence[Trace], target: Path, drafter: Path) -> list[Trace]:
+    """``traces`` with the drafter's accepted length at every position, by teacher forcing.
+
+    Traces that do not fit the context are left out.
+    """
+    from decoder.engines.reference import ReferenceEngine, record
+
+    engine = ReferenceEngine.load(target, drafter)
+    fitting = [t for t in traces if len(t.prompt) + len(t.output) <= engine.max_model_len]
+    return [
+        replace(
+            t, model_accepted=np.array(record(engine, _ids(t.prompt), _ids(t.output)), np.int32)
+        )
+        for t in track(fitting, "recording the model arm", transient=True)
+    ]
 
 
-def scores(policy: Policy, events: list[DraftEvent]) -> dict[str, float]:
-    """Error in tokens, and precision and recall at the paper's six, on resolved drafts."""
-    features, accepted, censored = _columns(events)
-    predicted, truth = predict(policy, features)[~censored], accepted[~censored]
-    chosen, high = predicted >= PAPER_THRESHOLD, truth >= PAPER_THRESHOLD
-    both = float((chosen & high).sum())
-    return {
-        "states": float(len(truth)),
-        "mae": float(np.abs(predicted - truth).mean()),
-        "high_payoff_share": float(high.mean()),
-        "precision_at_6": both / max(float(chosen.sum()), 1.0),
-        "recall_at_6": both / max(float(high.sum()), 1.0),
-    }
+def _ids(tokens: Any) -> list[int]:
+    return np.asarray(tokens).tolist()  # type: ignore[no-any-return]
 
 
 def rebuild(generations: Path) -> tuple[Path, dict[str, float]]:
     """Train the embedded scope's bundle on ``generations`` and write it where it ships from.
 
     Returns:
-        the bundle's path and its scores on the part not trained on.
+        the bundle's path and its scores on sessions not trained on, at nominal costs.
 
     Raises:
-        ModelError: ``generations`` does not exist or holds too little.
+        ModelError: ``generations`` does not exist or holds too little, or there is no drafter.
     """
+    target, drafter = ensure_model(), drafter_path()
     if not generations.exists():
         raise ModelError(f"no {generations}: make it with 'hvd train-drafter --only generate'.")
-    traces = list(read_token_traces(generations))
-    events = replay(traces, vocabulary_classes(ensure_model()), WorkerSettings.load())
-    first_test = traces[int(len(traces) * (1 - TEST_SHARE))].session if traces else ""
-    split = next((i for i, e in enumerate(events) if e.request.split("/")[0] == first_test), 0)
-    training, test = events[:split], events[split:]
-    if len(training) < 1000:
-        raise ModelError(f"{generations} gives {len(training)} drafts to train on; 1000 needed.")
-    trainer = train.fit(*_columns(training))
-    policy = train.export(trainer, embedded_scope(), PAPER_THRESHOLD, _columns(test)[0])
-    figures = scores(policy, test)
+    if drafter is None:
+        raise ModelError("no drafter ships for the embedded model: make one, hvd train-drafter.")
+    traces = with_model_arm(list(read_token_traces(generations)), target, drafter)
+    parts = split(traces, SHARES)
+    classes, settings = vocabulary_classes(target), WorkerSettings.load()
+    # The model arm is seen where it is taken: by one walk that always takes it, by one that does
+    # where counting speaks against the cache draft.
+    walks = [method("hybrid", policy=_never()), method("frequency")]
+    rows = joined(
+        [simulate(parts.train, parts.warm_up, w, classes, settings)[1].rows for w in walks]
+    )
+    if len(rows) < LEAST:
+        raise ModelError(f"{generations} gives {len(rows)} drafts to train on; {LEAST} needed.")
+    trainer = train.fit(rows, "survival", EPOCHS)
+    policy = train.export(trainer, embedded_scope(), PAPER_THRESHOLD, rows.features)
+    seen = rows.model_accepted[np.isfinite(rows.model_accepted)]
+    policy = replace(policy, version=1, model_payoff=float(seen.mean()))
+    for _ in range(ITERATIONS):
+        # Nominal costs have a plain step for their unit, so this rate is in tokens a plain step.
+        decoded, _ = simulate(
+            parts.train, parts.warm_up, hybrid("hybrid", policy), classes, settings
+        )
+        policy = replace(policy, rate=decoded.tally().rate)
+    figures = _figures(policy, parts.test, parts.warm_up, classes, settings)
     policy = replace(
         policy,
-        version=1,
         provenance={
-            "made_by": "bootstrap replay of the target's own generations (paper, Appendix B)",
+            "made_by": "bootstrap replay of the target's own generations, cycle by cycle",
             "traces": len(traces),
-            "drafts_trained_on": len(training),
+            "drafts_trained_on": len(rows),
             "scores": {k: round(v, 4) for k, v in figures.items()},
         },
     )
@@ -100,6 +129,36 @@ def rebuild(generations: Path) -> tuple[Path, dict[str, float]]:
     path = SHIPPED_POLICIES / f"{policy.scope}.safetensors"
     path.write_bytes(to_bytes(policy))
     return path, figures
+
+
+def _never() -> Policy:
+    return method("eagle3").policy
+
+
+def _figures(
+    policy: Policy,
+    test: list[Trace],
+    warm_up: list[Trace],
+    classes: Any,
+    settings: WorkerSettings,
+) -> dict[str, float]:
+    """Errors on the cycles it decodes, and its rate beside the fixed methods', nominal costs."""
+    methods = {
+        "rate": hybrid("hybrid", policy),
+        "rate_model": method("hybrid", policy=_never()),
+        "rate_suffix": method("suffix"),
+        "rate_frequency": method("frequency"),
+        "rate_none": replace(method("suffix"), policy=_never()),
+    }
+    tallies: dict[str, Tally] = {}
+    visited: Rows | None = None
+    for name, each in methods.items():
+        cycles, states = simulate(test, warm_up, each, classes, settings)
+        tallies[name] = cycles.tally()
+        visited = states.rows if visited is None else visited
+    assert visited is not None
+    found = errors(predict(policy, visited.features), visited).figures()
+    return {**found, **{name: tally.rate for name, tally in tallies.items()}}
 
 
 def ensure_registered(tracking_uri: str) -> int:

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from decoder.contracts.errors import HvdError
+from pipelines.bench.cli import app as bench_app
 
 app = typer.Typer(
     name="hvd",
@@ -29,6 +30,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(bench_app, name="bench")
 out, err = Console(), Console(stderr=True)
 
 REPORTS = Path("reports/demo")
@@ -164,18 +166,24 @@ def train_drafter(
     save_to: Annotated[
         Path | None, typer.Option("--out", help="Where the head goes; default: where it ships.")
     ] = None,
-    tokens: Annotated[int, typer.Option(help="Answer tokens to generate.")] = 400_000,
+    tokens: Annotated[
+        int, typer.Option(min=1000, help="Answer tokens that the target writes.")
+    ] = 400_000,
     minutes: Annotated[float, typer.Option(help="Minutes of training.")] = 30.0,
-    only: Annotated[str | None, typer.Option(help="One step: generate, extract or train.")] = None,
+    only: Annotated[
+        str | None,
+        typer.Option(help="One step: generate, compose, written, extract or train."),
+    ] = None,
 ) -> None:
-    """Make an EAGLE3 drafter for the embedded model: generate, extract, train, export."""
+    """Make an EAGLE3 drafter for the embedded model: its states, training, export."""
     from typing import get_args
 
     from pipelines import drafting, embedded
 
     step = next((s for s in get_args(drafting.Step) if s == only), None)
     if only is not None and step is None:
-        raise typer.BadParameter("choose generate, extract or train", param_hint="--only")
+        known = ", ".join(get_args(drafting.Step))
+        raise typer.BadParameter(f"choose one of {known}", param_hint="--only")
     target, head = embedded.ensure_model(), save_to or embedded.DRAFTER
     drafting.make_drafter(target, folder, head, tokens, minutes, step)
 
@@ -193,6 +201,64 @@ def bootstrap(
     out.print(f"wrote {path}", soft_wrap=True)
     for name, value in scores.items():
         out.print(f"  {name} {value:.3f}")
+
+
+@app.command()
+def replay(
+    traces: Annotated[list[Path], typer.Argument(help="Trace files: JSON Lines.")],
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Checkpoint directory or hub name; default: embedded.")
+    ] = None,
+    every_token: Annotated[
+        bool,
+        typer.Option(
+            "--every-token/--cycles",
+            help="Train and measure on every token position, or on simulated cycles.",
+        ),
+    ] = True,
+    model_accepts: Annotated[
+        float, typer.Option(help="Model draft's mean accepted length, where not recorded.")
+    ] = 2.2,
+    policy: Annotated[
+        Path | None, typer.Option(help="Measure this bundle; default: train one.")
+    ] = None,
+    train_share: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Share of sessions to train on.")
+    ] = 0.6,
+    warm_up_share: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Share of sessions that only fill the cache.")
+    ] = 0.1,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Generations of each file, in whole sessions.")
+    ] = None,
+    context: Annotated[
+        int, typer.Option(min=2, help="Tokens that a prompt and its output may have.")
+    ] = 16_384,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+) -> None:
+    """Try decoding policies on recorded generations; needs no model.
+
+    Lines hold messages, a prompt and its output, or token ids; sessions are parted by name into
+    training, warm-up and test.
+    Example: hvd replay traces/*.jsonl --limit 200 --json
+    """
+    from pipelines.replay import command
+    from pipelines.replay.split import Shares
+    from pipelines.replay.study import Plan
+
+    if train_share + warm_up_share >= 1.0:
+        raise typer.BadParameter("leave sessions for the test", param_hint="--train-share")
+    bundle = command.load_policy(policy) if policy else None
+    shares = Shares(train_share, warm_up_share)
+    plan = Plan(shares, not every_token, model_accepts, limit, context, bundle)
+    reports, notices = command.run(traces, plan, command.load_tokenizer(tokenizer), err)
+    command.show_notices(notices, err)
+    if as_json:
+        figures = command.as_dict(reports, plan, notices)
+        sys.stdout.write(json.dumps(figures, indent=1) + "\n")
+    else:
+        for table in command.tables(reports):
+            out.print(table)
 
 
 def _terminated(number: int, frame: FrameType | None) -> NoReturn:

@@ -1,8 +1,10 @@
 """The feature vector of a cache draft: names, order, units, and the id that stands for them.
 
-Follows Table 9 of the Hybrid Verified Decoding paper (cache match, decode state, recent history,
-draft structure). Everything is known before the draft is verified. Lengths that spread over orders
-of magnitude enter as ``log1p`` of tokens; shares are in 0..1.
+Begins with Table 9 of the Hybrid Verified Decoding paper and adds what an ablation on recorded
+agent traffic found worth its microseconds: what both suffix trees say and where they agree, how
+fast this request's payoffs change, and a memory of payoffs in like contexts. Everything is known
+before the draft is verified. Lengths that spread over orders of magnitude enter as ``log1p`` of
+tokens; shares and chances are in 0..1.
 """
 
 from __future__ import annotations
@@ -23,15 +25,42 @@ TOKEN_CLASSES: Final = (
 RECENT: Final = 8
 """Resolved cache drafts remembered for the history features."""
 
+MEMORY_KEYS: Final = ("draft", "context", "joint")
+"""What the payoff memory is asked by: the draft's first eight tokens, the last two tokens of
+context, and the last of these with the draft's first. Of twelve keys tried the best three."""
+
+LOGGED: Final = (
+    "log_score",
+    "log_match",
+    "log_len",
+    "log_rival_score",  # of the other tree's draft; 0 if it has none
+    "log_rival_match",
+    "log_rival_len",
+    "log_agreement",  # tokens on which both trees' drafts begin alike
+    "log_prompt_len",
+    "log_generated_len",
+    "log_since_break",  # tokens committed since a cache draft last broke off
+)
+"""Features that are the ``log1p`` of a count; they come first."""
+
 FEATURES: Final = (
+    *LOGGED,
     # cache match
     "score",  # suffix-cache score: expected accepted tokens by counting
     "match_len",  # tokens of context matched
     "draft_len",  # tokens proposed
+    "score_share",  # score / draft_len
     "last_prob",  # counted probability that the whole draft survives
+    "prob_1",  # the same through its 1st, 2nd, 4th, 8th, 16th token; 0 behind its end
+    "prob_2",
+    "prob_4",
+    "prob_8",
+    "prob_16",
+    "rival_prob_1",
+    "agreement_share",  # agreement / draft_len
+    "disagree",  # 1: both trees have a draft and differ in its first token
+    "local",  # 1: the draft comes from the request's own tree
     # decode state
-    "log_prompt_len",
-    "log_generated_len",
     "relative_position",  # generated / allowed tokens
     # recent history, over labels resolved before this draft was proposed
     "cache_share",  # share of the last cycles that verified a cache draft
@@ -41,10 +70,18 @@ FEATURES: Final = (
     "payoff_mean",  # over the last RECENT resolved drafts
     "payoff_max",
     "streak",  # tokens matched so far by the longest draft still unresolved
+    "first_recent",  # decayed share of drafts whose first token was accepted
+    "log_payoff_fast",  # decayed mean of log1p(payoff), over about 3 drafts
+    "log_payoff_slow",  # the same over about 20
+    "tenant_first",  # decayed over about 500 drafts of the tenant
+    "tenant_log_payoff",
+    "model_recent",  # decayed accepted length of the request's model drafts, tokens
+    # payoff memory, by key: decayed mean of log1p(payoff) and of payoff / length, and its weight
+    *(f"{key}_{what}" for key in MEMORY_KEYS for what in ("log_payoff", "share", "log_weight")),
     # draft structure: share of the draft's tokens in each class, then the first token's classes
     *(f"share_{c}" for c in TOKEN_CLASSES),
     *(f"first_{c}" for c in TOKEN_CLASSES),
 )
 NUM_FEATURES: Final = len(FEATURES)
-SCHEMA_ID: Final = "hvd.features.v1-" + hashlib.sha256("\n".join(FEATURES).encode()).hexdigest()[:8]
+SCHEMA_ID: Final = "hvd.features.v2-" + hashlib.sha256("\n".join(FEATURES).encode()).hexdigest()[:8]
 """Names the exact list, order and version; a policy trained on another schema is refused."""

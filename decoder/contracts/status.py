@@ -34,7 +34,16 @@ class WorkerStatus(BaseModel):
     queue_depth: int = 0  # events waiting
     policy_version: int = 0
     policy_applied_at: float = 0.0
+    policy_kind: str = ""
     threshold: float = 0.0
+    rate: float = 0.0  # decision parameter of a survival policy
+    fallback: str = ""  # the arm the no-regret floor has put in force, or ""
+    fallbacks: int = 0  # times the policy was relieved by it
+    advantage: float = 1.0  # time of the best fixed arm over the policy's, recently
+    probes: int = 0  # model drafts made only to look at the drafter
+    setup: str = ""  # what the cost table was measured on
+    step_us: dict[str, int] = Field(default_factory=dict)  # cost of a step by its tokens
+    draft_us: float = 0.0  # what the model drafter adds to a step
     swaps: int = 0
     swap_ms_max: float = 0.0  # from bundle received to bundle in force
     refusals: dict[str, int] = Field(default_factory=dict)  # bundles refused, by reason

@@ -12,73 +12,23 @@ and are not stored.
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
 from decoder.contracts.errors import ModelError
+from decoder.drafting.eagle3_checkpoint import (
+    CONFIG,
+    WEIGHTS,
+    HeadConfig,
+    read_checkpoint,
+    write_checkpoint,
+)
 
-WEIGHTS, CONFIG = "model.safetensors", "config.json"
-
-
-@dataclass(frozen=True)
-class HeadConfig:
-    """Shape of a head; ``aux_layers`` count as vLLM does: ``i`` is the input of layer ``i``."""
-
-    hidden_size: int
-    intermediate_size: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    vocab_size: int
-    draft_vocab_size: int
-    rope_theta: float
-    rms_norm_eps: float
-    max_position_embeddings: int
-    aux_layers: tuple[int, ...]
-
-    def public(self) -> dict[str, Any]:
-        """The ``config.json`` that vLLM reads."""
-        shape = asdict(self)
-        layers = list(shape.pop("aux_layers"))
-        theta = shape.pop("rope_theta")
-        return shape | {
-            "architectures": ["LlamaForCausalLMEagle3"],
-            "model_type": "llama",
-            "num_hidden_layers": 1,
-            "hidden_act": "silu",
-            "attention_bias": False,
-            "mlp_bias": False,
-            "tie_word_embeddings": False,
-            "rope_theta": theta,
-            "rope_parameters": {"rope_theta": theta, "rope_type": "default"},
-            "eagle_aux_hidden_state_layer_ids": layers,
-            "eagle_config": {
-                "use_aux_hidden_state": True,
-                "eagle_aux_hidden_state_layer_ids": layers,
-            },
-            "dtype": "bfloat16",
-        }
-
-    @classmethod
-    def from_public(cls, raw: dict[str, Any]) -> HeadConfig:
-        """Read :meth:`public` back.
-
-        Raises:
-            ModelError: the file describes something else than a one-layer Llama EAGLE3 head.
-        """
-        if raw.get("architectures") != ["LlamaForCausalLMEagle3"]:
-            found = raw.get("architectures")
-            raise ModelError(f"drafter architectures {found}: need ['LlamaForCausalLMEagle3']")
-        fields = {k: raw[k] for k in cls.__dataclass_fields__ if k in raw}
-        fields["aux_layers"] = tuple(raw["eagle_aux_hidden_state_layer_ids"])
-        return cls(**fields)
+__all__ = ["CONFIG", "KV", "WEIGHTS", "Eagle3Head", "HeadConfig", "load_head", "save_head"]
 
 
 class KV(NamedTuple):
@@ -199,96 +149,129 @@ class Eagle3Head(nn.Module):
     @property
     def target_ids(self) -> Tensor:
         """Target id of each draft id: int64 (draft vocabulary,)."""
-        return self.d2t + torch.arange(len(self.d2t))
+        return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
 
     def set_vocabulary(self, target_ids: Tensor) -> None:
         """Let draft id ``i`` stand for ``target_ids[i]`` (int64, ascending, no repeats)."""
-        self.d2t.copy_(target_ids - torch.arange(len(target_ids)))
+        self.d2t.copy_(target_ids - torch.arange(len(target_ids), device=target_ids.device))
         self.t2d.zero_()[target_ids] = True
 
-    def forward(
-        self, embeds: Tensor, hidden: Tensor, positions: Tensor, past: KV | None = None
-    ) -> tuple[Tensor, Tensor, KV]:
-        """Run consecutive positions of one sequence after the cached ones.
+    def advance(
+        self,
+        embeds: Tensor,
+        hidden: Tensor,
+        positions: Tensor,
+        past: KV | None = None,
+        visible: Tensor | None = None,
+    ) -> tuple[Tensor, KV]:
+        """Run positions of one sequence after the cached ones.
 
         Args:
             embeds: (tokens, hidden) target embeddings of the token *after* each position.
             hidden: (tokens, hidden) ``fc`` of the target's states at each position, or this
-                method's second result for positions that were drafted.
+                method's first result for positions that were drafted.
             positions: int64 (tokens,) of ``hidden``.
-            past: cache of everything before ``positions[0]``; not modified.
+            past: cache of everything before; not modified.
+            visible: bool (tokens, cached + tokens), who attends to whom; causal unless given.
 
         Returns:
-            logits over the draft vocabulary, hidden states for the next step, extended cache.
+            hidden states for :meth:`logits` and for the next step, and the extended cache.
         """
         x = self.midlayer.mixed(embeds, hidden)
         cache = self.midlayer.self_attn.keys_values(x, positions)
         if past is not None:
             cache = past.extended(cache)
         length, total = len(positions), cache.keys.shape[1]
+        if visible is None and length > 1:
+            visible = torch.ones(length, total, dtype=torch.bool, device=x.device)
+            visible = visible.tril(total - length)
         attended = functional.scaled_dot_product_attention(
             self.midlayer.self_attn.queries(x, positions)[None],
             cache.keys[None],
             cache.values[None],
-            attn_mask=torch.ones(length, total, dtype=torch.bool).tril(total - length),
+            attn_mask=visible,
             enable_gqa=True,
         )[0]
-        out = self.midlayer.after_attention(hidden, attended)
-        return self.lm_head(self.norm(out)), out, cache
+        return self.midlayer.after_attention(hidden, attended), cache
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(tokens, hidden) of :meth:`advance` -> (tokens, draft vocabulary)."""
+        out: Tensor = self.lm_head(self.norm(hidden))
+        return out
+
+    def forward(
+        self, embeds: Tensor, hidden: Tensor, positions: Tensor, past: KV | None = None
+    ) -> tuple[Tensor, Tensor, KV]:
+        """:meth:`advance` and :meth:`logits` in one: logits, hidden states, extended cache."""
+        out, cache = self.advance(embeds, hidden, positions, past)
+        return self.logits(out), out, cache
 
     @torch.inference_mode()
-    def draft(
-        self, embedding: nn.Module, tokens: Tensor, aux: Tensor, past: KV | None, k: int
-    ) -> tuple[list[int], KV]:
-        """Draft ``k`` tokens greedily after ``tokens``.
+    def extend(
+        self, embedding: nn.Module, tokens: Tensor, aux: Tensor, past: KV | None
+    ) -> tuple[Tensor, KV]:
+        """Take in committed positions, in step with the target.
 
         Args:
             embedding: the target's, ids -> (tokens, hidden).
             tokens: int64 (n,) the tokens *after* each new position, the last one newly sampled.
             aux: (n, layers * hidden) the target's states at the new positions.
             past: cache of the committed positions before those.
-            k: how many to draft; 0 only extends the cache.
+
+        Returns:
+            (1, hidden) at the last position, and the cache of all committed positions.
+        """
+        start = 0 if past is None else past.keys.shape[1]
+        positions = torch.arange(start, start + len(tokens), device=tokens.device)
+        hidden, cache = self.advance(embedding(tokens), self.fc(aux), positions, past)
+        return hidden[-1:], cache
+
+    @torch.inference_mode()
+    def chain(self, embedding: nn.Module, hidden: Tensor, committed: KV, k: int) -> list[int]:
+        """Draft ``k`` target ids greedily, from what :meth:`extend` returned."""
+        position = torch.tensor([committed.keys.shape[1] - 1], device=hidden.device)
+        drafted: list[Tensor] = []
+        cache = committed
+        while len(drafted) < k:
+            best = self.logits(hidden).argmax(-1)
+            drafted.append(best + self.d2t[best])
+            if len(drafted) < k:
+                position = position + 1
+                hidden, cache = self.advance(embedding(drafted[-1]), hidden, position, cache)
+        return torch.cat(drafted).tolist() if drafted else []
+
+    def draft(
+        self, embedding: nn.Module, tokens: Tensor, aux: Tensor, past: KV | None, k: int
+    ) -> tuple[list[int], KV]:
+        """:meth:`extend`, then :meth:`chain`; ``k`` = 0 only extends the cache.
 
         Returns:
             the drafted target ids, and the cache of all committed positions.
         """
-        start = 0 if past is None else past.keys.shape[1]
-        positions = torch.arange(start, start + len(tokens))
-        logits, hidden, committed = self(embedding(tokens), self.fc(aux), positions, past)
-        drafted: list[int] = []
-        cache = committed
-        while len(drafted) < k:
-            token = logits[-1].argmax()
-            drafted.append(int(token + self.d2t[token]))
-            if len(drafted) < k:
-                positions = positions[-1:] + 1
-                embeds = embedding(torch.tensor(drafted[-1:]))
-                logits, hidden, cache = self(embeds, hidden[-1:], positions, cache)
-        return drafted, committed
+        hidden, committed = self.extend(embedding, tokens, aux, past)
+        return self.chain(embedding, hidden, committed, k), committed
 
 
 def save_head(head: Eagle3Head, path: Path, dtype: torch.dtype = torch.bfloat16) -> None:
     """Write ``config.json`` and ``model.safetensors`` in the public layout."""
-    path.mkdir(parents=True, exist_ok=True)
-    (path / CONFIG).write_text(json.dumps(head.config.public(), indent=1) + "\n")
     weights = {
-        name: (t.to(dtype) if t.is_floating_point() else t).contiguous()
-        for name, t in head.state_dict().items()
+        name: t.to(dtype) if t.is_floating_point() else t for name, t in head.state_dict().items()
     }
-    save_file(weights, path / WEIGHTS, metadata={"format": "pt"})
+    write_checkpoint(path, head.config, weights)
 
 
-def load_head(path: Path, *, hidden_size: int, vocab_size: int) -> Eagle3Head:
+def load_head(
+    path: Path, *, hidden_size: int, vocab_size: int, layers: int | None = None
+) -> Eagle3Head:
     """Load a head, in float32, for a target of the given sizes.
+
+    Args:
+        layers: depth of the target, for heads whose configuration names no aux layers.
 
     Raises:
         ModelError: the checkpoint is missing, incomplete, or made for another target.
     """
-    try:
-        config = HeadConfig.from_public(json.loads((path / CONFIG).read_text()))
-        weights = load_file(path / WEIGHTS)
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise ModelError(f"no EAGLE3 head can be read from {path}: {error!r}") from error
+    config, weights = read_checkpoint(path, layers)
     for what, has, needs in (
         ("hidden size", config.hidden_size, hidden_size),
         ("vocabulary", config.vocab_size, vocab_size),
@@ -298,6 +281,11 @@ def load_head(path: Path, *, hidden_size: int, vocab_size: int) -> Eagle3Head:
                 f"drafter {path} has {what} {has}, the target has {needs}: "
                 "use the head that was trained for this target"
             )
+    if layers is not None and not all(0 <= i < layers for i in config.aux_layers):
+        raise ModelError(
+            f"drafter {path} listens to layers {list(config.aux_layers)}, the target has {layers}: "
+            "use the head that was trained for this target"
+        )
     head = Eagle3Head(config)
     try:
         head.load_state_dict(weights)

@@ -25,13 +25,26 @@ class CacheDraft:
 
     ``probs[i]`` is the counted probability that the draft survives through token i (a running
     product, so it never rises); ``score`` is their sum, the accepted length that counting expects;
-    ``match_len`` is the number of context tokens matched.
+    ``match_len`` is the number of context tokens matched. ``local`` says that the request's own
+    tree proposed it, and not the tenant's. ``rival`` is what the other tree had to say, if
+    anything, and ``agreement`` the number of tokens on which both begin alike.
     """
 
     tokens: list[int]
     probs: list[float]
     score: float
     match_len: int
+    local: bool = True
+    rival: CacheDraft | None = None
+    agreement: int = 0
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """Number of tokens on which ``a`` and ``b`` begin alike."""
+    if a == b:
+        return len(a)
+    shorter = min(len(a), len(b))
+    return next((i for i in range(shorter) if a[i] != b[i]), shorter)
 
 
 class SuffixCache:
@@ -41,6 +54,11 @@ class SuffixCache:
         self._settings = settings
         self._tenants: OrderedDict[str, Any] = OrderedDict()
         self._active: dict[str, Any] = {}
+
+    @property
+    def max_tenants(self) -> int:
+        """Tenants whose trees are kept."""
+        return self._settings.suffix_tenants
 
     def start(self, request: str, prompt: Tokens, tenant: str) -> None:
         """Index ``prompt`` (int32 [n], contiguous). Mutates the tenant's cache.
@@ -60,18 +78,30 @@ class SuffixCache:
 
     def propose(self, request: str, context: Tokens, limit: int) -> CacheDraft | None:
         """The best continuation of ``context`` (int32 [n]) of at most ``limit`` tokens, or None."""
-        s = self._settings
-        found = self._active[request].speculate(
-            request,
-            context[-s.suffix_max_depth :],
-            max_spec_tokens=min(limit, s.suffix_max_draft),
-            max_spec_factor=s.suffix_max_factor,
-            max_spec_offset=s.suffix_max_offset,
-            min_token_prob=s.suffix_min_prob,
+        s, cache = self._settings, self._active[request]
+        seen = context[-s.suffix_max_depth :]
+        tokens = min(limit, s.suffix_max_draft)
+        # The library's own ``speculate`` keeps the better of the two and drops the other, which
+        # says whether they agree. Its trees are private, hence its pinned version.
+        local, shared = (
+            tree.speculate_ndarray(
+                seen, tokens, s.suffix_max_factor, s.suffix_max_offset, s.suffix_min_prob, False
+            )
+            for tree in (cache._local_trees[request], cache._global_tree)
         )
-        if not found.token_ids:
+        is_local = local.score >= shared.score
+        best, other = (local, shared) if is_local else (shared, local)
+        drafted = best.token_ids
+        if not drafted:
             return None
-        return CacheDraft(found.token_ids, found.probs, found.score, found.match_len)
+        against = other.token_ids
+        if not against:
+            return CacheDraft(drafted, best.probs, best.score, best.match_len, is_local)
+        rival = CacheDraft(against, other.probs, other.score, other.match_len, not is_local)
+        agreement = common_prefix(drafted, against)
+        return CacheDraft(
+            drafted, best.probs, best.score, best.match_len, is_local, rival, agreement
+        )
 
     def stop(self, request: str) -> None:
         """Forget the request's prompt; its output stays for the tenant until evicted."""

@@ -1,10 +1,11 @@
 """Hybrid verified decoding inside vLLM: the only module that imports it.
 
 vLLM keeps its loop, scheduler, sampler and KV cache. Through the entry point
-``vllm.general_plugins`` this plugin wraps five methods:
+``vllm.general_plugins`` this plugin wraps six methods:
 
 ======================================  =======================================================
 ``Worker.load_model``                   afterwards: make our worker for this engine
+``Worker.compile_or_warm_up_model``     afterwards: profile what a step costs
 ``GPUModelRunner.propose_draft_token_ids``  observe what was committed, choose, draft
 ``GPUModelRunner.execute_model``        before: stop the requests the scheduler finished
 ``GPUModelRunner._input_fits_in_drafter``  asked for our draft length, not for the largest one
@@ -26,8 +27,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from decoder.contracts.costs import CostTable
 from decoder.contracts.errors import EngineError
 from decoder.contracts.settings import KafkaSettings
+from decoder.costs import LiveCosts
+from decoder.engines.vllm_cpu import mend_sampling
+from decoder.engines.vllm_profile import profile
 from decoder.payoff.token_classes import token_class_table
 from decoder.router import Committed, Decision, RequestOptions
 from decoder.scope import scope_of
@@ -74,44 +79,27 @@ def register() -> None:
         raise EngineError(
             f"set VLLM_USE_V2_MODEL_RUNNER=0: vLLM's V2 runner has no seam yet. {HOW_TO_START}"
         )
+    from vllm.platforms import current_platform
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
     from vllm.v1.worker.gpu_worker import Worker as VllmWorker
+
+    if current_platform.is_cpu():
+        import vllm.v1.worker.cpu_worker  # defines the subclass that is wrapped below
 
     ours, theirs = logging.getLogger("decoder"), logging.getLogger("vllm")
     ours.handlers, ours.propagate = theirs.handlers, False
     ours.setLevel(theirs.getEffectiveLevel())
     # Its selector warns of every pause of a tenth of a second, which a busy machine is full of.
     logging.getLogger("kafka").setLevel(logging.ERROR)
-    _mend_sampling_on_cpu()
+    mend_sampling()
+    for owner in (VllmWorker, *VllmWorker.__subclasses__()):
+        if "compile_or_warm_up_model" in vars(owner):
+            _wrap(owner, "compile_or_warm_up_model", _warm_up)
     _wrap(VllmWorker, "load_model", functools.partial(_load_model, settings))
     _wrap(VllmWorker, "shutdown", _shutdown)
     _wrap(GPUModelRunner, "propose_draft_token_ids", _propose)
     _wrap(GPUModelRunner, "execute_model", _execute_model)
     _wrap(GPUModelRunner, "_input_fits_in_drafter", _input_fits_in_drafter)
-
-
-def _mend_sampling_on_cpu() -> None:
-    """Replace a function of vLLM 0.32's CPU backend that returns uninitialised memory.
-
-    ``expand_batch_to_tokens`` hands its kernel a converted copy of the output and never copies it
-    back, so that with any speculative method a sampled request is sampled at random temperatures.
-    """
-    import torch
-    from vllm.platforms import current_platform
-    from vllm.v1.sample import rejection_sampler
-
-    if not current_platform.is_cpu():
-        return
-
-    def expand(
-        x: torch.Tensor, cu: torch.Tensor, n: int, replace_from: int = 0, replace_to: int = 0
-    ) -> torch.Tensor:
-        counts = torch.diff(cu, prepend=cu.new_zeros(1)).long()
-        if replace_from != replace_to:
-            x = torch.where(x == replace_from, torch.full_like(x, replace_to), x)
-        return torch.repeat_interleave(x, counts, output_size=n)
-
-    rejection_sampler.expand_batch_to_tokens = expand
 
 
 def worker_of(runner: GPUModelRunner) -> Worker:
@@ -169,6 +157,24 @@ def _attach(runner: GPUModelRunner, settings: WorkerSettings) -> Worker:
         token_class_table(entries + [None] * missing),
         has_model,
     )
+
+
+def _warm_up(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    result = original(self, *args, **kwargs)
+    worker = getattr(self.model_runner, "_hvd_worker", None)
+    if worker is not None:
+        try:
+            worker.router.costs = LiveCosts(profile(self.model_runner, worker.scope))
+            shown = dict(zip(*_grid(worker.router.costs.table), strict=True))
+            log.info("a step costs, in ms by tokens: %s", shown)
+        except Exception:  # without a profile the served steps are the first measurement
+            log.exception("steps cannot be profiled: costs are learned from service alone")
+            worker.router.costs = LiveCosts()
+    return result
+
+
+def _grid(table: CostTable) -> tuple[tuple[int, ...], list[float]]:
+    return table.tokens, [round(us / 1e3, 1) for us in table.verify_us]
 
 
 def _shutdown(original: Callable[..., Any], self: Any) -> Any:

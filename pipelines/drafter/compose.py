@@ -1,10 +1,8 @@
 """Steps 1 and 2 in one pass, for a CPU: the target writes, and its states are kept as it does.
 
-A batch starts at position 0 together and stays in step: each sequence is fed its prompt one token a
-step, then its own samples, so nothing is padded and every forward pass serves both the answer and
-the shard. Half of the sequences hold no prompt but the opening of a user turn, and the target
-writes the instruction, too (arXiv 2406.08464). On two cores this costs less than half of
-``generate`` then ``extract``.
+Conversations share the steps of :mod:`pipelines.drafter.lockstep`; one that ends gives its slot to
+the next. On one core this makes states as fast as reading finished text would at half of the cost
+of writing and reading it.
 """
 
 from __future__ import annotations
@@ -12,104 +10,147 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.progress import Progress
 from torch import Tensor
 
-from pipelines.drafter.extract import AUX_LAYERS, Capture, write_shard
-from pipelines.workloads import WORKLOADS, prompts
+from pipelines.drafter.asks import Ask, asks, turn
+from pipelines.drafter.extract import AUX_LAYERS, Conversation, write_shard
+from pipelines.drafter.lockstep import Llama, Slots
 
-BATCH = 64
-LONGEST_PROMPT, LONGEST_INSTRUCTION, LONGEST = 260, 64, 360
-FEWEST = 12
-"""A batch ends when fewer sequences than this still run: a small batch wastes the processor."""
-
-
-def _prompt_stream(tokenizer: Any, seed: int) -> Iterator[list[int]]:
-    streams = [prompts(w, "train", seed) for w in WORKLOADS]
-    for prompt in itertools.chain.from_iterable(zip(*streams, strict=True)):
-        ids: list[int] = tokenizer.apply_chat_template(
-            list(prompt.messages), add_generation_prompt=True, return_dict=False
-        )
-        if len(ids) <= LONGEST_PROMPT:
-            yield ids
+SLOTS = 64
+LONGEST_INSTRUCTION, LONGEST_ANSWER = 80, 176
+LENGTH = 832
+"""Of a slot, in tokens."""
+POOL = 384
+"""Asks drawn at once and begun in order of length: a step costs what its longest slot does."""
+SEQUENCES = 64
+"""Conversations of a shard."""
+TEMPERATURES = (0.0, 0.0, 0.7)
+LOOP = 48
+"""An answer that repeats itself for this many tokens ends: it teaches nothing more."""
 
 
-def _sample(logits: Tensor, temperatures: Tensor) -> list[int]:
-    """One token a row of ``logits``; temperature 0 takes the likeliest."""
-    warmed = (logits / temperatures.clamp(min=1e-3)[:, None]).softmax(-1)
-    sampled = torch.multinomial(warmed, 1)[:, 0]
-    best = logits.argmax(-1)
-    picked: list[int] = torch.where(temperatures == 0, best, sampled).tolist()
-    return picked
-
-
+@dataclass
 class Writer:
-    """One growing sequence: what it is fed next, and where its answer begins."""
+    """One conversation as it grows."""
 
-    def __init__(self, prompt: list[int], instructs: bool, temperature: float) -> None:
-        self.tokens, self.forced = prompt[:1], prompt[1:]
-        self.instructs = instructs
-        self.prompt_length = 0 if instructs else len(prompt)
-        self._answer_temperature = temperature
-        self._began = len(prompt)
+    tokens: list[int]
+    asking: bool
+    """The target is still writing the instruction."""
+    answer_temperature: float
+    forced: list[int] = field(default_factory=list)
+    prompt: int = 0
+    began: int = 0
+
+    @classmethod
+    def of(cls, ask: Ask, temperature: float) -> Writer:
+        """A conversation that goes on where ``ask`` stops."""
+        n = len(ask.tokens)
+        return cls(list(ask.tokens), ask.open, temperature, prompt=0 if ask.open else n, began=n)
 
     @property
     def temperature(self) -> float:
-        """Of the next sample: instructions want variety."""
-        return 1.0 if self.instructs else self._answer_temperature
-
-    @property
-    def greedy(self) -> bool:
-        """The answer is the target's likeliest."""
-        return self._answer_temperature == 0
+        """Of the next token: instructions want variety."""
+        return 1.0 if self.asking else self.answer_temperature
 
     def take(self, sampled: int, end: int, bridge: list[int]) -> bool:
-        """Append the next token; false when the answer has ended.
+        """Append the next token; false when the answer has ended with it.
 
         ``bridge`` (the end of a turn and the opening of the answer) follows an instruction.
         """
         if self.forced:
             self.tokens.append(self.forced.pop(0))
             return True
-        if self.instructs:
-            if sampled == end or len(self.tokens) - self._began >= LONGEST_INSTRUCTION:
-                self.instructs, self.forced = False, bridge[1:]
-                self.prompt_length = len(self.tokens) + len(bridge)
+        if self.asking:
+            if sampled == end or len(self.tokens) - self.began >= LONGEST_INSTRUCTION:
+                self.asking, self.forced = False, bridge[1:]
+                self.prompt = len(self.tokens) + len(bridge)
                 sampled = bridge[0]
             self.tokens.append(sampled)
             return True
         self.tokens.append(sampled)
-        return sampled != end and len(self.tokens) < LONGEST
+        written = len(self.tokens) - self.prompt
+        return sampled != end and written < LONGEST_ANSWER and not self._loops(written)
+
+    def _loops(self, written: int) -> bool:
+        if written % 16 or written < 2 * LOOP:
+            return False
+        last = self.tokens[-LOOP:]
+        return any(self.tokens[-LOOP - p : -p] == last for p in range(1, LOOP + 1))
 
 
-@torch.inference_mode()
-def _write(model: Any, capture: Capture, writers: list[Writer], end: int, bridge: list[int]) -> Any:
-    """Run ``writers`` to their ends; their (aux, final) states, bf16, in the same order."""
-    from transformers import DynamicCache
+def _sample(logits: Tensor, temperatures: Tensor) -> Tensor:
+    """One token a row of ``logits``: int64; temperature 0 takes the likeliest."""
+    picked = logits.argmax(-1)
+    warm = temperatures.nonzero()[:, 0]
+    if len(warm):
+        shares = (logits[warm] / temperatures[warm, None]).softmax(-1)
+        picked[warm] = torch.multinomial(shares, 1)[:, 0]
+    return picked
 
-    cache = DynamicCache(config=model.config)
-    states: list[list[tuple[Tensor, Tensor]]] = [[] for _ in writers]
-    alive = list(range(len(writers)))
-    while len(alive) >= FEWEST:
-        fed = torch.tensor([[writers[i].tokens[-1]] for i in alive])
-        final = model.model(fed, past_key_values=cache).last_hidden_state[:, 0]
-        aux = torch.stack([capture.states[layer][:, 0] for layer in sorted(capture.states)], 1)
-        for i, a, f in zip(alive, aux.bfloat16(), final.bfloat16(), strict=True):
-            states[i].append((a, f))
-        free = [row for row, i in enumerate(alive) if not writers[i].forced]
-        sampled = dict.fromkeys(range(len(alive)), 0)
+
+def _in_order(stream: Iterator[Ask]) -> Iterator[Ask]:
+    while pool := list(itertools.islice(stream, POOL)):
+        yield from sorted(pool, key=lambda a: len(a.tokens))
+
+
+def write(
+    model: Llama, stream: Iterator[Writer], end: int, bridge: list[int], layers: Sequence[int]
+) -> Iterator[Conversation]:
+    """Finished conversations with their states, as long as ``stream`` lasts."""
+    slots = Slots(model, SLOTS, LENGTH, layers)
+    hidden = model.embedding.shape[1]
+    aux = torch.zeros(SLOTS, LENGTH, len(layers), hidden, dtype=torch.bfloat16)
+    final = torch.zeros(SLOTS, LENGTH, hidden, dtype=torch.bfloat16)
+    running: list[Writer] = []
+
+    def begin(slot: int, writer: Writer) -> bool:
+        read = slots.read(slot, writer.tokens)
+        n = len(writer.tokens)
+        aux[slot, :n], final[slot, :n] = read.aux, read.final.bfloat16()
+        logits = read.final[-1:] @ model.embedding.T
+        sampled = _sample(logits, torch.tensor([writer.temperature]))
+        return writer.take(int(sampled), end, bridge)
+
+    def next_for(slot: int) -> Writer | None:
+        return next((w for w in stream if begin(slot, w)), None)
+
+    for slot in range(SLOTS):
+        if (writer := next_for(slot)) is not None:
+            running.append(writer)
+    while running:
+        where = torch.arange(len(running))
+        at = torch.tensor([len(w.tokens) - 1 for w in running])
+        states = slots.step(where, torch.tensor([w.tokens[-1] for w in running]), at)
+        aux[where, at], final[where, at] = states.aux, states.final.bfloat16()
+        free = [i for i, w in enumerate(running) if not w.forced]
+        sampled = torch.zeros(len(running), dtype=torch.int64)
         if free:
-            warmth = torch.tensor([writers[alive[row]].temperature for row in free])
-            sampled |= dict(zip(free, _sample(model.lm_head(final[free]), warmth), strict=True))
-        rows = [r for r, i in enumerate(alive) if writers[i].take(sampled[r], end, bridge)]
-        if len(rows) < len(alive):
-            alive = [alive[r] for r in rows]
-            cache.batch_select_indices(torch.tensor(rows, dtype=torch.int64))
-    return [tuple(torch.stack(part) for part in zip(*s, strict=True)) for s in states]
+            warmth = torch.tensor([running[i].temperature for i in free])
+            sampled[free] = _sample(states.final[free] @ model.embedding.T, warmth)
+        ended = [
+            i
+            for i, (w, s) in enumerate(zip(running, sampled.tolist(), strict=True))
+            if not w.take(s, end, bridge)
+        ]
+        for slot in reversed(ended):
+            w, n = running[slot], len(running[slot].tokens) - 1
+            if n > w.prompt + 4:
+                greedy = w.answer_temperature == 0
+                yield w.tokens[:n], w.prompt, greedy, aux[slot, :n].clone(), final[slot, :n].clone()
+            successor = next_for(slot)
+            if successor is not None:
+                running[slot] = successor
+            else:  # the stream is exhausted: the last slot moves here
+                last = running.pop()
+                if slot < len(running):
+                    running[slot] = last
+                    slots.move(len(running), slot)
+                    aux[slot], final[slot] = aux[len(running)], final[len(running)]
 
 
 def compose(
@@ -117,42 +158,38 @@ def compose(
     out: Path,
     tokens: int,
     layers: Sequence[int] = AUX_LAYERS,
-    first_shard: int = 50000,
+    first_shard: int = 60000,
     seed: int = 43,
 ) -> int:
-    """Write shards of new conversations until this call has written ``tokens`` answer tokens.
+    """Write shards of new conversations until those from ``first_shard`` on hold ``tokens``.
+
+    Resumable: a later call goes on behind the last whole shard. ``tokens`` counts those of answers;
+    shards belong together that agree in all but the last four digits of their numbers.
 
     Returns:
-        the number of answer tokens written.
+        the number of answer tokens in those shards.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from safetensors import safe_open
+    from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(model_path)
-    model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32).eval()
-    capture = Capture(model, layers)
-    chat = [{"role": "user", "content": "\x00"}]
-    text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-    opening, bridge = (
-        tokenizer(part, add_special_tokens=False)["input_ids"] for part in text.split("\x00")
-    )
-    shard = first_shard + len(list(out.glob(f"{first_shard // 10000}????-*.safetensors")))
+    out.mkdir(parents=True, exist_ok=True)
+    written, shard = 0, first_shard
+    for path in sorted(out.glob(f"{first_shard // 10000}????-*.safetensors")):
+        with safe_open(path, "pt") as file:
+            written += int((file.get_tensor("lengths") - file.get_tensor("prompts")).sum())
+        shard = max(shard, int(path.name[:5]) + 1)
+    tokenizer, model = AutoTokenizer.from_pretrained(model_path), Llama.load(model_path)
     rng = random.Random(seed + shard)
     torch.manual_seed(seed + shard)
-    stream = _prompt_stream(tokenizer, seed + shard)
-    written = 0
+    _, bridge = turn(tokenizer)
+    stream = (
+        Writer.of(a, rng.choice(TEMPERATURES)) for a in _in_order(asks(tokenizer, seed + shard))
+    )
+    finished = write(model, stream, tokenizer.eos_token_id, bridge, layers)
     with Progress() as progress:
-        bar = progress.add_task("composing", total=tokens)
+        bar = progress.add_task("composing", total=tokens, completed=written)
         while written < tokens:
-            writers = [
-                Writer(list(opening) if own else next(stream), own, rng.choice((0.0, 0.7)))
-                for own in itertools.islice(itertools.cycle((True, False)), BATCH)
-            ]
-            states = _write(model, capture, writers, tokenizer.eos_token_id, bridge)
-            kept = [
-                (w.tokens[: len(s[1])], w.prompt_length, w.greedy, *s)
-                for w, s in zip(writers, states, strict=True)
-                if w.prompt_length and len(s[1]) > w.prompt_length + 4
-            ]
+            kept = list(itertools.islice(finished, SEQUENCES))
             written += sum(len(k[0]) - k[1] for k in kept)
             write_shard(out, shard, kept, layers)
             shard += 1

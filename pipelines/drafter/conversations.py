@@ -52,7 +52,9 @@ class Shards:
         s = load_file(path)
         parts = zip(
             s["tokens"].long().split(s["lengths"].tolist()),
-            s["aux"][:, columns].flatten(1).split(s["lengths"].tolist()),
+            (s["aux"] if columns == list(range(len(stored))) else s["aux"][:, columns])
+            .flatten(1)
+            .split(s["lengths"].tolist()),
             s["final"].split(s["lengths"].tolist()),
             s["prompts"].tolist(),
             s["greedy"].tolist(),
@@ -99,6 +101,6 @@ def chain_rows(sequences: list[Sequence], prompt_share: float) -> Tensor:
     for s in sequences:
         chosen = torch.rand(len(s.tokens)) < prompt_share
         chosen[s.prompt - 1 :] = True
-        chosen[-1] = False
+        chosen[0] = chosen[-1] = False  # the first state is like no other, the last has no next
         wanted.append(chosen)
     return torch.cat(wanted).nonzero()[:, 0]

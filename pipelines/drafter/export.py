@@ -7,7 +7,7 @@ from pathlib import Path
 
 from decoder.drafting.eagle3 import WEIGHTS, Eagle3Head, save_head
 from pipelines.drafter.acceptance import DRAFTED, Acceptance
-from pipelines.drafter.train import Settings
+from pipelines.drafter.run import Settings
 
 CARD = """---
 license: apache-2.0
@@ -23,15 +23,18 @@ and are not stored.
 
 ## How it was made
 
-1. Conversations: `pipelines/drafter/generate.py` and `compose.py` let the target answer this
-   project's own prompts (made from Python's standard library and fixed topic lists, `train` side of
-   the split) and instructions that it wrote itself, half of the answers greedy and half at
-   temperature 0.7; `written.py` adds functions and documentation of Python's standard library (PSF
-   licence) in the place of answers. Counts: {sources}.
-2. `pipelines/drafter/extract.py`: the target's hidden states over them, {tokens} tokens, {answers}
-   of them in answers. Aux layers {layers} (as vLLM counts).
-3. `pipelines/drafter/train.py`: {batches} batches, {rows} chains, soft labels, in float32 on a
-   two-core CPU shared with other work. Runs, one after the other on the same weights:
+1. Conversations, {tokens} tokens, {answers} of them in answers ({sources}). `composed`: the target
+   answers this project's own prompts (made from Python's standard library and fixed topic lists,
+   `train` side of the split), other tasks made from the same sources (`asks.py`: SQL over random
+   schemas, summaries, function calls, code from tests) and instructions that it wrote itself; two
+   thirds of the answers greedy, the others at temperature 0.7; its hidden states are kept as it
+   writes. `generated`: the same prompts and self-written instructions through vLLM (`generate.py`,
+   then `extract.py`). `written`: functions and documentation of Python's standard library (PSF
+   licence) in the place of answers. Aux layers {layers} (as vLLM counts).
+2. `copying.py`: one query head of each group starts as a matcher that finds the earlier occurrence
+   of the newest token, so that the head can copy what followed it.
+3. `train.py`: {batches} batches, {rows} chains, soft labels, in float32 on a two-core CPU shared
+   with other work. Runs, one after the other on the same weights:
 {runs}
 
 No public prompt set or benchmark went in.

@@ -10,19 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load, save
 
+from decoder.contracts.bundle import _metadata, from_bytes, to_bytes
+from decoder.contracts.costs import NOMINAL
 from decoder.contracts.errors import PolicyRefused
 from decoder.contracts.features import FEATURES, NUM_FEATURES
-from decoder.contracts.policy import (
-    CACHE,
-    MODEL,
-    NONE,
-    _metadata,
-    decide,
-    frequency_policy,
-    from_bytes,
-    predict,
-    to_bytes,
-)
+from decoder.contracts.policy import Estimate, decide, frequency_policy, predict
+from decoder.contracts.rule import CACHE, MODEL, NONE, Situation
 from tests.conftest import random_policy
 
 
@@ -95,7 +88,7 @@ def test_probes_that_come_out_otherwise_are_refused() -> None:
     data = to_bytes(random_policy())
     arrays, metadata = load(data), _metadata(data)
     arrays["probe_outputs"] = arrays["probe_outputs"] + 1
-    from decoder.contracts.policy import _digest
+    from decoder.contracts.bundle import _digest
 
     metadata["digest"] = _digest(arrays, metadata["policy"])
     assert refusal_of(save(arrays, metadata=metadata)) == "probe"
@@ -114,6 +107,9 @@ def test_decision_is_the_threshold_rule(
     predicted: list[float], has_model: bool, use_model: bool
 ) -> None:
     policy = replace(random_policy(), threshold=6.0, use_model=use_model)
-    arms = decide(policy, np.array(predicted, np.float32), has_model)
+    values, n = np.array(predicted, np.float32), len(predicted)
+    lengths = np.full(n, 64, np.int32)
+    situation = Situation(NOMINAL, 4 if has_model else 0)
+    choice = decide(policy, Estimate(values, lengths, np.zeros(n, np.float32)), situation, n)
     otherwise = MODEL if has_model and use_model else NONE
-    assert list(arms) == [CACHE if p >= 6.0 else otherwise for p in predicted]
+    assert list(choice.arms) == [CACHE if p >= 6.0 else otherwise for p in predicted]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from decoder.contracts.policy import Policy, to_bytes
+from decoder.contracts.bundle import to_bytes
+from decoder.contracts.policy import Policy
 from decoder.feed import PolicyGate
 from tests.conftest import random_policy
 

@@ -17,7 +17,7 @@ from tests.learner.traffic import Traffic
 ROWS = from_events(Traffic(seed=4).events(30))
 LEARNED = from_events(Traffic(seed=5).events(60))
 GOOD = train.export(
-    train.fit(LEARNED.features, LEARNED.accepted, LEARNED.censored, epochs=10),
+    train.fit(LEARNED, "payoff", 10),
     "s", 4.0, LEARNED.features,
 )  # fmt: skip
 COSTS = measure(ROWS) or NOMINAL

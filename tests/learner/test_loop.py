@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
+from decoder.contracts.bundle import from_bytes
 from decoder.contracts.errors import BrokerError
 from decoder.contracts.events import DraftEvent, encode_batch
-from decoder.contracts.policy import from_bytes
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import LearnerStatus, decode_status
 from decoder.contracts.topics import DRAFTS, POLICY, STATUS, Topic
@@ -115,7 +115,7 @@ def test_learns_promotes_publishes_and_resumes(
     published = consume(broker.kafka, POLICY)
     assert champion is not None and published[-1].key == SCOPE.encode()
     policy = from_bytes(published[-1].value, SCOPE)
-    assert policy.version == champion.version == scope.version and policy.kind == "payoff"
+    assert policy.version == champion.version == scope.version and policy.kind == "survival"
     assert policy.provenance["costs"]["measured"] and len(policy.probe_inputs)
     statuses = [decode_status(record.value) for record in consume(broker.kafka, STATUS)]
     last = statuses[-1]

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decoder.contracts.policy import CACHE, MODEL, NONE, PAPER_THRESHOLD, frequency_policy
+from decoder.contracts.policy import PAPER_THRESHOLD, frequency_policy
+from decoder.contracts.rule import CACHE, MODEL, NONE
 from learner import train
 from learner.costs import Costs, measure, robust_line
 from learner.rows import from_events
@@ -17,9 +18,7 @@ from learner.tune import Stretches, scan, stretches, tune
 from tests.learner.traffic import FIXED_US, MODEL_US, TOKEN_US, Traffic
 
 ROWS = from_events(Traffic(seed=2).events(100))
-NETWORK = train.export(
-    train.fit(ROWS.features, ROWS.accepted, ROWS.censored, epochs=5), "s", 6.0, ROWS.features
-)
+NETWORK = train.export(train.fit(ROWS, "payoff", 5), "s", 6.0, ROWS.features)
 
 
 def rate_at(threshold: float, predicted: np.ndarray, arms: list[np.ndarray], s: Stretches) -> float:
@@ -100,7 +99,7 @@ def test_one_stalled_step_in_ten_moves_nothing() -> None:
 def test_a_request_pays_its_share_of_the_batch() -> None:
     costs = Costs(fixed_us=100.0, token_us=1.0, extra_us=(0.0, 20.0, 0.0), model_len=3.0)
     rows = replace(ROWS.take(np.arange(3)), batch_size=np.array([1, 2, 4], np.int32))
-    _, time = costs.outcome(rows, np.full(3, MODEL, np.int8))
+    _, time = costs.always(rows, MODEL)
     assert time.tolist() == [124.0, 64.0, 34.0]
 
 

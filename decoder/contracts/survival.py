@@ -1,0 +1,76 @@
+"""How long a draft survives: a discrete hazard over draft positions, shared within buckets.
+
+The network of a ``survival`` policy gives one logit a bucket: the log-odds that a draft which
+survived so far breaks off at a position of that bucket. Survival through position ``j`` is the
+product of the chances not to break off, the expected accepted length is the sum of survivals, and
+the same holds for every truncation. Near positions have buckets of their own, far ones share.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float32]
+
+BUCKET_ENDS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
+"""Last draft position (from 1) of each bucket; one more bucket holds everything behind."""
+BUCKETS: Final = len(BUCKET_ENDS) + 1
+MAX_DRAFT: Final = 512
+"""Longest cache draft that can be configured."""
+BUCKET_OF: Final = np.searchsorted(np.array(BUCKET_ENDS), np.arange(1, MAX_DRAFT + 1))
+"""Bucket of draft position ``j`` at index ``j - 1``: int64 [MAX_DRAFT]."""
+
+
+def survival(logits: FloatArray, lengths: NDArray[np.integer]) -> FloatArray:
+    """Chance that each draft survives through each of its positions.
+
+    Args:
+        logits: float32 [n, BUCKETS], log-odds of breaking off.
+        lengths: integers [n], tokens of each draft, at most ``MAX_DRAFT``; 0 for no draft.
+
+    Returns:
+        float32 [n, max(lengths)], never rising along a row, 0 behind a draft's end.
+    """
+    width = int(lengths.max(initial=0))
+    lived = np.minimum(logits, _HIGHEST)
+    np.exp(lived, out=lived)
+    np.log1p(lived, out=lived)
+    curve = lived.take(BUCKET_OF[:width], axis=1)
+    np.add.accumulate(curve, axis=1, out=curve)
+    np.negative(curve, out=curve)
+    np.exp(curve, out=curve)
+    if len(lengths) > 1:
+        curve *= _COLUMNS[:width] < lengths[:, None]
+    return curve
+
+
+_COLUMNS: Final = np.arange(MAX_DRAFT)
+_HIGHEST: Final = np.float32(80.0)
+"""A logit above it would overflow float32, and is certain anyway."""
+
+
+def naive_survival(logits: FloatArray, length: int) -> list[float]:
+    """The definition, one position at a time; :func:`survival` is tested against it."""
+    alive, curve = 1.0, []
+    for position in range(1, length + 1):
+        bucket = sum(position > end for end in BUCKET_ENDS)
+        alive *= 1.0 - 1.0 / (1.0 + float(np.exp(-np.float64(logits[bucket]))))
+        curve.append(alive)
+    return curve
+
+
+def expected_chain(odds: FloatArray, k: int) -> FloatArray:
+    """Expected accepted length of a model draft of ``k`` tokens.
+
+    Args:
+        odds: float32 [n], log-odds that one more of its tokens is accepted.
+
+    Returns:
+        float32 [n], in 0..k: the geometric sum of the chance over ``k`` positions.
+    """
+    chance = 1.0 / (1.0 + np.exp(-np.maximum(odds, -_HIGHEST)))
+    total: FloatArray = (chance[:, None] ** _COLUMNS[1 : k + 1]).sum(axis=1, dtype=np.float32)
+    return total

@@ -1,0 +1,93 @@
+"""The cost table in force: a profile from worker start, corrected by every plain decoding step.
+
+A correction is the median of a cell's recent ratios of measured to profiled time, so a stalled step
+moves nothing; cells never seen take the ratio of their neighbours. :class:`LiveCosts` is written by
+the engine's thread and read by it; ``table`` is one reference to an immutable value.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+from statistics import median
+from typing import Final
+
+import numpy as np
+
+from decoder.contracts.costs import NOMINAL, CostTable
+
+GRID: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024, 2048)
+"""Tokens of a step that have a cell of their own; a step counts for the nearest one below."""
+RECENT: Final = 15
+"""Steps of a cell, and of drafting, that the median is taken over."""
+ENOUGH: Final = 3
+REFRESH: Final = 16
+"""Steps between two tables."""
+
+
+class LiveCosts:
+    """Costs of one worker's set-up.
+
+    ``prior`` is its profile, or the nominal table; with ``live`` false it stays in force.
+    """
+
+    def __init__(self, prior: CostTable = NOMINAL, live: bool = True) -> None:
+        self.table = prior
+        self.steps = 0
+        self._live = live
+        self._prior = prior
+        self._cells: list[deque[float]] = [deque(maxlen=RECENT) for _ in GRID]
+        self._drafting: deque[float] = deque(maxlen=RECENT)
+        self._drafted = 0, 1
+
+    @property
+    def measured(self) -> bool:
+        """Whether times are this machine's microseconds, and no longer nominal units."""
+        return self._prior is not NOMINAL or self.table is not self._prior
+
+    def observe(self, tokens: int, rows: int, drafted: int, us: float) -> None:
+        """Take in a step of decoding alone (no prompt in it). Mutates, may replace ``table``.
+
+        Args:
+            tokens: run through the target, drafts included.
+            rows: requests in the step.
+            drafted: tokens the model drafter made for each request; 0 if it did not run.
+            us: from this step's decision to the next.
+        """
+        if not (self._live and tokens > 0 and us > 0 and np.isfinite(us)):
+            return
+        if drafted:
+            self._drafting.append(us - float(self.table.dense[min(tokens, _LAST)]))
+            self._drafted = drafted, rows
+        else:
+            cell = int(np.searchsorted(GRID, tokens, side="right")) - 1
+            self._cells[cell].append(us / float(self._prior.dense[min(tokens, _LAST)]))
+        self.steps += 1
+        if self.steps % REFRESH == 0 or not self.measured:
+            self.table = self._corrected()
+
+    def _corrected(self) -> CostTable:
+        seen = [i for i, cell in enumerate(self._cells) if len(cell) >= ENOUGH]
+        if not seen:
+            return self.table
+        ratios = np.interp(
+            np.log(GRID), np.log([GRID[i] for i in seen]), [median(self._cells[i]) for i in seen]
+        )
+        times = self._prior.dense[list(GRID)] * ratios
+        table = replace(self.table, tokens=GRID, verify_us=tuple(times.tolist()))
+        if len(self._drafting) < ENOUGH:
+            return table
+        # A worker drafts one length only, so that one cost is all there is to correct.
+        known, profiled = max(median(self._drafting), 0.0), self._prior.drafting(*self._drafted)
+        if profiled <= 0.0:
+            return replace(table, draft_us=known)
+        scale = known / profiled
+        return replace(
+            table,
+            draft_us=self._prior.draft_us * scale,
+            draft_token_us=self._prior.draft_token_us * scale,
+            draft_row_us=self._prior.draft_row_us * scale,
+        )
+
+
+_LAST: Final = len(NOMINAL.dense) - 1

@@ -1,0 +1,56 @@
+"""What the reference engine is asked for, and what it reports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from decoder.contracts.errors import EngineError
+from decoder.contracts.events import Arm
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Sample at ``temperature`` > 0 from the whole distribution; one ``seed``, one output."""
+
+    temperature: float
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.temperature <= 0:
+            raise EngineError("a sampling temperature is above 0: leave sampling out for greedy.")
+
+
+@dataclass(frozen=True, slots=True)
+class CycleRecord:
+    """One decoding cycle; lengths in tokens, times in microseconds."""
+
+    arm: Arm
+    position: int
+    """Output tokens committed before the cycle."""
+    cache_len: int
+    """Length of the cache draft that was proposed; 0: none."""
+    verified: int
+    """Draft tokens verified; of a tree, its nodes."""
+    accepted: int
+    """Draft tokens committed."""
+    predicted: float
+    """Accepted length that the policy expected of the cache draft."""
+    draft_us: float
+    """Proposing, deciding and drafting."""
+    verify_us: float
+    """The target's pass, and acceptance."""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One finished request. The first token comes with the prefill and belongs to no cycle."""
+
+    tokens: list[int]
+    cycles: list[CycleRecord]
+    finish: Literal["stop", "length"]
+    prefill_us: float
+    decode_us: float
+    """From the end of the prefill to the last token."""
+    model_accepted: list[int] | None = None
+    """Of an oracle: :func:`decoder.engines.reference.record` of its known continuation."""

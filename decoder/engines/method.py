@@ -1,0 +1,90 @@
+"""Decoding methods: each is a policy of the one router, and what its model arm is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Final, Literal
+
+from decoder.contracts.errors import EngineError
+from decoder.contracts.policy import Policy, frequency_policy
+
+ModelArm = Literal["none", "chain", "tree"]
+NEVER, ALWAYS = inf, 0.0
+
+
+@dataclass(frozen=True)
+class Method:
+    """How a session decodes.
+
+    A policy with threshold ``NEVER`` never verifies a cache draft, one with ``ALWAYS`` does
+    whenever there is one. ``model`` is the model arm; with ``none`` the arm ``none`` stands in for
+    it. An ``oracle`` chooses in hindsight: the cache draft where more of it is accepted than of
+    the model draft, else the model draft; its ``policy`` is not asked. Without ``cache`` there is
+    no suffix cache at all, so that a baseline pays for nothing it does not use, and nothing is
+    labelled. ``cache_limit`` cuts every cache draft to that many tokens.
+    """
+
+    name: str
+    policy: Policy
+    model: ModelArm
+    oracle: bool = False
+    cache: bool = True
+    cache_limit: int | None = None
+
+
+def _counting(threshold: float) -> Policy:
+    return frequency_policy("", threshold)
+
+
+def _learned(name: str, policy: Policy | None, threshold: float | None) -> Policy:
+    if policy is None:
+        raise EngineError(f"method {name!r} decides by a learned policy: give it one.")
+    return policy if threshold is None else replace(policy, threshold=threshold)
+
+
+def _frequency(policy: Policy | None, threshold: float | None) -> Policy:
+    if policy is not None:
+        raise EngineError("method 'frequency' counts: give it a threshold, not a policy.")
+    return frequency_policy("") if threshold is None else _counting(threshold)
+
+
+Maker = Callable[[Policy | None, float | None, int], Method]
+
+METHODS: Final[dict[str, Maker]] = {
+    "greedy": lambda p, t, k: Method("greedy", _counting(NEVER), "none", cache=False),
+    "eagle3": lambda p, t, k: Method("eagle3", _counting(NEVER), "chain", cache=False),
+    "eagle3-tree": lambda p, t, k: Method("eagle3-tree", _counting(NEVER), "tree", cache=False),
+    "suffix": lambda p, t, k: Method("suffix", _counting(ALWAYS), "none"),
+    "frequency": lambda p, t, k: Method("frequency", _frequency(p, t), "chain"),
+    "arctic": lambda p, t, k: Method("arctic", _counting(k), "chain"),
+    "fixed": lambda p, t, k: Method("fixed", _counting(ALWAYS), "chain", cache_limit=k),
+    "hybrid": lambda p, t, k: Method("hybrid", _learned("hybrid", p, t), "chain"),
+    "hybrid-tree": lambda p, t, k: Method("hybrid-tree", _learned("hybrid-tree", p, t), "tree"),
+    "oracle": lambda p, t, k: Method("oracle", _counting(NEVER), "chain", oracle=True),
+}
+"""Makers by name. ``frequency`` is the paper's rule (counted score against a threshold), ``arctic``
+ArcticInference's (score against the length ``k`` of a model draft), ``fixed`` verifies ``k`` tokens
+of whatever the cache proposes; ``hybrid`` is the learned policy."""
+
+
+def method(
+    name: str, *, policy: Policy | None = None, threshold: float | None = None, k: int = 4
+) -> Method:
+    """The method called ``name``.
+
+    Args:
+        policy: of the two ``hybrid`` methods, which need one.
+        threshold: of ``frequency`` (tokens of counted score; 2 unless given), or in place of the
+            learned policy's own.
+        k: the score ``arctic`` asks for, and the length ``fixed`` cuts to.
+
+    Raises:
+        EngineError: no such method, or a learned policy is missing.
+    """
+    try:
+        maker = METHODS[name]
+    except KeyError:
+        raise EngineError(f"no method {name!r}: there are {', '.join(METHODS)}.") from None
+    return maker(policy, threshold, k)

@@ -1,0 +1,174 @@
+"""The reference engine: the paper's decoding loop, batch 1, over a transformers model.
+
+::
+
+    engine = ReferenceEngine.load("model", "drafter")
+    session = engine.session(method("frequency", threshold=4.0))
+    generation = session.generate(prompt_ids, max_tokens=128)
+
+Every method runs through the same :class:`~decoder.router.DraftRouter` as in vLLM, so that
+decisions, labels and events are those of production. A cycle is: choose, draft, verify, accept,
+observe.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from decoder.contracts.errors import ModelError
+from decoder.contracts.features import TOKEN_CLASSES
+from decoder.costs import LiveCosts
+from decoder.drafting.eagle3 import Eagle3Head, load_head
+from decoder.drafting.eagle3_tree import PAPER_TREE
+from decoder.engines.generation import CycleRecord, Generation, Sampling
+from decoder.engines.method import METHODS, Method, method
+from decoder.engines.model_arm import ModelArm
+from decoder.engines.recording import record
+from decoder.engines.session import Session
+from decoder.engines.target import Target
+from decoder.floor import Floor
+from decoder.payoff.token_classes import token_class_table
+from decoder.settings import WorkerSettings
+
+__all__ = [
+    "METHODS", "CycleRecord", "Generation", "Method", "ReferenceEngine", "Sampling", "Session",
+    "method", "record",
+]  # fmt: skip
+
+
+class ReferenceEngine:
+    """Target, drafter and tokenizer, shared by sessions; one request at a time."""
+
+    def __init__(
+        self,
+        model: Any,
+        head: Eagle3Head | None = None,
+        *,
+        tokenizer: Any = None,
+        stop_ids: frozenset[int] = frozenset(),
+        max_model_len: int | None = None,
+        settings: WorkerSettings | None = None,
+    ) -> None:
+        self.target = Target(model, head.config.aux_layers if head else ())
+        self.head = head.to(self.target.device, model.dtype) if head else None
+        self.tokenizer = tokenizer
+        self.stop_ids = stop_ids
+        self.max_model_len = max_model_len or int(model.config.max_position_embeddings)
+        self.settings = settings or WorkerSettings.load()
+        self.token_classes = _token_classes(tokenizer, int(model.config.vocab_size))
+
+    @classmethod
+    def load(
+        cls,
+        model: str | Path,
+        drafter: str | Path | None = None,
+        *,
+        dtype: str = "float32",
+        device: str = "cpu",
+        settings: WorkerSettings | None = None,
+        max_model_len: int | None = None,
+    ) -> ReferenceEngine:
+        """Load a target and, if named, its EAGLE3 head: directories or hub names.
+
+        Raises:
+            ModelError: a model is missing, or the head was made for another target.
+        """
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers.utils.logging import disable_progress_bar
+
+        disable_progress_bar()
+        try:
+            target = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype))
+            tokenizer = AutoTokenizer.from_pretrained(model)
+        except (OSError, ValueError) as error:
+            raise ModelError(f"no target model can be read from {model}: {error}") from error
+        target = target.to(device)
+        head = None
+        if drafter is not None:
+            head = load_head(
+                _local(drafter),
+                hidden_size=target.config.hidden_size,
+                vocab_size=target.config.vocab_size,
+                layers=target.config.num_hidden_layers,
+            )
+        return cls(
+            target,
+            head,
+            tokenizer=tokenizer,
+            stop_ids=_stop_ids(target, tokenizer),
+            max_model_len=max_model_len,
+            settings=settings,
+        )
+
+    @property
+    def has_drafter(self) -> bool:
+        """Whether there is a model arm."""
+        return self.head is not None
+
+    def session(
+        self, method: Method, *, costs: LiveCosts | None = None, floor: Floor | None = None
+    ) -> Session:
+        """A worker of its own: suffix cache, router and events. Costs little.
+
+        Args:
+            costs: as in a serving worker; nominal and constant unless given, so that decisions
+                depend on nothing but the text.
+            floor: as in a serving worker; unless given, the policy has its way.
+
+        Raises:
+            EngineError: the method needs a drafter that this engine does not have.
+        """
+        return Session(self, method, costs, floor)
+
+    def longest_draft(self, method: Method) -> int:
+        """Tokens that the method's model arm can have accepted in one cycle, at most."""
+        return PAPER_TREE.depth if method.model == "tree" else self.settings.model_draft_tokens
+
+    def model_arm(self, method: Method) -> ModelArm | None:
+        """The model arm of a new request."""
+        if method.model == "none" or self.head is None:
+            return None
+        shape = PAPER_TREE if method.model == "tree" else self.settings.model_draft_tokens
+        return ModelArm(self.head, self.target.embedding, shape)
+
+    def clock(self) -> float:
+        """Seconds, once everything asked of the device is done."""
+        if self.target.device.type == "cuda":
+            torch.cuda.synchronize(self.target.device)
+        return time.perf_counter()
+
+
+def _token_classes(tokenizer: Any, vocabulary: int) -> NDArray[np.float32]:
+    if tokenizer is None:
+        return np.zeros((vocabulary, len(TOKEN_CLASSES)), np.float32)
+    known = min(len(tokenizer), vocabulary)
+    entries = tokenizer.convert_ids_to_tokens(list(range(known)))
+    return token_class_table(entries + [None] * (vocabulary - known))
+
+
+def _stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+    """Ends of text that the model's generation settings and its tokenizer name, as in vLLM."""
+    ends = getattr(model.generation_config, "eos_token_id", None)
+    named = ends if isinstance(ends, list) else [ends]
+    return frozenset(int(i) for i in (*named, tokenizer.eos_token_id) if i is not None)
+
+
+def _local(name: str | Path) -> Path:
+    """The directory of a checkpoint, fetched from the hub unless it is one already."""
+    if Path(name).is_dir():
+        return Path(name)
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(str(name)))
+    except (OSError, HFValidationError, HfHubHTTPError, LocalEntryNotFoundError) as error:
+        raise ModelError(
+            f"drafter {name} is no directory and cannot be fetched from the hub: {error}"
+        ) from error

@@ -1,0 +1,276 @@
+"""Sessions of the reference engine: one method at work, request after request.
+
+A cycle is: choose, draft, verify, accept, observe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal, cast
+
+import numpy as np
+import torch
+
+from decoder.contracts.errors import EngineError
+from decoder.contracts.events import DraftEvent
+from decoder.drafting.suffix import CacheDraft, SuffixCache, Tokens
+from decoder.drafting.tree import DraftTree, chain
+from decoder.engines.acceptance import accept_greedy, accept_sampled, distribution
+from decoder.engines.generation import CycleRecord, Generation, Sampling
+from decoder.engines.kv_cache import KVCache
+from decoder.engines.method import ALWAYS, NEVER, Method
+from decoder.engines.recording import record
+from decoder.engines.target import Read
+from decoder.labels import naive_accepted_length
+from decoder.router import Committed, Decision, DraftRouter, RequestOptions
+
+if TYPE_CHECKING:
+    from decoder.costs import LiveCosts
+    from decoder.engines.reference import ReferenceEngine
+    from decoder.floor import Floor
+
+
+class EventLog(list[DraftEvent]):
+    """An event sink that keeps the events."""
+
+    def put(self, event: DraftEvent) -> None:
+        """Keep one event."""
+        self.append(event)
+
+
+class NoCache:
+    """In the place of a suffix cache for methods that have none: proposes nothing."""
+
+    max_tenants = 1
+
+    def start(self, request: str, prompt: Tokens, tenant: str) -> None:
+        """Nothing to index."""
+
+    def extend(self, request: str, tokens: Sequence[int]) -> None:
+        """Nothing to index."""
+
+    def propose(self, request: str, context: Tokens, limit: int) -> CacheDraft | None:
+        """No draft."""
+        return None
+
+    def stop(self, request: str) -> None:
+        """Nothing to forget."""
+
+
+class Session:
+    """One method at work: what it generates stays in its suffix cache for later requests.
+
+    ``router.policy`` may be replaced at any time, as in a serving worker. ``sink`` holds the events
+    that the router emitted.
+    """
+
+    def __init__(
+        self,
+        engine: ReferenceEngine,
+        method: Method,
+        costs: LiveCosts | None = None,
+        floor: Floor | None = None,
+    ) -> None:
+        if method.model != "none" and not engine.has_drafter:
+            raise EngineError(f"method {method.name!r} drafts with a model: load a drafter.")
+        self.engine, self.method = engine, method
+        self.sink = EventLog()
+        real = method.cache
+        self._cache = SuffixCache(engine.settings) if real else cast("SuffixCache", NoCache())
+        self.router = DraftRouter(
+            self._cache,
+            method.policy,
+            engine.token_classes,
+            self.sink,
+            method.model != "none",
+            "reference",
+            model_draft_tokens=engine.longest_draft(method),
+            costs=costs,
+            floor=floor,
+        )
+        self._requests = 0
+
+    def generate(
+        self,
+        prompt: Sequence[int],
+        max_tokens: int,
+        *,
+        sampling: Sampling | None = None,
+        known: Sequence[int] | None = None,
+        stop_ids: frozenset[int] | None = None,
+        workload: str = "",
+        tenant: str = "",
+        speculate: bool = True,
+    ) -> Generation:
+        """Run one request to its end.
+
+        Args:
+            sampling: greedy unless given.
+            known: the greedy continuation, which an oracle needs.
+            stop_ids: in place of the engine's.
+            speculate: as the request option of the server: off verifies no drafts.
+
+        Raises:
+            EngineError: an empty prompt, one that leaves no room in the context, or an oracle
+                without (greedy) knowledge.
+        """
+        engine = self.engine
+        if not prompt:
+            raise EngineError("the prompt holds no tokens: give at least one.")
+        if max_tokens < 1 or len(prompt) >= engine.max_model_len:
+            raise EngineError(
+                f"a prompt of {len(prompt)} tokens and {max_tokens} more do not fit the context of "
+                f"{engine.max_model_len}: shorten the prompt or ask for at least one token."
+            )
+        if self.method.oracle and (known is None or sampling is not None):
+            raise EngineError("an oracle decodes greedily and needs the known continuation.")
+        recorded = None
+        if self.method.oracle and known is not None and self.method.model != "none":
+            recorded = record(engine, prompt, known)
+        self._requests += 1
+        options = RequestOptions(
+            max_tokens=min(max_tokens, engine.max_model_len - len(prompt)),
+            max_model_len=engine.max_model_len,
+            stop_ids=engine.stop_ids if stop_ids is None else stop_ids,
+            tenant=tenant,
+            workload=workload,
+            speculate=speculate,
+        )
+        request = _Request(self, f"request-{self._requests}", list(prompt), options, sampling)
+        first_event = len(self.sink)
+        self.router.start(request.name, np.asarray(prompt, np.int32), options)
+        try:
+            with torch.inference_mode():
+                began = engine.clock()
+                request.prefill()
+                prefilled = engine.clock()
+                while not request.finish:
+                    if self.method.oracle:
+                        self._foresee(request, known or (), recorded)
+                    request.cycle()
+                ended = engine.clock()
+        finally:
+            self.router.stop(request.name, "abort")
+        assert request.finish
+        return Generation(
+            request.output,
+            _with_events(request.cycles, self.sink[first_event:]),
+            request.finish,
+            (prefilled - began) * 1e6,
+            (ended - prefilled) * 1e6,
+            recorded,
+        )
+
+    def _foresee(self, request: _Request, known: Sequence[int], recorded: list[int] | None) -> None:
+        """Make the router choose what hindsight would: the cache only where it gains a token."""
+        position = len(request.output)
+        context = np.asarray(request.prompt + request.output, np.int32)
+        draft = self._cache.propose(request.name, context, request.room)
+        cache = naive_accepted_length(draft.tokens, known[position:]) if draft else 0
+        model = recorded[position] if recorded and position < len(recorded) else 0
+        threshold = ALWAYS if cache > min(model, request.room) else NEVER
+        self.router.policy = replace(self.method.policy, threshold=threshold)
+
+
+class _Request:
+    """The state of the request being decoded: caches and what was committed."""
+
+    def __init__(
+        self,
+        session: Session,
+        name: str,
+        prompt: list[int],
+        options: RequestOptions,
+        sampling: Sampling | None,
+    ) -> None:
+        self.name, self.prompt, self.options = name, prompt, options
+        self.output: list[int] = []
+        self.cycles: list[CycleRecord] = []
+        self.finish: Literal["stop", "length"] | None = None
+        self._session, self._engine = session, session.engine
+        self._sampling = sampling
+        self._generator = torch.Generator().manual_seed(sampling.seed if sampling else 0)
+        self._cache = KVCache()
+        self._model_arm = self._engine.model_arm(session.method) if options.speculate else None
+
+    @property
+    def room(self) -> int:
+        """Draft tokens that could still be committed: one place is kept for the target's own."""
+        return self.options.max_tokens - len(self.output) - 1
+
+    def prefill(self) -> None:
+        """Read the prompt and commit the first token."""
+        read = self._engine.target.prefill(self.prompt, self._cache)
+        _, first = self._accept(DraftTree([], []), read)
+        if self._model_arm is not None and read.aux is not None:
+            self._model_arm.follow([*self.prompt[1:], first], read.aux)
+            self._model_arm.catch_up()
+        self._commit([first], verified=0, step_tokens=len(self.prompt))
+
+    def cycle(self) -> None:
+        """Choose, draft, verify, accept, observe."""
+        began = self._engine.clock()
+        decision = self._session.router.choose([self.name])[0]
+        draft = self._draft(decision)
+        drafted = self._engine.clock()
+        position, committed = len(self.output), self._cache.length
+        read = self._engine.target.verify(self.output[-1], draft, self._cache)
+        path, bonus = self._accept(draft, read)
+        tokens = [*(draft.tokens[node] for node in path), bonus]
+        kept = torch.tensor([0, *(node + 1 for node in path)], device=read.logits.device)
+        if draft.linear:
+            self._cache.keep(committed + len(kept))
+        else:
+            self._cache.keep(committed, kept)
+        if self._model_arm is not None and read.aux is not None:
+            self._model_arm.follow(tokens, read.aux[kept])
+        verified = self._engine.clock()
+        self._commit(tokens, len(draft), 1 + len(draft))
+        self.cycles.append(
+            CycleRecord(
+                arm=decision.arm if len(draft) else "none",
+                position=position,
+                cache_len=0,
+                verified=len(draft),
+                accepted=min(len(path), len(self.output) - position),
+                predicted=0.0,
+                draft_us=(drafted - began) * 1e6,
+                verify_us=(verified - drafted) * 1e6,
+            )
+        )
+
+    def _draft(self, decision: Decision) -> DraftTree:
+        if decision.arm == "cache":
+            return chain(decision.tokens[: self._session.method.cache_limit])
+        if decision.arm == "model" and self._model_arm is not None and decision.room > 0:
+            return self._model_arm.draft(decision.room)
+        return chain(())
+
+    def _accept(self, draft: DraftTree, read: Read) -> tuple[list[int], int]:
+        if self._sampling is None:
+            return accept_greedy(draft, read.logits.argmax(-1).tolist())
+        probabilities = distribution(read.logits, self._sampling.temperature)
+        return accept_sampled(draft, probabilities, self._generator)
+
+    def _commit(self, tokens: list[int], verified: int, step_tokens: int) -> None:
+        """Tell the router, and take what lies before the request's end."""
+        self._session.router.observe([Committed(self.name, tokens, verified)], step_tokens)
+        for token in tokens[: self.options.max_tokens - len(self.output)]:
+            self.output.append(token)
+            if token in self.options.stop_ids:
+                self.finish = "stop"
+                return
+        if len(self.output) == self.options.max_tokens:
+            self.finish = "length"
+
+
+def _with_events(cycles: list[CycleRecord], events: Sequence[DraftEvent]) -> list[CycleRecord]:
+    """Each cycle with the cache draft that its event tells of."""
+    drafts = {event.position: event for event in events}
+    return [
+        replace(c, cache_len=drafts[c.position].draft_len, predicted=drafts[c.position].predicted)
+        if c.position in drafts
+        else c
+        for c in cycles
+    ]

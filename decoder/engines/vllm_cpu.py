@@ -1,0 +1,71 @@
+"""Two faults of vLLM 0.32's CPU backend that a sampled request meets as soon as anything drafts.
+
+====================================  ==========================================================
+``expand_batch_to_tokens``            returns uninitialised memory as temperatures: its kernel is
+                                      handed a converted copy of the output that is never copied
+                                      back
+``apply_top_k_top_p`` on no rows      raises ``max(): Expected reduction dim ...`` in a step that
+                                      verifies no draft, for instance the one that reads a prompt
+====================================  ==========================================================
+
+Greedy requests meet neither. Both functions are replaced where vLLM's rejection sampler looks them
+up, by ones with the same signature and the documented meaning.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Final
+
+import torch
+
+_MARK: Final = "_hvd_mended"
+
+Masking = Callable[[torch.Tensor, "torch.Tensor | None", "torch.Tensor | None"], torch.Tensor]
+
+
+def mend_sampling() -> None:
+    """Replace both functions if this vLLM runs on a CPU; repeated calls change nothing more."""
+    from vllm.platforms import current_platform
+    from vllm.v1.sample import rejection_sampler
+
+    if not current_platform.is_cpu() or hasattr(rejection_sampler.apply_top_k_top_p, _MARK):
+        return
+    rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens
+    rejection_sampler.apply_top_k_top_p = _sparing_empty(rejection_sampler.apply_top_k_top_p)
+
+
+def expand_batch_to_tokens(
+    x: torch.Tensor,
+    cu_num_tokens: torch.Tensor,
+    num_tokens: int,
+    replace_from: int = 0,
+    replace_to: int = 0,
+) -> torch.Tensor:
+    """Repeat each request's value once for each of its tokens.
+
+    Args:
+        x: (requests,) of any dtype.
+        cu_num_tokens: int (requests,) tokens of all requests up to and including each.
+        num_tokens: the last of these.
+        replace_from, replace_to: a value to write in place of another; equal means none.
+
+    Returns:
+        (num_tokens,) in the dtype of ``x``, which is not modified.
+    """
+    counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1)).long()
+    if replace_from != replace_to:
+        x = torch.where(x == replace_from, torch.full_like(x, replace_to), x)
+    return torch.repeat_interleave(x, counts, output_size=num_tokens)
+
+
+def _sparing_empty(apply: Masking) -> Masking:
+    @functools.wraps(apply)
+    def masked(
+        logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor | None
+    ) -> torch.Tensor:
+        return logits if not len(logits) else apply(logits, k, p)
+
+    setattr(masked, _MARK, True)
+    return masked

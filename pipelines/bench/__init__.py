@@ -1,0 +1,1 @@
+"""Benchmarks: decoding methods against each other, in the reference engine and in a server."""

@@ -1,0 +1,103 @@
+"""``hvd bench``: what each decoding method is worth. Each command imports when it is called."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from pipelines.bench import gpu_cli, serve_cli
+
+app = typer.Typer(
+    help="Measure decoding methods against each other.", no_args_is_help=True, add_completion=False
+)
+out, err = Console(), Console(stderr=True)
+
+
+@app.command()
+def decode(
+    prompts: Annotated[
+        Path | None,
+        typer.Option(help="Folder of <dataset>.jsonl files; default: the hub's sixteen datasets."),
+    ] = None,
+    datasets: Annotated[str, typer.Option(help="Only these, separated by commas.")] = "",
+    methods: Annotated[
+        str, typer.Option(help="Separated by commas; 'frequency:4' sets a parameter.")
+    ] = "greedy,eagle3,suffix,frequency,arctic,hybrid,oracle",
+    limit: Annotated[int, typer.Option(min=1, help="Measured prompts of each dataset.")] = 20,
+    warmup: Annotated[
+        int, typer.Option(min=0, help="Further prompts of each that only fill the caches.")
+    ] = 1,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Output tokens of a prompt.")] = 128,
+    max_prompt_tokens: Annotated[
+        int | None, typer.Option(min=2, help="Prompts longer than this count as too long.")
+    ] = None,
+    too_long: Annotated[
+        str, typer.Option(help="'skip' a prompt that is too long, or 'truncate' its middle.")
+    ] = "skip",
+    template: Annotated[
+        str, typer.Option(help="Chat template: chat, none, or both to compare them.")
+    ] = "chat",
+    model: Annotated[
+        str | None, typer.Option(help="Checkpoint directory or hub name; default: embedded.")
+    ] = None,
+    drafter: Annotated[
+        str | None, typer.Option(help="EAGLE3 head made for the model, or 'none'.")
+    ] = None,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(help="Bundle for 'hybrid'; 'name=FILE' makes a method 'hybrid:name'."),
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    device: Annotated[str, typer.Option(help="A torch device.")] = "cpu",
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of torch.")] = None,
+    save_to: Annotated[
+        Path | None, typer.Option("--out", help="Folder of generations and report.")
+    ] = None,
+    as_json: Annotated[
+        Path | None, typer.Option("--json", help="Write the figures to this file.")
+    ] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0.1, help="Start no further prompt after these.")
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Forget an earlier run there.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Exit status 1 unless all outputs equal greedy's.")
+    ] = False,
+) -> None:
+    """Methods against each other in the reference engine, prompt by prompt.
+
+    Each prompt is decoded by every method in turn, in rotating order. Figures go to --json,
+    generations and an HTML report to --out; run again, it goes on where it stopped. Ctrl-C
+    reports what is there.
+    """
+    from pipelines.bench import launch, metrics, report, tables
+
+    asked = launch.Asked(
+        prompts, launch.parts(datasets), methods, limit, warmup, max_tokens, max_prompt_tokens,
+        too_long, template, model, drafter, tuple(policy or ()), dtype, device, threads, save_to,
+        fresh, minutes,
+    )  # fmt: skip
+    results, folder = launch.launch(asked, err)
+    summary = metrics.summary(results)
+    page = report.write(results, summary, folder)
+    if as_json is not None:
+        launch.write_json(summary, as_json)
+    for table in tables.shown(summary):
+        out.print(table)
+    out.print(f"Report: [bold]{page}[/bold]", soft_wrap=True)
+    for sentence in summary["differing"]:
+        err.print(f"[red]{escape(sentence)}[/red]", highlight=False, soft_wrap=True)
+    if results.interrupted:
+        err.print("Interrupted: the same command goes on from here.")
+        raise typer.Exit(130)
+    raise typer.Exit(1 if check and not launch.proven(results, err) else 0)
+
+
+app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": False})(
+    serve_cli.serve
+)
+app.command()(gpu_cli.gpu)

@@ -1,0 +1,228 @@
+"""The paper's sixteen datasets (Table 8), from the hub through the ``datasets`` library.
+
+The paper names dataset, prompt count and split seed; which split and which fields of a row make the
+prompt it does not say. Here it is the test split, else validation, else the only one there is.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from decoder.contracts.errors import ModelError, SettingsError
+from pipelines.bench import templates
+from pipelines.bench.prompts import Message, Prompt, PromptSet
+
+PROMPTS: Final = 20
+"""Measured prompts of each dataset (Appendix D)."""
+SPLIT_SEED: Final = 42
+"""Table 6."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a dataset is and how its rows become prompts. ``files`` limits what is fetched."""
+
+    family: str
+    title: str
+    hub: str
+    split: str
+    build: Callable[[templates.Row], list[Message]]
+    config: str | None = None
+    files: str | None = None
+
+
+SOURCES: Final[dict[str, Source]] = {
+    "delegate52": Source(
+        "agentic", "Delegate-52", "microsoft/delegate52", "test", templates.delegate52
+    ),
+    "fineedit": Source(
+        "agentic",
+        "InstructEdit/FineEdit",
+        "YimingZeng/FineEdit_bench",
+        "train",
+        templates.fineedit,
+    ),
+    "repobench": Source(
+        "code",
+        "RepoBench",
+        "tianyang/repobench_python_v1.1",
+        "cross_file_first",
+        templates.repobench,
+    ),
+    "swebench_openhands": Source(
+        "code",
+        "SWE-bench OpenHands",
+        "SWE-bench/SWE-bench_Verified",
+        "test",
+        templates.swebench,
+    ),
+    "magicoder": Source(
+        "code",
+        "Magicoder",
+        "ise-uiuc/Magicoder-Evol-Instruct-110K",
+        "train",
+        templates.instruction,
+    ),
+    "mbpp": Source(
+        "code", "MBPP", "google-research-datasets/mbpp", "test", templates.mbpp, config="full"
+    ),
+    "bfcl": Source("structured", "BFCL", "llamastack/bfcl_v3", "train", templates.bfcl),
+    "spider": Source(
+        "structured",
+        "Spider",
+        "NBAmine/xlangai-spider-with-context",
+        "validation",
+        templates.spider,
+    ),
+    "hotpotqa": Source(
+        "multihop_qa",
+        "HotpotQA",
+        "hotpotqa/hotpot_qa",
+        "validation",
+        templates.hotpotqa,
+        config="distractor",
+    ),
+    "musique": Source(
+        "multihop_qa", "MuSiQue", "dgslibisey/MuSiQue", "validation", templates.musique
+    ),
+    # The paper names the GitHub repository; this is the copy of it that needs no loading script.
+    "2wikimultihopqa": Source(
+        "multihop_qa",
+        "2WikiMultiHopQA",
+        "framolfese/2WikiMultihopQA",
+        "validation",
+        templates.hotpotqa,
+    ),
+    # One task of twelve: the whole is many gigabytes and its files do not share their columns.
+    "infinitebench": Source(
+        "long_context",
+        "InfiniteBench",
+        "xinrongzhang2022/InfiniteBench",
+        "train",
+        templates.infinitebench,
+        files="longbook_qa_eng.jsonl",
+    ),
+    "cnn_dailymail": Source(
+        "long_context",
+        "CNN/DailyMail",
+        "abisee/cnn_dailymail",
+        "test",
+        templates.cnn_dailymail,
+        config="3.0.0",
+    ),
+    "gov_report": Source(
+        "long_context",
+        "GovReport",
+        "ccdv/govreport-summarization",
+        "test",
+        templates.gov_report,
+    ),
+    "alpaca": Source("open_ended", "Alpaca", "tatsu-lab/alpaca", "train", templates.instruction),
+    # The paper took EAGLE's copy of the questions; these are the same eighty.
+    "mt_bench": Source(
+        "open_ended", "MT-Bench", "HuggingFaceH4/mt_bench_prompts", "train", templates.mt_bench
+    ),
+}
+"""By name, in the order of the paper's Table 1; ``title`` is the name printed there."""
+
+
+def load(names: Sequence[str], count: int, problems: list[str]) -> Iterator[PromptSet]:
+    """Up to ``count`` prompts of each dataset of ``names`` (none means all), drawn by the seed.
+
+    A dataset that is unknown or cannot be fetched becomes a sentence in ``problems``.
+
+    Raises:
+        SettingsError: the ``datasets`` library is not installed.
+    """
+    if importlib.util.find_spec("datasets") is None:
+        raise SettingsError(
+            "loading from the hub needs the 'datasets' package: pip install "
+            "'hybrid-verified-decoding[bench]', or give local prompts with --prompts."
+        )
+    if not hub_answers():
+        problems.append("the hub cannot be reached: only datasets fetched before can be used.")
+        work_offline()
+    for name in names or SOURCES:
+        if name not in SOURCES:
+            problems.append(f"dataset {name!r} left out: there are {', '.join(SOURCES)}.")
+            continue
+        try:
+            rows = fetch(SOURCES[name], count)
+        except ModelError as error:
+            problems.append(f"dataset {name!r} left out: {error}")
+            continue
+        found = prompt_set(name, rows, problems)
+        if found is not None:
+            yield found
+
+
+def hub_answers() -> bool:
+    """Whether the hub can be reached: asked once, as each dataset would try for half a minute."""
+    import httpx
+    from huggingface_hub import constants
+
+    try:
+        httpx.head(constants.ENDPOINT, timeout=5.0)
+    except httpx.HTTPError:
+        return False
+    return True
+
+
+def work_offline() -> None:
+    """Make this process's hub libraries use what they have fetched before, and nothing else."""
+    import datasets
+    from huggingface_hub import constants
+
+    constants.HF_HUB_OFFLINE = True
+    datasets.config.HF_HUB_OFFLINE = True
+
+
+def fetch(source: Source, count: int) -> list[templates.Row]:
+    """The first ``count`` rows of the shuffled split.
+
+    Raises:
+        ModelError: the hub cannot be reached, or has no such dataset or split.
+    """
+    from datasets import DownloadConfig, load_dataset
+
+    try:
+        rows: Any = load_dataset(
+            source.hub,
+            source.config,
+            split=source.split,
+            data_files=source.files,
+            download_config=DownloadConfig(max_retries=1),
+        )
+        rows = rows.shuffle(seed=SPLIT_SEED)
+        return [rows[i] for i in range(min(count, len(rows)))]
+    except Exception as error:  # the library and the hub client raise dozens of kinds
+        cause = str(error).strip().splitlines()[0] if str(error).strip() else ""
+        raise ModelError(
+            f"{source.hub} cannot be loaded from the hub ({type(error).__name__}: {cause[:200]}); "
+            "check the connection, or give its prompts with --prompts."
+        ) from error
+
+
+def prompt_set(name: str, rows: Sequence[templates.Row], problems: list[str]) -> PromptSet | None:
+    """The prompts that ``rows`` make; rows without the fields needed are named and skipped."""
+    source, prompts = SOURCES[name], []
+    for number, row in enumerate(rows, start=1):
+        try:
+            messages = source.build(row)
+            if not any(m["content"].strip() for m in messages):
+                raise ValueError("the prompt is empty")
+        except KeyError as error:
+            fields = ", ".join(sorted(row))
+            problems.append(f"{name} row {number} skipped: no field {error} among {fields}.")
+            continue
+        except (ValueError, TypeError, AttributeError, IndexError, StopIteration) as error:
+            problems.append(f"{name} row {number} skipped: {error or 'not of the known layout'}.")
+            continue
+        prompts.append(Prompt(f"{name}/{number}", name, source.family, tuple(messages)))
+    if not prompts:
+        problems.append(f"dataset {name!r} left out: {source.hub} gave no usable row.")
+        return None
+    return PromptSet(name, source.family, tuple(prompts))

@@ -1,0 +1,131 @@
+"""From what a person names after ``--methods`` and ``--policy`` to decoding methods.
+
+``frequency:4`` is the frequency rule at a score of 4, ``arctic:3`` and ``fixed:8`` work alike with
+their ``k``, ``hybrid:2.5`` is the learned policy at another threshold, and ``hybrid:paper`` decides
+by the bundle that was named with ``--policy paper=FILE``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from decoder.contracts.errors import ModelError, SettingsError
+
+if TYPE_CHECKING:
+    from decoder.contracts.policy import Policy
+    from decoder.engines.method import Method
+
+LEARNED: Final = ("hybrid", "hybrid-tree")
+BY_LENGTH: Final = ("arctic", "fixed")
+SHIPPED: Final = ""
+"""Label of the policy that ``hybrid`` without a label decides by."""
+
+
+def names(text: str) -> list[str]:
+    """The method names in ``text``, separated by commas, each once; greedy where oracle needs it.
+
+    Raises:
+        SettingsError: there is none.
+    """
+    found = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    if not found:
+        raise SettingsError("--methods names none: give for example greedy,eagle3,suffix,hybrid.")
+    if "oracle" in found and "greedy" not in found:
+        found.insert(0, "greedy")
+    return found
+
+
+def policy_files(given: Sequence[str]) -> dict[str, Path]:
+    """Bundles by label: ``FILE`` stands for ``hybrid`` itself, ``label=FILE`` for that label."""
+    files = {}
+    for text in given:
+        label, separator, path = text.partition("=")
+        files[label if separator else SHIPPED] = Path(path if separator else text)
+    return files
+
+
+def load_policy(path: Path) -> Policy:
+    """A policy bundle from a file, whatever scope it was made for.
+
+    Raises:
+        ModelError: the file cannot be read.
+        PolicyRefused: it holds no sound bundle of this version's features.
+    """
+    from decoder.contracts.bundle import from_bytes
+
+    try:
+        return from_bytes(path.read_bytes())
+    except OSError as error:
+        raise ModelError(f"policy {path} cannot be read: {error}.") from error
+
+
+def shipped_policy(model: str, drafter: str | None) -> Policy:
+    """The bundle that ships for a target and its drafter.
+
+    Raises:
+        ModelError: there is none.
+    """
+    from decoder.scope import scope_of
+    from decoder.worker import SHIPPED_POLICIES
+
+    scope = scope_of(model, drafter)
+    path = SHIPPED_POLICIES / f"{scope}.safetensors"
+    if not path.exists():
+        raise ModelError(
+            "no policy ships for this model and drafter: name a bundle with --policy FILE, or "
+            "leave hybrid out of --methods."
+        )
+    return load_policy(path)
+
+
+def build(
+    wanted: Sequence[str], policies: dict[str, Policy], has_drafter: bool, model_len: int
+) -> tuple[Method, ...]:
+    """The methods called ``wanted``.
+
+    Args:
+        policies: by label; ``hybrid`` and ``hybrid-tree`` without a label take ``SHIPPED``.
+        model_len: tokens of the drafter's chain; ``arctic`` compares scores with it.
+
+    Raises:
+        SettingsError: a label is neither a number nor a policy.
+        EngineError: there is no such method.
+        ModelError: a method drafts with a model and there is no drafter.
+    """
+    methods = tuple(_one(name, policies, model_len) for name in wanted)
+    drafting = [m.name for m in methods if m.model != "none"]
+    if drafting and not has_drafter:
+        raise ModelError(
+            f"{', '.join(drafting)} need a drafter made for this model: name it with --drafter, or "
+            "leave them out of --methods."
+        )
+    return methods
+
+
+def _one(name: str, policies: dict[str, Policy], model_len: int) -> Method:
+    from decoder.engines.method import method
+
+    base, _, label = name.partition(":")
+    if base in LEARNED:
+        if label in policies:
+            return replace(method(base, policy=policies[label]), name=name)
+        made = method(base, policy=policies.get(SHIPPED), threshold=_given(name, label))
+    elif base in BY_LENGTH:
+        made = method(base, k=int(_given(name, label) or model_len))
+    elif base == "frequency":
+        made = method(base, threshold=_given(name, label))
+    else:
+        made = method(name)  # knows no labels, and says so
+    return replace(made, name=name)
+
+
+def _given(name: str, label: str) -> float | None:
+    try:
+        return float(label) if label else None
+    except ValueError:
+        raise SettingsError(
+            f"method {name!r}: {label!r} is neither a number nor a label of --policy."
+        ) from None

@@ -1,0 +1,183 @@
+"""Benchmark prompts: what one is, reading them from JSON Lines, and turning them into token ids.
+
+A folder holds one file a dataset, ``<dataset>.jsonl``; a line is an object with ``messages`` (a
+list of ``role`` and ``content``) and, where it applies, ``id``, ``family`` and ``standin_for`` (the
+dataset that this one stands in for). Whatever is wrong with a line, a file or
+a name becomes one sentence in ``problems``, and everything else is still read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from decoder.contracts.errors import ModelError, SettingsError
+
+Message = dict[str, str]
+Template = Literal["chat", "none"]
+TooLong = Literal["skip", "truncate"]
+
+FAMILIES: Final = {
+    "agentic": "Agentic",
+    "code": "Code",
+    "structured": "Structured",
+    "multihop_qa": "Multi-hop QA",
+    "long_context": "Long-context",
+    "open_ended": "Open-ended",
+}
+"""Workload families of the paper's Table 8, in its order, with their printed names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt. ``id`` is unique within its dataset."""
+
+    id: str
+    dataset: str
+    family: str
+    messages: tuple[Message, ...]
+    standin_for: str = ""
+
+    @property
+    def text(self) -> str:
+        """All messages as plain text, one after another."""
+        return "\n\n".join(m["content"] for m in self.messages)
+
+
+@dataclass(frozen=True)
+class PromptSet:
+    """The prompts of one dataset, in the order in which they are drawn from."""
+
+    name: str
+    family: str
+    prompts: tuple[Prompt, ...]
+    standin_for: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    """A prompt as the target reads it. ``cut`` is the number of tokens left out of its middle."""
+
+    prompt: Prompt
+    template: Template
+    ids: tuple[int, ...]
+    cut: int = 0
+
+
+def read_folder(folder: Path, names: Sequence[str], problems: list[str]) -> Iterator[PromptSet]:
+    """The prompt sets of ``folder``, by name; ``names`` limits them, none means all.
+
+    Raises:
+        SettingsError: there is no such folder, or nothing in it ends in ``.jsonl``.
+    """
+    files = {path.stem: path for path in sorted(folder.glob("*.jsonl"))}
+    if not files:
+        what = "holds no *.jsonl file" if folder.is_dir() else "is not a folder"
+        raise SettingsError(f"prompts: {folder} {what}; give one with <dataset>.jsonl files.")
+    for name in names:
+        if name not in files:
+            problems.append(f"dataset {name!r} left out: there is no {folder / name}.jsonl.")
+    for name, path in files.items():
+        if not names or name in names:
+            found = read_file(path, problems)
+            if found is not None:
+                yield found
+
+
+def read_file(path: Path, problems: list[str]) -> PromptSet | None:
+    """The prompts of one file; None when it holds none that can be used."""
+    prompts: dict[str, Prompt] = {}
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        problems.append(f"dataset {path.stem!r} left out: {path} cannot be read: {error}.")
+        return None
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            prompt = parse(json.loads(line), path.stem, number)
+            if prompt.id in prompts:
+                raise ValueError(f"the id {prompt.id!r} was there before")
+        except ValueError as error:  # JSON and UTF-8 errors are ValueErrors
+            problems.append(f"{path}:{number} skipped: {error}.")
+            continue
+        prompts[prompt.id] = prompt
+    if not prompts:
+        problems.append(f"dataset {path.stem!r} left out: {path} holds no usable prompt.")
+        return None
+    first = next(iter(prompts.values()))
+    return PromptSet(path.stem, first.family, tuple(prompts.values()), first.standin_for)
+
+
+def parse(record: Any, dataset: str, number: int) -> Prompt:
+    """A prompt from one decoded line.
+
+    Raises:
+        ValueError: with what is missing or of the wrong kind.
+    """
+    if not isinstance(record, dict):
+        raise ValueError("not a JSON object")
+    messages = record.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise ValueError("it has no list of messages")
+    for message in messages:
+        sound = isinstance(message, dict) and all(
+            isinstance(message.get(key), str) for key in ("role", "content")
+        )
+        if not sound:
+            raise ValueError("a message is not an object with a role and a content of text")
+    if not any(m["content"].strip() for m in messages):
+        raise ValueError("the prompt is empty")
+    return Prompt(
+        id=str(record.get("id") or f"{dataset}/{number}"),
+        dataset=dataset,
+        family=str(record.get("family") or "other"),
+        messages=tuple({"role": m["role"], "content": m["content"]} for m in messages),
+        standin_for=str(record.get("standin_for") or ""),
+    )
+
+
+def tokenise(prompt: Prompt, tokenizer: Any, template: Template) -> TokenPrompt:
+    """``prompt`` as token ids, in the target's chat template or, with ``none``, as plain text.
+
+    Raises:
+        ModelError: the tokenizer has no chat template.
+        ValueError: the template refuses these messages, or nothing is left of them.
+    """
+    if template == "none":
+        ids = tokenizer(prompt.text)["input_ids"]
+    elif getattr(tokenizer, "chat_template", None) is None:
+        raise ModelError("this model's tokenizer has no chat template: use --template none.")
+    else:
+        try:
+            ids = tokenizer.apply_chat_template(
+                list(prompt.messages), add_generation_prompt=True, return_dict=False
+            )
+        except Exception as error:  # templates raise errors of their own kind
+            raise ValueError(f"the chat template refuses it: {error}") from error
+    if not ids:
+        raise ValueError("the prompt is empty")
+    return TokenPrompt(prompt, template, tuple(int(i) for i in ids))
+
+
+def fit(prompt: TokenPrompt, room: int, too_long: TooLong) -> TokenPrompt:
+    """``prompt`` within ``room`` tokens.
+
+    Truncation takes tokens out of the middle, so that the instruction and the end of the template
+    stay: what LongBench does with documents that do not fit.
+
+    Raises:
+        ValueError: it is longer, and ``too_long`` says to skip it.
+    """
+    length = len(prompt.ids)
+    if length <= room:
+        return prompt
+    if too_long == "skip" or room < 2:
+        raise ValueError(f"its {length} tokens are more than the {max(room, 0)} there is room for")
+    head = room // 2
+    ids = prompt.ids[:head] + prompt.ids[length - (room - head) :]
+    return replace(prompt, ids=ids, cut=length - room)

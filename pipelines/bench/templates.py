@@ -1,0 +1,154 @@
+"""From a dataset's row to the messages of a prompt, by dataset; the wording is the project's own.
+
+A builder takes one row as the hub's copy has it and raises ``KeyError``, ``ValueError`` or
+``TypeError`` where the row lacks what it needs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pipelines.bench.prompts import Message
+
+Row = Mapping[str, Any]
+
+
+def _user(*parts: str) -> list[Message]:
+    return [{"role": "user", "content": "\n\n".join(part.strip() for part in parts if part)}]
+
+
+def _fenced(name: str, text: str) -> str:
+    return f"{name}\n```\n{text}\n```"
+
+
+def delegate52(row: Row) -> list[Message]:
+    """The first edit of a work environment: its files, then what to change."""
+    start = row["metadata"].get("start_state", "basic_state")
+    state = next(s for s in row["states"] if s["state_id"] == start)
+    files = [(name, row["files"][f"{start}/{name}"]) for name in state["context"]]
+    return _user(
+        "You edit documents for a colleague. These are the files of the work folder:",
+        *(_fenced(name, text) for name, text in files),
+        f"The request: {state['prompts'][0]['prompt']}",
+        "Write out every file that the request changes or adds, complete, under its name.",
+    )
+
+
+def fineedit(row: Row) -> list[Message]:
+    """A text and one precise edit of it."""
+    return _user(
+        "Apply the edit to the text. Change nothing else and answer with the whole edited text.",
+        f"Edit: {row['edit_request']}",
+        f"Text:\n{row['context']}",
+    )
+
+
+def repobench(row: Row) -> list[Message]:
+    """Snippets of other files, then the file to go on with."""
+    snippets = [_fenced(f"# {s['path']}", s["snippet"]) for s in row["context"]]
+    code = f"{row['import_statement']}\n{row['cropped_code']}"
+    return _user(
+        "Parts of a Python repository that may matter:",
+        *snippets,
+        f"Continue this file from where it stops.\n{_fenced('# ' + row['file_path'], code)}",
+    )
+
+
+def swebench(row: Row) -> list[Message]:
+    """An agent's opening instruction around a real issue, after OpenHands' for SWE-bench."""
+    return _user(
+        f"A checkout of {row['repo']} at commit {row['base_commit']} lies in /workspace.",
+        f"<issue>\n{row['problem_statement'].strip()}\n</issue>",
+        "Resolve the issue in the source files; the tests are right and stay as they are. Work in "
+        "order: find the code concerned, reproduce the fault with a small script, mend it, run the "
+        "script again, and think of edge cases. Begin with the first step and the command for it.",
+    )
+
+
+def instruction(row: Row) -> list[Message]:
+    """An instruction, with its input where there is one."""
+    return _user(row["instruction"], row.get("input") or "")
+
+
+def mbpp(row: Row) -> list[Message]:
+    """A programming task with its tests."""
+    return _user(
+        f"Write a Python function for this task: {row['text']}",
+        "It has to pass:\n" + "\n".join(row["test_list"]),
+    )
+
+
+def bfcl(row: Row) -> list[Message]:
+    """Functions as JSON, and the first turn of a question to answer by calling them."""
+    functions = json.loads(row["functions"])
+    turns = json.loads(row["turns"])
+    first = turns[0] if turns and isinstance(turns[0], list) else turns
+    spoken = [{"role": m["role"], "content": m["content"]} for m in first]
+    described = json.dumps(functions, indent=1)
+    system = (
+        "Answer only with calls of the functions below, written [name(argument=value, ...), ...]. "
+        "Say so where none of them fits or an argument is missing.\n\n" + described
+    )
+    return [{"role": "system", "content": system}, *(m for m in spoken if m["role"] != "system")]
+
+
+SCHEMA_FIELDS = ("context", "schema", "db_schema", "create_table_statements")
+
+
+def spider(row: Row) -> list[Message]:
+    """A database schema and a question to answer in SQL."""
+    field = next((name for name in SCHEMA_FIELDS if row.get(name)), None)
+    if field is None:
+        raise KeyError(SCHEMA_FIELDS[0])
+    schema = row[field] if isinstance(row[field], str) else "\n".join(map(str, row[field]))
+    return _user(
+        f"Database schema:\n{schema}",
+        f"Question: {row['question']}",
+        "Answer with one SQLite query.",
+    )
+
+
+def _question_over(paragraphs: Sequence[tuple[str, str]], question: str) -> list[Message]:
+    return _user(
+        *(f"{title}\n{text}" for title, text in paragraphs),
+        f"Question: {question}",
+        "Say which passages matter and what follows from them, then give the answer.",
+    )
+
+
+def hotpotqa(row: Row) -> list[Message]:
+    """All paragraphs of a HotpotQA or 2WikiMultiHopQA item, then its question."""
+    context = row["context"]
+    texts = ["".join(s) if s and s[0][-1:] == " " else " ".join(s) for s in context["sentences"]]
+    return _question_over(list(zip(context["title"], texts, strict=True)), row["question"])
+
+
+def musique(row: Row) -> list[Message]:
+    """All paragraphs of a MuSiQue item, then its question."""
+    paragraphs = [(p["title"], p["paragraph_text"]) for p in row["paragraphs"]]
+    return _question_over(paragraphs, row["question"])
+
+
+def infinitebench(row: Row) -> list[Message]:
+    """A whole book and a question about it."""
+    return _user(
+        f"Read the book and answer the question after it.\n\n{row['context']}",
+        f"Question: {row['input']}",
+    )
+
+
+def cnn_dailymail(row: Row) -> list[Message]:
+    """A news article to summarise."""
+    return _user(f"Summarise this article in a few sentences.\n\n{row['article']}")
+
+
+def gov_report(row: Row) -> list[Message]:
+    """A government report to summarise."""
+    return _user(f"Write a one-page summary of this report.\n\n{row['report']}", "Summary:")
+
+
+def mt_bench(row: Row) -> list[Message]:
+    """The first turn of an MT-Bench question."""
+    return _user(row["prompt"][0])

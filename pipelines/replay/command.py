@@ -1,0 +1,204 @@
+"""``hvd replay``: options in, progress while it runs, a table or JSON out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from decoder.contracts.bundle import from_bytes
+from decoder.contracts.errors import ModelError
+from decoder.contracts.policy import Policy
+from decoder.payoff.token_classes import token_class_table
+from pipelines.replay.measure import Report, mean_fractions, together
+from pipelines.replay.study import Plan, Replayed, Study
+from pipelines.replay.traces import Notice, TraceError
+
+SHOWN: Final = 10
+"""Notices shown of each file; the counts by reason are complete."""
+HEADINGS: Final = {
+    "model": "model",
+    "frequency": "freq",
+    "frequency_tuned": "freq*",
+    "arctic": "arctic",
+    "hybrid": "hybrid",
+    "hybrid_tuned": "hybrid*",
+}
+"""Methods in the table; the JSON holds all."""
+
+
+def load_tokenizer(name: str | None) -> Any:
+    """The tokenizer of a checkpoint directory or hub name; None for the embedded model's.
+
+    Raises:
+        ModelError: there is none.
+    """
+    if name is None:
+        from pipelines.embedded import ensure_model
+
+        name = str(ensure_model())
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        first = str(error).strip().split("\n")[0]
+        raise ModelError(f"no tokenizer at {name}: {first}") from error
+
+
+def load_policy(path: Path) -> Policy:
+    """The bundle in ``path``, whatever scope it is for.
+
+    Raises:
+        ModelError: no such file.
+        PolicyRefused: it is damaged, or made for other features.
+    """
+    try:
+        return from_bytes(path.read_bytes())
+    except OSError as error:
+        raise ModelError(f"cannot read policy {path}: {error.strerror or error}.") from error
+
+
+class Shown(AbstractContextManager["Shown"]):
+    """A progress bar for what is under way; nothing where nobody looks."""
+
+    def __init__(self, console: Console) -> None:
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task("", total=None)
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._bar.stop()
+
+    def step(self, what: str, done: int, whole: int) -> None:
+        """Show that ``done`` of ``whole`` is done."""
+        self._bar.update(self._task, description=what, completed=done, total=whole)
+
+
+def run(
+    paths: Sequence[Path], plan: Plan, tokenizer: Any, console: Console
+) -> tuple[list[Report], list[Notice]]:
+    """Replay and measure ``paths``; one report a file, in their order.
+
+    A file that cannot be used costs a notice.
+
+    Raises:
+        TraceError: not one can be used.
+    """
+    # The figures are for one thread; a tokenizer that forks more would also warn about it.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    classes = token_class_table(tokenizer.convert_ids_to_tokens(list(range(len(tokenizer)))))
+    files: list[Replayed] = []
+    with Shown(console) as shown:
+        study = Study(plan, tokenizer, classes, shown.step)
+        for path in paths:
+            try:
+                file = study.replay(path)
+            except TraceError as error:
+                study.notices.append(Notice("unreadable", str(error)))
+                continue
+            if file is not None:
+                files.append(file)
+        if not files:
+            last = study.notices[-1].text if study.notices else "no file was named."
+            raise TraceError(f"nothing to measure: {last}")
+        policy = study.trained(files)
+        reports = [study.measured(file, policy) for file in files]
+    return reports, study.notices
+
+
+def as_dict(reports: Sequence[Report], plan: Plan, notices: Sequence[Notice]) -> dict[str, Any]:
+    """All figures: those of all files together on top, then each file's, and how they were made."""
+    whole = together(list(reports)).as_dict()
+    del whole["name"], whole["thresholds"]
+    policy = plan.policy
+    return {
+        **whole,
+        "mean_fraction_of_oracle": mean_fractions(list(reports)),
+        "files": [r.as_dict() for r in reports],
+        "settings": {
+            "mode": "cycles" if plan.cycles else "every-token",
+            "model_accepts": plan.model_accepts,
+            "train_share": plan.shares.train,
+            "warm_up_share": plan.shares.warm_up,
+            "limit": plan.limit,
+            "context": plan.context,
+            "policy": f"{policy.kind} v{policy.version}" if policy else "trained here",
+        },
+        "notices": [n.text for n in notices],
+    }
+
+
+def tables(reports: Sequence[Report]) -> list[Table]:
+    """How well payoffs are predicted, and each method's rate as a share of the oracle's."""
+    rows = list(reports) if len(reports) == 1 else [*reports, together(list(reports))]
+    payoffs = Table(title="Cache drafts of the test sessions", caption=_PAYOFFS)
+    payoffs.add_column("file", overflow="fold", min_width=12)
+    for heading in ("states", "states/s", "MAE", "P@6", "R@6", "high"):
+        payoffs.add_column(heading, justify="right", no_wrap=True)
+    for report in rows:
+        e = report.errors.figures()
+        payoffs.add_row(
+            escape(report.name),
+            f"{e['states']:.0f}",
+            f"{report.states_per_s:.0f}",
+            f"{e['mae']:.2f}",
+            *(f"{e[n]:.2f}" for n in ("precision_at_6", "recall_at_6", "high_payoff_share")),
+        )
+    methods = [name for name in HEADINGS if name in reports[0].tallies]
+    rates = Table(title="Simulated decoding of the test sessions", caption=_RATES)
+    rates.add_column("file", overflow="fold", min_width=12)
+    for heading in (*(HEADINGS[name] for name in methods), "oracle"):
+        rates.add_column(heading, justify="right", no_wrap=True)
+    for report in rows:
+        f = report.fractions()
+        shares = (f"{f[name]:.3f}" for name in methods)
+        rates.add_row(escape(report.name), *shares, f"{report.tallies['oracle'].rate:.2f}")
+    if len(reports) > 1:
+        f = mean_fractions(list(reports))
+        rates.add_row("mean of files", *(f"{f[name]:.3f}" for name in methods))
+    return [payoffs, rates]
+
+
+_PAYOFFS: Final = "MAE in tokens; high: share with at least 6 accepted."
+_RATES: Final = (
+    "Shares of the hindsight oracle's rate; oracle: its tokens in the time of a plain step. "
+    "*: threshold tuned on the training sessions."
+)
+
+
+def show_notices(notices: Sequence[Notice], console: Console) -> None:
+    """What was left out, a sentence each; a file with many gets the first and a count."""
+    by_file: dict[str, list[Notice]] = {}
+    for notice in notices:
+        by_file.setdefault(notice.text.split(":")[0], []).append(notice)
+    for name, those in by_file.items():
+        for notice in those[:SHOWN]:
+            console.print(escape(notice.text), style="yellow", highlight=False, soft_wrap=True)
+        if len(those) > SHOWN:
+            more = f"{name}: and {len(those) - SHOWN} more lines were not used in full."
+            console.print(escape(more), style="yellow", highlight=False, soft_wrap=True)

@@ -1,0 +1,105 @@
+"""A suffix cache for replaying dialogues: a turn goes on in the tree of the turn before.
+
+A prompt of a later turn begins with the earlier prompt and its output. Indexing it anew for every
+turn takes most of a replay of long dialogues; here only what is new is added. The drafts are those
+of a tree built at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from arctic_inference.suffix_decoding import SuffixDecodingCache
+from arctic_inference.suffix_decoding._C import SuffixTree
+
+from decoder.drafting.suffix import SuffixCache
+from decoder.settings import WorkerSettings
+from pipelines.replay.tokenise import Ids
+from pipelines.replay.traces import Trace
+
+
+class ContinuedTrees(SuffixDecodingCache):  # type: ignore[misc]
+    """ArcticInference's cache, except that the tree of a stopped request may be continued.
+
+    Attributes:
+        continued: requests that went on in an earlier one's tree.
+    """
+
+    def __init__(self, depth: int, cached_requests: int) -> None:
+        super().__init__(max_tree_depth=depth, max_cached_requests=cached_requests)
+        self.continued = 0
+        self._waiting: dict[str, tuple[Any, Ids]] = {}
+        self._next: tuple[str, Ids] | None = None
+
+    def expect(self, session: str, text: Ids) -> None:
+        """The next request to start is of ``session``, and will hold ``text`` when it ends.
+
+        Args:
+            text: int32 [n], prompt and output.
+        """
+        self._next = session, text
+
+    def start_request(self, req_id: str, prompt_token_ids: Ids) -> None:
+        """Index a prompt, int32 [n], from where its session's last turn ended if it goes on."""
+        session, text = self._next or ("", prompt_token_ids)
+        self._next = None
+        tree, known = self._waiting.pop(session, (None, None))
+        goes_on = known is not None and np.array_equal(prompt_token_ids[: len(known)], known)
+        first = prompt_token_ids[:0] if goes_on else prompt_token_ids
+        super().start_request(req_id, np.ascontiguousarray(first))
+        if goes_on and known is not None:
+            self.continued += 1
+            self._local_trees[req_id] = tree
+            rest = np.ascontiguousarray(prompt_token_ids[len(known) :])
+            SuffixTree.extend_ndarray(tree, 0, rest)
+        if session:
+            self._waiting[session] = self._local_trees[req_id], text
+
+    def forget(self, session: str) -> None:
+        """The session is over."""
+        self._waiting.pop(session, None)
+
+
+class DialogueCache(SuffixCache):
+    """The decoder's suffix cache over :class:`ContinuedTrees`."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        super().__init__(settings)
+        self.trees = ContinuedTrees(settings.suffix_max_depth, settings.suffix_cached_requests)
+        self._tenants[""] = self.trees
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A recording whose request has begun in a suffix cache, under ``name``."""
+
+    index: int
+    name: str
+    trace: Trace
+    prompt: Ids
+    output: list[int]
+    text: Ids  # prompt and output, contiguous
+
+
+def turns(traces: Sequence[Trace], cache: DialogueCache, start: bool = True) -> Iterator[Turn]:
+    """Each recording in its order; its request begins before and stops after it is handed out.
+
+    Args:
+        start: false leaves beginning and stopping to what drives the cache, a router for one.
+    """
+    last = {trace.session: index for index, trace in enumerate(traces)}
+    for index, trace in enumerate(traces):
+        prompt, output = np.array(trace.prompt, np.int32), np.asarray(trace.output, np.int32)
+        text = np.concatenate([prompt, output])
+        turn = Turn(index, str(index), trace, prompt, output.tolist(), text)
+        cache.trees.expect(trace.session, text)
+        if start:
+            cache.start(turn.name, prompt, "")
+        yield turn
+        if start:
+            cache.stop(turn.name)
+        if last[trace.session] == index:
+            cache.trees.forget(trace.session)

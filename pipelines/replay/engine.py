@@ -1,0 +1,150 @@
+"""The recorded engine: a decoder whose target and drafter are a recording.
+
+Under greedy decoding the target's continuation does not depend on what was drafted, so a recorded
+output, with the model draft's accepted length at each of its positions, tells what any policy would
+have committed, cycle by cycle. Drafts, features, decisions and labels are the router's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from decoder.contracts.costs import NOMINAL, CostTable
+from decoder.contracts.events import DraftEvent
+from decoder.contracts.policy import ARMS, Policy
+from decoder.contracts.rule import NONE
+from decoder.costs import LiveCosts
+from decoder.engines.method import Method
+from decoder.labels import naive_accepted_length
+from decoder.router import Committed, Decision, DraftRouter, RequestOptions
+from decoder.settings import WorkerSettings
+from learner.rows import from_events
+from pipelines.replay.dialogue import DialogueCache, Turn, turns
+from pipelines.replay.model_arm import model_acceptance
+from pipelines.replay.states import UNLIMITED, Floats, ListSink, Progress, States, joined
+from pipelines.replay.tally import Cycles
+from pipelines.replay.traces import Trace, TraceError
+
+_ARM: Final = {name: number for number, name in enumerate(ARMS)}
+
+
+def simulate(
+    traces: Sequence[Trace],
+    warm_up: Sequence[Trace],
+    method: Method,
+    token_classes: Floats,
+    settings: WorkerSettings,
+    model_mean: float | None = None,
+    costs: CostTable = NOMINAL,
+    progress: Progress | None = None,
+) -> tuple[Cycles, States]:
+    """Decode ``traces`` by ``method``, one after the other.
+
+    Args:
+        warm_up: decoded first, so that the cache and the memory hold them; not in the result.
+        model_mean: accepted length of model drafts where a recording does not hold it.
+        costs: what the policy believes that cycles cost, and never corrects.
+
+    Returns:
+        the cycles, and the labelled cache drafts that were proposed in them.
+
+    Raises:
+        TraceError: the method is none of one chain of drafts, or a recording lacks the model arm.
+    """
+    if method.oracle or method.model == "tree":
+        raise TraceError(f"method {method.name!r} cannot be simulated from recordings.")
+    cache, sink = DialogueCache(settings), ListSink()
+    has_model = method.model == "chain"
+    k = settings.model_draft_tokens if has_model else 0
+    router = DraftRouter(
+        cache,
+        method.policy,
+        token_classes,
+        sink,
+        has_model,
+        "replay",
+        model_draft_tokens=settings.model_draft_tokens,
+        costs=LiveCosts(costs, live=False),
+    )
+    cycles: list[tuple[int, int, int, int, int, int]] = []
+    states: list[States] = [_states([], 0)]
+    for turn in turns([*warm_up, *traces], cache, start=False):
+        decoding = _Decoding(router, turn, method.cache_limit, k, model_mean)
+        mine = decoding.run()
+        index = turn.index - len(warm_up)
+        if index >= 0:
+            cycles += [(index, *cycle) for cycle in mine]
+            states.append(_states(sink.events, index))
+        sink.events.clear()
+        if progress is not None:
+            progress(len(turn.output))
+    trace, position, arm, verified, accepted, committed = (
+        np.array(cycles, np.int32).reshape(-1, 6).T
+    )
+    return (
+        Cycles(trace, position, arm.astype(np.int8), verified, accepted, committed),
+        States(
+            joined([s.rows for s in states]),
+            np.concatenate([s.trace for s in states]),
+            np.concatenate([s.position for s in states]),
+        ),
+    )
+
+
+def hybrid(name: str, policy: Policy) -> Method:
+    """Cache drafts and a chain of model drafts, decided between by ``policy``."""
+    return Method(name, policy, "chain")
+
+
+def _states(events: Sequence[DraftEvent], index: int) -> States:
+    ordered = sorted(events, key=lambda e: e.position)
+    positions = np.array([e.position for e in ordered], np.int32)
+    return States(from_events(ordered), np.full(len(ordered), index, np.int32), positions)
+
+
+class _Decoding:
+    """One recording under way. A verified draft is compared with what was recorded."""
+
+    def __init__(
+        self,
+        router: DraftRouter,
+        turn: Turn,
+        cache_limit: int | None,
+        model_len: int,
+        mean: float | None,
+    ) -> None:
+        self._router, self._turn, self._cache_limit = router, turn, cache_limit
+        self._model_len = model_len
+        self._model = model_acceptance(turn.trace, mean).tolist() if model_len else []
+
+    def run(self) -> list[tuple[int, int, int, int, int]]:
+        """The columns of :class:`Cycles` behind the first, a row a cycle. Mutates the router."""
+        router, turn, rows = self._router, self._turn, []
+        options = RequestOptions(turn.trace.allowed, UNLIMITED, workload=turn.trace.workload)
+        router.start(turn.name, turn.prompt, options)
+        router.observe([Committed(turn.name, turn.output[:1], 0)], len(turn.prompt))
+        done = 1
+        while done < len(turn.output):
+            (decision,) = router.choose([turn.name])
+            verified, accepted = self._verify(decision, done)
+            committed = turn.output[done : done + accepted + 1]
+            router.observe([Committed(turn.name, committed, verified)], 1 + verified)
+            arm = _ARM[decision.arm] if verified else NONE
+            rows.append((done, arm, verified, min(accepted, len(committed)), len(committed)))
+            done += len(committed)
+        router.stop(turn.name, "stop")
+        return rows
+
+    def _verify(self, decision: Decision, done: int) -> tuple[int, int]:
+        """Draft tokens verified and accepted after ``done`` output tokens."""
+        if decision.arm == "cache":
+            draft = decision.tokens[: self._cache_limit]
+            following = self._turn.output[done : done + len(draft)]
+            return len(draft), naive_accepted_length(draft, following)
+        if decision.arm == "model":
+            verified = min(self._model_len, decision.room)
+            return verified, min(self._model[done], verified)
+        return 0, 0

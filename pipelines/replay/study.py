@@ -1,0 +1,241 @@
+"""The whole of ``hvd replay``: read, split, replay, train, tune, simulate, measure."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from decoder.contracts.policy import PAPER_THRESHOLD, Policy, predict
+from decoder.contracts.rule import NONE
+from decoder.engines.method import method
+from decoder.settings import WorkerSettings
+from learner import train
+from learner.rows import Rows
+from pipelines.replay import walks
+from pipelines.replay.engine import hybrid, simulate
+from pipelines.replay.measure import ORACLE, Report, errors
+from pipelines.replay.split import Shares, limited, split
+from pipelines.replay.states import Floats, States, every_token, joined
+from pipelines.replay.tally import Tally
+from pipelines.replay.traces import Notice, Trace, TraceError, read
+
+TRAINED_ON: Final = 200_000
+"""States the network is trained on at most: more cost minutes and move the figures little."""
+LEAST: Final = 200
+"""States without which nothing is trained."""
+FREQUENCY: Final = 2.0
+"""Threshold of the frequency hybrid that nobody tuned, in tokens of counted score."""
+
+Step = Callable[[str, int, int], None]
+"""Told what is being done, how much of it is done, and how much there is."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to replay and how.
+
+    ``cycles`` trains and measures on the states of simulated cycles (what a server sees) and not on
+    every token position (the paper). ``model_accepts`` is the model draft's mean accepted length
+    where a recording does not hold it. ``limit`` counts generations of each file. With ``policy``
+    nothing is trained.
+    """
+
+    shares: Shares = field(default_factory=Shares)
+    cycles: bool = False
+    model_accepts: float = 2.2
+    limit: int | None = None
+    context: int = 16_384
+    policy: Policy | None = None
+
+
+@dataclass(frozen=True)
+class Side:
+    """The training or the test sessions of a file. ``seen`` is what a network learns from, or is
+    measured on; ``states`` and ``field`` are of every token position."""
+
+    traces: list[Trace]
+    states: States
+    field: walks.Field
+    seen: Rows
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """One file, read and replayed; ``seconds`` of processor time for ``count`` states."""
+
+    name: str
+    warm_up: list[Trace]
+    train: Side
+    test: Side
+    seconds: float
+    left_out: dict[str, int]
+
+    @property
+    def count(self) -> int:
+        """States of every token position."""
+        return len(self.train.states) + len(self.test.states)
+
+
+class Study:
+    """Replays files with one tokenizer, and measures policies on them.
+
+    Attributes:
+        notices: what was left out of the files read so far.
+    """
+
+    def __init__(self, plan: Plan, tokenizer: Any, token_classes: Floats, step: Step) -> None:
+        settings = WorkerSettings.load()
+        if not 0 <= plan.model_accepts <= settings.model_draft_tokens:
+            raise TraceError(
+                f"--model-accepts {plan.model_accepts:g}: a model draft has "
+                f"{settings.model_draft_tokens} tokens, so give 0 to {settings.model_draft_tokens} "
+                "or set HVD_WORKER_MODEL_DRAFT_TOKENS."
+            )
+        self.notices: list[Notice] = []
+        self._plan, self._settings = plan, settings
+        self._tokenizer, self._classes, self._step = tokenizer, token_classes, step
+
+    def replay(self, path: Path) -> Replayed | None:
+        """Read and replay one file; None, with a notice, if it holds too little to measure.
+
+        Raises:
+            TraceError: it cannot be read.
+        """
+        plan, settings = self._plan, self._settings
+        reading = read(
+            path,
+            self._tokenizer,
+            plan.context,
+            lambda done, whole: self._step(f"reading {path.name}", done, whole),
+        )
+        self.notices += reading.notices
+        parts = split(limited(reading.traces, plan.limit), plan.shares)
+        if not parts.train or not parts.test:
+            side = "test" if parts.train else "train"
+            self.notices.append(
+                Notice("small", f"{path}: left out, none of its sessions falls to {side}.")
+            )
+            return None
+        warm = sum(len(t.output) for t in parts.warm_up)
+        whole = 2 * warm + sum(len(t.output) for t in [*parts.train, *parts.test])
+        done = 0
+
+        def progress(tokens: int) -> None:
+            nonlocal done
+            done += tokens
+            self._step(f"replaying {path.name}", done, whole)
+
+        began = time.process_time()
+        trained, tested = (
+            every_token(traces, parts.warm_up, self._classes, settings, progress=progress)
+            for traces in (parts.train, parts.test)
+        )
+        seconds = time.process_time() - began
+        return Replayed(
+            path.stem,
+            parts.warm_up,
+            self._side(parts.train, trained, parts.warm_up),
+            self._side(parts.test, tested, parts.warm_up),
+            seconds,
+            dict(Counter(n.reason for n in reading.notices)),
+        )
+
+    def _side(self, traces: list[Trace], states: States, warm_up: list[Trace]) -> Side:
+        mean, k = self._plan.model_accepts, self._settings.model_draft_tokens
+        seen = states.rows
+        if self._plan.cycles:  # what a server sees that decodes by the frequency hybrid
+            by = method("frequency", threshold=FREQUENCY)
+            _, visited = simulate(traces, warm_up, by, self._classes, self._settings, mean)
+            seen = visited.rows
+        return Side(traces, states, walks.field_of(traces, states, mean, k), seen)
+
+    def trained(self, files: Sequence[Replayed]) -> Policy:
+        """The paper's network, trained on the training sessions of all ``files``; or the policy
+        that was given.
+
+        Raises:
+            TraceError: too few states.
+        """
+        if self._plan.policy is not None:
+            return self._plan.policy
+        rows = joined([f.train.seen for f in files])
+        if len(rows) < LEAST:
+            raise TraceError(
+                f"the training sessions give {len(rows)} labelled drafts, {LEAST} are needed: give "
+                "more traces, or raise --limit or --train-share."
+            )
+        if len(rows) > TRAINED_ON:
+            chosen = np.random.default_rng(train.SEED).permutation(len(rows))[:TRAINED_ON]
+            rows = rows.take(np.sort(chosen))
+        epochs = 20
+        trainer = train.fit(
+            rows,
+            "payoff",
+            epochs,
+            report=lambda epoch, _: self._step("training", epoch + 1, epochs),
+        )
+        return train.export(trainer, "replay", PAPER_THRESHOLD, rows.features)
+
+    def measured(self, file: Replayed, policy: Policy) -> Report:
+        """Simulate every method on the file's test sessions, each threshold as it comes and tuned
+        on the training sessions."""
+        field, known = file.test.field, file.train.states.rows.features
+        counted = file.test.states.rows.features[:, walks.SCORE]
+        thresholds = {
+            "frequency": FREQUENCY,
+            "frequency_tuned": walks.tune(file.train.field, known[:, walks.SCORE]),
+            "arctic": float(self._settings.model_draft_tokens),
+        }
+        tallies: dict[str, Tally] = {
+            "none": walks.walk(field, np.full(len(field.row), NONE, np.int8)),
+            "model": walks.walk(field, walks.arms_at(field, counted, float("inf"))),
+            "suffix": walks.walk(walks.without_model(field), walks.arms_at(field, counted, 0.0)),
+        }
+        for name, threshold in thresholds.items():
+            tallies[name] = walks.walk(field, walks.arms_at(field, counted, threshold))
+        hybrids = {"hybrid": policy}
+        if policy.kind != "survival":
+            best = walks.tune(file.train.field, predict(policy, known))
+            hybrids["hybrid_tuned"] = replace(policy, threshold=best)
+            thresholds |= {name: p.threshold for name, p in hybrids.items()}
+        for name, chosen in hybrids.items():
+            tallies[name] = self._decode(file, chosen, name)
+        tallies[ORACLE] = walks.walk(field, *walks.oracle(field))
+        return Report(
+            file.name,
+            len({t.session for t in file.test.traces}),
+            len(file.test.traces),
+            sum(len(t.output) for t in file.test.traces),
+            file.count,
+            file.seconds,
+            errors(predict(policy, file.test.seen.features), file.test.seen),
+            tallies,
+            thresholds,
+            file.left_out,
+        )
+
+    def _decode(self, file: Replayed, policy: Policy, name: str) -> Tally:
+        whole = sum(len(t.output) for t in [*file.warm_up, *file.test.traces])
+        done = 0
+
+        def progress(committed: int) -> None:
+            nonlocal done
+            done += committed
+            self._step(f"decoding {file.name} by {name}", done, whole)
+
+        cycles, _ = simulate(
+            file.test.traces,
+            file.warm_up,
+            hybrid(name, policy),
+            self._classes,
+            self._settings,
+            self._plan.model_accepts,
+            progress=progress,
+        )
+        return cycles.tally()

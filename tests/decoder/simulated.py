@@ -1,0 +1,105 @@
+"""A target that is a list of tokens, a drafter that is a list of lengths, and time by a cost table.
+
+Deterministic: what an engine would have measured is computed, so that regret is a number and not a
+matter of how busy the machine is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from decoder.contracts.costs import CostTable
+from decoder.contracts.features import NUM_FEATURES
+from decoder.contracts.policy import Policy, frequency_policy
+from decoder.contracts.survival import BUCKETS
+from decoder.costs import LiveCosts
+from decoder.drafting.suffix import SuffixCache
+from decoder.floor import Floor
+from decoder.labels import naive_accepted_length
+from decoder.router import Committed, DraftRouter, RequestOptions
+from decoder.settings import WorkerSettings
+from tests.conftest import VOCABULARY, KeepingSink
+
+K = 4
+Accepts = Callable[[int], int]
+"""Accepted length of the model draft at an output position."""
+
+
+def trusting_policy(hazard: float = 0.05, chance: float = 0.6) -> Policy:
+    """A survival policy that expects the same of every draft, whatever it looks like."""
+    bias = np.full(BUCKETS + 1, np.log(hazard / (1 - hazard)), np.float32)
+    bias[BUCKETS] = np.log(chance / (1 - chance))
+    layers = ((np.zeros((NUM_FEATURES, BUCKETS + 1), np.float32), bias),)
+    return Policy("s", 1, 2.0, "survival", layers=layers, rate=2.0, model_payoff=1.3)
+
+
+@dataclass
+class Phase:
+    """What a stretch of traffic is like."""
+
+    text: Sequence[int]
+    accepts: Accepts
+    table: CostTable
+    batch: int = 1
+
+
+@dataclass
+class Run:
+    """Tokens, time and arm of every cycle."""
+
+    tokens: list[float] = field(default_factory=list)
+    time: list[float] = field(default_factory=list)
+    arms: list[str] = field(default_factory=list)
+
+    def rate(self, first: int, last: int | None = None) -> float:
+        return sum(self.tokens[first:last]) / sum(self.time[first:last])
+
+
+def make_router(policy: Policy, has_model: bool, floor: bool) -> DraftRouter:
+    classes = np.zeros((VOCABULARY, 6), np.float32)
+    return DraftRouter(
+        SuffixCache(WorkerSettings()), policy, classes, KeepingSink(), has_model, "w",
+        model_draft_tokens=K, floor=Floor(has_model) if floor else None,
+    )  # fmt: skip
+
+
+def fixed(arm: str) -> tuple[Policy, bool]:
+    """Policy and drafter of a method that always takes ``arm``."""
+    threshold = 0.0 if arm == "cache" else float("inf")
+    return frequency_policy("s", threshold), arm == "model"
+
+
+def decode(router: DraftRouter, phase: Phase, run: Run, prompt: Sequence[int], name: str) -> None:
+    """Decode the phase's text for ``batch`` requests side by side. Extends ``run``."""
+    router.costs = LiveCosts(phase.table, live=False)
+    names = [f"{name}/{i}" for i in range(phase.batch)]
+    done = dict.fromkeys(names, 1)
+    text = list(phase.text)
+    for each in names:
+        router.start(each, np.array(prompt, np.int32), RequestOptions(1 << 20, 1 << 21))
+        router.observe([Committed(each, text[:1], 0)], len(prompt))
+    while all(position < len(text) for position in done.values()):
+        decisions = router.choose(names)
+        outcomes, drafted = [], False
+        for each, decision in zip(names, decisions, strict=True):
+            at = done[each]
+            verified = accepted = 0
+            if decision.arm == "cache":
+                verified = len(decision.tokens)
+                accepted = naive_accepted_length(decision.tokens, text[at:])
+            elif decision.arm == "model":
+                drafted, verified, accepted = True, K, phase.accepts(at)
+            committed = text[at : at + accepted + 1]
+            done[each] = at + len(committed)
+            outcomes.append(Committed(each, committed, verified))
+            run.arms.append(decision.arm)
+        step = sum(1 + o.verified_len for o in outcomes)
+        router.observe(outcomes, step)
+        run.tokens.append(sum(len(o.tokens) for o in outcomes))
+        drafting = phase.table.drafting(K, len(names)) if drafted else 0.0
+        run.time.append(float(phase.table.dense[step]) + drafting)
+    for each in names:
+        router.stop(each, "abort")

@@ -1,0 +1,61 @@
+"""Live costs follow the machine, and one stalled step moves nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from decoder.contracts.costs import CostTable
+from decoder.costs import GRID, REFRESH, LiveCosts
+
+PROFILE = CostTable("here", (1, 65), (10_000.0, 42_000.0), draft_us=0.0, draft_token_us=900.0)
+
+
+def feed(costs: LiveCosts, tokens: int, us: float, times: int = REFRESH, drafted: int = 0) -> None:
+    for _ in range(times):
+        costs.observe(tokens, 1, drafted, us)
+
+
+def test_a_slower_machine_is_believed_for_cells_seen_and_their_neighbours() -> None:
+    costs = LiveCosts(PROFILE)
+    feed(costs, 1, 20_000.0)
+    assert costs.table.dense[1] == pytest.approx(20_000.0)
+    assert costs.table.dense[64] == pytest.approx(2 * PROFILE.dense[64], rel=0.01)
+    feed(costs, 64, float(PROFILE.dense[64]))
+    assert costs.table.dense[64] == pytest.approx(PROFILE.dense[64], rel=0.01)
+
+
+@pytest.mark.parametrize("stall", [1e9, float("nan"), -1.0, 0.0])
+def test_a_stalled_or_senseless_step_moves_nothing(stall: float) -> None:
+    costs = LiveCosts(PROFILE)
+    feed(costs, 1, 10_000.0, 12)
+    feed(costs, 1, stall, 4)
+    feed(costs, 1, 10_000.0, REFRESH)
+    assert costs.table.dense[1] == pytest.approx(10_000.0)
+
+
+def test_drafting_is_what_a_step_took_above_verification() -> None:
+    costs = LiveCosts(PROFILE)
+    feed(costs, 5, float(PROFILE.dense[5]))
+    feed(costs, 5, float(PROFILE.dense[5]) + 7_200.0, drafted=4)
+    assert costs.table.drafting(4, 1) == pytest.approx(7_200.0, rel=0.02)
+    assert costs.table.drafting(0, 1) == 0.0
+
+
+def test_without_a_profile_the_first_steps_set_the_unit() -> None:
+    costs = LiveCosts()
+    assert not costs.measured
+    feed(costs, 1, 30_000.0, 3)
+    assert costs.measured and costs.table.dense[1] == pytest.approx(30_000.0)
+
+
+def test_fixed_costs_stay() -> None:
+    costs = LiveCosts(PROFILE, live=False)
+    feed(costs, 1, 1.0, 100)
+    assert costs.table is PROFILE
+
+
+def test_steps_beyond_the_grid_are_harmless() -> None:
+    costs = LiveCosts(PROFILE)
+    feed(costs, 10 * GRID[-1], 1e6)
+    assert np.isfinite(costs.table.dense).all()

@@ -1,0 +1,106 @@
+"""Never slower, for long, than the best fixed arm; and back by itself when the cause is gone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from decoder.contracts.costs import CostTable
+from decoder.floor import PROBE_EVERY
+from tests.decoder.simulated import (
+    Phase,
+    Run,
+    decode,
+    fixed,
+    make_router,
+    trusting_policy,
+)
+
+PROMPT = [30, 31, 32]
+WITHIN_CYCLES = 200
+BAND = 0.98
+MILD = CostTable("mild", (1, 101), (1.0, 1.6), draft_us=0.2)
+POISON = CostTable("poison", (1, 101), (1.0, 6.0))
+STEEP = CostTable("steep", (1, 101), (1.0, 81.0), draft_us=0.2)
+
+
+def copied(n: int) -> list[int]:
+    """Text that a cache draft foresees."""
+    phrase = np.random.default_rng(5).integers(1, 30, 40).tolist()
+    return [phrase[i % 40] for i in range(n)]
+
+
+def scattered(n: int, seed: int = 1) -> list[int]:
+    """Text in which every match breaks off: few symbols, no order."""
+    return np.random.default_rng(seed).integers(1, 6, n).tolist()
+
+
+def healthy(position: int) -> int:
+    return (2, 3, 1, 4, 0, 2, 3, 2)[position % 8]
+
+
+def collapsed(position: int) -> int:
+    return 0
+
+
+GOOD = Phase(copied(16_000), healthy, MILD)
+TROUBLES = {
+    "collapsed drafter": Phase(scattered(3000), collapsed, MILD),
+    "poisoned cache": Phase(scattered(6000), healthy, MILD),
+    "saturated batch": Phase(scattered(3000, 3), healthy, STEEP, batch=4),
+}
+
+
+def fixed_rates(phase: Phase, first: int) -> dict[str, float]:
+    rates = {}
+    for arm in ("none", "model", "cache"):
+        policy, has_model = fixed(arm)
+        run = Run()
+        decode(make_router(policy, has_model, floor=False), phase, run, PROMPT, "fixed")
+        rates[arm] = run.rate(first)
+    return rates
+
+
+def best_fixed(phase: Phase, first: int) -> float:
+    return max(fixed_rates(phase, first).values())
+
+
+@pytest.mark.parametrize("trouble", TROUBLES)
+def test_a_policy_that_is_wrong_is_relieved_and_comes_back(trouble: str) -> None:
+    phase = TROUBLES[trouble]
+    router = make_router(trusting_policy(), has_model=True, floor=True)
+    runs = [Run(), Run(), Run()]
+    for index, each in enumerate((GOOD, phase, GOOD)):
+        decode(router, each, runs[index], PROMPT, str(index))
+    good = best_fixed(GOOD, WITHIN_CYCLES)
+    assert runs[0].rate(WITHIN_CYCLES) >= BAND * good
+    assert len(runs[1].tokens) > 2 * WITHIN_CYCLES
+    assert runs[1].rate(WITHIN_CYCLES) >= BAND * best_fixed(phase, WITHIN_CYCLES)
+    assert runs[2].rate(WITHIN_CYCLES) >= BAND * good
+    assert router.floor is not None and router.floor.in_force == "policy"
+
+
+def test_without_the_floor_the_same_policy_is_far_behind() -> None:
+    phase = TROUBLES["poisoned cache"]
+    run = Run()
+    decode(make_router(trusting_policy(), True, floor=False), phase, run, PROMPT, "x")
+    assert run.rate(WITHIN_CYCLES) < 0.9 * best_fixed(phase, WITHIN_CYCLES)
+
+
+def test_an_unseen_drafter_is_looked_at_now_and_then() -> None:
+    router = make_router(trusting_policy(chance=0.01), has_model=True, floor=True)
+    run = Run()
+    decode(router, Phase(scattered(2000), collapsed, MILD), run, PROMPT, "x")
+    share = run.arms.count("model") / len(run.arms)
+    assert 0.5 / PROBE_EVERY < share < 3 / PROBE_EVERY
+    assert router.counters.probes > 0
+
+
+def test_without_a_drafter_the_model_arm_is_no_candidate() -> None:
+    router = make_router(trusting_policy(), has_model=False, floor=True)
+    run = Run()
+    phase = Phase(scattered(2000), healthy, POISON)
+    decode(router, phase, run, PROMPT, "x")
+    assert "model" not in run.arms
+    best = max(rate for arm, rate in fixed_rates(phase, WITHIN_CYCLES).items() if arm != "model")
+    assert run.rate(WITHIN_CYCLES) >= BAND * best

@@ -1,0 +1,270 @@
+"""Every method of the reference engine writes what the target alone would, token for token."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from decoder.contracts.errors import EngineError, ModelError
+from decoder.engines.reference import METHODS, Generation, Method, Sampling, method
+from tests.conftest import random_policy
+from tests.engines.tiny import (
+    Family,
+    all_methods,
+    labelling,
+    tiny_engine,
+    tiny_prompt,
+    tiny_target,
+)
+
+NAMES = tuple(METHODS)
+
+
+def transformers_greedy(family: Family, seed: int, prompt: list[int], tokens: int) -> list[int]:
+    """The same model under another loop: transformers' own."""
+    out = tiny_target(seed, family).generate(
+        torch.tensor([prompt]), max_new_tokens=tokens, do_sample=False
+    )
+    return out[0, len(prompt) :].tolist()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("seed", range(3))
+def test_output_equals_target_only_greedy(family: Family, seed: int) -> None:
+    engine, prompt = tiny_engine(seed, family), tiny_prompt(seed)
+    expected = transformers_greedy(family, seed, prompt, 40)
+    for m in all_methods():
+        made = engine.session(m).generate(prompt, 40, known=expected if m.oracle else None)
+        assert made.tokens == expected, m.name
+        assert made.finish == "length"
+
+
+@pytest.fixture(scope="module")
+def runs() -> dict[str, list[Generation]]:
+    """Four requests of each method, one after the other in one session."""
+    engine = tiny_engine(2)
+    prompts = [tiny_prompt(seed) for seed in (2, 5, 2, 8)]
+    known = [engine.session(method("greedy")).generate(p, 48).tokens for p in prompts]
+    made: dict[str, list[Generation]] = {}
+    for m in all_methods():
+        session = engine.session(m)
+        made[m.name] = [
+            session.generate(p, 48, known=k if m.oracle else None)
+            for p, k in zip(prompts, known, strict=True)
+        ]
+        assert [g.tokens for g in made[m.name]] == known
+    return made
+
+
+def arms(made: list[Generation]) -> set[str]:
+    return {c.arm for g in made for c in g.cycles}
+
+
+def test_methods_use_the_arms_they_are_made_of(runs: dict[str, list[Generation]]) -> None:
+    assert arms(runs["greedy"]) == {"none"}
+    assert arms(runs["eagle3"]) | arms(runs["eagle3-tree"]) == {"model", "none"}
+    assert arms(runs["suffix"]) == {"cache", "none"}
+    for name in ("frequency", "fixed", "hybrid", "hybrid-tree", "oracle"):
+        assert arms(runs[name]) >= {"cache", "model"}, name
+    assert max(c.verified for g in runs["eagle3-tree"] for c in g.cycles) == 32
+    assert max(c.verified for g in runs["eagle3"] for c in g.cycles) == 4
+    cut = [c for g in runs["fixed"] for c in g.cycles if c.arm == "cache"]
+    assert max(c.verified for c in cut) == 4 < max(c.cache_len for c in cut)
+
+
+def test_the_tree_accepts_more_than_the_chain_and_the_oracle_most(
+    runs: dict[str, list[Generation]],
+) -> None:
+    cycles = {name: sum(len(g.cycles) for g in made) for name, made in runs.items()}
+    assert cycles["eagle3-tree"] < cycles["eagle3"] < cycles["greedy"]
+    chains = [n for n in NAMES if n not in ("eagle3-tree", "hybrid-tree", "oracle", "suffix")]
+    assert cycles["oracle"] <= min(cycles[n] for n in chains)
+
+
+def test_cycles_account_for_every_token(runs: dict[str, list[Generation]]) -> None:
+    for made in runs.values():
+        for g in made:
+            position = 1  # the prefill's token
+            for c in g.cycles:
+                assert c.position == position
+                assert 0 <= c.accepted <= c.verified
+                assert (c.arm == "none") == (c.verified == 0)
+                position += c.accepted + 1
+            assert position == len(g.tokens) == 48
+            assert g.prefill_us > 0
+            assert g.decode_us >= sum(c.draft_us + c.verify_us for c in g.cycles)
+
+
+def test_the_oracle_takes_the_better_arm_in_every_cycle(runs: dict[str, list[Generation]]) -> None:
+    taken = 0
+    for g in runs["oracle"]:
+        assert g.model_accepted is not None
+        for c in g.cycles:
+            room = len(g.tokens) - c.position - 1
+            model = min(g.model_accepted[c.position], room)
+            if c.arm == "cache":
+                taken += 1
+                assert c.accepted > model
+            else:
+                assert c.accepted == (model if c.arm == "model" else 0)
+    assert taken > 10
+
+
+def test_the_same_seed_gives_the_same_sample_and_another_another() -> None:
+    engine, prompt = tiny_engine(1), tiny_prompt(1)
+    for m in all_methods():
+        if m.oracle:
+            continue
+        draws = [
+            engine.session(m).generate(prompt, 20, sampling=Sampling(1.0, seed)).tokens
+            for seed in (3, 3, 4)
+        ]
+        assert draws[0] == draws[1] != draws[2], m.name
+
+
+@pytest.mark.parametrize("m", all_methods(), ids=NAMES)
+def test_a_request_ends_at_the_first_stop_id(m: Method) -> None:
+    engine, prompt = tiny_engine(2), tiny_prompt(2)
+    free = engine.session(method("greedy")).generate(prompt, 48).tokens
+    for stop in sorted(set(free))[::3]:
+        expected = free[: free.index(stop) + 1]
+        made = engine.session(m).generate(
+            prompt, 48, stop_ids=frozenset({stop}), known=expected if m.oracle else None
+        )
+        assert (made.tokens, made.finish) == (expected, "stop")
+        assert sum(c.accepted for c in made.cycles) + len(made.cycles) + 1 >= len(expected)
+
+
+@pytest.mark.parametrize("m", all_methods(), ids=NAMES)
+@pytest.mark.parametrize("max_tokens", [1, 3, 100])
+def test_limits_of_the_request_and_of_the_context(m: Method, max_tokens: int) -> None:
+    engine, prompt = tiny_engine(2, max_model_len=40), tiny_prompt(2)
+    expected = transformers_greedy("llama", 2, prompt, 16)[:max_tokens]
+    session = engine.session(m)
+    made = session.generate(prompt, max_tokens, known=expected if m.oracle else None)
+    assert made.tokens == expected
+    assert made.finish == "length"
+    assert session.router.counters.stopped == 1
+    assert all(e.censored in ("", "length") for e in session.sink)
+
+
+def test_a_drafter_that_is_never_right_changes_nothing() -> None:
+    engine, prompt = tiny_engine(3), tiny_prompt(3)
+    expected = engine.session(method("greedy")).generate(prompt, 40).tokens
+    unused = sorted(set(range(12)) - set(expected))
+    assert engine.head is not None
+    with torch.no_grad():
+        engine.head.set_vocabulary(torch.tensor((unused * 8)[:8]).sort().values)
+    for name in ("eagle3", "eagle3-tree"):
+        made = engine.session(method(name)).generate(prompt, 40)
+        assert made.tokens == expected
+        assert sum(c.accepted for c in made.cycles) == 0
+        assert all(c.arm == "model" for c in made.cycles[:-1])
+
+
+@pytest.mark.parametrize("model", ["none", "chain", "tree"])
+def test_policies_swapped_between_cycles_change_nothing_in_the_output(model: str) -> None:
+    engine, rng = tiny_engine(2), random.Random(0)
+    session = engine.session(labelling(2.0, model))  # type: ignore[arg-type]
+    choose = session.router.choose
+
+    def swap_and_choose(names: list[str]) -> object:
+        policy = rng.choice(
+            [labelling(t, "none").policy for t in (0.0, 2.0, np.inf)]
+            + [replace(random_policy(), threshold=0.5)]
+        )
+        session.router.policy = replace(policy, version=session.router.policy.version + 1)
+        return choose(names)
+
+    session.router.choose = swap_and_choose  # type: ignore[assignment,method-assign]
+    for seed in range(4):
+        prompt = tiny_prompt(seed)
+        expected = engine.session(method("greedy")).generate(prompt, 40).tokens
+        assert session.generate(prompt, 40).tokens == expected
+    assert len({e.policy_version for e in session.sink}) > 20
+    assert len({e.arm for e in session.sink}) > 1
+
+
+def test_events_carry_what_the_cycle_was() -> None:
+    session = tiny_engine(2).session(labelling(2.0, "chain"))
+    made = session.generate(tiny_prompt(2), 48, workload="told", tenant="one")
+    by_position = {c.position: c for c in made.cycles}
+    assert len(session.sink) > 20
+    for event in session.sink:
+        cycle = by_position[event.position]
+        assert event.workload == "told"
+        assert event.draft_len == cycle.cache_len > 0
+        assert event.predicted == cycle.predicted
+        assert event.arm == cycle.arm
+        assert event.verified_len == cycle.verified
+        assert event.step_us > 0
+        if event.arm == "cache" and not event.censored:
+            assert event.accepted == cycle.accepted
+        if event.arm == "model" and event.model_accepted is not None:
+            assert event.model_accepted == cycle.accepted
+
+
+def test_later_requests_draft_from_earlier_outputs_of_their_own_tenant_only() -> None:
+    engine = tiny_engine(4)
+    prompt = [5, 0, 9, 1]
+
+    def cycles(tenants: tuple[str, str]) -> int:
+        session = engine.session(method("suffix"))
+        for tenant in tenants:
+            made = session.generate(prompt, 40, tenant=tenant)
+        return len(made.cycles)
+
+    assert cycles(("a", "a")) < cycles(("a", "b")) == cycles(("b", "a"))
+
+
+def test_speculation_switched_off_drafts_nothing() -> None:
+    engine, prompt = tiny_engine(2), tiny_prompt(2)
+    expected = engine.session(method("greedy")).generate(prompt, 40).tokens
+    for m in all_methods():
+        session = engine.session(m)
+        made = session.generate(prompt, 40, speculate=False, known=expected)
+        assert made.tokens == expected
+        assert {c.arm for c in made.cycles} == {"none"}
+        assert not session.sink
+
+
+def test_what_cannot_be_asked_is_refused_with_a_reason() -> None:
+    engine = tiny_engine(0, max_model_len=40)
+    session = engine.session(method("suffix"))
+    with pytest.raises(EngineError, match="no tokens"):
+        session.generate([], 4)
+    with pytest.raises(EngineError, match="do not fit the context of 40"):
+        session.generate(tiny_prompt(0, 40), 4)
+    with pytest.raises(EngineError, match="at least one token"):
+        session.generate([1, 2], 0)
+    with pytest.raises(EngineError, match="known continuation"):
+        engine.session(method("oracle")).generate([1, 2], 4)
+    with pytest.raises(EngineError, match="above 0"):
+        Sampling(0.0)
+    with pytest.raises(EngineError, match=r"no method 'medusa'.*greedy"):
+        method("medusa")
+    with pytest.raises(EngineError, match="learned policy"):
+        method("hybrid")
+    with pytest.raises(EngineError, match="threshold"):
+        method("frequency", policy=random_policy())
+    engine.head = None
+    with pytest.raises(EngineError, match="load a drafter"):
+        engine.session(method("eagle3"))
+
+
+def test_a_target_that_cannot_take_tokens_back_is_refused() -> None:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    from decoder.engines.reference import ReferenceEngine
+
+    config = Qwen3Config(
+        vocab_size=12, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=8, use_sliding_window=True,
+        sliding_window=4, max_window_layers=1,
+    )  # fmt: skip
+    with pytest.raises(ModelError, match="full attention"):
+        ReferenceEngine(Qwen3ForCausalLM(config))

@@ -1,0 +1,127 @@
+"""What vLLM's CPU sampler does with temperatures and top_k, before and after it is mended.
+
+vLLM is imported in processes of their own: replacing its functions here would reach other tests.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from decoder.engines.vllm_cpu import expand_batch_to_tokens
+
+MEND = "from decoder.engines.vllm_cpu import mend_sampling; mend_sampling(); mend_sampling()"
+REGISTER = "from decoder.engines.vllm_plugin import register; register(); register()"
+UNLUCKY = "torch.Tensor.new_empty = lambda x, n: torch.full((n,), 64.0, dtype=x.dtype)"
+"""Memory that holds an earlier value: what an uninitialised tensor shows is then known."""
+SCRIPT = """
+import json, logging, warnings
+warnings.simplefilter("ignore")
+logging.disable(logging.WARNING)
+import torch
+from vllm.platforms import current_platform
+from vllm.v1.sample import rejection_sampler
+
+current_platform.import_kernels()
+current_platform.register_triton_kernel_overrides()
+
+class Asked:
+    all_greedy = False
+    temperature = torch.tensor([0.5, 0.0, 2.0])
+    top_k = top_p = None
+
+class AskedTopK(Asked):
+    top_k = torch.tensor([1, 4, 2], dtype=torch.int32)
+
+def constrained(asked, counts):
+    logits = torch.tensor([[1.0, 2.0, 3.0, 4.0]]).repeat(sum(counts), 1)
+    cumulative = torch.cumsum(torch.tensor(counts), 0).int()
+    return rejection_sampler.apply_sampling_constraints(logits, cumulative, asked)
+
+{change}
+seen = {{"scaled": constrained(Asked, [2, 1, 3]).tolist()}}
+try:
+    seen["empty"] = list(constrained(AskedTopK, [0, 0, 0]).shape)
+    seen["kept"] = constrained(AskedTopK, [2, 1, 1]).isfinite().tolist()
+except Exception as error:
+    seen["error"] = str(error)
+print(json.dumps(seen))
+"""
+
+
+def seen(change: str) -> dict[str, Any]:
+    """What the sampler of a fresh process shows after ``change``."""
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT.format(change=change)],
+        env=os.environ | {"HVD_WORKER_ENABLED": "1", "VLLM_USE_V2_MODEL_RUNNER": "0"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="module")
+def mended() -> dict[str, Any]:
+    return seen(MEND)
+
+
+def scaled_by(*temperatures: float) -> list[list[float]]:
+    return [[x / t for x in (1.0, 2.0, 3.0, 4.0)] for t in temperatures]
+
+
+def naive(x: list[float], counts: list[int], swap: tuple[int, int] = (0, 0)) -> list[float]:
+    out = []
+    for value, count in zip(x, counts, strict=True):
+        kept = swap[1] if swap[0] != swap[1] and value == swap[0] else value
+        out += [kept] * count
+    return out
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int32, torch.int64])
+@pytest.mark.parametrize("swap", [(0, 0), (0, 1), (3, 7)])
+@pytest.mark.parametrize("counts", [[1], [2, 3, 1], [0, 4, 0, 2], [0, 0]])
+def test_each_request_keeps_its_value_for_all_its_tokens(
+    counts: list[int], swap: tuple[int, int], dtype: torch.dtype
+) -> None:
+    x = torch.tensor([3, 0, 5, 0][: len(counts)], dtype=dtype)
+    before = x.clone()
+    cumulative = torch.cumsum(torch.tensor(counts), 0).int()
+    got = expand_batch_to_tokens(x, cumulative, sum(counts), *swap)
+    assert got.dtype == dtype
+    assert got.tolist() == naive(x.tolist(), counts, swap)
+    assert torch.equal(x, before)
+
+
+ASKED = scaled_by(0.5, 0.5, 1.0, 2.0, 2.0, 2.0)
+"""Two, one and three drafted tokens at temperatures 0.5, 0 (left unscaled) and 2."""
+
+
+def test_logits_are_divided_by_the_temperature_their_request_asked_for(
+    mended: dict[str, Any],
+) -> None:
+    assert mended["scaled"] == ASKED
+
+
+def test_the_plugin_mends_it() -> None:
+    assert seen(REGISTER)["scaled"] == ASKED
+
+
+def test_top_k_is_applied_to_each_requests_rows(mended: dict[str, Any]) -> None:
+    only, every, two = [False] * 3 + [True], [True] * 4, [False] * 2 + [True] * 2
+    assert mended["kept"] == [only, only, every, two]
+
+
+def test_top_k_survives_a_step_without_drafts(mended: dict[str, Any]) -> None:
+    assert mended["empty"] == [0, 4]
+
+
+def test_vllm_alone_has_both_faults() -> None:
+    alone = seen(UNLUCKY)
+    assert alone["scaled"] == scaled_by(*[64.0] * 6)
+    assert "max(): Expected reduction dim" in alone["error"]

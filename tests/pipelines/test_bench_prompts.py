@@ -1,0 +1,167 @@
+"""Benchmark prompts: what is read, what is left out and in which words, and what fits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from decoder.contracts.errors import ModelError, SettingsError
+from pipelines.bench.prompts import Prompt, TokenPrompt, fit, read_folder, tokenise
+from pipelines.bench.structure import SIGNALS, recurring_share, structure
+
+MESSAGE = {"role": "user", "content": "Name three rivers."}
+
+
+def folder_of(tmp_path: Path, **files: list[Any]) -> Path:
+    """``tmp_path`` with one file a dataset; text goes in as it is, anything else as JSON."""
+    for name, lines in files.items():
+        text = "\n".join(x if isinstance(x, str) else json.dumps(x) for x in lines)
+        (tmp_path / f"{name}.jsonl").write_text(text + "\n", encoding="utf-8")
+    return tmp_path
+
+
+def prompt(text: str = "Name three rivers.") -> Prompt:
+    return Prompt("p", "set", "code", ({"role": "user", "content": text},))
+
+
+class LetterTokenizer:
+    """One token a letter; the template puts 1 in front and 2 behind."""
+
+    chat_template: str | None = "a template"
+
+    def __call__(self, text: str) -> dict[str, list[int]]:
+        return {"input_ids": [ord(c) for c in text]}
+
+    def apply_chat_template(self, messages: list[dict[str, str]], **_: Any) -> list[int]:
+        if messages[0]["role"] not in ("system", "user"):
+            raise RuntimeError("Conversations begin with the user")
+        return [1, *(ord(c) for m in messages for c in m["content"]), 2]
+
+
+def test_a_folder_gives_one_set_a_file(tmp_path: Path) -> None:
+    folder = folder_of(
+        tmp_path,
+        mbpp=[{"id": "mbpp/1", "family": "code", "messages": [MESSAGE]}],
+        aider=[{"messages": [MESSAGE], "family": "agentic", "standin_for": "FineEdit"}],
+    )
+    problems: list[str] = []
+    aider, mbpp = read_folder(folder, (), problems)
+    assert problems == []
+    assert (mbpp.name, mbpp.family, mbpp.prompts[0].id) == ("mbpp", "code", "mbpp/1")
+    assert (aider.standin_for, aider.prompts[0].id) == ("FineEdit", "aider/1")
+    assert mbpp.prompts[0].text == "Name three rivers."
+
+
+def test_each_bad_line_is_one_sentence_with_file_and_line(tmp_path: Path) -> None:
+    good = {"id": "a", "messages": [MESSAGE]}
+    folder = folder_of(
+        tmp_path,
+        mixed=[
+            good,
+            "{not json",
+            "[1, 2]",
+            {"id": "b"},
+            {"id": "c", "messages": [{"role": "user", "content": 7}]},
+            {"id": "d", "messages": [{"role": "user", "content": "  "}]},
+            good,
+            "",
+            {"id": "e", "messages": [MESSAGE]},
+        ],
+    )
+    problems: list[str] = []
+    (found,) = read_folder(folder, (), problems)
+    assert [p.id for p in found.prompts] == ["a", "e"]
+    assert [p.split(" ", 1)[0] for p in problems] == [
+        f"{folder}/mixed.jsonl:{number}" for number in (2, 3, 4, 5, 6, 7)
+    ]
+    for problem, words in zip(
+        problems,
+        ("Expecting", "not a JSON object", "no list of messages", "role and a content",
+         "prompt is empty", "was there before"),
+        strict=True,
+    ):  # fmt: skip
+        assert words in problem
+        assert problem.endswith(".")
+
+
+def test_bytes_that_are_no_text_cost_one_line_only(tmp_path: Path) -> None:
+    line = json.dumps({"messages": [MESSAGE]}).encode()
+    (tmp_path / "raw.jsonl").write_bytes(b"\xff\xfe\n" + line)
+    problems: list[str] = []
+    (found,) = read_folder(tmp_path, (), problems)
+    assert len(found.prompts) == 1
+    assert "raw.jsonl:1 skipped" in problems[0]
+
+
+def test_unknown_names_and_useless_files_leave_the_rest(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, good=[{"messages": [MESSAGE]}], empty=["{}"])
+    problems: list[str] = []
+    found = list(read_folder(folder, ("good", "empty", "gone"), problems))
+    assert [f.name for f in found] == ["good"]
+    assert any("'gone' left out" in p for p in problems)
+    assert any("'empty' left out" in p for p in problems)
+
+
+@pytest.mark.parametrize("made", [True, False])
+def test_no_prompts_at_all_is_an_error_that_names_the_folder(tmp_path: Path, made: bool) -> None:
+    folder = tmp_path / "prompts"
+    if made:
+        folder.mkdir()
+    with pytest.raises(SettingsError, match=str(folder)):
+        list(read_folder(folder, (), []))
+
+
+def test_the_template_can_be_left_out() -> None:
+    tokenizer = LetterTokenizer()
+    assert tokenise(prompt("ab"), tokenizer, "chat").ids == (1, 97, 98, 2)
+    assert tokenise(prompt("ab"), tokenizer, "none").ids == (97, 98)
+
+
+def test_a_template_that_is_missing_or_refuses_says_so() -> None:
+    tokenizer = LetterTokenizer()
+    odd = Prompt("p", "set", "code", ({"role": "tool", "content": "x"},))
+    with pytest.raises(ValueError, match="template refuses it: Conversations"):
+        tokenise(odd, tokenizer, "chat")
+    tokenizer.chat_template = None
+    with pytest.raises(ModelError, match="--template none"):
+        tokenise(prompt(), tokenizer, "chat")
+
+
+def test_a_prompt_that_fits_stays_as_it_is() -> None:
+    given = TokenPrompt(prompt(), "chat", (1, 2, 3))
+    assert fit(given, 3, "skip") is given
+
+
+def test_a_prompt_too_long_is_skipped_or_cut_in_its_middle() -> None:
+    given = TokenPrompt(prompt(), "chat", tuple(range(10)))
+    with pytest.raises(ValueError, match="10 tokens are more than the 5"):
+        fit(given, 5, "skip")
+    cut = fit(given, 5, "truncate")
+    assert cut.ids == (0, 1, 7, 8, 9)
+    assert cut.cut == 5
+
+
+def test_no_room_is_never_truncated_to_nothing() -> None:
+    with pytest.raises(ValueError, match="more than the 0"):
+        fit(TokenPrompt(prompt(), "chat", (1, 2, 3)), -4, "truncate")
+
+
+def test_signals_of_a_prompt_by_hand() -> None:
+    text = 'see src/app/main.py and {"name": 1}. ' + "x" * 63
+    assert len(text) == 100
+    found = structure(text)
+    assert list(found) == list(SIGNALS)
+    assert found["file_paths"] == pytest.approx(10.0)
+    assert found["delimiters"] == pytest.approx(50.0)  # two braces, two quotes, a colon
+    assert found["schema"] == pytest.approx(10.0)
+    assert found["kilochars"] == pytest.approx(0.1)
+    assert set(structure("").values()) == {0.0}
+
+
+def test_recurring_text_is_the_share_of_runs_that_come_twice() -> None:
+    assert recurring_share("a b c d e f g") == 0.0
+    twice = "a b c d e f " * 2  # seven runs of six words, of which the first is the last
+    assert recurring_share(twice) == pytest.approx(2 / 7)
