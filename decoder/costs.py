@@ -77,8 +77,11 @@ class LiveCosts:
         table = replace(self.table, tokens=GRID, verify_us=tuple(times.tolist()))
         if len(self._drafting) < ENOUGH:
             return table
-        # A worker drafts one length only, so that one cost is all there is to correct.
-        known, profiled = max(median(self._drafting), 0.0), self._prior.drafting(*self._drafted)
+        # A worker drafts one length only, so that one cost is all there is to correct. It may come
+        # out below zero where verification is overrated: then their sum is right at least.
+        drafted, rows = self._drafted
+        least = -0.5 * float(table.dense[min(rows * (1 + drafted), _LAST)])
+        known, profiled = max(median(self._drafting), least), self._prior.drafting(drafted, rows)
         if profiled <= 0.0:
             return replace(table, draft_us=known)
         scale = known / profiled

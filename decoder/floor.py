@@ -27,6 +27,9 @@ TOLERANCE: Final = 0.01
 """Relative loss against the best fixed arm at which the policy is relieved."""
 PROBE_EVERY: Final = 64
 """Cycles without a model draft after which one is made, so that a recovered drafter is noticed."""
+PLAIN_EVERY: Final = 256
+"""Cycles in steps that all ran the model drafter after which one step runs without it: only such a
+step tells what verification alone costs now."""
 
 Outcome = tuple[float, float]
 """Tokens committed and microseconds of one request's cycle."""

@@ -27,7 +27,7 @@ from decoder.contracts.policy import ARMS, Estimate, Policy, decide, estimate
 from decoder.contracts.rule import CACHE, MODEL, NONE, Choice, Situation
 from decoder.costs import LiveCosts
 from decoder.drafting.suffix import CacheDraft, SuffixCache, Tokens
-from decoder.floor import PROBE_EVERY, Floor, Outcome
+from decoder.floor import PLAIN_EVERY, PROBE_EVERY, Floor, Outcome
 from decoder.labels import Label
 from decoder.payoff.featurize import DraftState, featurize
 from decoder.payoff.memory import History, Keys, TenantMemory, memory_keys
@@ -106,6 +106,7 @@ class DraftRouter:
         self._tenants: OrderedDict[str, TenantMemory] = OrderedDict()
         self._decided = 0.0  # seconds of the performance counter
         self._drafting = False
+        self._always_drafting = 0  # cycles since a step ran without the model drafter
 
     def __contains__(self, request: str) -> bool:
         return request in self._requests
@@ -279,6 +280,11 @@ class DraftRouter:
             if self.model_arm.unseen > PROBE_EVERY and not (arms == MODEL).any():
                 arms = arms.copy()
                 arms[0] = MODEL
+                self.counters.probes += 1
+            self._always_drafting = self._always_drafting + n if (arms == MODEL).any() else 0
+            if self._always_drafting > PLAIN_EVERY:
+                arms = np.where(arms == MODEL, NONE, arms).astype(np.int8)
+                self._always_drafting = 0
                 self.counters.probes += 1
         return arms
 

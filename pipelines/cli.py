@@ -169,7 +169,7 @@ def train_drafter(
     tokens: Annotated[
         int, typer.Option(min=1000, help="Answer tokens that the target writes.")
     ] = 400_000,
-    minutes: Annotated[float, typer.Option(help="Minutes of training.")] = 30.0,
+    minutes: Annotated[float, typer.Option(help="Minutes of training.")] = 60.0,
     only: Annotated[
         str | None,
         typer.Option(help="One step: generate, compose, written, extract or train."),

@@ -126,7 +126,7 @@ def network(policy: Policy, features: FloatArray) -> FloatArray:
     hidden = features
     last = len(policy.layers) - 1
     for index, (weight, bias) in enumerate(policy.folded):
-        hidden = hidden @ weight
+        hidden = hidden.dot(weight)
         hidden += bias
         if index < last:
             np.maximum(hidden, 0.0, out=hidden)
@@ -140,7 +140,7 @@ def estimate(policy: Policy, features: FloatArray, model_len: int) -> Estimate:
         model_len: tokens of a model draft; 0 without a model drafter.
     """
     lengths = features[:, _DRAFT_LEN]
-    whole = np.clip(lengths, 0, MAX_DRAFT).astype(np.int32)
+    whole = np.minimum(lengths, _LONGEST).astype(np.int32)
     payoff = policy.model_payoff if model_len and policy.use_model else 0.0
     if policy.kind == "survival":
         outputs = network(policy, features)
@@ -158,6 +158,7 @@ def predict(policy: Policy, features: FloatArray) -> FloatArray:
     return estimate(policy, features, 0).expected
 
 
+_LONGEST: Final = np.float32(MAX_DRAFT)
 _SCORE: Final = FEATURES.index("score")
 _DRAFT_LEN: Final = FEATURES.index("draft_len")
 

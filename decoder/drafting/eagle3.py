@@ -49,8 +49,6 @@ class KV(NamedTuple):
 class Attention(nn.Module):
     """Grouped-query attention whose input is an embedding and a hidden state side by side."""
 
-    frequencies: Tensor
-
     def __init__(self, c: HeadConfig) -> None:
         super().__init__()
         self.head_dim = c.head_dim
@@ -58,8 +56,9 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(2 * c.hidden_size, c.num_key_value_heads * c.head_dim, bias=False)
         self.v_proj = nn.Linear(2 * c.hidden_size, c.num_key_value_heads * c.head_dim, bias=False)
         self.o_proj = nn.Linear(c.num_attention_heads * c.head_dim, c.hidden_size, bias=False)
-        frequencies = c.rope_theta ** (-torch.arange(0, c.head_dim, 2).float() / c.head_dim)
-        self.register_buffer("frequencies", frequencies, persistent=False)
+        # No buffer: casting the head to half precision would cast it too, and a rotation by
+        # thousands of positions would be off by whole turns.
+        self._frequencies = c.rope_theta ** (-torch.arange(0, c.head_dim, 2).float() / c.head_dim)
 
     def _heads(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
         """(tokens, heads * head_dim) -> (heads, tokens, head_dim), rotated if positions are given.
@@ -69,7 +68,9 @@ class Attention(nn.Module):
         x = x.unflatten(-1, (-1, self.head_dim)).transpose(0, 1)
         if positions is None:
             return x
-        angles = positions[:, None].float() * self.frequencies
+        if self._frequencies.device != positions.device:
+            self._frequencies = self._frequencies.to(positions.device)
+        angles = positions[:, None].float() * self._frequencies
         cos, sin = angles.cos().to(x), angles.sin().to(x)
         a, b = x.chunk(2, dim=-1)
         return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)

@@ -107,7 +107,7 @@ def read_config(raw: Mapping[str, Any], target_layers: int | None) -> HeadConfig
     if strange:
         raise ModelError(
             f"this EAGLE3 head wants {', '.join(strange)}, which is not built here: use a head of "
-            "the plain Llama form (docs/architecture.md)."
+            "the plain Llama form."
         )
     layers = raw.get("eagle_aux_hidden_state_layer_ids") or eagle.get(
         "eagle_aux_hidden_state_layer_ids"

@@ -166,10 +166,11 @@ class Session:
         """Make the router choose what hindsight would: the cache only where it gains a token."""
         position = len(request.output)
         context = np.asarray(request.prompt + request.output, np.int32)
-        draft = self._cache.propose(request.name, context, request.room)
+        room = request.room
+        draft = self._cache.propose(request.name, context, room) if room else None
         cache = naive_accepted_length(draft.tokens, known[position:]) if draft else 0
         model = recorded[position] if recorded and position < len(recorded) else 0
-        threshold = ALWAYS if cache > min(model, request.room) else NEVER
+        threshold = ALWAYS if cache > min(model, room) else NEVER
         self.router.policy = replace(self.method.policy, threshold=threshold)
 
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.table import Table
 
 from decoder.contracts.costs import MAX_TOKENS, CostTable
 from decoder.contracts.features import NUM_FEATURES, TOKEN_CLASSES
@@ -117,3 +119,19 @@ def measure(kind: Kind, rounds: int = 3_000) -> Timing:
         float(middle[1]),
         float(middle[2]),
     )
+
+
+def measure_all(rounds: int = 3_000) -> list[Timing]:
+    """:func:`measure` for each kind of policy."""
+    return [measure(kind, rounds) for kind in ("survival", "payoff", "frequency")]
+
+
+def table(timings: Sequence[Timing]) -> Table:
+    """For a terminal."""
+    shown = Table(
+        "kind", "p50, one", "p99, one", f"p50 a request of {BATCH}", title="us a decision"
+    )
+    for t in timings:
+        figures = t.p50_us_batch1, t.p99_us_batch1, t.p50_us_per_request_batch64
+        shown.add_row(t.kind, *(f"{figure:.1f}" for figure in figures))
+    return shown

@@ -93,7 +93,7 @@ def run(
                 if turn >= len(lane.measured) or known(lane.measured[turn], results):
                     continue
                 if ends is not None and time.monotonic() > ends:
-                    store.problem(f"stopped after {plan.minutes:g} minutes, before every prompt.")
+                    results.out_of_time = True
                     return results
                 order = rotated(plan.methods, turn + place)
                 _measure(lane.measured[turn], order, lane.sessions, plan, store, tick)
@@ -247,13 +247,13 @@ def outcome_of(
         tokens=tuple(generation.tokens),
         cycles=tuple(
             Cycle(
-                c.arm,
-                c.cache_len,
-                c.verified,
-                c.accepted,
-                round(c.draft_us, 1),
-                round(c.verify_us, 1),
-            )  # fmt: skip
+                arm=c.arm,
+                cache_len=c.cache_len,
+                verified=c.verified,
+                accepted=c.accepted,
+                draft_us=round(c.draft_us, 1),
+                verify_us=round(c.verify_us, 1),
+            )
             for c in generation.cycles
         ),
         finish=generation.finish,

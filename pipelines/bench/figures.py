@@ -73,7 +73,7 @@ def speedups(records: Sequence[Record], methods: Sequence[str]) -> str:
     axis.invert_yaxis()
     axis.set_xlabel("throughput / greedy's")
     if axis.get_legend_handles_labels()[0]:
-        axis.legend(fontsize=8, loc="lower right")
+        axis.legend(fontsize=8, ncols=5, loc="lower center", bbox_to_anchor=(0.5, 1.0))
     return _png(figure)
 
 

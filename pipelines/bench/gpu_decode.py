@@ -46,9 +46,7 @@ class Decode:
 def run(
     asked: Decode, costs: Sequence[dict[str, Any]], deadline: float, say: Say
 ) -> dict[str, Any]:
-    """Decode until ``deadline`` (:func:`time.monotonic`), checked between workloads.
-
-    Dtypes share the time evenly.
+    """Decode until ``deadline`` (:func:`time.monotonic`), which the dtypes share evenly.
 
     Args:
         costs: records of :func:`pipelines.bench.gpu_costs.measure` of the embedded shape.
@@ -72,7 +70,8 @@ def run(
         now = time.monotonic()
         until = now + (deadline - now) / (len(asked.dtypes) - index)
         try:
-            runs.append(_one(asked, methods, dtype, costs, until, notes, say))
+            if (found := _one(asked, methods, dtype, costs, until, notes, say)) is not None:
+                runs.append(found)
         except ImportError as error:
             notes.append(
                 f"nothing was decoded: the Python package {error.name!r} is missing. The decode "
@@ -92,14 +91,15 @@ def _one(
     deadline: float,
     notes: list[str],
     say: Say,
-) -> dict[str, Any]:
+) -> dict[str, Any] | None:
     from decoder.contracts.errors import ModelError
+    from pipelines.bench import asked as wanted
     from pipelines.bench import decode, launch
     from pipelines.bench.metrics import rate, summary
     from pipelines.bench.results import Store
     from pipelines.bench.serve_prompts import from_workloads
 
-    choice = launch.Asked(
+    choice = wanted.Asked(
         methods=",".join(methods),
         limit=asked.each,
         max_tokens=asked.max_tokens,
@@ -109,7 +109,7 @@ def _one(
         dtype=dtype,
         device=asked.device,
     )
-    target = launch.target_of(choice)
+    target = wanted.target_of(choice)
     try:
         engine, made, settings = launch.prepare(choice, target, methods)
     except ModelError as error:
@@ -119,19 +119,23 @@ def _one(
         methods[:] = [m for m in methods if m not in learned]
         notes.append(f"{', '.join(learned)} left out: {error}")
         engine, made, settings = launch.prepare(choice, target, methods)
-    plan = decode.Plan(made, limit=asked.each, warmup=1, max_tokens=asked.max_tokens)
+    if (minutes := (deadline - time.monotonic()) / 60) <= 0:
+        notes.append(f"nothing was decoded in {dtype}: the time was over.")
+        return None
+    plan = decode.Plan(
+        made, limit=asked.each, warmup=1, max_tokens=asked.max_tokens, minutes=minutes
+    )
     with tempfile.TemporaryDirectory() as folder:
         began = datetime.now(UTC).isoformat(timespec="seconds")
         store = Store(Path(folder) / "generations.jsonl", settings, began)
-        for found in from_workloads(asked.each + plan.warmup):
-            if time.monotonic() > deadline:
-                notes.append(f"{dtype}, workload {found.name} left out: the time was over.")
-                continue
-            decode.run(engine, [found], plan, store, say)
-            if store.results.interrupted:
-                raise KeyboardInterrupt
-    figures = summary(store.results)
-    outcomes = list(store.results.whole().values())
+        sets = from_workloads(asked.each + plan.warmup)
+        results = decode.run(engine, sets, plan, store, say)
+    if results.interrupted:
+        raise KeyboardInterrupt
+    if results.out_of_time:
+        notes.append(f"{dtype}: {len(results.whole())} prompts decoded when the time was over.")
+    figures = summary(results)
+    outcomes = list(results.whole().values())
     for record in figures["overall"]:
         mine = [by[record["method"]] for by in outcomes]
         record["computed_with_graphs_tok_per_s"] = computed_rate(mine, costs)

@@ -28,11 +28,16 @@ def names(text: str) -> list[str]:
     """The method names in ``text``, separated by commas, each once; greedy where oracle needs it.
 
     Raises:
-        SettingsError: there is none.
+        SettingsError: there is none, or one is unknown.
     """
+    from decoder.engines.method import METHODS
+
     found = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     if not found:
         raise SettingsError("--methods names none: give for example greedy,eagle3,suffix,hybrid.")
+    unknown = sorted({name.partition(":")[0] for name in found} - set(METHODS))
+    if unknown:
+        raise SettingsError(f"no method {', '.join(unknown)}: there are {', '.join(METHODS)}.")
     if "oracle" in found and "greedy" not in found:
         found.insert(0, "greedy")
     return found

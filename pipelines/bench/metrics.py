@@ -232,6 +232,7 @@ def summary(results: Results) -> dict[str, Any]:
         "prompts": len(keys),
         "prompts_cut": sum(results.prompts[k].cut > 0 for k in keys),
         "interrupted": results.interrupted,
+        "out_of_time": results.out_of_time,
         "problems": results.problems,
         "differing": differing(results),
         "records": records(results),

@@ -104,6 +104,7 @@ class Results:
     outcomes: dict[Key, dict[str, Outcome]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     interrupted: bool = False
+    out_of_time: bool = False
 
     def add(self, outcome: Outcome) -> None:
         """Take in one generation. Mutates the results."""

@@ -48,7 +48,7 @@ def serve(
     from decoder.contracts.errors import ModelError, SettingsError
     from pipelines.bench import serve as bench
     from pipelines.bench import serve_prompts
-    from pipelines.bench.launch import describe
+    from pipelines.bench.asked import describe
     from pipelines.bench.methods import load_policy, shipped_policy
     from pipelines.bench.prompts import Prompt, read_folder, tokenise
     from pipelines.bench.serve_report import unequal
@@ -103,7 +103,7 @@ def serve(
         err,
     )  # fmt: skip
     for table in tables(made["records"]):
-        Console(width=max(100, out.width)).print(table)
+        Console(width=max(110, out.width)).print(table)
     for sentence in unequal(made):
         _complain(sentence)
     out.print(f"Report: [bold]{as_json}[/bold]", soft_wrap=True)

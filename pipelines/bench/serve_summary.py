@@ -144,14 +144,16 @@ def _equal(mine: dict[int, Level], plain: dict[int, Level]) -> tuple[int, int]:
 
 
 def tables(records: Sequence[dict[str, Any]]) -> list[Table]:
-    """One table for each concurrency, 100 columns wide; a star marks the best of a method.
+    """One table for each concurrency, 110 columns wide; a star marks the best of a method.
 
     ``/none`` and ``/best`` are ratios of output rates, ``cpu/none`` of tokens for each second of
     processor time.
     """
     shown = []
     for concurrency in sorted({r["concurrency"] for r in records}):
-        table = Table(title=f"{concurrency} at a time", title_justify="left", box=SIMPLE_HEAD)
+        table = Table(
+            title=f"{concurrency} at a time", title_justify="left", box=SIMPLE_HEAD, pad_edge=False
+        )
         table.add_column("configuration", no_wrap=True)
         for column in (
             "tok/s", "/none", "/best", "p50 s", "p95 s", "TTFT s", "ms/tok", "cpu/none",

@@ -61,22 +61,29 @@ def shown(summary: dict[str, Any]) -> list[Table]:
     return tables
 
 
+def _narrow(title: str) -> Table:
+    return Table(
+        title=title, title_justify="left", box=SIMPLE, padding=(0, 0), pad_edge=False,
+        show_edge=False,
+    )  # fmt: skip
+
+
 def _whole(rows: list[Record], title: str) -> Table:
-    table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 0), pad_edge=False)
+    table = _narrow(title)
     for name in COLUMNS:
-        table.add_column(name, justify="left" if name == "method" else "right")
+        table.add_column(name, justify="left" if name == "method" else "right", overflow="fold")
     for row in rows:
         table.add_row(*(cell(row) for cell in COLUMNS.values()))
     return table
 
 
 def _apart(rows: list[Record], title: str) -> Table:
-    table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 0), pad_edge=False)
+    table = _narrow(title)
     names = ("prompts", "xgreedy", "acc", "cache")
     table.add_column("method")
     for kind in ("loop", "no loop"):
         for name in names:
-            table.add_column(f"{kind}\n{name}", justify="right")
+            table.add_column(f"{kind}\n{name}", justify="right", overflow="fold")
     for row in rows:
         cells = [row["method"]]
         for kind in ("looping", "not_looping"):
@@ -95,10 +102,10 @@ def _apart(rows: list[Record], title: str) -> Table:
 
 
 def _speedups(records: list[Record], methods: list[str], title: str) -> Table:
-    table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 0), pad_edge=False)
+    table = _narrow(title)
     others = [m for m in methods if m != "greedy"]
     for name in ("dataset", "prompts", *others):
-        table.add_column(name, justify="left" if name == "dataset" else "right")
+        table.add_column(name, justify="left" if name == "dataset" else "right", overflow="fold")
     by_dataset: dict[str, dict[str, Record]] = {}
     for record in records:
         by_dataset.setdefault(record["dataset"], {})[record["method"]] = record

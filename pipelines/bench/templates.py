@@ -121,7 +121,7 @@ def _question_over(paragraphs: Sequence[tuple[str, str]], question: str) -> list
 def hotpotqa(row: Row) -> list[Message]:
     """All paragraphs of a HotpotQA or 2WikiMultiHopQA item, then its question."""
     context = row["context"]
-    texts = ["".join(s) if s and s[0][-1:] == " " else " ".join(s) for s in context["sentences"]]
+    texts = [" ".join(s.strip() for s in sentences) for sentences in context["sentences"]]
     return _question_over(list(zip(context["title"], texts, strict=True)), row["question"])
 
 

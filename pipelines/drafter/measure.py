@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -76,8 +76,12 @@ def measure(
     k: int = 4,
     answer: int = 128,
     context: int = 2048,
+    log: Callable[[Measured], None] = lambda _: None,
 ) -> list[Measured]:
-    """Decode every set greedily in float32, ``k`` drafts a cycle, without prompts too long."""
+    """Decode every set greedily in float32, ``k`` drafts a cycle, without prompts too long.
+
+    ``log`` is called with the figures of each set as it ends.
+    """
     os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
@@ -124,6 +128,7 @@ def measure(
                 tuple(n / max(1, drafts) for n in grown("num_accepted_tokens_per_pos")),
             )
         )
+        log(results[-1])
     return results
 
 
@@ -159,8 +164,19 @@ def main() -> None:
     own = len(sets)
     if asked.prompts:
         sets |= file_prompts(asked.prompts, asked.count, asked.names)
-    results = measure(asked.model, asked.drafter, sets)
-    Console().print(show(results))
+    console = Console()
+    results = measure(
+        asked.model,
+        asked.drafter,
+        sets,
+        log=lambda m: console.print(f"{m.name}: {m.accepted:.3f} accepted, {m.drafts} cycles"),
+    )
+    console.print(show(results))
+    for name, part in (("workloads", results[:own]), ("prompt files", results[own:])):
+        cycles = sum(m.drafts for m in part)
+        if cycles:
+            accepted = sum(m.accepted * m.drafts for m in part) / cycles
+            console.print(f"{name}: {accepted:.3f} accepted over {cycles} cycles")
     if asked.save:
         save(results[:own], asked.save)
 

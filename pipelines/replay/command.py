@@ -126,8 +126,11 @@ def run(
         if not files:
             last = study.notices[-1].text if study.notices else "no file was named."
             raise TraceError(f"nothing to measure: {last}")
-        policy = study.trained(files)
-        reports = [study.measured(file, policy) for file in files]
+        found = study.trained(files)
+        reports = [
+            study.measured(file, found.policy, foreseen)
+            for file, foreseen in zip(files, found.training, strict=True)
+        ]
     return reports, study.notices
 
 

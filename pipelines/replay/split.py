@@ -55,17 +55,27 @@ def split(traces: Sequence[Trace], shares: Shares) -> Parts:
     return Parts(parts["train"], parts["warm-up"], parts["test"])
 
 
-def limited(traces: Sequence[Trace], limit: int | None) -> list[Trace]:
-    """Whole sessions, chosen by hash, until they hold ``limit`` traces; in their order."""
-    if limit is None or len(traces) <= limit:
-        return list(traces)
+def limited(parts: Parts, limit: int | None, shares: Shares) -> Parts:
+    """About ``limit`` traces of all ``parts``, each by its share, in whole sessions."""
+    if limit is None:
+        return parts
+    test = 1.0 - shares.train - shares.warm_up
+    return Parts(
+        some_sessions(parts.train, limit * shares.train),
+        some_sessions(parts.warm_up, limit * shares.warm_up),
+        some_sessions(parts.test, limit * test),
+    )
+
+
+def some_sessions(traces: Sequence[Trace], least: float) -> list[Trace]:
+    """Whole sessions, chosen by hash, until they hold ``least`` traces; in their order."""
     sizes: dict[str, int] = {}
     for trace in traces:
         sizes[trace.session] = sizes.get(trace.session, 0) + 1
     chosen: set[str] = set()
     held = 0
     for session in sorted(sizes, key=lambda name: fraction(name, "limit")):
-        if held >= limit:
+        if held >= least:
             break
         chosen.add(session)
         held += sizes[session]

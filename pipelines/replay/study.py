@@ -4,36 +4,29 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from decoder.contracts.policy import PAPER_THRESHOLD, Policy, predict
+from decoder.contracts.policy import Policy, predict
 from decoder.contracts.rule import NONE
 from decoder.engines.method import method
 from decoder.settings import WorkerSettings
-from learner import train
-from learner.rows import Rows
 from pipelines.replay import walks
 from pipelines.replay.engine import hybrid, simulate
+from pipelines.replay.foresight import Foresight, Step, foresee
 from pipelines.replay.measure import ORACLE, Report, errors
 from pipelines.replay.split import Shares, limited, split
-from pipelines.replay.states import Floats, States, every_token, joined
+from pipelines.replay.states import Floats, Progress, States, every_token
 from pipelines.replay.tally import Tally
 from pipelines.replay.traces import Notice, Trace, TraceError, read
 
-TRAINED_ON: Final = 200_000
-"""States the network is trained on at most: more cost minutes and move the figures little."""
-LEAST: Final = 200
-"""States without which nothing is trained."""
 FREQUENCY: Final = 2.0
 """Threshold of the frequency hybrid that nobody tuned, in tokens of counted score."""
-
-Step = Callable[[str, int, int], None]
-"""Told what is being done, how much of it is done, and how much there is."""
 
 
 @dataclass(frozen=True)
@@ -57,29 +50,25 @@ class Plan:
 @dataclass(frozen=True)
 class Side:
     """The training or the test sessions of a file. ``seen`` is what a network learns from, or is
-    measured on; ``states`` and ``field`` are of every token position."""
+    measured on; ``states`` and ``field`` are of every token position, and took ``seconds`` of
+    processor time to make."""
 
     traces: list[Trace]
     states: States
     field: walks.Field
-    seen: Rows
+    seen: States
+    seconds: float
 
 
 @dataclass(frozen=True)
 class Replayed:
-    """One file, read and replayed; ``seconds`` of processor time for ``count`` states."""
+    """One file, read and replayed."""
 
     name: str
     warm_up: list[Trace]
     train: Side
     test: Side
-    seconds: float
     left_out: dict[str, int]
-
-    @property
-    def count(self) -> int:
-        """States of every token position."""
-        return len(self.train.states) + len(self.test.states)
 
 
 class Study:
@@ -107,7 +96,7 @@ class Study:
         Raises:
             TraceError: it cannot be read.
         """
-        plan, settings = self._plan, self._settings
+        plan = self._plan
         reading = read(
             path,
             self._tokenizer,
@@ -115,9 +104,9 @@ class Study:
             lambda done, whole: self._step(f"reading {path.name}", done, whole),
         )
         self.notices += reading.notices
-        parts = split(limited(reading.traces, plan.limit), plan.shares)
+        parts = limited(split(reading.traces, plan.shares), plan.limit, plan.shares)
         if not parts.train or not parts.test:
-            side = "test" if parts.train else "train"
+            side = "test" if parts.train else "training"
             self.notices.append(
                 Notice("small", f"{path}: left out, none of its sessions falls to {side}.")
             )
@@ -131,60 +120,50 @@ class Study:
             done += tokens
             self._step(f"replaying {path.name}", done, whole)
 
-        began = time.process_time()
-        trained, tested = (
-            every_token(traces, parts.warm_up, self._classes, settings, progress=progress)
-            for traces in (parts.train, parts.test)
-        )
-        seconds = time.process_time() - began
         return Replayed(
             path.stem,
             parts.warm_up,
-            self._side(parts.train, trained, parts.warm_up),
-            self._side(parts.test, tested, parts.warm_up),
-            seconds,
+            self._side(parts.train, parts.warm_up, progress),
+            self._side(parts.test, parts.warm_up, progress),
             dict(Counter(n.reason for n in reading.notices)),
         )
 
-    def _side(self, traces: list[Trace], states: States, warm_up: list[Trace]) -> Side:
+    def _side(self, traces: list[Trace], warm_up: list[Trace], progress: Progress) -> Side:
         mean, k = self._plan.model_accepts, self._settings.model_draft_tokens
-        seen = states.rows
+        began = time.process_time()
+
+        def warmed() -> None:
+            nonlocal began
+            began = time.process_time()
+
+        states = every_token(traces, warm_up, self._classes, self._settings, progress, warmed)
+        seconds = time.process_time() - began
+        seen = states
         if self._plan.cycles:  # what a server sees that decodes by the frequency hybrid
             by = method("frequency", threshold=FREQUENCY)
-            _, visited = simulate(traces, warm_up, by, self._classes, self._settings, mean)
-            seen = visited.rows
-        return Side(traces, states, walks.field_of(traces, states, mean, k), seen)
+            _, seen = simulate(traces, warm_up, by, self._classes, self._settings, mean)
+        return Side(traces, states, walks.field_of(traces, states, mean, k), seen, seconds)
 
-    def trained(self, files: Sequence[Replayed]) -> Policy:
+    def trained(self, files: Sequence[Replayed]) -> Foresight:
         """The paper's network, trained on the training sessions of all ``files``; or the policy
         that was given.
 
         Raises:
             TraceError: too few states.
         """
+        sides = [f.train for f in files]
         if self._plan.policy is not None:
-            return self._plan.policy
-        rows = joined([f.train.seen for f in files])
-        if len(rows) < LEAST:
-            raise TraceError(
-                f"the training sessions give {len(rows)} labelled drafts, {LEAST} are needed: give "
-                "more traces, or raise --limit or --train-share."
-            )
-        if len(rows) > TRAINED_ON:
-            chosen = np.random.default_rng(train.SEED).permutation(len(rows))[:TRAINED_ON]
-            rows = rows.take(np.sort(chosen))
-        epochs = 20
-        trainer = train.fit(
-            rows,
-            "payoff",
-            epochs,
-            report=lambda epoch, _: self._step("training", epoch + 1, epochs),
-        )
-        return train.export(trainer, "replay", PAPER_THRESHOLD, rows.features)
+            known = (s.states.rows.features for s in sides)
+            return Foresight(self._plan.policy, [predict(self._plan.policy, x) for x in known])
+        return foresee([(s.traces, s.seen) for s in sides], [s.states for s in sides], self._step)
 
-    def measured(self, file: Replayed, policy: Policy) -> Report:
+    def measured(self, file: Replayed, policy: Policy, foreseen: NDArray[np.float32]) -> Report:
         """Simulate every method on the file's test sessions, each threshold as it comes and tuned
-        on the training sessions."""
+        on the training sessions.
+
+        Args:
+            foreseen: payoffs [n] predicted for the states of the training sessions.
+        """
         field, known = file.test.field, file.train.states.rows.features
         counted = file.test.states.rows.features[:, walks.SCORE]
         thresholds = {
@@ -201,7 +180,7 @@ class Study:
             tallies[name] = walks.walk(field, walks.arms_at(field, counted, threshold))
         hybrids = {"hybrid": policy}
         if policy.kind != "survival":
-            best = walks.tune(file.train.field, predict(policy, known))
+            best = walks.tune(file.train.field, foreseen)
             hybrids["hybrid_tuned"] = replace(policy, threshold=best)
             thresholds |= {name: p.threshold for name, p in hybrids.items()}
         for name, chosen in hybrids.items():
@@ -212,9 +191,9 @@ class Study:
             len({t.session for t in file.test.traces}),
             len(file.test.traces),
             sum(len(t.output) for t in file.test.traces),
-            file.count,
-            file.seconds,
-            errors(predict(policy, file.test.seen.features), file.test.seen),
+            len(file.train.states) + len(file.test.states),
+            file.train.seconds + file.test.seconds,
+            errors(predict(policy, file.test.seen.rows.features), file.test.seen.rows),
             tallies,
             thresholds,
             file.left_out,

@@ -56,10 +56,11 @@ def tokenise(
                 progress(min(read, len(data)), len(data))
     builder.flush()
     none = np.zeros(0, np.int32)
+    turns = np.array(builder.turns, np.int64).reshape(-1, 6)
     return Kept(
         np.concatenate([none, *builder.tokens]),
         np.concatenate([none, *builder.accepted]),
-        np.array(builder.turns, np.int64).reshape(-1, 6),
+        turns[np.argsort(turns[:, 3], kind="stable")],  # ids did not wait for a batch, text did
         list(builder.sessions),
         builder.notices,
     )

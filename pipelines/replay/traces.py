@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -148,10 +149,10 @@ def tokenizer_digest(tokenizer: Any) -> str:
 
 def _load(place: Path) -> Kept | None:
     try:
-        with np.load(place, allow_pickle=False) as held:
+        with place.open("rb") as file, np.load(file, allow_pickle=False) as held:
             text = json.loads(held["text"].tobytes())
             arrays = held["tokens"], held["accepted"], held["turns"]
-    except (OSError, ValueError, KeyError, EOFError):
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile):
         return None  # not there, or cut short by a full disk: made anew
     return Kept(*arrays, text["sessions"], text["notices"])
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from decoder.contracts.costs import CostTable
-from decoder.floor import PROBE_EVERY
+from decoder.floor import PLAIN_EVERY, PROBE_EVERY
 from tests.decoder.simulated import (
     Phase,
     Run,
@@ -94,6 +94,13 @@ def test_an_unseen_drafter_is_looked_at_now_and_then() -> None:
     share = run.arms.count("model") / len(run.arms)
     assert 0.5 / PROBE_EVERY < share < 3 / PROBE_EVERY
     assert router.counters.probes > 0
+
+
+def test_a_drafter_in_constant_use_is_left_out_of_a_step_now_and_then() -> None:
+    router = make_router(trusting_policy(hazard=0.9), has_model=True, floor=True)
+    run = Run()
+    decode(router, Phase(scattered(4000), healthy, MILD), run, PROMPT, "x")
+    assert 0.5 / PLAIN_EVERY < run.arms.count("none") / len(run.arms) < 4 / PLAIN_EVERY
 
 
 def test_without_a_drafter_the_model_arm_is_no_candidate() -> None:

@@ -110,6 +110,7 @@ def test_drafting_with_a_cache_equals_naive_recomputation(
     for begin, end in ((0, 4), (4, 5), (5, 8)):
         drafted, past = head.draft(embedding, tokens[begin:end], aux[begin:end], past, 4)
         assert drafted == naive_draft(head, embedding, tokens[:end], aux[:end], 4)
+    assert past is not None
     shorter = past.first(6)
     drafted, _ = head.draft(embedding, tokens[6:], aux[6:], shorter, 3)
     assert drafted == naive_draft(head, embedding, tokens, aux, 3)
@@ -194,3 +195,12 @@ def test_an_unreadable_head_is_refused(head: Eagle3Head, tmp_path: Path) -> None
     (tmp_path / "config.json").write_text(json.dumps(config | {"intermediate_size": 41}))
     with pytest.raises(ModelError, match="layout"):
         load_head(tmp_path, hidden_size=24, vocab_size=50)
+
+
+@torch.inference_mode()
+def test_half_precision_rotates_far_positions_as_precisely(head: Eagle3Head) -> None:
+    """Positions are multiplied with frequencies before anything is rounded to half precision."""
+    x, positions = torch.randn(3, 48), torch.tensor([2, 900, 7_001])
+    precise = head.midlayer.self_attn.queries(x, positions)
+    half = head.to(torch.bfloat16).midlayer.self_attn.queries(x.bfloat16(), positions)
+    torch.testing.assert_close(half.float(), precise, rtol=0.05, atol=0.1)

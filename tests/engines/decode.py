@@ -1,8 +1,7 @@
-"""Decode a file of prompts with vLLM in a process of its own; the tests compare what comes out.
+"""Run a trial on vLLM in a process of its own: ``python -m tests.engines.decode JOB RESULT``.
 
-``python -m tests.engines.decode JOB.json RESULT.json``, where the job holds ``model``, ``prompts``
-(message lists), ``max_tokens``, ``max_model_len``, ``speculative_config`` or null, and ``swap``:
-whether a thread keeps replacing the policy while requests run.
+The job holds ``model``, ``max_model_len``, ``speculative_config`` and ``asks``; a thread keeps
+replacing the policy while requests run.
 """
 
 from __future__ import annotations
@@ -10,26 +9,18 @@ from __future__ import annotations
 import json
 import sys
 import threading
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from tests.engines.trials import Ask, note_drafts, swapped_policies
+
 
 def swap_forever(router: Any, stop: threading.Event) -> None:
-    """Replace the policy every few milliseconds: always cache, never, counting, random weights."""
-    from dataclasses import replace
-
-    from decoder.contracts.policy import frequency_policy
-    from tests.conftest import random_policy
-
+    """Replace the policy every few milliseconds, each time under a new version."""
     version = 0
     while not stop.wait(0.005):
-        for policy in (
-            frequency_policy("s", 0.0),
-            frequency_policy("s", 1e9),
-            frequency_policy("s", 2.0),
-            replace(random_policy(), threshold=0.5),
-        ):
+        for policy in swapped_policies():
             version += 1
             router.policy = replace(policy, version=version)
             stop.wait(0.02)
@@ -37,9 +28,12 @@ def swap_forever(router: Any, stop: threading.Event) -> None:
 
 def main(job_file: str, result_file: str) -> None:
     """Run one job."""
-    from vllm import LLM, SamplingParams
+    from vllm import LLM, SamplingParams, TokensPrompt
+
+    from decoder.engines.vllm_plugin import worker_of
 
     job = json.loads(Path(job_file).read_text())
+    asks = [Ask(**ask) for ask in job["asks"]]
     llm = LLM(
         job["model"],
         dtype="float32",
@@ -48,29 +42,45 @@ def main(job_file: str, result_file: str) -> None:
         max_num_seqs=4,
         speculative_config=job["speculative_config"],
     )
-    stop, worker, swapper = threading.Event(), None, None
-    if job["speculative_config"]:
-        from decoder.engines.vllm_plugin import worker_of
-
-        worker = worker_of(llm.llm_engine.model_executor.driver_worker.worker.model_runner)
-        if job["swap"]:
-            swapper = threading.Thread(target=swap_forever, args=(worker.router, stop))
-            swapper.start()
+    worker = worker_of(llm.llm_engine.model_executor.driver_worker.worker.model_runner)
+    noted, stop = note_drafts(worker.router), threading.Event()
+    swapper = threading.Thread(target=swap_forever, args=(worker.router, stop))
+    swapper.start()
     parameters = [
-        SamplingParams(temperature=0, max_tokens=job["max_tokens"], extra_args=extra)
-        for extra in job["extra_args"]
+        SamplingParams(
+            temperature=0,
+            max_tokens=ask.max_tokens,
+            stop_token_ids=ask.stop_ids,
+            extra_args={
+                "hvd_workload": ask.workload,
+                "hvd_speculate": "on" if ask.speculate else "off",
+            },
+        )
+        for ask in asks
     ]
-    outputs = llm.chat(job["prompts"], parameters, use_tqdm=False)
-    result: dict[str, Any] = {"tokens": [list(o.outputs[0].token_ids) for o in outputs]}
-    if worker is not None:
-        stop.set()
-        if swapper is not None:
-            swapper.join()
-        worker.router.close()
-        events = worker.queue.take(1_000_000)
-        result["status"] = worker.status(0, 0).model_dump()
-        result["events"] = [{k: v for k, v in asdict(e).items() if k != "features"} for e in events]
-        result["last_version"] = worker.router.policy.version
+    prompts = [TokensPrompt(prompt_token_ids=ask.prompt) for ask in asks]
+    outputs = llm.generate(prompts, parameters, use_tqdm=False)
+    stop.set()
+    swapper.join()
+    worker.router.close()
+    events = [asdict(e) for e in worker.queue.take(1_000_000)]
+    status = worker.status(0, 0)
+    result = {
+        "tokens": [list(o.outputs[0].token_ids) for o in outputs],
+        "finish": [o.outputs[0].finish_reason for o in outputs],
+        "noted": noted,
+        "counts": {
+            "started": status.requests_started,
+            "stopped": status.requests_stopped,
+            "tokens": status.tokens,
+            "labelled": status.drafts_labelled,
+            "cycles": status.cycles,
+            "accepted": status.accepted,
+            "faults": status.faults,
+            "last_version": status.policy_version,
+        },
+        "events": [{k: v for k, v in e.items() if k != "features"} for e in events],
+    }
     Path(result_file).write_text(json.dumps(result))
 
 

@@ -19,8 +19,8 @@ from decoder.settings import WorkerSettings
 from tests.engines.chi_square import goodness_of_fit, homogeneity
 from tests.engines.tiny import labelling, learned_policy, tiny_head, tiny_target
 
-VOCABULARY, LENGTH, DRAWS = 4, 4, 400
-TEMPERATURE = 1.3
+VOCABULARY, LENGTH, DRAWS = 4, 4, 300
+TEMPERATURE = 0.7
 FALSE_ALARM = 1e-4
 PROMPT = [0, 1, 2, 3, 1, 2, 0, 1, 3, 1, 2, 0, 1]
 
@@ -29,10 +29,10 @@ SAMPLED = [name for name in METHODS if name != "oracle"]
 
 @cache
 def engine() -> ReferenceEngine:
-    """Two layers, so that thousands of requests are a matter of seconds."""
+    """One layer, so that thousands of requests are a matter of seconds."""
     return ReferenceEngine(
-        tiny_target(11, vocabulary=VOCABULARY, layers=2),
-        tiny_head(11, VOCABULARY, drafted=3, aux_layers=(0, 1, 1)),
+        tiny_target(13, vocabulary=VOCABULARY, layers=1),
+        tiny_head(13, VOCABULARY, drafted=3, aux_layers=(0, 0, 0)),
         settings=WorkerSettings.load(),
     )
 
@@ -69,7 +69,7 @@ def sampled(m: Method, draws: int, length: int, seed: int) -> list[list[int]]:
 def test_the_enumeration_is_a_distribution_worth_testing() -> None:
     expected = enumerated()
     assert sum(expected.values()) == pytest.approx(1.0)
-    assert sum(p * DRAWS >= 5 for p in expected.values()) > 12
+    assert sum(p * DRAWS >= 5 for p in expected.values()) > 10
 
 
 @pytest.mark.parametrize("name", SAMPLED)
@@ -81,10 +81,10 @@ def test_committed_tokens_have_the_targets_distribution(name: str) -> None:
 
 
 def test_the_test_notices_a_target_that_is_a_little_off() -> None:
-    """Power: the same number of draws at a temperature a quarter lower is refused."""
+    """Power: the same number of draws at a temperature a third lower is refused."""
     session = engine().session(method("greedy"))
     counts = Counter(
-        tuple(session.generate(PROMPT, LENGTH, sampling=Sampling(0.75 * TEMPERATURE, i)).tokens)
+        tuple(session.generate(PROMPT, LENGTH, sampling=Sampling(0.65 * TEMPERATURE, i)).tokens)
         for i in range(DRAWS)
     )
     assert goodness_of_fit(counts, enumerated()) < FALSE_ALARM
@@ -93,14 +93,16 @@ def test_the_test_notices_a_target_that_is_a_little_off() -> None:
 def labels(threshold: float, seed: int, kind: str) -> Counter[tuple[int, int, int]]:
     """How often the first draft of a request had which accepted length.
 
-    Nothing of earlier requests is kept, so the draft follows from the first token alone.
+    Nothing of earlier requests is kept, so the draft follows from the first token alone; the
+    prompt ends in what the target likes to say, so that drafts come true now and then.
     """
+    prompt = [*PROMPT, *engine().session(method("greedy")).generate(PROMPT, 24).tokens]
     settings = engine().settings.model_copy(update={"suffix_cached_requests": 0})
     counts: Counter[tuple[int, int, int]] = Counter()
     alone = ReferenceEngine(engine().target.model, settings=settings)
     session = alone.session(labelling(threshold, "none"))
     for i in range(DRAWS):
-        made = session.generate(PROMPT, 6, sampling=Sampling(TEMPERATURE, seed + i))
+        made = session.generate(prompt, 6, sampling=Sampling(TEMPERATURE, seed + i))
         first = [e for e in session.sink if e.position == 1]
         session.sink.clear()
         for event in first:

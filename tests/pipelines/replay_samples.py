@@ -54,31 +54,7 @@ def word_tokenizer(template: str | None = CHAT_TEMPLATE) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     marks = ["<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|end|>"]
-    words = [
-        "?",
-        "a",
-        "b",
-        "c",
-        "d",
-        "e",
-        "f",
-        "g",
-        "h",
-        "i",
-        "j",
-        "k",
-        "l",
-        "m",
-        "n",
-        "o",
-        "p",
-        "red",
-        "blue",
-        "green",
-        "one",
-        "two",
-        "three",
-    ]
+    words = ["?", *"abcdefghijklmnop", "red", "blue", "green", "one", "two", "three"]
     vocabulary = {word: i for i, word in enumerate([*marks, *words])}
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

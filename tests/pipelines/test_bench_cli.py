@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -10,13 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from transformers import PreTrainedTokenizerFast
 
 from decoder.contracts.bundle import to_bytes
+from decoder.contracts.errors import SettingsError
 from decoder.drafting.eagle3 import save_head
+from pipelines.bench import launch
+from pipelines.bench.asked import Asked
 from tests.engines.tiny import VOCABULARY, learned_policy, tiny_head, tiny_target
 
 WORDS = [f"w{i}" for i in range(VOCABULARY)]
@@ -91,18 +96,43 @@ def test_a_run_leaves_figures_a_report_and_its_generations(home: Path) -> None:
     assert "holds a run with another warmup" in other.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--prompts", "nowhere"], "SettingsError: prompts: nowhere is not a folder"),
-        (["--template", "jinja"], "--template jinja: choose chat, none, both."),
-        (["--methods", "greedy,gredy"], "no method 'gredy'"),
-        (["--methods", "suffix", "--drafter", "none", "--check", "--limit", "1",
-          "--datasets", "good", "--out", "plain"], "--check compares with greedy"),
-    ],
-)  # fmt: skip
-def test_what_is_wrong_is_one_sentence(home: Path, arguments: list[str], said: str) -> None:
-    done = bench(home, *arguments)
-    assert done.returncode == (1 if "--check" in arguments else 2)
-    assert said in done.stderr
+def test_an_error_is_one_sentence_and_status_two(home: Path) -> None:
+    done = bench(home, "--methods", "greedy,gredy")
+    assert done.returncode == 2
+    assert "SettingsError: no method gredy: there are greedy, eagle3," in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"prompts": Path("nowhere")}, "nowhere is not a folder"),
+        ({"template": "jinja"}, "--template jinja: choose chat, none, both."),
+        ({"too_long": "cut"}, "--too-long cut: choose skip, truncate."),
+        ({"dtype": "int8"}, "--dtype int8: choose float32, bfloat16, float16."),
+        ({"datasets": ("gone",)}, "no dataset is left to measure"),
+        ({"methods": "greedy", "device": "cuda:9"}, "finds no CUDA device"),
+    ],
+)
+def test_what_no_run_can_be_made_of_is_said(
+    home: Path, asked: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(SettingsError, match=said):
+        launch.launch(Asked(**{**_own(home), **asked}), Console(file=io.StringIO()))
+
+
+def test_a_check_without_greedy_proves_nothing(home: Path, tmp_path: Path) -> None:
+    said = io.StringIO()
+    asked = Asked(
+        **{**_own(home), "methods": "suffix", "datasets": ("good",), "limit": 1, "out": tmp_path}
+    )
+    results, folder = launch.launch(asked, Console(file=said))
+    assert folder == tmp_path
+    assert len(results.whole()) == 1
+    assert not launch.proven(results, Console(file=said))
+    assert "--check compares with greedy" in said.getvalue()
+
+
+def _own(home: Path) -> dict[str, Any]:
+    return {"prompts": home / "prompts", "model": str(home / "model"), "max_tokens": 8}

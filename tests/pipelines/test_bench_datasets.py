@@ -15,7 +15,7 @@ from pipelines.bench.prompts import FAMILIES
 
 HOTPOT = {
     "question": "Who wrote it?",
-    "context": {"title": ["One", "Two"], "sentences": [["A. ", "B."], ["C.", "D."]]},
+    "context": {"title": ["One", "Two"], "sentences": [["A.", " B."], ["C.", "D."]]},
 }
 
 ROWS: dict[str, dict[str, Any]] = {

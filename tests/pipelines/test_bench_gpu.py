@@ -17,6 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 
 from decoder.contracts.errors import SettingsError
 from decoder.drafting.eagle3 import Eagle3Head, HeadConfig, save_head
+from pipelines.bench import decode as bench_decode
 from pipelines.bench import gpu, gpu_costs, gpu_decode
 from pipelines.bench.gpu_model import Target, View, random_cache, random_model, rotation, tree_bias
 from pipelines.bench.gpu_shapes import EMBEDDED, PAPER, TINY, Shape, named
@@ -273,10 +274,26 @@ def test_the_decode_benchmark_runs_and_computes_what_graphs_would_give(
     assert {r["dataset"] for r in run["records"]} == set(WORKLOADS)
 
 
-def test_decoding_stops_when_the_time_is_over(checkpoint: tuple[str, str]) -> None:
-    found = gpu_decode.run(decode(checkpoint, "greedy"), [], time.monotonic() - 1, lambda s: None)
-    assert found["runs"][0]["prompts"] == 0
-    assert sum("the time was over" in note for note in found["notes"]) == len(WORKLOADS)
+def test_decoding_stops_when_the_time_is_over(
+    checkpoint: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = decode(checkpoint, "greedy")
+    found = gpu_decode.run(asked, [], time.monotonic() - 1, lambda s: None)
+    assert (found["runs"], found["notes"]) == (
+        [], ["nothing was decoded in float32: the time was over."],
+    )  # fmt: skip
+    real = bench_decode.run
+
+    def cut_short(engine: Any, sets: Any, plan: Any, *rest: Any) -> Any:
+        assert 0 < plan.minutes <= 10
+        results = real(engine, sets[:2], plan, *rest)
+        results.out_of_time = True
+        return results
+
+    monkeypatch.setattr(bench_decode, "run", cut_short)
+    found = gpu_decode.run(asked, [], time.monotonic() + 600, lambda s: None)
+    assert found["notes"] == ["float32: 2 prompts decoded when the time was over."]
+    assert found["runs"][0]["prompts"] == 2
 
 
 def test_a_model_that_is_not_there_is_said(tmp_path: Path) -> None:

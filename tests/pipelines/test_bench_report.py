@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from pipelines.bench import report, tables
+from pipelines.bench import report, sections, tables
 from pipelines.bench.metrics import summary
 from pipelines.bench.results import Cycle, Labelled, Outcome, PromptFacts, Results
 from pipelines.bench.structure import structure
@@ -76,7 +77,7 @@ def test_names_are_escaped(page: str) -> None:
 def test_table_1_sets_the_papers_ratios_beside_those_measured(page: str) -> None:
     """hybrid is twice as fast as greedy and 1.6 times as fast as the others here."""
     found = summary(results())
-    rows = report.table_1(found["records"], "hybrid")
+    rows = sections.table_1(found["records"], "hybrid")
     assert rows[0] == [
         "mbpp", "2.00", "1.60", "1.60", "1.60", "4.49 / 2.73 / 3.68", "1.17 / 0.90 / 0.99",
         "4.78 / 2.11 / 4.65", "1.54 / 1.01 / 1.05",
@@ -92,6 +93,7 @@ def test_the_verdict_says_whether_outputs_were_greedys(page: str) -> None:
     found = summary(results())
     assert "2 outputs differ" in report.verdict({**found, "differing": ["a", "b"]})
     assert "interrupted" in report.verdict({**found, "interrupted": True})
+    assert "Time was up" in report.verdict({**found, "out_of_time": True})
 
 
 def test_one_template_has_no_template_table() -> None:
@@ -116,7 +118,7 @@ def test_the_figures_follow_the_method_that_chooses() -> None:
 
 
 def test_the_terminal_shows_all_methods_within_eighty_columns() -> None:
-    console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
+    console = Console(width=80, record=True, file=io.StringIO())
     for table in tables.shown(summary(results())):
         console.print(table)
     text = console.export_text()

@@ -137,9 +137,16 @@ def test_chains_start_at_every_answer_position_but_never_at_the_first_or_last(
 
 
 def test_the_draft_vocabulary_prefers_what_answers_hold(target: Target) -> None:
-    s = conversation([7, 7, 7, 7, 30, 30, 31], target)
-    assert draft_vocabulary([s], 3, VOCABULARY).tolist() == [7, 30, 31]
-    assert draft_vocabulary([s], 5, VOCABULARY).tolist() == [0, 1, 7, 30, 31]
+    s = conversation([3, 3, 3, 3, 7, 7, 7, 30, 30, 31], target)
+    unsure = replace(s, final=torch.zeros_like(s.final))
+    assert draft_vocabulary([unsure], 3, target.embedding).tolist() == [7, 30, 31]
+    assert draft_vocabulary([unsure], 6, target.embedding).tolist() == [0, 1, 3, 7, 30, 31]
+
+
+def test_the_draft_vocabulary_counts_what_the_target_expected(target: Target) -> None:
+    s = conversation([3, 3, 3, 3, 7, 7, 7, 30], target)
+    expecting = replace(s, final=(4 * target.embedding[9]).expand(8, -1).bfloat16())
+    assert 9 in draft_vocabulary([expecting], 2, target.embedding).tolist()
 
 
 @torch.no_grad()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +13,15 @@ from rich.console import Console
 
 from decoder.contracts.bundle import to_bytes
 from decoder.contracts.errors import ModelError, PolicyRefused
+from decoder.contracts.features import FEATURES
+from decoder.contracts.policy import predict
 from learner.rows import empty
 from pipelines.replay import command, measure
+from pipelines.replay.foresight import foresee
 from pipelines.replay.split import Shares
+from pipelines.replay.states import States
 from pipelines.replay.study import Plan
-from pipelines.replay.traces import TraceError
+from pipelines.replay.traces import Trace, TraceError
 from tests.conftest import random_policy
 from tests.pipelines.replay_samples import copying_traces, word_tokenizer
 from tests.pipelines.test_cli import hvd
@@ -102,23 +107,39 @@ def test_a_file_that_cannot_be_used_leaves_the_rest(files: list[Path], tmp_path:
 
 
 def test_nothing_to_measure_is_an_error_that_says_why(files: list[Path], tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="nothing to measure: cannot read .*no.jsonl"):
+    with pytest.raises(TraceError, match=r"nothing to measure: cannot read .*no\.jsonl"):
         command.run([tmp_path / "no.jsonl"], Plan(), TOKENIZER, SILENT)
     with pytest.raises(TraceError, match="labelled drafts"):
-        command.run(files, Plan(limit=3, shares=Shares(0.3, 0.0)), TOKENIZER, SILENT)
+        command.run(files[:1], Plan(limit=4, shares=Shares(0.5, 0.0)), TOKENIZER, SILENT)
     with pytest.raises(TraceError, match="0 to 4"):
         command.run(files, Plan(model_accepts=7.0), TOKENIZER, SILENT)
 
 
 def test_tables_hold_the_files_and_the_whole(files: list[Path]) -> None:
     reports, notices = command.run(files, Plan(), TOKENIZER, SILENT)
-    console = Console(record=True, width=100, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
+    console = Console(record=True, width=100, file=io.StringIO())
     for table in command.tables(reports):
         console.print(table)
     command.show_notices(notices * 30, console)
     text = console.export_text()
     for word in ("one", "two", "overall", "mean of files", "hybrid*", "P@6", "20 more lines"):
         assert word in text
+
+
+def test_thresholds_are_tuned_on_what_a_network_has_not_seen() -> None:
+    """Labels here are noise: only who has seen them can predict them."""
+    rng = np.random.default_rng(0)
+    rows = empty(2_000)
+    rows.features[:] = rng.normal(size=rows.features.shape)
+    rows.accepted[:] = rng.integers(0, 20, 2_000)
+    rows.features[:, FEATURES.index("draft_len")] = rows.draft_len[:] = 64
+    traces = [Trace(f"s{i}", [1], [1]) for i in range(100)]
+    states = States(rows, np.arange(2_000, dtype=np.int32) % 100, np.zeros(2_000, np.int32))
+    found = foresee([(traces, states)], [states], lambda *_: None)
+    own = np.corrcoef(predict(found.policy, rows.features), rows.accepted)[0, 1]
+    foreseen = np.corrcoef(found.training[0], rows.accepted)[0, 1]
+    assert own > 0.3
+    assert abs(foreseen) < 0.1  # four standard errors, seeded
 
 
 def test_figures_of_known_labels() -> None:

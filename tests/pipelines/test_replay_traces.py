@@ -107,7 +107,8 @@ TALK = {
 def test_a_template_that_rewrites_earlier_turns_is_followed(write: Write) -> None:
     template = (
         "{% for m in messages %}<|{{ m['role'] }}|>"
-        "{% if m['role'] == 'assistant' and not loop.last %}?{% else %}{{ m['content'] }}{% endif %}"
+        "{% if m['role'] == 'assistant' and not loop.last %}?{% else %}{{ m['content'] }}"
+        "{% endif %}"
         "<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
     )
     tokenizer = word_tokenizer(template)
@@ -238,11 +239,12 @@ def test_a_session_is_on_one_side_whatever_else_is_there() -> None:
     assert part_of("s1", shares) == part_of("s1", Shares(0.6, 0.1))
 
 
-def test_a_limit_takes_whole_sessions_in_their_order() -> None:
-    traces = sessions(50)
-    some = limited(traces, 11)
-    assert len(some) == 12
-    held = {t.session for t in some}
-    assert some == [t for t in traces if t.session in held]
-    assert held <= {t.session for t in limited(traces, 30)}
-    assert limited(traces, None) == traces
+def test_a_limit_takes_whole_sessions_of_every_part_in_their_order() -> None:
+    traces, shares = sessions(100), Shares(0.6, 0.1)
+    whole = split(traces, shares)
+    some, more = (limited(whole, n, shares) for n in (30, 60))
+    assert [len(p) for p in (some.train, some.warm_up, some.test)] == [18, 4, 10]
+    held = {t.session for t in some.train}
+    assert some.train == [t for t in whole.train if t.session in held]
+    assert held < {t.session for t in more.train}
+    assert limited(whole, None, shares) == whole

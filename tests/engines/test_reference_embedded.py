@@ -1,0 +1,42 @@
+"""The embedded model with its shipped drafter: lossless, and the drafter is worth something."""
+
+from __future__ import annotations
+
+from pipelines.embedded import ensure_model
+from pipelines.workloads import prompts
+
+
+def test_every_method_writes_what_the_embedded_model_would() -> None:
+    from decoder.engines.reference import METHODS, ReferenceEngine, method, record
+    from pipelines.embedded import DRAFTER
+    from tests.engines.tiny import learned_policy
+
+    engine = ReferenceEngine.load(ensure_model(), DRAFTER)
+    assert engine.has_drafter and engine.stop_ids and engine.max_model_len == 8192
+    asked = [next(iter(prompts(kind))) for kind in ("code", "chat")]
+    texts = [
+        engine.tokenizer.apply_chat_template(
+            list(p.messages), add_generation_prompt=True, return_dict=False
+        )
+        for p in asked
+    ]
+    plain = engine.session(method("greedy"))
+    expected = [plain.generate(ids, 32).tokens for ids in texts]
+    recorded = [record(engine, ids, out) for ids, out in zip(texts, expected, strict=True)]
+    cycles: dict[str, int] = {}
+    for name in METHODS:
+        if name == "greedy":
+            continue
+        policy = learned_policy() if name.startswith("hybrid") else None
+        session = engine.session(method(name, policy=policy))
+        for ids, out, accepted in zip(texts, expected, recorded, strict=True):
+            made = session.generate(ids, 32, known=out)
+            assert made.tokens == out, name
+            cycles[name] = cycles.get(name, 0) + len(made.cycles)
+            for c in made.cycles:
+                if c.arm == "model" and "tree" not in name:
+                    assert c.accepted == min(accepted[c.position], len(out) - c.position - 1)
+        assert session.router.counters.tokens == sum(map(len, expected))
+    greedy = sum(len(out) - 1 for out in expected)
+    assert cycles["eagle3-tree"] < cycles["eagle3"] < 0.8 * greedy
+    assert cycles["oracle"] <= cycles["frequency"]

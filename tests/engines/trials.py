@@ -1,0 +1,252 @@
+"""Trials: requests run to their end on an engine whose policy is swapped under them.
+
+The contract suite reads a trial without knowing the engine. ``drafts`` holds every cache draft the
+router was offered, by request and position, so that labels can be recomputed from what came out.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from decoder.contracts.policy import Policy, frequency_policy
+from decoder.engines.method import ModelArm
+from decoder.engines.reference import ReferenceEngine
+from tests.conftest import random_policy
+from tests.engines.tiny import labelling, learned_policy, tiny_engine, tiny_prompt
+
+Drafts = dict[tuple[str, int], list[int]]
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request; ``workload`` names it, in its events too. Token ids."""
+
+    workload: str
+    prompt: list[int]
+    max_tokens: int
+    stop_ids: list[int] = field(default_factory=list)
+    speculate: bool = True
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What an engine made of its requests; events and counts as the router told them."""
+
+    max_model_len: int
+    arms: set[str]
+    """Arms the engine has drafts for."""
+    asks: list[Ask]
+    tokens: list[list[int]]
+    finish: list[str]
+    events: list[dict[str, Any]]
+    drafts: Drafts
+    counts: dict[str, Any]
+    logits_missed: list[float]
+    """By how much the tokens fell short of the most probable ones, at worst, in each request."""
+
+
+def swapped_policies() -> list[Policy]:
+    """Always cache, never, counting, and two networks; used in turns."""
+    learned = [replace(random_policy(), threshold=0.5), learned_policy()]
+    return [frequency_policy("s", t) for t in (0.0, 1e9, 2.0)] + learned
+
+
+def note_drafts(router: Any) -> list[tuple[str, int, list[int]]]:
+    """From now on, what the router's cache proposes: request, tokens before it, tokens of it."""
+    noted: list[tuple[str, int, list[int]]] = []
+    propose = router._cache.propose
+
+    def proposing(request: str, context: Any, limit: int) -> Any:
+        draft = propose(request, context, limit)
+        if draft is not None:
+            noted.append((request, len(context), list(draft.tokens)))
+        return draft
+
+    router._cache.propose = proposing
+    return noted
+
+
+def by_workload(
+    noted: Sequence[tuple[str, int, list[int]]], events: Sequence[dict[str, Any]], asks: list[Ask]
+) -> Drafts:
+    """Drafts by the names of the asks, and by output tokens committed before."""
+    workloads = {e["request"]: e["workload"] for e in events}
+    prompts = {a.workload: len(a.prompt) for a in asks}
+    return {
+        (workloads[request], before - prompts[workloads[request]]): tokens
+        for request, before, tokens in noted
+    }
+
+
+@torch.inference_mode()
+def logits_missed(model: Any, asks: list[Ask], tokens: list[list[int]]) -> list[float]:
+    """Each output read by the target alone, in one pass: 0 where every token was its choice."""
+    missed = []
+    for ask, output in zip(asks, tokens, strict=True):
+        ids = torch.tensor([[*ask.prompt, *output[:-1]]])
+        logits = model(ids, logits_to_keep=len(output)).logits[0]
+        said = logits.gather(1, torch.tensor(output)[:, None])[:, 0]
+        missed.append(float((logits.max(-1).values - said).max()))
+    return missed
+
+
+def tiny_trial(model: ModelArm) -> Trial:
+    """The reference engine in this process, on a random model of twelve tokens."""
+    limit = 96
+    engine = tiny_engine(2, max_model_len=limit)
+    session = engine.session(labelling(0.0, model))
+    asks = [Ask(f"free-{i}", tiny_prompt(i), 40) for i in range(4)]
+    asks += [Ask(f"off-{i}", tiny_prompt(i), 40, speculate=False) for i in range(2)]
+    asks += [Ask(f"stop-{i}", tiny_prompt(i), 40, stop_ids=[3, 8]) for i in range(4)]
+    asks += [Ask(f"short-{n}", tiny_prompt(5), n) for n in (1, 2, 5)]
+    asks += [Ask(f"context-{i}", tiny_prompt(i, 80), 500) for i in range(2)]
+    noted = note_drafts(session.router)
+    _swap_at_every_choice(session.router)
+    made = [
+        session.generate(
+            ask.prompt,
+            ask.max_tokens,
+            stop_ids=frozenset(ask.stop_ids),
+            workload=ask.workload,
+            speculate=ask.speculate,
+        )
+        for ask in asks
+    ]
+    events = [asdict(e) for e in session.sink]
+    tokens, counters = [g.tokens for g in made], session.router.counters
+    return Trial(
+        limit,
+        {"cache"} if model == "none" else {"cache", "model"},
+        asks,
+        tokens,
+        [g.finish for g in made],
+        events,
+        by_workload(noted, events, asks),
+        {
+            "started": counters.started,
+            "stopped": counters.stopped,
+            "tokens": counters.tokens,
+            "labelled": counters.labelled,
+            "cycles": dict(counters.cycles),
+            "accepted": dict(counters.accepted),
+            "faults": 0,
+            "last_version": session.router.policy.version,
+        },
+        logits_missed(engine.target.model, asks, tokens),
+    )
+
+
+def _swap_at_every_choice(router: Any) -> None:
+    policies, version = itertools.cycle(swapped_policies()), itertools.count(1)
+    choose = router.choose
+
+    def choosing(names: Sequence[str]) -> Any:
+        router.policy = replace(next(policies), version=next(version))
+        return choose(names)
+
+    router.choose = choosing
+
+
+def vllm_trial(folder: Path) -> Trial:
+    """vLLM with the embedded model and its drafter, in a process of its own."""
+    from pipelines.embedded import drafter_path, ensure_model
+
+    model, drafter, limit = ensure_model(), drafter_path(), 384
+    assert drafter is not None
+    asks = _embedded_asks(model, limit)
+    job = {
+        "model": str(model),
+        "max_model_len": limit,
+        "asks": [asdict(a) for a in asks],
+        "speculative_config": {
+            "method": "eagle3",
+            "model": str(drafter),
+            "num_speculative_tokens": 64,
+            "disable_padded_drafter_batch": True,
+        },
+    }
+    job_file, result_file = folder / "job.json", folder / "result.json"
+    job_file.write_text(json.dumps(job))
+    environment = os.environ | {
+        "VLLM_USE_V2_MODEL_RUNNER": "0",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "HVD_WORKER_ENABLED": "1",
+        "HVD_WORKER_TELEMETRY": "0",
+    }
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.engines.decode", str(job_file), str(result_file)],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
+    result = json.loads(result_file.read_text())
+    target = ReferenceEngine.load(model).target.model
+    return Trial(
+        limit,
+        {"cache", "model"},
+        asks,
+        result["tokens"],
+        result["finish"],
+        result["events"],
+        by_workload(result["noted"], result["events"], asks),
+        result["counts"],
+        logits_missed(target, asks, result["tokens"]),
+    )
+
+
+EACH = 5
+"""Prompts of each workload."""
+
+
+def _embedded_asks(model: Path, limit: int) -> list[Ask]:
+    from transformers import AutoTokenizer
+
+    from pipelines.workloads import WORKLOADS, prompts
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+
+    def fitting(kind: str) -> list[list[int]]:
+        found = (
+            tokenizer.apply_chat_template(
+                list(p.messages), add_generation_prompt=True, return_dict=False
+            )
+            for p in prompts(kind)
+        )
+        return list(itertools.islice((ids for ids in found if len(ids) < limit - 64), EACH))
+
+    asks = [
+        Ask(f"free-{kind}-{i}", ids, 64)
+        for kind in WORKLOADS
+        for i, ids in enumerate(fitting(kind))
+    ]
+    free = [a.prompt for a in asks]
+    stops = [tokenizer.encode(s, add_special_tokens=False)[0] for s in (".", ",", "\n")]
+    asks += [Ask(f"off-{i}", free[i * EACH], 64, speculate=False) for i in range(3)]
+    asks += [Ask(f"stop-{i}", free[-1 - i], 64, stop_ids=stops) for i in range(4)]
+    asks += [Ask(f"short-{n}", free[0], n) for n in (1, 2, 5)]
+    long = list(itertools.islice(itertools.cycle(free[0]), limit - 24))
+    asks += [
+        Ask("context-0", long, 500),
+        Ask("context-1", long[12:], 500),
+        Ask("context-2", long[9:], 500, speculate=False),
+    ]
+    return asks
+
+
+def prefix_matched(draft: Sequence[int], continuation: Sequence[int]) -> int:
+    """Tokens of ``draft`` that were committed: the definition of a label."""
+    wrong = [a != b for a, b in zip(draft, continuation, strict=False)]
+    return int(np.argmax(wrong)) if any(wrong) else len(wrong)
