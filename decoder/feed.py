@@ -51,7 +51,7 @@ class PolicyGate:
         self.previous, self.current = self.current, policy
         self.applied_at, self.swaps = time.time(), self.swaps + 1
         self.swap_ms_max = max(self.swap_ms_max, (time.perf_counter() - began) * 1e3)
-        log.info("policy version %d is in force, threshold %.2f", policy.version, policy.threshold)
+        log.info("policy version %d (%s) is in force", policy.version, policy.kind)
         return True
 
 

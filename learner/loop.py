@@ -238,7 +238,7 @@ class Learner:
                     candidates=scope.candidates,
                     promotions=scope.promotions,
                     champion_version=scope.version,
-                    threshold=scope.champion.threshold,
+                    threshold=scope.champion.parameter,
                     **common,
                 )
             )

@@ -99,7 +99,12 @@ class Registry:
                 bundle.write_bytes(to_bytes(replace(policy, version=number)))
                 self._client.log_artifact(run_id, str(bundle), str(Path(ARTIFACT).parent))
             trained_on = {f"window.{key}": value for key, value in window.items()}
-            decision = {"threshold": policy.threshold, "use_model": policy.use_model}
+            decision = {
+                "kind": policy.kind,
+                "threshold": policy.threshold,
+                "rate": policy.rate,
+                "use_model": policy.use_model,
+            }
             self._log(run_id, {**params, **decision, **trained_on, "version": number}, metrics, 0)
             self._client.set_terminated(run_id)
             self._client.set_registered_model_alias(name, "candidate", str(number))

@@ -18,29 +18,23 @@ from rich.progress import track
 
 from decoder.contracts.bundle import from_bytes, to_bytes
 from decoder.contracts.errors import ModelError
-from decoder.contracts.policy import PAPER_THRESHOLD, Policy, predict
+from decoder.contracts.policy import Policy, predict
 from decoder.engines.method import method
 from decoder.payoff.token_classes import token_class_table
 from decoder.scope import scope_of
 from decoder.settings import WorkerSettings
 from decoder.worker import SHIPPED_POLICIES
-from learner import train
 from learner.registry import Registry
 from learner.rows import Rows
 from pipelines.embedded import drafter_path, ensure_model
 from pipelines.replay.engine import hybrid, simulate
 from pipelines.replay.measure import errors
 from pipelines.replay.split import Shares, split
-from pipelines.replay.states import joined
+from pipelines.replay.survival import Part, learn, walks
 from pipelines.replay.tally import Tally
 from pipelines.replay.traces import Trace, read_token_traces
 
 SHARES: Final = Shares(train=0.7, warm_up=0.05)
-LEAST: Final = 1_000
-"""Labelled drafts to train on, at least."""
-EPOCHS: Final = 30
-ITERATIONS: Final = 3
-"""Rounds of deciding by the rate that the round before achieved."""
 
 
 def embedded_scope() -> str:
@@ -95,24 +89,10 @@ def rebuild(generations: Path) -> tuple[Path, dict[str, float]]:
     traces = with_model_arm(list(read_token_traces(generations)), target, drafter)
     parts = split(traces, SHARES)
     classes, settings = vocabulary_classes(target), WorkerSettings.load()
-    # The model arm is seen where it is taken: by one walk that always takes it, by one that does
-    # where counting speaks against the cache draft.
-    walks = [method("hybrid", policy=_never()), method("frequency")]
-    rows = joined(
-        [simulate(parts.train, parts.warm_up, w, classes, settings)[1].rows for w in walks]
+    policy, rows = learn(
+        [Part(parts.train, parts.warm_up)], classes, settings, None, embedded_scope()
     )
-    if len(rows) < LEAST:
-        raise ModelError(f"{generations} gives {len(rows)} drafts to train on; {LEAST} needed.")
-    trainer = train.fit(rows, "survival", EPOCHS)
-    policy = train.export(trainer, embedded_scope(), PAPER_THRESHOLD, rows.features)
-    seen = rows.model_accepted[np.isfinite(rows.model_accepted)]
-    policy = replace(policy, version=1, model_payoff=float(seen.mean()))
-    for _ in range(ITERATIONS):
-        # Nominal costs have a plain step for their unit, so this rate is in tokens a plain step.
-        decoded, _ = simulate(
-            parts.train, parts.warm_up, hybrid("hybrid", policy), classes, settings
-        )
-        policy = replace(policy, rate=decoded.tally().rate)
+    policy = replace(policy, version=1)
     figures = _figures(policy, parts.test, parts.warm_up, classes, settings)
     policy = replace(
         policy,
@@ -131,10 +111,6 @@ def rebuild(generations: Path) -> tuple[Path, dict[str, float]]:
     return path, figures
 
 
-def _never() -> Policy:
-    return method("eagle3").policy
-
-
 def _figures(
     policy: Policy,
     test: list[Trace],
@@ -145,10 +121,10 @@ def _figures(
     """Errors on the cycles it decodes, and its rate beside the fixed methods', nominal costs."""
     methods = {
         "rate": hybrid("hybrid", policy),
-        "rate_model": method("hybrid", policy=_never()),
+        "rate_model": walks()[0],
         "rate_suffix": method("suffix"),
         "rate_frequency": method("frequency"),
-        "rate_none": replace(method("suffix"), policy=_never()),
+        "rate_none": replace(method("suffix"), policy=method("greedy").policy),
     }
     tallies: dict[str, Tally] = {}
     visited: Rows | None = None

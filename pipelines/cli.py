@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, NoReturn
+from typing import Annotated, Literal, NoReturn
 
 import typer
 from rich.console import Console
@@ -222,6 +222,10 @@ def replay(
     policy: Annotated[
         Path | None, typer.Option(help="Measure this bundle; default: train one.")
     ] = None,
+    kind: Annotated[
+        str,
+        typer.Option(help="What is trained: payoff (the paper's, by a threshold) or survival."),
+    ] = "payoff",
     train_share: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="Share of sessions to train on.")
     ] = 0.6,
@@ -250,7 +254,10 @@ def replay(
         raise typer.BadParameter("leave sessions for the test", param_hint="--train-share")
     bundle = command.load_policy(policy) if policy else None
     shares = Shares(train_share, warm_up_share)
-    plan = Plan(shares, not every_token, model_accepts, limit, context, bundle)
+    if kind not in ("payoff", "survival"):
+        raise typer.BadParameter("choose payoff or survival", param_hint="--kind")
+    chosen: Literal["payoff", "survival"] = "payoff" if kind == "payoff" else "survival"
+    plan = Plan(shares, not every_token, model_accepts, limit, context, bundle, chosen)
     reports, notices = command.run(traces, plan, command.load_tokenizer(tokenizer), err)
     command.show_notices(notices, err)
     if as_json:

@@ -10,6 +10,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from decoder.contracts.status import WorkerStatus
 from pipelines.ledger import ARMS, Ledger
 from pipelines.summary import Summary
 
@@ -35,10 +36,18 @@ def line(ledger: Ledger, left: float) -> str:
         f"cache accepts {window.accepted_by_arm['cache']:.1f}, "
         f"MAE {_shown(window.mae, digits=2)}, "
         f"policy v{worker.policy_version if worker else '-'} "
-        f"threshold {_shown(worker.threshold if worker else None, digits=2)}, "
+        f"{_parameter(worker)}, "
         f"events {ledger.produced} made {ledger.consumed} learned from, "
         f"candidates {learner.candidates if learner else 0}, {left:.0f} s left"
     )
+
+
+def _parameter(worker: WorkerStatus | None) -> str:
+    if worker is None:
+        return "no policy"
+    name, value = worker.parameter
+    fallen = f", floor: {worker.fallback}" if worker.fallback else ""
+    return f"{name} {value:.2f}{fallen}"
 
 
 def panel(ledger: Ledger, left: float) -> RenderableType:
@@ -69,7 +78,7 @@ def panel(ledger: Ledger, left: float) -> RenderableType:
     if worker is not None:
         numbers.add_row(
             *("policy", f"v{worker.policy_version}, {worker.swaps} swaps"),
-            *("threshold", f"{worker.threshold:.2f} tokens"),
+            *("decides by", _parameter(worker)),
         )
         numbers.add_row(
             *("events", f"{worker.drafts_labelled} made, {worker.events_dropped} dropped"),

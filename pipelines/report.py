@@ -35,7 +35,7 @@ def write(ledger: Ledger, summary: Summary, began: float, folder: Path) -> Path:
 
 
 def plot(ledger: Ledger, began: float, path: Path) -> None:
-    """Throughput, arms, acceptance, predictor error and threshold over time."""
+    """Throughput, arms, acceptance, predictor error and decision parameter over time."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -66,10 +66,12 @@ def plot(ledger: Ledger, began: float, path: Path) -> None:
     accepted.legend(loc="upper left")
     error.plot(x, [np.nan if w.mae is None else w.mae for w in windows], color="#b03030")
     error.set_ylabel("predictor error\n(tokens, mean absolute)")
-    reported = [(s.time - began, s.threshold) for s in ledger.statuses if began <= s.time <= ended]
+    reported = [
+        (s.time - began, s.parameter[1]) for s in ledger.statuses if began <= s.time <= ended
+    ]
     if reported:
         threshold.step(*zip(*reported, strict=True), where="post", color="black")
-    threshold.set_ylabel("threshold (tokens)")
+    threshold.set_ylabel("decision\nparameter")
     threshold.set_xlabel("seconds of traffic")
     threshold.set_xlim(0, max(ended - began, 1.0))
     _mark(ledger, began, ended, axes)

@@ -50,6 +50,12 @@ class WorkerStatus(BaseModel):
     choose_us_p50: float = 0.0  # featurize + predict + decide, one step
     faults: int = 0  # steps in which the hybrid failed and the worker decoded plainly
 
+    @property
+    def parameter(self) -> tuple[str, float]:
+        """Name and value of the decision parameter in force."""
+        is_rate = self.policy_kind == "survival"
+        return ("rate", self.rate) if is_rate else ("threshold", self.threshold)
+
 
 class LearnerStatus(BaseModel):
     """The learner of one or more scopes."""

@@ -75,8 +75,8 @@ def expected_chain(odds: FloatArray, k: int) -> FloatArray:
     if len(odds) == 1:  # a lone request: four times faster without arrays
         alone = 1.0 / (1.0 + math.exp(min(-float(odds[0]), 80.0)))
         return np.array([sum(alone**j for j in range(1, k + 1))], np.float32)
-    chance = 1.0 / (1.0 + np.exp(-np.maximum(odds, -_HIGHEST)))
-    total = np.zeros_like(chance)
+    chance: FloatArray = 1.0 / (1.0 + np.exp(-np.maximum(odds, -_HIGHEST)))
+    total: FloatArray = np.zeros_like(chance)
     for _ in range(k):
         total += 1.0
         total *= chance

@@ -83,8 +83,11 @@ class ReferenceEngine:
         from transformers.utils.logging import disable_progress_bar
 
         disable_progress_bar()
+        precision = getattr(torch, dtype, None)
+        if not isinstance(precision, torch.dtype):
+            raise ModelError(f"no dtype {dtype!r}: use float32, bfloat16 or float16.")
         try:
-            target = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype))
+            target = AutoModelForCausalLM.from_pretrained(model, dtype=precision)
             tokenizer = AutoTokenizer.from_pretrained(model)
         except (OSError, ValueError) as error:
             raise ModelError(f"no target model can be read from {model}: {error}") from error

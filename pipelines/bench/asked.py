@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 FOLDER: Final = Path("reports/bench")
 DTYPES: Final = ("float32", "bfloat16", "float16")
+CLOCKS: Final = ("wall", "cpu")
 TOO_LONG: Final[dict[str, TooLong]] = {"skip": "skip", "truncate": "truncate"}
 TEMPLATES: Final[dict[str, tuple[Template, ...]]] = {
     "chat": ("chat",),
@@ -55,6 +56,7 @@ class Asked:
     out: Path | None = None
     fresh: bool = False
     minutes: float | None = None
+    clock: str = "wall"
 
     def __post_init__(self) -> None:
         """Refuse what no run can be made of.
@@ -66,6 +68,12 @@ class Asked:
             raise SettingsError(f"--template {self.template}: choose {', '.join(TEMPLATES)}.")
         if self.too_long not in TOO_LONG:
             raise SettingsError(f"--too-long {self.too_long}: choose {', '.join(TOO_LONG)}.")
+        if self.clock not in CLOCKS:
+            raise SettingsError(f"--clock {self.clock}: choose {', '.join(CLOCKS)}.")
+        if self.clock == "cpu" and self.device != "cpu":
+            raise SettingsError(
+                "--clock cpu does not see a device's time: use it with --device cpu."
+            )
         if self.dtype not in DTYPES:
             raise SettingsError(f"--dtype {self.dtype}: choose {', '.join(DTYPES)}.")
 
@@ -131,6 +139,7 @@ def settings_of(
         "dtype": asked.dtype,
         "device": _device(asked.device),
         "threads": torch.get_num_threads(),
+        "clock": asked.clock,
         "machine": machine.description(),
         "versions": f"torch {torch.__version__}, transformers {transformers.__version__}",
         "methods": list(wanted),

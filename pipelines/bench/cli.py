@@ -56,6 +56,9 @@ def decode(
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
     device: Annotated[str, typer.Option(help="A torch device.")] = "cpu",
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of torch.")] = None,
+    clock: Annotated[
+        str, typer.Option(help="'cpu' counts processor time, for a machine that does other work.")
+    ] = "wall",
     save_to: Annotated[
         Path | None, typer.Option("--out", help="Folder of generations and report.")
     ] = None,
@@ -82,7 +85,7 @@ def decode(
     asked = Asked(
         prompts, parts(datasets), methods, limit, warmup, max_tokens, max_prompt_tokens,
         too_long, template, model, drafter, tuple(policy or ()), dtype, device, threads, save_to,
-        fresh, minutes,
+        fresh, minutes, clock,
     )  # fmt: skip
     results, folder = launch.launch(asked, err)
     summary = metrics.summary(results)

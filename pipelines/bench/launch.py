@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -126,6 +127,8 @@ def prepare(
     engine = ReferenceEngine.load(
         target.model, target.drafter, dtype=asked.dtype, device=asked.device
     )
+    if asked.clock == "cpu":
+        engine.clock = time.process_time  # type: ignore[method-assign]
     k = engine.settings.model_draft_tokens
     return engine, methods.build(wanted, policies, engine.has_drafter, k), settings
 

@@ -45,6 +45,22 @@ def rate(outcomes: Iterable[Outcome]) -> float | None:
     return tokens / micros * 1e6 if tokens and micros else None
 
 
+def typical_rate(outcomes: Iterable[Outcome]) -> float | None:
+    """Tokens a second if every cycle took the median time of its kind; None without cycles.
+
+    Kinds are arms, and among cache drafts their verified length by powers of two. On a machine that
+    does other work a few stalled cycles can outweigh all others; they do not move a median.
+    """
+    found = list(outcomes)
+    kinds: dict[tuple[str, int], list[float]] = defaultdict(list)
+    for outcome in found:
+        for c in outcome.cycles:
+            length = c.verified.bit_length() if c.arm == "cache" else 0
+            kinds[c.arm, length].append(c.draft_us + c.verify_us)
+    micros = sum(len(times) * float(np.median(times)) for times in kinds.values())
+    return sum(o.decoded for o in found) / micros * 1e6 if micros else None
+
+
 def quartiles(values: Sequence[float]) -> tuple[float, float, float] | None:
     """First quartile, median and third quartile."""
     if not values:
@@ -111,6 +127,10 @@ def speeds(prompts: Sequence[ByMethod], method: str) -> dict[str, Any]:
         "tok_per_s": own,
         "tok_per_s_quartiles": quartiles([r for o in mine if (r := rate([o])) is not None]),
         **_against(prompts, method, "greedy"),
+        "tok_per_s_typical": typical_rate(mine),
+        "speedup_vs_greedy_typical": _fraction(
+            typical_rate(mine), typical_rate(p["greedy"] for p in prompts if "greedy" in p)
+        ),
         "fraction_of_oracle": _fraction(own, rate([p["oracle"] for p in prompts if "oracle" in p])),
         "cycles_per_1k": _over(1000 * len(cycles), tokens),
         "ms_per_cycle": _over(sum(o.decode_us for o in mine) / 1000, len(cycles)),

@@ -1,8 +1,7 @@
 """Steps 1 and 2 in one pass, for a CPU: the target writes, and its states are kept as it does.
 
 Conversations share the steps of :mod:`pipelines.drafter.lockstep`; one that ends gives its slot to
-the next. On one core this makes states as fast as reading finished text would at half of the cost
-of writing and reading it.
+the next. The states cost nothing beyond the writing, and no second pass reads the text again.
 """
 
 from __future__ import annotations

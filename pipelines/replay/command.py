@@ -127,10 +127,7 @@ def run(
             last = study.notices[-1].text if study.notices else "no file was named."
             raise TraceError(f"nothing to measure: {last}")
         found = study.trained(files)
-        reports = [
-            study.measured(file, found.policy, foreseen)
-            for file, foreseen in zip(files, found.training, strict=True)
-        ]
+        reports = [study.measured(file, found) for file in files]
     return reports, study.notices
 
 

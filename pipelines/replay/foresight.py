@@ -1,24 +1,24 @@
 """The payoff network of a replay, and what it would have said of sessions it never saw.
 
 A network knows the sessions it was trained on too well: a threshold tuned on them comes out too
-low. So the training sessions are halved, a network trained on either half predicts the other, and
+low. So the training sessions are halved, a network trained on either half decodes the other, and
 thresholds are tuned on that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from decoder.contracts.policy import PAPER_THRESHOLD, Policy, predict
+from decoder.contracts.policy import PAPER_THRESHOLD, Policy
 from learner import train
 from learner.rows import Rows
-from pipelines.replay.split import fraction
+from pipelines.replay.split import fraction, some_sessions
 from pipelines.replay.states import States, joined
+from pipelines.replay.tally import NOTHING, Tally
 from pipelines.replay.traces import Trace, TraceError
 
 TRAINED_ON: Final = 200_000
@@ -26,27 +26,49 @@ TRAINED_ON: Final = 200_000
 LEAST: Final = 200
 """States without which nothing is trained."""
 EPOCHS: Final = 20
+TUNED_ON: Final = 40
+"""Generations of each half that are decoded for each threshold."""
+GRID: Final = (1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)
+"""Thresholds tried, in tokens of predicted payoff."""
 
+Decode = Callable[[Sequence[Trace], Policy], Tally]
 Step = Callable[[str, int, int], None]
 """Told what is being done, how much of it is done, and how much there is."""
 
 
 @dataclass(frozen=True)
 class Foresight:
-    """A policy, and for each file the payoffs [n] predicted of its training sessions' states."""
+    """A policy, and those that know nothing of the first and of the second half of the sessions."""
 
     policy: Policy
-    training: list[NDArray[np.float32]]
+    halves: tuple[Policy, Policy]
+
+    def tune(self, traces: Sequence[Trace], decode: Decode) -> float:
+        """The threshold of :data:`GRID` with which training sessions decode fastest.
+
+        Decoded cycle by cycle, and not read off the states of every position: what a request has
+        shown so far looks different when only some positions are visited.
+
+        Args:
+            decode: what a policy makes of recordings.
+        """
+        parts = [[t for t in traces if _in_first_half(t) == first] for first in (True, False)]
+        parts = [some_sessions(part, TUNED_ON) for part in parts]
+
+        def rate(threshold: float) -> float:
+            policies = (replace(policy, threshold=threshold) for policy in self.halves)
+            made = (decode(part, policy) for part, policy in zip(parts, policies, strict=True))
+            return sum(made, NOTHING).rate
+
+        rates = {threshold: rate(threshold) for threshold in GRID}
+        return max(GRID, key=lambda threshold: (rates[threshold], threshold))
 
 
-def foresee(
-    learned: Sequence[tuple[Sequence[Trace], States]], judged: Sequence[States], step: Step
-) -> Foresight:
+def foresee(learned: Sequence[tuple[Sequence[Trace], States]], step: Step) -> Foresight:
     """Train the paper's network on the training sessions of all files.
 
     Args:
         learned: of each file, its recordings and the states to learn from.
-        judged: of each file, the states of the same recordings to predict.
 
     Raises:
         TraceError: too few states.
@@ -58,21 +80,22 @@ def foresee(
             "more traces, or raise --limit or --train-share."
         )
     policy = _trained(rows, "training", step)
-    training = [predict(policy, states.rows.features) for states in judged]
-    first = [_in_first_half(traces) for traces, _ in learned]
-    for half in (True, False):
-        mine = [s.rows.take(f[s.trace] == half) for f, (_, s) in zip(first, learned, strict=True)]
-        if sum(map(len, mine)) < LEAST:
-            continue
-        other = _trained(joined(mine), f"training on half {2 - half}", step)
-        for values, states, f in zip(training, judged, first, strict=True):
-            unseen = f[states.trace] != half
-            values[unseen] = predict(other, states.rows.features[unseen])
-    return Foresight(policy, training)
+    halves = []
+    for name, other in (("second", False), ("first", True)):
+        kept = [
+            states.rows.take(
+                np.array([_in_first_half(t) == other for t in traces], np.bool_)[states.trace]
+            )
+            for traces, states in learned
+        ]
+        enough = sum(map(len, kept)) >= LEAST
+        halves.append(_trained(joined(kept), f"training on the {name} half", step)
+                      if enough else policy)  # fmt: skip
+    return Foresight(policy, (halves[0], halves[1]))
 
 
-def _in_first_half(traces: Sequence[Trace]) -> NDArray[np.bool_]:
-    return np.array([fraction(t.session, "half") < 0.5 for t in traces], np.bool_)
+def _in_first_half(trace: Trace) -> bool:
+    return fraction(trace.session, "half") < 0.5
 
 
 def _trained(rows: Rows, what: str, step: Step) -> Policy:

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from decoder.contracts.policy import Policy, predict
+from decoder.contracts.policy import Kind, Policy, predict
 from decoder.contracts.rule import NONE
 from decoder.engines.method import method
 from decoder.settings import WorkerSettings
-from pipelines.replay import walks
+from pipelines.replay import survival, walks
 from pipelines.replay.engine import hybrid, simulate
 from pipelines.replay.foresight import Foresight, Step, foresee
 from pipelines.replay.measure import ORACLE, Report, errors
@@ -45,6 +44,7 @@ class Plan:
     limit: int | None = None
     context: int = 16_384
     policy: Policy | None = None
+    kind: Kind = "payoff"
 
 
 @dataclass(frozen=True)
@@ -151,19 +151,19 @@ class Study:
         Raises:
             TraceError: too few states.
         """
-        sides = [f.train for f in files]
-        if self._plan.policy is not None:
-            known = (s.states.rows.features for s in sides)
-            return Foresight(self._plan.policy, [predict(self._plan.policy, x) for x in known])
-        return foresee([(s.traces, s.seen) for s in sides], [s.states for s in sides], self._step)
+        given = self._plan.policy
+        if given is None and self._plan.kind == "survival":
+            parts = [survival.Part(f.train.traces, f.warm_up) for f in files]
+            mean = self._plan.model_accepts
+            given, _ = survival.learn(parts, self._classes, self._settings, mean, "replay")
+        if given is not None:
+            return Foresight(given, (given, given))
+        return foresee([(f.train.traces, f.train.seen) for f in files], self._step)
 
-    def measured(self, file: Replayed, policy: Policy, foreseen: NDArray[np.float32]) -> Report:
+    def measured(self, file: Replayed, found: Foresight) -> Report:
         """Simulate every method on the file's test sessions, each threshold as it comes and tuned
-        on the training sessions.
-
-        Args:
-            foreseen: payoffs [n] predicted for the states of the training sessions.
-        """
+        on the training sessions."""
+        policy = found.policy
         field, known = file.test.field, file.train.states.rows.features
         counted = file.test.states.rows.features[:, walks.SCORE]
         thresholds = {
@@ -180,11 +180,13 @@ class Study:
             tallies[name] = walks.walk(field, walks.arms_at(field, counted, threshold))
         hybrids = {"hybrid": policy}
         if policy.kind != "survival":
-            best = walks.tune(file.train.field, foreseen)
+            best = found.tune(
+                file.train.traces, lambda traces, by: self._decode(traces, [], by, file.name)
+            )
             hybrids["hybrid_tuned"] = replace(policy, threshold=best)
             thresholds |= {name: p.threshold for name, p in hybrids.items()}
         for name, chosen in hybrids.items():
-            tallies[name] = self._decode(file, chosen, name)
+            tallies[name] = self._decode(file.test.traces, file.warm_up, chosen, file.name)
         tallies[ORACLE] = walks.walk(field, *walks.oracle(field))
         return Report(
             file.name,
@@ -199,22 +201,19 @@ class Study:
             file.left_out,
         )
 
-    def _decode(self, file: Replayed, policy: Policy, name: str) -> Tally:
-        whole = sum(len(t.output) for t in [*file.warm_up, *file.test.traces])
-        done = 0
+    def _decode(
+        self, traces: Sequence[Trace], warm_up: Sequence[Trace], policy: Policy, name: str
+    ) -> Tally:
+        whole = sum(len(t.output) for t in [*warm_up, *traces])
+        what, done = f"decoding {name} from {policy.threshold:g}", 0
 
         def progress(committed: int) -> None:
             nonlocal done
             done += committed
-            self._step(f"decoding {file.name} by {name}", done, whole)
+            self._step(what, done, whole)
 
+        by, accepts = hybrid("hybrid", policy), self._plan.model_accepts
         cycles, _ = simulate(
-            file.test.traces,
-            file.warm_up,
-            hybrid(name, policy),
-            self._classes,
-            self._settings,
-            self._plan.model_accepts,
-            progress=progress,
+            traces, warm_up, by, self._classes, self._settings, accepts, progress=progress
         )
         return cycles.tally()

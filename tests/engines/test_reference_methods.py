@@ -9,8 +9,19 @@ import numpy as np
 import pytest
 import torch
 
-from decoder.contracts.errors import EngineError, ModelError
-from decoder.engines.reference import METHODS, Generation, Method, Sampling, method
+from decoder.contracts.costs import CostTable
+from decoder.contracts.features import NUM_FEATURES
+from decoder.contracts.policy import OUTPUTS, Policy
+from decoder.costs import LiveCosts
+from decoder.engines.method import ModelArm
+from decoder.engines.reference import (
+    METHODS,
+    Generation,
+    Method,
+    Sampling,
+    method,
+)
+from decoder.floor import Floor
 from tests.conftest import random_policy
 from tests.engines.tiny import (
     Family,
@@ -232,39 +243,25 @@ def test_speculation_switched_off_drafts_nothing() -> None:
         assert not session.sink
 
 
-def test_what_cannot_be_asked_is_refused_with_a_reason() -> None:
-    engine = tiny_engine(0, max_model_len=40)
-    session = engine.session(method("suffix"))
-    with pytest.raises(EngineError, match="no tokens"):
-        session.generate([], 4)
-    with pytest.raises(EngineError, match="do not fit the context of 40"):
-        session.generate(tiny_prompt(0, 40), 4)
-    with pytest.raises(EngineError, match="at least one token"):
-        session.generate([1, 2], 0)
-    with pytest.raises(EngineError, match="known continuation"):
-        engine.session(method("oracle")).generate([1, 2], 4)
-    with pytest.raises(EngineError, match="above 0"):
-        Sampling(0.0)
-    with pytest.raises(EngineError, match=r"no method 'medusa'.*greedy"):
-        method("medusa")
-    with pytest.raises(EngineError, match="learned policy"):
-        method("hybrid")
-    with pytest.raises(EngineError, match="threshold"):
-        method("frequency", policy=random_policy())
-    engine.head = None
-    with pytest.raises(EngineError, match="load a drafter"):
-        engine.session(method("eagle3"))
-
-
-def test_a_target_that_cannot_take_tokens_back_is_refused() -> None:
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    from decoder.engines.reference import ReferenceEngine
-
-    config = Qwen3Config(
-        vocab_size=12, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=8, use_sliding_window=True,
-        sliding_window=4, max_window_layers=1,
-    )  # fmt: skip
-    with pytest.raises(ModelError, match="full attention"):
-        ReferenceEngine(Qwen3ForCausalLM(config))
+@pytest.mark.parametrize("model", ["none", "chain", "tree"])
+def test_a_rate_policy_under_live_costs_and_the_floor_is_lossless_too(model: ModelArm) -> None:
+    """What a serving worker runs: drafts cut where they stop paying, fixed arms when it loses."""
+    # Two tokens are likely to hold, a third is not, and a verified token costs a tenth of a step.
+    breaks_off = np.full(OUTPUTS["survival"], 3.0, np.float32)
+    breaks_off[:2] = -1.0
+    nothing = np.zeros((NUM_FEATURES, len(breaks_off)), np.float32)
+    policy = Policy("", 1, 0.0, kind="survival", layers=((nothing, breaks_off),), rate=1.5)
+    table = CostTable("dear", (1, 101), (1.0, 11.0), draft_us=0.2)
+    engine, served = tiny_engine(2), Method("served", policy, model)
+    fixed = engine.session(served, costs=LiveCosts(table, live=False))
+    live = engine.session(served, costs=LiveCosts(table), floor=Floor(model != "none"))
+    cut = 0
+    for seed in range(4):
+        prompt = tiny_prompt(seed)
+        expected = engine.session(method("greedy")).generate(prompt, 60).tokens
+        assert live.generate(prompt, 60).tokens == expected
+        made = fixed.generate(prompt, 60)
+        assert made.tokens == expected
+        cut += sum(c.arm == "cache" and c.verified < c.cache_len for c in made.cycles)
+    assert cut > 0
+    assert fixed.router.counters.cycles["cache"] > 5

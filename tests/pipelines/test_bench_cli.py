@@ -109,6 +109,8 @@ def test_an_error_is_one_sentence_and_status_two(home: Path) -> None:
         ({"prompts": Path("nowhere")}, "nowhere is not a folder"),
         ({"template": "jinja"}, "--template jinja: choose chat, none, both."),
         ({"too_long": "cut"}, "--too-long cut: choose skip, truncate."),
+        ({"clock": "sun"}, "--clock sun: choose wall, cpu."),
+        ({"clock": "cpu", "device": "cuda"}, "use it with --device cpu"),
         ({"dtype": "int8"}, "--dtype int8: choose float32, bfloat16, float16."),
         ({"datasets": ("gone",)}, "no dataset is left to measure"),
         ({"methods": "greedy", "device": "cuda:9"}, "finds no CUDA device"),

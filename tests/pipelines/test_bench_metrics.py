@@ -89,10 +89,24 @@ def test_a_record_by_hand() -> None:
     assert greedy["mean_accepted"] == 0.0
 
 
+def test_a_stalled_cycle_does_not_move_the_typical_rate() -> None:
+    """Ten tokens: three model cycles of 10 ms, one of them stalled for a second, and a cache cycle
+    of 10 ms make 40 ms."""
+    stalled = Cycle("model", 0, 4, 2, 1000.0, 1e6)
+    cycles = (cycle("model", 4, 2), stalled, cycle("model", 4, 2), cycle("cache", 9, 4))
+    by_method = {
+        "greedy": outcome(cycles=(cycle("none", 0, 0),) * 10),
+        "hybrid": outcome("hybrid", cycles=cycles),
+    }
+    found = measure([by_method], "hybrid")
+    assert found["tok_per_s_typical"] == pytest.approx(10 / 0.04)
+    assert found["speedup_vs_greedy_typical"] == pytest.approx(2.5)
+
+
 def test_figures_that_cannot_be_had_are_none() -> None:
     found = measure([{"suffix": outcome("suffix", tokens=1, micros=0.0)}], "suffix")
     for name in ("tok_per_s", "speedup_vs_greedy", "fraction_of_oracle", "cycles_per_1k",
-                 "mean_accepted", "exact", "precision_at_6"):  # fmt: skip
+                 "tok_per_s_typical", "mean_accepted", "exact", "precision_at_6"):  # fmt: skip
         assert found[name] is None, name
 
 

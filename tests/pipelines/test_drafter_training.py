@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import random
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from decoder.contracts.errors import ModelError
 from decoder.drafting.eagle3 import Eagle3Head, HeadConfig, load_head
 from pipelines.drafter.acceptance import DRAFTED, evaluate
 from pipelines.drafter.conversations import Sequence, Shards, chain_rows, draft_vocabulary, pack
@@ -24,9 +27,9 @@ from pipelines.drafter.copying import (
 from pipelines.drafter.export import Provenance, export
 from pipelines.drafter.extract import write_shard
 from pipelines.drafter.run import Run, Settings, Target
-from pipelines.drafter.train import train
+from pipelines.drafter.train import ROUND, _batches, train
 from pipelines.drafter.unroll import Pack, unroll
-from pipelines.drafting import provenance
+from pipelines.drafting import Step, make_drafter, provenance
 
 VOCABULARY, HIDDEN, DRAFT = 40, 32, 24
 LAYERS = (1, 2, 3)
@@ -291,3 +294,20 @@ def test_an_exported_head_takes_unscaled_states_and_its_card_says_what_it_saw(
     torch.testing.assert_close(head.fc(s.aux.float()), scaled, rtol=0.05, atol=0.05)
     card = (tmp_path / "head" / "README.md").read_text()
     assert "16 generated, 32 composed" in card and "seed=1" in card
+
+
+@pytest.mark.parametrize(("step", "lacks"), [("extract", "generations"), ("train", "states")])
+def test_a_step_without_its_input_names_what_is_missing(
+    tmp_path: Path, step: Step, lacks: str
+) -> None:
+    with pytest.raises(ModelError, match=f"{lacks}.*run hvd train-drafter"):
+        make_drafter(tmp_path, tmp_path, tmp_path / "head", 1000, 1.0, step)
+
+
+def test_what_was_seen_less_comes_first(target: Target) -> None:
+    sequences = conversations(600, target, 8)
+    seen = Counter(dict.fromkeys(range(300), 40))
+    list(_batches(sequences, seen, SETTINGS, random.Random(0)))
+    drawn = [i for i in range(600) if seen[i] not in (0, 40)]
+    assert len(drawn) == ROUND
+    assert sum(i >= 300 for i in drawn) > 0.9 * ROUND

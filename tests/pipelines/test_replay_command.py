@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,13 +15,14 @@ from rich.console import Console
 from decoder.contracts.bundle import to_bytes
 from decoder.contracts.errors import ModelError, PolicyRefused
 from decoder.contracts.features import FEATURES
-from decoder.contracts.policy import predict
+from decoder.contracts.policy import Policy, predict
 from learner.rows import empty
 from pipelines.replay import command, measure
-from pipelines.replay.foresight import foresee
-from pipelines.replay.split import Shares
+from pipelines.replay.foresight import GRID, Foresight, foresee
+from pipelines.replay.split import Shares, fraction
 from pipelines.replay.states import States
 from pipelines.replay.study import Plan
+from pipelines.replay.tally import Tally
 from pipelines.replay.traces import Trace, TraceError
 from tests.conftest import random_policy
 from tests.pipelines.replay_samples import copying_traces, word_tokenizer
@@ -134,12 +136,28 @@ def test_thresholds_are_tuned_on_what_a_network_has_not_seen() -> None:
     rows.accepted[:] = rng.integers(0, 20, 2_000)
     rows.features[:, FEATURES.index("draft_len")] = rows.draft_len[:] = 64
     traces = [Trace(f"s{i}", [1], [1]) for i in range(100)]
-    states = States(rows, np.arange(2_000, dtype=np.int32) % 100, np.zeros(2_000, np.int32))
-    found = foresee([(traces, states)], [states], lambda *_: None)
-    own = np.corrcoef(predict(found.policy, rows.features), rows.accepted)[0, 1]
-    foreseen = np.corrcoef(found.training[0], rows.accepted)[0, 1]
-    assert own > 0.3
-    assert abs(foreseen) < 0.1  # four standard errors, seeded
+    trace = np.arange(2_000, dtype=np.int32) % 100
+    states = States(rows, trace, np.zeros(2_000, np.int32))
+    found = foresee([(traces, states)], lambda *_: None)
+    first = np.array([fraction(t.session, "half") < 0.5 for t in traces])[trace]
+    for policy, mine in zip(found.halves, (first, ~first), strict=True):
+        guess = predict(policy, rows.features)
+        assert np.corrcoef(guess[~mine], rows.accepted[~mine])[0, 1] > 0.3
+        assert abs(np.corrcoef(guess[mine], rows.accepted[mine])[0, 1]) < 0.13  # seeded
+
+
+def test_the_threshold_is_the_one_that_decodes_fastest() -> None:
+    found = Foresight(random_policy(), (random_policy(1), random_policy(2)))
+    traces = [Trace(f"s{i}", [1], [1]) for i in range(20)]
+    seen: list[str] = []
+
+    def decode(part: Sequence[Trace], policy: Policy) -> Tally:
+        seen.extend(t.session for t in part)
+        time = 1.0 + abs(policy.threshold - 4.0)
+        return Tally(1, len(part), time, (1, 0, 0), (0, 0, 0))
+
+    assert found.tune(traces, decode) == 4.0
+    assert sorted(seen) == sorted([t.session for t in traces] * len(GRID))
 
 
 def test_figures_of_known_labels() -> None:

@@ -1,0 +1,90 @@
+"""A survival policy from recordings: learned on the cycles of simulated decoders, and priced by
+the rate that it achieves.
+
+Every-token states would do for the network, but not for its memory and history: a server sees only
+the positions it stops at, and features that were averaged over all of them mean something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from decoder.contracts.costs import NOMINAL
+from decoder.contracts.policy import PAPER_THRESHOLD, Policy
+from decoder.engines.method import Method, method
+from decoder.settings import WorkerSettings
+from learner import train
+from learner.rows import Rows
+from pipelines.replay.engine import hybrid, simulate
+from pipelines.replay.split import some_sessions
+from pipelines.replay.states import Floats, joined
+from pipelines.replay.tally import NOTHING
+from pipelines.replay.traces import Trace, TraceError
+
+LEAST: Final = 500
+"""Labelled drafts without which nothing is trained."""
+EPOCHS: Final = 30
+ITERATIONS: Final = 2
+PRICED_ON: Final = 60
+"""Generations of each part that are decoded to find the rate."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Training recordings, and those that fill the cache before them."""
+
+    traces: Sequence[Trace]
+    warm_up: Sequence[Trace] = ()
+
+
+def walks() -> tuple[Method, Method]:
+    """The decoders whose cycles are learned from.
+
+    The model arm is only seen where it is taken: one takes it always, the other where counting
+    speaks against the cache draft.
+    """
+    return method("hybrid", policy=method("eagle3").policy), method("frequency")
+
+
+def learn(
+    parts: Sequence[Part],
+    token_classes: Floats,
+    settings: WorkerSettings,
+    model_mean: float | None,
+    scope: str,
+) -> tuple[Policy, Rows]:
+    """A survival policy of version 0 for nominal costs, and what it was trained on.
+
+    Args:
+        model_mean: accepted length of model drafts where a recording does not hold it.
+
+    Raises:
+        TraceError: too few labelled drafts.
+    """
+    rows = joined(
+        [
+            simulate(p.traces, p.warm_up, walk, token_classes, settings, model_mean)[1].rows
+            for p in parts
+            for walk in walks()
+        ]
+    )
+    if len(rows) < LEAST:
+        raise TraceError(f"the recordings give {len(rows)} labelled drafts, {LEAST} are needed.")
+    trainer = train.fit(rows, "survival", EPOCHS)
+    policy = train.export(trainer, scope, PAPER_THRESHOLD, rows.features)
+    seen = rows.model_accepted[np.isfinite(rows.model_accepted)]
+    policy = replace(policy, model_payoff=float(seen.mean()) if len(seen) else 0.0)
+    for _ in range(ITERATIONS):
+        total = NOTHING
+        for p in parts:
+            priced = some_sessions(list(p.traces), PRICED_ON)
+            by = hybrid("hybrid", policy)
+            cycles, _ = simulate(priced, p.warm_up, by, token_classes, settings, model_mean)
+            total += cycles.tally(NOMINAL)
+        # A plain step is the unit of nominal costs, so this is in tokens a plain step.
+        policy = replace(policy, rate=total.rate)
+    return policy, rows
