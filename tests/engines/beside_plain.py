@@ -1,0 +1,59 @@
+"""Decode a file of prompts with vLLM in a process of its own; the tests compare what comes out.
+
+``python -m tests.engines.beside_plain JOB RESULT``, where the job holds ``model``, ``prompts`` (message
+lists), ``max_tokens``, ``max_model_len``, ``speculative_config`` or null, and ``swap``:
+whether a thread keeps replacing the policy while requests run.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from dataclasses import asdict
+from pathlib import Path
+
+from tests.engines.decode import swap_forever
+
+
+def main(job_file: str, result_file: str) -> None:
+    """Run one job."""
+    from vllm import LLM, SamplingParams
+
+    job = json.loads(Path(job_file).read_text())
+    llm = LLM(
+        job["model"],
+        dtype="float32",
+        enforce_eager=True,
+        max_model_len=job["max_model_len"],
+        max_num_seqs=4,
+        speculative_config=job["speculative_config"],
+    )
+    stop, worker, swapper = threading.Event(), None, None
+    if job["speculative_config"]:
+        from decoder.engines.vllm_plugin import worker_of
+
+        worker = worker_of(llm.llm_engine.model_executor.driver_worker.worker.model_runner)
+        if job["swap"]:
+            swapper = threading.Thread(target=swap_forever, args=(worker.router, stop))
+            swapper.start()
+    parameters = [
+        SamplingParams(temperature=0, max_tokens=job["max_tokens"], extra_args=extra)
+        for extra in job["extra_args"]
+    ]
+    outputs = llm.chat(job["prompts"], parameters, use_tqdm=False)
+    result: dict[str, Any] = {"tokens": [list(o.outputs[0].token_ids) for o in outputs]}
+    if worker is not None:
+        stop.set()
+        if swapper is not None:
+            swapper.join()
+        worker.router.close()
+        events = worker.queue.take(1_000_000)
+        result["status"] = worker.status(0, 0).model_dump()
+        result["events"] = [{k: v for k, v in asdict(e).items() if k != "features"} for e in events]
+        result["last_version"] = worker.router.policy.version
+    Path(result_file).write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2])

@@ -1,0 +1,118 @@
+"""In float32 the hybrid writes token for token what plain vLLM does, policies swapping beneath."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.embedded import drafter_path, ensure_model
+from pipelines.workloads import WORKLOADS, prompts
+
+pytestmark = pytest.mark.engine
+
+KINDS = WORKLOADS
+EACH = 5
+MAX_TOKENS = 64
+
+
+def decode(folder: Path, name: str, hybrid: bool, **job: Any) -> dict[str, Any]:
+    """Run one decode job in a process of its own and return its result."""
+    speculative = None
+    if hybrid:
+        drafter = drafter_path()
+        assert drafter is not None
+        speculative = {
+            "method": "eagle3",
+            "model": str(drafter),
+            "num_speculative_tokens": 64,
+            "disable_padded_drafter_batch": True,
+        }
+    asked = [p for kind in KINDS for p in itertools.islice(prompts(kind), EACH)]
+    defaults = {
+        "model": str(ensure_model()),
+        "prompts": [list(p.messages) for p in asked],
+        "extra_args": [{"hvd_workload": p.workload} for p in asked],
+        "max_tokens": MAX_TOKENS,
+        "max_model_len": 1024,
+        "speculative_config": speculative,
+        "swap": hybrid,
+    }
+    job_file, result_file = folder / f"{name}.job.json", folder / f"{name}.json"
+    job_file.write_text(json.dumps(defaults | job))
+    environment = os.environ | {
+        "VLLM_USE_V2_MODEL_RUNNER": "0",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "HVD_WORKER_ENABLED": "1" if hybrid else "0",
+        "HVD_WORKER_TELEMETRY": "0",
+    }
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.engines.beside_plain", str(job_file), str(result_file)],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
+    return json.loads(result_file.read_text())  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return decode(tmp_path_factory.mktemp("plain"), "plain", hybrid=False)
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return decode(tmp_path_factory.mktemp("hybrid"), "hybrid", hybrid=True)
+
+
+def test_output_equals_plain_vllm_token_for_token(
+    plain: dict[str, Any], hybrid: dict[str, Any]
+) -> None:
+    assert len(plain["tokens"]) == EACH * len(KINDS) >= 20
+    for index, (expected, got) in enumerate(zip(plain["tokens"], hybrid["tokens"], strict=True)):
+        assert got == expected, f"prompt {index} differs"
+
+
+def test_every_arm_was_really_used_and_policies_really_swapped(hybrid: dict[str, Any]) -> None:
+    status = hybrid["status"]
+    assert status["faults"] == 0
+    assert all(status["cycles"].get(arm, 0) > 10 for arm in ("cache", "model")), status["cycles"]
+    assert all(status["accepted"].get(arm, 0) > 5 for arm in ("cache", "model")), status["accepted"]
+    assert len({event["policy_version"] for event in hybrid["events"]}) > 20
+    assert status["tokens"] == sum(len(tokens) for tokens in hybrid["tokens"])
+
+
+def test_every_request_is_accounted_for(hybrid: dict[str, Any]) -> None:
+    status = hybrid["status"]
+    assert status["requests_started"] == status["requests_stopped"] == len(hybrid["tokens"])
+    assert status["drafts_labelled"] == len(hybrid["events"]) > 200
+    verified = [e for e in hybrid["events"] if e["label"] == "verified"]
+    assert verified and all(e["arm"] == "cache" for e in verified)
+    for event in hybrid["events"]:
+        assert 0 <= event["accepted"] <= event["draft_len"]
+        assert event["workload"] in KINDS
+
+
+def test_the_end_of_the_context_is_reached_without_a_fault(
+    tmp_path: Path,
+) -> None:
+    asked = list(itertools.islice(prompts("chat"), 3))
+    job = {
+        "prompts": [list(p.messages) for p in asked],
+        "extra_args": [{}, {"hvd_speculate": "off"}, {}],
+        "max_model_len": 128,
+        "max_tokens": 500,
+    }
+    expected = decode(tmp_path, "plain", hybrid=False, **job)
+    got = decode(tmp_path, "hybrid", hybrid=True, **job)
+    assert got["tokens"] == expected["tokens"]
+    assert got["status"]["faults"] == 0
+    assert got["status"]["requests_stopped"] == 3
