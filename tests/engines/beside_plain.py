@@ -1,7 +1,7 @@
 """Decode a file of prompts with vLLM in a process of its own; the tests compare what comes out.
 
-``python -m tests.engines.beside_plain JOB RESULT``, where the job holds ``model``, ``prompts`` (message
-lists), ``max_tokens``, ``max_model_len``, ``speculative_config`` or null, and ``swap``:
+``python -m tests.engines.beside_plain JOB RESULT``, where the job holds ``model``, ``prompts`` as
+message lists, ``max_tokens``, ``max_model_len``, ``speculative_config`` or null, and ``swap``:
 whether a thread keeps replacing the policy while requests run.
 """
 
@@ -12,6 +12,7 @@ import sys
 import threading
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from tests.engines.decode import swap_forever
 
