@@ -11,7 +11,7 @@ import itertools
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ import pytest
 from rich.console import Console
 
 from decoder.contracts.events import DraftEvent, decode_batch
+from decoder.contracts.policy import frequency_policy
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import LearnerStatus, WorkerStatus, decode_status
 from decoder.contracts.topics import DRAFTS, POLICY, STATUS
@@ -100,6 +101,8 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         environment.setenv("HVD_LEARNER_CANDIDATE_EVERY", "150")
         environment.setenv("HVD_LEARNER_CANDIDATE_SECONDS", "1")
         environment.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+        # What is asked here is whether the policy in force is obeyed, the floor may overrule it.
+        environment.setenv("HVD_WORKER_FLOOR", "0")
         limits = ("--", "--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", "4")
         with running(Ports.free(), home, Console(quiet=True), "e2e", limits) as started:
             yield started
@@ -116,7 +119,7 @@ def reader(stack: Stack) -> Iterator[Reader]:
 def answers(stack: Stack, reader: Reader) -> dict[str, Answer]:
     """Served one after another, under the name each request travels by in the telemetry.
 
-    A person has taken promotion into their hands and lowered the threshold, so that both arms are
+    A person has taken promotion into their hands and lets counting decide, so that both arms are
     verified often.
     """
     reader.until("the bootstrap policy", lambda: any(w.policy_version == 1 for w in reader.workers))
@@ -135,12 +138,11 @@ def answers(stack: Stack, reader: Reader) -> dict[str, Answer]:
 
 
 def promote(stack: Stack, reader: Reader, threshold: float) -> int:
-    """Register the champion with another threshold, move the alias, wait for the worker."""
+    """Register a policy that counts, move the alias to it, wait for the worker."""
     registry, scope = Registry(stack.tracking_uri), embedded_scope()
-    champion = registry.champion(scope)
-    assert champion is not None
+    assert registry.champion(scope) is not None
     registry._client.set_registered_model_tag(model_name(scope), PROMOTION_TAG, "manual")
-    version = registry.register(replace(champion, threshold=threshold))
+    version = registry.register(frequency_policy(scope, threshold))
     registry.promote(scope, version)
     reader.until("the swap", lambda: reader.workers[-1].policy_version == version)
     assert reader.workers[-1].threshold == threshold
@@ -224,7 +226,7 @@ def test_the_learner_trains_and_registers_a_candidate(
     reader.until("a candidate", lambda: reader.learners[-1].candidates >= 1)
     assert reader.learners[-1].updates > 0
     # 1 is the bootstrap, 2 the person's: the learner's own come after them
-    assert Registry(stack.tracking_uri).load(embedded_scope(), 3).kind == "payoff"
+    assert Registry(stack.tracking_uri).load(embedded_scope(), 3).kind == "survival"
     assert reader.workers[-1].policy_version == 2, "promotion was in a person's hands"
 
 
