@@ -9,6 +9,7 @@
     |-- BrokerError       Kafka cannot be reached or refuses what was asked
     |-- RegistryError     MLflow cannot be reached or holds something unusable
     |-- ProcessError      a process of the stack did not start, or died
+    |-- TraceError        recorded generations cannot be read, or hold too little
     `-- ContractError     a message does not keep the contract of its topic
         |-- EventRefused  a draft-event record (counted by the reader, set aside)
         `-- PolicyRefused a policy bundle (the one in force stays in force)
@@ -45,6 +46,10 @@ class RegistryError(HvdError):
 
 class ProcessError(HvdError):
     """A process of the stack did not start, or died."""
+
+
+class TraceError(HvdError):
+    """A trace file cannot be read, or holds too little to measure anything on."""
 
 
 class ContractError(HvdError):

@@ -35,7 +35,6 @@ from decoder.contracts.rule import (
 )
 from decoder.contracts.survival import (
     BUCKETS,
-    MAX_DRAFT,
     FloatArray,
     expected_chain,
     survival,
@@ -140,8 +139,7 @@ def estimate(policy: Policy, features: FloatArray, model_len: int) -> Estimate:
         model_len: tokens of a model draft; 0 without a model drafter.
     """
     lengths = features[:, _DRAFT_LEN]
-    whole = np.minimum(lengths, _LONGEST).astype(np.int32)
-    payoff = policy.model_payoff if model_len and policy.use_model else 0.0
+    whole = lengths.astype(np.int32)
     if policy.kind == "survival":
         outputs = network(policy, features)
         curves = survival(outputs[:, :BUCKETS], whole)
@@ -150,6 +148,7 @@ def estimate(policy: Policy, features: FloatArray, model_len: int) -> Estimate:
         return Estimate(curves.sum(axis=1), whole, model, curves)
     raw = features[:, _SCORE] if policy.kind == "frequency" else network(policy, features)[:, 0]
     expected = np.minimum(np.maximum(raw, 0.0), lengths)
+    payoff = policy.model_payoff if model_len and policy.use_model else 0.0
     return Estimate(expected, whole, np.full(len(features), payoff, np.float32))
 
 
@@ -158,7 +157,6 @@ def predict(policy: Policy, features: FloatArray) -> FloatArray:
     return estimate(policy, features, 0).expected
 
 
-_LONGEST: Final = np.float32(MAX_DRAFT)
 _SCORE: Final = FEATURES.index("score")
 _DRAFT_LEN: Final = FEATURES.index("draft_len")
 

@@ -96,8 +96,8 @@ def choose_one(curve: FloatArray, model: float, rate: float, situation: Situatio
         gains = np.add.accumulate(curve, dtype=np.float64)
         gains *= value
         gains -= costs.dense[2 : 2 + width]
-        top = int(gains.argmax())
-        best = float(gains[top]) + plain
+        top = gains.argmax().item()
+        best = gains.item(top) + plain
         if best > 0.0:
             arm, length = CACHE, top + 1
         else:

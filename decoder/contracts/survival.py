@@ -36,12 +36,9 @@ def survival(logits: FloatArray, lengths: NDArray[np.integer]) -> FloatArray:
         float32 [n, max(lengths)], never rising along a row, 0 behind a draft's end.
     """
     width = int(lengths.max(initial=0))
-    lived = np.minimum(logits, _HIGHEST)
-    np.exp(lived, out=lived)
-    np.log1p(lived, out=lived)
-    curve = lived.take(BUCKET_OF[:width], axis=1)
-    np.add.accumulate(curve, axis=1, out=curve)
-    np.negative(curve, out=curve)
+    # The logarithm of living through a position is the same for all positions of a bucket, so
+    # that of living through the first j of them is one product with how many fall into each.
+    curve: FloatArray = np.logaddexp(_ZERO, logits).dot(_LIVED[:, :width])
     np.exp(curve, out=curve)
     if len(lengths) > 1:
         curve *= _COLUMNS[:width] < lengths[:, None]
@@ -49,8 +46,9 @@ def survival(logits: FloatArray, lengths: NDArray[np.integer]) -> FloatArray:
 
 
 _COLUMNS: Final = np.arange(MAX_DRAFT)
-_HIGHEST: Final = np.float32(80.0)
-"""A logit above it would overflow float32, and is certain anyway."""
+_LIVED: Final = -np.cumsum(np.arange(BUCKETS)[:, None] == BUCKET_OF, axis=1, dtype=np.float32)
+"""float32 [BUCKETS, MAX_DRAFT]: minus the positions of each bucket up to and including ``j``."""
+_ZERO: Final = np.float32(0.0)
 
 
 def naive_survival(logits: FloatArray, length: int) -> list[float]:
@@ -75,7 +73,7 @@ def expected_chain(odds: FloatArray, k: int) -> FloatArray:
     if len(odds) == 1:  # a lone request: four times faster without arrays
         alone = 1.0 / (1.0 + math.exp(min(-float(odds[0]), 80.0)))
         return np.array([sum(alone**j for j in range(1, k + 1))], np.float32)
-    chance: FloatArray = 1.0 / (1.0 + np.exp(-np.maximum(odds, -_HIGHEST)))
+    chance: FloatArray = 1.0 / (1.0 + np.exp(-np.maximum(odds, np.float32(-80.0))))
     total: FloatArray = np.zeros_like(chance)
     for _ in range(k):
         total += 1.0

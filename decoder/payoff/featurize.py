@@ -47,7 +47,10 @@ def featurize(states: Sequence[DraftState], table: FloatArray) -> FloatArray:
     out = np.empty((n, NUM_FEATURES), dtype=np.float32)
     if not n:
         return out
-    out[:, :_SCALARS] = [_scalars(state) for state in states]
+    if n == 1:
+        out[0, :_SCALARS] = _scalars(states[0])
+    else:
+        out[:, :_SCALARS] = [_scalars(state) for state in states]
     logs = out[:, :_LOGS]
     np.log1p(logs, out=logs)
     if n == 1:

@@ -15,12 +15,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from decoder.contracts.bundle import from_bytes
-from decoder.contracts.errors import ModelError
+from decoder.contracts.errors import ModelError, TraceError
 from decoder.contracts.policy import Policy
 from decoder.payoff.token_classes import token_class_table
 from pipelines.replay.measure import Report, mean_fractions, together
 from pipelines.replay.study import Plan, Replayed, Study
-from pipelines.replay.traces import Notice, TraceError
+from pipelines.replay.traces import Notice
 
 SHOWN: Final = 10
 """Notices shown of each file; the counts by reason are complete."""

@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 
 from decoder.contracts.costs import NOMINAL, CostTable
+from decoder.contracts.errors import TraceError
 from decoder.contracts.events import DraftEvent
 from decoder.contracts.policy import ARMS, Policy
 from decoder.contracts.rule import NONE
@@ -26,7 +27,7 @@ from pipelines.replay.dialogue import DialogueCache, Turn, turns
 from pipelines.replay.model_arm import model_acceptance
 from pipelines.replay.states import UNLIMITED, Floats, ListSink, Progress, States, joined
 from pipelines.replay.tally import Cycles
-from pipelines.replay.traces import Trace, TraceError
+from pipelines.replay.traces import Trace
 
 _ARM: Final = {name: number for number, name in enumerate(ARMS)}
 

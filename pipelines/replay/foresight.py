@@ -13,13 +13,14 @@ from typing import Final
 
 import numpy as np
 
+from decoder.contracts.errors import TraceError
 from decoder.contracts.policy import PAPER_THRESHOLD, Policy
 from learner import train
 from learner.rows import Rows
 from pipelines.replay.split import fraction, some_sessions
 from pipelines.replay.states import States, joined
 from pipelines.replay.tally import NOTHING, Tally
-from pipelines.replay.traces import Trace, TraceError
+from pipelines.replay.traces import Trace
 
 TRAINED_ON: Final = 200_000
 """States a network is trained on at most: more cost minutes and move the figures little."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.replay.traces import Trace, TraceError
+from decoder.contracts.errors import TraceError
+from pipelines.replay.traces import Trace
 
 
 def constant_acceptance(mean: float, length: int) -> NDArray[np.int32]:

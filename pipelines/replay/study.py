@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from decoder.contracts.errors import TraceError
 from decoder.contracts.policy import Kind, Policy, predict
 from decoder.contracts.rule import NONE
 from decoder.engines.method import method
@@ -22,7 +23,7 @@ from pipelines.replay.measure import ORACLE, Report, errors
 from pipelines.replay.split import Shares, limited, split
 from pipelines.replay.states import Floats, Progress, States, every_token
 from pipelines.replay.tally import Tally
-from pipelines.replay.traces import Notice, Trace, TraceError, read
+from pipelines.replay.traces import Notice, Trace, read
 
 FREQUENCY: Final = 2.0
 """Threshold of the frequency hybrid that nobody tuned, in tokens of counted score."""

@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 
 from decoder.contracts.costs import NOMINAL
+from decoder.contracts.errors import TraceError
 from decoder.contracts.policy import PAPER_THRESHOLD, Policy
 from decoder.engines.method import Method, method
 from decoder.settings import WorkerSettings
@@ -23,7 +24,7 @@ from pipelines.replay.engine import hybrid, simulate
 from pipelines.replay.split import some_sessions
 from pipelines.replay.states import Floats, joined
 from pipelines.replay.tally import NOTHING
-from pipelines.replay.traces import Trace, TraceError
+from pipelines.replay.traces import Trace
 
 LEAST: Final = 500
 """Labelled drafts without which nothing is trained."""

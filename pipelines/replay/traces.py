@@ -18,17 +18,13 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from decoder.contracts.errors import HvdError
+from decoder.contracts.errors import TraceError
 from pipelines.replay.tokenise import Ids, Kept, tokenise
 
 FORMAT: Final = "hvd.traces.v1"
 """Part of every cache key: raised when what is kept, or how text is cut, changes."""
 ALLOWED: Final = 1024
 """Output tokens a request may make where the recording does not say."""
-
-
-class TraceError(HvdError):
-    """A trace file cannot be read, or holds too little to measure anything on."""
 
 
 @dataclass(frozen=True)

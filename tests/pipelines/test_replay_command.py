@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from decoder.contracts.bundle import to_bytes
-from decoder.contracts.errors import ModelError, PolicyRefused
+from decoder.contracts.errors import ModelError, PolicyRefused, TraceError
 from decoder.contracts.features import FEATURES
 from decoder.contracts.policy import Policy, predict
 from learner.rows import empty
@@ -23,7 +23,7 @@ from pipelines.replay.split import Shares, fraction
 from pipelines.replay.states import States
 from pipelines.replay.study import Plan
 from pipelines.replay.tally import Tally
-from pipelines.replay.traces import Trace, TraceError
+from pipelines.replay.traces import Trace
 from tests.conftest import random_policy
 from tests.pipelines.replay_samples import copying_traces, word_tokenizer
 from tests.pipelines.test_cli import hvd

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decoder.contracts.costs import NOMINAL, CostTable
+from decoder.contracts.errors import TraceError
 from decoder.contracts.policy import frequency_policy
 from decoder.contracts.rule import CACHE, MODEL, NONE
 from decoder.engines.method import Method, method
@@ -17,7 +18,7 @@ from pipelines.replay.engine import hybrid, simulate
 from pipelines.replay.model_arm import constant_acceptance, model_acceptance
 from pipelines.replay.states import every_token
 from pipelines.replay.tally import NOTHING, Cycles
-from pipelines.replay.traces import Trace, TraceError
+from pipelines.replay.traces import Trace
 from tests.conftest import random_policy
 from tests.pipelines.replay_samples import copying_traces, dialogue, token_classes
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from decoder.contracts.errors import TraceError
 from pipelines.replay import traces as reading
 from pipelines.replay.messages import conversation, scripts
 from pipelines.replay.split import Shares, limited, part_of, split
-from pipelines.replay.traces import Trace, TraceError, read, read_token_traces
+from pipelines.replay.traces import Trace, read, read_token_traces
 from tests.pipelines.replay_samples import word_tokenizer
 
 TOKENIZER = word_tokenizer()
