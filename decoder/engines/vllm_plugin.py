@@ -1,4 +1,4 @@
-"""Hybrid verified decoding inside vLLM: the only module that imports it.
+"""Hybrid verified decoding inside vLLM: in serving, only this and ``vllm_cpu`` import it.
 
 vLLM keeps its loop, scheduler, sampler and KV cache. Through the entry point
 ``vllm.general_plugins`` this plugin wraps six methods:
