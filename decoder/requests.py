@@ -61,6 +61,7 @@ class Cycle:
     parameter: float
     predicted: float
     predicted_model: float
+    foreseen: float | None  # the network's estimate of the model draft, before correction
     position: int
     draft_len: int
     features: FloatArray | None

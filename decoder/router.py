@@ -32,6 +32,7 @@ from decoder.labels import Label
 from decoder.payoff.featurize import DraftState, featurize
 from decoder.payoff.memory import History, Keys, TenantMemory, memory_keys
 from decoder.payoff.model_arm import ModelArm
+from decoder.rate import LiveRate
 from decoder.requests import Committed, Cycle, Decision, Request, RequestOptions
 
 __all__ = ["Committed", "Counters", "Decision", "DraftRouter", "EventSink", "RequestOptions"]
@@ -95,6 +96,7 @@ class DraftRouter:
         self.costs = costs or LiveCosts(live=False)
         self.floor = floor
         self.model_arm = ModelArm(mean=policy.model_payoff or 1.0)
+        self.rate = LiveRate(policy.rate)
         self._cache = cache
         self._classes = token_classes
         self._sink = sink
@@ -138,6 +140,7 @@ class DraftRouter:
         if step_tokens == sum(1 + o.verified_len for o in outcomes) and self._decided:
             drafted = self._model_len if self._drafting else 0
             self.costs.observe(step_tokens, len(outcomes), drafted, step_us)
+        decoded, verified, cycles = 0, 0, 0
         for outcome in outcomes:
             request = self._requests.get(outcome.request)
             if request is None or request.ended:
@@ -149,6 +152,8 @@ class DraftRouter:
                 cycle.step_tokens = step_tokens
                 cycle.step_us = step_us
                 cycle.committed = len(committed)
+                decoded, cycles = decoded + len(committed), cycles + 1
+                verified += outcome.verified_len
                 self._count(request, cycle, len(outcome.tokens))
                 if not cycle.draft_len:
                     self._weigh(request, cycle, 0)
@@ -159,6 +164,8 @@ class DraftRouter:
                 self._resolve(request, label, censored="")
             if request.ended:
                 self.stop(request.name, request.ended)
+        if cycles:
+            self.rate.observe(decoded, cycles, self._plain_steps(cycles, verified))
 
     def choose(self, names: Sequence[str]) -> list[Decision]:
         """The next draft of each request; one featurize and one estimate for all of them.
@@ -172,8 +179,12 @@ class DraftRouter:
         drafts = [self._propose(r) for r in requests]
         states = [self._state(r, d) for r, d in zip(requests, drafts, strict=True) if d is not None]
         features = featurize(states, self._classes)
-        estimated = self._estimate(policy, features, drafts)
-        situation = Situation(self.costs.table, self._model_len)
+        found = estimate(policy, features, self._model_len)
+        by_rate = policy.kind == "survival"
+        foreseen = found.model.tolist() if by_rate else [None] * len(states)
+        parameter = self.rate.value if by_rate else policy.threshold
+        estimated = self._completed(policy, found, drafts)
+        situation = Situation(self.costs.table, self._model_len, self.rate.value)
         wanted = decide(policy, estimated, situation, len(names))
         arms = self._arms(wanted, estimated)
         self._drafting = bool((arms == MODEL).any())
@@ -183,13 +194,15 @@ class DraftRouter:
         for i, (request, draft) in enumerate(zip(requests, drafts, strict=True)):
             arm, mine = int(arms[i]), None
             keys: Keys = ()
+            foreseen_here = None
             if draft is not None:
-                mine, keys, row = features[row], states[row].keys, row + 1
+                mine, keys, foreseen_here = features[row], states[row].keys, foreseen[row]
+                row += 1
             cycle = Cycle(
                 request.cycles, wall, arm, int(wanted.arms[i]), int(wanted.lengths[i]),
-                policy.version, policy.parameter, float(estimated.expected[i]),
-                float(estimated.model[i]), request.generated, len(draft.tokens) if draft else 0,
-                mine, keys, len(names), draft_us,
+                policy.version, parameter, float(estimated.expected[i]),
+                float(estimated.model[i]), foreseen_here, request.generated,
+                len(draft.tokens) if draft else 0, mine, keys, len(names), draft_us,
             )  # fmt: skip
             request.cycle = cycle
             request.cycles += 1
@@ -219,6 +232,17 @@ class DraftRouter:
         for name in list(self._requests):
             self.stop(name, "abort")
 
+    def _plain_steps(self, rows: int, verified: int) -> float:
+        """Time of a step, in steps of as many ``rows`` that verify nothing, by the costs in force.
+
+        Prompts that shared the step are left out: they cost the same whatever was chosen.
+        """
+        costs = self.costs.table
+        time = float(costs.dense[min(rows + verified, len(costs.dense) - 1)])
+        if self._drafting:
+            time += costs.drafting(self._model_len, rows)
+        return max(time / float(costs.dense[rows]), 1.0)
+
     def _propose(self, request: Request) -> CacheDraft | None:
         context = request.tokens[: request.length]
         return self._cache.propose(request.name, context, request.room)
@@ -239,17 +263,18 @@ class DraftRouter:
             self._tenants.popitem(last=False)
         return found
 
-    def _estimate(
-        self, policy: Policy, features: NDArray[np.float32], drafts: Sequence[CacheDraft | None]
+    def _completed(
+        self, policy: Policy, found: Estimate, drafts: Sequence[CacheDraft | None]
     ) -> Estimate:
-        """Estimates of all requests [n], those without a cache draft included."""
-        k = self._model_len
-        found = estimate(policy, features, k)
-        model = found.model
+        """``found``, corrected by what the model arm did here, for all requests [n].
+
+        Those without a cache draft are added.
+        """
+        k, model = self._model_len, found.model
         if k and policy.kind == "survival":
             model = np.minimum(model * np.float32(self.model_arm.ratio), np.float32(k))
         n = len(drafts)
-        if len(features) == n:
+        if len(model) == n:
             return Estimate(found.expected, found.lengths, model, found.curves)
         # Without a cache draft there are no features; what the arm yields here must do.
         usual = min(self.model_arm.mean, float(k)) if policy.use_model else 0.0
@@ -297,7 +322,7 @@ class DraftRouter:
         self.counters.accepted[arm] += accepted
         if arm == "model" and cycle.committed == reported:
             cycle.model_accepted = accepted
-            self.model_arm.observe(accepted, cycle.predicted_model / self.model_arm.ratio)
+            self.model_arm.observe(accepted, cycle.foreseen)
             request.history.learn_model(accepted)
 
     def _weigh(self, request: Request, cycle: Cycle, accepted: int) -> None:

@@ -76,7 +76,7 @@ class Worker:
             fallbacks=floor.falls if floor is not None else 0,
             advantage=floor.advantage if floor is not None else 1.0,
             probes=counters.probes,
-            rate=policy.rate,
+            rate=self.router.rate.value,
             policy_kind=policy.kind,
             setup=costs.setup,
             step_us={str(t): round(float(costs.dense[t])) for t in (1, 4, 16, 64)},

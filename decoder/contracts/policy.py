@@ -58,7 +58,8 @@ class Policy:
     ``layers`` are (weight [in, out], bias [out]) float32 pairs of a ReLU network over
     ``(x - mean) / std``. ``threshold`` is in tokens and belongs to the kinds ``frequency`` (what a
     scope starts from before anything was learned) and ``payoff``; ``rate``, tokens a request
-    commits in the time of a step that verifies no draft, to ``survival``. ``use_model`` is false
+    commits in the time of a step that verifies no draft, to ``survival``: it is what a worker
+    starts from, and what its own rate replaces. ``use_model`` is false
     when the learner found the model draft slower than drafting nothing. ``model_payoff`` is the
     mean accepted length of model drafts when the policy was made.
     """
@@ -170,10 +171,10 @@ def decide(policy: Policy, estimated: Estimate, situation: Situation, rows: int)
     if policy.kind != "survival":
         return _threshold(policy, estimated, situation)
     assert estimated.curves is not None
-    situation = _allowed(policy, situation)
+    situation, rate = _allowed(policy, situation), _rate(policy, situation)
     if len(estimated.model) == rows == 1:
-        return choose_one(estimated.curves[0], float(estimated.model[0]), policy.rate, situation)
-    return choose_batch(estimated.curves, estimated.model, policy.rate, situation, rows)
+        return choose_one(estimated.curves[0], float(estimated.model[0]), rate, situation)
+    return choose_batch(estimated.curves, estimated.model, rate, situation, rows)
 
 
 def decide_each(
@@ -183,14 +184,18 @@ def decide_each(
     if policy.kind != "survival":
         return _threshold(policy, estimated, situation)
     assert estimated.curves is not None
-    situation = _allowed(policy, situation)
-    return choose_each(estimated.curves, estimated.model, batch, policy.rate, situation)
+    situation, rate = _allowed(policy, situation), _rate(policy, situation)
+    return choose_each(estimated.curves, estimated.model, batch, rate, situation)
+
+
+def _rate(policy: Policy, situation: Situation) -> float:
+    return policy.rate if situation.rate is None else situation.rate
 
 
 def _allowed(policy: Policy, situation: Situation) -> Situation:
     if policy.use_model or not situation.model_len:
         return situation
-    return Situation(situation.costs, 0)
+    return replace(situation, model_len=0)
 
 
 def _threshold(policy: Policy, estimated: Estimate, situation: Situation) -> Choice:

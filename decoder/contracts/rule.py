@@ -40,13 +40,15 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What a choice depends on beside the drafts: the costs, and the length of a model draft.
+    """What a choice depends on beside the drafts.
 
-    ``model_len`` is 0 without a model drafter.
+    ``model_len`` is the length of a model draft, 0 without a model drafter; ``rate`` the tokens a
+    request commits in the time of a plain step, None for the rate its policy was tuned to.
     """
 
     costs: CostTable
     model_len: int = 0
+    rate: float | None = None
 
 
 def choose_each(

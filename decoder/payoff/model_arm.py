@@ -31,11 +31,15 @@ class ModelArm:
         """What was accepted over what had been predicted, recently: corrects the predictions."""
         return (self._observed + PRIOR) / (self._predicted + PRIOR)
 
-    def observe(self, accepted: int, predicted: float) -> None:
-        """Take in a verified model draft and what had been predicted, uncorrected. Mutates."""
+    def observe(self, accepted: int, predicted: float | None) -> None:
+        """Take in a verified model draft and the network's own estimate of it. Mutates.
+
+        ``predicted`` is None where no network was asked: then the ratio learns nothing.
+        """
         self._seen += 1
         weight = max(1.0 / MEMORY, 1.0 / self._seen)
         self.mean += weight * (accepted - self.mean)
-        self._observed += (accepted - self._observed) / MEMORY
-        self._predicted += (predicted - self._predicted) / MEMORY
         self.unseen = 0
+        if predicted is not None:
+            self._observed += (accepted - self._observed) / MEMORY
+            self._predicted += (predicted - self._predicted) / MEMORY

@@ -1,0 +1,33 @@
+"""A worker's own rate: starts where the learner left it, then follows what is committed."""
+
+from __future__ import annotations
+
+import pytest
+
+from decoder.rate import LEAST, LiveRate
+
+
+def test_it_starts_from_the_policys_rate_and_forgets_it() -> None:
+    rate = LiveRate(2.5)
+    assert rate.value == pytest.approx(2.5)
+    for _ in range(2000):
+        rate.observe(committed=3, cycles=2, time=1.25)
+    assert rate.value == pytest.approx(1.2, abs=0.01)
+
+
+def test_a_step_counts_by_its_requests() -> None:
+    """One step of eight requests and eight steps of one weigh the same."""
+    together, alone = LiveRate(1.0), LiveRate(1.0)
+    for _ in range(50):
+        together.observe(committed=16, cycles=8, time=1.0)
+        for _ in range(8):
+            alone.observe(committed=2, cycles=1, time=1.0)
+    assert together.value == pytest.approx(alone.value, rel=0.02)
+
+
+def test_no_batch_is_too_large_and_no_rate_too_small() -> None:
+    rate = LiveRate(2.0)
+    rate.observe(committed=5000, cycles=5000, time=1.0)
+    assert rate.value == pytest.approx(1.0)
+    rate.observe(committed=0, cycles=5000, time=1.0)
+    assert rate.value == LEAST
