@@ -29,6 +29,7 @@ from decoder.drafting.eagle3_tree import PAPER_TREE
 from decoder.engines.generation import CycleRecord, Generation, Sampling
 from decoder.engines.method import METHODS, Method, method
 from decoder.engines.model_arm import ModelArm
+from decoder.engines.packed import pack
 from decoder.engines.recording import record
 from decoder.engines.session import Session
 from decoder.engines.target import Target
@@ -100,6 +101,8 @@ class ReferenceEngine:
                 vocab_size=target.config.vocab_size,
                 layers=target.config.num_hidden_layers,
             )
+            pack(head)
+        pack(target)
         return cls(
             target,
             head,
