@@ -13,8 +13,8 @@ vLLM keeps its loop, scheduler, sampler and KV cache. Through the entry point
 ======================================  =======================================================
 
 With ``method: eagle3`` both arms exist. The EAGLE3 passes run only when some request of the batch
-wants a model draft; otherwise the drafter is asked for zero tokens, which runs its prefill alone
-and keeps its KV cache in step. With ``method: suffix`` the arms are ``cache`` and ``none``.
+wants a model draft; otherwise the drafter is asked for zero tokens, and what it would have read
+waits (``vllm_drafter``). With ``method: suffix`` the arms are ``cache`` and ``none``.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from decoder.contracts.errors import EngineError
 from decoder.contracts.settings import KafkaSettings
 from decoder.costs import LiveCosts
 from decoder.engines.vllm_cpu import mend_sampling
+from decoder.engines.vllm_drafter import LateDrafter
 from decoder.engines.vllm_profile import profile
 from decoder.payoff.token_classes import token_class_table
 from decoder.router import Committed, Decision, RequestOptions
@@ -150,6 +151,10 @@ def _attach(runner: GPUModelRunner, settings: WorkerSettings) -> Worker:
     entries = tokenizer.convert_ids_to_tokens(list(range(known)))
     missing = max(0, model.get_vocab_size() - known)
     drafter = speculative.draft_model_config.model if has_model else None
+    runner._hvd_late = None
+    if has_model and _may_read_late(runner):
+        runner._hvd_late = LateDrafter(runner.drafter)
+        runner.drafter.propose = runner._hvd_late.propose
     return make_worker(
         settings,
         KafkaSettings.load(),
@@ -157,6 +162,13 @@ def _attach(runner: GPUModelRunner, settings: WorkerSettings) -> Worker:
         token_class_table(entries + [None] * missing),
         has_model,
     )
+
+
+def _may_read_late(runner: GPUModelRunner) -> bool:
+    """Whether what the drafter reads is a matter of its own rank, and of tokens alone."""
+    drafter, parallel = runner.drafter, runner.vllm_config.parallel_config
+    plain = not (drafter.supports_mm_inputs or drafter.uses_mrope)
+    return plain and parallel.data_parallel_size == 1
 
 
 def _warm_up(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -198,6 +210,8 @@ def _execute_model(
             # Ends by limit or stop token were seen when they were committed; what is left ended
             # by a stop string or by the client.
             worker.router.stop(request, "abort")
+            if runner._hvd_late is not None:
+                runner._hvd_late.forget(request)
     return original(runner, scheduler_output, *args, **kwargs)
 
 
@@ -241,6 +255,12 @@ def _propose(
     drafted: list[list[int]] = [[]] * len(names)
     if runner.speculative_config.method == "eagle3":
         tokens = worker.settings.model_draft_tokens if worker is not None and wanted else 0
+        if worker is not None and runner._hvd_late is not None:
+            # An ended request's blocks may be given to a later prompt that begins alike.
+            ended = any(
+                s and n not in worker.router for n, s in zip(names, sampled_token_ids, strict=False)
+            )
+            runner._hvd_late.names, runner._hvd_late.catch_up = names, ended
         scheduler_output.num_spec_tokens_to_schedule = tokens
         drafts = original(runner, scheduler_output, sampled_token_ids, *args, **kwargs)
         if tokens:
@@ -282,9 +302,8 @@ def _choose(
 
 def _options(parameters: Any, max_model_len: int) -> RequestOptions:
     extra = parameters.extra_args or {}
-    stops = set(parameters.all_stop_token_ids)
-    if parameters.ignore_eos:
-        stops.discard(parameters.eos_token_id)
+    # Not ``all_stop_token_ids``: with ignore_eos that still holds the ends vLLM goes on past.
+    stops = {*(parameters.stop_token_ids or ()), parameters.eos_token_id} - {None}
     return RequestOptions(
         max_tokens=parameters.max_tokens or max_model_len,
         max_model_len=max_model_len,

@@ -1,0 +1,27 @@
+"""A request ends for the router where it ends for vLLM."""
+
+from __future__ import annotations
+
+import pytest
+
+from decoder.engines.vllm_plugin import LABEL_LIMIT, _options
+
+
+@pytest.mark.parametrize(
+    ("ignores", "ends"), [(False, {2, 0, 7}), (True, {7})], ids=["heeds", "ignores"]
+)
+def test_ends_of_text_that_a_request_ignores_do_not_end_it(ignores: bool, ends: set[int]) -> None:
+    from vllm import SamplingParams
+
+    asked = SamplingParams(max_tokens=5, stop_token_ids=[7], ignore_eos=ignores)
+    asked.update_from_generation_config({"eos_token_id": [2, 0]}, eos_token_id=2)
+    assert _options(asked, 128).stop_ids == ends
+
+
+def test_labels_from_a_client_are_cut_and_speculation_can_be_switched_off() -> None:
+    from vllm import SamplingParams
+
+    extra = {"hvd_workload": "w" * 1000, "hvd_speculate": "OFF"}
+    options = _options(SamplingParams(extra_args=extra), 128)
+    assert options.workload == "w" * LABEL_LIMIT and not options.speculate
+    assert options.max_tokens <= 128
