@@ -7,7 +7,9 @@ the engine's thread and read by it; ``table`` is one reference to an immutable v
 
 from __future__ import annotations
 
+import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from statistics import median
 from typing import Final
@@ -23,6 +25,45 @@ RECENT: Final = 15
 ENOUGH: Final = 3
 REFRESH: Final = 16
 """Steps between two tables."""
+
+SIZES: Final = (1, 2, 4, 8, 16, 32, 64)
+"""Tokens of the steps that a profile times."""
+ROUNDS: Final = 3
+
+
+def profile(
+    setup: str,
+    step: Callable[[int], None],
+    draft: Callable[[], None] | None = None,
+    *,
+    drafted: int = 1,
+    most: int = SIZES[-1],
+) -> CostTable:
+    """Time steps of ``SIZES`` tokens, sizes interleaved so that a slow moment is shared.
+
+    Args:
+        step: runs so many tokens through the target, and waits for the device.
+        draft: makes ``drafted`` tokens for one request; None without a model drafter.
+        most: the largest step there is.
+    """
+    sizes = tuple(n for n in SIZES if n <= most)
+    target: dict[int, list[float]] = {n: [] for n in sizes}
+    drafter: list[float] = []
+    for _ in range(ROUNDS + 1):  # the first round pays for allocations
+        for n in sizes:
+            began = time.perf_counter()
+            step(n)
+            target[n].append((time.perf_counter() - began) * 1e6)
+        if draft is not None:
+            began = time.perf_counter()
+            draft()
+            drafter.append((time.perf_counter() - began) * 1e6 / drafted)
+    return CostTable(
+        setup,
+        sizes,
+        tuple(median(target[n][1:]) for n in sizes),
+        draft_token_us=median(drafter[1:]) if drafter else 0.0,
+    )
 
 
 class LiveCosts:

@@ -134,7 +134,8 @@ class DraftRouter:
 
         Args:
             outcomes: one entry for each request the step advanced.
-            step_tokens: tokens the step ran through the target, prefill included.
+            step_tokens: tokens the step ran through the target, prefill included; 0 for tokens
+                that no step made, of which nothing is learned about time.
         """
         step_us = (time.perf_counter() - self._decided) * 1e6
         if step_tokens == sum(1 + o.verified_len for o in outcomes) and self._decided:
@@ -164,7 +165,7 @@ class DraftRouter:
                 self._resolve(request, label, censored="")
             if request.ended:
                 self.stop(request.name, request.ended)
-        if cycles:
+        if cycles and step_tokens:
             self.rate.observe(decoded, cycles, self._plain_steps(cycles, verified))
 
     def choose(self, names: Sequence[str]) -> list[Decision]:

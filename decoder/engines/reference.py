@@ -26,6 +26,7 @@ from decoder.contracts.features import TOKEN_CLASSES
 from decoder.costs import LiveCosts
 from decoder.drafting.eagle3 import Eagle3Head, load_head
 from decoder.drafting.eagle3_tree import PAPER_TREE
+from decoder.drafting.suffix import SuffixCache
 from decoder.engines.generation import CycleRecord, Generation, Sampling
 from decoder.engines.method import METHODS, Method, method
 from decoder.engines.model_arm import ModelArm
@@ -118,7 +119,12 @@ class ReferenceEngine:
         return self.head is not None
 
     def session(
-        self, method: Method, *, costs: LiveCosts | None = None, floor: Floor | None = None
+        self,
+        method: Method,
+        *,
+        costs: LiveCosts | None = None,
+        floor: Floor | None = None,
+        cache: SuffixCache | None = None,
     ) -> Session:
         """A worker of its own: suffix cache, router and events. Costs little.
 
@@ -126,11 +132,12 @@ class ReferenceEngine:
             costs: as in a serving worker; nominal and constant unless given, so that decisions
                 depend on nothing but the text.
             floor: as in a serving worker; unless given, the policy has its way.
+            cache: a suffix cache that knows more than the session will see; a new one unless given.
 
         Raises:
             EngineError: the method needs a drafter that this engine does not have.
         """
-        return Session(self, method, costs, floor)
+        return Session(self, method, costs, floor, cache)
 
     def longest_draft(self, method: Method) -> int:
         """Tokens that the method's model arm can have accepted in one cycle, at most."""

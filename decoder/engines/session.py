@@ -71,15 +71,17 @@ class Session:
         method: Method,
         costs: LiveCosts | None = None,
         floor: Floor | None = None,
+        cache: SuffixCache | None = None,
     ) -> None:
         if method.model != "none" and not engine.has_drafter:
             raise EngineError(f"method {method.name!r} drafts with a model: load a drafter.")
         self.engine, self.method = engine, method
         self.sink = EventLog()
-        real = method.cache
-        self._cache = SuffixCache(engine.settings) if real else cast("SuffixCache", NoCache())
+        if cache is None and method.cache:
+            cache = SuffixCache(engine.settings)
+        self.cache = cache or cast("SuffixCache", NoCache())
         self.router = DraftRouter(
-            self._cache,
+            self.cache,
             method.policy,
             engine.token_classes,
             self.sink,
@@ -167,7 +169,7 @@ class Session:
         position = len(request.output)
         context = np.asarray(request.prompt + request.output, np.int32)
         room = request.room
-        draft = self._cache.propose(request.name, context, room) if room else None
+        draft = self.cache.propose(request.name, context, room) if room else None
         cache = naive_accepted_length(draft.tokens, known[position:]) if draft else 0
         model = recorded[position] if recorded and position < len(recorded) else 0
         threshold = ALWAYS if cache > min(model, room) else NEVER

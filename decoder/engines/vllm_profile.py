@@ -8,17 +8,12 @@ scheduling) is added by the corrections of every step served.
 from __future__ import annotations
 
 import platform
-import time
-from collections.abc import Callable
-from statistics import median
-from typing import Any, Final
+from typing import Any
 
 import torch
 
+from decoder import costs
 from decoder.contracts.costs import CostTable
-
-SIZES: Final = (1, 2, 4, 8, 16, 32, 64)
-ROUNDS: Final = 3
 
 
 def setup_name(runner: Any, scope: str) -> str:
@@ -33,39 +28,29 @@ def setup_name(runner: Any, scope: str) -> str:
 
 
 def profile(runner: Any, scope: str) -> CostTable:
-    """Time steps of ``SIZES`` tokens, sizes interleaved so that a slow moment is shared."""
-    sizes = [n for n in SIZES if n <= runner.max_num_tokens]
-    target: dict[int, list[float]] = {n: [] for n in sizes}
-    passes: list[float] = []
+    """Time target and drafter apart. Nothing is mutated that lasts."""
 
-    def step(n: int) -> None:
-        hidden, _ = runner._dummy_run(n, is_graph_capturing=True)
-        runner.model.compute_logits(hidden[:n])
-
-    def timed(work: Callable[[], object]) -> float:
-        began = time.perf_counter()
-        work()
+    def wait() -> None:
         if runner.device.type != "cpu":
             torch.accelerator.synchronize()
-        return (time.perf_counter() - began) * 1e6
 
-    drafter = runner.drafter if hasattr(runner.drafter, "dummy_run") else None
-    alone = None if drafter is None else drafter.dummy_run
-    if drafter is not None:  # vLLM's dummy run would include it
-        drafter.dummy_run = lambda *_, **__: None
+    def step(tokens: int) -> None:
+        hidden, _ = runner._dummy_run(tokens, is_graph_capturing=True)
+        runner.model.compute_logits(hidden[:tokens])
+        wait()
+
+    name, most = setup_name(runner, scope), runner.max_num_tokens
+    drafter: Any = getattr(runner, "drafter", None)
+    if not hasattr(drafter, "dummy_run"):
+        return costs.profile(name, step, most=most)
+    alone = drafter.dummy_run
+
+    def draft() -> None:
+        alone(1, is_graph_capturing=True)  # one pass, as for a graph capture
+        wait()
+
+    drafter.dummy_run = lambda *_, **__: None  # or vLLM's own dummy run would include it
     try:
-        for _ in range(ROUNDS + 1):  # the first round pays for allocations
-            for n in sizes:
-                target[n].append(timed(lambda n=n: step(n)))  # type: ignore[misc]
-            if alone is not None:
-                # As for a graph capture: one pass, and not one for each draft token.
-                passes.append(timed(lambda: alone(1, is_graph_capturing=True)))
+        return costs.profile(name, step, draft, most=most)
     finally:
-        if drafter is not None:
-            del drafter.dummy_run
-    return CostTable(
-        setup_name(runner, scope),
-        tuple(sizes),
-        tuple(median(target[n][1:]) for n in sizes),
-        draft_token_us=median(passes[1:]) if passes else 0.0,
-    )
+        del drafter.dummy_run

@@ -126,3 +126,29 @@ def decide(
         sys.stdout.write(json.dumps({t.kind: t.as_dict() for t in timings}, indent=1) + "\n")
     else:
         out.print(table(timings))
+
+
+@app.command()
+def trouble(
+    arms: Annotated[str, typer.Option(help="Which arms to break in turn.")] = "drafter,cache",
+    prompts: Annotated[int, typer.Option(min=1, help="Measured prompts of each phase.")] = 5,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Tokens of an answer at most.")] = 96,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of torch.")] = None,
+    as_json: Annotated[
+        Path | None, typer.Option("--json", help="Write the figures to this file.")
+    ] = None,
+) -> None:
+    """Break an arm while the embedded model decodes, then mend it: what the hybrid makes of it.
+
+    Its rate is held to that of the best fixed arm, 200 cycles after each change. Ctrl-C reports
+    what is there.
+    """
+    from pipelines.bench import launch
+    from pipelines.bench.asked import parts
+    from pipelines.bench.trouble import measure_all, table
+
+    stretches, ended = measure_all(parts(arms), prompts, max_tokens, threads, err)
+    if as_json is not None:
+        launch.write_json({"stretches": [s.as_dict() for s in stretches]}, as_json)
+    out.print(table(stretches))
+    raise typer.Exit(0 if ended else 130)

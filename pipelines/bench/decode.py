@@ -117,20 +117,21 @@ def warm_up_machine(engine: ReferenceEngine, plan: Plan) -> dict[str, LiveCosts]
     """Let every method decode a little of anything, and forget it.
 
     Returns:
-        a cost table for each learned method, which goes on learning from the run as in a server.
+        a profile for each learned method, which goes on learning from the run as in a server.
     """
     from decoder.costs import LiveCosts
+    from decoder.engines.reference_profile import profile
 
     length, answer = MACHINE_WARM_UP
     output: list[int] | None = None
-    costs = {m.name: LiveCosts() for m in plan.methods if m.policy.kind == "survival"}
     for method in rotated(plan.methods, 0):
-        session = engine.session(method, costs=costs.get(method.name))
+        session = engine.session(method)
         generation = session.generate(
             [1 + i % 8 for i in range(length)], answer, known=output if method.oracle else None
         )
         output = generation.tokens
-    return costs
+    learned = [m for m in plan.methods if m.policy.kind == "survival"]
+    return {m.name: LiveCosts(profile(engine, m)) for m in learned}
 
 
 def open_lane(
@@ -144,7 +145,7 @@ def open_lane(
     """Prompts and sessions of a dataset: warmed up, and brought to where an earlier run stopped."""
     usable = list(_usable(engine, found, template, plan, store))
     measured, spare = tuple(usable[: plan.limit]), tuple(usable[plan.limit :])
-    sessions = {m.name: engine.session(m, costs=costs.get(m.name)) for m in plan.methods}
+    sessions = {m.name: opened(engine, m, costs.get(m.name)) for m in plan.methods}
     left = [p for p in measured if not known(p, store.results)]
     if left:
         plain = next((s for s in sessions.values() if not s.method.cache), None)
@@ -159,6 +160,14 @@ def open_lane(
                 for name, outcome in store.results.outcomes[facts_key(prompt)].items():
                     remember(sessions[name], prompt.ids, outcome.tokens, plan.max_tokens)
     return Lane(measured, spare, sessions)
+
+
+def opened(engine: ReferenceEngine, method: Method, costs: LiveCosts | None) -> Session:
+    """A session of ``method``; one that decides by costs has the floor that a server gives it."""
+    from decoder.floor import Floor
+
+    floor = Floor(method.model != "none") if costs is not None else None
+    return engine.session(method, costs=costs, floor=floor)
 
 
 def remember(

@@ -1,0 +1,47 @@
+"""The cost profile of the reference engine, as a serving worker makes one at start."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from decoder import costs
+from decoder.contracts.costs import CostTable
+from decoder.drafting.tree import chain
+from decoder.engines.kv_cache import KVCache
+from decoder.engines.method import Method
+
+if TYPE_CHECKING:
+    from decoder.engines.reference import ReferenceEngine
+
+CONTEXT: Final = 64
+"""Tokens of context that the timed steps stand behind."""
+
+
+def profile(engine: ReferenceEngine, method: Method) -> CostTable:
+    """Time steps of the target and, of a method with a chain, its drafter.
+
+    A tree's cost is learned in use: it is one of nodes, and not of accepted tokens.
+    """
+    cache = KVCache()
+    with torch.inference_mode():
+        read = engine.target.prefill([1] * CONTEXT, cache)
+
+        def step(tokens: int) -> None:
+            engine.target.verify(1, chain([1] * (tokens - 1)), cache)
+            cache.keep(CONTEXT)
+            engine.clock()
+
+        arm = engine.model_arm(method) if method.model == "chain" else None
+        if arm is None or read.aux is None:
+            return costs.profile("reference", step)
+        arm.follow([1] * CONTEXT, read.aux)
+        arm.catch_up()
+        length = engine.longest_draft(method)
+
+        def draft() -> None:
+            arm.draft(length)
+            engine.clock()
+
+        return costs.profile("reference", step, draft, drafted=length)

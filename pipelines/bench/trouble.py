@@ -1,0 +1,254 @@
+"""What becomes of speed when an arm breaks: ``hvd bench trouble``.
+
+The embedded model decodes its own workloads by every fixed arm and by the hybrid as a server runs
+it, prompt by prompt in turn. After a healthy stretch one arm breaks:
+
+=======  ======================================================================================
+drafter  the EAGLE3 head's output layer is replaced by random weights: nothing it drafts holds
+cache    every cache draft has its tokens changed and keeps its counts: no match continues
+=======  ======================================================================================
+
+then it is mended. The hybrid has ``SETTLES`` cycles to find out each time; what is measured are the
+prompts begun after that, the same for all methods.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+from decoder.contracts.errors import ModelError, SettingsError
+from decoder.costs import LiveCosts
+from decoder.drafting.suffix import CacheDraft, SuffixCache, Tokens
+from decoder.engines.method import Method, method
+from decoder.engines.packed import pack
+from decoder.engines.reference_profile import profile
+from decoder.floor import Floor
+from pipelines import embedded, workloads
+from pipelines.bench.methods import shipped_policy
+
+if TYPE_CHECKING:
+    from decoder.contracts.policy import Policy
+    from decoder.engines.generation import Generation
+    from decoder.engines.reference import ReferenceEngine, Session
+
+Trouble = Literal["drafter", "cache"]
+TROUBLES: Final[tuple[Trouble, ...]] = ("drafter", "cache")
+FIXED: Final = ("greedy", "eagle3", "suffix")
+PHASES: Final = ("healthy", "broken", "mended")
+SETTLES: Final = 200
+"""Cycles after a change that are not measured."""
+
+Tick = Callable[[str], None]
+
+
+class FailingCache(SuffixCache):
+    """A suffix cache whose matches never continue while ``failing``."""
+
+    failing = False
+
+    def propose(self, request: str, context: Tokens, limit: int) -> CacheDraft | None:
+        """The draft that there is, its tokens changed."""
+        draft = super().propose(request, context, limit)
+        if draft is None or not self.failing:
+            return draft
+        return replace(draft, tokens=[token ^ 1 for token in draft.tokens])
+
+
+@dataclass
+class Speed:
+    """One method in one phase; ``prompts`` are the measured ones."""
+
+    tokens: int = 0
+    seconds: float = 0.0
+    prompts: int = 0
+    arms: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second of decoding."""
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+    def add(self, generation: Generation) -> None:
+        """Add a measured prompt."""
+        self.tokens += len(generation.tokens) - 1
+        self.seconds += generation.decode_us / 1e6
+        self.prompts += 1
+        self.arms.update(c.arm for c in generation.cycles)
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """What one phase came to. ``fallback`` is the arm the floor had in force at its end."""
+
+    trouble: Trouble
+    phase: str
+    speeds: dict[str, Speed]
+    settled_after: int
+    fallback: str
+    falls: int
+
+    @property
+    def best(self) -> str:
+        """The fastest fixed arm."""
+        return max(FIXED, key=lambda name: self.speeds[name].rate)
+
+    @property
+    def share(self) -> float:
+        """The hybrid's rate over that of the best fixed arm."""
+        return self.speeds["hybrid"].rate / self.speeds[self.best].rate
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {
+            **{k: v for k, v in asdict(self).items() if k != "speeds"},
+            "tok_per_s": {name: round(s.rate, 2) for name, s in self.speeds.items()},
+            "best_fixed": self.best,
+            "hybrid_to_best": round(self.share, 3),
+            "hybrid_arms": dict(self.speeds["hybrid"].arms),
+            "prompts": self.speeds["hybrid"].prompts,
+        }
+
+
+def measure_all(
+    arms: Sequence[str], measured: int, tokens: int, threads: int | None, console: Console
+) -> tuple[list[Stretch], bool]:
+    """Break each of ``arms`` in turn; what is there, and whether it went to the end.
+
+    Raises:
+        SettingsError: no such arm.
+        ModelError: the embedded model is not installed.
+    """
+    from decoder.engines.reference import ReferenceEngine
+
+    wanted = [name for name in TROUBLES if name in arms]
+    if len(wanted) < len(set(arms)) or not wanted:
+        raise SettingsError(f"--arms {','.join(arms)}: choose from {', '.join(TROUBLES)}.")
+    if threads is not None:
+        torch.set_num_threads(threads)
+    model, drafter = str(embedded.ensure_model()), embedded.drafter_path()
+    if drafter is None:
+        raise ModelError("no drafter ships with this installation: install it again.")
+    engine = ReferenceEngine.load(model, drafter)
+    policy = shipped_policy(model, str(drafter))
+    found: list[Stretch] = []
+    with console.status("") as shown:
+        try:
+            for name in wanted:
+                asked = _prompts(engine)
+                for stretch in measure(engine, policy, name, asked, measured, tokens, shown.update):
+                    found.append(stretch)
+                    console.print(f"{name} {stretch.phase}: {stretch.share:.2f} of {stretch.best}")
+        except KeyboardInterrupt:
+            return found, False
+    return found, True
+
+
+def measure(
+    engine: ReferenceEngine,
+    policy: Policy,
+    trouble: Trouble,
+    asked: Iterator[list[int]],
+    measured: int,
+    tokens: int,
+    tick: Tick,
+    settles: int = SETTLES,
+) -> Iterator[Stretch]:
+    """Break one arm and mend it.
+
+    Args:
+        policy: what the hybrid decides by.
+        asked: prompts, without end.
+        measured: prompts of each phase that count.
+        tokens: of an answer, at most.
+
+    Yields:
+        a stretch for each of ``PHASES``, as soon as it is known.
+    """
+    methods = [*(method(name) for name in FIXED), method("hybrid", policy=policy)]
+    sessions = {m.name: _session(engine, m) for m in methods}
+    for phase in PHASES:
+        with _broken(engine, sessions, trouble if phase == "broken" else None):
+            speeds = {m.name: Speed() for m in methods}
+            settled = turn = 0
+            while speeds["hybrid"].prompts < measured:
+                prompt, counts = next(asked), settled >= settles
+                turned = turn % len(methods)
+                for m in [*methods[turned:], *methods[:turned]]:
+                    tick(f"{trouble} {phase}: {m.name}")
+                    generation = sessions[m.name].generate(prompt, tokens)
+                    if counts:
+                        speeds[m.name].add(generation)
+                    elif m.name == "hybrid":
+                        settled += len(generation.cycles)
+                turn += 1
+        floor = sessions["hybrid"].router.floor
+        assert floor is not None
+        yield Stretch(trouble, phase, speeds, settled, floor.in_force, floor.falls)
+
+
+def _session(engine: ReferenceEngine, m: Method) -> Session:
+    cache = FailingCache(engine.settings) if m.cache else None
+    if m.name != "hybrid":
+        return engine.session(m, cache=cache)
+    return engine.session(m, costs=LiveCosts(profile(engine, m)), floor=Floor(True), cache=cache)
+
+
+def _prompts(engine: ReferenceEngine) -> Iterator[list[int]]:
+    streams = [workloads.prompts(name) for name in workloads.WORKLOADS]
+    for prompt in itertools.chain.from_iterable(zip(*streams, strict=True)):
+        ids: Sequence[int] = engine.tokenizer.apply_chat_template(
+            list(prompt.messages), add_generation_prompt=True, return_dict=False
+        )
+        if len(ids) < engine.max_model_len // 4:
+            yield list(ids)
+
+
+@contextmanager
+def _broken(
+    engine: ReferenceEngine, sessions: dict[str, Session], trouble: Trouble | None
+) -> Iterator[None]:
+    head = engine.head
+    assert head is not None
+    whole = head.lm_head
+    caches = [s.cache for s in sessions.values() if isinstance(s.cache, FailingCache)]
+    if trouble == "drafter":
+        head.register_module("lm_head", _random_like(engine))
+    for cache in caches:
+        cache.failing = trouble == "cache"
+    try:
+        yield
+    finally:
+        head.register_module("lm_head", whole)
+        for cache in caches:
+            cache.failing = False
+
+
+def _random_like(engine: ReferenceEngine) -> nn.Module:
+    assert engine.head is not None
+    config = engine.head.config
+    torch.manual_seed(0)
+    layer = nn.Sequential(nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False))
+    pack(layer)
+    return layer
+
+
+def table(stretches: Sequence[Stretch]) -> Table:
+    """For a terminal."""
+    shown = Table(
+        "broken arm", "phase", *FIXED, "hybrid", "hybrid / best fixed", "in force at the end",
+        title="tokens a second",
+    )  # fmt: skip
+    for s in stretches:
+        rates = [f"{s.speeds[name].rate:.1f}" for name in (*FIXED, "hybrid")]
+        shown.add_row(s.trouble, s.phase, *rates, f"{s.share:.2f} ({s.best})", s.fallback)
+    return shown

@@ -1,0 +1,58 @@
+"""The benchmark that breaks an arm: it breaks what it says, measures all alike, and mends it."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from decoder.engines.reference import ReferenceEngine
+from decoder.settings import WorkerSettings
+from pipelines.bench.trouble import FIXED, PHASES, TROUBLES, FailingCache, Trouble, measure
+from tests.decoder.simulated import trusting_policy
+from tests.engines.tiny import tiny_head, tiny_target
+
+
+@pytest.fixture(scope="module")
+def engine() -> ReferenceEngine:
+    torch.manual_seed(0)
+    target = tiny_target(0)
+    return ReferenceEngine(target, tiny_head(0), max_model_len=128)
+
+
+@pytest.mark.parametrize("trouble", TROUBLES)
+def test_an_arm_breaks_and_is_mended(engine: ReferenceEngine, trouble: Trouble) -> None:
+    assert engine.head is not None
+    whole, seen = engine.head.lm_head, []
+
+    def tick(what: str) -> None:
+        assert engine.head is not None
+        seen.append((what.partition(":")[0], engine.head.lm_head is whole))
+
+    asked = itertools.cycle([[1, 2, 3, 4, 1, 2, 3], [5, 6, 5, 6]])
+    found = list(measure(engine, trusting_policy(), trouble, asked, 2, 12, tick, settles=6))
+    assert [s.phase for s in found] == list(PHASES)
+    for stretch in found:
+        assert stretch.settled_after >= 6
+        assert set(stretch.speeds) == {*FIXED, "hybrid"}
+        assert {s.prompts for s in stretch.speeds.values()} == {2}
+        assert len({s.tokens for s in stretch.speeds.values()}) == 1, "greedy outputs are equal"
+        assert stretch.as_dict()["best_fixed"] in FIXED
+    broken = {whole for what, whole in seen if what == f"{trouble} broken"}
+    assert broken == {trouble != "drafter"}
+    assert all(whole for what, whole in seen if what != f"{trouble} broken")
+    assert engine.head.lm_head is whole
+
+
+def test_a_failing_cache_proposes_what_never_comes() -> None:
+    cache = FailingCache(WorkerSettings.load())
+    text = np.array([7, 8, 9, 10, 7, 8], np.int32)
+    cache.start("r", text, "")
+    right = cache.propose("r", text, 8)
+    cache.failing = True
+    wrong = cache.propose("r", text, 8)
+    assert right is not None and wrong is not None
+    assert right.tokens[:2] == [9, 10] and right.probs == wrong.probs
+    assert all(a != b for a, b in zip(right.tokens, wrong.tokens, strict=True))
