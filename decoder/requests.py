@@ -64,6 +64,7 @@ class Cycle:
     foreseen: float | None  # the network's estimate of the model draft, before correction
     position: int
     draft_len: int
+    model_len: int  # tokens of a model draft in this step
     features: FloatArray | None
     keys: Keys
     batch_size: int

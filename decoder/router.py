@@ -16,7 +16,7 @@ from __future__ import annotations
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 import numpy as np
@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 
 from decoder.contracts.events import DraftEvent
 from decoder.contracts.policy import ARMS, Estimate, Policy, decide, estimate
-from decoder.contracts.rule import CACHE, MODEL, NONE, Choice, Situation
+from decoder.contracts.rule import CACHE, MODEL, NONE, Choice, Situation, draft_length
+from decoder.contracts.survival import yields_of
 from decoder.costs import LiveCosts
 from decoder.drafting.suffix import CacheDraft, SuffixCache, Tokens
 from decoder.floor import PLAIN_EVERY, PROBE_EVERY, Floor, Outcome
@@ -81,13 +82,15 @@ class DraftRouter:
         worker: str,
         *,
         model_draft_tokens: int = 4,
+        shorter: bool = True,
         costs: LiveCosts | None = None,
         floor: Floor | None = None,
     ) -> None:
         """Put a router together.
 
         Args:
-            model_draft_tokens: tokens of a model draft, where the engine ``has_model``.
+            model_draft_tokens: tokens of a model draft at most, where the engine ``has_model``.
+            shorter: whether a survival policy may ask for fewer, as it does where that pays.
             costs: the live table; None for nominal costs that never change.
             floor: None lets the policy have its way whatever it costs, and probes nothing.
         """
@@ -95,19 +98,20 @@ class DraftRouter:
         self.counters = Counters()
         self.costs = costs or LiveCosts(live=False)
         self.floor = floor
-        self.model_arm = ModelArm(mean=policy.model_payoff or 1.0)
         self.rate = LiveRate(policy.rate)
         self._cache = cache
         self._classes = token_classes
         self._sink = sink
         self._model_len = model_draft_tokens if has_model else 0
+        self._shorter = shorter
+        self.model_arm = ModelArm(policy.model_payoff or 1.0, self._model_len)
         # Ids of two lives of a worker must differ, or their events would be taken for duplicates.
         self._event_prefix = f"{worker}/{time.time_ns():x}/"
         self._events = 0
         self._requests: dict[str, Request] = {}
         self._tenants: OrderedDict[str, TenantMemory] = OrderedDict()
         self._decided = 0.0  # seconds of the performance counter
-        self._drafting = False
+        self._drafted = 0  # tokens that the model drafter makes in the step under way
         self._always_drafting = 0  # cycles since a step ran without the model drafter
 
     def __contains__(self, request: str) -> bool:
@@ -125,7 +129,7 @@ class DraftRouter:
         grown[: len(prompt)] = prompt
         self._requests[request] = Request(
             request, options, grown, len(prompt), len(prompt), self._memory(options.tenant),
-            History(model=self.model_arm.mean),
+            History(model=self.model_arm.payoff(self._model_len)) if self._model_len else History(),
         )  # fmt: skip
         self.counters.started += 1
 
@@ -139,8 +143,7 @@ class DraftRouter:
         """
         step_us = (time.perf_counter() - self._decided) * 1e6
         if step_tokens == sum(1 + o.verified_len for o in outcomes) and self._decided:
-            drafted = self._model_len if self._drafting else 0
-            self.costs.observe(step_tokens, len(outcomes), drafted, step_us)
+            self.costs.observe(step_tokens, len(outcomes), self._drafted, step_us)
         decoded, verified, cycles = 0, 0, 0
         for outcome in outcomes:
             request = self._requests.get(outcome.request)
@@ -182,13 +185,21 @@ class DraftRouter:
         features = featurize(states, self._classes)
         found = estimate(policy, features, self._model_len)
         by_rate = policy.kind == "survival"
-        foreseen = found.model.tolist() if by_rate else [None] * len(states)
         parameter = self.rate.value if by_rate else policy.threshold
         estimated = self._completed(policy, found, drafts)
         situation = Situation(self.costs.table, self._model_len, self.rate.value)
+        k = self._model_len
+        foreseen: list[float | None] = [None] * len(states)
+        if found.yields is not None and found.yields.shape[1]:
+            assert estimated.yields is not None
+            if self._shorter and requests:
+                k = draft_length(estimated.yields, parameter, situation, len(names))
+                estimated = replace(estimated, model=estimated.yields[:, k - 1])
+                situation = replace(situation, model_len=k)
+            foreseen = found.yields[:, k - 1].tolist()
         wanted = decide(policy, estimated, situation, len(names))
         arms = self._arms(wanted, estimated)
-        self._drafting = bool((arms == MODEL).any())
+        self._drafted = k if (arms == MODEL).any() else 0
         self._decided = time.perf_counter()
         draft_us = (self._decided - began) * 1e6
         decisions, row = {}, 0
@@ -203,7 +214,7 @@ class DraftRouter:
                 request.cycles, wall, arm, int(wanted.arms[i]), int(wanted.lengths[i]),
                 policy.version, parameter, float(estimated.expected[i]),
                 float(estimated.model[i]), foreseen_here, request.generated,
-                len(draft.tokens) if draft else 0, mine, keys, len(names), draft_us,
+                len(draft.tokens) if draft else 0, k, mine, keys, len(names), draft_us,
             )  # fmt: skip
             request.cycle = cycle
             request.cycles += 1
@@ -214,7 +225,8 @@ class DraftRouter:
                 if arm == CACHE:
                     own = cycle.wanted == CACHE
                     tokens = draft.tokens[: cycle.wanted_len] if own else draft.tokens
-            decisions[request.name] = Decision(ARMS[arm], tokens, request.room)
+            room = min(request.room, k) if arm == MODEL else request.room
+            decisions[request.name] = Decision(ARMS[arm], tokens, room)
         self.counters.choose_us.append(draft_us)
         return [decisions.get(name, _NOTHING) for name in names]
 
@@ -240,8 +252,7 @@ class DraftRouter:
         """
         costs = self.costs.table
         time = float(costs.dense[min(rows + verified, len(costs.dense) - 1)])
-        if self._drafting:
-            time += costs.drafting(self._model_len, rows)
+        time += costs.drafting(self._drafted, rows)
         return max(time / float(costs.dense[rows]), 1.0)
 
     def _propose(self, request: Request) -> CacheDraft | None:
@@ -271,14 +282,15 @@ class DraftRouter:
 
         Those without a cache draft are added.
         """
-        k, model = self._model_len, found.model
-        if k and policy.kind == "survival":
-            model = np.minimum(model * np.float32(self.model_arm.ratio), np.float32(k))
+        k, model, yields = self._model_len, found.model, found.yields
+        if yields is not None and yields.shape[1]:
+            yields = np.minimum(yields * np.float32(self.model_arm.ratio), _LENGTHS[:k])
+            model = yields[:, -1]
         n = len(drafts)
         if len(model) == n:
-            return Estimate(found.expected, found.lengths, model, found.curves)
+            return replace(found, model=model, yields=yields)
         # Without a cache draft there are no features; what the arm yields here must do.
-        usual = min(self.model_arm.mean, float(k)) if policy.use_model else 0.0
+        usual = self.model_arm.payoff(k) if policy.use_model else 0.0
         rows = np.array([i for i, d in enumerate(drafts) if d is not None], np.int64)
         spread = Estimate(
             np.zeros(n, np.float32), np.zeros(n, np.int32), np.full(n, usual, np.float32)
@@ -289,7 +301,12 @@ class DraftRouter:
             return spread
         curves = np.zeros((n, found.curves.shape[1]), np.float32)
         curves[rows] = found.curves
-        return Estimate(spread.expected, spread.lengths, spread.model, curves)
+        if yields is not None:
+            known, width = yields, yields.shape[1]
+            yields = np.empty((n, width), np.float32)
+            yields[:] = yields_of(self.model_arm.chance, width)
+            yields[rows] = known
+        return Estimate(spread.expected, spread.lengths, spread.model, curves, yields)
 
     def _arms(self, wanted: Choice, estimated: Estimate) -> NDArray[np.int8]:
         """The policy's arms, unless the floor has relieved it or the drafter must be looked at."""
@@ -323,14 +340,16 @@ class DraftRouter:
         self.counters.accepted[arm] += accepted
         if arm == "model" and cycle.committed == reported:
             cycle.model_accepted = accepted
-            self.model_arm.observe(accepted, cycle.foreseen)
-            request.history.learn_model(accepted)
+            self.model_arm.observe(accepted, cycle.verified_len, cycle.foreseen)
+            whole = accepted == cycle.verified_len
+            rest = self.model_arm.payoff(self._model_len - cycle.verified_len) if whole else 0.0
+            request.history.learn_model(accepted + rest)
 
     def _weigh(self, request: Request, cycle: Cycle, accepted: int) -> None:
         """Tell the floor what each option would have made of this cycle."""
         if self.floor is None or not cycle.committed:
             return
-        k, batch, costs = self._model_len, cycle.batch_size, self.costs.table
+        k, batch, costs = cycle.model_len, cycle.batch_size, self.costs.table
         plain = float(costs.dense[batch])
 
         def cache(length: int) -> Outcome:
@@ -341,7 +360,7 @@ class DraftRouter:
         model = none
         if k:
             seen = cycle.model_accepted
-            payoff = float(seen) if seen is not None else self.model_arm.mean
+            payoff = float(seen) if seen is not None else self.model_arm.payoff(k)
             us = cache(k)[1] + costs.drafting(k, batch) / batch
             model = 1.0 + payoff, us
         always = cache(cycle.draft_len)
@@ -388,4 +407,5 @@ class DraftRouter:
         )
 
 
+_LENGTHS: Final = np.arange(1, 65, dtype=np.float32)
 _NOTHING: Final = Decision("none")

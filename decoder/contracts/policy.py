@@ -36,7 +36,7 @@ from decoder.contracts.rule import (
 from decoder.contracts.survival import (
     BUCKETS,
     FloatArray,
-    expected_chain,
+    chain_yields,
     survival,
 )
 
@@ -111,14 +111,16 @@ class Estimate:
     """What a policy expects of n drafts.
 
     ``expected`` [n] is the accepted length of the cache draft in tokens, at least 0 and at most its
-    length. ``curves`` [n, w] is its survival (kind ``survival`` only), ``model`` [n] the expected
-    accepted length of a model draft in the same state.
+    length. ``model`` [n] is the expected accepted length of a model draft in the same state. Of
+    the kind ``survival`` alone: ``curves`` [n, w], the survival of the cache draft, and ``yields``
+    [n, k], what model drafts of 1 to k tokens have to expect; ``model`` is the last of these.
     """
 
     expected: FloatArray
     lengths: NDArray[np.int32]
     model: FloatArray
     curves: FloatArray | None = None
+    yields: FloatArray | None = None
 
 
 def network(policy: Policy, features: FloatArray) -> FloatArray:
@@ -145,8 +147,9 @@ def estimate(policy: Policy, features: FloatArray, model_len: int) -> Estimate:
         outputs = network(policy, features)
         curves = survival(outputs[:, :BUCKETS], whole)
         odds = outputs[:, BUCKETS]
-        model = expected_chain(odds, model_len if policy.use_model else 0)
-        return Estimate(curves.sum(axis=1), whole, model, curves)
+        yields = chain_yields(odds, model_len if policy.use_model else 0)
+        model = yields[:, -1] if yields.shape[1] else np.zeros(len(odds), np.float32)
+        return Estimate(curves.sum(axis=1), whole, model, curves, yields)
     raw = features[:, _SCORE] if policy.kind == "frequency" else network(policy, features)[:, 0]
     expected = np.minimum(np.maximum(raw, 0.0), lengths)
     payoff = policy.model_payoff if model_len and policy.use_model else 0.0

@@ -21,7 +21,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.contracts.costs import CostTable
+from decoder.contracts.costs import MAX_TOKENS, CostTable
 from decoder.contracts.survival import FloatArray
 
 NONE, MODEL, CACHE = range(3)
@@ -86,6 +86,35 @@ def choose_each(
         chosen = gain > best
         arms[chosen], lengths[chosen] = MODEL, k
     return Choice(arms, lengths)
+
+
+def draft_length(yields: FloatArray, rate: float, situation: Situation, rows: int) -> int:
+    """Tokens that the model drafter should make in a step, if it runs at all.
+
+    It drafts alike for all who ask; who asks is those whom a draft of that length gains more than
+    its verification.
+
+    Args:
+        yields: float32 [n, k], expected accepted lengths of drafts of 1 to k tokens.
+        rows: requests in the step, at least n.
+
+    Returns:
+        a length in 1..k, and 0 where k is 0.
+    """
+    n, k = yields.shape
+    costs = situation.costs
+    plain = float(costs.dense[rows])
+    value = plain / (rate * rows)
+    drafting = [costs.drafting(j, rows) for j in range(1, k + 1)]
+    verifying = [float(costs.dense[min(rows + j, MAX_TOKENS)]) - plain for j in range(1, k + 1)]
+    if n == 1:
+        gains = [
+            value * float(y) - v - d for y, v, d in zip(yields[0], verifying, drafting, strict=True)
+        ]
+    else:
+        each = yields * value - np.array(verifying)
+        gains = (np.maximum(each, 0.0).sum(axis=0) - drafting).tolist()
+    return 1 + gains.index(max(gains)) if k else 0
 
 
 def choose_one(curve: FloatArray, model: float, rate: float, situation: Situation) -> Choice:

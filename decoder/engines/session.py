@@ -88,6 +88,7 @@ class Session:
             method.model != "none",
             "reference",
             model_draft_tokens=engine.longest_draft(method),
+            shorter=method.model == "chain",
             costs=costs,
             floor=floor,
         )

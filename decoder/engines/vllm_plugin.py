@@ -254,7 +254,7 @@ def _propose(
     wanted = any(d.arm == "model" for d in decisions) and runner._hvd_drafter_fits
     drafted: list[list[int]] = [[]] * len(names)
     if runner.speculative_config.method == "eagle3":
-        tokens = worker.settings.model_draft_tokens if worker is not None and wanted else 0
+        tokens = max((d.room for d in decisions if d.arm == "model"), default=0) if wanted else 0
         if worker is not None and runner._hvd_late is not None:
             # An ended request's blocks may be given to a later prompt that begins alike.
             ended = any(

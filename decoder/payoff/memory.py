@@ -108,6 +108,6 @@ class History:
         if accepted < length:
             self.broke_at = generated
 
-    def learn_model(self, accepted: int) -> None:
-        """Take in what the target accepted of a model draft. Mutates."""
+    def learn_model(self, accepted: float) -> None:
+        """Take in what the target accepts of a model draft of full length. Mutates."""
         self.model += MODEL_FADE * (accepted - self.model)

@@ -1,45 +1,73 @@
 """What the model draft yields at this worker, as far as it was seen.
 
 A cache draft's payoff is known in every cycle; the model draft's only where one was verified. So
-this arm keeps its recent mean, how the policy's estimates of it turned out, and how long nobody has
-looked.
+this arm keeps the recent chance that one more of its tokens is accepted, how the policy's estimates
+of it turned out, and how long nobody has looked. Drafts differ in length: a chance, unlike a mean
+accepted length, can be told from all of them, one accepted whole saying only that it held so far.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
+from decoder.contracts.survival import yields_of
+
 MEMORY: Final = 24.0
-"""Model drafts over which mean and ratio are taken."""
+"""Model drafts over which chance and ratio are taken."""
 PRIOR: Final = 0.5
 """Tokens added to both sides of the ratio: with little evidence it stays near one."""
 
 
-@dataclass(slots=True)
 class ModelArm:
     """Recent yield of the model arm of one worker; lengths in tokens."""
 
-    mean: float = 1.0
-    unseen: int = 0  # cycles since a model draft was verified
-    _observed: float = 0.0
-    _predicted: float = 0.0
-    _seen: int = 0
+    def __init__(self, payoff: float, length: int) -> None:
+        """Begin from ``payoff``, the accepted length expected of a draft of ``length`` tokens."""
+        self.unseen = 0
+        """Cycles since a model draft was verified."""
+        chance = chance_of(payoff, length)
+        self._held, self._tried = chance, 1.0
+        self._observed = self._predicted = 0.0
+        self._seen = 0
+
+    @property
+    def chance(self) -> float:
+        """That one more token of a draft is accepted."""
+        return self._held / self._tried
+
+    def payoff(self, length: int) -> float:
+        """Accepted length to expect of a draft of ``length`` tokens."""
+        return yields_of(self.chance, length)[-1] if length else 0.0
 
     @property
     def ratio(self) -> float:
         """What was accepted over what had been predicted, recently: corrects the predictions."""
         return (self._observed + PRIOR) / (self._predicted + PRIOR)
 
-    def observe(self, accepted: int, predicted: float | None) -> None:
+    def observe(self, accepted: int, verified: int, predicted: float | None) -> None:
         """Take in a verified model draft and the network's own estimate of it. Mutates.
 
         ``predicted`` is None where no network was asked: then the ratio learns nothing.
         """
         self._seen += 1
-        weight = max(1.0 / MEMORY, 1.0 / self._seen)
-        self.mean += weight * (accepted - self.mean)
+        weight = max(1.0 / MEMORY, 1.0 / (1 + self._seen))
+        self._held += weight * (accepted - self._held)
+        self._tried += weight * (accepted + (accepted < verified) - self._tried)
         self.unseen = 0
         if predicted is not None:
             self._observed += (accepted - self._observed) / MEMORY
             self._predicted += (predicted - self._predicted) / MEMORY
+
+
+def chance_of(payoff: float, length: int) -> float:
+    """The chance at which a draft of ``length`` tokens has ``payoff`` to expect; by bisection."""
+    low, high = 0.0, 1.0
+    if length < 1:
+        return 0.5
+    for _ in range(30):
+        middle = (low + high) / 2.0
+        if yields_of(middle, length)[-1] < payoff:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2.0

@@ -18,8 +18,9 @@ from decoder.contracts.rule import (
     choose_batch,
     choose_each,
     choose_one,
+    draft_length,
 )
-from decoder.contracts.survival import BUCKETS, expected_chain, naive_survival, survival
+from decoder.contracts.survival import BUCKETS, chain_yields, naive_survival, survival, yields_of
 
 logits = st.lists(st.floats(-8, 8, width=32), min_size=BUCKETS, max_size=BUCKETS)
 
@@ -36,11 +37,14 @@ def test_nothing_survives_behind_its_end() -> None:
     assert [int((row > 0).sum()) for row in curves] == [0, 2, 5]
 
 
-@given(st.floats(-5, 5, width=32), st.integers(0, 8))
-def test_a_chain_is_a_geometric_sum(odds: float, k: int) -> None:
-    chance = 1 / (1 + np.exp(-odds))
-    expected = sum(chance**j for j in range(1, k + 1))
-    assert expected_chain(np.array([odds], np.float32), k)[0] == pytest.approx(expected, abs=1e-4)
+@given(st.lists(st.floats(-5, 5, width=32), min_size=1, max_size=3), st.integers(0, 8))
+def test_a_chain_yields_a_geometric_sum(odds: list[float], k: int) -> None:
+    yields = chain_yields(np.array(odds, np.float32), k)
+    assert yields.shape == (len(odds), k)
+    for row, odd in zip(yields, odds, strict=True):
+        chance = 1 / (1 + np.exp(-odd))
+        sums = [sum(chance**j for j in range(1, i + 1)) for i in range(1, k + 1)]
+        assert row.tolist() == pytest.approx(sums, abs=1e-4)
 
 
 curve = st.lists(st.floats(0.015625, 1.0, width=32), max_size=4).map(
@@ -122,6 +126,34 @@ def test_a_batch_is_never_worse_than_the_best_cut_of_cache_drafts_or_model_draft
     if s.model_len:
         fixed.append(worth(curves, models, [(MODEL, s.model_len)] * len(rows), rate, s))
     assert found >= max(fixed) - 1e-5
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.floats(0.02, 0.98), st.floats(0.5, 8), situations, st.integers(1, 5))
+def test_a_lone_drafter_makes_as_many_tokens_as_pay_best(
+    chance: float, rate: float, s: Situation, k: int
+) -> None:
+    yields = np.array([yields_of(chance, k)], np.float32)
+    none = padded([[]])
+
+    def gain(length: int) -> float:
+        asked = Situation(s.costs, length)
+        return worth(none, yields[:, length - 1], [(MODEL, length)], rate, asked)
+
+    found = draft_length(yields, rate, s, 1)
+    assert gain(found) == pytest.approx(max(gain(j) for j in range(1, k + 1)), abs=1e-6)
+
+
+def test_a_drafter_for_many_makes_what_those_gain_who_gain() -> None:
+    table = CostTable("t", (1, 64), (1.0, 1.63), draft_token_us=0.05)
+    likely, unlikely = yields_of(0.95, 6), yields_of(0.2, 6)
+
+    def length(*rows: list[float]) -> int:
+        return draft_length(np.array(rows, np.float32), 2.0, Situation(table, 6), 4)
+
+    assert length(likely, likely, likely, likely) == 6
+    assert length(unlikely, unlikely, unlikely, unlikely) == 1
+    assert length(likely, unlikely, unlikely, unlikely) == 6
 
 
 def test_the_drafter_runs_only_if_it_pays_for_the_whole_batch() -> None:
