@@ -8,12 +8,16 @@ accepted length, can be told from all of them, one accepted whole saying only th
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 from decoder.contracts.survival import yields_of
 
 MEMORY: Final = 24.0
 """Model drafts over which chance and ratio are taken."""
+AGES: Final = 150.0
+"""Cycles without a model draft in which what is known of them loses most of its weight: a drafter
+that nobody used may have changed, and one look must be able to bring it back."""
 PRIOR: Final = 0.5
 """Tokens added to both sides of the ratio: with little evidence it stays near one."""
 
@@ -50,13 +54,15 @@ class ModelArm:
         ``predicted`` is None where no network was asked: then the ratio learns nothing.
         """
         self._seen += 1
-        weight = max(1.0 / MEMORY, 1.0 / (1 + self._seen))
+        aged = 1.0 - math.exp(-self.unseen / AGES)
+        weight = max(1.0 / MEMORY, 1.0 / (1 + self._seen), aged)
         self._held += weight * (accepted - self._held)
         self._tried += weight * (accepted + (accepted < verified) - self._tried)
         self.unseen = 0
         if predicted is not None:
-            self._observed += (accepted - self._observed) / MEMORY
-            self._predicted += (predicted - self._predicted) / MEMORY
+            weight = max(1.0 / MEMORY, aged)
+            self._observed += weight * (accepted - self._observed)
+            self._predicted += weight * (predicted - self._predicted)
 
 
 def chance_of(payoff: float, length: int) -> float:

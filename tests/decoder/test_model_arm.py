@@ -36,6 +36,16 @@ def test_the_chance_can_be_told_from_drafts_of_any_length(length: int) -> None:
     assert np.mean(told[100:]) == pytest.approx(0.6, abs=0.03)
 
 
+def test_a_look_after_a_long_while_counts_for_much() -> None:
+    arm = ModelArm(1.0, 4)
+    for _ in range(100):
+        arm.observe(0, 4, 1.5)
+    assert arm.chance < 0.02 and arm.ratio < 0.3
+    arm.unseen = 64
+    arm.observe(3, 4, 1.5)
+    assert arm.chance > 0.35 and arm.ratio > 0.7
+
+
 def test_an_estimate_twice_too_high_is_halved() -> None:
     arm = ModelArm(1.0, 4)
     assert arm.ratio == 1.0
