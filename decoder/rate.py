@@ -11,7 +11,7 @@ from typing import Final
 
 MEMORY: Final = 256.0
 """Cycles over which the rate is taken."""
-PRIOR: Final = 32.0
+PRIOR: Final = 8.0
 """Cycles that the starting rate counts for."""
 LEAST: Final = 0.5
 """Tokens in the time of a plain step: drafting nothing commits one."""

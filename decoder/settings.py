@@ -29,7 +29,7 @@ class WorkerSettings(Settings):
     queue_size: int = Field(65_536, ge=1, description="draft events held while Kafka is away")
     policy_file: Path | None = Field(None, description="bundle to start from, before Kafka answers")
     floor: bool = Field(True, description="fall back to the best fixed arm while it is faster")
-    model_draft_tokens: int = Field(4, ge=1, le=16, description="tokens of an EAGLE3 chain")
+    model_draft_tokens: int = Field(4, ge=1, le=16, description="tokens of an EAGLE3 chain at most")
     suffix_max_depth: int = Field(64, ge=2, le=512)
     suffix_max_draft: int = Field(64, ge=1, le=512)
     suffix_max_factor: float = Field(1.0, gt=0)
