@@ -4,9 +4,12 @@ Every cycle tells what each option would have done in it: a cache draft's accept
 whether or not it was verified, drafting nothing commits one token, the model draft's accepted
 length is observed or estimated, and times come from the cost table in force. Options are compared
 by the time they need for the tokens that were really committed, stretch by stretch: a cheap option
-gets no credit for the luck of a stretch it did not make. When the policy falls behind the best
-fixed arm, that arm is in force at once; the policy is still asked in the shadow, and is back as
-soon as it would no longer lose.
+gets no credit for the luck of a stretch it did not make.
+
+What decides is how far the option in force has fallen behind another one since it was last ahead of
+it (a cumulative sum that starts anew at zero: Page, Biometrika 1954). So a long good past hides no
+change, and a short bad stretch is no change yet. A policy that is ``EVIDENCE`` behind a fixed arm
+is relieved by it at once; it is still asked in the shadow, and is back when it is as far ahead.
 """
 
 from __future__ import annotations
@@ -20,11 +23,11 @@ OPTIONS: Final[tuple[Option, ...]] = ("policy", "none", "model", "cache")
 STRETCH: Final = 8
 """Cycles of a request taken as one stretch, as the learner takes them."""
 DECAY: Final = 0.9
-"""Weight of the past at each new stretch: about eighty cycles are remembered."""
-WARM: Final = 6
-"""Stretches before the floor speaks."""
+"""Weight of the past at each new stretch in what is reported: about eighty cycles."""
+EVIDENCE: Final = 8.0
+"""Lead that changes the option in force, in steps that verify nothing."""
 TOLERANCE: Final = 0.01
-"""Relative loss against the best fixed arm at which the policy is relieved."""
+"""Relative loss against a fixed arm that is allowed."""
 PROBE_EVERY: Final = 64
 """Cycles without a model draft after which one is made, so that a recovered drafter is noticed."""
 PLAIN_EVERY: Final = 256
@@ -56,7 +59,7 @@ class Floor:
         if not has_model:
             self._fixed.remove(OPTIONS.index("model"))
         self._needed = [0.0] * len(OPTIONS)
-        self._stretches = 0
+        self._ahead = [0.0] * len(OPTIONS)  # of the one in force, in steps that verify nothing
 
     @property
     def advantage(self) -> float:
@@ -80,22 +83,30 @@ class Floor:
             self._close(stretch)
 
     def _close(self, stretch: Stretch) -> None:
-        for index in range(len(OPTIONS)):
-            needed = stretch.tokens * stretch.time[index] / stretch.committed[index]
-            self._needed[index] = DECAY * self._needed[index] + needed
+        plain = stretch.time[_NONE] / stretch.cycles
+        needed = [
+            stretch.tokens * time / (committed * plain)
+            for time, committed in zip(stretch.time, stretch.committed, strict=True)
+        ]
+        for index, steps in enumerate(needed):
+            self._needed[index] = DECAY * self._needed[index] + steps
             stretch.committed[index] = stretch.time[index] = 0.0
         stretch.cycles, stretch.tokens = 0, 0.0
-        self._stretches += 1
-        if self._stretches >= WARM:
-            self._judge()
+        self._judge(needed)
 
-    def _judge(self) -> None:
-        best = min(self._fixed, key=lambda i: self._needed[i])
-        mine, theirs = self._needed[0], self._needed[best]
-        if self.in_force == "policy":
-            if mine > theirs * (1.0 + TOLERANCE):
-                self.in_force, self.falls = OPTIONS[best], self.falls + 1
-        elif mine <= theirs:
-            self.in_force = "policy"
-        elif theirs < self._needed[OPTIONS.index(self.in_force)] * (1.0 - TOLERANCE):
+    def _judge(self, needed: list[float]) -> None:
+        mine = needed[OPTIONS.index(self.in_force)]
+        for index in (_POLICY, *self._fixed):
+            theirs = needed[index] if index == _POLICY else needed[index] * (1.0 + TOLERANCE)
+            self._ahead[index] = max(self._ahead[index] + mine - theirs, 0.0)
+        best = max(self._fixed, key=self._ahead.__getitem__)
+        if self.in_force != "policy" and self._ahead[_POLICY] > EVIDENCE:
+            best = _POLICY
+        if self._ahead[best] > EVIDENCE:
+            self.falls += self.in_force == "policy"
             self.in_force = OPTIONS[best]
+            self._ahead = [0.0] * len(OPTIONS)
+
+
+_POLICY: Final = OPTIONS.index("policy")
+_NONE: Final = OPTIONS.index("none")

@@ -199,6 +199,7 @@ class DraftRouter:
             foreseen = found.yields[:, k - 1].tolist()
         wanted = decide(policy, estimated, situation, len(names))
         arms = self._arms(wanted, estimated)
+        relieved = self.floor is not None and self.floor.in_force != "policy"
         self._drafted = k if (arms == MODEL).any() else 0
         self._decided = time.perf_counter()
         draft_us = (self._decided - began) * 1e6
@@ -223,8 +224,7 @@ class DraftRouter:
             if draft is not None:
                 request.labels.propose(draft.tokens, cycle)
                 if arm == CACHE:
-                    own = cycle.wanted == CACHE
-                    tokens = draft.tokens[: cycle.wanted_len] if own else draft.tokens
+                    tokens = draft.tokens if relieved else draft.tokens[: cycle.wanted_len]
             room = min(request.room, k) if arm == MODEL else request.room
             decisions[request.name] = Decision(ARMS[arm], tokens, room)
         self.counters.choose_us.append(draft_us)

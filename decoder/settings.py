@@ -15,7 +15,8 @@ from decoder.contracts.settings import Settings
 class WorkerSettings(Settings):
     """What two deployments of a worker may want to differ in.
 
-    The suffix-cache defaults are Table 7 of the paper.
+    The suffix-cache defaults are Table 7 of the paper, but for the factor: a policy that chooses
+    how much of a draft to verify loses nothing by being shown more of it.
     """
 
     model_config = SettingsConfigDict(env_prefix="HVD_WORKER_", frozen=True, extra="forbid")
@@ -32,7 +33,9 @@ class WorkerSettings(Settings):
     model_draft_tokens: int = Field(4, ge=1, le=16, description="tokens of an EAGLE3 chain at most")
     suffix_max_depth: int = Field(64, ge=2, le=512)
     suffix_max_draft: int = Field(64, ge=1, le=512)
-    suffix_max_factor: float = Field(1.0, gt=0)
+    suffix_max_factor: float = Field(
+        2.0, gt=0, description="tokens of a cache draft, at most, for each context token matched"
+    )
     suffix_max_offset: float = 0.0
     suffix_min_prob: float = Field(0.1, ge=0, le=1)
     suffix_cached_requests: int = Field(

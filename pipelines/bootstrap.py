@@ -1,8 +1,9 @@
 """The first policy of a scope, by replay (paper, Appendix B), and its place in the registry.
 
-``rebuild`` makes the bundle that ships with the project from the target's own generations: the
-model arm is recorded at every position, the production router decodes the recordings cycle by
-cycle, and the labelled drafts of those cycles are what is learned from. ``ensure_registered`` puts
+``rebuild`` makes the bundle that ships with the project from the target's own generations, those of
+the workloads and answers to asks of many more kinds: the model arm is recorded at every position,
+the production router decodes the recordings cycle by cycle, and the labelled drafts of those cycles
+are what is learned from. ``ensure_registered`` puts
 the shipped bundle into MLflow as version 1 where a scope has none.
 """
 
@@ -35,6 +36,8 @@ from pipelines.replay.tally import Tally
 from pipelines.replay.traces import Trace, read_token_traces
 
 SHARES: Final = Shares(train=0.7, warm_up=0.05)
+GENERATIONS: Final = Path("var/generations.jsonl")
+ANSWERS: Final = Path("var/answers.jsonl")
 
 
 def embedded_scope() -> str:
@@ -72,33 +75,45 @@ def _ids(tokens: Any) -> list[int]:
     return np.asarray(tokens).tolist()  # type: ignore[no-any-return]
 
 
-def rebuild(generations: Path) -> tuple[Path, dict[str, float]]:
-    """Train the embedded scope's bundle on ``generations`` and write it where it ships from.
+def rebuild(files: Sequence[Path]) -> tuple[Path, dict[str, float]]:
+    """Train the embedded scope's bundle on recorded generations and write it where it ships from.
+
+    Args:
+        files: generations; each has a suffix cache of its own, as another worker's would be.
 
     Returns:
         the bundle's path and its scores on sessions not trained on, at nominal costs.
 
     Raises:
-        ModelError: ``generations`` does not exist or holds too little, or there is no drafter.
+        ModelError: a file does not exist or holds too little, or there is no drafter.
     """
     target, drafter = ensure_model(), drafter_path()
-    if not generations.exists():
-        raise ModelError(f"no {generations}: make it with 'hvd train-drafter --only generate'.")
+    for file in files:
+        if not file.exists():
+            raise ModelError(
+                f"no {file}: 'hvd train-drafter --only generate' makes generations, 'hvd bootstrap "
+                "--answers 600' answers."
+            )
     if drafter is None:
         raise ModelError("no drafter ships for the embedded model: make one, hvd train-drafter.")
-    traces = with_model_arm(list(read_token_traces(generations)), target, drafter)
-    parts = split(traces, SHARES)
+    traces = [with_model_arm(list(read_token_traces(f)), target, drafter) for f in files]
+    return _trained(traces, target)
+
+
+def _trained(traces: Sequence[list[Trace]], target: Path) -> tuple[Path, dict[str, float]]:
+    parts = [split(each, SHARES) for each in traces]
     classes, settings = vocabulary_classes(target), WorkerSettings.load()
     policy, rows = learn(
-        [Part(parts.train, parts.warm_up)], classes, settings, None, embedded_scope()
+        [Part(p.train, p.warm_up) for p in parts], classes, settings, None, embedded_scope()
     )
     policy = replace(policy, version=1)
-    figures = _figures(policy, parts.test, parts.warm_up, classes, settings)
+    test, warm_up = [t for p in parts for t in p.test], [t for p in parts for t in p.warm_up]
+    figures = _figures(policy, test, warm_up, classes, settings)
     policy = replace(
         policy,
         provenance={
             "made_by": "bootstrap replay of the target's own generations, cycle by cycle",
-            "traces": len(traces),
+            "traces": sum(map(len, traces)),
             "drafts_trained_on": len(rows),
             "scores": {k: round(v, 4) for k, v in figures.items()},
         },

@@ -191,13 +191,26 @@ def train_drafter(
 @app.command()
 def bootstrap(
     generations: Annotated[
-        Path, typer.Option(help="Recorded generations, one JSON object a line.")
-    ] = Path("var/generations.jsonl"),
+        list[Path] | None,
+        typer.Option(help="Recorded generations, one JSON object a line; may be given again."),
+    ] = None,
+    answers: Annotated[
+        int, typer.Option(min=0, help="First let the target answer, up to so many in all.")
+    ] = 0,
 ) -> None:
-    """Train the policy that a first start serves with, from recorded generations."""
-    from pipelines.bootstrap import rebuild
+    """Train the policy that a first start serves with, from recorded generations.
 
-    path, scores = rebuild(generations)
+    The default is var/generations.jsonl ('hvd train-drafter --only generate') and
+    var/answers.jsonl (--answers 600: resumable, about two seconds each on two cores).
+    """
+    from pipelines import embedded
+    from pipelines.bootstrap import ANSWERS, GENERATIONS, rebuild
+
+    if answers:
+        from pipelines.answers import answer
+
+        answer(embedded.ensure_model(), ANSWERS, answers)
+    path, scores = rebuild(generations or [GENERATIONS, ANSWERS])
     out.print(f"wrote {path}", soft_wrap=True)
     for name, value in scores.items():
         out.print(f"  {name} {value:.3f}")

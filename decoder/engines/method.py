@@ -9,9 +9,13 @@ from typing import Final, Literal
 
 from decoder.contracts.errors import EngineError
 from decoder.contracts.policy import Policy, frequency_policy
+from decoder.settings import WorkerSettings
 
 ModelArm = Literal["none", "chain", "tree"]
 NEVER, ALWAYS = inf, 0.0
+
+PAPER_FACTOR: Final = 1.0
+"""Tokens of a cache draft for each one matched (paper, Table 7): what its baselines are shown."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +27,8 @@ class Method:
     it. An ``oracle`` chooses in hindsight: the cache draft where more of it is accepted than of
     the model draft, else the model draft; its ``policy`` is not asked. Without ``cache`` there is
     no suffix cache at all, so that a baseline pays for nothing it does not use, and nothing is
-    labelled. ``cache_limit`` cuts every cache draft to that many tokens.
+    labelled. ``cache_limit`` cuts every cache draft to that many tokens. ``draft_factor`` stands in
+    for the worker's ``suffix_max_factor``.
     """
 
     name: str
@@ -32,6 +37,13 @@ class Method:
     oracle: bool = False
     cache: bool = True
     cache_limit: int | None = None
+    draft_factor: float | None = None
+
+    def drafting(self, settings: WorkerSettings) -> WorkerSettings:
+        """``settings`` with what the method has of its own."""
+        if self.draft_factor is None:
+            return settings
+        return settings.model_copy(update={"suffix_max_factor": self.draft_factor})
 
 
 def _counting(threshold: float) -> Policy:
@@ -50,23 +62,28 @@ def _frequency(policy: Policy | None, threshold: float | None) -> Policy:
     return frequency_policy("") if threshold is None else _counting(threshold)
 
 
+def _baseline(name: str, policy: Policy, model: ModelArm = "chain") -> Method:
+    return Method(name, policy, model, draft_factor=PAPER_FACTOR)
+
+
 Maker = Callable[[Policy | None, float | None, int], Method]
 
 METHODS: Final[dict[str, Maker]] = {
     "greedy": lambda p, t, k: Method("greedy", _counting(NEVER), "none", cache=False),
     "eagle3": lambda p, t, k: Method("eagle3", _counting(NEVER), "chain", cache=False),
     "eagle3-tree": lambda p, t, k: Method("eagle3-tree", _counting(NEVER), "tree", cache=False),
-    "suffix": lambda p, t, k: Method("suffix", _counting(ALWAYS), "none"),
-    "frequency": lambda p, t, k: Method("frequency", _frequency(p, t), "chain"),
-    "arctic": lambda p, t, k: Method("arctic", _counting(k), "chain"),
-    "fixed": lambda p, t, k: Method("fixed", _counting(ALWAYS), "chain", cache_limit=k),
+    "suffix": lambda p, t, k: _baseline("suffix", _counting(ALWAYS), "none"),
+    "frequency": lambda p, t, k: _baseline("frequency", _frequency(p, t)),
+    "arctic": lambda p, t, k: _baseline("arctic", _counting(k)),
+    "fixed": lambda p, t, k: replace(_baseline("fixed", _counting(ALWAYS)), cache_limit=k),
     "hybrid": lambda p, t, k: Method("hybrid", _learned("hybrid", p, t), "chain"),
     "hybrid-tree": lambda p, t, k: Method("hybrid-tree", _learned("hybrid-tree", p, t), "tree"),
     "oracle": lambda p, t, k: Method("oracle", _counting(NEVER), "chain", oracle=True),
 }
 """Makers by name. ``frequency`` is the paper's rule (counted score against a threshold), ``arctic``
 ArcticInference's (score against the length ``k`` of a model draft), ``fixed`` verifies ``k`` tokens
-of whatever the cache proposes; ``hybrid`` is the learned policy."""
+of whatever the cache proposes; ``hybrid`` is the learned policy. The others draft as
+the paper's Table 7 says, ``hybrid`` as the worker does."""
 
 
 def method(

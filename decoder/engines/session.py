@@ -78,7 +78,7 @@ class Session:
         self.engine, self.method = engine, method
         self.sink = EventLog()
         if cache is None and method.cache:
-            cache = SuffixCache(engine.settings)
+            cache = SuffixCache(method.drafting(engine.settings))
         self.cache = cache or cast("SuffixCache", NoCache())
         self.router = DraftRouter(
             self.cache,

@@ -27,7 +27,10 @@ def decode(
     ] = None,
     datasets: Annotated[str, typer.Option(help="Only these, separated by commas.")] = "",
     methods: Annotated[
-        str, typer.Option(help="Separated by commas; 'frequency:4' sets a parameter.")
+        str,
+        typer.Option(
+            help="Separated by commas; 'frequency:4' sets a parameter, 'suffix@2' lengthens drafts."
+        ),
     ] = "greedy,eagle3,suffix,frequency,arctic,hybrid,oracle",
     limit: Annotated[int, typer.Option(min=1, help="Measured prompts of each dataset.")] = 20,
     warmup: Annotated[

@@ -2,7 +2,9 @@
 
 ``frequency:4`` is the frequency rule at a score of 4, ``arctic:3`` and ``fixed:8`` work alike with
 their ``k``, ``hybrid:2.5`` is the learned policy at another threshold, and ``hybrid:paper`` decides
-by the bundle that was named with ``--policy paper=FILE``.
+by the bundle that was named with ``--policy paper=FILE``. ``suffix@2`` (behind a label, if there is
+one) lets a cache draft have two tokens for each one matched: the baselines have one, Table 7 of the
+paper, and ``hybrid`` what the worker is set to.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ def names(text: str) -> list[str]:
     found = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     if not found:
         raise SettingsError("--methods names none: give for example greedy,eagle3,suffix,hybrid.")
-    unknown = sorted({name.partition(":")[0] for name in found} - set(METHODS))
+    unknown = sorted({_base(name) for name in found} - set(METHODS))
     if unknown:
         raise SettingsError(f"no method {', '.join(unknown)}: there are {', '.join(METHODS)}.")
     if "oracle" in found and "greedy" not in found:
@@ -113,18 +115,35 @@ def build(
 def _one(name: str, policies: dict[str, Policy], model_len: int) -> Method:
     from decoder.engines.method import method
 
-    base, _, label = name.partition(":")
-    if base in LEARNED:
-        if label in policies:
-            return replace(method(base, policy=policies[label]), name=name)
+    called, _, factor = name.partition("@")
+    base, _, label = called.partition(":")
+    if base in LEARNED and label in policies:
+        made = method(base, policy=policies[label])
+    elif base in LEARNED:
         made = method(base, policy=policies.get(SHIPPED), threshold=_given(name, label))
     elif base in BY_LENGTH:
         made = method(base, k=int(_given(name, label) or model_len))
     elif base == "frequency":
         made = method(base, threshold=_given(name, label))
     else:
-        made = method(name)  # knows no labels, and says so
+        made = method(called)  # knows no labels, and says so
+    if factor:
+        made = replace(made, draft_factor=_factor(name, factor))
     return replace(made, name=name)
+
+
+def _base(name: str) -> str:
+    return name.partition("@")[0].partition(":")[0]
+
+
+def _factor(name: str, text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not 0.0 < found < 65.0:
+        raise SettingsError(f"method {name!r}: {text!r} is no factor above 0 and up to 64.")
+    return found
 
 
 def _given(name: str, label: str) -> float | None:

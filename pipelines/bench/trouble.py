@@ -197,7 +197,7 @@ def measure(
 
 
 def _session(engine: ReferenceEngine, m: Method) -> Session:
-    cache = FailingCache(engine.settings) if m.cache else None
+    cache = FailingCache(m.drafting(engine.settings)) if m.cache else None
     if m.name != "hybrid":
         return engine.session(m, cache=cache)
     return engine.session(m, costs=LiveCosts(profile(engine, m)), floor=Floor(True), cache=cache)

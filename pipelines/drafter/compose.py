@@ -44,6 +44,8 @@ class Writer:
     forced: list[int] = field(default_factory=list)
     prompt: int = 0
     began: int = 0
+    may_loop: bool = False
+    """Whether an answer that repeats itself goes on to its limit, as it does in service."""
 
     @classmethod
     def of(cls, ask: Ask, temperature: float) -> Writer:
@@ -73,7 +75,11 @@ class Writer:
             return True
         self.tokens.append(sampled)
         written = len(self.tokens) - self.prompt
-        return sampled != end and written < LONGEST_ANSWER and not self._loops(written)
+        return (
+            sampled != end
+            and written < LONGEST_ANSWER
+            and (self.may_loop or not self._loops(written))
+        )
 
     def _loops(self, written: int) -> bool:
         if written % 16 or written < 2 * LOOP:

@@ -57,7 +57,7 @@ def simulate(
     """
     if method.oracle or method.model == "tree":
         raise TraceError(f"method {method.name!r} cannot be simulated from recordings.")
-    cache, sink = DialogueCache(settings), ListSink()
+    cache, sink = DialogueCache(method.drafting(settings)), ListSink()
     has_model = method.model == "chain"
     k = settings.model_draft_tokens if has_model else 0
     router = DraftRouter(

@@ -141,7 +141,7 @@ class Study:
         seconds = time.process_time() - began
         seen = states
         if self._plan.cycles:  # what a server sees that decodes by the frequency hybrid
-            by = method("frequency", threshold=FREQUENCY)
+            by = hybrid("frequency", method("frequency", threshold=FREQUENCY).policy)
             _, seen = simulate(traces, warm_up, by, self._classes, self._settings, mean)
         return Side(traces, states, walks.field_of(traces, states, mean, k), seen, seconds)
 

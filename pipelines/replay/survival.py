@@ -48,7 +48,8 @@ def walks() -> tuple[Method, Method]:
     The model arm is only seen where it is taken: one takes it always, the other where counting
     speaks against the cache draft.
     """
-    return method("hybrid", policy=method("eagle3").policy), method("frequency")
+    counting = hybrid("frequency", method("frequency").policy)  # on the drafts that hybrids see
+    return hybrid("model", method("eagle3").policy), counting
 
 
 def learn(

@@ -28,7 +28,7 @@ Accepts = Callable[[int], int]
 """Accepted length of the model draft at an output position."""
 
 
-def trusting_policy(hazard: float = 0.05, chance: float = 0.6) -> Policy:
+def trusting_policy(hazard: float = 0.01, chance: float = 0.6) -> Policy:
     """A survival policy that expects the same of every draft, whatever it looks like."""
     bias = np.full(BUCKETS + 1, np.log(hazard / (1 - hazard)), np.float32)
     bias[BUCKETS] = np.log(chance / (1 - chance))

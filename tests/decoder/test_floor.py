@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from decoder.contracts.costs import CostTable
-from decoder.floor import PLAIN_EVERY, PROBE_EVERY
+from decoder.floor import PLAIN_EVERY, PROBE_EVERY, STRETCH, Floor, Outcome, Stretch
+from decoder.router import Committed, RequestOptions
 from tests.decoder.simulated import (
     Phase,
     Run,
@@ -127,3 +128,43 @@ def test_without_a_drafter_the_model_arm_is_no_candidate() -> None:
     assert "model" not in run.arms
     best = max(rate for arm, rate in fixed_rates(phase, WITHIN_CYCLES).items() if arm != "model")
     assert run.rate(WITHIN_CYCLES) >= BAND * best
+
+
+def test_the_cache_arm_in_force_verifies_whole_drafts() -> None:
+    """What is compared with the policy is what takes its place: the policy would verify less."""
+    lengths = {}
+    for arm in ("policy", "cache"):
+        router = make_router(trusting_policy(hazard=0.6), has_model=False, floor=True)
+        assert router.floor is not None
+        router.floor.in_force = arm
+        text = copied(80)
+        router.start("r", np.array([*PROMPT, *text], np.int32), RequestOptions(1 << 20, 1 << 21))
+        router.observe([Committed("r", text[:9], 0)], 1)
+        lengths[arm] = len(router.choose(["r"])[0].tokens)
+    assert 0 < lengths["policy"] < 8 < lengths["cache"]
+
+
+def test_a_good_past_hides_no_change() -> None:
+    """A thousand cycles ten times faster than any fixed arm buy the policy no later loss."""
+    floor, stretch = Floor(has_model=True), Stretch()
+    ahead: tuple[Outcome, ...] = ((10.0, 1.0), (1.0, 1.0), (1.0, 1.2), (1.0, 1.2))
+    behind: tuple[Outcome, ...] = ((1.0, 1.5), (1.0, 1.0), (2.0, 1.2), (1.0, 1.5))
+    for _ in range(1000):
+        floor.add(stretch, 10.0, ahead)
+    assert (floor.in_force, floor.falls) == ("policy", 0)
+    lasted = 0
+    while floor.in_force == "policy":
+        floor.add(stretch, 1.0, behind)
+        lasted += 1
+    assert floor.in_force == "model"
+    assert lasted <= 2 * STRETCH
+
+
+def test_luck_of_one_stretch_relieves_nobody() -> None:
+    floor, stretch = Floor(has_model=False), Stretch()
+    even: tuple[Outcome, ...] = ((1.0, 1.0),) * 4
+    unlucky: tuple[Outcome, ...] = ((1.0, 1.9), (1.0, 1.0), (1.0, 1.0), (1.0, 1.0))
+    for outcomes in (even, unlucky, even):
+        for _ in range(STRETCH):
+            floor.add(stretch, 1.0, outcomes)
+    assert floor.in_force == "policy"

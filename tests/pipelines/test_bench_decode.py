@@ -7,12 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from decoder.contracts.errors import EngineError, ModelError, SettingsError
 from decoder.engines.method import method
 from decoder.engines.reference import ReferenceEngine, Session
+from decoder.settings import WorkerSettings
 from pipelines.bench import methods
 from pipelines.bench.decode import Plan, remember, rotated, run
 from pipelines.bench.metrics import differing, records
@@ -245,9 +247,39 @@ def test_names_of_methods_carry_their_parameters() -> None:
     assert made[3].cache_limit == 8
 
 
+def test_baselines_are_shown_the_papers_drafts_and_the_hybrid_the_workers() -> None:
+    worker = WorkerSettings(suffix_max_factor=3.0)
+    names = ["suffix", "frequency", "arctic", "fixed", "hybrid", "suffix@4", "frequency:4@0.5"]
+    made = methods.build(names, POLICIES, has_drafter=True, model_len=4)
+    factors = [m.drafting(worker).suffix_max_factor for m in made]
+    assert factors == [1.0, 1.0, 1.0, 1.0, 3.0, 4.0, 0.5]
+    assert [m.name for m in made] == names
+    assert made[-1].policy.threshold == 4.0
+
+
+def test_a_session_drafts_by_its_methods_factor(engine: ReferenceEngine) -> None:
+    """Five tokens matched: a session shows its policy as many, or twice as many."""
+    text = list(range(20, 45))
+    for made, longest in zip(
+        methods.build(["suffix", "suffix@2"], {}, False, 4), (5, 10), strict=True
+    ):
+        cache = engine.session(made).cache
+        context = np.array([*text, 7, *text[:5]], np.int32)
+        cache.start("r", context, "")
+        draft = cache.propose("r", context, 64)
+        assert draft is not None
+        assert draft.tokens == text[5 : 5 + longest]
+
+
 def test_what_cannot_be_a_method_is_said_in_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="no method gredy: there are greedy, "):
         methods.names("greedy,gredy,frequency:3")
+    with pytest.raises(SettingsError, match="'many' is neither a number"):
+        methods.build(["frequency:many@2"], {}, True, 4)
+    for factor in ("0", "x", "-1", "nan", "1000"):
+        with pytest.raises(SettingsError, match="is no factor above 0"):
+            methods.build([f"suffix@{factor}"], {}, True, 4)
+    assert methods.names("suffix@2,frequency:4@2") == ["suffix@2", "frequency:4@2"]
     with pytest.raises(SettingsError, match="'many' is neither a number"):
         methods.build(["frequency:many"], {}, True, 4)
     with pytest.raises(ModelError, match="eagle3, frequency need a drafter"):
