@@ -23,12 +23,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decoder.contracts.events import DraftEvent
-from decoder.contracts.policy import ARMS, Estimate, Policy, decide, estimate
-from decoder.contracts.rule import CACHE, MODEL, NONE, Choice, Situation, draft_length
+from decoder.contracts.policy import ARMS, Estimate, Policy, decide, estimate, shorten
+from decoder.contracts.rule import CACHE, MODEL, NONE, Choice, Situation
 from decoder.contracts.survival import yields_of
 from decoder.costs import LiveCosts
 from decoder.drafting.suffix import CacheDraft, SuffixCache, Tokens
-from decoder.floor import PLAIN_EVERY, PROBE_EVERY, Floor, Outcome
+from decoder.floor import PLAIN_EVERY, PROBE_EVERY, Floor
+from decoder.hindsight import event_of, outcomes_of
 from decoder.labels import Label
 from decoder.payoff.featurize import DraftState, featurize
 from decoder.payoff.memory import History, Keys, TenantMemory, memory_keys
@@ -188,14 +189,11 @@ class DraftRouter:
         parameter = self.rate.value if by_rate else policy.threshold
         estimated = self._completed(policy, found, drafts)
         situation = Situation(self.costs.table, self._model_len, self.rate.value)
-        k = self._model_len
+        if self._shorter:
+            estimated, situation = shorten(estimated, parameter, situation, len(names))
+        k = situation.model_len
         foreseen: list[float | None] = [None] * len(states)
-        if found.yields is not None and found.yields.shape[1]:
-            assert estimated.yields is not None
-            if self._shorter and requests:
-                k = draft_length(estimated.yields, parameter, situation, len(names))
-                estimated = replace(estimated, model=estimated.yields[:, k - 1])
-                situation = replace(situation, model_len=k)
+        if found.yields is not None and found.yields.size:
             foreseen = found.yields[:, k - 1].tolist()
         wanted = decide(policy, estimated, situation, len(names))
         arms = self._arms(wanted, estimated)
@@ -349,23 +347,9 @@ class DraftRouter:
         """Tell the floor what each option would have made of this cycle."""
         if self.floor is None or not cycle.committed:
             return
-        k, batch, costs = cycle.model_len, cycle.batch_size, self.costs.table
-        plain = float(costs.dense[batch])
-
-        def cache(length: int) -> Outcome:
-            us = float(costs.dense[min(batch + length, len(costs.dense) - 1)]) - plain
-            return 1.0 + min(accepted, length), plain / batch + us
-
-        none = cache(0)
-        model = none
-        if k:
-            seen = cycle.model_accepted
-            payoff = float(seen) if seen is not None else self.model_arm.payoff(k)
-            us = cache(k)[1] + costs.drafting(k, batch) / batch
-            model = 1.0 + payoff, us
-        always = cache(cycle.draft_len)
-        policy = (none, model, cache(cycle.wanted_len))[cycle.wanted]
-        self.floor.add(request.stretch, cycle.committed, (policy, none, model, always))
+        usual = self.model_arm.payoff(cycle.model_len) if cycle.model_len else 0.0
+        foreseen = outcomes_of(cycle, accepted, usual, self.costs.table)
+        self.floor.add(request.stretch, cycle.committed, foreseen)
 
     def _resolve(self, request: Request, label: Label[Cycle], censored: str) -> None:
         cycle = label.subject
@@ -374,37 +358,10 @@ class DraftRouter:
             request.history.learn(label.accepted, cycle.draft_len, request.generated)
             request.memory.learn(cycle.keys, label.accepted, cycle.draft_len)
         self._weigh(request, cycle, label.accepted)
-        seen = cycle.arm == CACHE and (
-            label.accepted < cycle.verified_len or cycle.verified_len >= cycle.draft_len
-        )
         self._events += 1
         self.counters.labelled += 1
-        self._sink.put(
-            DraftEvent(
-                event_id=f"{self._event_prefix}{self._events}",
-                time=cycle.wall,
-                request=request.name,
-                workload=request.options.workload,
-                cycle=cycle.index,
-                position=cycle.position,
-                policy_version=cycle.policy_version,
-                threshold=cycle.parameter,
-                predicted=cycle.predicted,
-                predicted_model=cycle.predicted_model,
-                arm=ARMS[cycle.arm if cycle.verified_len else NONE],
-                draft_len=cycle.draft_len,
-                verified_len=cycle.verified_len,
-                accepted=label.accepted,
-                label="verified" if seen else "hindsight",
-                censored=censored,
-                model_accepted=cycle.model_accepted,
-                batch_size=cycle.batch_size,
-                step_tokens=cycle.step_tokens,
-                draft_us=cycle.draft_us,
-                step_us=cycle.step_us,
-                features=cycle.features,
-            )
-        )
+        event_id = f"{self._event_prefix}{self._events}"
+        self._sink.put(event_of(event_id, request, label, censored))
 
 
 _LENGTHS: Final = np.arange(1, 65, dtype=np.float32)

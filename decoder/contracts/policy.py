@@ -32,6 +32,7 @@ from decoder.contracts.rule import (
     choose_batch,
     choose_each,
     choose_one,
+    draft_length,
 )
 from decoder.contracts.survival import (
     BUCKETS,
@@ -178,6 +179,23 @@ def decide(policy: Policy, estimated: Estimate, situation: Situation, rows: int)
     if len(estimated.model) == rows == 1:
         return choose_one(estimated.curves[0], float(estimated.model[0]), rate, situation)
     return choose_batch(estimated.curves, estimated.model, rate, situation, rows)
+
+
+def shorten(
+    estimated: Estimate, rate: float, situation: Situation, rows: int
+) -> tuple[Estimate, Situation]:
+    """Estimate and situation for the length of model draft that pays best in this step.
+
+    Both stay as they are where there is no model drafter or nothing is known of shorter drafts.
+    """
+    yields = estimated.yields
+    if yields is None or not yields.size:
+        return estimated, situation
+    k = draft_length(yields, rate, situation, rows)
+    return (
+        Estimate(estimated.expected, estimated.lengths, yields[:, k - 1], estimated.curves, yields),
+        Situation(situation.costs, k, situation.rate),
+    )
 
 
 def decide_each(

@@ -9,13 +9,16 @@ same; and whatever a drafter's cache holds, drafts are verified.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import torch
 from torch import Tensor
+
+log = logging.getLogger(__name__)
 
 UNREAD: Final = 128
 """Tokens set aside at most: their hidden states stay in memory, and reading them takes time."""
@@ -57,6 +60,11 @@ class LateDrafter:
     def forget(self, name: str) -> None:
         """Drop what was set aside for a request. Unknown names are ignored."""
         self.unread -= sum(len(piece) for piece in self._pieces.pop(name, ()))
+
+    def clear(self) -> None:
+        """Drop all that was set aside."""
+        self._pieces.clear()
+        self.unread = 0
 
     def propose(
         self,
@@ -178,3 +186,22 @@ class LateDrafter:
             **rest,
         )
         return drafts
+
+
+def guarded(late: LateDrafter, failed: Callable[[], None]) -> Callable[..., Tensor]:
+    """``late.propose``, except that a fault costs the step its model drafts and nothing else.
+
+    What was set aside is dropped then: later drafts of running requests miss that text and may be
+    worse, and are verified like all others. ``failed`` is told.
+    """
+
+    def propose(*, next_token_ids: Tensor, **arguments: Any) -> Tensor:
+        try:
+            return late.propose(next_token_ids=next_token_ids, **arguments)
+        except Exception:
+            log.exception("the model drafter failed: this step goes on without its drafts")
+            late.clear()
+            failed()
+            return next_token_ids.new_empty((len(late.names), 0), dtype=torch.int64)
+
+    return propose

@@ -32,7 +32,7 @@ from decoder.contracts.errors import EngineError
 from decoder.contracts.settings import KafkaSettings
 from decoder.costs import LiveCosts
 from decoder.engines.vllm_cpu import mend_sampling
-from decoder.engines.vllm_drafter import LateDrafter
+from decoder.engines.vllm_drafter import LateDrafter, guarded
 from decoder.engines.vllm_profile import profile
 from decoder.payoff.token_classes import token_class_table
 from decoder.router import Committed, Decision, RequestOptions
@@ -151,17 +151,22 @@ def _attach(runner: GPUModelRunner, settings: WorkerSettings) -> Worker:
     entries = tokenizer.convert_ids_to_tokens(list(range(known)))
     missing = max(0, model.get_vocab_size() - known)
     drafter = speculative.draft_model_config.model if has_model else None
-    runner._hvd_late = None
-    if has_model and _may_read_late(runner):
-        runner._hvd_late = LateDrafter(runner.drafter)
-        runner.drafter.propose = runner._hvd_late.propose
-    return make_worker(
+    worker = make_worker(
         settings,
         KafkaSettings.load(),
         scope_of(model.model, drafter, model.revision),
         token_class_table(entries + [None] * missing),
         has_model,
     )
+
+    def failed() -> None:
+        worker.faults += 1
+
+    runner._hvd_late = None
+    if has_model and _may_read_late(runner):
+        runner._hvd_late = LateDrafter(runner.drafter)
+        runner.drafter.propose = guarded(runner._hvd_late, failed)
+    return worker
 
 
 def _may_read_late(runner: GPUModelRunner) -> bool:
@@ -264,7 +269,7 @@ def _propose(
         scheduler_output.num_spec_tokens_to_schedule = tokens
         drafts = original(runner, scheduler_output, sampled_token_ids, *args, **kwargs)
         if tokens:
-            drafted = drafts.tolist()
+            drafted = drafts.tolist()  # rows without tokens where the drafter failed
     if not decisions:
         return [[] for _ in names]
     return [_draft_of(d, mine) for d, mine in zip(decisions, drafted, strict=True)]

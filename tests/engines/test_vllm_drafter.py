@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
 import torch
 
-from decoder.engines.vllm_drafter import LateDrafter
+from decoder.engines.vllm_drafter import LateDrafter, guarded
 
 BLOCK = 4
 BLOCKS = 64
@@ -42,6 +43,7 @@ class Drafter:
     block_size: int = BLOCK
     cache: dict[int, tuple[int, float]] = field(default_factory=dict)
     passes: int = 0
+    broken: bool = False
 
     def propose(
         self,
@@ -53,6 +55,8 @@ class Drafter:
         next_token_ids: torch.Tensor,
         common_attn_metadata: Batch,
     ) -> torch.Tensor:
+        if self.broken:
+            raise RuntimeError("a kernel that is not there")
         batch, self.passes = common_attn_metadata, self.passes + 1
         starts = batch.query_start_loc.tolist()
         assert len(target_token_ids) == starts[-1] == batch.num_actual_tokens <= self.max_num_tokens
@@ -82,6 +86,7 @@ class Server:
     rng: np.random.Generator
     read: dict[str, int] = field(default_factory=dict)
     names: list[str] = field(default_factory=list)
+    guard: Callable[..., torch.Tensor] | None = None
 
     def token(self, name: str, place: int) -> int:
         return int(name) * 1000 + place
@@ -105,7 +110,7 @@ class Server:
             table, slots,
         )  # fmt: skip
         self.late.names, self.late.catch_up = self.names, catch_up
-        drafts = self.late.propose(
+        drafts = (self.guard or self.late.propose)(
             num_speculative_tokens=draft,
             target_token_ids=ids,
             target_positions=torch.tensor([p for _, p in at]),
@@ -213,3 +218,19 @@ def test_reading_at_once_is_what_vllm_does() -> None:
         s.step([2, 1])
         assert s.complete()
     assert s.drafter.passes == 5
+
+
+def test_a_fault_costs_the_steps_drafts_and_is_told() -> None:
+    """vLLM gets a row for each request whatever breaks; then drafts are made again."""
+    drafter, faults = Drafter(), []
+    late = LateDrafter(drafter)
+    guard = guarded(late, lambda: faults.append("told"))
+    server = Server(drafter, late, np.random.default_rng(0), names=["1", "2"], guard=guard)
+    assert server.step([5, 3], draft=4).shape == (2, 4)
+    server.step([1, 1])
+    drafter.broken = True
+    assert server.step([1, 2], draft=4).tolist() == [[], []]
+    assert (faults, late.unread) == (["told"], 0)
+    drafter.broken = False
+    assert server.step([2, 1], draft=4).shape == (2, 4)
+    assert faults == ["told"]

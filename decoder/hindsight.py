@@ -1,0 +1,71 @@
+"""What a finished cycle tells, once it is known what became of its cache draft."""
+
+from __future__ import annotations
+
+from decoder.contracts.costs import CostTable
+from decoder.contracts.events import DraftEvent
+from decoder.contracts.policy import ARMS
+from decoder.contracts.rule import CACHE, NONE
+from decoder.floor import Outcome
+from decoder.labels import Label
+from decoder.requests import Cycle, Request
+
+
+def outcomes_of(
+    cycle: Cycle, accepted: int, model_payoff: float, costs: CostTable
+) -> tuple[Outcome, Outcome, Outcome, Outcome]:
+    """What each of the floor's options would have made of ``cycle``, in their order.
+
+    Args:
+        accepted: of its cache draft, tokens.
+        model_payoff: what a model draft has to expect here; one that was verified says more.
+    """
+    k, batch = cycle.model_len, cycle.batch_size
+    plain = float(costs.dense[batch])
+
+    def cache(length: int) -> Outcome:
+        us = float(costs.dense[min(batch + length, len(costs.dense) - 1)]) - plain
+        return 1.0 + min(accepted, length), plain / batch + us
+
+    none = cache(0)
+    model = none
+    if k:
+        seen = cycle.model_accepted
+        payoff = float(seen) if seen is not None else model_payoff
+        us = cache(k)[1] + costs.drafting(k, batch) / batch
+        model = 1.0 + payoff, us
+    policy = (none, model, cache(cycle.wanted_len))[cycle.wanted]
+    return policy, none, model, cache(cycle.draft_len)
+
+
+def event_of(event_id: str, request: Request, label: Label[Cycle], censored: str) -> DraftEvent:
+    """The event of a labelled cache draft; ``censored`` says why its label is incomplete."""
+    cycle = label.subject
+    assert cycle.features is not None
+    seen = cycle.arm == CACHE and (
+        label.accepted < cycle.verified_len or cycle.verified_len >= cycle.draft_len
+    )
+    return DraftEvent(
+        event_id=event_id,
+        time=cycle.wall,
+        request=request.name,
+        workload=request.options.workload,
+        cycle=cycle.index,
+        position=cycle.position,
+        policy_version=cycle.policy_version,
+        threshold=cycle.parameter,
+        predicted=cycle.predicted,
+        predicted_model=cycle.predicted_model,
+        arm=ARMS[cycle.arm if cycle.verified_len else NONE],
+        draft_len=cycle.draft_len,
+        verified_len=cycle.verified_len,
+        accepted=label.accepted,
+        label="verified" if seen else "hindsight",
+        censored=censored,
+        model_accepted=cycle.model_accepted,
+        batch_size=cycle.batch_size,
+        step_tokens=cycle.step_tokens,
+        draft_us=cycle.draft_us,
+        step_us=cycle.step_us,
+        features=cycle.features,
+    )
