@@ -103,6 +103,23 @@ def test_a_stalled_cycle_does_not_move_the_typical_rate() -> None:
     assert found["speedup_vs_greedy_typical"] == pytest.approx(2.5)
 
 
+def test_a_busy_minute_of_one_method_does_not_move_its_typical_rate() -> None:
+    """Both methods make three plain cycles; those of one took twice as long."""
+    plain, slow = Cycle("none", 0, 0, 0, 0.0, 1e4), Cycle("none", 0, 0, 0, 0.0, 2e4)
+    other = {
+        "greedy": outcome(cycles=(plain,) * 3),
+        "suffix": outcome("suffix", cycles=(plain,) * 3),
+    }
+    unlucky = {
+        "greedy": outcome(cycles=(slow,) * 3),
+        "suffix": outcome("suffix", cycles=(plain,) * 3),
+    }
+    assert measure([unlucky], "suffix")["speedup_vs_greedy_typical"] == pytest.approx(1.0)
+    assert measure([other, unlucky], "greedy")["tok_per_s_typical"] == pytest.approx(
+        measure([other, other], "greedy")["tok_per_s_typical"]
+    )
+
+
 def test_figures_that_cannot_be_had_are_none() -> None:
     found = measure([{"suffix": outcome("suffix", tokens=1, micros=0.0)}], "suffix")
     for name in ("tok_per_s", "speedup_vs_greedy", "fraction_of_oracle", "cycles_per_1k",
