@@ -23,6 +23,8 @@ GRID: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512,
 RECENT: Final = 15
 """Steps of a cell, and of drafting, that the median is taken over."""
 ENOUGH: Final = 3
+LEAST_SCALE: Final = 0.5
+"""Cheapest that a further token of a model draft is held, by its profile."""
 REFRESH: Final = 16
 """Steps between two tables."""
 
@@ -118,20 +120,23 @@ class LiveCosts:
         table = replace(self.table, tokens=GRID, verify_us=tuple(times.tolist()))
         if len(self._drafting) < ENOUGH:
             return table
-        # A worker drafts one length only, so that one cost is all there is to correct. It may come
-        # out below zero where verification is overrated: then their sum is right at least.
+        # One cost is all that is seen of drafting, and it may come out below zero where verification
+        # is overrated: then their sum is right at least. What a further token costs stays near its
+        # profile; scaled by such a number it would be a gain, and the longest drafts the cheapest.
         drafted, rows = self._drafted
         least = -0.5 * float(table.dense[min(rows * (1 + drafted), _LAST)])
         known, profiled = max(median(self._drafting), least), self._prior.drafting(drafted, rows)
         if profiled <= 0.0:
             return replace(table, draft_us=known)
-        scale = known / profiled
-        return replace(
+        scale = max(known / profiled, LEAST_SCALE)
+        scaled = replace(
             table,
             draft_us=self._prior.draft_us * scale,
             draft_token_us=self._prior.draft_token_us * scale,
             draft_row_us=self._prior.draft_row_us * scale,
         )
+        beyond = known - scaled.drafting(drafted, rows)
+        return replace(scaled, draft_us=scaled.draft_us + beyond)
 
 
 _LAST: Final = len(NOMINAL.dense) - 1

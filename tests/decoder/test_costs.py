@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -40,6 +42,19 @@ def test_drafting_is_what_a_step_took_above_verification() -> None:
     feed(costs, 5, float(PROFILE.dense[5]) + 7_200.0, drafted=4)
     assert costs.table.drafting(4, 1) == pytest.approx(7_200.0, rel=0.02)
     assert costs.table.drafting(0, 1) == 0.0
+
+
+def test_where_verification_is_overrated_the_sum_is_right_and_longer_drafts_still_cost_more() -> (
+    None
+):
+    """The profile was taken in a busy moment: steps with drafts now take less than it says verifying
+    alone takes."""
+    costs = LiveCosts(PROFILE)
+    feed(costs, 5, float(PROFILE.dense[5]) - 2_000.0, drafted=4)
+    step = float(costs.table.dense[5]) + costs.table.drafting(4, 1)
+    assert step == pytest.approx(float(PROFILE.dense[5]) - 2_000.0, rel=0.02)
+    each = [costs.table.drafting(k, 1) for k in range(1, 5)]
+    assert all(b - a == pytest.approx(450.0) for a, b in itertools.pairwise(each))
 
 
 def test_without_a_profile_the_first_steps_set_the_unit() -> None:

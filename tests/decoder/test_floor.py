@@ -19,6 +19,7 @@ from tests.decoder.simulated import (
 
 PROMPT = [30, 31, 32]
 WITHIN_CYCLES = 200
+RELIEVED_WITHIN = 100
 BAND = 0.98
 MILD = CostTable("mild", (1, 101), (1.0, 1.6), draft_us=0.2)
 POISON = CostTable("poison", (1, 101), (1.0, 6.0))
@@ -76,7 +77,7 @@ def test_a_policy_that_is_wrong_is_relieved_and_comes_back(trouble: str) -> None
     good = best_fixed(GOOD, WITHIN_CYCLES)
     assert runs[0].rate(WITHIN_CYCLES) >= BAND * good
     assert len(runs[1].tokens) > 2 * WITHIN_CYCLES
-    assert runs[1].rate(WITHIN_CYCLES) >= BAND * best_fixed(phase, WITHIN_CYCLES)
+    assert runs[1].rate(RELIEVED_WITHIN) >= BAND * best_fixed(phase, RELIEVED_WITHIN)
     assert runs[2].rate(WITHIN_CYCLES) >= BAND * good
     assert router.floor is not None and router.floor.in_force == "policy"
 

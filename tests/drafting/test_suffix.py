@@ -14,11 +14,11 @@ tokens = st.lists(st.integers(0, 4), min_size=1, max_size=60)
 
 
 @settings(max_examples=80, deadline=None)
-@given(earlier=tokens, prompt=tokens, output=tokens)
+@given(earlier=tokens, prompt=tokens, output=tokens, factor=st.sampled_from([0.5, 1.0, 2.0]))
 def test_the_draft_is_the_one_the_library_would_choose(
-    earlier: list[int], prompt: list[int], output: list[int]
+    earlier: list[int], prompt: list[int], output: list[int], factor: float
 ) -> None:
-    cache = SuffixCache(WorkerSettings())
+    cache = SuffixCache(WorkerSettings(suffix_max_factor=factor))
     cache.start("before", np.array([9], np.int32), "")
     cache.extend("before", earlier)
     cache.stop("before")
@@ -26,7 +26,9 @@ def test_the_draft_is_the_one_the_library_would_choose(
     cache.extend("now", output)
     context = np.array(prompt + output, np.int32)
     found = cache.propose("now", context, 30)
-    theirs = cache._active["now"].speculate("now", context[-64:], max_spec_tokens=30)
+    theirs = cache._active["now"].speculate(
+        "now", context[-64:], max_spec_tokens=30, max_spec_factor=factor
+    )
     if found is None:
         assert not theirs.token_ids
         return
