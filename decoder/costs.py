@@ -120,9 +120,10 @@ class LiveCosts:
         table = replace(self.table, tokens=GRID, verify_us=tuple(times.tolist()))
         if len(self._drafting) < ENOUGH:
             return table
-        # One cost is all that is seen of drafting, and it may come out below zero where verification
-        # is overrated: then their sum is right at least. What a further token costs stays near its
-        # profile; scaled by such a number it would be a gain, and the longest drafts the cheapest.
+        # One cost is all that is seen of drafting, and it may come out below zero where
+        # verification is overrated: then their sum is right at least. What a further token costs
+        # stays near its profile: scaled by such a number it would be a gain, and the longest
+        # drafts the cheapest.
         drafted, rows = self._drafted
         least = -0.5 * float(table.dense[min(rows * (1 + drafted), _LAST)])
         known, profiled = max(median(self._drafting), least), self._prior.drafting(drafted, rows)
