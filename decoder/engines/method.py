@@ -82,8 +82,8 @@ METHODS: Final[dict[str, Maker]] = {
 }
 """Makers by name. ``frequency`` is the paper's rule (counted score against a threshold), ``arctic``
 ArcticInference's (score against the length ``k`` of a model draft), ``fixed`` verifies ``k`` tokens
-of whatever the cache proposes; ``hybrid`` is the learned policy. The others draft as
-the paper's Table 7 says, ``hybrid`` as the worker does."""
+of whatever the cache proposes; ``hybrid`` is the learned policy. The baselines draft
+as the paper's Table 7 says, ``hybrid`` as the worker does."""
 
 
 def method(
