@@ -33,6 +33,9 @@ RECENT_DRAFTS: Final = 1_500
 UPDATES_PER_EVENT: Final = 0.25
 """With minibatches of 128 a draft is seen about as often as in twice the paper's twenty epochs,
 spread over its stay in the buffer. Four times the work on synthetic traffic learned no faster."""
+RATES: Final = (train.QUICK, train.CAREFUL)
+"""Networks learn side by side, one at each rate, from the same drafts; held-out drafts say which of
+them is the candidate. No one rate does for traffic as usual and for traffic that turned about."""
 WARM_UP: Final = 150
 """Optimiser steps of a new network before its first candidate; it owes them whatever has come."""
 OWED_UPDATES: Final = 400
@@ -68,7 +71,7 @@ class Scope:
         self.name = name
         self.settings = settings
         self.buffer = Buffer(settings.buffer_events)
-        self.trainer: train.Trainer | None = None
+        self.trainers: list[train.Trainer] = []  # one for each of RATES, or none yet
         self.champion: Policy = frequency_policy(name)
         self.champion_known = False
         self.detector = Detector()
@@ -101,19 +104,19 @@ class Scope:
         self.last_drift_at = now
         self.buffer.trust_last(since)
         self.next_candidate_at = min(self.next_candidate_at, self.buffer.total + SOON)
-        if self.trainer is not None:
-            recent = self.buffer.recent(RECENT_DRAFTS).features
-            train.renormalise(self.trainer, *train.normaliser(recent))
+        moved = train.normaliser(self.buffer.recent(RECENT_DRAFTS).features)
+        for trainer in self.trainers:
+            train.renormalise(trainer, *moved)
         return True
 
     def learn(self, updates: int, seed: int) -> int:
-        """Up to ``updates`` optimiser steps, no more than are owed to new events; how many."""
+        """Up to ``updates`` steps of every optimiser, as far as owed to new events; how many."""
         steps = min(updates, int(self._owed))
         slots = self.buffer.slots("train")
         if steps <= 0 or self.buffer.total < self.settings.min_events or not len(slots):
             return 0
-        if self.trainer is None:
-            self.trainer = self._begin(slots)
+        if not self.trainers:
+            self.trainers = [self._begin(slots, rate) for rate in RATES]
             self._owed = max(self._owed, WARM_UP)
             steps = min(updates, int(self._owed))
         draw = np.random.default_rng(seed)
@@ -123,28 +126,31 @@ class Scope:
             picked = np.concatenate(
                 [draw.choice(recent, newest), draw.choice(slots, BATCH - newest)]
             )
-            train.update(self.trainer, self.buffer.at(picked))
+            rows = self.buffer.at(picked)
+            for trainer in self.trainers:
+                train.update(trainer, rows)
         self.updates += steps
         self._owed -= steps
-        if not train.is_finite(self.trainer):
-            log.error("scope %s: weights are no longer finite, starting over", self.name)
-            self.trainer = self._begin(slots)
+        for index, trainer in enumerate(self.trainers):
+            if not train.is_finite(trainer):
+                log.error("scope %s: weights are no longer finite, starting over", self.name)
+                self.trainers[index] = self._begin(slots, trainer.rate)
         return steps
 
     def is_due(self) -> bool:
         """Whether enough events came for the next candidate."""
         enough = self.buffer.total >= max(self.next_candidate_at, self.settings.min_events)
-        warm = self.trainer is not None and self.trainer.updates >= WARM_UP
+        warm = any(trainer.updates >= WARM_UP for trainer in self.trainers)
         return enough and warm and self.champion_known
 
     def propose(self) -> Candidate:
-        """Tune the network's decision and judge it; the next candidate is then an interval away."""
-        assert self.trainer is not None
+        """Tune and judge the better network; the next candidate is then an interval away."""
         self.next_candidate_at = self.buffer.total + self.settings.candidate_every
         measured = measure(self.buffer.recent(COSTED_ROWS))
         held = self.buffer.rows("tune", HELD_OUT)
         judged = self.buffer.rows("gate", HELD_OUT)
-        raw = train.export(self.trainer, self.name, self.champion.threshold, judged.features)
+        best = min(self.trainers, key=lambda t: train.held_out_loss(t, held))
+        raw = train.export(best, self.name, self.champion.threshold, judged.features)
         tuning = tune(raw, held, measured, self.champion)
         policy = replace(
             raw,
@@ -157,7 +163,7 @@ class Scope:
         if not verdict.decided:
             self.next_candidate_at = self.buffer.total + min(SOON, self.settings.candidate_every)
         return Candidate(
-            replace(policy, provenance=self._provenance(tuning, verdict)), tuning, verdict
+            replace(policy, provenance=self._provenance(best, tuning, verdict)), tuning, verdict
         )
 
     def crown(self, champion: Policy | None) -> None:
@@ -192,19 +198,23 @@ class Scope:
             "drifts": self.drifts,
         }
 
-    def _begin(self, slots: NDArray[np.int64]) -> train.Trainer:
+    def _begin(self, slots: NDArray[np.int64], rate: float) -> train.Trainer:
         """From the champion's weights, or at random with the normaliser of what is there."""
         if self.champion.layers:
-            return train.continue_from(self.champion)
-        return train.start(self.settings.kind, *train.normaliser(self.buffer.at(slots).features))
+            return train.continue_from(self.champion, rate)
+        seen = train.normaliser(self.buffer.at(slots).features)
+        return train.start(self.settings.kind, *seen, rate=rate)
 
-    def _provenance(self, tuning: Tuning, verdict: Verdict) -> dict[str, Any]:
+    def _provenance(
+        self, trainer: train.Trainer, tuning: Tuning, verdict: Verdict
+    ) -> dict[str, Any]:
         costs = tuning.costs
         return {
             "origin": "learner",
             "note": tuning.note,
             "verdict": verdict.reason,
             "window": self.window(),
+            "learning_rate": trainer.rate,
             "costs": {
                 "fixed_us": costs.fixed_us,
                 "token_us": costs.token_us,
@@ -219,7 +229,7 @@ class Scope:
         arrays, numbers = self.buffer.snapshot()
         state = {
             "buffer": numbers,
-            "trainer": None,
+            "trainers": [],
             "next_candidate_at": self.next_candidate_at,
             "champion_known": self.champion_known,
             "last_drift_at": self.last_drift_at,
@@ -228,9 +238,10 @@ class Scope:
         }
         arrays = checkpoint.under("buffer.", arrays)
         arrays["champion"] = np.frombuffer(to_bytes(self.champion), np.uint8)
-        if self.trainer is not None:
-            weights, state["trainer"] = train.snapshot(self.trainer)
-            arrays |= checkpoint.under("trainer.", weights)
+        for index, trainer in enumerate(self.trainers):
+            weights, numbers = train.snapshot(trainer)
+            state["trainers"].append(numbers)
+            arrays |= checkpoint.under(f"trainer.{index}.", weights)
         return arrays, state
 
     @classmethod
@@ -245,8 +256,10 @@ class Scope:
         scope.buffer = Buffer.restored(
             (checkpoint.within("buffer.", arrays), state["buffer"]), settings.buffer_events
         )
-        if state["trainer"] is not None:
-            scope.trainer = train.restored(checkpoint.within("trainer.", arrays), state["trainer"])
+        scope.trainers = [
+            train.restored(checkpoint.within(f"trainer.{index}.", arrays), numbers)
+            for index, numbers in enumerate(state["trainers"])
+        ]
         scope.champion = from_bytes(arrays["champion"].tobytes(), name)
         scope.champion_known = bool(state["champion_known"])
         scope.next_candidate_at = int(state["next_candidate_at"])

@@ -23,7 +23,12 @@ from learner.losses import payoff_loss, survival_loss
 from learner.rows import Rows
 
 HIDDEN: Final[dict[Kind, tuple[int, ...]]] = {"payoff": (256, 256), "survival": (64, 64)}
-LEARNING_RATE: Final = 1e-3
+QUICK: Final = 1e-3
+"""Learning rate of a network that starts at random (paper, Table 10)."""
+CAREFUL: Final = 1e-4
+"""For a network that was good already. Some hundred drafts of a handful of requests are soon
+learned by heart: going on at the rate above, a good network became worse on the requests to come,
+at this one better. Traffic that has turned about needs the other."""
 SEED: Final = 42
 MIN_STD: Final = 0.05
 """A feature that happened not to vary while the normaliser was fitted would otherwise enter the
@@ -41,6 +46,7 @@ class Trainer:
     optimiser: torch.optim.Adam
     mean: FloatArray
     std: FloatArray
+    rate: float
     updates: int = 0
 
 
@@ -52,7 +58,12 @@ def normaliser(features: FloatArray) -> tuple[FloatArray, FloatArray]:
 
 
 def start(
-    kind: Kind, mean: FloatArray, std: FloatArray, layers: Layers = (), seed: int = SEED
+    kind: Kind,
+    mean: FloatArray,
+    std: FloatArray,
+    layers: Layers = (),
+    seed: int = SEED,
+    rate: float = QUICK,
 ) -> Trainer:
     """A trainer that continues from ``layers`` ([in, out] weights), or begins at random.
 
@@ -72,16 +83,16 @@ def start(
     for linear in linears:
         modules += [linear, nn.ReLU()]
     network = nn.Sequential(*modules[:-1])
-    return Trainer(kind, network, _adam(network), mean.copy(), std.copy())
+    return Trainer(kind, network, _adam(network, rate), mean.copy(), std.copy(), rate)
 
 
-def continue_from(policy: Policy, seed: int = SEED) -> Trainer:
+def continue_from(policy: Policy, rate: float = QUICK) -> Trainer:
     """A trainer at the weights of ``policy``, which must have a network."""
-    return start(policy.kind, policy.mean, policy.std, policy.layers, seed)
+    return start(policy.kind, policy.mean, policy.std, policy.layers, rate=rate)
 
 
-def _adam(network: nn.Sequential) -> torch.optim.Adam:
-    return torch.optim.Adam(network.parameters(), lr=LEARNING_RATE)
+def _adam(network: nn.Sequential, rate: float) -> torch.optim.Adam:
+    return torch.optim.Adam(network.parameters(), lr=rate)
 
 
 def forward(trainer: Trainer, features: FloatArray) -> torch.Tensor:
@@ -97,6 +108,12 @@ def loss(trainer: Trainer, rows: Rows) -> torch.Tensor:
         return survival_loss(outputs, rows)
     accepted, censored = torch.from_numpy(rows.accepted), torch.from_numpy(rows.censored)
     return payoff_loss(outputs[:, 0], accepted, censored)
+
+
+def held_out_loss(trainer: Trainer, rows: Rows) -> float:
+    """Mean loss on ``rows``; 0 where there are none."""
+    with torch.no_grad():
+        return float(loss(trainer, rows)) if len(rows) else 0.0
 
 
 def update(trainer: Trainer, rows: Rows) -> float:
@@ -158,7 +175,7 @@ def renormalise(trainer: Trainer, mean: FloatArray, std: FloatArray) -> None:
         first.bias.copy_(first.bias.double() + weight @ shift)
         first.weight.copy_(weight * scale)
     trainer.mean, trainer.std = mean.copy(), std.copy()
-    trainer.optimiser = _adam(trainer.network)
+    trainer.optimiser = _adam(trainer.network, trainer.rate)
 
 
 def is_finite(trainer: Trainer) -> bool:
@@ -200,20 +217,21 @@ def snapshot(trainer: Trainer) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]
         if state:
             for name in ("exp_avg", "exp_avg_sq", "step"):
                 arrays[f"{name}.{index}"] = np.array(state[name].numpy())
-    return arrays, {"updates": trainer.updates, "kind": trainer.kind}
+    return arrays, {"updates": trainer.updates, "kind": trainer.kind, "rate": trainer.rate}
 
 
 def restored(arrays: dict[str, NDArray[Any]], numbers: dict[str, Any]) -> Trainer:
     """The trainer that :func:`snapshot` saw; its next update is the one that would have followed.
 
     Raises:
-        KeyError: arrays are missing.
+        KeyError: arrays or numbers are missing.
         ValueError: arrays have shapes that do not chain.
     """
     count = sum(name.startswith("weight.") for name in arrays)
     weights = [arrays[f"weight.{index}"] for index in range(count)]
     layers = [(weights[i].T, weights[i + 1]) for i in range(0, count, 2)]
-    trainer = start(numbers["kind"], arrays["mean"], arrays["std"], layers)
+    kind, rate = numbers["kind"], float(numbers["rate"])
+    trainer = start(kind, arrays["mean"], arrays["std"], layers, rate=rate)
     for index, parameter in enumerate(trainer.network.parameters()):
         if f"step.{index}" in arrays:
             trainer.optimiser.state[parameter] = {
