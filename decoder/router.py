@@ -16,16 +16,16 @@ from __future__ import annotations
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from decoder.choice import choose
 from decoder.contracts.events import DraftEvent
-from decoder.contracts.policy import ARMS, Estimate, Policy, decide, estimate, shorten
-from decoder.contracts.rule import CACHE, MODEL, NONE, Choice, Situation
-from decoder.contracts.survival import yields_of
+from decoder.contracts.policy import ARMS, Policy
+from decoder.contracts.rule import CACHE, MODEL, NONE, Arms
 from decoder.costs import LiveCosts
 from decoder.drafting.suffix import CacheDraft, SuffixCache, Tokens
 from decoder.floor import PLAIN_EVERY, PROBE_EVERY, Floor
@@ -184,19 +184,15 @@ class DraftRouter:
         drafts = [self._propose(r) for r in requests]
         states = [self._state(r, d) for r, d in zip(requests, drafts, strict=True) if d is not None]
         features = featurize(states, self._classes)
-        found = estimate(policy, features, self._model_len)
-        by_rate = policy.kind == "survival"
-        parameter = self.rate.value if by_rate else policy.threshold
-        estimated = self._completed(policy, found, drafts)
-        situation = Situation(self.costs.table, self._model_len, self.rate.value)
-        if self._shorter:
-            estimated, situation = shorten(estimated, parameter, situation, len(names))
-        k = situation.model_len
-        foreseen: list[float | None] = [None] * len(states)
-        if found.yields is not None and found.yields.size:
-            foreseen = found.yields[:, k - 1].tolist()
-        wanted = decide(policy, estimated, situation, len(names))
-        arms = self._arms(wanted, estimated)
+        owners = np.array([i for i, d in enumerate(drafts) if d is not None], np.int64)
+        wanted = choose(
+            policy, features, owners, len(requests), len(names), self.costs.table, self.rate.value,
+            self._model_len, chance=self.model_arm.chance, ratio=self.model_arm.ratio,
+            shorter=self._shorter,
+        )  # fmt: skip
+        k = wanted.model_len
+        parameter = self.rate.value if policy.kind == "survival" else policy.threshold
+        arms = self._arms(wanted.arms, drafts)
         relieved = self.floor is not None and self.floor.in_force != "policy"
         self._drafted = k if (arms == MODEL).any() else 0
         self._decided = time.perf_counter()
@@ -207,12 +203,14 @@ class DraftRouter:
             keys: Keys = ()
             foreseen_here = None
             if draft is not None:
-                mine, keys, foreseen_here = features[row], states[row].keys, foreseen[row]
+                mine, keys = features[row], states[row].keys
+                if wanted.foreseen is not None:
+                    foreseen_here = float(wanted.foreseen[row])
                 row += 1
             cycle = Cycle(
                 request.cycles, wall, arm, int(wanted.arms[i]), int(wanted.lengths[i]),
-                policy.version, parameter, float(estimated.expected[i]),
-                float(estimated.model[i]), foreseen_here, request.generated,
+                policy.version, parameter, float(wanted.expected[i]),
+                float(wanted.model[i]), foreseen_here, request.generated,
                 len(draft.tokens) if draft else 0, k, mine, keys, len(names), draft_us,
             )  # fmt: skip
             request.cycle = cycle
@@ -273,47 +271,14 @@ class DraftRouter:
             self._tenants.popitem(last=False)
         return found
 
-    def _completed(
-        self, policy: Policy, found: Estimate, drafts: Sequence[CacheDraft | None]
-    ) -> Estimate:
-        """``found``, corrected by what the model arm did here, for all requests [n].
-
-        Those without a cache draft are added.
-        """
-        k, model, yields = self._model_len, found.model, found.yields
-        if yields is not None and yields.shape[1]:
-            yields = np.minimum(yields * np.float32(self.model_arm.ratio), _LENGTHS[:k])
-            model = yields[:, -1]
-        n = len(drafts)
-        if len(model) == n:
-            return replace(found, model=model, yields=yields)
-        # Without a cache draft there are no features; what the arm yields here must do.
-        usual = self.model_arm.payoff(k) if policy.use_model else 0.0
-        rows = np.array([i for i, d in enumerate(drafts) if d is not None], np.int64)
-        spread = Estimate(
-            np.zeros(n, np.float32), np.zeros(n, np.int32), np.full(n, usual, np.float32)
-        )
-        spread.expected[rows], spread.lengths[rows] = found.expected, found.lengths
-        spread.model[rows] = model
-        if found.curves is None:
-            return spread
-        curves = np.zeros((n, found.curves.shape[1]), np.float32)
-        curves[rows] = found.curves
-        if yields is not None:
-            known, width = yields, yields.shape[1]
-            yields = np.empty((n, width), np.float32)
-            yields[:] = yields_of(self.model_arm.chance, width)
-            yields[rows] = known
-        return Estimate(spread.expected, spread.lengths, spread.model, curves, yields)
-
-    def _arms(self, wanted: Choice, estimated: Estimate) -> NDArray[np.int8]:
+    def _arms(self, wanted: Arms, drafts: Sequence[CacheDraft | None]) -> Arms:
         """The policy's arms, unless the floor has relieved it or the drafter must be looked at."""
-        floor, n = self.floor, len(wanted.arms)
+        floor, n = self.floor, len(wanted)
         if floor is None or not n:
-            return wanted.arms
-        arms = wanted.arms
+            return wanted
+        arms = wanted
         if floor.in_force == "cache":
-            arms = np.where(estimated.lengths > 0, CACHE, NONE).astype(np.int8)
+            arms = np.array([NONE if draft is None else CACHE for draft in drafts], np.int8)
         elif floor.in_force != "policy":
             arms = np.full(n, MODEL if floor.in_force == "model" else NONE, np.int8)
         if self._model_len:
@@ -364,5 +329,4 @@ class DraftRouter:
         self._sink.put(event_of(event_id, request, label, censored))
 
 
-_LENGTHS: Final = np.arange(1, 65, dtype=np.float32)
 _NOTHING: Final = Decision("none")

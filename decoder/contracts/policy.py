@@ -1,7 +1,8 @@
 """The policy: how a worker chooses between drafts, and the functions that apply it.
 
-Workers run :func:`estimate` and :func:`decide`; the learner tunes and gates with these very
-functions, so what was measured is what serves. ``contracts.bundle`` puts a policy on the wire.
+The learner tunes and gates with :func:`estimate` and :func:`decide_each`; workers run the same
+networks and the same rule, compiled for whole steps, in ``decoder.choice``. ``contracts.bundle``
+puts a policy on the wire.
 
 =============  ==================================  ===============================================
 kind           predicts a cache draft's payoff by  takes the cache draft
@@ -29,15 +30,12 @@ from decoder.contracts.rule import (
     NONE,
     Choice,
     Situation,
-    choose_batch,
     choose_each,
-    choose_one,
-    draft_length,
 )
 from decoder.contracts.survival import (
     BUCKETS,
     FloatArray,
-    chain_yields,
+    chain_yield,
     survival,
 )
 
@@ -113,15 +111,13 @@ class Estimate:
 
     ``expected`` [n] is the accepted length of the cache draft in tokens, at least 0 and at most its
     length. ``model`` [n] is the expected accepted length of a model draft in the same state. Of
-    the kind ``survival`` alone: ``curves`` [n, w], the survival of the cache draft, and ``yields``
-    [n, k], what model drafts of 1 to k tokens have to expect; ``model`` is the last of these.
+    the kind ``survival`` alone: ``curves`` [n, w], the survival of the cache draft.
     """
 
     expected: FloatArray
     lengths: NDArray[np.int32]
     model: FloatArray
     curves: FloatArray | None = None
-    yields: FloatArray | None = None
 
 
 def network(policy: Policy, features: FloatArray) -> FloatArray:
@@ -147,10 +143,8 @@ def estimate(policy: Policy, features: FloatArray, model_len: int) -> Estimate:
     if policy.kind == "survival":
         outputs = network(policy, features)
         curves = survival(outputs[:, :BUCKETS], whole)
-        odds = outputs[:, BUCKETS]
-        yields = chain_yields(odds, model_len if policy.use_model else 0)
-        model = yields[:, -1] if yields.shape[1] else np.zeros(len(odds), np.float32)
-        return Estimate(curves.sum(axis=1), whole, model, curves, yields)
+        model = chain_yield(outputs[:, BUCKETS], model_len if policy.use_model else 0)
+        return Estimate(curves.sum(axis=1), whole, model, curves)
     raw = features[:, _SCORE] if policy.kind == "frequency" else network(policy, features)[:, 0]
     expected = np.minimum(np.maximum(raw, 0.0), lengths)
     payoff = policy.model_payoff if model_len and policy.use_model else 0.0
@@ -166,57 +160,16 @@ _SCORE: Final = FEATURES.index("score")
 _DRAFT_LEN: Final = FEATURES.index("draft_len")
 
 
-def decide(policy: Policy, estimated: Estimate, situation: Situation, rows: int) -> Choice:
-    """Arm and draft length of each of the requests of one step.
-
-    Args:
-        rows: requests of the step, those without speculation included.
-    """
-    if policy.kind != "survival":
-        return _threshold(policy, estimated, situation)
-    assert estimated.curves is not None
-    situation, rate = _allowed(policy, situation), _rate(policy, situation)
-    if len(estimated.model) == rows == 1:
-        return choose_one(estimated.curves[0], float(estimated.model[0]), rate, situation)
-    return choose_batch(estimated.curves, estimated.model, rate, situation, rows)
-
-
-def shorten(
-    estimated: Estimate, rate: float, situation: Situation, rows: int
-) -> tuple[Estimate, Situation]:
-    """Estimate and situation for the length of model draft that pays best in this step.
-
-    Both stay as they are where there is no model drafter or nothing is known of shorter drafts.
-    """
-    yields = estimated.yields
-    if yields is None or not yields.size:
-        return estimated, situation
-    k = draft_length(yields, rate, situation, rows)
-    return (
-        Estimate(estimated.expected, estimated.lengths, yields[:, k - 1], estimated.curves, yields),
-        Situation(situation.costs, k, situation.rate),
-    )
-
-
 def decide_each(
     policy: Policy, estimated: Estimate, situation: Situation, batch: NDArray[np.integer]
 ) -> Choice:
-    """:func:`decide` for n rows of different steps, each shared by ``batch`` [n] requests."""
+    """Arm and draft length of n rows of different steps, each shared by ``batch`` [n] requests."""
     if policy.kind != "survival":
         return _threshold(policy, estimated, situation)
     assert estimated.curves is not None
-    situation, rate = _allowed(policy, situation), _rate(policy, situation)
-    return choose_each(estimated.curves, estimated.model, batch, rate, situation)
-
-
-def _rate(policy: Policy, situation: Situation) -> float:
-    return policy.rate if situation.rate is None else situation.rate
-
-
-def _allowed(policy: Policy, situation: Situation) -> Situation:
-    if policy.use_model or not situation.model_len:
-        return situation
-    return replace(situation, model_len=0)
+    if not policy.use_model:
+        situation = replace(situation, model_len=0)
+    return choose_each(estimated.curves, estimated.model, batch, policy.rate, situation)
 
 
 def _threshold(policy: Policy, estimated: Estimate, situation: Situation) -> Choice:

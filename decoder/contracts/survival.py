@@ -8,7 +8,6 @@ the same holds for every truncation. Near positions have buckets of their own, f
 
 from __future__ import annotations
 
-import math
 from typing import Final
 
 import numpy as np
@@ -40,8 +39,7 @@ def survival(logits: FloatArray, lengths: NDArray[np.integer]) -> FloatArray:
     # that of living through the first j of them is one product with how many fall into each.
     curve: FloatArray = np.logaddexp(_ZERO, logits).dot(_LIVED[:, :width])
     np.exp(curve, out=curve)
-    if len(lengths) > 1:
-        curve *= _COLUMNS[:width] < lengths[:, None]
+    curve *= _COLUMNS[:width] < lengths[:, None]
     return curve
 
 
@@ -61,26 +59,22 @@ def naive_survival(logits: FloatArray, length: int) -> list[float]:
     return curve
 
 
-def chain_yields(odds: FloatArray, k: int) -> FloatArray:
-    """Expected accepted lengths of model drafts.
+def chain_yield(odds: FloatArray, k: int) -> FloatArray:
+    """Expected accepted lengths [n] of model drafts of ``k`` tokens.
 
     Args:
         odds: float32 [n], log-odds that one more of a draft's tokens is accepted.
-
-    Returns:
-        float32 [n, k]: of a draft of 1 to ``k`` tokens, the geometric sum of the chance.
     """
-    if len(odds) == 1:  # a lone request: four times faster without arrays
-        alone = 1.0 / (1.0 + math.exp(min(-float(odds[0]), 80.0)))
-        return np.array([yields_of(alone, k)], np.float32)
     chance: FloatArray = 1.0 / (1.0 + np.exp(-np.maximum(odds, np.float32(-80.0))))
-    powers = np.multiply.accumulate(np.repeat(chance[:, None], k, axis=1), axis=1)
-    total: FloatArray = np.add.accumulate(powers, axis=1)
+    total = np.zeros_like(chance)
+    for _ in range(k):
+        total = chance * (1.0 + total)
     return total
 
 
 def yields_of(chance: float, k: int) -> list[float]:
-    """:func:`chain_yields` of one chance: expected lengths of drafts of 1 to ``k`` tokens."""
+    """Expected accepted lengths of model drafts of 1 to ``k`` tokens, one more token being accepted
+    with ``chance``: the geometric sums."""
     total, power, found = 0.0, 1.0, []
     for _ in range(k):
         power *= chance

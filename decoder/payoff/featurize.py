@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+from struct import Struct
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from decoder.compiled import MATRIX, WHOLE, WHOLES, compiled
 from decoder.contracts.features import LOGGED, NUM_FEATURES, TOKEN_CLASSES
 from decoder.drafting.suffix import CacheDraft
 from decoder.payoff.memory import History, Keys, TenantMemory
 
 FloatArray = NDArray[np.float32]
 _SCALARS: Final = NUM_FEATURES - 2 * len(TOKEN_CLASSES)
-_LOGS: Final = len(LOGGED)
-_FIRST: Final = _SCALARS + len(TOKEN_CLASSES)
+_PACKED: Final = Struct(f"{_SCALARS}f")
+_ROW_BYTES: Final = 4 * NUM_FEATURES
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,28 +47,46 @@ def featurize(states: Sequence[DraftState], table: FloatArray) -> FloatArray:
     """
     n = len(states)
     out = np.empty((n, NUM_FEATURES), dtype=np.float32)
-    if not n:
-        return out
-    if n == 1:
-        out[0, :_SCALARS] = _scalars(states[0])
-    else:
-        out[:, :_SCALARS] = [_scalars(state) for state in states]
-    logs = out[:, :_LOGS]
-    np.log1p(logs, out=logs)
-    if n == 1:
-        classes = table.take(states[0].draft.tokens, axis=0)
-        np.add.reduce(classes, axis=0, out=out[0, _SCALARS:_FIRST])
-        out[0, _SCALARS:_FIRST] /= len(classes)
-        out[0, _FIRST:] = classes[0]
-        return out
+    for row, state in enumerate(states):
+        _PACKED.pack_into(out, row * _ROW_BYTES, *_scalars(state))
     drafts = [state.draft.tokens for state in states]
-    lengths = np.fromiter(map(len, drafts), np.int64, n)
-    starts = np.cumsum(lengths) - lengths
-    classes = table.take(list(chain.from_iterable(drafts)), axis=0)
-    np.add.reduceat(classes, starts, axis=0, out=out[:, _SCALARS:_FIRST])
-    out[:, _SCALARS:_FIRST] /= lengths[:, None]
-    out[:, _FIRST:] = classes[starts]
+    ends = np.cumsum([len(tokens) for tokens in drafts], dtype=np.int64)
+    _complete(out, np.array(list(chain.from_iterable(drafts)), np.int64), ends, table, len(LOGGED))
     return out
+
+
+@compiled((MATRIX, WHOLES, WHOLES, MATRIX, WHOLE))
+def _complete(
+    out: FloatArray,
+    tokens: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    table: FloatArray,
+    logged: int,
+) -> None:
+    """Take the logarithms and fill in the token classes. Mutates ``out``.
+
+    Args:
+        tokens: int64 [sum of lengths], all drafts one after another; ids behind the vocabulary have
+            no class.
+        ends: int64 [n], where in them each draft ends.
+    """
+    classes = table.shape[1]
+    shares = out.shape[1] - 2 * classes
+    begin = 0
+    for row in range(len(out)):
+        for column in range(logged):
+            out[row, column] = np.log1p(out[row, column])
+        out[row, shares:] = 0.0
+        for place in range(begin, ends[row]):
+            token = tokens[place]
+            if 0 <= token < len(table):
+                for c in range(classes):
+                    out[row, shares + c] += table[token, c]
+                    if place == begin:
+                        out[row, shares + classes + c] = table[token, c]
+        for c in range(classes):
+            out[row, shares + c] /= ends[row] - begin
+        begin = ends[row]
 
 
 def _scalars(state: DraftState) -> tuple[float, ...]:

@@ -1,7 +1,7 @@
 """``hvd bench decide``: what one decision costs, suffix lookup aside.
 
-Featurize, estimate and decide (the model draft's length included), the functions a worker runs, on
-drafts of mixed lengths in one thread. The budget comes from hardware: 49 us is 1 % of the 4.9 ms in
+Featurize and choose (the model draft's length included), the functions a worker runs, on drafts of
+mixed lengths in one thread. The budget comes from hardware: 49 us is 1 % of the 4.9 ms in
 which an H100 reads the weights of an 8B model once (16.4 GB at 3.35 TB/s).
 """
 
@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
 
+from decoder.choice import choose
 from decoder.contracts.costs import MAX_TOKENS, CostTable
 from decoder.contracts.features import NUM_FEATURES, TOKEN_CLASSES
-from decoder.contracts.policy import OUTPUTS, Kind, Policy, decide, estimate, shorten
-from decoder.contracts.rule import Situation
+from decoder.contracts.policy import OUTPUTS, Kind, Policy
 from decoder.drafting.suffix import CacheDraft
 from decoder.payoff.featurize import DraftState, featurize
 from decoder.payoff.memory import History, TenantMemory, memory_keys
@@ -42,8 +42,7 @@ class Timing:
     p99_us_batch1: float
     p50_us_per_request_batch64: float
     featurize_us_batch1: float
-    estimate_us_batch1: float
-    decide_us_batch1: float
+    choose_us_batch1: float
     features: int = NUM_FEATURES
 
     def as_dict(self) -> dict[str, float | str]:
@@ -83,17 +82,14 @@ def states(n: int, seed: int = 0) -> list[DraftState]:
 
 
 def _timed(
-    policy: Policy, batch: list[DraftState], table: NDArray[np.float32], situation: Situation
-) -> tuple[float, float, float]:
-    clock = time.perf_counter
+    policy: Policy, batch: list[DraftState], table: NDArray[np.float32], costs: CostTable
+) -> tuple[float, float]:
+    clock, n = time.perf_counter, len(batch)
     began = clock()
     features = featurize(batch, table)
     featurized = clock()
-    found = estimate(policy, features, situation.model_len)
-    estimated = clock()
-    found, situation = shorten(found, policy.rate, situation, len(batch))
-    decide(policy, found, situation, len(batch))
-    return featurized - began, estimated - featurized, clock() - estimated
+    choose(policy, features, np.arange(n), n, n, costs, policy.rate, MODEL_LEN)
+    return featurized - began, clock() - featurized
 
 
 def measure(kind: Kind, rounds: int = 3_000) -> Timing:
@@ -101,13 +97,12 @@ def measure(kind: Kind, rounds: int = 3_000) -> Timing:
     rng = np.random.default_rng(1)
     table = (rng.random((VOCABULARY, len(TOKEN_CLASSES))) < 0.2).astype(np.float32)
     policy, pool = random_policy(kind), states(BATCH)
-    ends = (1, MAX_TOKENS)
-    situation = Situation(CostTable("bench", ends, (1.0, 25.0), draft_us=0.2), MODEL_LEN)
+    costs = CostTable("bench", (1, MAX_TOKENS), (1.0, 25.0), draft_us=0.2)
     singles, batches = [], []
     for i in range(rounds):
-        singles.append(_timed(policy, [pool[i % BATCH]], table, situation))
+        singles.append(_timed(policy, [pool[i % BATCH]], table, costs))
         if i % 10 == 0:
-            batches.append(sum(_timed(policy, pool, table, situation)) / BATCH)
+            batches.append(sum(_timed(policy, pool, table, costs)) / BATCH)
     each = np.array(singles[rounds // 10 :]) * 1e6
     whole = each.sum(axis=1)
     middle = np.median(each, axis=0)
@@ -118,7 +113,6 @@ def measure(kind: Kind, rounds: int = 3_000) -> Timing:
         float(np.median(batches[len(batches) // 10 :])) * 1e6,
         float(middle[0]),
         float(middle[1]),
-        float(middle[2]),
     )
 
 

@@ -14,7 +14,7 @@ from decoder.contracts.bundle import _metadata, from_bytes, to_bytes
 from decoder.contracts.costs import NOMINAL
 from decoder.contracts.errors import PolicyRefused
 from decoder.contracts.features import FEATURES, NUM_FEATURES
-from decoder.contracts.policy import Estimate, decide, frequency_policy, predict
+from decoder.contracts.policy import Estimate, decide_each, frequency_policy, predict
 from decoder.contracts.rule import CACHE, MODEL, NONE, Situation
 from tests.conftest import random_policy
 
@@ -110,6 +110,7 @@ def test_decision_is_the_threshold_rule(
     values, n = np.array(predicted, np.float32), len(predicted)
     lengths = np.full(n, 64, np.int32)
     situation = Situation(NOMINAL, 4 if has_model else 0)
-    choice = decide(policy, Estimate(values, lengths, np.zeros(n, np.float32)), situation, n)
+    found = Estimate(values, lengths, np.zeros(n, np.float32))
+    choice = decide_each(policy, found, situation, np.ones(n, np.int64))
     otherwise = MODEL if has_model and use_model else NONE
     assert list(choice.arms) == [CACHE if p >= 6.0 else otherwise for p in predicted]

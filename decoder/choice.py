@@ -1,0 +1,308 @@
+"""A policy applied to the requests of one step: which arm each verifies, and how long a draft.
+
+The ``survival`` kind spends the verification budget of the step where it buys most, lets the model
+drafter make as many tokens as pay, and runs it only if that pays for the whole batch;
+``contracts.rule`` says what a choice is worth. The loops are compiled: for a request alone they take
+a fraction of what as many array operations would.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from decoder.compiled import FIXED, MATRIX, REAL, REALS_3, WHOLE, WHOLES, YES, compiled
+from decoder.contracts.costs import CostTable
+from decoder.contracts.features import FEATURES
+from decoder.contracts.policy import Policy, estimate, network
+from decoder.contracts.rule import CACHE, MODEL, NONE, Arms, Lengths
+from decoder.contracts.survival import BUCKET_OF, FloatArray, yields_of
+
+
+class Chosen(NamedTuple):
+    """What a policy wants of n requests, m of them with a cache draft, and what it expects.
+
+    ``expected`` and ``model`` [n] are accepted lengths in tokens, of the cache draft (0 without
+    one) and of a model draft; ``foreseen`` [m] is the network's own word on the latter, None
+    without one. ``model_len`` is the length of every model draft of the step.
+    """
+
+    arms: Arms
+    lengths: Lengths
+    expected: FloatArray
+    model: FloatArray
+    foreseen: FloatArray | None
+    model_len: int
+
+
+def choose(
+    policy: Policy,
+    features: FloatArray,
+    owners: NDArray[np.int64],
+    n: int,
+    rows: int,
+    costs: CostTable,
+    rate: float,
+    model_len: int,
+    *,
+    chance: float = 0.5,
+    ratio: float = 1.0,
+    shorter: bool = True,
+) -> Chosen:
+    """What ``policy`` wants of the ``n`` requests of a step that may speculate.
+
+    Args:
+        features: float32 [m, features] of their cache drafts.
+        owners: int64 [m], which of the n requests has each draft; ascending.
+        rows: requests of the step, those without speculation included.
+        rate: tokens a request commits in the time of a step that verifies no draft.
+        model_len: tokens of a model draft at most; 0 without a model drafter.
+        chance: that one more token of a model draft is accepted, where nothing else is known.
+        ratio: of what model drafts brought here to what the network had foreseen.
+        shorter: whether model drafts may be shorter than ``model_len``.
+    """
+    if policy.kind != "survival":
+        return _threshold(policy, features, owners, n, model_len, chance)
+    most = model_len if policy.use_model else 0
+    found = _survival(
+        network(policy, features), features[:, _DRAFT_LEN].astype(np.int64), owners, BUCKET_OF,
+        n, rows, most, shorter, chance, ratio, rate, costs.dense,
+        (costs.draft_us, costs.draft_token_us, costs.draft_row_us),
+    )  # fmt: skip
+    arms, lengths, expected, model, foreseen, k = found
+    return Chosen(arms, lengths, expected, model, foreseen if most else None, k or model_len)
+
+
+def _threshold(
+    policy: Policy,
+    features: FloatArray,
+    owners: NDArray[np.int64],
+    n: int,
+    model_len: int,
+    chance: float,
+) -> Chosen:
+    found = estimate(policy, features, model_len)
+    k = model_len if policy.use_model else 0
+    expected, lengths = np.zeros(n, np.float32), np.zeros(n, np.int32)
+    model = np.full(n, yields_of(chance, k)[-1] if k else 0.0, np.float32)
+    expected[owners], lengths[owners], model[owners] = found.expected, found.lengths, found.model
+    taken = (lengths > 0) & (expected >= policy.threshold)
+    arms = np.where(taken, CACHE, MODEL if k else NONE).astype(np.int8)
+    wanted = np.where(taken, lengths, k).astype(np.int32)
+    return Chosen(arms, wanted, expected, model, None, model_len)
+
+
+@compiled()
+def curves_of(
+    outputs: FloatArray,
+    draft_lens: NDArray[np.int64],
+    owners: NDArray[np.int64],
+    bucket_of: NDArray[np.int64],
+    n: int,
+) -> FloatArray:
+    """``contracts.survival.survival`` of m drafts in the rows [n, longest] of their owners."""
+    width = 0
+    for r in range(len(owners)):
+        width = max(width, draft_lens[r])
+    width = min(width, len(bucket_of))
+    curves = np.zeros((n, width), np.float32)
+    for r in range(len(owners)):
+        alive, bucket, holds = 1.0, -1, 1.0
+        for j in range(min(draft_lens[r], width)):
+            if bucket_of[j] != bucket:
+                bucket = bucket_of[j]
+                holds = 1.0 / (1.0 + np.exp(outputs[r, bucket]))
+            alive *= holds
+            curves[owners[r], j] = alive
+    return curves
+
+
+@compiled()
+def chain(chance: float, ratio: float, out: FloatArray) -> None:
+    """``contracts.survival.yields_of`` times ``ratio``, no more than all tokens. Mutates ``out``."""
+    total, power = 0.0, 1.0
+    for j in range(len(out)):
+        power *= chance
+        total += power
+        out[j] = min(total * ratio, j + 1.0)
+
+
+@compiled()
+def drafting_time(k: int, rows: int, drafting: tuple[float, float, float]) -> float:
+    """``CostTable.drafting`` for its three costs."""
+    return drafting[0] + k * (drafting[1] + drafting[2] * rows) if k else 0.0
+
+
+@compiled()
+def draft_length(
+    yields: FloatArray,
+    value: float,
+    rows: int,
+    dense: NDArray[np.float64],
+    drafting: tuple[float, float, float],
+) -> int:
+    """Tokens that the model drafter should make in a step, if it runs at all: 1 to k.
+
+    It drafts alike for all who ask; who asks is those whom a draft of that length gains more than
+    its verification.
+
+    Args:
+        yields: float32 [n, k], expected accepted lengths of drafts of 1 to k tokens.
+        value: of a committed token, in units of ``dense``.
+    """
+    n, most = yields.shape
+    found, best = 1, -np.inf
+    for k in range(1, most + 1):
+        verifying = dense[min(rows + k, len(dense) - 1)] - dense[rows]
+        gain = -drafting_time(k, rows, drafting)
+        for i in range(n):
+            own = yields[i, k - 1] * value - verifying
+            if n == 1 or own > 0.0:
+                gain += own
+        if gain > best:
+            found, best = k, gain
+    return found
+
+
+@compiled()
+def spend(
+    curves: FloatArray, value: float, rows: int, room: int, dense: NDArray[np.float64]
+) -> Lengths:
+    """Tokens to verify [n] of cache drafts alone: the top survivals that are worth their time."""
+    n, width = curves.shape
+    lengths = np.zeros(n, np.int32)
+    likely = np.empty(n * width, np.float32)
+    count = 0
+    for i in range(n):
+        for j in range(width):
+            if curves[i, j] > 0.0:
+                likely[count] = curves[i, j]
+                count += 1
+    ranked = likely[:count]
+    if n > 1:
+        ranked = -np.sort(-ranked)
+    gained, best, bought = 0.0, 0.0, 0
+    for place in range(min(count, room)):
+        gained += ranked[place]
+        gain = gained * value - (dense[rows + place + 1] - dense[rows])
+        if gain > best:
+            best, bought = gain, place + 1
+    if not bought:
+        return lengths
+    # Which rows they belong to: all above the last one bought, and equals in the order of rows.
+    last, left = ranked[bought - 1], bought
+    for i in range(n):
+        for j in range(width):
+            if curves[i, j] <= last:
+                break
+            lengths[i] += 1
+            left -= 1
+    for i in range(n):
+        while left and lengths[i] < width and curves[i, lengths[i]] == last:
+            lengths[i] += 1
+            left -= 1
+    return lengths
+
+
+@compiled()
+def share_out(
+    curves: FloatArray,
+    model: FloatArray,
+    k: int,
+    value: float,
+    rows: int,
+    dense: NDArray[np.float64],
+    drafting: tuple[float, float, float],
+) -> tuple[Arms, Lengths]:
+    """One step's arms [n] and lengths [n] under a shared budget.
+
+    Args:
+        curves: float32 [n, w] of survivals; rows of zeros have no cache draft.
+        model: float32 [n], expected accepted length of a model draft of ``k`` tokens.
+        value: of a committed token, in units of ``dense``.
+        rows: requests in the step, those that do not speculate included; at least n.
+    """
+    n, width = curves.shape
+    room = min(n * max(width, k), len(dense) - 1 - rows)
+    lengths = spend(curves, value, rows, room, dense)
+    arms = np.zeros(n, np.int8)
+    for i in range(n):
+        arms[i] = CACHE if lengths[i] else NONE
+    if not k or not n:
+        return arms, lengths
+    # Rows join the drafter in the order in which they gain by it, the budget priced at the margin;
+    # how many do is then decided with exact costs. Nobody and everybody are among the candidates.
+    spent = 0
+    for i in range(n):
+        spent += lengths[i]
+    ahead = min(spent + k, room)
+    price = (dense[rows + ahead] - dense[rows + spent]) / max(ahead - spent, 1)
+    gains = np.empty(n, np.float64)
+    loss = np.empty(n, np.float64)
+    for i in range(n):
+        cached = 0.0
+        for j in range(lengths[i]):
+            cached += curves[i, j]
+        gains[i] = (model[i] - cached) * value
+        loss[i] = (k - lengths[i]) * price - gains[i]
+    order = np.argsort(loss, kind="mergesort")
+    tokens, gained, best, joined = spent, 0.0, -(dense[rows + spent] - dense[rows]), 0
+    for place in range(n):
+        gained += gains[order[place]]
+        tokens += k - lengths[order[place]]
+        time = dense[rows + min(tokens, room)] - dense[rows] + drafting_time(k, rows, drafting)
+        if gained - time > best:
+            best, joined = gained - time, place + 1
+    for place in range(joined):
+        arms[order[place]] = MODEL
+        lengths[order[place]] = k
+    return arms, lengths
+
+
+@compiled(
+    (
+        MATRIX, WHOLES, WHOLES, WHOLES, WHOLE, WHOLE, WHOLE, YES,
+        REAL, REAL, REAL, FIXED, REALS_3,
+    )
+)  # fmt: skip
+def _survival(
+    outputs: FloatArray,
+    draft_lens: NDArray[np.int64],
+    owners: NDArray[np.int64],
+    bucket_of: NDArray[np.int64],
+    n: int,
+    rows: int,
+    most: int,
+    shorter: bool,
+    chance: float,
+    ratio: float,
+    rate: float,
+    dense: NDArray[np.float64],
+    drafting: tuple[float, float, float],
+) -> tuple[Arms, Lengths, FloatArray, FloatArray, FloatArray, int]:
+    rows = min(rows, len(dense) - 1)
+    value = dense[rows] / (rate * rows)
+    curves = curves_of(outputs, draft_lens, owners, bucket_of, n)
+    expected = np.zeros(n, np.float32)
+    for i in range(n):
+        expected[i] = curves[i].sum()
+    # Without a cache draft there are no features; what model drafts bring here must do.
+    yields = np.empty((n, most), np.float32)
+    for i in range(n):
+        chain(chance, 1.0, yields[i])
+    foreseen = np.empty((len(owners), most), np.float32)
+    for r in range(len(owners)):
+        own = 1.0 / (1.0 + np.exp(-outputs[r, -1]))
+        chain(own, 1.0, foreseen[r])
+        chain(own, ratio, yields[owners[r]])
+    k = draft_length(yields, value, rows, dense, drafting) if most and shorter else most
+    model, word = np.zeros(n, np.float32), np.zeros(len(owners), np.float32)
+    if k:
+        model[:], word[:] = yields[:, k - 1], foreseen[:, k - 1]
+    arms, lengths = share_out(curves, model, k, value, rows, dense, drafting)
+    return arms, lengths, expected, model, word, k
+
+
+_DRAFT_LEN: Final = FEATURES.index("draft_len")

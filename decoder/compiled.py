@@ -1,0 +1,43 @@
+"""Loops compiled to machine code, for the few places where a decision waits for them.
+
+numba comes with vLLM, which needs it for its own drafters. Functions are compiled for one signature
+when their module is imported, so that no decision ever waits for a compiler, and are kept on disk
+for the next process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import numba
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+MATRIX: Final = numba.float32[:, ::1]
+WHOLES: Final = numba.int64[::1]
+FIXED: Final = numba.types.Array(numba.float64, 1, "C", readonly=True)
+WHOLE: Final = numba.int64
+REAL: Final = numba.float64
+REALS_3: Final = numba.types.UniTuple(numba.float64, 3)
+YES: Final = numba.boolean
+"""Types of arguments: arrays are contiguous; a ``FIXED`` one is only read."""
+
+
+def compiled(signature: tuple[Any, ...] | None = None) -> Callable[[F], F]:
+    """Compile a function at once for arguments of ``signature``, or when a caller needs it.
+
+    What is kept on disk is keyed by the function's own file: a constant of another file must come
+    in as an argument.
+    """
+
+    def decorate(function: F) -> F:
+        options = {"nogil": True, "error_model": "numpy"}
+        signatures = (signature,) if signature else ()
+        try:
+            made = numba.njit(*signatures, cache=True, **options)(function)
+        except RuntimeError:  # no folder to keep it in: compiled again in every process
+            made = numba.njit(*signatures, **options)(function)
+        return made  # type: ignore[no-any-return]
+
+    return decorate

@@ -1,0 +1,227 @@
+"""The compiled step chooses what its definitions choose, and nothing beats it."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from decoder.choice import choose, curves_of, draft_length, share_out
+from decoder.contracts.costs import MAX_TOKENS, NOMINAL, CostTable
+from decoder.contracts.features import FEATURES, NUM_FEATURES
+from decoder.contracts.policy import OUTPUTS, Kind, Policy, decide_each, estimate
+from decoder.contracts.rule import CACHE, MODEL, NONE, Choice, Situation, choose_each
+from decoder.contracts.survival import BUCKET_OF, BUCKETS, MAX_DRAFT, survival, yields_of
+
+
+def drafting(s: Situation) -> tuple[float, float, float]:
+    return s.costs.draft_us, s.costs.draft_token_us, s.costs.draft_row_us
+
+
+def shared(curves: np.ndarray, models: np.ndarray, rate: float, s: Situation) -> Choice:
+    """The step of all these requests."""
+    n = len(models)
+    value = s.costs.dense[n] / (rate * n)
+    return Choice(*share_out(curves, models, s.model_len, value, n, s.costs.dense, drafting(s)))
+
+
+curve = st.lists(st.floats(0.015625, 1.0, width=32), max_size=4).map(
+    lambda c: sorted(c, reverse=True)
+)
+situations = st.builds(
+    lambda slope, jump, draft, k: (
+        Situation(
+            CostTable("t", (1, 4, 5, MAX_TOKENS), (1.0, 1 + 3 * slope, 1 + 4 * slope + jump, 1e4)),
+            k,
+        )
+        if draft < 0
+        else Situation(
+            CostTable("t", (1, MAX_TOKENS), (1.0, 1.0 + slope * (MAX_TOKENS - 1)), draft_us=draft),
+            k,
+        )
+    ),
+    st.floats(0.0, 0.5),
+    st.floats(0.0, 1.0),
+    st.floats(-0.2, 1.0),
+    st.integers(0, 3),
+)
+
+
+def padded(curves: list[list[float]]) -> np.ndarray:
+    out = np.zeros((len(curves), max(map(len, curves), default=0)), np.float32)
+    for row, values in zip(out, curves, strict=True):
+        row[: len(values)] = values
+    return out
+
+
+def worth(
+    curves: np.ndarray, model: np.ndarray, choice: list[tuple[int, int]], rate: float, s: Situation
+) -> float:
+    """What a step of these (arm, length) is worth, from the rule's definition."""
+    n = len(choice)
+    plain = s.costs.dense[n]
+    tokens = sum(
+        float(model[i]) if arm == MODEL else float(curves[i, :length].sum())
+        for i, (arm, length) in enumerate(choice)
+    )
+    spent = sum(length for _, length in choice)
+    drafting = s.costs.drafting(s.model_len, n) if any(a == MODEL for a, _ in choice) else 0.0
+    return tokens * plain / (rate * n) - (s.costs.dense[n + spent] - plain) - drafting
+
+
+def options(row: np.ndarray, k: int) -> list[tuple[int, int]]:
+    found = [(NONE, 0)] + [(CACHE, j) for j in range(1, int((row > 0).sum()) + 1)]
+    return found + ([(MODEL, k)] if k else [])
+
+
+@settings(max_examples=200, deadline=None)
+@given(curve, st.floats(0, 3, width=32), st.floats(0.5, 8), situations)
+def test_a_lone_request_gets_the_best_choice_there_is(
+    values: list[float], model: float, rate: float, s: Situation
+) -> None:
+    curves, models = padded([values]), np.array([model], np.float32)
+    best = max(worth(curves, models, [o], rate, s) for o in options(curves[0], s.model_len))
+    for choice in (
+        choose_each(curves, models, np.array([1]), rate, s),
+        shared(curves, models, rate, s),
+    ):
+        mine = [(int(choice.arms[0]), int(choice.lengths[0]))]
+        assert worth(curves, models, mine, rate, s) == pytest.approx(best, abs=1e-5)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(curve, min_size=2, max_size=3), st.floats(0.5, 8), situations, st.data())
+def test_a_batch_is_never_worse_than_the_best_cut_of_cache_drafts_or_model_drafts_for_all(
+    rows: list[list[float]], rate: float, s: Situation, data: st.DataObject
+) -> None:
+    curves = padded(rows)
+    models = np.array([data.draw(st.floats(0, 3, width=32)) for _ in rows], np.float32)
+    choice = shared(curves, models, rate, s)
+    mine = list(zip(choice.arms.tolist(), choice.lengths.tolist(), strict=True))
+    found = worth(curves, models, mine, rate, s)
+    every = itertools.product(*(options(row, 0) for row in curves))
+    fixed = [worth(curves, models, list(c), rate, s) for c in every]
+    if s.model_len:
+        fixed.append(worth(curves, models, [(MODEL, s.model_len)] * len(rows), rate, s))
+    assert found >= max(fixed) - 1e-5
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.floats(0.02, 0.98), st.floats(0.5, 8), situations, st.integers(1, 5))
+def test_a_lone_drafter_makes_as_many_tokens_as_pay_best(
+    chance: float, rate: float, s: Situation, k: int
+) -> None:
+    yields = np.array([yields_of(chance, k)], np.float32)
+    none = padded([[]])
+
+    def gain(length: int) -> float:
+        asked = Situation(s.costs, length)
+        return worth(none, yields[:, length - 1], [(MODEL, length)], rate, asked)
+
+    found = draft_length(yields, s.costs.dense[1] / rate, 1, s.costs.dense, drafting(s))
+    assert gain(found) == pytest.approx(max(gain(j) for j in range(1, k + 1)), abs=1e-6)
+
+
+def test_a_drafter_for_many_makes_what_those_gain_who_gain() -> None:
+    table = CostTable("t", (1, 64), (1.0, 1.63), draft_token_us=0.05)
+    likely, unlikely = yields_of(0.95, 6), yields_of(0.2, 6)
+
+    def length(*rows: list[float]) -> int:
+        value = table.dense[4] / (2.0 * 4)
+        return draft_length(
+            np.array(rows, np.float32), value, 4, table.dense, drafting(Situation(table))
+        )
+
+    assert length(likely, likely, likely, likely) == 6
+    assert length(unlikely, unlikely, unlikely, unlikely) == 1
+    assert length(likely, unlikely, unlikely, unlikely) == 6
+
+
+def test_the_drafter_runs_only_if_it_pays_for_the_whole_batch() -> None:
+    table = CostTable("t", (1, 64), (1.0, 1.6), draft_us=1.0)
+    curves = padded([[0.9] * 4] * 8)
+    model = np.array([2.5] + [0.0] * 7, np.float32)
+    alone = shared(curves, model, 2.0, Situation(table, 4))
+    assert MODEL not in alone.arms
+    together = shared(curves[:, :0], np.full(8, 2.5, np.float32), 2.0, Situation(table, 4))
+    assert (together.arms == MODEL).all()
+
+
+@given(
+    st.lists(st.integers(0, 70), min_size=1, max_size=4),
+    st.integers(0, 2**32 - 1),
+)
+def test_curves_are_survival(lengths: list[int], seed: int) -> None:
+    logits = np.random.default_rng(seed).normal(0, 3, (len(lengths), BUCKETS)).astype(np.float32)
+    owners = np.arange(len(lengths))
+    found = curves_of(logits, np.array(lengths), owners, BUCKET_OF, len(lengths))
+    assert np.allclose(found, survival(logits, np.array(lengths)), atol=1e-5)
+
+
+def test_a_draft_longer_than_any_is_cut() -> None:
+    flat = np.zeros((1, BUCKETS), np.float32)
+    assert curves_of(flat, np.array([9 * MAX_DRAFT]), np.array([0]), BUCKET_OF, 1).shape[1] == 512
+
+
+def a_policy(kind: Kind, seed: int = 0, *, use_model: bool = True) -> Policy:
+    rng = np.random.default_rng(seed)
+    shape = NUM_FEATURES, OUTPUTS[kind]
+    layers = ((rng.normal(0, 0.3, shape).astype(np.float32), np.zeros(shape[1], np.float32)),)
+    return Policy(
+        "s", 1, 2.0, kind, layers=layers if shape[1] else (), use_model=use_model, model_payoff=1.5
+    )
+
+
+def some_features(n: int, seed: int) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    features = rng.normal(size=(n, NUM_FEATURES)).astype(np.float32)
+    features[:, FEATURES.index("draft_len")] = rng.integers(1, 30, n)
+    features[:, FEATURES.index("score")] = rng.random(n) * 5
+    return features
+
+
+@pytest.mark.parametrize("kind", ["frequency", "payoff", "survival"])
+@pytest.mark.parametrize("use_model", [True, False])
+@given(seed=st.integers(0, 2**32 - 1), k=st.integers(0, 4))
+@settings(max_examples=40, deadline=None)
+def test_a_lone_request_is_decided_as_the_learner_replays_it(
+    kind: Kind, use_model: bool, seed: int, k: int
+) -> None:
+    policy, features = a_policy(kind, seed, use_model=use_model), some_features(1, seed)
+    mine = choose(
+        policy, features, np.array([0]), 1, 1, NOMINAL, policy.rate, k, shorter=False
+    )
+    found = estimate(policy, features, k)
+    theirs = decide_each(policy, found, Situation(NOMINAL, k), np.array([1]))
+    assert mine.expected == pytest.approx(found.expected, rel=1e-4)
+    assert mine.model == pytest.approx(found.model, rel=1e-4)
+    assert (mine.arms, mine.lengths) == (theirs.arms, theirs.lengths)
+
+
+def test_requests_without_a_draft_are_told_by_the_chance_of_the_model_arm() -> None:
+    features = some_features(2, 5)
+    step = choose(a_policy("survival"), features, np.array([0, 2]), 3, 5, NOMINAL, 2.0, 4,
+                  chance=0.9, ratio=0.5, shorter=False)  # fmt: skip
+    assert step.expected[1] == 0.0 and step.expected[0] > 0.0
+    assert step.model[1] == pytest.approx(yields_of(0.9, 4)[-1])
+    assert step.foreseen is not None
+    assert step.model[[0, 2]] == pytest.approx(step.foreseen * 0.5)
+    assert step.arms[1] == MODEL and step.model_len == 4
+
+
+def test_a_step_without_any_draft_still_chooses() -> None:
+    nothing = np.zeros((0, NUM_FEATURES), np.float32), np.zeros(0, np.int64)
+    for chance, arm in ((0.95, MODEL), (0.01, NONE)):
+        dear = replace(NOMINAL, draft_us=0.5)
+        step = choose(a_policy("survival"), *nothing, 2, 2, dear, 2.0, 4, chance=chance)
+        assert step.arms.tolist() == [arm, arm]
+
+
+def test_more_requests_than_the_cost_table_reaches_to_are_served() -> None:
+    features = some_features(1, 3)
+    step = choose(a_policy("survival"), features, np.array([0]), 1, 9999, NOMINAL, 2.0, 4)
+    assert step.arms.tolist() in ([NONE], [MODEL], [CACHE])
