@@ -2,8 +2,8 @@
 
 The ``survival`` kind spends the verification budget of the step where it buys most, lets the model
 drafter make as many tokens as pay, and runs it only if that pays for the whole batch;
-``contracts.rule`` says what a choice is worth. The loops are compiled: for a request alone they take
-a fraction of what as many array operations would.
+``contracts.rule`` says what a choice is worth. The loops are compiled: on arrays this small, most of
+what numpy takes is the price of calling it.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.compiled import FIXED, MATRIX, REAL, REALS_3, WHOLE, WHOLES, YES, compiled
+from decoder.compiled import FIXED, FLOATS, MATRIX, REAL, REALS_3, WHOLE, WHOLES, YES, compiled
 from decoder.contracts.costs import CostTable
 from decoder.contracts.features import FEATURES
-from decoder.contracts.policy import Policy, estimate, network
+from decoder.contracts.policy import Policy, estimate
 from decoder.contracts.rule import CACHE, MODEL, NONE, Arms, Lengths
 from decoder.contracts.survival import BUCKET_OF, FloatArray, yields_of
 
@@ -66,9 +66,10 @@ def choose(
     if policy.kind != "survival":
         return _threshold(policy, features, owners, n, model_len, chance)
     most = model_len if policy.use_model else 0
+    weights, widths = policy.flat
     found = _survival(
-        network(policy, features), features[:, _DRAFT_LEN].astype(np.int64), owners, BUCKET_OF,
-        n, rows, most, shorter, chance, ratio, rate, costs.dense,
+        features, weights, widths, owners, _DRAFT_LEN, BUCKET_OF, n, rows, most, shorter,
+        chance, ratio, rate, costs.dense,
         (costs.draft_us, costs.draft_token_us, costs.draft_row_us),
     )  # fmt: skip
     arms, lengths, expected, model, foreseen, k = found
@@ -92,6 +93,31 @@ def _threshold(
     arms = np.where(taken, CACHE, MODEL if k else NONE).astype(np.int8)
     wanted = np.where(taken, lengths, k).astype(np.int32)
     return Chosen(arms, wanted, expected, model, None, model_len)
+
+
+@compiled()
+def outputs_of(features: FloatArray, weights: FloatArray, widths: NDArray[np.int64]) -> FloatArray:
+    """``contracts.policy.network`` by the flat form of a policy: float32 [n, outputs]."""
+    hidden = features
+    at = 0
+    for layer in range(len(widths) - 1):
+        inputs, outputs = widths[layer], widths[layer + 1]
+        bias = weights[at + inputs * outputs : at + (inputs + 1) * outputs]
+        result = np.empty((len(features), outputs), np.float32)
+        for r in range(len(features)):
+            result[r] = bias
+            for i in range(inputs):
+                value = hidden[r, i]
+                if value != 0.0:  # half of what lies behind a ReLU
+                    weight = weights[at + i * outputs : at + (i + 1) * outputs]
+                    for o in range(outputs):
+                        result[r, o] += value * weight[o]
+            if layer < len(widths) - 2:
+                for o in range(outputs):
+                    result[r, o] = max(result[r, o], np.float32(0.0))
+        hidden = result
+        at += (inputs + 1) * outputs
+    return hidden
 
 
 @compiled()
@@ -121,7 +147,7 @@ def curves_of(
 
 @compiled()
 def chain(chance: float, ratio: float, out: FloatArray) -> None:
-    """``contracts.survival.yields_of`` times ``ratio``, no more than all tokens. Mutates ``out``."""
+    """``contracts.survival.yields_of`` times ``ratio``, at most every token. Mutates ``out``."""
     total, power = 0.0, 1.0
     for j in range(len(out)):
         power *= chance
@@ -263,14 +289,16 @@ def share_out(
 
 @compiled(
     (
-        MATRIX, WHOLES, WHOLES, WHOLES, WHOLE, WHOLE, WHOLE, YES,
+        MATRIX, FLOATS, WHOLES, WHOLES, WHOLE, WHOLES, WHOLE, WHOLE, WHOLE, YES,
         REAL, REAL, REAL, FIXED, REALS_3,
     )
 )  # fmt: skip
 def _survival(
-    outputs: FloatArray,
-    draft_lens: NDArray[np.int64],
+    features: FloatArray,
+    weights: FloatArray,
+    widths: NDArray[np.int64],
     owners: NDArray[np.int64],
+    draft_len: int,
     bucket_of: NDArray[np.int64],
     n: int,
     rows: int,
@@ -284,6 +312,8 @@ def _survival(
 ) -> tuple[Arms, Lengths, FloatArray, FloatArray, FloatArray, int]:
     rows = min(rows, len(dense) - 1)
     value = dense[rows] / (rate * rows)
+    outputs = outputs_of(features, weights, widths)
+    draft_lens = features[:, draft_len].astype(np.int64)
     curves = curves_of(outputs, draft_lens, owners, bucket_of, n)
     expected = np.zeros(n, np.float32)
     for i in range(n):

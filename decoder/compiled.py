@@ -15,6 +15,7 @@ import numba
 F = TypeVar("F", bound=Callable[..., Any])
 
 MATRIX: Final = numba.float32[:, ::1]
+FLOATS: Final = numba.float32[::1]
 WHOLES: Final = numba.int64[::1]
 FIXED: Final = numba.types.Array(numba.float64, 1, "C", readonly=True)
 WHOLE: Final = numba.int64

@@ -94,6 +94,13 @@ class Policy:
             shifted = bias - self.mean.astype(np.float64) @ scaled
         return ((scaled.astype(np.float32), shifted.astype(np.float32)), *rest)
 
+    @cached_property
+    def flat(self) -> tuple[FloatArray, NDArray[np.int64]]:
+        """:attr:`folded` in one row, each weight before its bias, and the widths on the way."""
+        parts = [part.ravel() for layer in self.folded for part in layer]
+        widths = [len(self.folded[0][0]), *(len(bias) for _, bias in self.folded)]
+        return np.concatenate(parts), np.array(widths, np.int64)
+
     @property
     def parameter(self) -> float:
         """The decision parameter in force: ``rate`` of a survival policy, else ``threshold``."""

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decoder.compiled import MATRIX, WHOLE, WHOLES, compiled
-from decoder.contracts.features import LOGGED, NUM_FEATURES, TOKEN_CLASSES
+from decoder.contracts.features import FEATURES, LOGGED, NUM_FEATURES, TOKEN_CLASSES
 from decoder.drafting.suffix import CacheDraft
 from decoder.payoff.memory import History, Keys, TenantMemory
 
@@ -20,6 +20,7 @@ FloatArray = NDArray[np.float32]
 _SCALARS: Final = NUM_FEATURES - 2 * len(TOKEN_CLASSES)
 _PACKED: Final = Struct(f"{_SCALARS}f")
 _ROW_BYTES: Final = 4 * NUM_FEATURES
+_DRAFT_LEN: Final = FEATURES.index("draft_len")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,35 +50,36 @@ def featurize(states: Sequence[DraftState], table: FloatArray) -> FloatArray:
     out = np.empty((n, NUM_FEATURES), dtype=np.float32)
     for row, state in enumerate(states):
         _PACKED.pack_into(out, row * _ROW_BYTES, *_scalars(state))
-    drafts = [state.draft.tokens for state in states]
-    ends = np.cumsum([len(tokens) for tokens in drafts], dtype=np.int64)
-    _complete(out, np.array(list(chain.from_iterable(drafts)), np.int64), ends, table, len(LOGGED))
+    tokens = (
+        states[0].draft.tokens
+        if n == 1
+        else list(chain.from_iterable(s.draft.tokens for s in states))
+    )
+    _complete(out, np.array(tokens, np.int64), table, len(LOGGED), _DRAFT_LEN)
     return out
 
 
-@compiled((MATRIX, WHOLES, WHOLES, MATRIX, WHOLE))
+@compiled((MATRIX, WHOLES, MATRIX, WHOLE, WHOLE))
 def _complete(
-    out: FloatArray,
-    tokens: NDArray[np.int64],
-    ends: NDArray[np.int64],
-    table: FloatArray,
-    logged: int,
+    out: FloatArray, tokens: NDArray[np.int64], table: FloatArray, logged: int, draft_len: int
 ) -> None:
     """Take the logarithms and fill in the token classes. Mutates ``out``.
 
     Args:
         tokens: int64 [sum of lengths], all drafts one after another; ids behind the vocabulary have
             no class.
-        ends: int64 [n], where in them each draft ends.
+        logged: columns that are logarithms; they come first.
+        draft_len: the column that says how many of ``tokens`` are a row's.
     """
     classes = table.shape[1]
     shares = out.shape[1] - 2 * classes
     begin = 0
     for row in range(len(out)):
+        length = int(out[row, draft_len])
         for column in range(logged):
             out[row, column] = np.log1p(out[row, column])
         out[row, shares:] = 0.0
-        for place in range(begin, ends[row]):
+        for place in range(begin, min(begin + length, len(tokens))):
             token = tokens[place]
             if 0 <= token < len(table):
                 for c in range(classes):
@@ -85,8 +87,8 @@ def _complete(
                     if place == begin:
                         out[row, shares + classes + c] = table[token, c]
         for c in range(classes):
-            out[row, shares + c] /= ends[row] - begin
-        begin = ends[row]
+            out[row, shares + c] /= length
+        begin += length
 
 
 def _scalars(state: DraftState) -> tuple[float, ...]:

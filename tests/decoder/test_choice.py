@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decoder.choice import choose, curves_of, draft_length, share_out
+from decoder.choice import choose, curves_of, draft_length, outputs_of, share_out
 from decoder.contracts.costs import MAX_TOKENS, NOMINAL, CostTable
 from decoder.contracts.features import FEATURES, NUM_FEATURES
-from decoder.contracts.policy import OUTPUTS, Kind, Policy, decide_each, estimate
+from decoder.contracts.policy import OUTPUTS, Kind, Policy, decide_each, estimate, network
 from decoder.contracts.rule import CACHE, MODEL, NONE, Choice, Situation, choose_each
 from decoder.contracts.survival import BUCKET_OF, BUCKETS, MAX_DRAFT, survival, yields_of
 
@@ -162,6 +162,20 @@ def test_curves_are_survival(lengths: list[int], seed: int) -> None:
     assert np.allclose(found, survival(logits, np.array(lengths)), atol=1e-5)
 
 
+@given(st.integers(0, 2**32 - 1), st.integers(0, 5))
+def test_outputs_are_those_of_the_network(seed: int, n: int) -> None:
+    rng = np.random.default_rng(seed)
+    widths = [NUM_FEATURES, *rng.integers(1, 70, int(rng.integers(0, 3))).tolist(), BUCKETS + 1]
+    layers = tuple(
+        (rng.normal(0, 0.3, (a, b)).astype(np.float32), rng.normal(0, 1, b).astype(np.float32))
+        for a, b in itertools.pairwise(widths)
+    )
+    std = rng.uniform(0.5, 2.0, NUM_FEATURES).astype(np.float32)
+    policy = Policy("s", 1, 2.0, "survival", std=std, layers=layers)
+    features = some_features(n, seed)
+    assert np.allclose(outputs_of(features, *policy.flat), network(policy, features), atol=1e-3)
+
+
 def test_a_draft_longer_than_any_is_cut() -> None:
     flat = np.zeros((1, BUCKETS), np.float32)
     assert curves_of(flat, np.array([9 * MAX_DRAFT]), np.array([0]), BUCKET_OF, 1).shape[1] == 512
@@ -192,9 +206,7 @@ def test_a_lone_request_is_decided_as_the_learner_replays_it(
     kind: Kind, use_model: bool, seed: int, k: int
 ) -> None:
     policy, features = a_policy(kind, seed, use_model=use_model), some_features(1, seed)
-    mine = choose(
-        policy, features, np.array([0]), 1, 1, NOMINAL, policy.rate, k, shorter=False
-    )
+    mine = choose(policy, features, np.array([0]), 1, 1, NOMINAL, policy.rate, k, shorter=False)
     found = estimate(policy, features, k)
     theirs = decide_each(policy, found, Situation(NOMINAL, k), np.array([1]))
     assert mine.expected == pytest.approx(found.expected, rel=1e-4)
