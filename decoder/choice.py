@@ -2,8 +2,8 @@
 
 The ``survival`` kind spends the verification budget of the step where it buys most, lets the model
 drafter make as many tokens as pay, and runs it only if that pays for the whole batch;
-``contracts.rule`` says what a choice is worth. The loops are compiled: on arrays this small, most of
-what numpy takes is the price of calling it.
+``contracts.rule`` says what a choice is worth. The loops are compiled: on arrays this small, nearly
+all of numpy's time is the price of calling it.
 """
 
 from __future__ import annotations

@@ -49,12 +49,11 @@ def featurize(states: Sequence[DraftState], table: FloatArray) -> FloatArray:
     n = len(states)
     out = np.empty((n, NUM_FEATURES), dtype=np.float32)
     for row, state in enumerate(states):
-        _PACKED.pack_into(out, row * _ROW_BYTES, *_scalars(state))
-    tokens = (
-        states[0].draft.tokens
-        if n == 1
-        else list(chain.from_iterable(s.draft.tokens for s in states))
-    )
+        _PACKED.pack_into(out.data, row * _ROW_BYTES, *_scalars(state))
+    if n == 1:
+        tokens = states[0].draft.tokens
+    else:
+        tokens = list(chain.from_iterable(state.draft.tokens for state in states))
     _complete(out, np.array(tokens, np.int64), table, len(LOGGED), _DRAFT_LEN)
     return out
 
