@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from decoder.contracts.events import Arm
+from decoder.contracts.survival import FloatArray
 from decoder.drafting.suffix import Tokens
 from decoder.floor import Stretch
 from decoder.labels import LabelTracker
-from decoder.payoff.featurize import FloatArray
 from decoder.payoff.memory import History, Keys, TenantMemory
 
 

@@ -35,14 +35,15 @@ from decoder.engines.vllm_cpu import mend_sampling
 from decoder.engines.vllm_drafter import LateDrafter, guarded
 from decoder.engines.vllm_profile import profile
 from decoder.payoff.token_classes import token_class_table
-from decoder.router import Committed, Decision, RequestOptions
+from decoder.requests import Committed, Decision, RequestOptions
 from decoder.scope import scope_of
 from decoder.settings import WorkerSettings
-from decoder.worker import Worker, make_worker
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    from decoder.worker import Worker
 
 log = logging.getLogger(__name__)
 
@@ -132,6 +133,10 @@ def _load_model(
 
 def _attach(runner: GPUModelRunner, settings: WorkerSettings) -> Worker:
     from transformers import AutoTokenizer
+
+    # Brings numba, which must not be there before vLLM's CPU worker begins: that looks through all
+    # modules for kernels and stumbles over llvmlite's library object.
+    from decoder.worker import make_worker
 
     config, speculative = runner.vllm_config, runner.speculative_config
     if speculative is None or speculative.method not in ("eagle3", "suffix"):

@@ -13,11 +13,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from tests.engines.trials import Ask, note_drafts, swapped_policies
-
 
 def swap_forever(router: Any, stop: threading.Event) -> None:
     """Replace the policy every few milliseconds, each time under a new version."""
+    from tests.engines.trials import swapped_policies
+
     version = 0
     while not stop.wait(0.005):
         for policy in swapped_policies():
@@ -33,7 +33,6 @@ def main(job_file: str, result_file: str) -> None:
     from decoder.engines.vllm_plugin import worker_of
 
     job = json.loads(Path(job_file).read_text())
-    asks = [Ask(**ask) for ask in job["asks"]]
     llm = LLM(
         job["model"],
         dtype="float32",
@@ -43,6 +42,11 @@ def main(job_file: str, result_file: str) -> None:
         speculative_config=job["speculative_config"],
     )
     worker = worker_of(llm.llm_engine.model_executor.driver_worker.worker.model_runner)
+
+    # Not before the engine: the router brings numba (decoder.engines.vllm_plugin says why).
+    from tests.engines.trials import Ask, note_drafts
+
+    asks = [Ask(**ask) for ask in job["asks"]]
     noted, stop = note_drafts(worker.router), threading.Event()
     swapper = threading.Thread(target=swap_forever, args=(worker.router, stop))
     swapper.start()

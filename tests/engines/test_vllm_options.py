@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from decoder.engines.vllm_plugin import LABEL_LIMIT, _options
@@ -25,3 +28,10 @@ def test_labels_from_a_client_are_cut_and_speculation_can_be_switched_off() -> N
     options = _options(SamplingParams(extra_args=extra), 128)
     assert options.workload == "w" * LABEL_LIMIT and not options.speculate
     assert options.max_tokens <= 128
+
+
+@pytest.mark.parametrize("module", ["decoder.engines.vllm_plugin", "pipelines.cli"])
+def test_what_starts_before_vllm_brings_no_llvm(module: str) -> None:
+    """vLLM's CPU worker looks through every module for kernels and fails on llvmlite's."""
+    code = f"import sys, {module}; sys.exit('llvmlite' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
