@@ -1,8 +1,12 @@
 """The cost table in force: a profile from worker start, corrected by every plain decoding step.
 
-A correction is the median of a cell's recent ratios of measured to profiled time, so a stalled step
-moves nothing; cells never seen take the ratio of their neighbours. :class:`LiveCosts` is written by
-the engine's thread and read by it; ``table`` is one reference to an immutable value.
+Every step tells two things: how fast the machine is now, which is the same for steps of all sizes,
+and how the time of its own size deviates from the profile. So a size that nobody runs for a while
+keeps pace with those that are run. Both are medians of recent ratios of measured to expected time:
+a stalled step moves nothing. Sizes never seen take the deviation of their neighbours.
+
+:class:`LiveCosts` is written by the engine's thread and read by it; ``table`` is one reference to
+an immutable value.
 """
 
 from __future__ import annotations
@@ -80,6 +84,8 @@ class LiveCosts:
         self._live = live
         self._prior = prior
         self._cells: list[deque[float]] = [deque(maxlen=RECENT) for _ in GRID]
+        self._shape = np.ones(len(GRID))  # deviation of each size from the profile
+        self._paces: deque[float] = deque(maxlen=RECENT)  # of the machine, over the profile's
         self._drafting: deque[float] = deque(maxlen=RECENT)
         self._drafted = 0, 1
 
@@ -104,7 +110,9 @@ class LiveCosts:
             self._drafted = drafted, rows
         else:
             cell = int(np.searchsorted(GRID, tokens, side="right")) - 1
-            self._cells[cell].append(us / float(self._prior.dense[min(tokens, _LAST)]))
+            ratio = us / float(self._prior.dense[min(tokens, _LAST)])
+            self._paces.append(ratio / float(self._shape[cell]))
+            self._cells[cell].append(ratio / median(self._paces))
         self.steps += 1
         if self.steps % REFRESH == 0 or not self.measured:
             self.table = self._corrected()
@@ -113,10 +121,10 @@ class LiveCosts:
         seen = [i for i, cell in enumerate(self._cells) if len(cell) >= ENOUGH]
         if not seen:
             return self.table
-        ratios = np.interp(
+        self._shape = np.interp(
             np.log(GRID), np.log([GRID[i] for i in seen]), [median(self._cells[i]) for i in seen]
         )
-        times = self._prior.dense[list(GRID)] * ratios
+        times = self._prior.dense[list(GRID)] * self._shape * median(self._paces)
         table = replace(self.table, tokens=GRID, verify_us=tuple(times.tolist()))
         if len(self._drafting) < ENOUGH:
             return table

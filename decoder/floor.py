@@ -25,13 +25,14 @@ STRETCH: Final = 8
 DECAY: Final = 0.9
 """Weight of the past at each new stretch in what is reported: about eighty cycles."""
 EVIDENCE: Final = 8.0
-"""Lead that changes the option in force, in steps that verify nothing."""
+"""Lead that changes the option in force, in steps of the whole batch that verify nothing: what its
+requests suffer together (a wrong price, a kind of text) is seen as often as there are requests."""
 TOLERANCE: Final = 0.01
 """Relative loss against a fixed arm that is allowed."""
 PROBE_EVERY: Final = 64
-"""Cycles without a model draft after which one is made, so that a recovered drafter is noticed."""
+"""Steps without a model draft after which one is made, so that a recovered drafter is noticed."""
 PLAIN_EVERY: Final = 256
-"""Cycles in steps that all ran the model drafter after which one step runs without it: only such a
+"""Steps that all ran the model drafter after which one runs without it: only such a
 step tells what verification alone costs now."""
 
 Outcome = tuple[float, float]
@@ -43,6 +44,7 @@ class Stretch:
     """Consecutive cycles of one request, summed by option."""
 
     cycles: int = 0
+    requests: int = 0  # that shared its steps
     tokens: float = 0.0
     committed: list[float] = field(default_factory=lambda: [0.0] * len(OPTIONS))
     time: list[float] = field(default_factory=lambda: [0.0] * len(OPTIONS))
@@ -67,14 +69,18 @@ class Floor:
         best = min(self._needed[i] for i in self._fixed)
         return best / self._needed[0] if self._needed[0] > 0 else 1.0
 
-    def add(self, stretch: Stretch, committed: float, outcomes: tuple[Outcome, ...]) -> None:
+    def add(
+        self, stretch: Stretch, committed: float, outcomes: tuple[Outcome, ...], batch: int = 1
+    ) -> None:
         """Add one cycle to ``stretch`` and judge when that is full. Mutates both.
 
         Args:
             committed: tokens the cycle really committed.
             outcomes: what each of ``OPTIONS`` would have done, in that order.
+            batch: requests that shared the step.
         """
         stretch.cycles += 1
+        stretch.requests += batch
         stretch.tokens += committed
         for index, (tokens, us) in enumerate(outcomes):
             stretch.committed[index] += tokens
@@ -83,7 +89,7 @@ class Floor:
             self._close(stretch)
 
     def _close(self, stretch: Stretch) -> None:
-        plain = stretch.time[_NONE] / stretch.cycles
+        plain = stretch.time[_NONE] / stretch.cycles * (stretch.requests / stretch.cycles)
         needed = [
             stretch.tokens * time / (committed * plain)
             for time, committed in zip(stretch.time, stretch.committed, strict=True)
@@ -91,7 +97,7 @@ class Floor:
         for index, steps in enumerate(needed):
             self._needed[index] = DECAY * self._needed[index] + steps
             stretch.committed[index] = stretch.time[index] = 0.0
-        stretch.cycles, stretch.tokens = 0, 0.0
+        stretch.cycles, stretch.requests, stretch.tokens = 0, 0, 0.0
         self._judge(needed)
 
     def _judge(self, needed: list[float]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from decoder.contracts.costs import CostTable
 from decoder.contracts.events import DraftEvent
 from decoder.contracts.policy import ARMS
-from decoder.contracts.rule import CACHE, NONE
+from decoder.contracts.rule import CACHE, MODEL, NONE
 from decoder.floor import Outcome
 from decoder.labels import Label
 from decoder.requests import Cycle, Request
@@ -16,26 +16,35 @@ def outcomes_of(
 ) -> tuple[Outcome, Outcome, Outcome, Outcome]:
     """What each of the floor's options would have made of ``cycle``, in their order.
 
+    A request pays its share of the step, and for its draft tokens the mean price of those that the
+    option would have verified for all requests of the step.
+
     Args:
         accepted: of its cache draft, tokens.
         model_payoff: what a model draft has to expect here; one that was verified says more.
     """
-    k, batch = cycle.model_len, cycle.batch_size
+    k, batch, step = cycle.model_len, cycle.batch_size, cycle.step
     plain = float(costs.dense[batch])
 
-    def cache(length: int) -> Outcome:
-        us = float(costs.dense[min(batch + length, len(costs.dense) - 1)]) - plain
-        return 1.0 + min(accepted, length), plain / batch + us
+    def time(length: int, total: int) -> float:
+        above = float(costs.dense[min(batch + total, len(costs.dense) - 1)]) - plain
+        return plain / batch + above * length / max(total, 1)
 
-    none = cache(0)
-    model = none
+    def cache(length: int, total: int) -> Outcome:
+        return 1.0 + min(accepted, length), time(length, total)
+
+    none = cache(0, 0)
+    model = policy = none
     if k:
         seen = cycle.model_accepted
         payoff = float(seen) if seen is not None else model_payoff
-        us = cache(k)[1] + costs.drafting(k, batch) / batch
-        model = 1.0 + payoff, us
-    policy = (none, model, cache(cycle.wanted_len))[cycle.wanted]
-    return policy, none, model, cache(cycle.draft_len)
+        drafting = costs.drafting(k, batch)
+        model = 1.0 + payoff, time(k, k * batch) + drafting / batch
+        if cycle.wanted == MODEL:
+            policy = 1.0 + payoff, time(k, step.wanted) + drafting / step.drafting
+    if cycle.wanted == CACHE:
+        policy = cache(cycle.wanted_len, step.wanted)
+    return policy, none, model, cache(cycle.draft_len, step.cached)
 
 
 def event_of(event_id: str, request: Request, label: Label[Cycle], censored: str) -> DraftEvent:

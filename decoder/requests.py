@@ -45,6 +45,19 @@ class Committed:
     verified_len: int
 
 
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What the requests of a step share: the price of a draft token hangs on how many there are.
+
+    ``wanted`` and ``cached`` are draft tokens, had the policy its way and if every cache draft were
+    verified whole; ``drafting`` counts the requests for which the policy wants a model draft.
+    """
+
+    wanted: int
+    cached: int
+    drafting: int
+
+
 @dataclass(slots=True)
 class Cycle:
     """One decision and what became of it; completed when the step is observed.
@@ -68,6 +81,7 @@ class Cycle:
     features: FloatArray | None
     keys: Keys
     batch_size: int
+    step: Step
     draft_us: float
     committed: int = 0
     verified_len: int = 0

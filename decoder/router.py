@@ -35,7 +35,7 @@ from decoder.payoff.featurize import DraftState, featurize
 from decoder.payoff.memory import History, Keys, TenantMemory, memory_keys
 from decoder.payoff.model_arm import ModelArm
 from decoder.rate import LiveRate
-from decoder.requests import Committed, Cycle, Decision, Request, RequestOptions
+from decoder.requests import Committed, Cycle, Decision, Request, RequestOptions, Step
 
 __all__ = ["Committed", "Counters", "Decision", "DraftRouter", "EventSink", "RequestOptions"]
 
@@ -113,7 +113,7 @@ class DraftRouter:
         self._tenants: OrderedDict[str, TenantMemory] = OrderedDict()
         self._decided = 0.0  # seconds of the performance counter
         self._drafted = 0  # tokens that the model drafter makes in the step under way
-        self._always_drafting = 0  # cycles since a step ran without the model drafter
+        self._always_drafting = 0  # steps since one ran without the model drafter
 
     def __contains__(self, request: str) -> bool:
         return request in self._requests
@@ -197,6 +197,11 @@ class DraftRouter:
         self._drafted = k if (arms == MODEL).any() else 0
         self._decided = time.perf_counter()
         draft_us = (self._decided - began) * 1e6
+        step = Step(
+            int(wanted.lengths.sum()),
+            sum(len(state.draft.tokens) for state in states),
+            int((wanted.arms == MODEL).sum()),
+        )
         decisions, row = {}, 0
         for i, (request, draft) in enumerate(zip(requests, drafts, strict=True)):
             arm, mine = int(arms[i]), None
@@ -211,7 +216,7 @@ class DraftRouter:
                 request.cycles, wall, arm, int(wanted.arms[i]), int(wanted.lengths[i]),
                 policy.version, parameter, float(wanted.expected[i]),
                 float(wanted.model[i]), foreseen_here, request.generated,
-                len(draft.tokens) if draft else 0, k, mine, keys, len(names), draft_us,
+                len(draft.tokens) if draft else 0, k, mine, keys, len(names), step, draft_us,
             )  # fmt: skip
             request.cycle = cycle
             request.cycles += 1
@@ -282,12 +287,12 @@ class DraftRouter:
         elif floor.in_force != "policy":
             arms = np.full(n, MODEL if floor.in_force == "model" else NONE, np.int8)
         if self._model_len:
-            self.model_arm.unseen += n
+            self.model_arm.unseen += 1
             if self.model_arm.unseen > PROBE_EVERY and not (arms == MODEL).any():
                 arms = arms.copy()
                 arms[0] = MODEL
                 self.counters.probes += 1
-            self._always_drafting = self._always_drafting + n if (arms == MODEL).any() else 0
+            self._always_drafting = self._always_drafting + 1 if (arms == MODEL).any() else 0
             if self._always_drafting > PLAIN_EVERY:
                 arms = np.where(arms == MODEL, NONE, arms).astype(np.int8)
                 self._always_drafting = 0
@@ -314,7 +319,7 @@ class DraftRouter:
             return
         usual = self.model_arm.payoff(cycle.model_len) if cycle.model_len else 0.0
         foreseen = outcomes_of(cycle, accepted, usual, self.costs.table)
-        self.floor.add(request.stretch, cycle.committed, foreseen)
+        self.floor.add(request.stretch, cycle.committed, foreseen, cycle.batch_size)
 
     def _resolve(self, request: Request, label: Label[Cycle], censored: str) -> None:
         cycle = label.subject

@@ -16,7 +16,7 @@ from decoder.contracts.survival import yields_of
 MEMORY: Final = 24.0
 """Model drafts over which chance and ratio are taken."""
 AGES: Final = 150.0
-"""Cycles without a model draft in which what is known of them loses most of its weight: a drafter
+"""Steps without a model draft in which what is known of them loses most of its weight: a drafter
 that nobody used may have changed, and one look must be able to bring it back."""
 PRIOR: Final = 0.5
 """Tokens added to both sides of the ratio: with little evidence it stays near one."""
@@ -28,7 +28,7 @@ class ModelArm:
     def __init__(self, payoff: float, length: int) -> None:
         """Begin from ``payoff``, the accepted length expected of a draft of ``length`` tokens."""
         self.unseen = 0
-        """Cycles since a model draft was verified."""
+        """Steps since a model draft was verified."""
         chance = chance_of(payoff, length)
         self._held, self._tried = chance, 1.0
         self._observed = self._predicted = 0.0

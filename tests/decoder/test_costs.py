@@ -27,6 +27,24 @@ def test_a_slower_machine_is_believed_for_cells_seen_and_their_neighbours() -> N
     assert costs.table.dense[64] == pytest.approx(PROFILE.dense[64], rel=0.01)
 
 
+def test_a_size_that_nobody_runs_any_more_keeps_pace_with_those_that_are_run() -> None:
+    """Else the arm in force would look better the longer the machine has been getting faster."""
+    costs = LiveCosts(PROFILE)
+    for slow in (2.0, 1.0):
+        for tokens in (1, 16) if slow > 1 else (1,):
+            feed(costs, tokens, slow * float(PROFILE.dense[tokens]))
+    assert costs.table.dense[16] == pytest.approx(PROFILE.dense[16], rel=0.01)
+
+
+def test_a_size_that_deviates_from_the_profile_is_found_beside_one_that_does_not() -> None:
+    costs = LiveCosts(PROFILE)
+    for _ in range(REFRESH):
+        feed(costs, 1, float(PROFILE.dense[1]), 3)
+        feed(costs, 16, 1.5 * float(PROFILE.dense[16]), 1)
+    assert costs.table.dense[1] == pytest.approx(PROFILE.dense[1], rel=0.01)
+    assert costs.table.dense[16] == pytest.approx(1.5 * PROFILE.dense[16], rel=0.01)
+
+
 @pytest.mark.parametrize("stall", [1e9, float("nan"), -1.0, 0.0])
 def test_a_stalled_or_senseless_step_moves_nothing(stall: float) -> None:
     costs = LiveCosts(PROFILE)
