@@ -105,6 +105,7 @@ class Request:
     stretch: Stretch = field(default_factory=Stretch)
     cycle: Cycle | None = None
     cycles: int = 0
+    drafted_at: int = 0  # tokens there were when it last had a model draft
     ended: str = ""
 
     @property

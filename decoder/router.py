@@ -192,7 +192,7 @@ class DraftRouter:
         )  # fmt: skip
         k = wanted.model_len
         parameter = self.rate.value if policy.kind == "survival" else policy.threshold
-        arms = self._arms(wanted.arms, drafts)
+        arms = self._arms(wanted.arms, requests, drafts)
         relieved = self.floor is not None and self.floor.in_force != "policy"
         self._drafted = k if (arms == MODEL).any() else 0
         self._decided = time.perf_counter()
@@ -221,6 +221,8 @@ class DraftRouter:
             request.cycle = cycle
             request.cycles += 1
             request.history.took(cache=arm == CACHE)
+            if arm == MODEL:
+                request.drafted_at = request.length
             tokens: Sequence[int] = ()
             if draft is not None:
                 request.labels.propose(draft.tokens, cycle)
@@ -276,7 +278,9 @@ class DraftRouter:
             self._tenants.popitem(last=False)
         return found
 
-    def _arms(self, wanted: Arms, drafts: Sequence[CacheDraft | None]) -> Arms:
+    def _arms(
+        self, wanted: Arms, requests: Sequence[Request], drafts: Sequence[CacheDraft | None]
+    ) -> Arms:
         """The policy's arms, unless the floor has relieved it or the drafter must be looked at."""
         floor, n = self.floor, len(wanted)
         if floor is None or not n:
@@ -289,8 +293,10 @@ class DraftRouter:
         if self._model_len:
             self.model_arm.unseen += 1
             if self.model_arm.unseen > PROBE_EVERY and not (arms == MODEL).any():
+                # Where the drafter has least to catch up with: it has read no prompt it never saw.
+                behind = [request.length - request.drafted_at for request in requests]
                 arms = arms.copy()
-                arms[0] = MODEL
+                arms[behind.index(min(behind))] = MODEL
                 self.counters.probes += 1
             self._always_drafting = self._always_drafting + 1 if (arms == MODEL).any() else 0
             if self._always_drafting > PLAIN_EVERY:

@@ -169,3 +169,17 @@ def test_luck_of_one_stretch_relieves_nobody() -> None:
         for _ in range(STRETCH):
             floor.add(stretch, 1.0, outcomes)
     assert floor.in_force == "policy"
+
+
+def test_a_look_at_the_drafter_goes_to_whom_it_has_least_to_catch_up_with() -> None:
+    router = make_router(trusting_policy(chance=0.01), has_model=True, floor=True)
+    prompts = {"long": 500, "short": 20, "middle": 90}
+    for name, length in prompts.items():
+        ids = np.random.default_rng(length).integers(1, 30, length).astype(np.int32)
+        router.start(name, ids, RequestOptions(1 << 20, 1 << 21))
+    looked = []
+    for _ in range(2 * PROBE_EVERY + 2):
+        decisions = router.choose(list(prompts))
+        looked += [n for n, d in zip(prompts, decisions, strict=True) if d.arm == "model"]
+        router.observe([Committed(n, [7], 1 if n in looked[-1:] else 0) for n in prompts], 4)
+    assert looked == ["short"] * len(looked) and looked
