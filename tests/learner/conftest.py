@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -47,6 +49,7 @@ class Broker:
             [*command, "--data-dir", str(folder)],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
+            start_new_session=True,
         )
         self.kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{self.port}")
 
@@ -64,7 +67,7 @@ class Broker:
         admin.close()
 
     def stop(self) -> None:
-        self.process.terminate()
+        os.killpg(self.process.pid, signal.SIGTERM)  # what is started is a launcher of the broker
         self.process.wait(10)
 
 
