@@ -28,8 +28,8 @@ YES: Final = numba.boolean
 def compiled(signature: tuple[Any, ...] | None = None) -> Callable[[F], F]:
     """Compile a function at once for arguments of ``signature``, or when a caller needs it.
 
-    What is kept on disk is keyed by the function's own file: a constant of another file must come
-    in as an argument.
+    What is kept on disk is keyed by the function's own file: a constant of another file comes in
+    as an argument, unless it never changes (the numbers of the arms).
     """
 
     def decorate(function: F) -> F:

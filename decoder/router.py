@@ -293,7 +293,7 @@ class DraftRouter:
         if self._model_len:
             self.model_arm.unseen += 1
             if self.model_arm.unseen > PROBE_EVERY and not (arms == MODEL).any():
-                # Where the drafter has least to catch up with: it has read no prompt it never saw.
+                # Where the drafter has least to read before it can draft.
                 behind = [request.length - request.drafted_at for request in requests]
                 arms = arms.copy()
                 arms[behind.index(min(behind))] = MODEL

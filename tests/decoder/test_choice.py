@@ -233,7 +233,11 @@ def test_a_step_without_any_draft_still_chooses() -> None:
         assert step.arms.tolist() == [arm, arm]
 
 
-def test_more_requests_than_the_cost_table_reaches_to_are_served() -> None:
-    features = some_features(1, 3)
-    step = choose(a_policy("survival"), features, np.array([0]), 1, 9999, NOMINAL, 2.0, 4)
-    assert step.arms.tolist() in ([NONE], [MODEL], [CACHE])
+def test_more_requests_than_the_cost_table_reaches_to_are_decided_as_at_its_end() -> None:
+    features, owners = some_features(3, 3), np.arange(3)
+    beyond, last = (
+        choose(a_policy("survival"), features, owners, 3, rows, NOMINAL, 2.0, 4)
+        for rows in (9 * MAX_TOKENS, MAX_TOKENS)
+    )
+    assert (beyond.arms == last.arms).all() and (beyond.lengths == last.lengths).all()
+    assert beyond.model_len == last.model_len
