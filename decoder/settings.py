@@ -27,6 +27,7 @@ class WorkerSettings(Settings):
         description="how this worker calls itself in telemetry",
     )
     telemetry: bool = Field(True, description="send events to Kafka and take policies from it")
+    metrics: bool = Field(True, description="publish Prometheus metrics")
     queue_size: int = Field(65_536, ge=1, description="draft events held while Kafka is away")
     policy_file: Path | None = Field(None, description="bundle to start from, before Kafka answers")
     floor: bool = Field(True, description="fall back to the best fixed arm while it is faster")

@@ -24,6 +24,7 @@ from decoder.feed import PolicyFeed, PolicyGate
 from decoder.floor import Floor
 from decoder.router import DraftRouter
 from decoder.settings import WorkerSettings
+from decoder.telemetry.metrics import MetricsPage
 from decoder.telemetry.queue import EventQueue
 from decoder.telemetry.shipper import Shipper
 
@@ -44,9 +45,10 @@ class Worker:
     queue: EventQueue
     shipper: Shipper | None = None
     feed: PolicyFeed | None = None
+    page: MetricsPage | None = None
     faults: int = 0
 
-    def status(self, sent: int, failed: int) -> WorkerStatus:
+    def status(self) -> WorkerStatus:
         """The worker's status record of this moment."""
         counters, policy = self.router.counters, self.router.policy
         timings = list(counters.choose_us)
@@ -63,8 +65,8 @@ class Worker:
             drafted=dict(counters.drafted),
             drafts_labelled=counters.labelled,
             events_dropped=self.queue.dropped,
-            events_sent=sent,
-            events_failed=failed,
+            events_sent=self.shipper.sent if self.shipper else 0,
+            events_failed=self.shipper.failed if self.shipper else 0,
             queue_depth=len(self.queue),
             policy_version=policy.version,
             policy_applied_at=self.gate.applied_at,
@@ -92,6 +94,8 @@ class Worker:
         self.router.close()
         if self.shipper is not None:
             self.shipper.close()
+        if self.page is not None:
+            self.page.close()
 
 
 def initial_policy(settings: WorkerSettings, scope: str) -> Policy:
@@ -118,7 +122,7 @@ def make_worker(
     token_classes: NDArray[np.float32],
     has_model: bool,
 ) -> Worker:
-    """Put a worker together and start its threads (none when telemetry is switched off).
+    """Put a worker together and start the threads that its settings switch on.
 
     Args:
         token_classes: float32 [vocabulary, classes].
@@ -142,5 +146,8 @@ def make_worker(
         worker.feed = PolicyFeed(kafka, scope, worker.gate)
         worker.shipper.start()
         worker.feed.start()
+    if settings.metrics:
+        worker.page = MetricsPage(worker.status)
+        worker.page.start()
     log.info("hybrid verified decoding: scope %s, policy version %d", scope, policy.version)
     return worker

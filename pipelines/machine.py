@@ -64,6 +64,12 @@ def description() -> str:
     )
 
 
+def cache_directory() -> Path:
+    """Where this project keeps for one user what can be made again."""
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return root / "hybrid-verified-decoding"
+
+
 def is_free(port: int, host: str = "127.0.0.1") -> bool:
     """Whether a server could listen on ``port`` now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +25,9 @@ LARGEST_DRAFT: Final = 64
 CPU_KV_CACHE_GIB: Final = "2"
 DRAIN_SECONDS: Final = 5
 """What vLLM gives its engine on SIGTERM; by default nothing, and the last events die with it."""
+METRICS_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
+"""Where vLLM's API process looks for what other processes measured, the worker's among them."""
+LEFT_OVER_SECONDS: Final = 3600.0
 EAGER_FLAGS: Final = ("--enforce-eager", "--no-enforce-eager")
 
 
@@ -94,6 +99,36 @@ def _has_weights(folder: Path) -> bool:
     return any(folder.expanduser().glob("*.safetensors")) or any(folder.expanduser().glob("*.bin"))
 
 
+def metrics_folder(port: int) -> Path:
+    """Where the processes of the server on ``port`` leave their metrics for its page."""
+    return machine.cache_directory() / "metrics" / str(port)
+
+
+def empty_metrics(options: ServeOptions, environment: Mapping[str, str]) -> None:
+    """Let a server begin its counts at zero. A folder that the caller named stays as it is.
+
+    Raises:
+        ProcessError: the folder cannot be written.
+    """
+    folder = metrics_folder(options.port)
+    if environment[METRICS_VARIABLE] != str(folder):
+        return
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        for other in folder.parent.iterdir():
+            if other == folder or _is_left_over(other):
+                shutil.rmtree(other)
+        folder.mkdir()
+    except OSError as error:
+        raise ProcessError(f"metrics cannot be kept in {folder}: {error}.") from error
+
+
+def _is_left_over(folder: Path) -> bool:
+    """Whether no server uses these metrics, nor is one starting that will."""
+    old = time.time() - folder.stat().st_mtime > LEFT_OVER_SECONDS
+    return old and folder.name.isdecimal() and machine.is_free(int(folder.name))
+
+
 def speculative_config(drafter: str | None) -> str:
     """vLLM's ``--speculative-config`` that the plugin takes over."""
     if drafter is None:
@@ -124,6 +159,7 @@ def serve_command(
     env = dict(environment)
     env |= {"HVD_WORKER_ENABLED": "1", "VLLM_USE_V2_MODEL_RUNNER": "0"}
     env.setdefault("VLLM_NO_USAGE_STATS", "1")
+    env.setdefault(METRICS_VARIABLE, str(metrics_folder(options.port)))
     dtype = options.dtype
     if on_cpu:
         env.setdefault("VLLM_CPU_KVCACHE_SPACE", CPU_KV_CACHE_GIB)
@@ -159,5 +195,6 @@ def serve(options: ServeOptions) -> None:
     arguments, environment = serve_command(
         options, os.environ, machine.cpu_flags(), on_cpu=not machine.has_accelerator()
     )
+    empty_metrics(options, environment)
     sys.stdout.flush()
     os.execve(arguments[0], arguments, environment)  # noqa: S606 - becoming vLLM is the purpose

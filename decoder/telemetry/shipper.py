@@ -34,7 +34,7 @@ CLOSE_TIMEOUT_S = 5.0
 class Shipper:
     """Sends what is in ``queue`` and, once a second, what ``status`` says.
 
-    ``status(sent, failed)`` builds the worker's status record; it runs in this thread.
+    ``status`` builds the worker's status record; it runs in this thread.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Shipper:
         queue: EventQueue,
         scope: str,
         worker: str,
-        status: Callable[[int, int], WorkerStatus],
+        status: Callable[[], WorkerStatus],
     ) -> None:
         self._kafka, self._queue, self._status = kafka, queue, status
         self._scope, self._worker = scope, worker
@@ -130,7 +130,7 @@ class Shipper:
     def _send_status(self, producer: Any) -> None:
         from kafka.errors import KafkaError
 
-        value = self._status(self.sent, self.failed).model_dump_json().encode()
+        value = self._status().model_dump_json().encode()
         try:
             producer.send(STATUS.name, key=self._worker.encode(), value=value)
         except (KafkaError, OSError) as error:

@@ -133,8 +133,11 @@ def decide(
 
 @app.command()
 def trouble(
-    arms: Annotated[str, typer.Option(help="Which arms to break in turn.")] = "drafter,cache",
+    arms: Annotated[
+        str, typer.Option(help="What to break in turn: drafter, cache, batch (four vLLM servers).")
+    ] = "drafter,cache",
     prompts: Annotated[int, typer.Option(min=1, help="Measured prompts of each phase.")] = 5,
+    crowd: Annotated[int, typer.Option(min=2, help="Requests at a time that fill a batch.")] = 16,
     max_tokens: Annotated[int, typer.Option(min=2, help="Tokens of an answer at most.")] = 96,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of torch.")] = None,
     as_json: Annotated[
@@ -143,14 +146,15 @@ def trouble(
 ) -> None:
     """Break an arm while the embedded model decodes, then mend it: what the hybrid makes of it.
 
-    Its rate is held to that of the best fixed arm, 200 cycles after each change. Ctrl-C reports
-    what is there.
+    'drafter' and 'cache' break in the reference engine; 'batch' is a crowd of requests at vLLM
+    servers, with --prompts for each of those under way. The hybrid's rate is held to that of the
+    best fixed arm, 200 cycles after each change. Ctrl-C reports what is there.
     """
     from pipelines.bench import launch
     from pipelines.bench.asked import parts
     from pipelines.bench.trouble import measure_all, table
 
-    stretches, ended = measure_all(parts(arms), prompts, max_tokens, threads, err)
+    stretches, ended = measure_all(parts(arms), prompts, max_tokens, threads, crowd, err)
     if as_json is not None:
         launch.write_json({"stretches": [s.as_dict() for s in stretches]}, as_json)
     out.print(table(stretches))

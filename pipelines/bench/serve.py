@@ -95,7 +95,9 @@ def launch_vllm(plan: Plan, setup: Setup, port: int) -> tuple[list[str], dict[st
     options = replace(plan.options, port=port)
     serve.check(options)
     on_cpu = not machine.has_accelerator()
-    return command(setup, options, os.environ, machine.cpu_flags(), on_cpu, plan.policy)
+    made = command(setup, options, os.environ, machine.cpu_flags(), on_cpu, plan.policy)
+    serve.empty_metrics(options, made[1])
+    return made
 
 
 def run(plan: Plan, out: Path, console: Console, launch: Launch = launch_vllm) -> dict[str, Any]:
@@ -178,11 +180,11 @@ def measure(
         show("warming up", 0)
         most = max(plan.concurrency)
         _, warm = serve_load.run(url, plan.model, plan.warm_up, most, WARM_UP_TOKENS)
-        _check(child, warm, setup)
+        check(child, warm, setup)
         levels = []
         for concurrency, prompts in zip(plan.concurrency, plan.prompts, strict=True):
             show(what := f"{concurrency} at a time", 0)
-            before, used = parse(_page(url)), session_seconds(child.process.pid)
+            before, used = parse(page(url)), session_seconds(child.process.pid)
             wall, replies = serve_load.run(
                 url,
                 plan.model,
@@ -191,7 +193,7 @@ def measure(
                 plan.max_tokens,
                 functools.partial(show, what, 1),
             )
-            _check(child, replies, setup)
+            check(child, replies, setup)
             tokens = before.tokens + sum(len(r.tokens) for r in replies)
             counters = _counters(url, tokens).since(before)
             now = session_seconds(child.process.pid)
@@ -221,7 +223,12 @@ def running(
             signal.signal(signal.SIGINT, before)
 
 
-def _check(child: processes.Child, replies: Sequence[Reply], setup: Setup) -> None:
+def check(child: processes.Child, replies: Sequence[Reply], setup: Setup) -> None:
+    """Do nothing unless the server died, or answered not one of its requests.
+
+    Raises:
+        ProcessError: it did.
+    """
     child.check()
     failed = [r for r in replies if r.error]
     if replies and len(failed) == len(replies):
@@ -231,7 +238,12 @@ def _check(child: processes.Child, replies: Sequence[Reply], setup: Setup) -> No
         )
 
 
-def _page(url: str) -> str:
+def page(url: str) -> str:
+    """The metrics of the server at ``url``, in Prometheus' text format.
+
+    Raises:
+        ProcessError: it does not answer.
+    """
     try:
         return httpx.get(f"{url}/metrics", timeout=30.0).raise_for_status().text
     except httpx.HTTPError as error:
@@ -249,7 +261,7 @@ def _counters(url: str, tokens: int) -> Counters:
             )
         time.sleep(0.05)
 
-    return settled(lambda: _page(url), tokens, wait)
+    return settled(lambda: page(url), tokens, wait)
 
 
 def _shown(progress: Progress, task: TaskID, where: str) -> Callable[[str, int], None]:

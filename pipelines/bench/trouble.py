@@ -6,6 +6,7 @@ it, prompt by prompt in turn. After a healthy stretch one arm breaks:
 =======  ======================================================================================
 drafter  the EAGLE3 head's output layer is replaced by random weights: nothing it drafts holds
 cache    every cache draft has its tokens changed and keeps its counts: no match continues
+batch    many requests at once, on vLLM: see :mod:`pipelines.bench.saturation`
 =======  ======================================================================================
 
 then it is mended. The hybrid has ``SETTLES`` cycles to find out each time; what is measured are the
@@ -16,10 +17,10 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 import torch
 from rich.console import Console
@@ -38,11 +39,10 @@ from pipelines.bench.methods import shipped_policy
 
 if TYPE_CHECKING:
     from decoder.contracts.policy import Policy
-    from decoder.engines.generation import Generation
     from decoder.engines.reference import ReferenceEngine, Session
 
-Trouble = Literal["drafter", "cache"]
-TROUBLES: Final[tuple[Trouble, ...]] = ("drafter", "cache")
+Trouble = Literal["drafter", "cache", "batch"]
+TROUBLES: Final[tuple[Trouble, ...]] = get_args(Trouble)
 FIXED: Final = ("greedy", "eagle3", "suffix")
 PHASES: Final = ("healthy", "broken", "mended")
 SETTLES: Final = 200
@@ -78,12 +78,12 @@ class Speed:
         """Tokens a second of decoding."""
         return self.tokens / self.seconds if self.seconds else 0.0
 
-    def add(self, generation: Generation) -> None:
-        """Add a measured prompt."""
-        self.tokens += len(generation.tokens) - 1
-        self.seconds += generation.decode_us / 1e6
-        self.prompts += 1
-        self.arms.update(c.arm for c in generation.cycles)
+    def add(self, tokens: int, seconds: float, prompts: int = 1, arms: Iterable[str] = ()) -> None:
+        """Add measured prompts."""
+        self.tokens += tokens
+        self.seconds += seconds
+        self.prompts += prompts
+        self.arms.update(arms)
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Stretch:
     @property
     def best(self) -> str:
         """The fastest fixed arm."""
-        return max(FIXED, key=lambda name: self.speeds[name].rate)
+        return max(self.speeds.keys() - {"hybrid"}, key=lambda name: self.speeds[name].rate)
 
     @property
     def share(self) -> float:
@@ -120,19 +120,49 @@ class Stretch:
 
 
 def measure_all(
-    arms: Sequence[str], measured: int, tokens: int, threads: int | None, console: Console
+    arms: Sequence[str],
+    measured: int,
+    tokens: int,
+    threads: int | None,
+    crowd: int,
+    console: Console,
 ) -> tuple[list[Stretch], bool]:
     """Break each of ``arms`` in turn; what is there, and whether it went to the end.
 
     Raises:
         SettingsError: no such arm.
-        ModelError: the embedded model is not installed.
+        ModelError: the embedded model or its drafter is not installed.
+        ProcessError: a server did not start, or died.
     """
-    from decoder.engines.reference import ReferenceEngine
-
     wanted = [name for name in TROUBLES if name in arms]
     if len(wanted) < len(set(arms)) or not wanted:
         raise SettingsError(f"--arms {','.join(arms)}: choose from {', '.join(TROUBLES)}.")
+    found: list[Stretch] = []
+    with console.status("") as shown:
+
+        def stretches() -> Iterator[Stretch]:
+            if broken := [name for name in wanted if name != "batch"]:
+                yield from _in_reference(broken, measured, tokens, threads, shown.update)
+            if "batch" in wanted:
+                from pipelines.bench.saturation import measure as saturate
+
+                yield from saturate(measured, tokens, crowd, shown.update)
+
+        try:
+            for stretch in stretches():
+                found.append(stretch)
+                said = f"{stretch.trouble} {stretch.phase}: {stretch.share:.2f} of {stretch.best}"
+                console.print(said, highlight=False)
+        except KeyboardInterrupt:
+            return found, False
+    return found, True
+
+
+def _in_reference(
+    arms: Sequence[Trouble], measured: int, tokens: int, threads: int | None, tick: Tick
+) -> Iterator[Stretch]:
+    from decoder.engines.reference import ReferenceEngine
+
     if threads is not None:
         torch.set_num_threads(threads)
     model, drafter = str(embedded.ensure_model()), embedded.drafter_path()
@@ -140,17 +170,8 @@ def measure_all(
         raise ModelError("no drafter ships with this installation: install it again.")
     engine = ReferenceEngine.load(model, drafter)
     policy = shipped_policy(model, str(drafter))
-    found: list[Stretch] = []
-    with console.status("") as shown:
-        try:
-            for name in wanted:
-                asked = _prompts(engine)
-                for stretch in measure(engine, policy, name, asked, measured, tokens, shown.update):
-                    found.append(stretch)
-                    console.print(f"{name} {stretch.phase}: {stretch.share:.2f} of {stretch.best}")
-        except KeyboardInterrupt:
-            return found, False
-    return found, True
+    for name in arms:
+        yield from measure(engine, policy, name, _prompts(engine), measured, tokens, tick)
 
 
 def measure(
@@ -187,7 +208,9 @@ def measure(
                     tick(f"{trouble} {phase}: {m.name}")
                     generation = sessions[m.name].generate(prompt, tokens)
                     if counts:
-                        speeds[m.name].add(generation)
+                        decoded, seconds = len(generation.tokens) - 1, generation.decode_us / 1e6
+                        arms = (cycle.arm for cycle in generation.cycles)
+                        speeds[m.name].add(decoded, seconds, arms=arms)
                     elif m.name == "hybrid":
                         settled += len(generation.cycles)
                 turn += 1
@@ -245,10 +268,10 @@ def _random_like(engine: ReferenceEngine) -> nn.Module:
 def table(stretches: Sequence[Stretch]) -> Table:
     """For a terminal."""
     shown = Table(
-        "broken arm", "phase", *FIXED, "hybrid", "hybrid / best fixed", "in force at the end",
+        "trouble", "phase", *FIXED, "hybrid", "hybrid / best fixed", "in force at the end",
         title="tokens a second",
     )  # fmt: skip
     for s in stretches:
-        rates = [f"{s.speeds[name].rate:.1f}" for name in (*FIXED, "hybrid")]
+        rates = [f"{speed.rate:.1f}" for speed in s.speeds.values()]
         shown.add_row(s.trouble, s.phase, *rates, f"{s.share:.2f} ({s.best})", s.fallback)
     return shown

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from decoder.contracts.errors import TraceError
+from pipelines import machine
 from pipelines.replay.tokenise import Ids, Kept, tokenise
 
 FORMAT: Final = "hvd.traces.v1"
@@ -129,8 +129,7 @@ def _allowed(stated: int, made: int) -> int:
 
 def cache_directory() -> Path:
     """Where tokenised files are kept; safe to delete."""
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return root / "hybrid-verified-decoding" / "traces"
+    return machine.cache_directory() / "traces"
 
 
 def tokenizer_digest(tokenizer: Any) -> str:

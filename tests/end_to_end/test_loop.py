@@ -230,6 +230,21 @@ def test_the_learner_trains_and_registers_a_candidate(
     assert reader.workers[-1].policy_version == 2, "promotion was in a person's hands"
 
 
+def test_the_workers_metrics_are_on_the_page_of_the_api(
+    answers: dict[str, Answer], stack: Stack, reader: Reader
+) -> None:
+    def shown(line: str) -> bool:
+        page = httpx.get(f"{stack.api}/metrics", timeout=PATIENCE_S).text
+        assert "vllm:generation_tokens_total" in page
+        return any(found.startswith(line) for found in page.splitlines())
+
+    worker = reader.workers[-1]
+    label = f'{{worker="{worker.process}"}}'
+    for name, value in (("tokens_total", worker.tokens), ("policy_version", 2)):
+        line = f"hvd_{name}{label} {float(value)}"
+        reader.until(line, lambda line=line: shown(line))  # type: ignore[misc]
+
+
 def test_moving_the_alias_changes_what_is_served(
     answers: dict[str, Answer], stack: Stack, reader: Reader
 ) -> None:

@@ -50,7 +50,7 @@ def main(job_file: str, result_file: str) -> None:
             swapper.join()
         worker.router.close()
         events = worker.queue.take(1_000_000)
-        result["status"] = worker.status(0, 0).model_dump()
+        result["status"] = worker.status().model_dump()
         result["events"] = [{k: v for k, v in asdict(e).items() if k != "features"} for e in events]
         result["last_version"] = worker.router.policy.version
     Path(result_file).write_text(json.dumps(result))

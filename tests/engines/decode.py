@@ -68,7 +68,7 @@ def main(job_file: str, result_file: str) -> None:
     swapper.join()
     worker.router.close()
     events = [asdict(e) for e in worker.queue.take(1_000_000)]
-    status = worker.status(0, 0)
+    status = worker.status()
     result = {
         "tokens": [list(o.outputs[0].token_ids) for o in outputs],
         "finish": [o.outputs[0].finish_reason for o in outputs],

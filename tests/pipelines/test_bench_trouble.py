@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import sys
 
 import numpy as np
 import pytest
@@ -10,7 +12,11 @@ import torch
 
 from decoder.engines.reference import ReferenceEngine
 from decoder.settings import WorkerSettings
-from pipelines.bench.trouble import FIXED, PHASES, TROUBLES, FailingCache, Trouble, measure
+from pipelines.bench import serve
+from pipelines.bench.saturation import in_force
+from pipelines.bench.saturation import measure as saturate
+from pipelines.bench.serve_setups import Setup
+from pipelines.bench.trouble import FIXED, PHASES, FailingCache, Trouble, measure
 from tests.decoder.simulated import trusting_policy
 from tests.engines.tiny import tiny_head, tiny_target
 
@@ -22,7 +28,7 @@ def engine() -> ReferenceEngine:
     return ReferenceEngine(target, tiny_head(0), max_model_len=128)
 
 
-@pytest.mark.parametrize("trouble", TROUBLES)
+@pytest.mark.parametrize("trouble", ["drafter", "cache"])
 def test_an_arm_breaks_and_is_mended(engine: ReferenceEngine, trouble: Trouble) -> None:
     assert engine.head is not None
     whole, seen = engine.head.lm_head, []
@@ -56,3 +62,35 @@ def test_a_failing_cache_proposes_what_never_comes() -> None:
     assert right is not None and wrong is not None
     assert right.tokens[:2] == [9, 10] and right.probs == wrong.probs
     assert all(a != b for a, b in zip(right.tokens, wrong.tokens, strict=True))
+
+
+def test_a_batch_fills_and_empties_at_servers_that_take_turns() -> None:
+    def launch(plan: serve.Plan, setup: Setup, port: int) -> tuple[list[str], dict[str, str]]:
+        assert plan.options.model, "the embedded model"
+        started.append(setup.name)
+        return [sys.executable, "-m", "tests.pipelines.fake_vllm", str(port)], dict(os.environ)
+
+    started: list[str] = []
+    said: list[str] = []
+    found = list(saturate(2, 6, 3, said.append, launch, settles=20))
+    assert started == ["none", "eagle3-k2", "suffix-k24", "hybrid"]
+    assert [s.phase for s in found] == list(PHASES)
+    for stretch, at_once in zip(found, (1, 3, 1), strict=True):
+        assert set(stretch.speeds) == {"none", "eagle3", "suffix", "hybrid"}
+        assert {s.prompts for s in stretch.speeds.values()} == {2 * at_once}
+        assert {s.tokens for s in stretch.speeds.values()} == {12 * at_once}
+        assert stretch.settled_after >= 20
+        assert stretch.best != "hybrid" and stretch.share > 0
+    assert "batch broken: hybrid settles" in said
+
+
+def test_a_page_tells_the_arm_in_force() -> None:
+    page = (
+        "# TYPE hvd_fallback gauge\n"
+        'hvd_fallback{arm="cache",worker="w"} 0.0\nhvd_fallback{arm="none",worker="w"} 1.0\n'
+        "# TYPE hvd_fallbacks_total counter\n"
+        'hvd_fallbacks_total{worker="w"} 3.0\n'
+    )
+    assert in_force(page) == ("none", 3)
+    assert in_force(page.replace("1.0", "0.0")) == ("policy", 3)
+    assert in_force("") == ("policy", 0)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from pathlib import Path
 
@@ -8,7 +9,15 @@ import pytest
 
 from decoder.contracts.errors import ModelError, ProcessError, SettingsError
 from pipelines import embedded, machine
-from pipelines.serve import ServeOptions, check, chosen, serve_command
+from pipelines.serve import (
+    METRICS_VARIABLE,
+    ServeOptions,
+    check,
+    chosen,
+    empty_metrics,
+    metrics_folder,
+    serve_command,
+)
 
 TARGET = {"architectures": ["LlamaForCausalLM"], "hidden_size": 576, "vocab_size": 49152}
 HEAD = {"architectures": ["LlamaForCausalLMEagle3"], "hidden_size": 576, "vocab_size": 49152}
@@ -79,6 +88,36 @@ def test_a_gpu_keeps_vllms_own_choices() -> None:
     assert after(arguments, "--dtype") == "auto"
     assert "--enforce-eager" not in arguments
     assert "VLLM_CPU_KVCACHE_SPACE" not in env
+
+
+def test_a_servers_metrics_begin_at_zero_in_a_folder_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    options = ServeOptions("owner/model", port=8123)
+    _, env = serve_command(options, {}, NO_FLAGS, on_cpu=True)
+    folder = Path(env[METRICS_VARIABLE])
+    assert folder == metrics_folder(8123) and tmp_path in folder.parents
+    folder.mkdir(parents=True)
+    (folder / "counter_1.db").write_bytes(b"what an earlier server counted")
+    old, running = folder.with_name("8124"), folder.with_name("8125")
+    old.mkdir()
+    running.mkdir()
+    os.utime(old, (0, 0))
+    empty_metrics(options, env)
+    assert folder.is_dir() and not any(folder.iterdir())
+    assert not old.exists(), "nobody uses it any more"
+    assert running.exists(), "its server may be starting"
+
+
+def test_a_metrics_folder_that_a_person_named_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "counter_1.db").write_bytes(b"")
+    named = {METRICS_VARIABLE: str(tmp_path)}
+    options = ServeOptions("owner/model")
+    _, env = serve_command(options, named, NO_FLAGS, on_cpu=True)
+    empty_metrics(options, env)
+    assert env[METRICS_VARIABLE] == str(tmp_path)
+    assert (tmp_path / "counter_1.db").exists()
 
 
 def test_a_local_model_is_never_looked_up_elsewhere(tmp_path) -> None:

@@ -1,0 +1,115 @@
+"""Prometheus metrics of a worker: its status record, for whoever scrapes the serving process.
+
+An engine decodes in a process of its own and the API answers ``/metrics`` in another. With
+``PROMETHEUS_MULTIPROC_DIR`` naming a folder before both start, as ``hvd serve`` does, what is set
+here is on the API's page beside vLLM's own figures; without it, on the engine's process alone.
+Metrics are written once a second by a thread, never by a decoding cycle.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Final
+
+from prometheus_client import Counter, Gauge
+
+from decoder.contracts.status import WorkerStatus
+
+log = logging.getLogger(__name__)
+
+EVERY_S: Final = 1.0
+CLOSE_TIMEOUT_S: Final = 1.0
+FALLBACKS: Final = ("none", "cache", "model")
+
+COUNTS: Final = {
+    "requests_started": "Requests begun.",
+    "requests_stopped": "Requests ended.",
+    "tokens": "Tokens committed.",
+    "drafts_labelled": "Cache drafts whose accepted length became known.",
+    "events_sent": "Draft events acknowledged by the broker.",
+    "events_dropped": "Draft events lost to a full queue.",
+    "events_failed": "Draft events given up by the Kafka client.",
+    "fallbacks": "Times the no-regret floor relieved the policy.",
+    "probes": "Steps decided only to measure the model drafter, or its absence.",
+    "swaps": "Policies put in force.",
+    "faults": "Steps in which the hybrid failed and decoding went on plainly.",
+}
+COUNTS_BY: Final = {
+    "cycles": ("arm", "Decoding cycles."),
+    "drafted": ("arm", "Draft tokens verified."),
+    "accepted": ("arm", "Draft tokens accepted."),
+    "refusals": ("reason", "Policy bundles refused."),
+}
+LEVELS: Final = {
+    "policy_version": "Version of the policy in force; 0 came with the installation.",
+    "threshold": "Decision parameter of a threshold policy.",
+    "rate": "Decision parameter of a survival policy, tokens a plain step.",
+    "advantage": "Time of the best fixed arm over the policy's, recently; above 1 is ahead.",
+    "queue_depth": "Draft events waiting for the broker.",
+    "choose_us_p50": "Microseconds to propose, predict and decide for one step, median.",
+    "draft_us": "Microseconds the model drafter adds to a step.",
+    "swap_ms_max": "Longest time from a bundle received to that bundle in force, milliseconds.",
+}
+
+
+@cache
+def _counter(name: str, meaning: str, label: str | None) -> Counter:
+    return Counter(f"hvd_{name}", meaning, ["worker", *([label] if label else [])])
+
+
+@cache
+def _gauge(name: str, meaning: str, label: str | None = None) -> Gauge:
+    labels = ["worker", *([label] if label else [])]
+    return Gauge(f"hvd_{name}", meaning, labels, multiprocess_mode="mostrecent")
+
+
+def publish(status: WorkerStatus, earlier: WorkerStatus | None) -> None:
+    """Put ``status`` on the page; counters grow by what came since ``earlier``."""
+    worker = status.process
+    for name, meaning in COUNTS.items():
+        grown = getattr(status, name) - (getattr(earlier, name) if earlier else 0)
+        _counter(name, meaning, None).labels(worker).inc(grown)
+    for name, (label, meaning) in COUNTS_BY.items():
+        before: Mapping[str, int] = getattr(earlier, name) if earlier else {}
+        for value, count in getattr(status, name).items():
+            _counter(name, meaning, label).labels(worker, value).inc(count - before.get(value, 0))
+    for name, meaning in LEVELS.items():
+        _gauge(name, meaning).labels(worker).set(getattr(status, name))
+    in_force = _gauge("fallback", "1 for the arm that the no-regret floor has in force.", "arm")
+    for arm in FALLBACKS:
+        in_force.labels(worker, arm).set(status.fallback == arm)
+
+
+class MetricsPage:
+    """The thread that publishes what ``status`` says, every ``every_s`` seconds and at the end."""
+
+    def __init__(self, status: Callable[[], WorkerStatus], every_s: float = EVERY_S) -> None:
+        self._status, self._every_s = status, every_s
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="hvd-metrics", daemon=True)
+
+    def start(self) -> None:
+        """Begin to publish."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Publish once more and stop."""
+        self._stopping.set()
+        self._thread.join(CLOSE_TIMEOUT_S)
+
+    def _run(self) -> None:
+        earlier = None
+        while True:
+            stopping = self._stopping.wait(self._every_s)
+            try:
+                status = self._status()
+                publish(status, earlier)
+            except Exception:  # a page that is behind must not end the thread that mends it
+                log.exception("metrics were not published")
+            else:
+                earlier = status
+            if stopping:
+                return

@@ -1,0 +1,92 @@
+"""The worker's Prometheus metrics: what its status says, on the page of another process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from prometheus_client import REGISTRY
+
+from decoder.contracts.status import WorkerStatus
+from decoder.telemetry import metrics
+
+
+def status(process: str, **values: object) -> WorkerStatus:
+    return WorkerStatus(process=process, scope="s", time=0.0, **values)
+
+
+def read(name: str, **labels: str) -> float | None:
+    return REGISTRY.get_sample_value(f"hvd_{name}", labels)
+
+
+def test_counters_grow_by_what_came_since() -> None:
+    first = status("a", tokens=5, cycles={"cache": 2})
+    second = status("a", tokens=7, cycles={"cache": 3, "model": 1}, refusals={"malformed": 1})
+    metrics.publish(first, None)
+    metrics.publish(second, first)
+    assert read("tokens_total", worker="a") == 7
+    assert read("cycles_total", worker="a", arm="cache") == 3
+    assert read("cycles_total", worker="a", arm="model") == 1
+    assert read("refusals_total", worker="a", reason="malformed") == 1
+
+
+def test_the_arm_that_the_floor_has_in_force_is_shown_and_taken_back() -> None:
+    fallen, back = status("b", fallback="none", fallbacks=1), status("b", fallbacks=1)
+    metrics.publish(fallen, None)
+    assert [read("fallback", worker="b", arm=arm) for arm in metrics.FALLBACKS] == [1, 0, 0]
+    metrics.publish(back, fallen)
+    assert [read("fallback", worker="b", arm=arm) for arm in metrics.FALLBACKS] == [0, 0, 0]
+    assert read("fallbacks_total", worker="b") == 1
+
+
+def test_every_metric_is_a_field_of_the_status_record() -> None:
+    named = {*metrics.COUNTS, *metrics.COUNTS_BY, *metrics.LEVELS}
+    assert named <= set(WorkerStatus.model_fields)
+
+
+def test_a_status_that_cannot_be_made_does_not_end_the_page(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    said: list[int] = []
+
+    def say() -> WorkerStatus:
+        said.append(len(said))
+        if len(said) == 1:
+            raise RuntimeError("not yet")
+        return status("c", tokens=2)
+
+    page = metrics.MetricsPage(say, every_s=0.01)
+    page.start()
+    while len(said) < 3:
+        time.sleep(0.01)
+    page.close()
+    assert read("tokens_total", worker="c") == 2
+    assert "were not published" in caplog.text
+
+
+WRITER = """
+from decoder.contracts.status import WorkerStatus
+from decoder.telemetry.metrics import publish
+publish(WorkerStatus(process="w", scope="s", time=0.0, tokens=3, policy_version=4), None)
+"""
+READER = """
+from prometheus_client import CollectorRegistry, generate_latest, multiprocess
+registry = CollectorRegistry()
+multiprocess.MultiProcessCollector(registry)
+print(generate_latest(registry).decode())
+"""
+
+
+def test_another_process_shows_what_the_worker_wrote(tmp_path: Path) -> None:
+    environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+    run = [sys.executable, "-c"]
+    subprocess.run([*run, WRITER], env=environment, check=True)
+    done = subprocess.run(
+        [*run, READER], env=environment, check=True, capture_output=True, text=True
+    )
+    assert 'hvd_tokens_total{worker="w"} 3.0' in done.stdout
+    assert 'hvd_policy_version{worker="w"} 4.0' in done.stdout
