@@ -13,17 +13,16 @@ import itertools
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from pipelines import processes, workloads
+from pipelines import workloads
 from pipelines.bench import serve, serve_load
 from pipelines.bench.prompts import Prompt
 from pipelines.bench.serve_counters import parse
-from pipelines.bench.serve_setups import Setup, setups
+from pipelines.bench.serve_setups import setups
 from pipelines.bench.trouble import PHASES, SETTLES, Speed, Stretch, Tick
 from pipelines.serve import chosen
 
@@ -34,15 +33,6 @@ LARGEST_PROMPT: Final = 4_000
 """Characters: about a thousand tokens, which leave room for an answer in any context."""
 CHUNK: Final = 2
 """Requests for each one under way that a server answers before it is the next one's turn."""
-
-
-@dataclass(frozen=True)
-class Server:
-    """A running server."""
-
-    setup: Setup
-    child: processes.Child
-    url: str
 
 
 def measure(
@@ -75,8 +65,7 @@ def measure(
         for setup in plan.setups:
             tick(f"batch: starting {setup.name}")
             log = logs / f"{setup.name}.log"
-            child, url = stack.enter_context(serve.running(plan, setup, log, launch))
-            servers.append(Server(setup, child, url))
+            servers.append(stack.enter_context(serve.running(plan, setup, log, launch)))
         hybrid = servers[-1]
         for phase, at_once in zip(PHASES, (1, crowd, 1), strict=True):
             before, settled = _steps(hybrid), 0
@@ -94,7 +83,7 @@ def measure(
                     tick(f"batch {phase}: {server.setup.name}")
                     made, seconds = _send(plan, server, prompts, at_once)
                     speeds[server.setup.method].add(made, seconds, len(prompts))
-            fallback, falls = in_force(serve.page(hybrid.url))
+            fallback, falls = in_force(hybrid.page())
             yield Stretch("batch", phase, speeds, settled, fallback, falls)
 
 
@@ -127,12 +116,12 @@ def _prompts() -> Iterator[Prompt]:
 
 
 def _send(
-    plan: serve.Plan, server: Server, prompts: Sequence[Prompt], at_once: int
+    plan: serve.Plan, server: serve.Server, prompts: Sequence[Prompt], at_once: int
 ) -> tuple[int, float]:
     seconds, replies = serve_load.run(server.url, plan.model, prompts, at_once, plan.max_tokens)
-    serve.check(server.child, replies, server.setup)
+    server.check(replies)
     return sum(len(reply.tokens) for reply in replies), seconds
 
 
-def _steps(server: Server) -> int:
-    return parse(serve.page(server.url)).steps
+def _steps(server: serve.Server) -> int:
+    return parse(server.page()).steps

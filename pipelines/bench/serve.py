@@ -2,7 +2,8 @@
 
 Every configuration is a real server process with a real client. Rounds go through all of them in
 the same order (A B C A B C), each time with a fresh server, so that caches start empty and what the
-machine does meanwhile falls on all alike. What a server measured is kept as soon as it is done: a
+machine does meanwhile falls on all alike. Where memory holds them all, they can be up together and
+take turns at each concurrency: then it does so within minutes. What a server measured is kept as soon as it is done: a
 run that was interrupted goes on where it stopped.
 """
 
@@ -13,7 +14,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -48,6 +49,7 @@ class Plan:
     """A whole benchmark: ``prompts`` holds one list for each of ``concurrency``.
 
     ``decides_by`` describes the policy that the hybrid starts with, ``policy`` if that is named.
+    ``together``: all servers of a round are up at once and work in turn, concurrency by concurrency.
     """
 
     setups: tuple[Setup, ...]
@@ -59,6 +61,7 @@ class Plan:
     rounds: int = 1
     policy: Path | None = None
     decides_by: str = "counted score"
+    together: bool = False
 
     @property
     def model(self) -> str:
@@ -78,12 +81,15 @@ class Plan:
             },
             "concurrency": list(self.concurrency),
             "max_tokens": self.max_tokens,
+            "together": self.together,
             "prompts": [[name_of(p) for p in level] for level in self.prompts],
         }
 
 
 Launch = Callable[[Plan, Setup, int], tuple[list[str], dict[str, str]]]
 """Argument list and environment of a setup's server on a port of 127.0.0.1."""
+Show = Callable[[Setup, str, int], None]
+"""Takes what a setup's server is doing and how many requests it answered since."""
 
 
 def launch_vllm(plan: Plan, setup: Setup, port: int) -> tuple[list[str], dict[str, str]]:
@@ -118,28 +124,28 @@ def run(plan: Plan, out: Path, console: Console, launch: Launch = launch_vllm) -
     names = {s.name for s in plan.setups}
     runs, skipped = [r for r in journal.read() if r.setup in names], dict[str, str]()
     done = {(r.round, r.setup) for r in runs}
-    todo = [(r, s) for r in range(plan.rounds) for s in plan.setups if (r, s.name) not in done]
+    logs = out.parent / f"{out.stem}-logs"
     requests = sum(map(len, plan.prompts))
+    groups = list(_groups(plan, done))
+    left = sum(len(group) for _, group in groups)
     try:
         with Progress(console=console, transient=True) as progress:
-            task = progress.add_task("", total=len(todo) * requests)
-            for index, (number, setup) in enumerate(todo):
-                if setup.name in skipped:
-                    continue
-                log = out.parent / f"{out.stem}-logs" / f"{number + 1}-{setup.name}.log"
-                show = _shown(progress, task, f"round {number + 1}/{plan.rounds} {setup.name}")
-                try:
-                    one = measure(plan, setup, number, log, show, launch)
-                except ProcessError as error:
-                    skipped[setup.name] = str(error)
-                    console.print(f"[red]{setup.name} is left out:[/red] {escape(str(error))}")
-                    continue
-                finally:
-                    progress.update(task, completed=(index + 1) * requests)
-                runs.append(one)
-                journal.add(one)
-                rates = ", ".join(f"{v.rate:.1f} at {v.concurrency}" for v in one.levels)
-                console.print(f"round {number + 1} {setup.name}: {rates} tok/s", highlight=False)
+            task = progress.add_task("", total=(whole := left * requests))
+            for number, group in groups:
+                wanted = [setup for setup in group if setup.name not in skipped]
+                show = _shown(progress, task, f"round {number + 1}/{plan.rounds}")
+                found, failed = measure(plan, wanted, number, logs, show, launch)
+                skipped |= failed
+                for name, why in failed.items():
+                    console.print(f"[red]{name} is left out:[/red] {escape(why)}")
+                for one in found:
+                    runs.append(one)
+                    journal.add(one)
+                    rates = ", ".join(f"{v.rate:.1f} at {v.concurrency}" for v in one.levels)
+                    said = f"round {number + 1} {one.setup}: {rates} tok/s"
+                    console.print(said, highlight=False)
+                left -= len(group)
+                progress.update(task, completed=whole - left * requests)
     except KeyboardInterrupt:
         console.print(
             f"stopped after {len(runs)} of {plan.rounds * len(plan.setups)} servers; the same "
@@ -156,65 +162,96 @@ def run(plan: Plan, out: Path, console: Console, launch: Launch = launch_vllm) -
     return made
 
 
+def _groups(plan: Plan, done: set[tuple[int, str]]) -> Iterator[tuple[int, list[Setup]]]:
+    """What is up at the same time, with its round, as far as it is not ``done``."""
+    for number in range(plan.rounds):
+        left = [s for s in plan.setups if (number, s.name) not in done]
+        yield from ((number, g) for g in ([left] if plan.together else [[s] for s in left]) if g)
+
+
 def measure(
     plan: Plan,
-    setup: Setup,
+    compared: Sequence[Setup],
     number: int,
-    log: Path,
-    show: Callable[[str, int], None],
+    logs: Path,
+    show: Show,
     launch: Launch = launch_vllm,
-) -> ServerRun:
-    """Start one server, warm it up, put every concurrency to it, stop it.
+) -> tuple[list[ServerRun], dict[str, str]]:
+    """Start servers, warm them up, put every concurrency to each in turn, stop them.
 
     Args:
-        show: takes what is being done and how many requests were answered since.
+        number: the round; who is first moves on by one with each concurrency and each round.
+
+    Returns:
+        what was measured, and of each configuration left out why: its server did not start, died,
+        or answered no request of a concurrency.
 
     Raises:
-        ProcessError: the server did not start, died, or answered no request of a concurrency.
         ModelError, SettingsError: see :func:`launch_vllm`.
     """
-    show("starting", 0)
-    began = time.monotonic()
-    with running(plan, setup, log, launch) as (child, url):
-        startup = time.monotonic() - began
-        show("warming up", 0)
-        most = max(plan.concurrency)
-        _, warm = serve_load.run(url, plan.model, plan.warm_up, most, WARM_UP_TOKENS)
-        check(child, warm, setup)
-        levels = []
-        for concurrency, prompts in zip(plan.concurrency, plan.prompts, strict=True):
-            show(what := f"{concurrency} at a time", 0)
-            before, used = parse(page(url)), session_seconds(child.process.pid)
-            wall, replies = serve_load.run(
-                url,
-                plan.model,
-                prompts,
-                concurrency,
-                plan.max_tokens,
-                functools.partial(show, what, 1),
-            )
-            check(child, replies, setup)
-            tokens = before.tokens + sum(len(r.tokens) for r in replies)
-            counters = _counters(url, tokens).since(before)
-            now = session_seconds(child.process.pid)
-            cpu = None if now is None or used is None else now - used
-            levels.append(Level(concurrency, wall, tuple(replies), counters, cpu))
-    policy = plan.decides_by if setup.method == "hybrid" else ""
-    return ServerRun(number, setup.name, startup, tuple(levels), policy)
+    failed: dict[str, str] = {}
+    found: dict[str, ServerRun] = {}
+    servers: list[Server] = []
+    with ExitStack() as stack:
+        for setup in compared:
+            show(setup, "starting", 0)
+            began = time.monotonic()
+            log = logs / f"{number + 1}-{setup.name}.log"
+            try:
+                server = stack.enter_context(running(plan, setup, log, launch))
+                startup = time.monotonic() - began
+                show(setup, "warming up", 0)
+                most = max(plan.concurrency)
+                _, warm = serve_load.run(server.url, plan.model, plan.warm_up, most, WARM_UP_TOKENS)
+                server.check(warm)
+            except ProcessError as error:
+                failed[setup.name] = str(error)
+                continue
+            servers.append(server)
+            policy = plan.decides_by if setup.method == "hybrid" else ""
+            found[setup.name] = ServerRun(number, setup.name, startup, (), policy)
+        for turn, level in enumerate(zip(plan.concurrency, plan.prompts, strict=True), number):
+            first = turn % max(len(servers), 1)
+            for server in [*servers[first:], *servers[:first]]:
+                name = server.setup.name
+                try:
+                    measured = _level(plan, server, *level, show)
+                except ProcessError as error:
+                    failed[name] = str(error)
+                    servers.remove(server)
+                    del found[name]
+                else:
+                    found[name] = replace(found[name], levels=(*found[name].levels, measured))
+    return list(found.values()), failed
+
+
+def _level(
+    plan: Plan, server: Server, concurrency: int, prompts: Sequence[Prompt], show: Show
+) -> Level:
+    show(server.setup, what := f"{concurrency} at a time", 0)
+    before, used = parse(server.page()), session_seconds(server.child.process.pid)
+    answered = functools.partial(show, server.setup, what, 1)
+    wall, replies = serve_load.run(
+        server.url, plan.model, prompts, concurrency, plan.max_tokens, answered
+    )
+    server.check(replies)
+    tokens = before.tokens + sum(len(r.tokens) for r in replies)
+    counters = _counters(server, tokens).since(before)
+    now = session_seconds(server.child.process.pid)
+    cpu = None if now is None or used is None else now - used
+    return Level(concurrency, wall, tuple(replies), counters, cpu)
 
 
 @contextmanager
-def running(
-    plan: Plan, setup: Setup, log: Path, launch: Launch
-) -> Iterator[tuple[processes.Child, str]]:
-    """A server for ``setup``, ready, with its address; stopped on leaving, however it is left."""
+def running(plan: Plan, setup: Setup, log: Path, launch: Launch) -> Iterator[Server]:
+    """A server for ``setup``, ready; stopped on leaving, however it is left."""
     port = machine.free_port()
     arguments, environment = launch(plan, setup, port)
     url = f"http://127.0.0.1:{port}"
     child = processes.start(setup.name, arguments, log, environment)
     try:
         processes.wait_until(child, lambda: responds(f"{url}/health"), START_SECONDS)
-        yield child, url
+        yield Server(setup, child, url)
     finally:
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave it
         try:
@@ -223,49 +260,57 @@ def running(
             signal.signal(signal.SIGINT, before)
 
 
-def check(child: processes.Child, replies: Sequence[Reply], setup: Setup) -> None:
-    """Do nothing unless the server died, or answered not one of its requests.
+@dataclass(frozen=True)
+class Server:
+    """A running server."""
 
-    Raises:
-        ProcessError: it did.
-    """
-    child.check()
-    failed = [r for r in replies if r.error]
-    if replies and len(failed) == len(replies):
-        raise ProcessError(
-            f"{setup.name} answered none of {len(failed)} requests; the first got: "
-            f"{failed[0].error}. Its log: {child.log}"
-        )
+    setup: Setup
+    child: processes.Child
+    url: str
+
+    def check(self, replies: Sequence[Reply]) -> None:
+        """Do nothing unless the server died, or answered not one of its requests.
+
+        Raises:
+            ProcessError: it did.
+        """
+        self.child.check()
+        failed = [r for r in replies if r.error]
+        if replies and len(failed) == len(replies):
+            raise ProcessError(
+                f"{self.setup.name} answered none of {len(failed)} requests; the first got: "
+                f"{failed[0].error}. Its log: {self.child.log}"
+            )
+
+    def page(self) -> str:
+        """Its metrics, in Prometheus' text format.
+
+        Raises:
+            ProcessError: it does not answer.
+        """
+        try:
+            return httpx.get(f"{self.url}/metrics", timeout=30.0).raise_for_status().text
+        except httpx.HTTPError as error:
+            raise ProcessError(f"{self.url}/metrics cannot be read: {error}.") from error
 
 
-def page(url: str) -> str:
-    """The metrics of the server at ``url``, in Prometheus' text format.
-
-    Raises:
-        ProcessError: it does not answer.
-    """
-    try:
-        return httpx.get(f"{url}/metrics", timeout=30.0).raise_for_status().text
-    except httpx.HTTPError as error:
-        raise ProcessError(f"{url}/metrics cannot be read: {error}.") from error
-
-
-def _counters(url: str, tokens: int) -> Counters:
+def _counters(server: Server, tokens: int) -> Counters:
     deadline = time.monotonic() + COUNTER_SECONDS
 
     def wait() -> None:
         if time.monotonic() > deadline:
             raise ProcessError(
-                f"the server at {url} counts fewer tokens than it sent ({tokens}): is somebody "
-                "else sending to it, or were its statistics switched off?"
+                f"the server at {server.url} counts fewer tokens than it sent ({tokens}): is "
+                "somebody else sending to it, or were its statistics switched off?"
             )
         time.sleep(0.05)
 
-    return settled(lambda: page(url), tokens, wait)
+    return settled(server.page, tokens, wait)
 
 
-def _shown(progress: Progress, task: TaskID, where: str) -> Callable[[str, int], None]:
-    def show(what: str, answered: int) -> None:
-        progress.update(task, description=f"{where}: {what}", advance=answered)
+def _shown(progress: Progress, task: TaskID, where: str) -> Show:
+    def show(setup: Setup, what: str, answered: int) -> None:
+        said = f"{where} {setup.name}: {what}"
+        progress.update(task, description=said, advance=answered)
 
     return show

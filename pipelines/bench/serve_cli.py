@@ -34,6 +34,12 @@ def serve(
     drafter: Annotated[str | None, typer.Option(help="EAGLE3 head made for the model.")] = None,
     dtype: Annotated[str, typer.Option(help="auto chooses what is fastest here.")] = "auto",
     policy: Annotated[Path | None, typer.Option(help="Bundle the hybrid decides by.")] = None,
+    together: Annotated[
+        bool,
+        typer.Option(
+            "--together", help="All servers of a round at once, in turn: if memory holds them."
+        ),
+    ] = False,
     as_json: Annotated[
         Path, typer.Option("--json", help="Where the report goes; beside it what it is made of.")
     ] = Path("reports/bench/serve.json"),
@@ -97,7 +103,7 @@ def serve(
     made = bench.run(
         bench.Plan(
             compared, options, levels, tuple(map(tuple, hands)), warm_up.prompts, max_tokens,
-            rounds, policy, decides_by,
+            rounds, policy, decides_by, together,
         ),
         as_json,
         err,

@@ -4,7 +4,8 @@
 that count up from the length of its text, two in each event, as if every cycle accepted one drafted
 token. Habits: ``differ`` counts from one higher; ``refuse`` answers every request with status 400;
 ``refuse-long`` those of more than 20 characters; ``interrupt`` sends its parent a Ctrl-C at the
-first request of more than 20 characters; ``die`` ends at once.
+first request of more than 20 characters; ``tire`` refuses all requests after the third; ``die``
+ends at once.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 
 HABIT = sys.argv[2] if len(sys.argv) > 2 else ""
 LOCK = threading.Lock()
-SENT = {"tokens": 0, "drafts": 0}
+SENT = {"tokens": 0, "drafts": 0, "answers": 0}
 
 
 def metrics() -> str:
@@ -51,7 +52,8 @@ class Handler(BaseHTTPRequestHandler):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         length = len(asked["messages"][0]["content"])
         is_long = length > 20
-        if HABIT == "refuse" or (HABIT == "refuse-long" and is_long):
+        tired = HABIT == "tire" and SENT["answers"] >= 3
+        if HABIT == "refuse" or (HABIT == "refuse-long" and is_long) or tired:
             return self.answer(400, "too long for me")
         if HABIT == "interrupt" and is_long:
             os.kill(os.getppid(), signal.SIGINT)
@@ -66,6 +68,7 @@ class Handler(BaseHTTPRequestHandler):
         with LOCK:
             SENT["tokens"] += len(ids)
             SENT["drafts"] += len(ids) // 2
+            SENT["answers"] += 1
         self.wfile.write(b"data: [DONE]\n\n")
         return None
 
