@@ -21,7 +21,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from pipelines import workloads
 from pipelines.bench import serve, serve_load
 from pipelines.bench.prompts import Prompt
-from pipelines.bench.serve_counters import parse
+from pipelines.bench.serve_counters import Counters, parse
+from pipelines.bench.serve_runs import Level
 from pipelines.bench.serve_setups import setups
 from pipelines.bench.trouble import PHASES, SETTLES, Speed, Stretch, Tick
 from pipelines.serve import chosen
@@ -31,8 +32,10 @@ EAGLE3_K: Final = 2
 SUFFIX_K: Final = 24
 LARGEST_PROMPT: Final = 4_000
 """Characters: about a thousand tokens, which leave room for an answer in any context."""
-CHUNK: Final = 2
-"""Requests for each one under way that a server answers before it is the next one's turn."""
+SETTLING: Final = 2
+MEASURED: Final = 4
+"""Requests for each one under way that a server answers before it is the next one's turn; of those
+measured twice as many, so that most of the time all places are taken."""
 
 
 def measure(
@@ -70,18 +73,19 @@ def measure(
         for phase, at_once in zip(PHASES, (1, crowd, 1), strict=True):
             before, settled = _steps(hybrid), 0
             while settled < settles:
-                prompts = list(itertools.islice(stream, CHUNK * at_once))
+                prompts = list(itertools.islice(stream, SETTLING * at_once))
                 for server in servers:
                     tick(f"batch {phase}: {server.setup.name} settles")
                     _send(plan, server, prompts, at_once)
                 settled = _steps(hybrid) - before
             speeds = {METHODS[i]: Speed() for i in range(len(servers))}
-            for turn in range(max(measured // CHUNK, 1)):
-                prompts = list(itertools.islice(stream, CHUNK * at_once))
+            turns = max(measured // MEASURED, 1)
+            for turn in range(turns):
+                prompts = list(itertools.islice(stream, measured // turns * at_once))
                 turned = turn % len(servers)
                 for server in [*servers[turned:], *servers[:turned]]:
                     tick(f"batch {phase}: {server.setup.name}")
-                    made, seconds = _send(plan, server, prompts, at_once)
+                    made, seconds = _send(plan, server, prompts, at_once).steady
                     speeds[server.setup.method].add(made, seconds, len(prompts))
             fallback, falls = in_force(hybrid.page())
             yield Stretch("batch", phase, speeds, settled, fallback, falls)
@@ -115,12 +119,10 @@ def _prompts() -> Iterator[Prompt]:
             yield Prompt(prompt.id, prompt.workload, prompt.workload, prompt.messages)
 
 
-def _send(
-    plan: serve.Plan, server: serve.Server, prompts: Sequence[Prompt], at_once: int
-) -> tuple[int, float]:
-    seconds, replies = serve_load.run(server.url, plan.model, prompts, at_once, plan.max_tokens)
+def _send(plan: serve.Plan, server: serve.Server, prompts: Sequence[Prompt], at_once: int) -> Level:
+    wall, replies = serve_load.run(server.url, plan.model, prompts, at_once, plan.max_tokens)
     server.check(replies)
-    return sum(len(reply.tokens) for reply in replies), seconds
+    return Level(at_once, wall, tuple(replies), Counters())
 
 
 def _steps(server: serve.Server) -> int:

@@ -3,8 +3,8 @@
 Every configuration is a real server process with a real client. Rounds go through all of them in
 the same order (A B C A B C), each time with a fresh server, so that caches start empty and what the
 machine does meanwhile falls on all alike. Where memory holds them all, they can be up together and
-take turns at each concurrency: then it does so within minutes. What a server measured is kept as soon as it is done: a
-run that was interrupted goes on where it stopped.
+take turns at each concurrency: then it does so within minutes. What a server measured is kept as
+soon as it is done: a run that was interrupted goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Plan:
     """A whole benchmark: ``prompts`` holds one list for each of ``concurrency``.
 
     ``decides_by`` describes the policy that the hybrid starts with, ``policy`` if that is named.
-    ``together``: all servers of a round are up at once and work in turn, concurrency by concurrency.
+    ``together``: all servers of a round are up at once and work in turn at each concurrency.
     """
 
     setups: tuple[Setup, ...]

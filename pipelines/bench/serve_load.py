@@ -20,13 +20,19 @@ REQUEST_SECONDS: Final = 600.0
 
 @dataclass(frozen=True)
 class Reply:
-    """The answer to one prompt; seconds count from sending. Failed: ``error`` says why."""
+    """The answer to one prompt; seconds count from sending. Failed: ``error`` says why.
+
+    ``arrivals_s`` holds when each token came, ``ended_s`` when the answer was over; both count from
+    the beginning of the load.
+    """
 
     prompt: str
     ttft_s: float
     latency_s: float
     tokens: tuple[int, ...]
     error: str = ""
+    arrivals_s: tuple[float, ...] = ()
+    ended_s: float = 0.0
 
 
 def name_of(prompt: Prompt) -> str:
@@ -64,27 +70,38 @@ def token_chunks(lines: Iterator[str]) -> Iterator[list[int]]:
                 yield ids
 
 
-def send(client: httpx.Client, prompt: Prompt, model: str, max_tokens: int) -> Reply:
-    """Send one prompt and read its answer to the end; a failure becomes a reply with ``error``."""
+def send(
+    client: httpx.Client, prompt: Prompt, model: str, max_tokens: int, load_began: float
+) -> Reply:
+    """Send one prompt and read its answer to the end; a failure becomes a reply with ``error``.
+
+    Args:
+        load_began: by the performance counter.
+    """
     tokens: list[int] = []
+    arrivals: list[float] = []
     began = time.perf_counter()
-    first = error = None
+    error = None
     try:
         with client.stream(
             "POST", "/v1/chat/completions", json=body(prompt, model, max_tokens)
         ) as response:
             if response.is_success:
                 for ids in token_chunks(response.iter_lines()):
-                    first = first or time.perf_counter()
+                    arrivals += [time.perf_counter() - load_began] * len(ids)
                     tokens += ids
             else:
                 error = f"HTTP {response.status_code}: {response.read().decode()[:300]}"
     except (httpx.HTTPError, ValueError, KeyError) as failure:
         error = f"{type(failure).__name__}: {failure}"
-    if error is None and first is None:
+    if error is None and not tokens:
         error = "the answer held no token"
     now = time.perf_counter()
-    return Reply(name_of(prompt), (first or now) - began, now - began, tuple(tokens), error or "")
+    first = arrivals[0] + load_began if arrivals else now
+    return Reply(
+        name_of(prompt), first - began, now - began, tuple(tokens), error or "", tuple(arrivals),
+        now - load_began,
+    )  # fmt: skip
 
 
 def run(
@@ -104,6 +121,7 @@ def run(
         seconds from the first request to the end of the last answer, and the replies in the order
         of ``prompts``.
     """
+    began = time.perf_counter()
     replies: list[Reply | None] = [None] * len(prompts)
     queue, lock, leaving = iter(enumerate(prompts)), threading.Lock(), threading.Event()
 
@@ -114,12 +132,11 @@ def run(
                     index, prompt = next(queue, (0, None))
                 if prompt is None:
                     return
-                reply = send(client, prompt, model, max_tokens)
+                reply = send(client, prompt, model, max_tokens, began)
                 with lock:
                     replies[index] = reply
                     done()
 
-    began = time.perf_counter()
     pool = ThreadPoolExecutor(concurrency)
     running: list[Future[None]] = [pool.submit(work) for _ in range(concurrency)]
     try:

@@ -35,9 +35,25 @@ class Level:
         return sum(len(r.tokens) for r in self.replies)
 
     @property
+    def steady(self) -> tuple[int, float]:
+        """Output tokens, and seconds, while as many requests were under way as should be.
+
+        That is from the first answers' end, all prompts having been read at once before it, to when
+        no prompt was left to send. Fewer than two requests for each one under way know no such time
+        and are counted from beginning to end.
+        """
+        ends, apart = sorted(r.ended_s for r in self.replies), self.concurrency - 1
+        if len(ends) <= 2 * apart + 1 or not ends[-1]:
+            return self.tokens, self.wall_s
+        begin, end = ends[apart - 1] if apart else 0.0, ends[-1 - apart]
+        arrived = sum(begin < at <= end for r in self.replies for at in r.arrivals_s)
+        return arrived, end - begin
+
+    @property
     def rate(self) -> float:
-        """Output tokens a second, all requests together."""
-        return self.tokens / self.wall_s
+        """Output tokens a second, all requests together, while it was ``steady``."""
+        tokens, seconds = self.steady
+        return tokens / seconds
 
 
 @dataclass(frozen=True)

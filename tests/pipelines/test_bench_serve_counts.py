@@ -13,7 +13,8 @@ from rich.console import Console
 
 from pipelines.bench.serve_counters import Counters, parse, settled
 from pipelines.bench.serve_cpu import session_seconds
-from pipelines.bench.serve_runs import ServerRun
+from pipelines.bench.serve_load import Reply
+from pipelines.bench.serve_runs import Level, ServerRun
 from pipelines.bench.serve_setups import Setup
 from pipelines.bench.serve_summary import summarise, tables
 from tests.pipelines.served import EAGLE3, HYBRID, NONE, SUFFIX, level
@@ -75,6 +76,24 @@ def test_figures_by_hand() -> None:
     for table in tables(list(records.values())):
         Console(file=shown, width=200).print(table)
     assert "suffix-k8 *" in shown.getvalue() and "4.50" in shown.getvalue()
+
+
+def test_a_rate_is_that_of_the_time_when_all_places_were_taken() -> None:
+    # Two at a time: a and b begin together, c follows a, d follows b; e follows c and is alone at
+    # the end.
+    ends = {"a": 2.0, "b": 3.0, "c": 4.0, "d": 5.0, "e": 8.0}
+    arrivals = {
+        "a": (1.5, 2.0), "b": (2.5, 3.0), "c": (3.5, 4.0), "d": (4.5, 5.0), "e": (5.5, 8.0),
+    }  # fmt: skip
+    replies = [Reply(n, 0.0, 0.0, (1, 2), "", arrivals[n], ends[n]) for n in ends]
+    of = Level(2, 8.0, tuple(replies), Counters())
+    assert of.tokens == 10
+    assert of.steady == (6, 3.0), "from the end of a to the end of d"
+    assert of.rate == 2.0
+    few = Level(2, 3.0, tuple(replies[:3]), Counters())
+    assert few.steady == (6, 3.0), "three requests, two at a time: counted whole"
+    alone = Level(1, 8.5, tuple(replies), Counters())
+    assert alone.steady == (10, 8.0)
 
 
 def test_the_best_draft_length_is_chosen_for_each_concurrency() -> None:
