@@ -32,10 +32,10 @@ EAGLE3_K: Final = 2
 SUFFIX_K: Final = 24
 LARGEST_PROMPT: Final = 4_000
 """Characters: about a thousand tokens, which leave room for an answer in any context."""
-SETTLING: Final = 2
+SETTLING: Final = 3
 MEASURED: Final = 4
-"""Requests for each one under way that a server answers before it is the next one's turn; of those
-measured twice as many, so that most of the time all places are taken."""
+"""Requests for each one under way that a server answers, before they count and when they do, until
+it is the next one's turn: so many that most of the time all places are taken."""
 
 
 def measure(

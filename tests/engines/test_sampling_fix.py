@@ -16,7 +16,6 @@ import torch
 
 from decoder.engines.vllm_cpu import expand_batch_to_tokens
 
-MEND = "from decoder.engines.vllm_cpu import mend_sampling; mend_sampling(); mend_sampling()"
 REGISTER = "from decoder.engines.vllm_plugin import register; register(); register()"
 UNLUCKY = "torch.Tensor.new_empty = lambda x, n: torch.full((n,), 64.0, dtype=x.dtype)"
 """Memory that holds an earlier value: what an uninitialised tensor shows is then known."""
@@ -68,7 +67,8 @@ def seen(change: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def mended() -> dict[str, Any]:
-    return seen(MEND)
+    """By the plugin, as vLLM loads it, more than once."""
+    return seen(REGISTER)
 
 
 def scaled_by(*temperatures: float) -> list[list[float]]:
@@ -106,10 +106,6 @@ def test_logits_are_divided_by_the_temperature_their_request_asked_for(
     mended: dict[str, Any],
 ) -> None:
     assert mended["scaled"] == ASKED
-
-
-def test_the_plugin_mends_it() -> None:
-    assert seen(REGISTER)["scaled"] == ASKED
 
 
 def test_top_k_is_applied_to_each_requests_rows(mended: dict[str, Any]) -> None:
