@@ -120,7 +120,10 @@ def empty_metrics(options: ServeOptions, environment: Mapping[str, str]) -> None
                 shutil.rmtree(other)
         folder.mkdir()
     except OSError as error:
-        raise ProcessError(f"metrics cannot be kept in {folder}: {error}.") from error
+        raise ProcessError(
+            f"metrics cannot be kept in {folder}: {error}. Make it writable, or name an empty "
+            f"folder with {METRICS_VARIABLE}."
+        ) from error
 
 
 def _is_left_over(folder: Path) -> bool:

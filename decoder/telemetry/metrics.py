@@ -44,7 +44,7 @@ COUNTS_BY: Final = {
     "refusals": ("reason", "Policy bundles refused."),
 }
 LEVELS: Final = {
-    "policy_version": "Version of the policy in force; 0 came with the installation.",
+    "policy_version": "Version of the policy in force.",
     "threshold": "Decision parameter of a threshold policy.",
     "rate": "Decision parameter of a survival policy, tokens a plain step.",
     "advantage": "Time of the best fixed arm over the policy's, recently; above 1 is ahead.",
