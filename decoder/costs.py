@@ -1,9 +1,12 @@
-"""The cost table in force: a profile from worker start, corrected by every plain decoding step.
+"""The cost table in force: a profile from worker start, corrected by every decoding step.
 
-Every step tells two things: how fast the machine is now, which is the same for steps of all sizes,
-and how the time of its own size deviates from the profile. So a size that nobody runs for a while
-keeps pace with those that are run. Both are medians of recent ratios of measured to expected time:
-a stalled step moves nothing. Sizes never seen take the deviation of their neighbours.
+Two things are unknown: how fast the machine is now, which is the same for steps of all sizes and
+wanders, and how the time of each size, and of drafting, deviates from the profile, which hardly
+changes. Their logarithms are the state of one Kalman filter (Kalman 1960, extended), so each step
+corrects what it tells most about: a size that nobody runs for a while keeps pace with those that
+are run, one never seen takes the deviation of its neighbours, and a step that verifies and drafts
+is credited to both as far as either is in doubt. What a single step can do is bounded (Huber 1964),
+so a stalled one moves nothing that lasts.
 
 :class:`LiveCosts` is written by the engine's thread and read by it; ``table`` is one reference to
 an immutable value.
@@ -12,29 +15,45 @@ an immutable value.
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from statistics import median
+from math import exp, isfinite, log, sqrt
 from typing import Final
 
 import numpy as np
 
-from decoder.contracts.costs import NOMINAL, CostTable
+from decoder.contracts.costs import NOMINAL, CostTable, Floats
 
 GRID: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024, 2048)
-"""Tokens of a step that have a cell of their own; a step counts for the nearest one below."""
-RECENT: Final = 15
-"""Steps of a cell, and of drafting, that the median is taken over."""
-ENOUGH: Final = 3
-LEAST_SCALE: Final = 0.5
-"""Cheapest that a further token of a model draft is held, by its profile."""
+"""Tokens of a step that have a time of their own; sizes between them lie on a line."""
 REFRESH: Final = 16
-"""Steps between two tables."""
+"""Steps between two tables; the first of a set-up come at once."""
+
+NOISE: Final = 0.1
+"""Standard deviation of a step's time, as all that follow a logarithm: about a tenth."""
+PACE: Final = 1.0
+"""What the profile's pace may be off by: it is taken alone, and steps are served among others."""
+DEVIATION: Final = 0.3
+"""What a size may be off by beside that."""
+REACH: Final = 2.0
+"""Logarithm of the ratio of two sizes whose deviations are still related, by 1/e."""
+DRAFTING: Final = 1.0
+"""What drafting may be off by."""
+WANDERS: Final = 0.02
+"""How far the pace wanders in one step."""
+CHANGES: Final = 0.002
+"""How far a deviation does."""
+BELIEVED: Final = 2.5
+"""Standard deviations beyond which a step's surprise counts for no more."""
+LEAST_DRAFTING: Final = 0.2
+"""Cheapest that drafting is held beside verification, by the profile of both: a token of a draft
+never becomes a gain."""
+GUESS: Final = 0.1
+"""Time of drafting a token without a profile, in plain steps."""
 
 SIZES: Final = (1, 2, 4, 8, 16, 32, 64)
 """Tokens of the steps that a profile times."""
-ROUNDS: Final = 3
+ROUNDS: Final = 4
 
 
 def profile(
@@ -45,7 +64,9 @@ def profile(
     drafted: int = 1,
     most: int = SIZES[-1],
 ) -> CostTable:
-    """Time steps of ``SIZES`` tokens, sizes interleaved so that a slow moment is shared.
+    """Time steps of ``SIZES`` tokens, in rounds of all sizes, and keep the fastest of each.
+
+    Whatever else the machine does only ever adds to a time, and at start it does a lot.
 
     Args:
         step: runs so many tokens through the target, and waits for the device.
@@ -67,8 +88,8 @@ def profile(
     return CostTable(
         setup,
         sizes,
-        tuple(median(target[n][1:]) for n in sizes),
-        draft_token_us=median(drafter[1:]) if drafter else 0.0,
+        tuple(min(target[n][1:]) for n in sizes),
+        draft_token_us=min(drafter[1:]) if drafter else 0.0,
     )
 
 
@@ -82,17 +103,17 @@ class LiveCosts:
         self.table = prior
         self.steps = 0
         self._live = live
+        self._unit = prior is NOMINAL  # still to be set, by the first step
+        if live and not prior.drafting(1, 1):
+            prior = replace(prior, draft_token_us=GUESS * prior.verify_us[0])
         self._prior = prior
-        self._cells: list[deque[float]] = [deque(maxlen=RECENT) for _ in GRID]
-        self._shape = np.ones(len(GRID))  # deviation of each size from the profile
-        self._paces: deque[float] = deque(maxlen=RECENT)  # of the machine, over the profile's
-        self._drafting: deque[float] = deque(maxlen=RECENT)
-        self._drafted = 0, 1
+        self._state = np.zeros(len(GRID) + 1)  # logarithms: of each size, then of drafting
+        self._spread = _covariance(PACE, DEVIATION, DRAFTING)
 
     @property
     def measured(self) -> bool:
         """Whether times are this machine's microseconds, and no longer nominal units."""
-        return self._prior is not NOMINAL or self.table is not self._prior
+        return self.table is not NOMINAL
 
     def observe(self, tokens: int, rows: int, drafted: int, us: float) -> None:
         """Take in a step of decoding alone (no prompt in it). Mutates, may replace ``table``.
@@ -103,49 +124,67 @@ class LiveCosts:
             drafted: tokens the model drafter made for each request; 0 if it did not run.
             us: from this step's decision to the next.
         """
-        if not (self._live and tokens > 0 and us > 0 and np.isfinite(us)):
+        if not (self._live and tokens > 0 and us > 0 and isfinite(us)):
             return
-        if drafted:
-            self._drafting.append(us - float(self.table.dense[min(tokens, _LAST)]))
-            self._drafted = drafted, rows
-        else:
-            cell = int(np.searchsorted(GRID, tokens, side="right")) - 1
-            ratio = us / float(self._prior.dense[min(tokens, _LAST)])
-            self._paces.append(ratio / float(self._shape[cell]))
-            self._cells[cell].append(ratio / median(self._paces))
+        if self._unit:
+            self._set_unit(us / float(self._prior.dense[min(tokens, _LAST)]))
+        size = _PLACES[min(tokens, GRID[-1]) - 1]
+        below = min(int(size), len(GRID) - 2)
+        above = size - below
+        deviation = (1.0 - above) * self._state[below] + above * self._state[below + 1]
+        verifying = float(self._prior.dense[min(tokens, _LAST)] * exp(deviation))
+        drafting = self._prior.drafting(drafted, rows) * exp(self._state[-1])
+        share = verifying / (verifying + drafting)
+        slope = np.zeros(len(self._state))
+        slope[below], slope[below + 1], slope[-1] = (1 - above) * share, above * share, 1 - share
+
+        self._spread += _DRIFT
+        told = self._spread @ slope
+        variance = float(slope @ told) + NOISE**2
+        limit = BELIEVED * sqrt(variance)
+        surprise = min(max(log(us / (verifying + drafting)), -limit), limit)
+        self._state += told * (surprise / variance)
+        self._state[-1] = max(self._state[-1], deviation + _LEAST)
+        self._spread -= told[:, None] * (told / variance)
+
         self.steps += 1
-        if self.steps % REFRESH == 0 or not self.measured:
+        if self.steps < REFRESH or self.steps % REFRESH == 0:
             self.table = self._corrected()
 
+    def _set_unit(self, us: float) -> None:
+        prior, self._unit = self._prior, False
+        self._prior = replace(
+            prior,
+            verify_us=tuple(us * time for time in prior.verify_us),
+            draft_token_us=us * prior.draft_token_us,
+        )
+
     def _corrected(self) -> CostTable:
-        seen = [i for i, cell in enumerate(self._cells) if len(cell) >= ENOUGH]
-        if not seen:
-            return self.table
-        self._shape = np.interp(
-            np.log(GRID), np.log([GRID[i] for i in seen]), [median(self._cells[i]) for i in seen]
+        prior, factors = self._prior, np.exp(self._state)
+        return replace(
+            prior,
+            tokens=GRID,
+            verify_us=tuple((prior.dense[list(GRID)] * factors[:-1]).tolist()),
+            draft_us=prior.draft_us * float(factors[-1]),
+            draft_token_us=prior.draft_token_us * float(factors[-1]),
+            draft_row_us=prior.draft_row_us * float(factors[-1]),
         )
-        times = self._prior.dense[list(GRID)] * self._shape * median(self._paces)
-        table = replace(self.table, tokens=GRID, verify_us=tuple(times.tolist()))
-        if len(self._drafting) < ENOUGH:
-            return table
-        # One cost is all that is seen of drafting, and it may come out below zero where
-        # verification is overrated: then their sum is right at least. What a further token costs
-        # stays near its profile: scaled by such a number it would be a gain, and the longest
-        # drafts the cheapest.
-        drafted, rows = self._drafted
-        least = -0.5 * float(table.dense[min(rows * (1 + drafted), _LAST)])
-        known, profiled = max(median(self._drafting), least), self._prior.drafting(drafted, rows)
-        if profiled <= 0.0:
-            return replace(table, draft_us=known)
-        scale = max(known / profiled, LEAST_SCALE)
-        scaled = replace(
-            table,
-            draft_us=self._prior.draft_us * scale,
-            draft_token_us=self._prior.draft_token_us * scale,
-            draft_row_us=self._prior.draft_row_us * scale,
-        )
-        beyond = known - scaled.drafting(drafted, rows)
-        return replace(scaled, draft_us=scaled.draft_us + beyond)
 
 
+def _covariance(pace: float, deviation: float, drafting: float) -> Floats:
+    """Of the state, float64 [sizes + 1, sizes + 1], by the standard deviations of its parts."""
+    apart = np.abs(_LOG_GRID[:, None] - _LOG_GRID[None, :])
+    made = np.zeros((len(GRID) + 1, len(GRID) + 1))
+    made[:-1, :-1] = deviation**2 * np.exp(-apart / REACH)
+    made += pace**2  # of the machine: the drafter runs on the same
+    made[-1, -1] += drafting**2
+    return made
+
+
+_LOG_GRID: Final = np.log(GRID)
+_PLACES: Final = np.interp(
+    np.log(np.arange(1, GRID[-1] + 1)), _LOG_GRID, np.arange(len(GRID))
+).tolist()
+_DRIFT: Final = _covariance(WANDERS, CHANGES, CHANGES)
+_LEAST: Final = float(np.log(LEAST_DRAFTING))
 _LAST: Final = len(NOMINAL.dense) - 1

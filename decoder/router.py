@@ -134,16 +134,18 @@ class DraftRouter:
         )  # fmt: skip
         self.counters.started += 1
 
-    def observe(self, outcomes: Sequence[Committed], step_tokens: int) -> None:
+    def observe(self, outcomes: Sequence[Committed], step_tokens: int, usual: bool = True) -> None:
         """Take in what the last step committed; resolve labels and emit their events.
 
         Args:
             outcomes: one entry for each request the step advanced.
             step_tokens: tokens the step ran through the target, prefill included; 0 for tokens
                 that no step made, of which nothing is learned about time.
+            usual: False where the step also did work that had waited: it says nothing of costs.
         """
         step_us = (time.perf_counter() - self._decided) * 1e6
-        if step_tokens == sum(1 + o.verified_len for o in outcomes) and self._decided:
+        decoding_alone = step_tokens == sum(1 + o.verified_len for o in outcomes)
+        if usual and decoding_alone and self._decided:
             self.costs.observe(step_tokens, len(outcomes), self._drafted, step_us)
         decoded, verified, cycles = 0, 0, 0
         for outcome in outcomes:

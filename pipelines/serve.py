@@ -166,6 +166,9 @@ def serve_command(
     dtype = options.dtype
     if on_cpu:
         env.setdefault("VLLM_CPU_KVCACHE_SPACE", CPU_KV_CACHE_GIB)
+        # By default the scheduler has a process of its own that waits for the model's by spinning:
+        # a core less to compute on. On two cores that is a quarter of the throughput.
+        env.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         if dtype == "auto":
             dtype = machine.serving_dtype(flags)
     if Path(options.model).expanduser().is_dir():

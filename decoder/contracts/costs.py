@@ -48,8 +48,7 @@ class CostTable:
         times = np.array(self.verify_us, np.float64)
         if times.shape != (len(self.tokens),) or not (np.isfinite(times) & (times > 0)).all():
             raise ValueError("cost table: one finite positive time for each entry of tokens")
-        # More tokens never cost less; a noisy measurement may say so.
-        times = np.maximum.accumulate(times)
+        times = _ascending(times)
         grid = np.arange(MAX_TOKENS + 1)
         dense = np.interp(grid, self.tokens, times)
         if len(times) > 1:
@@ -63,6 +62,22 @@ class CostTable:
         if not k:
             return 0.0
         return self.draft_us + k * (self.draft_token_us + self.draft_row_us * batch)
+
+
+def _ascending(times: Floats) -> Floats:
+    """The times nearest to ``times`` of which none is below the one before (isotonic regression).
+
+    More tokens never cost less, but a noisy measurement may say so; the largest so far would let
+    one slow measurement raise all that follow.
+    """
+    n = len(times)
+    sums = np.concatenate([[0.0], np.cumsum(times)])
+    first, last = np.arange(n)[:, None], np.arange(n)[None, :]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        means = np.where(first <= last, (sums[1:] - sums[:-1, None]) / (last + 1 - first), np.inf)
+    lowest = np.minimum.accumulate(means[:, ::-1], axis=1)[:, ::-1]  # over all ends from i on
+    ascending: Floats = np.where(first <= last, lowest, -np.inf).max(axis=0)
+    return ascending
 
 
 NOMINAL: Final = CostTable("nominal", (1, MAX_TOKENS), (1.0, 1.0 + 0.006 * (MAX_TOKENS - 1)))

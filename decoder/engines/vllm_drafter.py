@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 UNREAD: Final = 128
 """Tokens set aside at most: their hidden states stay in memory, and reading them takes time."""
+MUCH: Final = 32
+"""Tokens of earlier steps that make the step in which they are read unlike others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,8 @@ class LateDrafter:
         self.catch_up = False
         self.unread = 0
         """Tokens set aside."""
+        self.caught_up = 0
+        """Tokens of earlier steps that the last call read."""
         self._drafter, self._propose, self._most = drafter, drafter.propose, unread
         self._pieces: dict[str, list[Piece]] = {}
 
@@ -80,6 +84,7 @@ class LateDrafter:
         """Draft tokens [requests, num_speculative_tokens], as the drafter's own method."""
         batch, names = common_attn_metadata, self.names
         self._take_in(target_token_ids, target_hidden_states, batch)
+        self.caught_up = 0
         if not num_speculative_tokens and not self.catch_up and self.unread <= self._most:
             return next_token_ids.new_empty((len(names), 0), dtype=torch.int64)
         rows = [self._pieces.pop(name) for name in names]
@@ -91,6 +96,7 @@ class LateDrafter:
                 num_speculative_tokens, rest,
             )  # fmt: skip
         waiting = sum(len(piece) for _, row, _ in earlier for piece in row)
+        self.caught_up = waiting
         if waiting + len(target_token_ids) > self._drafter.max_num_tokens:
             # A step full of prompts leaves no room in the drafter's buffers: two passes.
             chosen = [i for i, _, _ in earlier]

@@ -32,7 +32,7 @@ from decoder.contracts.errors import EngineError
 from decoder.contracts.settings import KafkaSettings
 from decoder.costs import LiveCosts
 from decoder.engines.vllm_cpu import mend_sampling
-from decoder.engines.vllm_drafter import LateDrafter, guarded
+from decoder.engines.vllm_drafter import MUCH, LateDrafter, guarded
 from decoder.engines.vllm_profile import profile
 from decoder.payoff.token_classes import token_class_table
 from decoder.requests import Committed, Decision, RequestOptions
@@ -304,7 +304,9 @@ def _choose(
             prompt = np.asarray(state.prompt_token_ids or (), dtype=np.int32)
             router.start(name, prompt, _options(state.sampling_params, runner.max_model_len))
         outcomes.append(Committed(name, sampled, len(verified.get(name, ()))))
-    router.observe(outcomes, scheduler_output.total_num_scheduled_tokens)
+    late = runner._hvd_late
+    usual = late is None or late.caught_up < MUCH
+    router.observe(outcomes, scheduler_output.total_num_scheduled_tokens, usual)
     live = {outcome.request for outcome in outcomes}
     chosen = iter(router.choose([name for name in names if name in live]))
     return [next(chosen) if name in live else _NOTHING for name in names]

@@ -1,14 +1,18 @@
-"""Live costs follow the machine, and one stalled step moves nothing."""
+"""Live costs follow the machine, and nothing that happens once moves them for long."""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.optimize import isotonic_regression
 
 from decoder.contracts.costs import CostTable
-from decoder.costs import GRID, REFRESH, LiveCosts
+from decoder.costs import GRID, GUESS, REFRESH, ROUNDS, LiveCosts, profile
 
 PROFILE = CostTable("here", (1, 65), (10_000.0, 42_000.0), draft_us=0.0, draft_token_us=900.0)
 
@@ -18,60 +22,105 @@ def feed(costs: LiveCosts, tokens: int, us: float, times: int = REFRESH, drafted
         costs.observe(tokens, 1, drafted, us)
 
 
-def test_a_slower_machine_is_believed_for_cells_seen_and_their_neighbours() -> None:
+def serve(
+    costs: LiveCosts, time: Callable[[int], float], drafting: float, steps: int, seed: int = 0
+) -> None:
+    """Steps as eight requests make them, on a machine that wanders, stalls and is measured badly.
+
+    Args:
+        time: of a step by its tokens; ``drafting`` comes on top of each sixth.
+    """
+    generator, pace = np.random.default_rng(seed), 1.6
+    for index in range(steps):
+        pace *= np.exp(generator.normal(0.0, 0.02))
+        tokens, drafted = 8 + int(generator.choice([0, 2, 4, 8, 12, 16, 24])), index % 6 == 0
+        us = (time(tokens) + drafted * drafting) * pace * np.exp(generator.normal(0.0, 0.1))
+        stalled = generator.random() < 0.05
+        costs.observe(tokens, 8, int(drafted), us * (1 + stalled * generator.exponential()))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_profile_of_a_busy_moment_is_mended_by_service(seed: int) -> None:
+    """What decisions are made of is what tokens and drafting cost beside a plain step."""
+
+    def true(tokens: int) -> float:
+        return 48_000.0 + 3_600.0 * tokens
+
+    busy = (50e3, 60e3, 102e3, 102e3, 102e3, 158e3, 300e3)
+    costs = LiveCosts(CostTable("busy", (1, 2, 4, 8, 16, 32, 64), busy, draft_token_us=2_700.0))
+    serve(costs, true, 9_000.0, 300, seed)
+    plain = costs.table.dense[8]
+    for more in (8, 16, 24):
+        share = (true(8 + more) - true(8)) / true(8)
+        assert costs.table.dense[8 + more] / plain - 1 == pytest.approx(share, abs=0.2)
+    assert costs.table.drafting(1, 8) / plain == pytest.approx(9_000.0 / true(8), abs=0.08)
+
+
+def test_a_slower_machine_is_believed_for_sizes_seen_and_for_all_others() -> None:
     costs = LiveCosts(PROFILE)
     feed(costs, 1, 20_000.0)
-    assert costs.table.dense[1] == pytest.approx(20_000.0)
-    assert costs.table.dense[64] == pytest.approx(2 * PROFILE.dense[64], rel=0.01)
-    feed(costs, 64, float(PROFILE.dense[64]))
-    assert costs.table.dense[64] == pytest.approx(PROFILE.dense[64], rel=0.01)
+    assert costs.table.dense[1] == pytest.approx(20_000.0, rel=0.01)
+    assert costs.table.dense[64] == pytest.approx(2 * PROFILE.dense[64], rel=0.1)
 
 
 def test_a_size_that_nobody_runs_any_more_keeps_pace_with_those_that_are_run() -> None:
     """Else the arm in force would look better the longer the machine has been getting faster."""
     costs = LiveCosts(PROFILE)
-    for slow in (2.0, 1.0):
-        for tokens in (1, 16) if slow > 1 else (1,):
-            feed(costs, tokens, slow * float(PROFILE.dense[tokens]))
-    assert costs.table.dense[16] == pytest.approx(PROFILE.dense[16], rel=0.01)
+    for tokens in (1, 16) * REFRESH:
+        feed(costs, tokens, 2.0 * float(PROFILE.dense[tokens]), 1)
+    feed(costs, 1, float(PROFILE.dense[1]), 4 * REFRESH)
+    assert costs.table.dense[16] == pytest.approx(PROFILE.dense[16], rel=0.1)
 
 
 def test_a_size_that_deviates_from_the_profile_is_found_beside_one_that_does_not() -> None:
     costs = LiveCosts(PROFILE)
-    for _ in range(REFRESH):
+    for _ in range(4 * REFRESH):
         feed(costs, 1, float(PROFILE.dense[1]), 3)
         feed(costs, 16, 1.5 * float(PROFILE.dense[16]), 1)
-    assert costs.table.dense[1] == pytest.approx(PROFILE.dense[1], rel=0.01)
-    assert costs.table.dense[16] == pytest.approx(1.5 * PROFILE.dense[16], rel=0.01)
+    assert costs.table.dense[1] == pytest.approx(PROFILE.dense[1], rel=0.02)
+    assert costs.table.dense[16] == pytest.approx(1.5 * PROFILE.dense[16], rel=0.05)
 
 
-@pytest.mark.parametrize("stall", [1e9, float("nan"), -1.0, 0.0])
-def test_a_stalled_or_senseless_step_moves_nothing(stall: float) -> None:
+@pytest.mark.parametrize("stall", [float("nan"), float("inf"), -1.0, 0.0])
+def test_a_senseless_time_is_ignored(stall: float) -> None:
     costs = LiveCosts(PROFILE)
-    feed(costs, 1, 10_000.0, 12)
-    feed(costs, 1, stall, 4)
-    feed(costs, 1, 10_000.0, REFRESH)
-    assert costs.table.dense[1] == pytest.approx(10_000.0)
+    feed(costs, 1, 10_000.0)
+    before = costs.table
+    feed(costs, 1, stall)
+    assert costs.table is before
+
+
+def test_a_stalled_step_moves_no_size_beside_the_others() -> None:
+    costs, calm = LiveCosts(PROFILE), LiveCosts(PROFILE)
+    for one in (costs, calm):
+        for tokens in (1, 8, 16) * REFRESH:
+            one.observe(tokens, 1, 0, float(PROFILE.dense[tokens]))
+    feed(costs, 8, 1e9, 1)
+    for one in (costs, calm):
+        feed(one, 8, float(PROFILE.dense[8]), REFRESH - 1)
+    for tokens in (1, 8, 16):
+        assert costs.table.dense[tokens] == pytest.approx(calm.table.dense[tokens], rel=0.02)
 
 
 def test_drafting_is_what_a_step_took_above_verification() -> None:
     costs = LiveCosts(PROFILE)
-    feed(costs, 5, float(PROFILE.dense[5]))
-    feed(costs, 5, float(PROFILE.dense[5]) + 7_200.0, drafted=4)
-    assert costs.table.drafting(4, 1) == pytest.approx(7_200.0, rel=0.02)
+    for _ in range(4 * REFRESH):
+        feed(costs, 5, float(PROFILE.dense[5]), 1)
+        feed(costs, 5, float(PROFILE.dense[5]) + 7_200.0, 1, drafted=4)
+    assert costs.table.drafting(4, 1) == pytest.approx(7_200.0, rel=0.05)
     assert costs.table.drafting(0, 1) == 0.0
 
 
-def test_where_verification_is_overrated_longer_drafts_still_cost_more() -> None:
+def test_where_drafting_seems_to_save_time_longer_drafts_still_cost_more() -> None:
     """The profile was taken in a busy moment, and steps with drafts now take less than it says that
     verifying alone takes. Their sum is right; a token of a draft does not become a gain."""
     costs = LiveCosts(PROFILE)
     feed(costs, 1, 10_000.0)
-    feed(costs, 5, float(PROFILE.dense[5]) - 2_000.0, drafted=4)
+    feed(costs, 5, float(PROFILE.dense[5]) - 2_000.0, 8 * REFRESH, drafted=4)
     step = float(costs.table.dense[5]) + costs.table.drafting(4, 1)
-    assert step == pytest.approx(float(PROFILE.dense[5]) - 2_000.0, rel=0.02)
+    assert step == pytest.approx(float(PROFILE.dense[5]) - 2_000.0, rel=0.05)
     each = [costs.table.drafting(k, 1) for k in range(1, 5)]
-    assert all(b - a == pytest.approx(450.0) for a, b in itertools.pairwise(each))
+    assert all(b > a for a, b in itertools.pairwise(each))
 
 
 def test_without_a_profile_the_first_steps_set_the_unit() -> None:
@@ -79,6 +128,7 @@ def test_without_a_profile_the_first_steps_set_the_unit() -> None:
     assert not costs.measured
     feed(costs, 1, 30_000.0, 3)
     assert costs.measured and costs.table.dense[1] == pytest.approx(30_000.0)
+    assert costs.table.drafting(1, 1) == pytest.approx(GUESS * 30_000.0)
 
 
 def test_fixed_costs_stay() -> None:
@@ -91,3 +141,26 @@ def test_steps_beyond_the_grid_are_harmless() -> None:
     costs = LiveCosts(PROFILE)
     feed(costs, 10 * GRID[-1], 1e6)
     assert np.isfinite(costs.table.dense).all()
+
+
+def test_a_profile_keeps_the_fastest_of_each_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other work on the machine adds to a time and never takes from it."""
+    now, calls = [0.0], itertools.count()
+
+    def step(tokens: int) -> None:
+        busy = 1.0 if next(calls) >= 5 * ROUNDS else 3.0  # all rounds but the last
+        now[0] += 0.01 * tokens * busy
+
+    monkeypatch.setattr("decoder.costs.time.perf_counter", lambda: now[0])
+    table = profile("here", step, most=16)
+    assert table.tokens == (1, 2, 4, 8, 16)
+    assert table.verify_us == pytest.approx([10_000.0 * n for n in table.tokens])
+
+
+@given(st.lists(st.floats(1.0, 1e6), min_size=1, max_size=len(GRID)))
+def test_more_tokens_never_cost_less_and_one_bad_time_does_not_raise_the_rest(
+    times: list[float],
+) -> None:
+    table = CostTable("any", tuple(range(1, len(times) + 1)), tuple(times))
+    nearest = isotonic_regression(times).x
+    assert table.dense[1 : len(times) + 1] == pytest.approx(nearest)

@@ -48,6 +48,7 @@ def test_with_a_drafter_both_arms_are_configured() -> None:
     assert env["HVD_WORKER_ENABLED"] == "1"
     assert env["VLLM_USE_V2_MODEL_RUNNER"] == "0"
     assert env["VLLM_CPU_KVCACHE_SPACE"] == "2"
+    assert env["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
     assert "HF_HUB_OFFLINE" not in env
 
 
@@ -75,12 +76,13 @@ def test_a_cpu_serves_in_the_format_it_is_fast_in(flags: frozenset[str], dtype: 
 
 def test_what_a_person_asked_for_wins() -> None:
     options = ServeOptions("owner/model", dtype="bfloat16", extra=("--no-enforce-eager",))
-    environment = {"VLLM_CPU_KVCACHE_SPACE": "16"}
+    environment = {"VLLM_CPU_KVCACHE_SPACE": "16", "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
     arguments, env = serve_command(options, environment, NO_FLAGS, on_cpu=True)
     assert after(arguments, "--dtype") == "bfloat16"
     assert "--enforce-eager" not in arguments
     assert arguments[-1] == "--no-enforce-eager"
     assert env["VLLM_CPU_KVCACHE_SPACE"] == "16"
+    assert env["VLLM_ENABLE_V1_MULTIPROCESSING"] == "1"
 
 
 def test_a_gpu_keeps_vllms_own_choices() -> None:
@@ -88,6 +90,7 @@ def test_a_gpu_keeps_vllms_own_choices() -> None:
     assert after(arguments, "--dtype") == "auto"
     assert "--enforce-eager" not in arguments
     assert "VLLM_CPU_KVCACHE_SPACE" not in env
+    assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in env
 
 
 def test_a_servers_metrics_begin_at_zero_in_a_folder_of_its_own(
