@@ -5,6 +5,8 @@ SUITABLE := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))
 PYTHON ?= $(shell for p in python3.11 python3.12 python3; do $$p -c '$(SUITABLE)' 2>/dev/null && echo $$p && break; done)
 # EXTRA=cpu: pinned CPU packages. EXTRA=cuda: vLLM's CUDA build with what it asks for.
 EXTRA  ?= cpu
+# Test files run side by side, one thread each: engines that share cores wait for each other's threads.
+TESTERS ?= 2
 # Flags for the demo, e.g. make demo ARGS="--minutes 5".
 ARGS   ?=
 
@@ -34,7 +36,7 @@ doctor: setup ## what is missing or wrong on this machine, and what to do about 
 	$(HVD) doctor
 
 test: setup ## run the tests
-	$(BIN)/python -m pytest $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(TESTERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: setup ## formatting, lint, types and import rules
 	$(BIN)/ruff format --check .
