@@ -5,8 +5,9 @@ wanders, and how the time of each size, and of drafting, deviates from the profi
 changes. Their logarithms are the state of one Kalman filter (Kalman 1960, extended), so each step
 corrects what it tells most about: a size that nobody runs for a while keeps pace with those that
 are run, one never seen takes the deviation of its neighbours, and a step that verifies and drafts
-is credited to both as far as either is in doubt. What a single step can do is bounded (Huber 1964),
-so a stalled one moves nothing that lasts.
+is credited to both as far as either is in doubt. The further a step is from what was expected, the
+less it is believed (as with Student's t), so a stalled one moves little, and what is said again
+counts.
 
 :class:`LiveCosts` is written by the engine's thread and read by it; ``table`` is one reference to
 an immutable value.
@@ -33,7 +34,7 @@ NOISE: Final = 0.1
 """Standard deviation of a step's time, as all that follow a logarithm: about a tenth."""
 PACE: Final = 1.0
 """What the profile's pace may be off by: it is taken alone, and steps are served among others."""
-DEVIATION: Final = 0.3
+DEVIATION: Final = 0.15
 """What a size may be off by beside that."""
 REACH: Final = 2.0
 """Logarithm of the ratio of two sizes whose deviations are still related, by 1/e."""
@@ -44,7 +45,7 @@ WANDERS: Final = 0.02
 CHANGES: Final = 0.002
 """How far a deviation does."""
 BELIEVED: Final = 2.5
-"""Standard deviations beyond which a step's surprise counts for no more."""
+"""Standard deviations of the noise beyond which a surprise is taken to be noisier by as much."""
 LEAST_DRAFTING: Final = 0.2
 """Cheapest that drafting is held beside verification, by the profile of both: a token of a draft
 never becomes a gain."""
@@ -128,28 +129,40 @@ class LiveCosts:
             return
         if self._unit:
             self._set_unit(us / float(self._prior.dense[min(tokens, _LAST)]))
-        size = _PLACES[min(tokens, GRID[-1]) - 1]
-        below = min(int(size), len(GRID) - 2)
-        above = size - below
-        deviation = (1.0 - above) * self._state[below] + above * self._state[below + 1]
-        verifying = float(self._prior.dense[min(tokens, _LAST)] * exp(deviation))
-        drafting = self._prior.drafting(drafted, rows) * exp(self._state[-1])
-        share = verifying / (verifying + drafting)
-        slope = np.zeros(len(self._state))
-        slope[below], slope[below + 1], slope[-1] = (1 - above) * share, above * share, 1 - share
-
+        expected, slope = self._foreseen(tokens, rows, drafted)
         self._spread += _DRIFT
         told = self._spread @ slope
-        variance = float(slope @ told) + NOISE**2
-        limit = BELIEVED * sqrt(variance)
-        surprise = min(max(log(us / (verifying + drafting)), -limit), limit)
+        surprise = log(us / expected)
+        noise = NOISE * max(abs(surprise) / (BELIEVED * NOISE), 1.0)
+        variance = float(slope @ told) + noise**2
         self._state += told * (surprise / variance)
-        self._state[-1] = max(self._state[-1], deviation + _LEAST)
+        least = float(self._state[:-1] @ slope[:-1]) / float(slope[:-1].sum()) + _LEAST
+        self._state[-1] = max(self._state[-1], least)
         self._spread -= told[:, None] * (told / variance)
 
         self.steps += 1
         if self.steps < REFRESH or self.steps % REFRESH == 0:
             self.table = self._corrected()
+
+    def doubt(self, tokens: int, rows: int, drafted: int) -> float:
+        """Standard deviation of the time of such a step over that of one that verifies nothing."""
+        if not self._live:
+            return 0.0
+        slope = self._foreseen(tokens, rows, drafted)[1] - self._foreseen(rows, rows, 0)[1]
+        return sqrt(max(float(slope @ self._spread @ slope), 0.0))
+
+    def _foreseen(self, tokens: int, rows: int, drafted: int) -> tuple[float, Floats]:
+        """Time of a step, and what each part of the state changes of its logarithm."""
+        size = _PLACES[min(tokens, GRID[-1]) - 1]
+        below = min(int(size), len(GRID) - 2)
+        above = size - below
+        deviation = (1.0 - above) * self._state[below] + above * self._state[below + 1]
+        verifying = float(self._prior.dense[min(tokens, _LAST)]) * exp(deviation)
+        drafting = self._prior.drafting(drafted, rows) * exp(self._state[-1])
+        share = verifying / (verifying + drafting)
+        slope = np.zeros(len(self._state))
+        slope[below], slope[below + 1], slope[-1] = (1 - above) * share, above * share, 1 - share
+        return verifying + drafting, slope
 
     def _set_unit(self, us: float) -> None:
         prior, self._unit = self._prior, False

@@ -31,9 +31,11 @@ TOLERANCE: Final = 0.01
 """Relative loss against a fixed arm that is allowed."""
 PROBE_EVERY: Final = 64
 """Steps without a model draft after which one is made, so that a recovered drafter is noticed."""
-PLAIN_EVERY: Final = 256
-"""Steps that all ran the model drafter after which one runs without it: only such a
-step tells what verification alone costs now."""
+DOUBT: Final = 0.07
+"""Doubt about the cost of a step beside one that verifies nothing, as a share, above which one of
+those is made: what drafts cost is counted from it, and believed too dear it would never be made."""
+PLAIN_EVERY: Final = 16
+"""Steps between two of these at least."""
 
 Outcome = tuple[float, float]
 """Tokens committed and microseconds of one request's cycle."""

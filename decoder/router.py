@@ -28,7 +28,7 @@ from decoder.contracts.policy import ARMS, Policy
 from decoder.contracts.rule import CACHE, MODEL, NONE, Arms
 from decoder.costs import LiveCosts
 from decoder.drafting.suffix import CacheDraft, SuffixCache, Tokens
-from decoder.floor import PLAIN_EVERY, PROBE_EVERY, Floor
+from decoder.floor import DOUBT, PLAIN_EVERY, PROBE_EVERY, Floor
 from decoder.hindsight import event_of, outcomes_of
 from decoder.labels import Label
 from decoder.payoff.featurize import DraftState, featurize
@@ -113,7 +113,8 @@ class DraftRouter:
         self._tenants: OrderedDict[str, TenantMemory] = OrderedDict()
         self._decided = 0.0  # seconds of the performance counter
         self._drafted = 0  # tokens that the model drafter makes in the step under way
-        self._always_drafting = 0  # steps since one ran without the model drafter
+        self._since_plain = 0  # steps since one that verified nothing
+        self._step_tokens = 1  # that the last step ran through the target
 
     def __contains__(self, request: str) -> bool:
         return request in self._requests
@@ -144,6 +145,7 @@ class DraftRouter:
             usual: False where the step also did work that had waited: it says nothing of costs.
         """
         step_us = (time.perf_counter() - self._decided) * 1e6
+        self._step_tokens = max(step_tokens, 1)
         decoding_alone = step_tokens == sum(1 + o.verified_len for o in outcomes)
         if usual and decoding_alone and self._decided:
             self.costs.observe(step_tokens, len(outcomes), self._drafted, step_us)
@@ -300,11 +302,16 @@ class DraftRouter:
                 arms = arms.copy()
                 arms[behind.index(min(behind))] = MODEL
                 self.counters.probes += 1
-            self._always_drafting = self._always_drafting + 1 if (arms == MODEL).any() else 0
-            if self._always_drafting > PLAIN_EVERY:
-                arms = np.where(arms == MODEL, NONE, arms).astype(np.int8)
-                self._always_drafting = 0
-                self.counters.probes += 1
+        self._since_plain += 1
+        if not (arms != NONE).any():
+            self._since_plain = 0
+        elif (
+            self._since_plain > PLAIN_EVERY
+            and self.costs.doubt(self._step_tokens, n, self._drafted) > DOUBT
+        ):
+            arms = np.full(n, NONE, np.int8)
+            self._since_plain = 0
+            self.counters.probes += 1
         return arms
 
     def _count(self, request: Request, cycle: Cycle, reported: int) -> None:

@@ -72,9 +72,16 @@ def fixed(arm: str) -> tuple[Policy, bool]:
     return frequency_policy("s", threshold), arm == "model"
 
 
-def decode(router: DraftRouter, phase: Phase, run: Run, prompt: Sequence[int], name: str) -> None:
+def decode(
+    router: DraftRouter,
+    phase: Phase,
+    run: Run,
+    prompt: Sequence[int],
+    name: str,
+    costs: LiveCosts | None = None,
+) -> None:
     """Decode the phase's text for ``batch`` requests side by side. Extends ``run``."""
-    router.costs = LiveCosts(phase.table, live=False)
+    router.costs = costs or LiveCosts(phase.table, live=False)
     names = [f"{name}/{i}" for i in range(phase.batch)]
     done = dict.fromkeys(names, 1)
     text = list(phase.text)

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from decoder.contracts.costs import CostTable
-from decoder.floor import PLAIN_EVERY, PROBE_EVERY, STRETCH, Floor, Outcome, Stretch
+from decoder.costs import LiveCosts
+from decoder.floor import DOUBT, PROBE_EVERY, STRETCH, Floor, Outcome, Stretch
 from decoder.router import Committed, RequestOptions
 from tests.decoder.simulated import (
+    K,
     Phase,
     Run,
     decode,
@@ -114,11 +116,21 @@ def test_an_unseen_drafter_is_looked_at_now_and_then() -> None:
     assert router.counters.probes > 0
 
 
-def test_a_drafter_in_constant_use_is_left_out_of_a_step_now_and_then() -> None:
+def test_what_a_step_without_drafts_costs_is_looked_at_where_it_is_in_doubt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     router = make_router(trusting_policy(hazard=0.9), has_model=True, floor=True)
-    run = Run()
-    decode(router, Phase(scattered(4000), healthy, MILD), run, PROMPT, "x")
-    assert 0.5 / PLAIN_EVERY < run.arms.count("none") / len(run.arms) < 4 / PLAIN_EVERY
+    costs, run = LiveCosts(MILD), Run()
+
+    def took(tokens: int, rows: int, drafted: int, us: float) -> None:
+        LiveCosts.observe(
+            costs, tokens, rows, drafted, MILD.dense[tokens] + MILD.drafting(drafted, rows)
+        )
+
+    monkeypatch.setattr(costs, "observe", took)
+    decode(router, Phase(scattered(4000), healthy, MILD), run, PROMPT, "x", costs)
+    assert 0 < run.arms.count("none") < 0.01 * len(run.arms)
+    assert costs.doubt(1 + K, 1, K) < DOUBT
 
 
 def test_without_a_drafter_the_model_arm_is_no_candidate() -> None:
