@@ -303,9 +303,11 @@ class DraftRouter:
                 arms[behind.index(min(behind))] = MODEL
                 self.counters.probes += 1
         self._since_plain += 1
+        # In place of a lone request's cache draft it would cost a whole copied stretch.
+        copying = n == 1 and arms[0] == CACHE
         if not (arms != NONE).any():
             self._since_plain = 0
-        elif (
+        elif not copying and (
             self._since_plain > PLAIN_EVERY
             and self.costs.doubt(self._step_tokens, n, self._drafted) > DOUBT
         ):
