@@ -111,11 +111,6 @@ class LiveCosts:
         self._state = np.zeros(len(GRID) + 1)  # logarithms: of each size, then of drafting
         self._spread = _covariance(PACE, DEVIATION, DRAFTING)
 
-    @property
-    def measured(self) -> bool:
-        """Whether times are this machine's microseconds, and no longer nominal units."""
-        return self.table is not NOMINAL
-
     def observe(self, tokens: int, rows: int, drafted: int, us: float) -> None:
         """Take in a step of decoding alone (no prompt in it). Mutates, may replace ``table``.
 

@@ -35,7 +35,7 @@ DOUBT: Final = 0.07
 """Doubt about the cost of a step beside one that verifies nothing, as a share, above which one of
 those is made: what drafts cost is counted from it, and believed too dear it would never be made."""
 PLAIN_EVERY: Final = 16
-"""Steps between two of these at least."""
+"""Steps since the last of these after which the doubt is looked at, and again after as many."""
 
 Outcome = tuple[float, float]
 """Tokens committed and microseconds of one request's cycle."""

@@ -308,7 +308,7 @@ class DraftRouter:
         if not (arms != NONE).any():
             self._since_plain = 0
         elif not copying and (
-            self._since_plain > PLAIN_EVERY
+            self._since_plain % PLAIN_EVERY == 0
             and self.costs.doubt(self._step_tokens, n, self._drafted) > DOUBT
         ):
             arms = np.full(n, NONE, np.int8)

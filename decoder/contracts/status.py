@@ -40,7 +40,7 @@ class WorkerStatus(BaseModel):
     fallback: str = ""  # the arm the no-regret floor has put in force, or ""
     fallbacks: int = 0  # times the policy was relieved by it
     advantage: float = 1.0  # time of the best fixed arm over the policy's, recently
-    probes: int = 0  # steps decided only to measure the model drafter, or its absence
+    probes: int = 0  # steps decided only to measure the drafter, or a step without drafts
     setup: str = ""  # what the cost table was measured on
     step_us: dict[str, int] = Field(default_factory=dict)  # cost of a step by its tokens
     draft_us: float = 0.0  # what the model drafter adds to a step

@@ -33,7 +33,7 @@ COUNTS: Final = {
     "events_dropped": "Draft events lost to a full queue.",
     "events_failed": "Draft events given up by the Kafka client.",
     "fallbacks": "Times the no-regret floor relieved the policy.",
-    "probes": "Steps decided only to measure the model drafter, or its absence.",
+    "probes": "Steps decided only to measure the model drafter, or a step without drafts.",
     "swaps": "Policies put in force.",
     "faults": "Steps in which the hybrid failed and decoding went on plainly.",
 }

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import isotonic_regression
 
-from decoder.contracts.costs import CostTable
+from decoder.contracts.costs import NOMINAL, CostTable
 from decoder.costs import GRID, GUESS, REFRESH, ROUNDS, LiveCosts, profile
 
 PROFILE = CostTable("here", (1, 65), (10_000.0, 42_000.0), draft_us=0.0, draft_token_us=900.0)
@@ -125,9 +125,9 @@ def test_where_drafting_seems_to_save_time_longer_drafts_still_cost_more() -> No
 
 def test_without_a_profile_the_first_steps_set_the_unit() -> None:
     costs = LiveCosts()
-    assert not costs.measured
+    assert costs.table is NOMINAL
     feed(costs, 1, 30_000.0, 3)
-    assert costs.measured and costs.table.dense[1] == pytest.approx(30_000.0)
+    assert costs.table.dense[1] == pytest.approx(30_000.0)
     assert costs.table.drafting(1, 1) == pytest.approx(GUESS * 30_000.0)
 
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decoder.contracts.policy import Policy, frequency_policy
+from decoder.costs import LiveCosts
 from decoder.drafting.suffix import SuffixCache
 from decoder.labels import naive_accepted_length
 from decoder.router import Committed, DraftRouter, RequestOptions
@@ -210,3 +211,19 @@ def test_policies_swap_underneath_without_a_mixed_step(
         assert (event.arm == "cache") == (
             event.predicted >= event.threshold
         ) or not event.verified_len
+
+
+@pytest.mark.parametrize(
+    ("step_tokens", "usual", "told"),
+    [(1, True, 1), (1, False, 0), (30, True, 0), (0, True, 0)],
+    ids=["decoding alone", "the drafter caught up", "beside a prompt", "made by no step"],
+)
+def test_costs_are_learned_from_steps_like_any_other(
+    sink: KeepingSink, token_classes: np.ndarray, step_tokens: int, usual: bool, told: int
+) -> None:
+    router = make_router(sink, token_classes, frequency_policy("s", float("inf")))
+    router.costs = LiveCosts()
+    router.start("a", np.array([1, 2, 3], np.int32), RequestOptions(50, 100))
+    router.choose(["a"])
+    router.observe([Committed("a", [4], 0)], step_tokens, usual)
+    assert router.costs.steps == told
