@@ -173,9 +173,10 @@ def test_an_ended_request_leaves_nothing_unread() -> None:
     s.names = ["1", "2"]
     s.step([3, 5])
     s.step([1, 1])
-    assert not s.complete() and s.drafter.passes == 0
+    assert not s.complete() and s.drafter.passes == 0 and s.late.caught_up == 0
     s.step([1, 1], catch_up=True)
     assert s.complete() and s.late.unread == 0
+    assert s.late.caught_up == 3 + 5 + 1 + 1, "of earlier steps, not of its own"
 
 
 def test_a_step_full_of_prompts_is_read_after_what_waits() -> None:
