@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 
-from pipelines.bench.results import Cycle, Key, Labelled, Outcome, PromptFacts, Results
+from pipelines.bench.results import Key, Labelled, Outcome, PromptFacts, Results
 
 HIGH_PAYOFF: Final = 6
 """Accepted tokens from which the paper calls a cache draft high-payoff (Appendix G)."""
@@ -45,16 +45,48 @@ def rate(outcomes: Iterable[Outcome]) -> float | None:
     return tokens / micros * 1e6 if tokens and micros else None
 
 
+class Timed(Protocol):
+    """A decoding cycle, of this package or of the engine."""
+
+    @property
+    def arm(self) -> str:
+        """What it verified."""
+
+    @property
+    def verified(self) -> int:
+        """Draft tokens verified."""
+
+    @property
+    def draft_us(self) -> float:
+        """Microseconds of proposing, deciding and drafting."""
+
+    @property
+    def verify_us(self) -> float:
+        """Microseconds of the target's pass, and of acceptance."""
+
+
+class Decoded(Protocol):
+    """Tokens and the cycles that made them."""
+
+    @property
+    def decoded(self) -> int:
+        """Tokens that the cycles committed."""
+
+    @property
+    def cycles(self) -> Sequence[Timed]:
+        """All of them."""
+
+
 Kind = tuple[str, int]
 """Arm of a cycle, and how many binary digits its verified length has."""
 
 
-def kind_of(cycle: Cycle) -> Kind:
+def kind_of(cycle: Timed) -> Kind:
     """Cycles of one kind do about the same work."""
     return cycle.arm, cycle.verified.bit_length()
 
 
-def typical_times(outcomes: Iterable[Outcome]) -> dict[Kind, float]:
+def typical_times(outcomes: Iterable[Decoded]) -> dict[Kind, float]:
     """Median microseconds of a cycle of each kind."""
     kinds: dict[Kind, list[float]] = defaultdict(list)
     for outcome in outcomes:
@@ -63,7 +95,7 @@ def typical_times(outcomes: Iterable[Outcome]) -> dict[Kind, float]:
     return {kind: float(np.median(times)) for kind, times in kinds.items()}
 
 
-def typical_rate(outcomes: Iterable[Outcome], times: Mapping[Kind, float]) -> float | None:
+def typical_rate(outcomes: Iterable[Decoded], times: Mapping[Kind, float]) -> float | None:
     """Tokens a second if every cycle took the time of its kind; None without cycles.
 
     On a machine that does other work a few stalled cycles can outweigh all others, and a busy

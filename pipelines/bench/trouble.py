@@ -10,7 +10,8 @@ batch    many requests at once, on vLLM: see :mod:`pipelines.bench.saturation`
 =======  ======================================================================================
 
 then it is mended. The hybrid has ``SETTLES`` cycles to find out each time; what is measured are the
-prompts begun after that, the same for all methods.
+prompts begun after that, the same for all methods. A share is *typical* when each cycle is given
+the median time of its kind over all methods, which a stalled minute cannot move.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 import torch
@@ -36,9 +37,11 @@ from decoder.engines.reference_profile import profile
 from decoder.floor import Floor
 from pipelines import embedded, workloads
 from pipelines.bench.methods import shipped_policy
+from pipelines.bench.metrics import typical_rate, typical_times
 
 if TYPE_CHECKING:
     from decoder.contracts.policy import Policy
+    from decoder.engines.generation import CycleRecord
     from decoder.engines.reference import ReferenceEngine, Session
 
 Trouble = Literal["drafter", "cache", "batch"]
@@ -66,24 +69,29 @@ class FailingCache(SuffixCache):
 
 @dataclass
 class Speed:
-    """One method in one phase; ``prompts`` are the measured ones."""
+    """One method in one phase; ``prompts`` are the measured ones.
 
-    tokens: int = 0
+    ``cycles`` is empty where only a server knows them.
+    """
+
+    decoded: int = 0
     seconds: float = 0.0
     prompts: int = 0
-    arms: Counter[str] = field(default_factory=Counter)
+    cycles: list[CycleRecord] = field(default_factory=list)
 
     @property
     def rate(self) -> float:
         """Tokens a second of decoding."""
-        return self.tokens / self.seconds if self.seconds else 0.0
+        return self.decoded / self.seconds if self.seconds else 0.0
 
-    def add(self, tokens: int, seconds: float, prompts: int = 1, arms: Iterable[str] = ()) -> None:
+    def add(
+        self, tokens: int, seconds: float, prompts: int = 1, cycles: Iterable[CycleRecord] = ()
+    ) -> None:
         """Add measured prompts."""
-        self.tokens += tokens
+        self.decoded += tokens
         self.seconds += seconds
         self.prompts += prompts
-        self.arms.update(arms)
+        self.cycles.extend(cycles)
 
 
 @dataclass(frozen=True)
@@ -107,14 +115,23 @@ class Stretch:
         """The hybrid's rate over that of the best fixed arm."""
         return self.speeds["hybrid"].rate / self.speeds[self.best].rate
 
+    @property
+    def share_typical(self) -> float | None:
+        """The same if every cycle took the median time of its kind; None without cycles."""
+        times = typical_times(self.speeds.values())
+        rates = {name: typical_rate([speed], times) for name, speed in self.speeds.items()}
+        hybrid = rates.pop("hybrid")
+        return hybrid / max(r for r in rates.values() if r) if hybrid else None
+
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready."""
         return {
-            **{k: v for k, v in asdict(self).items() if k != "speeds"},
+            **{f.name: getattr(self, f.name) for f in fields(self) if f.name != "speeds"},
             "tok_per_s": {name: round(s.rate, 2) for name, s in self.speeds.items()},
             "best_fixed": self.best,
             "hybrid_to_best": round(self.share, 3),
-            "hybrid_arms": dict(self.speeds["hybrid"].arms),
+            "hybrid_to_best_typical": self.share_typical and round(self.share_typical, 3),
+            "hybrid_arms": dict(Counter(c.arm for c in self.speeds["hybrid"].cycles)),
             "prompts": self.speeds["hybrid"].prompts,
         }
 
@@ -209,8 +226,7 @@ def measure(
                     generation = sessions[m.name].generate(prompt, tokens)
                     if counts:
                         decoded, seconds = len(generation.tokens) - 1, generation.decode_us / 1e6
-                        arms = (cycle.arm for cycle in generation.cycles)
-                        speeds[m.name].add(decoded, seconds, arms=arms)
+                        speeds[m.name].add(decoded, seconds, cycles=generation.cycles)
                     elif m.name == "hybrid":
                         settled += len(generation.cycles)
                 turn += 1
@@ -268,10 +284,12 @@ def _random_like(engine: ReferenceEngine) -> nn.Module:
 def table(stretches: Sequence[Stretch]) -> Table:
     """For a terminal."""
     shown = Table(
-        "trouble", "phase", *FIXED, "hybrid", "hybrid / best fixed", "in force at the end",
+        "trouble", "phase", *FIXED, "hybrid", "hybrid / best fixed", "typical",
+        "in force at the end",
         title="tokens a second",
     )  # fmt: skip
     for s in stretches:
         rates = [f"{speed.rate:.1f}" for speed in s.speeds.values()]
-        shown.add_row(s.trouble, s.phase, *rates, f"{s.share:.2f} ({s.best})", s.fallback)
+        typical = "" if s.share_typical is None else f"{s.share_typical:.2f}"
+        shown.add_row(s.trouble, s.phase, *rates, f"{s.share:.2f} ({s.best})", typical, s.fallback)
     return shown

@@ -10,13 +10,23 @@ import numpy as np
 import pytest
 import torch
 
+from decoder.contracts.events import Arm
+from decoder.engines.generation import CycleRecord
 from decoder.engines.reference import ReferenceEngine
 from decoder.settings import WorkerSettings
 from pipelines.bench import serve
 from pipelines.bench.saturation import in_force
 from pipelines.bench.saturation import measure as saturate
 from pipelines.bench.serve_setups import Setup
-from pipelines.bench.trouble import FIXED, PHASES, FailingCache, Trouble, measure
+from pipelines.bench.trouble import (
+    FIXED,
+    PHASES,
+    FailingCache,
+    Speed,
+    Stretch,
+    Trouble,
+    measure,
+)
 from tests.decoder.simulated import trusting_policy
 from tests.engines.tiny import tiny_head, tiny_target
 
@@ -44,12 +54,31 @@ def test_an_arm_breaks_and_is_mended(engine: ReferenceEngine, trouble: Trouble) 
         assert stretch.settled_after >= 6
         assert set(stretch.speeds) == {*FIXED, "hybrid"}
         assert {s.prompts for s in stretch.speeds.values()} == {2}
-        assert len({s.tokens for s in stretch.speeds.values()}) == 1, "greedy outputs are equal"
+        assert len({s.decoded for s in stretch.speeds.values()}) == 1, "greedy outputs are equal"
         assert stretch.as_dict()["best_fixed"] in FIXED
+        assert stretch.share_typical is not None
     broken = {whole for what, whole in seen if what == f"{trouble} broken"}
     assert broken == {trouble != "drafter"}
     assert all(whole for what, whole in seen if what != f"{trouble} broken")
     assert engine.head.lm_head is whole
+
+
+def test_a_stalled_cycle_moves_the_clock_and_not_the_typical_share() -> None:
+    def cycle(arm: Arm, verified: int, us: float) -> CycleRecord:
+        return CycleRecord(arm, 1, 0, verified, 0, 0.0, 0.0, us)
+
+    def stretch(stalled: float) -> Stretch:
+        plain = [cycle("none", 0, 10.0)] * 5
+        cached = [*[cycle("cache", 2, 20.0)] * 2, cycle("cache", 3, stalled)]
+        speeds = {"greedy": Speed(5, 50e-6, 1, plain), "suffix": Speed(6, 60e-6, 1, [])}
+        speeds["suffix"].cycles.extend(plain + plain[:1])
+        speeds["hybrid"] = Speed(9, (40.0 + stalled) * 1e-6, 1, cached)
+        return Stretch("drafter", "healthy", speeds, 0, "policy", 0)
+
+    assert stretch(20.0).share == stretch(20.0).share_typical == pytest.approx(1.5)
+    assert stretch(220.0).share == pytest.approx(9 / 260 / 0.1)
+    assert stretch(220.0).share_typical == pytest.approx(1.5)
+    assert stretch(220.0).as_dict()["hybrid_arms"] == {"cache": 3}
 
 
 def test_a_failing_cache_proposes_what_never_comes() -> None:
@@ -78,9 +107,9 @@ def test_a_batch_fills_and_empties_at_servers_that_take_turns() -> None:
     for stretch, at_once in zip(found, (1, 3, 1), strict=True):
         assert set(stretch.speeds) == {"none", "eagle3", "suffix", "hybrid"}
         assert {s.prompts for s in stretch.speeds.values()} == {4 * at_once}
-        assert all(0 < s.tokens <= 24 * at_once for s in stretch.speeds.values())
+        assert all(0 < s.decoded <= 24 * at_once for s in stretch.speeds.values())
         assert stretch.settled_after >= 20
-        assert stretch.best != "hybrid" and stretch.share > 0
+        assert stretch.best != "hybrid" and stretch.share > 0 and stretch.share_typical is None
     assert "batch broken: hybrid settles" in said
 
 
