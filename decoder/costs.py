@@ -16,7 +16,7 @@ an immutable value.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import exp, isfinite, log, sqrt
 from typing import Final
@@ -60,9 +60,10 @@ ROUNDS: Final = 4
 def profile(
     setup: str,
     step: Callable[[int], None],
-    draft: Callable[[], None] | None = None,
+    draft: Callable[[int], None] | None = None,
     *,
     drafted: int = 1,
+    rows: Sequence[int] = (1,),
     most: int = SIZES[-1],
 ) -> CostTable:
     """Time steps of ``SIZES`` tokens, in rounds of all sizes, and keep the fastest of each.
@@ -71,27 +72,31 @@ def profile(
 
     Args:
         step: runs so many tokens through the target, and waits for the device.
-        draft: makes ``drafted`` tokens for one request; None without a model drafter.
+        draft: makes ``drafted`` tokens for each of so many requests; None without a model drafter.
+        rows: requests that drafting is timed for, the first and the last of which make a line.
         most: the largest step there is.
     """
     sizes = tuple(n for n in SIZES if n <= most)
     target: dict[int, list[float]] = {n: [] for n in sizes}
-    drafter: list[float] = []
+    drafter: dict[int, list[float]] = {n: [] for n in rows}
     for _ in range(ROUNDS + 1):  # the first round pays for allocations
         for n in sizes:
             began = time.perf_counter()
             step(n)
             target[n].append((time.perf_counter() - began) * 1e6)
         if draft is not None:
-            began = time.perf_counter()
-            draft()
-            drafter.append((time.perf_counter() - began) * 1e6 / drafted)
-    return CostTable(
-        setup,
-        sizes,
-        tuple(min(target[n][1:]) for n in sizes),
-        draft_token_us=min(drafter[1:]) if drafter else 0.0,
-    )
+            for n in rows:
+                began = time.perf_counter()
+                draft(n)
+                drafter[n].append((time.perf_counter() - began) * 1e6 / drafted)
+    verifying = tuple(min(target[n][1:]) for n in sizes)
+    if draft is None:
+        return CostTable(setup, sizes, verifying)
+    few, many = rows[0], rows[-1]
+    least, largest = (min(drafter[n][1:]) for n in (few, many))
+    each = max(largest - least, 0.0) / max(many - few, 1)
+    base = max(least - few * each, 0.0)
+    return CostTable(setup, sizes, verifying, draft_token_us=base, draft_row_us=each)
 
 
 class LiveCosts:

@@ -40,7 +40,7 @@ def profile(engine: ReferenceEngine, method: Method) -> CostTable:
         arm.catch_up()
         length = engine.longest_draft(method)
 
-        def draft() -> None:
+        def draft(_: int) -> None:
             arm.draft(length)
             engine.clock()
 

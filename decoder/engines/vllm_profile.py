@@ -1,19 +1,22 @@
 """The cost profile of a vLLM worker: steps of several sizes, timed once at start.
 
-A step is timed as vLLM's own dummy run plus the logits of all its tokens, and the drafter as one
-pass for each token it drafts; what that leaves out (attention over a long context, sampling,
-scheduling) is added by the corrections of every step served.
+A step is timed as vLLM's own dummy run plus the logits of all its tokens, and drafting a token as
+the drafter's, plus the choice of one for each request; what that leaves out (attention over a long
+context, sampling, scheduling) is added by the corrections of every step served.
 """
 
 from __future__ import annotations
 
 import platform
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from decoder import costs
 from decoder.contracts.costs import CostTable
+
+MANY: Final = 16
+"""Requests that drafting is timed for, beside one."""
 
 
 def setup_name(runner: Any, scope: str) -> str:
@@ -45,12 +48,13 @@ def profile(runner: Any, scope: str) -> CostTable:
         return costs.profile(name, step, most=most)
     alone = drafter.dummy_run
 
-    def draft() -> None:
-        alone(1, is_graph_capturing=True)  # one pass, as for a graph capture
+    def draft(rows: int) -> None:
+        alone(rows, is_graph_capturing=True)  # one pass, as for a graph capture
+        drafter._greedy_sample(drafter.hidden_states[:rows])
         wait()
 
     drafter.dummy_run = lambda *_, **__: None  # or vLLM's own dummy run would include it
     try:
-        return costs.profile(name, step, draft, most=most)
+        return costs.profile(name, step, draft, rows=(1, min(MANY, most)), most=most)
     finally:
         del drafter.dummy_run

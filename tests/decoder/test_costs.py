@@ -157,6 +157,25 @@ def test_a_profile_keeps_the_fastest_of_each_size(monkeypatch: pytest.MonkeyPatc
     assert table.verify_us == pytest.approx([10_000.0 * n for n in table.tokens])
 
 
+def test_a_profile_tells_what_a_drafted_token_costs_and_what_each_request_adds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [0.0]
+
+    def step(tokens: int) -> None:
+        now[0] += 0.01
+
+    def draft(rows: int) -> None:  # two tokens for each
+        now[0] += 2 * (0.003 + 0.0005 * rows)
+
+    monkeypatch.setattr("decoder.costs.time.perf_counter", lambda: now[0])
+    table = profile("here", step, draft, drafted=2, rows=(1, 16))
+    assert table.drafting(1, 8) == pytest.approx(3_000.0 + 500.0 * 8)
+    assert table.drafting(3, 1) == pytest.approx(3 * 3_500.0)
+    alone = profile("here", step, draft, drafted=2)
+    assert alone.drafting(1, 1) == alone.drafting(1, 8) == pytest.approx(3_500.0)
+
+
 @given(st.lists(st.floats(1.0, 1e6), min_size=1, max_size=len(GRID)))
 def test_more_tokens_never_cost_less_and_one_bad_time_does_not_raise_the_rest(
     times: list[float],
