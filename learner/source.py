@@ -33,6 +33,8 @@ RECORDS_PER_POLL: Final = 40
 REFUSALS_LISTED: Final = 1_000
 """Refused records written down per process; the rest are counted, and Kafka holds them all."""
 
+ANSWER_MS: Final = 10
+"""Milliseconds given to a fetch under way, so that a reader that is behind reads on."""
 _OPTIONS: Final = {
     "group_id": None,
     "enable_auto_commit": False,
@@ -89,21 +91,25 @@ class EventSource:
         return False
 
     def poll(self, timeout: float) -> list[Received]:
-        """Records that came within ``timeout`` seconds; moves ``offsets`` past them.
+        """Records that have come; moves ``offsets`` past them. Where none has, waits ``timeout`` s.
 
+        The wait is not the client's, which fetches without pause from a broker that answers empty
+        fetches at once.
         Refused records are passed over. A broker that went away yields nothing and a log line; the
         client reconnects by itself.
         """
         try:
             if time.monotonic() >= self._partitions_at:
                 self._assign()
-            polled = self._consumer.poll(timeout_ms=int(timeout * 1000))
+            polled = self._consumer.poll(timeout_ms=ANSWER_MS)
         except (KafkaError, OSError) as error:
             if not self._complained:
                 log.warning("reading %s failed: %s; going on trying", DRAFTS.name, error)
             self._complained = True
             time.sleep(timeout)
             return []
+        if not polled:
+            time.sleep(timeout)
         self._complained = self._complained and not polled
         received = []
         for tp, records in polled.items():

@@ -15,7 +15,7 @@ from decoder.contracts.status import decode_status
 from decoder.contracts.topics import DRAFTS, STATUS, TOPICS
 from pipelines.ledger import Ledger
 
-POLL_MS: Final = 300
+POLL_S: Final = 0.25
 
 
 def take(ledger: Ledger, topic: str, value: bytes | None) -> None:
@@ -97,6 +97,9 @@ class Observer:
             consumer.position(place)
         self._ready.set()
         while not self._closing.is_set():
-            for records in consumer.poll(POLL_MS).values():
+            polled = consumer.poll(timeout_ms=0)
+            for records in polled.values():
                 for record in records:
                     take(self.ledger, record.topic, record.value)
+            if not polled:
+                self._closing.wait(POLL_S)
