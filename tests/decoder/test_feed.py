@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
+import pytest
+
 from decoder.contracts.bundle import to_bytes
 from decoder.contracts.policy import Policy
-from decoder.feed import PolicyGate
+from decoder.contracts.settings import KafkaSettings
+from decoder.feed import POLL_S, PolicyFeed, PolicyGate
 from tests.conftest import random_policy
 
 
@@ -27,3 +33,33 @@ def test_bad_bundles_are_counted_by_reason_and_change_nothing() -> None:
         assert not gate.offer(bad)
     assert len(applied) == 1 and gate.current is applied[0]
     assert gate.refusals == {"malformed": 3, "scope": 1}
+
+
+def test_a_feed_that_finds_nothing_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker may answer an empty fetch at once; a reader that asked again would never sleep."""
+
+    class Empty:
+        def __init__(self) -> None:
+            self.polls: list[int] = []
+            self.thrice = threading.Event()
+
+        def poll(self, timeout_ms: int) -> dict[object, list[object]]:
+            self.polls.append(timeout_ms)
+            if len(self.polls) == 3:
+                self.thrice.set()
+            return {}
+
+        def close(self) -> None:
+            pass
+
+    consumer = Empty()
+    monkeypatch.setattr(PolicyFeed, "_connect", lambda _: consumer)
+    feed = PolicyFeed(KafkaSettings.load(), "scope", PolicyGate("scope", lambda _: None))
+    began = time.monotonic()
+    feed.start()
+    try:
+        assert consumer.thrice.wait(30)
+    finally:
+        feed.close()
+    most = (time.monotonic() - began) / POLL_S + 1
+    assert set(consumer.polls) == {0} and 3 <= len(consumer.polls) <= most

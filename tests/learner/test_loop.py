@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -211,3 +212,14 @@ def test_a_new_source_reads_from_stored_offsets(broker: Broker, tmp_path: Path) 
     received = [record for _ in range(4) for record in source.poll(0.3)]
     assert [record.offset for record in received] == [2, 3] and source.offsets == {0: 4}
     source.close()
+
+
+def test_a_source_that_finds_nothing_rests(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    rests: list[float] = []
+    source = EventSource(KafkaSettings(), {}, tmp_path / "refused.jsonl")
+    monkeypatch.setattr(source, "_assign", lambda: True)
+    monkeypatch.setattr(
+        source, "_consumer", SimpleNamespace(poll=lambda timeout_ms: {}, close=lambda: None)
+    )
+    monkeypatch.setattr("learner.source.time.sleep", rests.append)
+    assert source.poll(0.25) == [] and rests == [0.25]
