@@ -2,7 +2,7 @@
 
 The ``survival`` kind spends the verification budget of the step where it buys most, lets the model
 drafter make as many tokens as pay, and runs it only if that pays for the whole batch;
-``contracts.rule`` says what a choice is worth. The loops are compiled: on arrays this small, nearly
+``policy.rule`` says what a choice is worth. The loops are compiled: on arrays this small, nearly
 all of numpy's time is the price of calling it.
 """
 
@@ -14,11 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decoder.compiled import FIXED, FLOATS, MATRIX, REAL, REALS_3, WHOLE, WHOLES, YES, compiled
-from decoder.contracts.costs import CostTable
-from decoder.contracts.features import FEATURES
-from decoder.contracts.policy import Policy, estimate
-from decoder.contracts.rule import CACHE, MODEL, NONE, Arms, Lengths
-from decoder.contracts.survival import BUCKET_OF, FloatArray, yields_of
+from decoder.contracts.bundle import Policy
+from decoder.contracts.features import FEATURES, FloatArray
+from decoder.policy.estimate import estimate
+from decoder.policy.pricing import CostTable
+from decoder.policy.rule import CACHE, MODEL, NONE, Arms, Lengths
+from decoder.policy.survival import BUCKET_OF, yields_of
 
 
 class Chosen(NamedTuple):
@@ -97,7 +98,7 @@ def _threshold(
 
 @compiled()
 def outputs_of(features: FloatArray, weights: FloatArray, widths: NDArray[np.int64]) -> FloatArray:
-    """``contracts.policy.network`` by the flat form of a policy: float32 [n, outputs]."""
+    """``policy.estimate.network`` by the flat form of a policy: float32 [n, outputs]."""
     hidden = features
     at = 0
     for layer in range(len(widths) - 1):
@@ -128,7 +129,7 @@ def curves_of(
     bucket_of: NDArray[np.int64],
     n: int,
 ) -> FloatArray:
-    """``contracts.survival.survival`` of m drafts in the rows [n, longest] of their owners."""
+    """``policy.survival.survival`` of m drafts in the rows [n, longest] of their owners."""
     width = 0
     for r in range(len(owners)):
         width = max(width, draft_lens[r])
@@ -147,7 +148,7 @@ def curves_of(
 
 @compiled()
 def chain(chance: float, ratio: float, out: FloatArray) -> None:
-    """``contracts.survival.yields_of`` times ``ratio``, at most every token. Mutates ``out``."""
+    """``policy.survival.yields_of`` times ``ratio``, at most every token. Mutates ``out``."""
     total, power = 0.0, 1.0
     for j in range(len(out)):
         power *= chance

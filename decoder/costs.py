@@ -23,7 +23,7 @@ from typing import Final
 
 import numpy as np
 
-from decoder.contracts.costs import NOMINAL, CostTable, Floats
+from decoder.policy.pricing import NOMINAL, CostTable, Floats
 
 GRID: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024, 2048)
 """Tokens of a step that have a time of their own; sizes between them lie on a line."""

@@ -13,11 +13,11 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final
 
-from decoder.contracts.bundle import from_bytes
+from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import PolicyRefused
-from decoder.contracts.policy import Policy
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import POLICY
+from decoder.policy.probes import from_bytes
 
 log = logging.getLogger(__name__)
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from decoder.contracts.costs import CostTable
 from decoder.contracts.events import DraftEvent
-from decoder.contracts.policy import ARMS
-from decoder.contracts.rule import CACHE, MODEL, NONE
 from decoder.floor import Outcome
 from decoder.labels import Label
+from decoder.policy.pricing import CostTable
+from decoder.policy.rule import ARMS, CACHE, MODEL, NONE
 from decoder.requests import Cycle, Request
 
 

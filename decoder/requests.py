@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from decoder.contracts.events import Arm
-from decoder.contracts.survival import FloatArray
+from decoder.contracts.features import FloatArray
 from decoder.drafting.suffix import Tokens
 from decoder.floor import Stretch
 from decoder.labels import LabelTracker

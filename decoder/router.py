@@ -23,9 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decoder.choice import choose
+from decoder.contracts.bundle import Policy
 from decoder.contracts.events import DraftEvent
-from decoder.contracts.policy import ARMS, Policy
-from decoder.contracts.rule import CACHE, MODEL, NONE, Arms
 from decoder.costs import LiveCosts
 from decoder.drafting.suffix import CacheDraft, SuffixCache, Tokens
 from decoder.floor import DOUBT, PLAIN_EVERY, PROBE_EVERY, Floor
@@ -34,6 +33,7 @@ from decoder.labels import Label
 from decoder.payoff.featurize import DraftState, featurize
 from decoder.payoff.memory import History, Keys, TenantMemory, memory_keys
 from decoder.payoff.model_arm import ModelArm
+from decoder.policy.rule import ARMS, CACHE, MODEL, NONE, Arms
 from decoder.rate import LiveRate
 from decoder.requests import Committed, Cycle, Decision, Request, RequestOptions, Step
 

@@ -14,14 +14,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.contracts.bundle import from_bytes
-from decoder.contracts.policy import Policy, frequency_policy
+from decoder.contracts.bundle import Policy, frequency_policy
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import WorkerStatus
 from decoder.costs import LiveCosts
 from decoder.drafting.suffix import SuffixCache
 from decoder.feed import PolicyFeed, PolicyGate
 from decoder.floor import Floor
+from decoder.policy.probes import from_bytes
 from decoder.router import DraftRouter
 from decoder.settings import WorkerSettings
 from decoder.telemetry.metrics import MetricsPage

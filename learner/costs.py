@@ -25,8 +25,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.contracts.costs import MAX_TOKENS, CostTable
-from decoder.contracts.rule import CACHE, MODEL, NONE, Choice, Situation
+from decoder.policy.pricing import MAX_TOKENS, CostTable
+from decoder.policy.rule import CACHE, MODEL, NONE, Choice, Situation
 from learner.rows import Rows
 
 MIN_ARM: Final = 20

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from river.drift import ADWIN
 
-from decoder.contracts.survival import FloatArray
+from decoder.contracts.features import FloatArray
 
 DELTA: Final = 0.002
 """river's default: the chance of a false alarm at a check, for independent numbers. Drafts of one

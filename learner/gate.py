@@ -12,7 +12,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.contracts.policy import Policy, decide_each, estimate
+from decoder.contracts.bundle import Policy
+from decoder.policy.estimate import decide_each, estimate
 from learner.costs import Costs
 from learner.drift import residuals
 from learner.rows import Rows

@@ -9,8 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.functional import logsigmoid
 
-from decoder.contracts.rule import MODEL
-from decoder.contracts.survival import BUCKET_ENDS, BUCKET_OF, BUCKETS
+from decoder.contracts.bundle import BUCKET_ENDS, BUCKETS
+from decoder.policy.rule import MODEL
+from decoder.policy.survival import BUCKET_OF
 from learner.rows import Rows
 
 MODEL_WEIGHT: Final = 1.0

@@ -9,12 +9,12 @@ from typing import Any, Final
 from kafka import KafkaProducer
 from kafka.errors import KafkaError
 
-from decoder.contracts.bundle import MAX_BUNDLE_BYTES, to_bytes
+from decoder.contracts.bundle import MAX_BUNDLE_BYTES, Policy
 from decoder.contracts.errors import BrokerError
-from decoder.contracts.policy import Policy
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import LearnerStatus
 from decoder.contracts.topics import POLICY, STATUS
+from decoder.policy.probes import to_bytes
 
 log = logging.getLogger(__name__)
 

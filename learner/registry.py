@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlparse
 
-from decoder.contracts.bundle import from_bytes, to_bytes
+from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import PolicyRefused, RegistryError
-from decoder.contracts.policy import Policy
+from decoder.policy.probes import from_bytes, to_bytes
 
 MODEL_PREFIX: Final = "hvd-payoff-"
 EXPERIMENT: Final = "hvd-learner"

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from decoder.contracts.events import DraftEvent
 from decoder.contracts.features import NUM_FEATURES
-from decoder.contracts.policy import ARMS
+from decoder.policy.rule import ARMS
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Rows:
     features: NDArray[np.float32]  # [n, NUM_FEATURES]
     accepted: NDArray[np.float32]  # [n]
     censored: NDArray[np.bool_]  # [n]
-    arm: NDArray[np.int8]  # [n] index into contracts.policy.ARMS
+    arm: NDArray[np.int8]  # [n] index into policy.rule.ARMS
     draft_len: NDArray[np.int32]  # [n]
     verified_len: NDArray[np.int32]  # [n] draft tokens of either arm
     model_accepted: NDArray[np.float32]  # [n]

@@ -10,10 +10,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.contracts.bundle import from_bytes, to_bytes
+from decoder.contracts.bundle import Policy, frequency_policy
 from decoder.contracts.events import DraftEvent
-from decoder.contracts.policy import Policy, frequency_policy, predict
-from decoder.contracts.survival import FloatArray
+from decoder.contracts.features import FloatArray
+from decoder.policy.estimate import predict
+from decoder.policy.probes import from_bytes, to_bytes
 from learner import checkpoint, train
 from learner.buffer import Buffer, Snapshot
 from learner.costs import NOMINAL, measure

@@ -16,9 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from decoder.contracts.features import NUM_FEATURES
-from decoder.contracts.policy import OUTPUTS, PROBES, Kind, Policy
-from decoder.contracts.survival import FloatArray
+from decoder.contracts.bundle import OUTPUTS, PROBES, Kind, Policy
+from decoder.contracts.features import NUM_FEATURES, FloatArray
 from learner.losses import payoff_loss, survival_loss
 from learner.rows import Rows
 

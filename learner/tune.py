@@ -22,9 +22,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.contracts.policy import PAPER_THRESHOLD, Policy, decide_each, estimate, predict
-from decoder.contracts.rule import CACHE, MODEL, NONE
-from decoder.contracts.survival import FloatArray
+from decoder.contracts.bundle import Policy
+from decoder.contracts.features import FloatArray
+from decoder.policy.estimate import PAPER_THRESHOLD, decide_each, estimate, predict
+from decoder.policy.rule import CACHE, MODEL, NONE
 from learner.costs import MIN_ARM, NOMINAL, Costs, Floats
 from learner.rows import Rows
 

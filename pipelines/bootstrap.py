@@ -17,11 +17,12 @@ from typing import Any, Final
 import numpy as np
 from rich.progress import track
 
-from decoder.contracts.bundle import from_bytes, to_bytes
+from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import ModelError
-from decoder.contracts.policy import Policy, predict
-from decoder.engines.method import method
+from decoder.engines.reference.method import method
 from decoder.payoff.token_classes import token_class_table
+from decoder.policy.estimate import predict
+from decoder.policy.probes import from_bytes, to_bytes
 from decoder.scope import scope_of
 from decoder.settings import WorkerSettings
 from decoder.worker import SHIPPED_POLICIES
@@ -59,7 +60,8 @@ def with_model_arm(traces: Sequence[Trace], target: Path, drafter: Path) -> list
 
     Traces that do not fit the context are left out.
     """
-    from decoder.engines.reference import ReferenceEngine, record
+    from decoder.engines.reference.engine import ReferenceEngine
+    from decoder.engines.reference.recording import record
 
     engine = ReferenceEngine.load(target, drafter)
     fitting = [t for t in traces if len(t.prompt) + len(t.output) <= engine.max_model_len]

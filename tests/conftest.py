@@ -12,9 +12,9 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import kafka.admin  # noqa: F401
 
+from decoder.contracts.bundle import Policy
 from decoder.contracts.events import DraftEvent
 from decoder.contracts.features import NUM_FEATURES, TOKEN_CLASSES
-from decoder.contracts.policy import Policy
 
 VOCABULARY = 32
 

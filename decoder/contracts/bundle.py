@@ -1,48 +1,117 @@
-"""A policy on the wire: a safetensors file of float32 arrays, with a metadata header that holds
-everything else as JSON. Self-contained, with probes and a digest. No pickle anywhere.
+"""The policy record, and its form on the wire.
+
+On the wire it is a safetensors file of float32 arrays with a metadata header that holds everything
+else as JSON: self-contained, with probes and a digest. No pickle anywhere. What a policy predicts
+and decides is ``decoder.policy``; :mod:`decoder.policy.probes` reads and writes whole bundles.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from typing import Final, cast
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Final, Literal, cast
 
 import numpy as np
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from decoder.contracts.errors import PolicyRefused
-from decoder.contracts.features import NUM_FEATURES, SCHEMA_ID
-from decoder.contracts.policy import OUTPUTS, Kind, Policy, predict
-from decoder.contracts.survival import FloatArray
+from decoder.contracts.features import NUM_FEATURES, SCHEMA_ID, FloatArray
 
-PROBE_TOLERANCE: Final = 1e-3
-"""Tokens. A worker whose arithmetic strays further from the learner's refuses the bundle."""
+CONTRACT: Final = "hvd.policy.v1"
 MAX_BUNDLE_BYTES: Final = 4 * 1024 * 1024
 
+BUCKET_ENDS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
+"""Last draft position (from 1) of each bucket of a survival network's outputs; one more bucket
+holds everything behind."""
+PROBES: Final = 16
+"""Rows of features a bundle carries with what its maker predicted for them, at most."""
+BUCKETS: Final = len(BUCKET_ENDS) + 1
+MAX_DRAFT: Final = 512
+"""Longest cache draft that can be configured."""
 
-def _arrays(policy: Policy) -> dict[str, FloatArray]:
-    arrays = {"mean": policy.mean, "std": policy.std, "probe_inputs": policy.probe_inputs}
-    arrays["probe_outputs"] = predict(policy, policy.probe_inputs)
-    for index, (weight, bias) in enumerate(policy.layers):
-        arrays[f"layers.{index}.weight"], arrays[f"layers.{index}.bias"] = weight, bias
-    return {name: np.ascontiguousarray(a, np.float32) for name, a in arrays.items()}
-
-
-def _digest(arrays: dict[str, FloatArray], header: str) -> str:
-    sha = hashlib.sha256(header.encode())
-    for name in sorted(arrays):
-        sha.update(f"{name}{arrays[name].shape}".encode())
-        sha.update(arrays[name].tobytes())
-    return sha.hexdigest()
+Kind = Literal["frequency", "payoff", "survival"]
+OUTPUTS: Final[dict[str, int]] = {"frequency": 0, "payoff": 1, "survival": BUCKETS + 1}
+"""Numbers the network of each kind predicts: a survival network's last is the model draft's."""
 
 
-def to_bytes(policy: Policy) -> bytes:
-    """``policy`` as a safetensors file, with a digest over arrays and header."""
+@dataclass(frozen=True)
+class Policy:
+    """How to choose, valid for one scope and one feature schema.
+
+    ``layers`` are (weight [in, out], bias [out]) float32 pairs of a ReLU network over
+    ``(x - mean) / std``. ``threshold`` is in tokens and belongs to the kinds ``frequency`` (what a
+    scope starts from before anything was learned) and ``payoff``; ``rate``, tokens a request
+    commits in the time of a step that verifies no draft, to ``survival``: it is what a worker
+    starts from, and what its own rate replaces. ``use_model`` is false
+    when the learner found the model draft slower than drafting nothing. ``model_payoff`` is the
+    mean accepted length of model drafts when the policy was made.
+    """
+
+    scope: str
+    version: int
+    threshold: float
+    kind: Kind = "payoff"
+    mean: FloatArray = field(default_factory=lambda: np.zeros(NUM_FEATURES, np.float32))
+    std: FloatArray = field(default_factory=lambda: np.ones(NUM_FEATURES, np.float32))
+    layers: tuple[tuple[FloatArray, FloatArray], ...] = ()
+    rate: float = 2.0
+    use_model: bool = True
+    model_payoff: float = 0.0
+    schema_id: str = SCHEMA_ID
+    probe_inputs: FloatArray = field(
+        default_factory=lambda: np.zeros((0, NUM_FEATURES), np.float32)
+    )
+    provenance: dict[str, Any] = field(default_factory=dict)
+
+    def with_probes(self, inputs: FloatArray) -> Policy:
+        """The same policy carrying up to ``PROBES`` rows of ``inputs`` [n, features] as probes."""
+        return replace(self, probe_inputs=np.ascontiguousarray(inputs[:PROBES], np.float32))
+
+    @cached_property
+    def folded(self) -> tuple[tuple[FloatArray, FloatArray], ...]:
+        """``layers`` with the normaliser absorbed into the first, for raw features."""
+        if not self.layers:
+            return ()
+        (weight, bias), *rest = self.layers
+        with np.errstate(all="ignore"):  # a policy that cannot be served is refused by its checks
+            scaled = weight.astype(np.float64) / self.std.astype(np.float64)[:, None]
+            shifted = bias - self.mean.astype(np.float64) @ scaled
+        return ((scaled.astype(np.float32), shifted.astype(np.float32)), *rest)
+
+    @cached_property
+    def flat(self) -> tuple[FloatArray, NDArray[np.int64]]:
+        """:attr:`folded` in one row, each weight before its bias, and the widths on the way."""
+        parts = [part.ravel() for layer in self.folded for part in layer]
+        widths = [len(self.folded[0][0]), *(len(bias) for _, bias in self.folded)]
+        return np.concatenate(parts), np.array(widths, np.int64)
+
+    @property
+    def parameter(self) -> float:
+        """The decision parameter in force: ``rate`` of a survival policy, else ``threshold``."""
+        return self.rate if self.kind == "survival" else self.threshold
+
+
+def frequency_policy(scope: str, threshold: float = 2.0) -> Policy:
+    """Version 0 of a scope: verify the cache draft when its counted score reaches ``threshold``."""
+    return Policy(scope=scope, version=0, threshold=threshold, kind="frequency")
+
+
+Arrays = dict[str, FloatArray]
+
+
+def pack(policy: Policy, probe_outputs: FloatArray) -> bytes:
+    """``policy`` as a safetensors file, with a digest over arrays and header.
+
+    Args:
+        probe_outputs: float32 [probes], what it predicts for its ``probe_inputs``.
+    """
     header = json.dumps(
         {
-            "contract": "hvd.policy.v1",
+            "contract": CONTRACT,
             "scope": policy.scope,
             "version": policy.version,
             "kind": policy.kind,
@@ -55,8 +124,68 @@ def to_bytes(policy: Policy) -> bytes:
         },
         sort_keys=True,
     )
-    arrays = _arrays(policy)
+    arrays = {"mean": policy.mean, "std": policy.std, "probe_inputs": policy.probe_inputs}
+    arrays["probe_outputs"] = probe_outputs
+    for index, (weight, bias) in enumerate(policy.layers):
+        arrays[f"layers.{index}.weight"], arrays[f"layers.{index}.bias"] = weight, bias
+    arrays = {name: np.ascontiguousarray(a, np.float32) for name, a in arrays.items()}
     return save(arrays, metadata={"policy": header, "digest": _digest(arrays, header)})
+
+
+def unpack(data: bytes) -> tuple[Policy, FloatArray]:
+    """Read and check a bundle.
+
+    Returns:
+        the policy, and the outputs [probes] that its maker saw for its ``probe_inputs``.
+
+    Raises:
+        PolicyRefused: with a ``reason``: damaged or truncated, another contract, digest or schema,
+            shapes that do not chain, or numbers that are not finite.
+    """
+    try:
+        if len(data) > MAX_BUNDLE_BYTES:
+            raise ValueError(f"{len(data)} bytes, at most {MAX_BUNDLE_BYTES} allowed")
+        arrays, metadata = load(data), _metadata(data)
+        header = json.loads(metadata["policy"])
+        if header["contract"] != CONTRACT:
+            raise ValueError(f"contract {header['contract']!r}")
+        policy = _policy(header, arrays)
+        outputs = arrays["probe_outputs"]
+    except (SafetensorError, ValueError, KeyError, TypeError, OverflowError) as error:
+        raise PolicyRefused("malformed", f"policy bundle cannot be read: {error}") from error
+    if metadata.get("digest") != _digest(arrays, metadata["policy"]):
+        raise PolicyRefused("digest", "policy bundle is damaged: its digest does not match")
+    _check(policy)
+    return policy, outputs
+
+
+def _policy(header: dict[str, Any], arrays: Arrays) -> Policy:
+    count = sum(name.endswith(".weight") for name in arrays)
+    return Policy(
+        scope=str(header["scope"]),
+        version=int(header["version"]),
+        threshold=float(header["threshold"]),
+        rate=float(header["rate"]),
+        kind=cast("Kind", str(header["kind"])),
+        mean=arrays["mean"],
+        std=arrays["std"],
+        layers=tuple(
+            (arrays[f"layers.{i}.weight"], arrays[f"layers.{i}.bias"]) for i in range(count)
+        ),
+        use_model=bool(header["use_model"]),
+        model_payoff=float(header["model_payoff"]),
+        schema_id=str(header["schema_id"]),
+        probe_inputs=arrays["probe_inputs"],
+        provenance=dict(header["provenance"]),
+    )
+
+
+def _digest(arrays: Arrays, header: str) -> str:
+    sha = hashlib.sha256(header.encode())
+    for name in sorted(arrays):
+        sha.update(f"{name}{arrays[name].shape}".encode())
+        sha.update(arrays[name].tobytes())
+    return sha.hexdigest()
 
 
 def _metadata(data: bytes) -> dict[str, str]:
@@ -64,57 +193,7 @@ def _metadata(data: bytes) -> dict[str, str]:
     return json.loads(data[8 : 8 + size])["__metadata__"]  # type: ignore[no-any-return]
 
 
-def from_bytes(data: bytes, scope: str | None = None) -> Policy:
-    """Read, check and probe a bundle.
-
-    Args:
-        scope: when given, the scope the bundle must be made for.
-
-    Raises:
-        PolicyRefused: with a ``reason``: damaged or truncated, another contract, digest, scope or
-            schema, shapes that do not chain, numbers that are not finite, or probe outputs that
-            this machine does not reproduce.
-    """
-    try:
-        if len(data) > MAX_BUNDLE_BYTES:
-            raise ValueError(f"{len(data)} bytes, at most {MAX_BUNDLE_BYTES} allowed")
-        arrays, metadata = load(data), _metadata(data)
-        header = json.loads(metadata["policy"])
-        if header["contract"] != "hvd.policy.v1":
-            raise ValueError(f"contract {header['contract']!r}")
-        count = sum(name.endswith(".weight") for name in arrays)
-        policy = Policy(
-            scope=str(header["scope"]),
-            version=int(header["version"]),
-            threshold=float(header["threshold"]),
-            rate=float(header["rate"]),
-            kind=cast("Kind", str(header["kind"])),
-            mean=arrays["mean"],
-            std=arrays["std"],
-            layers=tuple(
-                (arrays[f"layers.{i}.weight"], arrays[f"layers.{i}.bias"]) for i in range(count)
-            ),
-            use_model=bool(header["use_model"]),
-            model_payoff=float(header["model_payoff"]),
-            schema_id=str(header["schema_id"]),
-            probe_inputs=arrays["probe_inputs"],
-            provenance=dict(header["provenance"]),
-        )
-        outputs = arrays["probe_outputs"]
-    except (SafetensorError, ValueError, KeyError, TypeError, OverflowError) as error:
-        raise PolicyRefused("malformed", f"policy bundle cannot be read: {error}") from error
-    if metadata.get("digest") != _digest(arrays, metadata["policy"]):
-        raise PolicyRefused("digest", "policy bundle is damaged: its digest does not match")
-    _check(policy, scope)
-    probed = predict(policy, policy.probe_inputs)
-    if outputs.shape != probed.shape or (np.abs(probed - outputs) > PROBE_TOLERANCE).any():
-        raise PolicyRefused("probe", "policy bundle predicts other payoffs here than where made")
-    return policy
-
-
-def _check(policy: Policy, scope: str | None) -> None:
-    if scope is not None and policy.scope != scope:
-        raise PolicyRefused("scope", f"policy for scope {policy.scope}, this worker has {scope}")
+def _check(policy: Policy) -> None:
     if policy.schema_id != SCHEMA_ID:
         raise PolicyRefused("schema", f"policy for {policy.schema_id}, this worker has {SCHEMA_ID}")
     if policy.kind not in OUTPUTS or bool(OUTPUTS[policy.kind]) != bool(policy.layers):

@@ -12,6 +12,11 @@ from __future__ import annotations
 import hashlib
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float32]
+
 TOKEN_CLASSES: Final = (
     "whitespace",  # starts with a blank: begins a new word
     "newline",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from decoder.contracts.survival import yields_of
+from decoder.policy.survival import yields_of
 
 MEMORY: Final = 24.0
 """Model drafts over which chance and ratio are taken."""

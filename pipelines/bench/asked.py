@@ -16,7 +16,7 @@ from pipelines.bench.datasets import PROMPTS
 from pipelines.bench.prompts import Template, TooLong
 
 if TYPE_CHECKING:
-    from decoder.contracts.policy import Policy
+    from decoder.contracts.bundle import Policy
 
 FOLDER: Final = Path("reports/bench")
 DTYPES: Final = ("float32", "bfloat16", "float16")

@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from rich.table import Table
 
 from decoder.choice import choose
-from decoder.contracts.costs import MAX_TOKENS, CostTable
+from decoder.contracts.bundle import OUTPUTS, Kind, Policy
 from decoder.contracts.features import NUM_FEATURES, TOKEN_CLASSES
-from decoder.contracts.policy import OUTPUTS, Kind, Policy
 from decoder.drafting.suffix import CacheDraft
 from decoder.payoff.featurize import DraftState, featurize
 from decoder.payoff.memory import History, TenantMemory, memory_keys
+from decoder.policy.pricing import MAX_TOKENS, CostTable
 from learner.train import HIDDEN
 
 BUDGET_US: Final = 49.0

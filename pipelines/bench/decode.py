@@ -21,9 +21,10 @@ from pipelines.bench.structure import structure
 
 if TYPE_CHECKING:
     from decoder.costs import LiveCosts
-    from decoder.engines.generation import Generation
-    from decoder.engines.method import Method
-    from decoder.engines.reference import ReferenceEngine, Session
+    from decoder.engines.reference.engine import ReferenceEngine
+    from decoder.engines.reference.generation import Generation
+    from decoder.engines.reference.method import Method
+    from decoder.engines.reference.session import Session
 
 MACHINE_WARM_UP: Final = (32, 8)
 """Prompt and output tokens of the first, discarded generation of each method: it pays for what a
@@ -120,12 +121,13 @@ def warm_up_machine(engine: ReferenceEngine, plan: Plan) -> dict[str, LiveCosts]
         a profile for each learned method, which goes on learning from the run as in a server.
     """
     from decoder.costs import LiveCosts
-    from decoder.engines.reference_profile import profile
+    from decoder.engines.reference.profile import profile
+    from decoder.engines.reference.session import Session
 
     length, answer = MACHINE_WARM_UP
     output: list[int] | None = None
     for method in rotated(plan.methods, 0):
-        session = engine.session(method)
+        session = Session(engine, method)
         generation = session.generate(
             [1 + i % 8 for i in range(length)], answer, known=output if method.oracle else None
         )
@@ -164,10 +166,11 @@ def open_lane(
 
 def opened(engine: ReferenceEngine, method: Method, costs: LiveCosts | None) -> Session:
     """A session of ``method``; one that decides by costs has the floor that a server gives it."""
+    from decoder.engines.reference.session import Session
     from decoder.floor import Floor
 
     floor = Floor(method.model != "none") if costs is not None else None
-    return engine.session(method, costs=costs, floor=floor)
+    return Session(engine, method, costs=costs, floor=floor)
 
 
 def remember(

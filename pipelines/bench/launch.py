@@ -33,8 +33,8 @@ from pipelines.bench.prompts import PromptSet, read_folder
 from pipelines.bench.results import Results, Store
 
 if TYPE_CHECKING:
-    from decoder.engines.method import Method
-    from decoder.engines.reference import ReferenceEngine
+    from decoder.engines.reference.engine import ReferenceEngine
+    from decoder.engines.reference.method import Method
 
 GENERATIONS: Final = "generations.jsonl"
 
@@ -117,7 +117,7 @@ def prepare(
     import torch
     import transformers
 
-    from decoder.engines.reference import ReferenceEngine
+    from decoder.engines.reference.engine import ReferenceEngine
 
     transformers.utils.logging.disable_progress_bar()
     if asked.threads is not None:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Final
 from decoder.contracts.errors import ModelError, SettingsError
 
 if TYPE_CHECKING:
-    from decoder.contracts.policy import Policy
-    from decoder.engines.method import Method
+    from decoder.contracts.bundle import Policy
+    from decoder.engines.reference.method import Method
 
 LEARNED: Final = ("hybrid", "hybrid-tree")
 BY_LENGTH: Final = ("arctic", "fixed")
@@ -32,7 +32,7 @@ def names(text: str) -> list[str]:
     Raises:
         SettingsError: there is none, or one is unknown.
     """
-    from decoder.engines.method import METHODS
+    from decoder.engines.reference.method import METHODS
 
     found = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     if not found:
@@ -61,7 +61,7 @@ def load_policy(path: Path) -> Policy:
         ModelError: the file cannot be read.
         PolicyRefused: it holds no sound bundle of this version's features.
     """
-    from decoder.contracts.bundle import from_bytes
+    from decoder.policy.probes import from_bytes
 
     try:
         return from_bytes(path.read_bytes())
@@ -113,7 +113,7 @@ def build(
 
 
 def _one(name: str, policies: dict[str, Policy], model_len: int) -> Method:
-    from decoder.engines.method import method
+    from decoder.engines.reference.method import method
 
     called, _, factor = name.partition("@")
     base, _, label = called.partition(":")

@@ -31,18 +31,19 @@ from torch import nn
 from decoder.contracts.errors import ModelError, SettingsError
 from decoder.costs import LiveCosts
 from decoder.drafting.suffix import CacheDraft, SuffixCache, Tokens
-from decoder.engines.method import Method, method
-from decoder.engines.packed import pack
-from decoder.engines.reference_profile import profile
+from decoder.engines.reference.method import Method, method
+from decoder.engines.reference.packed import pack
+from decoder.engines.reference.profile import profile
+from decoder.engines.reference.session import Session
 from decoder.floor import Floor
 from pipelines import embedded, workloads
 from pipelines.bench.methods import shipped_policy
 from pipelines.bench.metrics import typical_rate, typical_times
 
 if TYPE_CHECKING:
-    from decoder.contracts.policy import Policy
-    from decoder.engines.generation import CycleRecord
-    from decoder.engines.reference import ReferenceEngine, Session
+    from decoder.contracts.bundle import Policy
+    from decoder.engines.reference.engine import ReferenceEngine
+    from decoder.engines.reference.generation import CycleRecord
 
 Trouble = Literal["drafter", "cache", "batch"]
 TROUBLES: Final[tuple[Trouble, ...]] = get_args(Trouble)
@@ -178,7 +179,7 @@ def measure_all(
 def _in_reference(
     arms: Sequence[Trouble], measured: int, tokens: int, threads: int | None, tick: Tick
 ) -> Iterator[Stretch]:
-    from decoder.engines.reference import ReferenceEngine
+    from decoder.engines.reference.engine import ReferenceEngine
 
     if threads is not None:
         torch.set_num_threads(threads)
@@ -238,8 +239,8 @@ def measure(
 def _session(engine: ReferenceEngine, m: Method) -> Session:
     cache = FailingCache(m.drafting(engine.settings)) if m.cache else None
     if m.name != "hybrid":
-        return engine.session(m, cache=cache)
-    return engine.session(m, costs=LiveCosts(profile(engine, m)), floor=Floor(True), cache=cache)
+        return Session(engine, m, cache=cache)
+    return Session(engine, m, costs=LiveCosts(profile(engine, m)), floor=Floor(True), cache=cache)
 
 
 def _prompts(engine: ReferenceEngine) -> Iterator[list[int]]:

@@ -14,10 +14,10 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from decoder.contracts.bundle import from_bytes
+from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import ModelError, TraceError
-from decoder.contracts.policy import Policy
 from decoder.payoff.token_classes import token_class_table
+from decoder.policy.probes import from_bytes
 from pipelines.replay.measure import Report, mean_fractions, together
 from pipelines.replay.study import Plan, Replayed, Study
 from pipelines.replay.traces import Notice

@@ -12,14 +12,14 @@ from typing import Final
 
 import numpy as np
 
-from decoder.contracts.costs import NOMINAL, CostTable
+from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import TraceError
 from decoder.contracts.events import DraftEvent
-from decoder.contracts.policy import ARMS, Policy
-from decoder.contracts.rule import NONE
 from decoder.costs import LiveCosts
-from decoder.engines.method import Method
+from decoder.engines.reference.method import Method
 from decoder.labels import naive_accepted_length
+from decoder.policy.pricing import NOMINAL, CostTable
+from decoder.policy.rule import ARMS, NONE
 from decoder.router import Committed, Decision, DraftRouter, RequestOptions
 from decoder.settings import WorkerSettings
 from learner.rows import from_events

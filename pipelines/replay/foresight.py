@@ -13,8 +13,9 @@ from typing import Final
 
 import numpy as np
 
+from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import TraceError
-from decoder.contracts.policy import PAPER_THRESHOLD, Policy
+from decoder.policy.estimate import PAPER_THRESHOLD
 from learner import train
 from learner.rows import Rows
 from pipelines.replay.split import fraction, some_sessions

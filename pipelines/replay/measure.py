@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.contracts.policy import PAPER_THRESHOLD
+from decoder.policy.estimate import PAPER_THRESHOLD
 from learner.rows import Rows
 from pipelines.replay.tally import NOTHING, Tally
 

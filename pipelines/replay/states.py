@@ -19,8 +19,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from decoder.contracts.bundle import frequency_policy
 from decoder.contracts.events import DraftEvent
-from decoder.contracts.policy import frequency_policy
 from decoder.drafting.suffix import CacheDraft, SuffixCache, common_prefix
 from decoder.payoff.featurize import DraftState, featurize
 from decoder.payoff.memory import History, Keys, TenantMemory, memory_keys

@@ -11,10 +11,11 @@ from typing import Any, Final
 
 import numpy as np
 
+from decoder.contracts.bundle import Kind, Policy
 from decoder.contracts.errors import TraceError
-from decoder.contracts.policy import Kind, Policy, predict
-from decoder.contracts.rule import NONE
-from decoder.engines.method import method
+from decoder.engines.reference.method import method
+from decoder.policy.estimate import predict
+from decoder.policy.rule import NONE
 from decoder.settings import WorkerSettings
 from pipelines.replay import survival, walks
 from pipelines.replay.engine import hybrid, simulate

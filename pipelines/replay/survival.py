@@ -13,10 +13,11 @@ from typing import Final
 
 import numpy as np
 
-from decoder.contracts.costs import NOMINAL
+from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import TraceError
-from decoder.contracts.policy import PAPER_THRESHOLD, Policy
-from decoder.engines.method import Method, method
+from decoder.engines.reference.method import Method, method
+from decoder.policy.estimate import PAPER_THRESHOLD
+from decoder.policy.pricing import NOMINAL
 from decoder.settings import WorkerSettings
 from learner import train
 from learner.rows import Rows

@@ -8,9 +8,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.contracts.costs import NOMINAL, CostTable
-from decoder.contracts.policy import ARMS
-from decoder.contracts.rule import CACHE, MODEL, NONE
+from decoder.policy.pricing import NOMINAL, CostTable
+from decoder.policy.rule import ARMS, CACHE, MODEL, NONE
 
 
 @dataclass(frozen=True)
@@ -22,7 +21,7 @@ class Cycles:
 
     trace: NDArray[np.int32]  # [n]
     position: NDArray[np.int32]  # [n], output tokens committed before
-    arm: NDArray[np.int8]  # [n], of ``decoder.contracts.rule``
+    arm: NDArray[np.int8]  # [n], of ``decoder.policy.rule``
     verified: NDArray[np.int32]  # [n], draft tokens
     accepted: NDArray[np.int32]  # [n], draft tokens committed
     committed: NDArray[np.int32]  # [n], tokens

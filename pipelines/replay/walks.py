@@ -15,9 +15,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.contracts.costs import NOMINAL, CostTable
 from decoder.contracts.features import FEATURES
-from decoder.contracts.rule import CACHE, MODEL, NONE
+from decoder.policy.pricing import NOMINAL, CostTable
+from decoder.policy.rule import CACHE, MODEL, NONE
 from pipelines.replay.model_arm import model_acceptance
 from pipelines.replay.states import States
 from pipelines.replay.tally import Tally

@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load, save
 
-from decoder.contracts.bundle import _metadata, from_bytes, to_bytes
-from decoder.contracts.costs import NOMINAL
+from decoder.contracts.bundle import _metadata, frequency_policy
 from decoder.contracts.errors import PolicyRefused
 from decoder.contracts.features import FEATURES, NUM_FEATURES
-from decoder.contracts.policy import Estimate, decide_each, frequency_policy, predict
-from decoder.contracts.rule import CACHE, MODEL, NONE, Situation
+from decoder.policy.estimate import Estimate, decide_each, predict
+from decoder.policy.pricing import NOMINAL
+from decoder.policy.probes import from_bytes, to_bytes
+from decoder.policy.rule import CACHE, MODEL, NONE, Situation
 from tests.conftest import random_policy
 
 

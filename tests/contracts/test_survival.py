@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decoder.contracts.costs import NOMINAL, CostTable
-from decoder.contracts.rule import Situation, choose_each
-from decoder.contracts.survival import BUCKETS, chain_yield, naive_survival, survival, yields_of
+from decoder.contracts.bundle import BUCKETS
+from decoder.policy.pricing import NOMINAL, CostTable
+from decoder.policy.rule import Situation, choose_each
+from decoder.policy.survival import chain_yield, naive_survival, survival, yields_of
 
 logits = st.lists(st.floats(-8, 8, width=32), min_size=BUCKETS, max_size=BUCKETS)
 

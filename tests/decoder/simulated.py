@@ -11,14 +11,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from decoder.contracts.costs import CostTable
+from decoder.contracts.bundle import BUCKETS, Policy, frequency_policy
 from decoder.contracts.features import NUM_FEATURES
-from decoder.contracts.policy import Policy, frequency_policy
-from decoder.contracts.survival import BUCKETS
 from decoder.costs import LiveCosts
 from decoder.drafting.suffix import SuffixCache
 from decoder.floor import Floor
 from decoder.labels import naive_accepted_length
+from decoder.policy.pricing import CostTable
 from decoder.router import Committed, DraftRouter, RequestOptions
 from decoder.settings import WorkerSettings
 from tests.conftest import VOCABULARY, KeepingSink

@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decoder.choice import choose, curves_of, draft_length, outputs_of, share_out
-from decoder.contracts.costs import MAX_TOKENS, NOMINAL, CostTable
+from decoder.contracts.bundle import BUCKETS, MAX_DRAFT, OUTPUTS, Kind, Policy
 from decoder.contracts.features import FEATURES, NUM_FEATURES
-from decoder.contracts.policy import OUTPUTS, Kind, Policy, decide_each, estimate, network
-from decoder.contracts.rule import CACHE, MODEL, NONE, Choice, Situation, choose_each
-from decoder.contracts.survival import BUCKET_OF, BUCKETS, MAX_DRAFT, survival, yields_of
+from decoder.policy.estimate import decide_each, estimate, network
+from decoder.policy.pricing import MAX_TOKENS, NOMINAL, CostTable
+from decoder.policy.rule import CACHE, MODEL, NONE, Choice, Situation, choose_each
+from decoder.policy.survival import BUCKET_OF, survival, yields_of
 
 
 def drafting(s: Situation) -> tuple[float, float, float]:

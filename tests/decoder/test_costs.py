@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import isotonic_regression
 
-from decoder.contracts.costs import NOMINAL, CostTable
 from decoder.costs import GRID, GUESS, REFRESH, ROUNDS, LiveCosts, profile
+from decoder.policy.pricing import NOMINAL, CostTable
 
 PROFILE = CostTable("here", (1, 65), (10_000.0, 42_000.0), draft_us=0.0, draft_token_us=900.0)
 

@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from decoder.contracts.bundle import to_bytes
-from decoder.contracts.policy import Policy
+from decoder.contracts.bundle import Policy
 from decoder.contracts.settings import KafkaSettings
 from decoder.feed import POLL_S, PolicyFeed, PolicyGate
+from decoder.policy.probes import to_bytes
 from tests.conftest import random_policy
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from decoder.contracts.costs import CostTable
 from decoder.costs import LiveCosts
 from decoder.floor import DOUBT, PROBE_EVERY, STRETCH, Floor, Outcome, Stretch
+from decoder.policy.pricing import CostTable
 from decoder.router import Committed, RequestOptions
 from tests.decoder.simulated import (
     K,

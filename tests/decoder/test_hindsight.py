@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decoder.contracts.costs import CostTable
-from decoder.contracts.rule import CACHE, MODEL, NONE
 from decoder.floor import OPTIONS
 from decoder.hindsight import outcomes_of
+from decoder.policy.pricing import CostTable
+from decoder.policy.rule import CACHE, MODEL, NONE
 from decoder.requests import Cycle, Step
 
 COSTS = CostTable("t", (1, 8, 32), (10.0, 30.0, 50.0), draft_us=2.0, draft_row_us=0.5)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from decoder.contracts.survival import yields_of
 from decoder.payoff.model_arm import ModelArm, chance_of
+from decoder.policy.survival import yields_of
 
 
 @pytest.mark.parametrize("chance", [0.1, 0.5, 0.9])

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decoder.contracts.policy import Policy, frequency_policy
+from decoder.contracts.bundle import Policy, frequency_policy
 from decoder.costs import LiveCosts
 from decoder.drafting.suffix import SuffixCache
 from decoder.labels import naive_accepted_length

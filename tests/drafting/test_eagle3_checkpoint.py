@@ -19,7 +19,9 @@ from torch import Tensor, nn
 
 from decoder.contracts.errors import ModelError
 from decoder.drafting.eagle3 import Eagle3Head, HeadConfig, load_head
-from decoder.engines.reference import ReferenceEngine, method
+from decoder.engines.reference.engine import ReferenceEngine
+from decoder.engines.reference.method import method
+from decoder.engines.reference.session import Session
 from tests.engines.tiny import tiny_prompt, tiny_target
 
 SIZES: dict[str, Any] = {
@@ -152,9 +154,9 @@ def test_published_layouts_decode_losslessly(layout: str, tmp_path: Path) -> Non
     path = written(tmp_path, config, arrange(weights(config)), write)
     head = load_head(path, hidden_size=32, vocab_size=12, layers=5)
     engine = ReferenceEngine(tiny_target(0, family), head)
-    expected = engine.session(method("greedy")).generate(tiny_prompt(0), 24).tokens
+    expected = Session(engine, method("greedy")).generate(tiny_prompt(0), 24).tokens
     for name in ("eagle3", "eagle3-tree"):
-        assert engine.session(method(name)).generate(tiny_prompt(0), 24).tokens == expected
+        assert Session(engine, method(name)).generate(tiny_prompt(0), 24).tokens == expected
 
 
 def test_what_a_configuration_leaves_out_takes_the_value_it_was_trained_with(

@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from decoder.contracts.bundle import frequency_policy
 from decoder.contracts.events import DraftEvent, decode_batch
-from decoder.contracts.policy import frequency_policy
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import LearnerStatus, WorkerStatus, decode_status
 from decoder.contracts.topics import DRAFTS, POLICY, STATUS

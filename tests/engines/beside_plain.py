@@ -32,7 +32,7 @@ def main(job_file: str, result_file: str) -> None:
     )
     stop, worker, swapper = threading.Event(), None, None
     if job["speculative_config"]:
-        from decoder.engines.vllm_plugin import worker_of
+        from decoder.engines.vllm.plugin import worker_of
 
         worker = worker_of(llm.llm_engine.model_executor.driver_worker.worker.model_runner)
         if job["swap"]:

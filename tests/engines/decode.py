@@ -30,7 +30,7 @@ def main(job_file: str, result_file: str) -> None:
     """Run one job."""
     from vllm import LLM, SamplingParams, TokensPrompt
 
-    from decoder.engines.vllm_plugin import worker_of
+    from decoder.engines.vllm.plugin import worker_of
 
     job = json.loads(Path(job_file).read_text())
     llm = LLM(
@@ -43,7 +43,7 @@ def main(job_file: str, result_file: str) -> None:
     )
     worker = worker_of(llm.llm_engine.model_executor.driver_worker.worker.model_runner)
 
-    # Not before the engine: the router brings numba (decoder.engines.vllm_plugin says why).
+    # Not before the engine: the router brings numba (decoder.engines.vllm.plugin says why).
     from tests.engines.trials import Ask, note_drafts
 
     asks = [Ask(**ask) for ask in job["asks"]]

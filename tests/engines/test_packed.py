@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from decoder.engines.packed import PackedLinear, pack
+from decoder.engines.reference.packed import PackedLinear, pack
 
 
 def layers() -> nn.Sequential:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from decoder.drafting.tree import ROOT, DraftTree, chain
-from decoder.engines.acceptance import accept_greedy, accept_sampled, distribution
+from decoder.engines.reference.acceptance import accept_greedy, accept_sampled, distribution
 from tests.engines.chi_square import goodness_of_fit
 
 DRAWS = 20_000

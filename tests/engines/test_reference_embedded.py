@@ -7,7 +7,10 @@ from pipelines.workloads import prompts
 
 
 def test_every_method_writes_what_the_embedded_model_would() -> None:
-    from decoder.engines.reference import METHODS, ReferenceEngine, method, record
+    from decoder.engines.reference.engine import ReferenceEngine
+    from decoder.engines.reference.method import METHODS, method
+    from decoder.engines.reference.recording import record
+    from decoder.engines.reference.session import Session
     from pipelines.embedded import DRAFTER
     from tests.engines.tiny import learned_policy
 
@@ -20,7 +23,7 @@ def test_every_method_writes_what_the_embedded_model_would() -> None:
         )
         for p in asked
     ]
-    plain = engine.session(method("greedy"))
+    plain = Session(engine, method("greedy"))
     expected = [plain.generate(ids, 32).tokens for ids in texts]
     recorded = [record(engine, ids, out) for ids, out in zip(texts, expected, strict=True)]
     cycles: dict[str, int] = {}
@@ -28,7 +31,7 @@ def test_every_method_writes_what_the_embedded_model_would() -> None:
         if name == "greedy":
             continue
         policy = learned_policy() if name.startswith("hybrid") else None
-        session = engine.session(method(name, policy=policy))
+        session = Session(engine, method(name, policy=policy))
         for ids, out, accepted in zip(texts, expected, recorded, strict=True):
             made = session.generate(ids, 32, known=out)
             assert made.tokens == out, name

@@ -12,14 +12,17 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from decoder.contracts.errors import EngineError, ModelError
 from decoder.drafting.eagle3 import save_head
-from decoder.engines.reference import ReferenceEngine, Sampling, method
+from decoder.engines.reference.engine import ReferenceEngine
+from decoder.engines.reference.generation import Sampling
+from decoder.engines.reference.method import method
+from decoder.engines.reference.session import Session
 from tests.conftest import random_policy
 from tests.engines.tiny import tiny_engine, tiny_head, tiny_prompt, tiny_target
 
 
 def test_what_cannot_be_asked_is_refused_with_a_reason() -> None:
     engine = tiny_engine(0, max_model_len=40)
-    session = engine.session(method("suffix"))
+    session = Session(engine, method("suffix"))
     with pytest.raises(EngineError, match="no tokens"):
         session.generate([], 4)
     with pytest.raises(EngineError, match="do not fit the context of 40"):
@@ -27,7 +30,7 @@ def test_what_cannot_be_asked_is_refused_with_a_reason() -> None:
     with pytest.raises(EngineError, match="at least one token"):
         session.generate([1, 2], 0)
     with pytest.raises(EngineError, match="known continuation"):
-        engine.session(method("oracle")).generate([1, 2], 4)
+        Session(engine, method("oracle")).generate([1, 2], 4)
     with pytest.raises(EngineError, match="above 0"):
         Sampling(0.0)
     with pytest.raises(EngineError, match=r"no method 'medusa'.*greedy"):
@@ -38,7 +41,7 @@ def test_what_cannot_be_asked_is_refused_with_a_reason() -> None:
         method("frequency", policy=random_policy())
     engine.head = None
     with pytest.raises(EngineError, match="load a drafter"):
-        engine.session(method("eagle3"))
+        Session(engine, method("eagle3"))
 
 
 def test_models_that_are_not_there_are_named(tmp_path: Path) -> None:
@@ -62,8 +65,8 @@ def test_a_checkpoint_directory_is_loaded_with_its_ends_of_text(tmp_path: Path) 
     assert engine.stop_ids == {3, 4, 8}
     assert engine.max_model_len == 99
     assert engine.token_classes.shape[0] == 12 and engine.token_classes[11].any()
-    made = engine.session(method("eagle3")).generate(tiny_prompt(2), 40)
-    plain = engine.session(method("greedy"))
+    made = Session(engine, method("eagle3")).generate(tiny_prompt(2), 40)
+    plain = Session(engine, method("greedy"))
     free = plain.generate(tiny_prompt(2), 40, stop_ids=frozenset()).tokens
     ends = [i for i, token in enumerate(free) if token in engine.stop_ids]
     assert made.tokens == free[: ends[0] + 1]

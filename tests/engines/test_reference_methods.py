@@ -9,19 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from decoder.contracts.costs import CostTable
+from decoder.contracts.bundle import OUTPUTS, Policy
 from decoder.contracts.features import NUM_FEATURES
-from decoder.contracts.policy import OUTPUTS, Policy
 from decoder.costs import LiveCosts
-from decoder.engines.method import ModelArm
-from decoder.engines.reference import (
-    METHODS,
-    Generation,
-    Method,
-    Sampling,
-    method,
-)
+from decoder.engines.reference.generation import Generation, Sampling
+from decoder.engines.reference.method import METHODS, Method, ModelArm, method
+from decoder.engines.reference.session import Session
 from decoder.floor import Floor
+from decoder.policy.pricing import CostTable
 from tests.conftest import random_policy
 from tests.engines.tiny import (
     Family,
@@ -49,7 +44,7 @@ def test_output_equals_target_only_greedy(family: Family, seed: int) -> None:
     engine, prompt = tiny_engine(seed, family), tiny_prompt(seed)
     expected = transformers_greedy(family, seed, prompt, 40)
     for m in all_methods():
-        made = engine.session(m).generate(prompt, 40, known=expected if m.oracle else None)
+        made = Session(engine, m).generate(prompt, 40, known=expected if m.oracle else None)
         assert made.tokens == expected, m.name
         assert made.finish == "length"
 
@@ -59,10 +54,10 @@ def runs() -> dict[str, list[Generation]]:
     """Four requests of each method, one after the other in one session."""
     engine = tiny_engine(2)
     prompts = [tiny_prompt(seed) for seed in (2, 5, 2, 8)]
-    known = [engine.session(method("greedy")).generate(p, 48).tokens for p in prompts]
+    known = [Session(engine, method("greedy")).generate(p, 48).tokens for p in prompts]
     made: dict[str, list[Generation]] = {}
     for m in all_methods():
-        session = engine.session(m)
+        session = Session(engine, m)
         made[m.name] = [
             session.generate(p, 48, known=k if m.oracle else None)
             for p, k in zip(prompts, known, strict=True)
@@ -131,7 +126,7 @@ def test_the_same_seed_gives_the_same_sample_and_another_another() -> None:
         if m.oracle:
             continue
         draws = [
-            engine.session(m).generate(prompt, 20, sampling=Sampling(1.0, seed)).tokens
+            Session(engine, m).generate(prompt, 20, sampling=Sampling(1.0, seed)).tokens
             for seed in (3, 3, 4)
         ]
         assert draws[0] == draws[1] != draws[2], m.name
@@ -140,10 +135,10 @@ def test_the_same_seed_gives_the_same_sample_and_another_another() -> None:
 @pytest.mark.parametrize("m", all_methods(), ids=NAMES)
 def test_a_request_ends_at_the_first_stop_id(m: Method) -> None:
     engine, prompt = tiny_engine(2), tiny_prompt(2)
-    free = engine.session(method("greedy")).generate(prompt, 48).tokens
+    free = Session(engine, method("greedy")).generate(prompt, 48).tokens
     for stop in sorted(set(free))[::3]:
         expected = free[: free.index(stop) + 1]
-        made = engine.session(m).generate(
+        made = Session(engine, m).generate(
             prompt, 48, stop_ids=frozenset({stop}), known=expected if m.oracle else None
         )
         assert (made.tokens, made.finish) == (expected, "stop")
@@ -155,7 +150,7 @@ def test_a_request_ends_at_the_first_stop_id(m: Method) -> None:
 def test_limits_of_the_request_and_of_the_context(m: Method, max_tokens: int) -> None:
     engine, prompt = tiny_engine(2, max_model_len=40), tiny_prompt(2)
     expected = transformers_greedy("llama", 2, prompt, 16)[:max_tokens]
-    session = engine.session(m)
+    session = Session(engine, m)
     made = session.generate(prompt, max_tokens, known=expected if m.oracle else None)
     assert made.tokens == expected
     assert made.finish == "length"
@@ -165,13 +160,13 @@ def test_limits_of_the_request_and_of_the_context(m: Method, max_tokens: int) ->
 
 def test_a_drafter_that_is_never_right_changes_nothing() -> None:
     engine, prompt = tiny_engine(3), tiny_prompt(3)
-    expected = engine.session(method("greedy")).generate(prompt, 40).tokens
+    expected = Session(engine, method("greedy")).generate(prompt, 40).tokens
     unused = sorted(set(range(12)) - set(expected))
     assert engine.head is not None
     with torch.no_grad():
         engine.head.set_vocabulary(torch.tensor((unused * 8)[:8]).sort().values)
     for name in ("eagle3", "eagle3-tree"):
-        made = engine.session(method(name)).generate(prompt, 40)
+        made = Session(engine, method(name)).generate(prompt, 40)
         assert made.tokens == expected
         assert sum(c.accepted for c in made.cycles) == 0
         assert all(c.arm == "model" for c in made.cycles[:-1])
@@ -180,7 +175,7 @@ def test_a_drafter_that_is_never_right_changes_nothing() -> None:
 @pytest.mark.parametrize("model", ["none", "chain", "tree"])
 def test_policies_swapped_between_cycles_change_nothing_in_the_output(model: str) -> None:
     engine, rng = tiny_engine(2), random.Random(0)
-    session = engine.session(labelling(2.0, model))  # type: ignore[arg-type]
+    session = Session(engine, labelling(2.0, model))  # type: ignore[arg-type]
     choose = session.router.choose
 
     def swap_and_choose(names: list[str]) -> object:
@@ -194,14 +189,14 @@ def test_policies_swapped_between_cycles_change_nothing_in_the_output(model: str
     session.router.choose = swap_and_choose  # type: ignore[assignment,method-assign]
     for seed in range(4):
         prompt = tiny_prompt(seed)
-        expected = engine.session(method("greedy")).generate(prompt, 40).tokens
+        expected = Session(engine, method("greedy")).generate(prompt, 40).tokens
         assert session.generate(prompt, 40).tokens == expected
     assert len({e.policy_version for e in session.sink}) > 20
     assert len({e.arm for e in session.sink}) > 1
 
 
 def test_events_carry_what_the_cycle_was() -> None:
-    session = tiny_engine(2).session(labelling(2.0, "chain"))
+    session = Session(tiny_engine(2), labelling(2.0, "chain"))
     made = session.generate(tiny_prompt(2), 48, workload="told", tenant="one")
     by_position = {c.position: c for c in made.cycles}
     assert len(session.sink) > 20
@@ -224,7 +219,7 @@ def test_later_requests_draft_from_earlier_outputs_of_their_own_tenant_only() ->
     prompt = [5, 0, 9, 1]
 
     def cycles(tenants: tuple[str, str]) -> int:
-        session = engine.session(method("suffix"))
+        session = Session(engine, method("suffix"))
         for tenant in tenants:
             made = session.generate(prompt, 40, tenant=tenant)
         return len(made.cycles)
@@ -234,9 +229,9 @@ def test_later_requests_draft_from_earlier_outputs_of_their_own_tenant_only() ->
 
 def test_speculation_switched_off_drafts_nothing() -> None:
     engine, prompt = tiny_engine(2), tiny_prompt(2)
-    expected = engine.session(method("greedy")).generate(prompt, 40).tokens
+    expected = Session(engine, method("greedy")).generate(prompt, 40).tokens
     for m in all_methods():
-        session = engine.session(m)
+        session = Session(engine, m)
         made = session.generate(prompt, 40, speculate=False, known=expected)
         assert made.tokens == expected
         assert {c.arm for c in made.cycles} == {"none"}
@@ -253,12 +248,12 @@ def test_a_rate_policy_under_live_costs_and_the_floor_is_lossless_too(model: Mod
     policy = Policy("", 1, 0.0, kind="survival", layers=((nothing, breaks_off),), rate=1.5)
     table = CostTable("dear", (1, 101), (1.0, 11.0), draft_us=0.2)
     engine, served = tiny_engine(2), Method("served", policy, model)
-    fixed = engine.session(served, costs=LiveCosts(table, live=False))
-    live = engine.session(served, costs=LiveCosts(table), floor=Floor(model != "none"))
+    fixed = Session(engine, served, costs=LiveCosts(table, live=False))
+    live = Session(engine, served, costs=LiveCosts(table), floor=Floor(model != "none"))
     cut = 0
     for seed in range(4):
         prompt = tiny_prompt(seed)
-        expected = engine.session(method("greedy")).generate(prompt, 60).tokens
+        expected = Session(engine, method("greedy")).generate(prompt, 60).tokens
         assert live.generate(prompt, 60).tokens == expected
         made = fixed.generate(prompt, 60)
         assert made.tokens == expected

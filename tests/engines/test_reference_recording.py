@@ -9,8 +9,11 @@ import torch
 
 from decoder.contracts.errors import EngineError
 from decoder.drafting import eagle3_teacher
-from decoder.engines.model_arm import ModelArm
-from decoder.engines.reference import ReferenceEngine, method, record
+from decoder.engines.reference.engine import ReferenceEngine
+from decoder.engines.reference.method import method
+from decoder.engines.reference.model_arm import ModelArm
+from decoder.engines.reference.recording import record
+from decoder.engines.reference.session import Session
 from tests.engines.tiny import Family, labelling, tiny_engine, tiny_prompt
 
 
@@ -32,7 +35,7 @@ def chains_one_by_one(engine: ReferenceEngine, prompt: list[int], output: list[i
 @pytest.mark.parametrize("seed", range(3))
 def test_every_position_equals_drafting_there(family: Family, seed: int) -> None:
     engine, prompt = tiny_engine(seed, family), tiny_prompt(seed)
-    output = engine.session(method("greedy")).generate(prompt, 40).tokens
+    output = Session(engine, method("greedy")).generate(prompt, 40).tokens
     recorded = record(engine, prompt, output)
     assert len(recorded) == 40
     with torch.inference_mode():
@@ -41,7 +44,7 @@ def test_every_position_equals_drafting_there(family: Family, seed: int) -> None
 
 def test_chains_are_run_in_blocks_without_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, prompt = tiny_engine(0), tiny_prompt(0)
-    output = engine.session(method("greedy")).generate(prompt, 60).tokens
+    output = Session(engine, method("greedy")).generate(prompt, 60).tokens
     whole = record(engine, prompt, output)
     assert sum(whole) > 5
     monkeypatch.setattr(eagle3_teacher, "ROWS", 7)
@@ -52,7 +55,7 @@ def test_chains_are_run_in_blocks_without_a_difference(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("seed", [0, 2])
 def test_the_engine_sees_cycle_by_cycle_what_was_recorded(seed: int, threshold: float) -> None:
     engine = tiny_engine(seed)
-    session = engine.session(labelling(threshold, "chain"))
+    session = Session(engine, labelling(threshold, "chain"))
     seen = 0
     for each in range(4):
         prompt = tiny_prompt(each)
@@ -68,10 +71,10 @@ def test_the_engine_sees_cycle_by_cycle_what_was_recorded(seed: int, threshold: 
 
 def test_an_output_that_ended_at_a_stop_id() -> None:
     engine, prompt = tiny_engine(2), tiny_prompt(2)
-    free = engine.session(method("greedy")).generate(prompt, 60).tokens
+    free = Session(engine, method("greedy")).generate(prompt, 60).tokens
     whole = record(engine, prompt, free)
     stop = next(t for t in set(free) if 5 < free.index(t) < 40)
-    session = engine.session(method("eagle3"))
+    session = Session(engine, method("eagle3"))
     made = session.generate(prompt, 60, stop_ids=frozenset({stop}))
     recorded = record(engine, prompt, made.tokens)
     for position, accepted in enumerate(recorded):

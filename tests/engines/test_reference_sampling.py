@@ -13,8 +13,10 @@ from functools import cache
 import pytest
 import torch
 
-from decoder.engines.acceptance import distribution
-from decoder.engines.reference import METHODS, Method, ReferenceEngine, Sampling, method
+from decoder.engines.reference.acceptance import distribution
+from decoder.engines.reference.engine import ReferenceEngine
+from decoder.engines.reference.generation import Sampling
+from decoder.engines.reference.method import METHODS, Method, method
 from decoder.settings import WorkerSettings
 from tests.engines.chi_square import goodness_of_fit, homogeneity
 from tests.engines.tiny import labelling, learned_policy, tiny_head, tiny_target

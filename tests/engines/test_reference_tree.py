@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from decoder.drafting.tree import ROOT, DraftTree, chain
-from decoder.engines.kv_cache import KVCache
-from decoder.engines.target import Target
+from decoder.engines.reference.kv_cache import KVCache
+from decoder.engines.reference.target import Target
 from tests.engines.tiny import Family, tiny_prompt, tiny_target
 
 LISTENS = (1, 2, 4)
@@ -86,7 +86,7 @@ def test_the_accepted_path_is_all_that_stays_in_the_cache(seed: int) -> None:
 
 @torch.inference_mode()
 def test_the_cache_outgrows_what_was_reserved(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("decoder.engines.kv_cache.SPARE", 3)
+    monkeypatch.setattr("decoder.engines.reference.kv_cache.SPARE", 3)
     target = Target(tiny_target(0), LISTENS)
     text, cache = tiny_prompt(0), KVCache()
     target.prefill(text, cache)

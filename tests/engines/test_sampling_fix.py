@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from decoder.engines.vllm_cpu import expand_batch_to_tokens
+from decoder.engines.vllm.sampling import expand_batch_to_tokens
 
-REGISTER = "from decoder.engines.vllm_plugin import register; register(); register()"
+REGISTER = "from decoder.engines.vllm.plugin import register; register(); register()"
 UNLUCKY = "torch.Tensor.new_empty = lambda x, n: torch.full((n,), 64.0, dtype=x.dtype)"
 """Memory that holds an earlier value: what an uninitialised tensor shows is then known."""
 SCRIPT = """

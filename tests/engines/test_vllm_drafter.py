@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from decoder.engines.vllm_drafter import LateDrafter, guarded
+from decoder.engines.vllm.drafter import LateDrafter, guarded
 
 BLOCK = 4
 BLOCKS = 64

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from decoder.engines.vllm_plugin import LABEL_LIMIT, _options
+from decoder.engines.vllm.plugin import LABEL_LIMIT, _options
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_labels_from_a_client_are_cut_and_speculation_can_be_switched_off() -> N
     assert options.max_tokens <= 128
 
 
-@pytest.mark.parametrize("module", ["decoder.engines.vllm_plugin", "pipelines.cli"])
+@pytest.mark.parametrize("module", ["decoder.engines.vllm.plugin", "pipelines.cli"])
 def test_what_starts_before_vllm_brings_no_llvm(module: str) -> None:
     """vLLM's CPU worker looks through every module for kernels and fails on llvmlite's."""
     code = f"import sys, {module}; sys.exit('llvmlite' in sys.modules)"

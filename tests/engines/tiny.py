@@ -10,11 +10,11 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from decoder.contracts.bundle import Policy, frequency_policy
 from decoder.contracts.features import FEATURES, NUM_FEATURES
-from decoder.contracts.policy import Policy, frequency_policy
 from decoder.drafting.eagle3 import Eagle3Head, HeadConfig
-from decoder.engines.method import ModelArm
-from decoder.engines.reference import METHODS, Method, ReferenceEngine, method
+from decoder.engines.reference.engine import ReferenceEngine
+from decoder.engines.reference.method import METHODS, Method, ModelArm, method
 from decoder.settings import WorkerSettings
 
 Family = Literal["llama", "qwen3"]

@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from decoder.contracts.policy import Policy, frequency_policy
-from decoder.engines.method import ModelArm
-from decoder.engines.reference import ReferenceEngine
+from decoder.contracts.bundle import Policy, frequency_policy
+from decoder.engines.reference.engine import ReferenceEngine
+from decoder.engines.reference.method import ModelArm
+from decoder.engines.reference.session import Session
 from tests.conftest import random_policy
 from tests.engines.tiny import labelling, learned_policy, tiny_engine, tiny_prompt
 
@@ -105,7 +106,7 @@ def tiny_trial(model: ModelArm) -> Trial:
     """The reference engine in this process, on a random model of twelve tokens."""
     limit = 96
     engine = tiny_engine(2, max_model_len=limit)
-    session = engine.session(labelling(0.0, model))
+    session = Session(engine, labelling(0.0, model))
     asks = [Ask(f"free-{i}", tiny_prompt(i), 40) for i in range(4)]
     asks += [Ask(f"off-{i}", tiny_prompt(i), 40, speculate=False) for i in range(2)]
     asks += [Ask(f"stop-{i}", tiny_prompt(i), 40, stop_ids=[3, 8]) for i in range(4)]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from decoder.contracts.policy import Policy, frequency_policy
+from decoder.contracts.bundle import Policy, frequency_policy
 from learner import train
 from learner.costs import NOMINAL, measure
 from learner.gate import judge

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
-from decoder.contracts.bundle import from_bytes
 from decoder.contracts.errors import BrokerError
 from decoder.contracts.events import DraftEvent, encode_batch
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import LearnerStatus, decode_status
 from decoder.contracts.topics import DRAFTS, POLICY, STATUS, Topic
+from decoder.policy.probes import from_bytes
 from learner.loop import Learner, run
 from learner.publish import PolicyPublisher, StatusProducer
 from learner.registry import Registry

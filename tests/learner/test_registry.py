@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from mlflow import MlflowClient
 
+from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import RegistryError
 from decoder.contracts.features import NUM_FEATURES
-from decoder.contracts.policy import Policy, predict
+from decoder.policy.estimate import predict
 from learner.registry import ARTIFACT, Registry, Standing, model_name
 from tests.conftest import random_policy
 

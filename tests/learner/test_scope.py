@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from decoder.contracts.policy import Policy, predict
+from decoder.contracts.bundle import Policy
+from decoder.policy.estimate import predict
 from learner import train
 from learner.rows import Rows, from_events
 from learner.scope import Scope

@@ -10,10 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decoder.contracts.bundle import from_bytes, to_bytes
-from decoder.contracts.policy import Kind, predict
-from decoder.contracts.rule import MODEL
-from decoder.contracts.survival import BUCKET_OF, BUCKETS
+from decoder.contracts.bundle import BUCKETS, Kind
+from decoder.policy.estimate import predict
+from decoder.policy.probes import from_bytes, to_bytes
+from decoder.policy.rule import MODEL
+from decoder.policy.survival import BUCKET_OF
 from learner import train
 from learner.losses import payoff_loss, survival_loss, survived
 from learner.rows import Rows, from_events

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decoder.contracts.policy import PAPER_THRESHOLD, frequency_policy
-from decoder.contracts.rule import CACHE, MODEL, NONE
+from decoder.contracts.bundle import frequency_policy
+from decoder.policy.estimate import PAPER_THRESHOLD
+from decoder.policy.rule import CACHE, MODEL, NONE
 from learner import train
 from learner.costs import Costs, measure, robust_line
 from learner.rows import from_events

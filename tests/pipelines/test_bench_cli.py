@@ -17,9 +17,9 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from transformers import PreTrainedTokenizerFast
 
-from decoder.contracts.bundle import to_bytes
 from decoder.contracts.errors import SettingsError
 from decoder.drafting.eagle3 import save_head
+from decoder.policy.probes import to_bytes
 from pipelines.bench import launch
 from pipelines.bench.asked import Asked
 from tests.engines.tiny import VOCABULARY, learned_policy, tiny_head, tiny_target

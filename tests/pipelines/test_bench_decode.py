@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from decoder.contracts.errors import EngineError, ModelError, SettingsError
-from decoder.engines.method import method
-from decoder.engines.reference import ReferenceEngine, Session
+from decoder.engines.reference.engine import ReferenceEngine
+from decoder.engines.reference.method import method
+from decoder.engines.reference.session import Session
 from decoder.settings import WorkerSettings
 from pipelines.bench import methods
 from pipelines.bench.decode import Plan, remember, rotated, run
@@ -134,13 +135,13 @@ def test_warm_up_prompts_fill_the_caches_and_are_not_measured(
 def test_remembering_leaves_what_decoding_leaves(engine: ReferenceEngine) -> None:
     """A session that was told of a generation proposes what one that made it proposes."""
     prompt, later = [0, 1, 2, 3] * 4, [5, 6, 7, 8, 9]
-    told, made = (engine.session(method("suffix")) for _ in range(2))
+    told, made = (Session(engine, method("suffix")) for _ in range(2))
     tokens = made.generate(prompt, 40).tokens
     remember(told, prompt, tokens, 40)
     assert told.sink == []
     after = [s.generate([*later, *tokens[:4]], 30) for s in (told, made)]
     assert [c.cache_len for c in after[0].cycles] == [c.cache_len for c in after[1].cycles]
-    plain = engine.session(method("greedy"))
+    plain = Session(engine, method("greedy"))
     remember(plain, prompt, tokens, 40)
     assert plain.sink == []
 
@@ -263,7 +264,7 @@ def test_a_session_drafts_by_its_methods_factor(engine: ReferenceEngine) -> None
     for made, longest in zip(
         methods.build(["suffix", "suffix@2"], {}, False, 4), (5, 10), strict=True
     ):
-        cache = engine.session(made).cache
+        cache = Session(engine, made).cache
         context = np.array([*text, 7, *text[:5]], np.int32)
         cache.start("r", context, "")
         draft = cache.propose("r", context, 64)

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from decoder.contracts.events import Arm
-from decoder.engines.generation import CycleRecord
-from decoder.engines.reference import ReferenceEngine
+from decoder.engines.reference.engine import ReferenceEngine
+from decoder.engines.reference.generation import CycleRecord
 from decoder.settings import WorkerSettings
 from pipelines.bench import serve
 from pipelines.bench.saturation import in_force

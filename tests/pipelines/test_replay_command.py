@@ -14,10 +14,11 @@ from click import unstyle
 from rich.console import Console
 from typer.testing import CliRunner
 
-from decoder.contracts.bundle import to_bytes
+from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import ModelError, PolicyRefused, TraceError
 from decoder.contracts.features import FEATURES
-from decoder.contracts.policy import Policy, predict
+from decoder.policy.estimate import predict
+from decoder.policy.probes import to_bytes
 from learner.rows import empty
 from pipelines.cli import app
 from pipelines.replay import command, measure

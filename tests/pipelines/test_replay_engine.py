@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decoder.contracts.costs import NOMINAL, CostTable
+from decoder.contracts.bundle import frequency_policy
 from decoder.contracts.errors import TraceError
-from decoder.contracts.policy import frequency_policy
-from decoder.contracts.rule import CACHE, MODEL, NONE
-from decoder.engines.method import Method, method
+from decoder.engines.reference.method import Method, method
+from decoder.policy.pricing import NOMINAL, CostTable
+from decoder.policy.rule import CACHE, MODEL, NONE
 from decoder.settings import WorkerSettings
 from pipelines.replay import walks
 from pipelines.replay.engine import hybrid, simulate
@@ -165,12 +165,13 @@ def test_the_oracle_takes_in_each_cycle_what_commits_most_for_its_time() -> None
 @pytest.mark.parametrize("seed", [0, 2])
 def test_the_simulator_counts_what_the_reference_engine_counts(seed: int) -> None:
     """The engine decodes for real; its recording is then decoded by the same methods."""
-    from decoder.engines.reference import record
+    from decoder.engines.reference.recording import record
+    from decoder.engines.reference.session import Session
     from tests.engines.tiny import learned_policy, tiny_engine, tiny_prompt
 
     engine, tokens = tiny_engine(seed), 60
     prompts = [tiny_prompt(each) for each in (seed, 5, seed, 8)]
-    greedy = engine.session(method("greedy"))
+    greedy = Session(engine, method("greedy"))
     outputs = [greedy.generate(prompt, tokens).tokens for prompt in prompts]
     traces = [
         Trace(str(i), p, o, allowed=tokens, model_accepted=record(engine, p, o))
@@ -181,7 +182,7 @@ def test_the_simulator_counts_what_the_reference_engine_counts(seed: int) -> Non
     tried.append(method("hybrid", policy=random_policy()))
     arms: set[int] = set()
     for by in tried:
-        session = engine.session(by)
+        session = Session(engine, by)
         real = [
             (i, c.position, c.arm, c.verified, c.accepted)
             for i, prompt in enumerate(prompts)
@@ -197,14 +198,15 @@ def test_the_simulator_counts_what_the_reference_engine_counts(seed: int) -> Non
 
 
 def test_the_simulator_ends_where_the_engine_stops() -> None:
-    from decoder.engines.reference import record
+    from decoder.engines.reference.recording import record
+    from decoder.engines.reference.session import Session
     from tests.engines.tiny import tiny_engine, tiny_prompt
 
     engine, prompt = tiny_engine(2), tiny_prompt(2)
-    output = engine.session(method("greedy")).generate(prompt, 60).tokens
+    output = Session(engine, method("greedy")).generate(prompt, 60).tokens
     stop = frozenset({output[40]})
     for name in ("eagle3", "suffix", "frequency"):
-        made = engine.session(method(name)).generate(prompt, 60, stop_ids=stop)
+        made = Session(engine, method(name)).generate(prompt, 60, stop_ids=stop)
         assert made.finish == "stop"
         recorded = record(engine, prompt, made.tokens)
         trace = Trace("s", prompt, made.tokens, allowed=60, model_accepted=recorded)

@@ -13,13 +13,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-FloatArray = NDArray[np.float32]
+from decoder.contracts.bundle import BUCKET_ENDS, BUCKETS, MAX_DRAFT
+from decoder.contracts.features import FloatArray
 
-BUCKET_ENDS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
-"""Last draft position (from 1) of each bucket; one more bucket holds everything behind."""
-BUCKETS: Final = len(BUCKET_ENDS) + 1
-MAX_DRAFT: Final = 512
-"""Longest cache draft that can be configured."""
 BUCKET_OF: Final = np.searchsorted(np.array(BUCKET_ENDS), np.arange(1, MAX_DRAFT + 1))
 """Bucket of draft position ``j`` at index ``j - 1``: int64 [MAX_DRAFT]."""
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Final, Literal
 
+from decoder.contracts.bundle import Policy, frequency_policy
 from decoder.contracts.errors import EngineError
-from decoder.contracts.policy import Policy, frequency_policy
 from decoder.settings import WorkerSettings
 
 ModelArm = Literal["none", "chain", "tree"]

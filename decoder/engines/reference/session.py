@@ -7,28 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, cast
+from typing import Literal, cast
 
 import numpy as np
 import torch
 
 from decoder.contracts.errors import EngineError
 from decoder.contracts.events import DraftEvent
+from decoder.costs import LiveCosts
 from decoder.drafting.suffix import CacheDraft, SuffixCache, Tokens
 from decoder.drafting.tree import DraftTree, chain
-from decoder.engines.acceptance import accept_greedy, accept_sampled, distribution
-from decoder.engines.generation import CycleRecord, Generation, Sampling
-from decoder.engines.kv_cache import KVCache
-from decoder.engines.method import ALWAYS, NEVER, Method
-from decoder.engines.recording import record
-from decoder.engines.target import Read
+from decoder.engines.reference.acceptance import accept_greedy, accept_sampled, distribution
+from decoder.engines.reference.engine import ReferenceEngine
+from decoder.engines.reference.generation import CycleRecord, Generation, Sampling
+from decoder.engines.reference.kv_cache import KVCache
+from decoder.engines.reference.method import ALWAYS, NEVER, Method
+from decoder.engines.reference.recording import record
+from decoder.engines.reference.target import Read
+from decoder.floor import Floor
 from decoder.labels import naive_accepted_length
 from decoder.router import Committed, Decision, DraftRouter, RequestOptions
-
-if TYPE_CHECKING:
-    from decoder.costs import LiveCosts
-    from decoder.engines.reference import ReferenceEngine
-    from decoder.floor import Floor
 
 
 class EventLog(list[DraftEvent]):

@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 
 from decoder import costs
-from decoder.contracts.costs import CostTable
+from decoder.policy.pricing import CostTable
 
 MANY: Final = 16
 """Requests that drafting is timed for, beside one."""

@@ -27,14 +27,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from decoder.contracts.costs import CostTable
 from decoder.contracts.errors import EngineError
 from decoder.contracts.settings import KafkaSettings
 from decoder.costs import LiveCosts
-from decoder.engines.vllm_cpu import mend_sampling
-from decoder.engines.vllm_drafter import MUCH, LateDrafter, guarded
-from decoder.engines.vllm_profile import profile
+from decoder.engines.vllm.drafter import MUCH, LateDrafter, guarded
+from decoder.engines.vllm.profile import profile
+from decoder.engines.vllm.sampling import mend_sampling
 from decoder.payoff.token_classes import token_class_table
+from decoder.policy.pricing import CostTable
 from decoder.requests import Committed, Decision, RequestOptions
 from decoder.scope import scope_of
 from decoder.settings import WorkerSettings

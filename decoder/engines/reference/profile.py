@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import torch
 
 from decoder import costs
-from decoder.contracts.costs import CostTable
 from decoder.drafting.tree import chain
-from decoder.engines.kv_cache import KVCache
-from decoder.engines.method import Method
-
-if TYPE_CHECKING:
-    from decoder.engines.reference import ReferenceEngine
+from decoder.engines.reference.engine import ReferenceEngine
+from decoder.engines.reference.kv_cache import KVCache
+from decoder.engines.reference.method import Method
+from decoder.policy.pricing import CostTable
 
 CONTEXT: Final = 64
 """Tokens of context that the timed steps stand behind."""

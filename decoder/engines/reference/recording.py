@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
 from decoder.contracts.errors import EngineError
 from decoder.drafting.eagle3_teacher import accepted_lengths
-
-if TYPE_CHECKING:
-    from decoder.engines.reference import ReferenceEngine
+from decoder.engines.reference.engine import ReferenceEngine
 
 
 def record(engine: ReferenceEngine, prompt: Sequence[int], output: Sequence[int]) -> list[int]:

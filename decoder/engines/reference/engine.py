@@ -3,7 +3,7 @@
 ::
 
     engine = ReferenceEngine.load("model", "drafter")
-    session = engine.session(method("frequency", threshold=4.0))
+    session = Session(engine, method("frequency", threshold=4.0))
     generation = session.generate(prompt_ids, max_tokens=128)
 
 Every method runs through the same :class:`~decoder.router.DraftRouter` as in vLLM, so that
@@ -23,25 +23,14 @@ from numpy.typing import NDArray
 
 from decoder.contracts.errors import ModelError
 from decoder.contracts.features import TOKEN_CLASSES
-from decoder.costs import LiveCosts
 from decoder.drafting.eagle3 import Eagle3Head, load_head
 from decoder.drafting.eagle3_tree import PAPER_TREE
-from decoder.drafting.suffix import SuffixCache
-from decoder.engines.generation import CycleRecord, Generation, Sampling
-from decoder.engines.method import METHODS, Method, method
-from decoder.engines.model_arm import ModelArm
-from decoder.engines.packed import pack
-from decoder.engines.recording import record
-from decoder.engines.session import Session
-from decoder.engines.target import Target
-from decoder.floor import Floor
+from decoder.engines.reference.method import Method
+from decoder.engines.reference.model_arm import ModelArm
+from decoder.engines.reference.packed import pack
+from decoder.engines.reference.target import Target
 from decoder.payoff.token_classes import token_class_table
 from decoder.settings import WorkerSettings
-
-__all__ = [
-    "METHODS", "CycleRecord", "Generation", "Method", "ReferenceEngine", "Sampling", "Session",
-    "method", "record",
-]  # fmt: skip
 
 
 class ReferenceEngine:
@@ -117,27 +106,6 @@ class ReferenceEngine:
     def has_drafter(self) -> bool:
         """Whether there is a model arm."""
         return self.head is not None
-
-    def session(
-        self,
-        method: Method,
-        *,
-        costs: LiveCosts | None = None,
-        floor: Floor | None = None,
-        cache: SuffixCache | None = None,
-    ) -> Session:
-        """A worker of its own: suffix cache, router and events. Costs little.
-
-        Args:
-            costs: as in a serving worker; nominal and constant unless given, so that decisions
-                depend on nothing but the text.
-            floor: as in a serving worker; unless given, the policy has its way.
-            cache: a suffix cache that knows more than the session will see; a new one unless given.
-
-        Raises:
-            EngineError: the method needs a drafter that this engine does not have.
-        """
-        return Session(self, method, costs, floor, cache)
 
     def longest_draft(self, method: Method) -> int:
         """Tokens that the method's model arm can have accepted in one cycle, at most."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from decoder.contracts.errors import ModelError
 from decoder.drafting.tree import DraftTree
-from decoder.engines.kv_cache import KVCache
+from decoder.engines.reference.kv_cache import KVCache
 
 
 @dataclass(frozen=True)

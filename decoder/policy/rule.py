@@ -19,10 +19,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.contracts.costs import MAX_TOKENS, CostTable
-from decoder.contracts.survival import FloatArray
+from decoder.contracts.features import FloatArray
+from decoder.policy.pricing import MAX_TOKENS, CostTable
 
 NONE, MODEL, CACHE = range(3)
+ARMS: Final = ("none", "model", "cache")
+"""Names of the arms by number, as events carry them."""
 
 Arms = NDArray[np.int8]
 Lengths = NDArray[np.int32]

@@ -1,0 +1,103 @@
+"""What a policy expects of drafts, and what it chooses of each.
+
+The learner tunes and gates with :func:`estimate` and :func:`decide_each`; workers run the same
+networks and the same rule, compiled for whole steps, in ``decoder.choice``.
+
+=============  ==================================  ===============================================
+kind           predicts a cache draft's payoff by  takes the cache draft
+=============  ==================================  ===============================================
+``frequency``  the suffix cache's counted score    from ``threshold`` on (Frequency-Based Hybrid)
+``payoff``     regression (paper, Table 10)        from ``threshold`` on (the paper's rule)
+``survival``   a hazard at each draft position     as long as it pays: ``policy.rule``
+=============  ==================================  ===============================================
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from decoder.contracts.bundle import BUCKETS, Policy
+from decoder.contracts.features import FEATURES, FloatArray
+from decoder.policy.rule import CACHE, MODEL, NONE, Choice, Situation, choose_each
+from decoder.policy.survival import chain_yield, survival
+
+PAPER_THRESHOLD: Final = 6.0
+"""Predicted accepted tokens from which the paper verifies a cache draft (Section 4, Appendix A)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What a policy expects of n drafts.
+
+    ``expected`` [n] is the accepted length of the cache draft in tokens, at least 0 and at most its
+    length. ``model`` [n] is the expected accepted length of a model draft in the same state. Of
+    the kind ``survival`` alone: ``curves`` [n, w], the survival of the cache draft.
+    """
+
+    expected: FloatArray
+    lengths: NDArray[np.int32]
+    model: FloatArray
+    curves: FloatArray | None = None
+
+
+def network(policy: Policy, features: FloatArray) -> FloatArray:
+    """Raw outputs [n, outputs] of the policy's network for ``features`` float32 [n, features]."""
+    hidden = features
+    last = len(policy.layers) - 1
+    for index, (weight, bias) in enumerate(policy.folded):
+        hidden = hidden.dot(weight)
+        hidden += bias
+        if index < last:
+            np.maximum(hidden, 0.0, out=hidden)
+    return hidden
+
+
+def estimate(policy: Policy, features: FloatArray, model_len: int) -> Estimate:
+    """What ``policy`` expects of the drafts described by ``features`` float32 [n, features].
+
+    Args:
+        model_len: tokens of a model draft; 0 without a model drafter.
+    """
+    lengths = features[:, _DRAFT_LEN]
+    whole = lengths.astype(np.int32)
+    if policy.kind == "survival":
+        outputs = network(policy, features)
+        curves = survival(outputs[:, :BUCKETS], whole)
+        model = chain_yield(outputs[:, BUCKETS], model_len if policy.use_model else 0)
+        return Estimate(curves.sum(axis=1), whole, model, curves)
+    raw = features[:, _SCORE] if policy.kind == "frequency" else network(policy, features)[:, 0]
+    expected = np.minimum(np.maximum(raw, 0.0), lengths)
+    payoff = policy.model_payoff if model_len and policy.use_model else 0.0
+    return Estimate(expected, whole, np.full(len(features), payoff, np.float32))
+
+
+def predict(policy: Policy, features: FloatArray) -> FloatArray:
+    """Expected accepted length [n], tokens, of the cache drafts with ``features`` [n, features]."""
+    return estimate(policy, features, 0).expected
+
+
+_SCORE: Final = FEATURES.index("score")
+_DRAFT_LEN: Final = FEATURES.index("draft_len")
+
+
+def decide_each(
+    policy: Policy, estimated: Estimate, situation: Situation, batch: NDArray[np.integer]
+) -> Choice:
+    """Arm and draft length of n rows of different steps, each shared by ``batch`` [n] requests."""
+    if policy.kind != "survival":
+        return _threshold(policy, estimated, situation)
+    assert estimated.curves is not None
+    if not policy.use_model:
+        situation = replace(situation, model_len=0)
+    return choose_each(estimated.curves, estimated.model, batch, policy.rate, situation)
+
+
+def _threshold(policy: Policy, estimated: Estimate, situation: Situation) -> Choice:
+    k = situation.model_len if policy.use_model else 0
+    taken = (estimated.expected >= policy.threshold) & (estimated.lengths > 0)
+    arms = np.where(taken, CACHE, MODEL if k else NONE).astype(np.int8)
+    return Choice(arms, np.where(taken, estimated.lengths, k).astype(np.int32))
