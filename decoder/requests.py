@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from decoder.contracts.bundle import Policy
 from decoder.contracts.events import Arm
 from decoder.contracts.features import FloatArray
 from decoder.drafting.suffix import Tokens
@@ -17,7 +18,11 @@ from decoder.payoff.memory import History, Keys, TenantMemory
 
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
-    """What a request asks for. ``stop_ids`` are the token ids that end it."""
+    """What a request asks for. ``stop_ids`` are the token ids that end it.
+
+    ``opaque``, ``tenant`` and ``session`` are pseudonyms, and the only names of it that leave the
+    worker; ``choice`` counts the choices of one client request.
+    """
 
     max_tokens: int
     max_model_len: int
@@ -25,6 +30,9 @@ class RequestOptions:
     tenant: str = ""
     workload: str = ""
     speculate: bool = True
+    opaque: str = ""
+    session: str = ""
+    choice: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +91,14 @@ class Cycle:
     batch_size: int
     step: Step
     draft_us: float
+    drafted_len: int = 0  # of the arm's draft, as the engine made it
     committed: int = 0
     verified_len: int = 0
     model_accepted: int | None = None
     step_tokens: int = 0
     step_us: float = 0.0
+    policy: Policy | None = None  # that decided
+    side: str = ""  # of a trial
 
 
 @dataclass(slots=True)
