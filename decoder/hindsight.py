@@ -22,7 +22,8 @@ def outcomes_of(
         accepted: of its cache draft, tokens.
         model_payoff: what a model draft has to expect here; one that was verified says more.
     """
-    k, batch, step = cycle.model_len, cycle.batch_size, cycle.step
+    step = cycle.step
+    k, batch = step.model_len, step.batch
     plain = float(costs.dense[batch])
 
     def time(length: int, total: int) -> float:
@@ -55,13 +56,14 @@ def event_of(number: int | str, request: Request, label: Label[Cycle], censored:
     """
     if isinstance(number, str):
         number = int(number.rpartition("/")[2])
-    cycle, options, policy = label.subject, request.options, label.subject.policy
+    cycle, options = label.subject, request.options
+    step, policy = cycle.step, cycle.step.policy
     seen = cycle.arm == CACHE and (
         label.accepted < cycle.verified_len or cycle.verified_len >= cycle.draft_len
     )
     return DraftEvent(
         number=number,
-        time=cycle.wall,
+        time=step.wall,
         request=options.opaque or request.name,
         tenant=options.tenant,
         session=options.session,
@@ -69,14 +71,14 @@ def event_of(number: int | str, request: Request, label: Label[Cycle], censored:
         workload=options.workload,
         cycle=cycle.index,
         position=cycle.position,
-        policy_version=cycle.policy_version,
+        policy_version=step.version,
         publication=policy.publication if policy else 0,
         role=policy.role if policy else "",
-        side=cycle.side,
-        parameter=cycle.parameter,
+        side=step.side,
+        parameter=step.parameter,
         parameter_name=policy.parameter_name if policy else "",
-        predicted=cycle.predicted,
-        predicted_model=cycle.predicted_model,
+        predicted=float(step.expected[cycle.row]),
+        predicted_model=float(step.model[cycle.row]),
         arm=ARMS[cycle.arm if cycle.verified_len else NONE],
         draft_len=cycle.draft_len,
         drafted_len=max(cycle.drafted_len, cycle.verified_len),
@@ -85,9 +87,9 @@ def event_of(number: int | str, request: Request, label: Label[Cycle], censored:
         label=("verified" if seen else "hindsight") if cycle.draft_len else "",
         censored=censored,
         model_accepted=cycle.model_accepted,
-        batch_size=cycle.batch_size,
-        step_tokens=cycle.step_tokens,
-        draft_us=cycle.draft_us,
-        step_us=cycle.step_us,
-        features=cycle.features,
+        batch_size=step.batch,
+        step_tokens=step.tokens,
+        draft_us=step.draft_us,
+        step_us=step.us,
+        features=step.features[cycle.draft] if cycle.draft_len else None,
     )
