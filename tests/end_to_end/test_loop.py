@@ -24,7 +24,7 @@ from decoder.contracts.bundle import frequency_policy
 from decoder.contracts.events import DraftEvent, decode_batch
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import LearnerStatus, WorkerStatus, decode_status
-from decoder.contracts.topics import DRAFTS, POLICY, STATUS
+from decoder.contracts.topics import DRAFTS, POLICY, STATUS, policy_key
 from decoder.drafting.suffix import SuffixCache
 from decoder.labels import naive_accepted_length
 from decoder.settings import WorkerSettings
@@ -131,7 +131,7 @@ def answers(stack: Stack, reader: Reader) -> dict[str, Answer]:
             found[name] = ask(stack, list(prompt.messages), name)
             stack.check()
             reader.read()
-    made = lambda: reader.workers[-1].drafts_labelled  # noqa: E731
+    made = lambda: reader.workers[-1].events_made  # noqa: E731
     reader.until("every label", lambda: reader.workers[-1].requests_stopped == len(found))
     reader.until("every event", lambda: len(reader.events) == made())
     return found
@@ -171,7 +171,7 @@ def test_every_label_equals_the_accepted_length_of_the_returned_tokens(
     answers: dict[str, Answer], reader: Reader
 ) -> None:
     by_name: dict[str, dict[int, DraftEvent]] = defaultdict(dict)
-    for event in reader.events:
+    for event in (e for e in reader.events if e.draft_len):
         assert event.position not in by_name[event.workload], "an event was sent twice"
         by_name[event.workload][event.position] = event
     cache, kinds = SuffixCache(WorkerSettings()), set()
@@ -203,13 +203,15 @@ def test_nothing_is_lost_between_worker_and_learner(
         "the learner to have read everything",
         lambda: (
             reader.learners[-1].events_consumed
-            == reader.workers[-1].drafts_labelled
+            == reader.workers[-1].events_made
             == reader.workers[-1].events_sent
         ),
     )
     worker, learner = reader.workers[-1], reader.learners[-1]
     assert worker.events_dropped == worker.events_failed == worker.faults == 0
+    assert worker.events_unaccounted == 0 and not worker.events_refused
     assert learner.records_refused == learner.events_duplicate == 0
+    assert learner.records_missing == learner.records_duplicate == 0
     assert worker.tokens == sum(len(a.output) for a in answers.values())
     assert set(worker.cycles) >= {"cache", "model"}
 
@@ -265,7 +267,9 @@ def test_a_malformed_bundle_is_refused_and_counted(stack: Stack, reader: Reader)
 
     before = reader.workers[-1].policy_version
     producer = KafkaProducer(enable_idempotence=False, **stack.kafka.client_options())
-    producer.send(POLICY.name, key=embedded_scope().encode(), value=b"not a bundle").get(10)
+    producer.send(
+        POLICY.name, key=policy_key(embedded_scope(), "champion"), value=b"not a bundle"
+    ).get(10)
     producer.close()
     reader.until("the refusal", lambda: reader.workers[-1].refusals.get("malformed") == 1)
     assert reader.workers[-1].policy_version == before
