@@ -39,7 +39,6 @@ class WorkerSettings(Settings):
     )
     suffix_max_offset: float = 0.0
     suffix_min_prob: float = Field(0.1, ge=0, le=1)
-    suffix_cached_requests: int = Field(
-        2_000, ge=0, description="finished outputs kept for other requests, each tenant; 0: none"
+    cache_gib: float = Field(
+        2.0, gt=0, le=4096, description="GiB that suffix trees take, of all tenants together"
     )
-    suffix_tenants: int = Field(64, ge=1, description="tenants whose caches are kept")
