@@ -17,7 +17,11 @@ from decoder.payoff.memory import History, Keys, TenantMemory
 
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
-    """What a request asks for. ``stop_ids`` are the token ids that end it."""
+    """What a request asks for. ``stop_ids`` are the token ids that end it.
+
+    ``opaque``, ``tenant`` and ``session`` are pseudonyms, and the only names of it that leave the
+    worker; ``choice`` counts the choices of one client request.
+    """
 
     max_tokens: int
     max_model_len: int
@@ -25,6 +29,9 @@ class RequestOptions:
     tenant: str = ""
     workload: str = ""
     speculate: bool = True
+    opaque: str = ""
+    session: str = ""
+    choice: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +45,16 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """One cycle's outcome: tokens committed, and how many draft tokens were really verified."""
+    """One cycle's outcome: tokens committed, and how many draft tokens were really verified.
+
+    ``length`` is what the engine holds for the request after the step, prompt and output tokens
+    together; 0 where it does not say.
+    """
 
     request: str
     tokens: Sequence[int]
     verified_len: int
+    length: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +75,7 @@ class Cycle:
     """One decision and what became of it; completed when the step is observed.
 
     ``wanted`` and ``wanted_len`` are the policy's own choice, ``arm`` what the floor made of it.
+    What was really drafted and verified is the engine's word.
     """
 
     index: int
@@ -83,6 +96,7 @@ class Cycle:
     batch_size: int
     step: Step
     draft_us: float
+    drafted_len: int = 0  # of the arm's draft, as the engine made it
     committed: int = 0
     verified_len: int = 0
     model_accepted: int | None = None
