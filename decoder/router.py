@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -38,7 +38,7 @@ from decoder.floor import DOUBT, PLAIN_EVERY, PROBE_EVERY, Floor
 from decoder.hindsight import event_of, outcomes_of
 from decoder.labels import Label
 from decoder.payoff.featurize import DraftState, featurize
-from decoder.payoff.memory import History, Keys, TenantMemory, memory_keys
+from decoder.payoff.memory import History, Keys, TenantMemories, memory_keys
 from decoder.payoff.model_arm import ModelArm
 from decoder.policy.rule import ARMS, CACHE, MODEL, NONE, Arms
 from decoder.rate import LiveRate
@@ -127,7 +127,7 @@ class DraftRouter:
         self._event_prefix = f"{worker}/{time.time_ns():x}/"
         self._events = 0
         self._requests: dict[str, Request] = {}
-        self._tenants: OrderedDict[str, TenantMemory] = OrderedDict()
+        self._memories = TenantMemories(cache.memory_bytes)
         self._decided = 0.0  # seconds of the performance counter
         self._settled_us = 0.0  # of the time since then
         self._own_us = self._exposed_us = 0.0  # of this step, as in :class:`Counters`
@@ -152,18 +152,19 @@ class DraftRouter:
             ValueError: the request is followed already.
         """
         prompt = np.ascontiguousarray(prompt, dtype=np.int32)
-        self._cache.start(request, prompt, options.tenant)
+        # As one text: what a request wrote before it was met is not written for others again.
+        text = np.concatenate([prompt, np.asarray(output, np.int32)]) if len(output) else prompt
+        self._cache.start(request, text, options.tenant)
         grown = np.empty(len(prompt) + len(output) + INITIAL_ROOM, np.int32)
         grown[: len(prompt)] = prompt
         started = Request(
-            request, options, grown, len(prompt), len(prompt), self._memory(options.tenant),
+            request, options, grown, len(prompt), len(prompt), self._memories.of(options.tenant),
             History(model=self.model_arm.payoff(self._model_len)) if self._model_len else History(),
         )  # fmt: skip
         self._requests[request] = started
         self.counters.started += 1
         if len(output):
             started.append(output)
-            self._cache.extend(request, output)
 
     def observe(self, outcomes: Sequence[Committed], step_tokens: int, usual: bool = True) -> None:
         """Take in what the last step committed; labels resolve.
@@ -238,6 +239,7 @@ class DraftRouter:
         policy, wall = self.policy, time.time()
         asked = [self._requests.get(name) for name in names]
         requests = [r for r in asked if r is not None and r.may_speculate]
+        self._cache.index()
         drafts = [self._propose(r) for r in requests]
         states = [self._state(r, d) for r, d in zip(requests, drafts, strict=True) if d is not None]
         features = featurize(states, self._classes)
@@ -399,14 +401,6 @@ class DraftRouter:
             draft, request.prompt_len, request.generated, request.options.max_tokens,
             request.labels.streak, request.history, request.memory, keys,
         )  # fmt: skip
-
-    def _memory(self, tenant: str) -> TenantMemory:
-        found = self._tenants.setdefault(tenant, TenantMemory())
-        self._tenants.move_to_end(tenant)
-        if len(self._tenants) > self._cache.max_tenants:
-            # Requests still running keep their own reference, so the eviction hurts nobody.
-            self._tenants.popitem(last=False)
-        return found
 
     def _arms(
         self, wanted: Arms, requests: Sequence[Request], drafts: Sequence[CacheDraft | None]

@@ -36,6 +36,8 @@ STEP_TOKENS: Final = 512
 """Tokens indexed in a step, or as much freed: 0.4 to 1.8 ms."""
 SLACK: Final = 8
 """This part of the budget, one of so many, is kept for what is given up and not yet freed."""
+MEMORIES: Final = 16
+"""Memories of payoffs may take one part in so many of what the trees may."""
 EVERYTHING: Final = 1 << 62
 
 
@@ -84,6 +86,8 @@ class SuffixCache:
     """Suffix trees of the active requests and, by key, of outputs. For one thread.
 
     Attributes:
+        depth, most: tokens of context that are matched, and of a draft, at most.
+        limits: of a draft, as :func:`better_of` takes them.
         evicted: segments of outputs that gave way to others.
         shed: requests under way that lost their own tree.
     """
@@ -101,8 +105,8 @@ class SuffixCache:
 
         s = settings
         self._new_tree: Callable[[int], Any] = SuffixTree
-        self._depth, self._most = s.suffix_max_depth, s.suffix_max_draft
-        self._limits = (s.suffix_max_factor, s.suffix_max_offset, s.suffix_min_prob, False)
+        self.depth, self.most = s.suffix_max_depth, s.suffix_max_draft
+        self.limits = (s.suffix_max_factor, s.suffix_max_offset, s.suffix_min_prob, False)
         self._budget = int(s.cache_gib * 2**30)
         self._shares = Shares(self._budget - self._budget // SLACK, clock)
         self._active: dict[str, _Active] = {}
@@ -124,6 +128,11 @@ class SuffixCache:
         return self._shares.held + self._graveyard.held
 
     @property
+    def memory_bytes(self) -> int:
+        """Bytes that memories of payoffs may take beside the trees."""
+        return self._budget // MEMORIES
+
+    @property
     def waiting(self) -> int:
         """Requests whose prompts are not wholly indexed."""
         return len(self._fresh) + len(self._waiting)
@@ -142,7 +151,7 @@ class SuffixCache:
             raise ValueError(f"request {request!r} is active already")
         owner = owner_of(key)
         self._shares.visit(owner)
-        local = Local(self._new_tree(self._depth), prompt)
+        local = Local(self._new_tree(self.depth), prompt)
         shared = None if key == ALONE else self._shared_of(key, owner)
         if shared is not None:
             shared.users += 1
@@ -199,7 +208,7 @@ class SuffixCache:
         return better_of(
             None if active.local is None else active.local.tree,
             None if shared is None or not shared.sequences else shared.tree,
-            context[-self._depth :], min(limit, self._most), self._limits,
+            context[-self.depth :], min(limit, self.most), self.limits,
         )  # fmt: skip
 
     def stop(self, request: str) -> None:
@@ -264,7 +273,7 @@ class SuffixCache:
     def _shared_of(self, key: str, owner: str) -> Shared:
         shared = self._shared.get(key)
         if shared is None:
-            shared = self._shared[key] = Shared(key, owner, self._new_tree(self._depth))
+            shared = self._shared[key] = Shared(key, owner, self._new_tree(self.depth))
             self._shares.grow(owner, TREE_BYTES)
         return shared
 
