@@ -38,7 +38,7 @@ from decoder.floor import DOUBT, PLAIN_EVERY, PROBE_EVERY, Floor
 from decoder.hindsight import event_of, outcomes_of
 from decoder.labels import Label
 from decoder.payoff.featurize import DraftState, featurize
-from decoder.payoff.memory import History, Keys, TenantMemories, memory_keys
+from decoder.payoff.memory import History, TenantMemories, memory_keys
 from decoder.payoff.model_arm import ModelArm
 from decoder.policy.rule import ARMS, CACHE, MODEL, NONE, Arms
 from decoder.rate import LiveRate
@@ -154,17 +154,19 @@ class DraftRouter:
         prompt = np.ascontiguousarray(prompt, dtype=np.int32)
         # As one text: what a request wrote before it was met is not written for others again.
         text = np.concatenate([prompt, np.asarray(output, np.int32)]) if len(output) else prompt
-        self._cache.start(request, text, options.tenant)
+        self._cache.start(request, text, options.key)
         grown = np.empty(len(prompt) + len(output) + INITIAL_ROOM, np.int32)
         grown[: len(prompt)] = prompt
         started = Request(
-            request, options, grown, len(prompt), len(prompt), self._memories.of(options.tenant),
+            request, options, grown, len(prompt), len(prompt), self._memories.of(options.key),
+            tuple(prompt[-2:].tolist()),
             History(model=self.model_arm.payoff(self._model_len)) if self._model_len else History(),
         )  # fmt: skip
         self._requests[request] = started
         self.counters.started += 1
         if len(output):
             started.append(output)
+            self._cache.extend(request, output)
 
     def observe(self, outcomes: Sequence[Committed], step_tokens: int, usual: bool = True) -> None:
         """Take in what the last step committed; labels resolve.
@@ -217,8 +219,7 @@ class DraftRouter:
             return None
         if cycle is not None:
             cycle.verified_len = outcome.verified_len
-            cycle.step_tokens = step_tokens
-            cycle.step_us = step_us
+            cycle.step.tokens, cycle.step.us = step_tokens, step_us
             cycle.committed = len(committed)
             self._count(request, cycle, len(outcome.tokens))
             if not cycle.draft_len:
@@ -236,61 +237,84 @@ class DraftRouter:
         A request that is unknown, has ended, or switched speculation off verifies nothing.
         """
         began = time.perf_counter()
-        policy, wall = self.policy, time.time()
-        asked = [self._requests.get(name) for name in names]
-        requests = [r for r in asked if r is not None and r.may_speculate]
+        policy, followed = self.policy, self._requests
+        requests: list[Request] = []
+        drafts: list[CacheDraft | None] = []
+        rooms, owners, states = [], [], []
         self._cache.index()
-        drafts = [self._propose(r) for r in requests]
-        states = [self._state(r, d) for r, d in zip(requests, drafts, strict=True) if d is not None]
+        for name in names:
+            request = followed.get(name)
+            room = self._room(request) if request is not None else 0
+            if request is None or room < 1:
+                continue
+            draft = self._propose(request, room)
+            if draft is not None:
+                owners.append(len(requests))
+                states.append(self._state(request, draft))
+            requests.append(request)
+            drafts.append(draft)
+            rooms.append(room)
         features = featurize(states, self._classes)
-        owners = np.array([i for i, d in enumerate(drafts) if d is not None], np.int64)
         wanted = choose(
-            policy, features, owners, len(requests), len(names), self.costs.table, self.rate.value,
-            self._model_len, chance=self.model_arm.chance, ratio=self.model_arm.ratio,
-            shorter=self._shorter,
+            policy, features, np.array(owners, np.int64), len(requests), len(names),
+            self.costs.table, self.rate.value, self._model_len, chance=self.model_arm.chance,
+            ratio=self.model_arm.ratio, shorter=self._shorter,
         )  # fmt: skip
-        k = wanted.model_len
-        parameter = self.rate.value if policy.kind == "survival" else policy.threshold
         arms = self._arms(wanted.arms, requests, drafts)
-        relieved = self.floor is not None and self.floor.in_force != "policy"
-        self._drafted = k if (arms == MODEL).any() else 0
         draft_us = (time.perf_counter() - began) * 1e6
         step = Step(
-            int(wanted.lengths.sum()),
-            sum(len(state.draft.tokens) for state in states),
-            int((wanted.arms == MODEL).sum()),
-        )
-        decisions, row = {}, 0
-        for i, (request, draft) in enumerate(zip(requests, drafts, strict=True)):
-            arm, mine = int(arms[i]), None
-            keys: Keys = ()
-            foreseen_here = None
-            if draft is not None:
-                mine, keys = features[row], states[row].keys
-                if wanted.foreseen is not None:
-                    foreseen_here = float(wanted.foreseen[row])
-                row += 1
-            cycle = Cycle(
-                request.cycles, wall, arm, int(wanted.arms[i]), int(wanted.lengths[i]),
-                policy.version, parameter, float(wanted.expected[i]),
-                float(wanted.model[i]), foreseen_here, request.generated,
-                len(draft.tokens) if draft else 0, k, mine, keys, len(names), step, draft_us,
-            )  # fmt: skip
-            request.cycle = cycle
-            request.cycles += 1
-            request.history.took(cache=arm == CACHE)
-            tokens: Sequence[int] = ()
-            if draft is not None:
-                request.labels.propose(draft.tokens, cycle)
-                if arm == CACHE:
-                    tokens = draft.tokens if relieved else draft.tokens[: cycle.wanted_len]
-            room = min(self._room(request), k) if arm == MODEL else self._room(request)
-            cycle.drafted_len = len(tokens) if arm == CACHE else room * (arm == MODEL)
-            decisions[request.name] = Decision(ARMS[arm], tokens, room)
+            int(wanted.lengths.sum()), sum(len(s.draft.tokens) for s in states),
+            int((wanted.arms == MODEL).sum()), len(names), time.time(), policy.version,
+            self.rate.value if policy.kind == "survival" else policy.threshold, wanted.model_len,
+            arms.tolist(), wanted.arms.tolist(), wanted.lengths.tolist(), wanted.expected,
+            wanted.model, wanted.foreseen, features, draft_us,
+        )  # fmt: skip
+        self._drafted = step.model_len if MODEL in step.arms else 0
+        decisions = self._decide(step, requests, drafts, rooms, states)
         self.counters.choose_us.append(draft_us)
         self._settled_us = 0.0
         self._decided = self._spent(began)
-        return [decisions.get(name, _NOTHING) for name in names]
+        if len(decisions) == len(names):
+            return decisions
+        found = {r.name: d for r, d in zip(requests, decisions, strict=True)}
+        return [found.get(name, _NOTHING) for name in names]
+
+    def _decide(
+        self,
+        step: Step,
+        requests: Sequence[Request],
+        drafts: Sequence[CacheDraft | None],
+        rooms: Sequence[int],
+        states: Sequence[DraftState],
+    ) -> list[Decision]:
+        """Open a cycle of each request; what it verifies."""
+        relieved = self.floor is not None and self.floor.in_force != "policy"
+        decisions, found = [], 0
+        for row, (request, draft, room) in enumerate(zip(requests, drafts, rooms, strict=True)):
+            arm = step.arms[row]
+            if draft is None:
+                cycle = Cycle(step, row, -1, request.cycles, request.generated, 0, ())
+            else:
+                tokens = draft.tokens
+                cycle = Cycle(
+                    step, row, found, request.cycles, request.generated, len(tokens),
+                    states[found].keys,
+                )  # fmt: skip
+                found += 1
+                request.labels.propose(tokens, cycle)
+            request.cycle = cycle
+            request.cycles += 1
+            request.history.took(arm == CACHE)
+            if arm == CACHE and draft is not None:
+                verified = tokens if relieved else tokens[: step.lengths[row]]
+                cycle.drafted_len = len(verified)
+                decisions.append(Decision("cache", verified, room))
+            elif arm == MODEL:
+                cycle.drafted_len = min(room, step.model_len)
+                decisions.append(Decision("model", (), cycle.drafted_len))
+            else:
+                decisions.append(Decision("none", (), room))
+        return decisions
 
     def drafted(self, names: Sequence[str], lengths: Sequence[int], k: int) -> None:
         """Take in what the engine made of the last choice.
@@ -381,22 +405,25 @@ class DraftRouter:
         self._exposed_us += (now - began) * 1e6
         return now
 
-    def _propose(self, request: Request) -> CacheDraft | None:
+    def _propose(self, request: Request, room: int) -> CacheDraft | None:
         context = request.tokens[: request.length]
         try:
-            return self._cache.propose(request.name, context, self._room(request))
+            return self._cache.propose(request.name, context, room)
         except Exception:
             log.exception("a request is left out of drafting: it cannot be looked up")
             self._leave_out(request, "fault")
             return None
 
     def _room(self, request: Request) -> int:
-        """Tokens of a draft for ``request`` at most."""
-        return min(request.room, self._longest)
+        """Tokens of a draft for ``request`` at most; 0 where it may have none."""
+        options, length = request.options, request.length
+        if not options.speculate or request.ended:
+            return 0
+        left = options.max_tokens - length + request.prompt_len
+        return min(left - 1, options.max_model_len - length - 1, self._longest)
 
     def _state(self, request: Request, draft: CacheDraft) -> DraftState:
-        end = request.length
-        keys = memory_keys(request.tokens[max(end - 2, 0) : end].tolist(), draft.tokens)
+        keys = memory_keys(request.tail, draft.tokens)
         return DraftState(
             draft, request.prompt_len, request.generated, request.options.max_tokens,
             request.labels.streak, request.history, request.memory, keys,
@@ -459,10 +486,10 @@ class DraftRouter:
         if self.floor is None or not cycle.committed:
             return
         undrafted = cycle.arm == MODEL and not cycle.drafted_len
-        tried = cycle.model_len and not undrafted
-        usual = self.model_arm.payoff(cycle.model_len) if tried else 0.0
+        tried = cycle.step.model_len and not undrafted
+        usual = self.model_arm.payoff(cycle.step.model_len) if tried else 0.0
         foreseen = outcomes_of(cycle, accepted, usual, self.costs.table)
-        self.floor.add(request.stretch, cycle.committed, foreseen, cycle.batch_size)
+        self.floor.add(request.stretch, cycle.committed, foreseen, cycle.step.batch)
 
     def _resolve(self, request: Request, label: Label[Cycle], censored: str) -> None:
         cycle = label.subject

@@ -16,7 +16,7 @@ import hmac
 import logging
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 from decoder.contracts.identity import Pseudonyms
@@ -35,17 +35,23 @@ Source = Literal["middleware", "client", "shared"]
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Pseudonyms of what a request belongs to. ``tenant`` is :data:`ALONE` if nobody knows."""
+    """Pseudonyms of what a request belongs to, "" where there is none.
+
+    ``alone`` says that nobody knows whose it is, so it shares nothing. ``workload`` names its kind
+    of traffic in telemetry, as any client may.
+    """
 
     tenant: str
     salt: str
     session: str
     request: str
+    workload: str = ""
+    alone: bool = False
 
     @property
     def key(self) -> str:
         """What requests have in common that may draft from each other's text."""
-        return ALONE if self.tenant == ALONE else cache_key(self.tenant, self.salt)
+        return ALONE if self.alone else cache_key(self.tenant, self.salt)
 
 
 class Identities:
@@ -102,22 +108,21 @@ class Identities:
             name: the engine's own for the request, in place of one that the middleware gave.
         """
         extra = extra_args or {}
+        workload = self._names.workload(str(extra.get("hvd_workload", "")))
         if SEAL in extra:
-            told = tuple(str(extra.get(key, "")) for key in NAMES)
-            if hmac.compare_digest(
-                str(extra[SEAL]).encode(errors="replace"), self._seal(told).encode()
-            ):
-                return Identity(*told)
+            tenant, salt, session, request = (str(extra.get(key, "")) for key in NAMES)
+            told = (tenant, salt, session, request)
+            seal = str(extra[SEAL]).encode(errors="replace")
+            if hmac.compare_digest(seal, self._seal(told).encode()):
+                return Identity(*told, workload)
             self._refuse()
-        session, salt, word = (
-            str(extra.get(key, "")) for key in ("hvd_session", "hvd_salt", "hvd_tenant")
-        )
+        word, salt, session = (str(extra.get(key, "")) for key in NAMES[:3])
         if self._source == "client":
-            return self.make("", salt, session, name, word)
-        made = self.make("", "", session, name)
-        if self._source == "middleware" or SEAL in extra:
-            return Identity(ALONE, "", made.session, made.request)
-        return made
+            made = self.make("", salt, session, name, word)
+        else:
+            made = self.make("", "", session, name)
+        alone = self._source == "middleware" or (SEAL in extra and self._source == "shared")
+        return replace(made, workload=workload, alone=alone)
 
     def _seal(self, told: tuple[str, ...]) -> str:
         text = "\0".join(("seal", *told)).encode(errors="surrogatepass")
