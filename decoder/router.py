@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -37,7 +37,7 @@ from decoder.floor import DOUBT, PLAIN_EVERY, PROBE_EVERY, Floor
 from decoder.hindsight import Resolved, outcomes_of
 from decoder.labels import Label
 from decoder.payoff.featurize import DraftState, featurize
-from decoder.payoff.memory import History, TenantMemory, memory_keys
+from decoder.payoff.memory import History, TenantMemories, memory_keys
 from decoder.payoff.model_arm import ModelArm
 from decoder.policy.rule import ARMS, CACHE, MODEL, NONE, Arms
 from decoder.rate import LiveRate
@@ -123,7 +123,7 @@ class DraftRouter:
         self.model_arm = ModelArm(policy.model_payoff or 1.0, self._model_len)
         self._events = 0
         self._requests: dict[str, Request] = {}
-        self._tenants: OrderedDict[str, TenantMemory] = OrderedDict()
+        self._memories = TenantMemories(cache.memory_bytes)
         self._decided = 0.0  # seconds of the performance counter
         self._settled_us = 0.0  # of the time since then
         self._own_us = self._exposed_us = 0.0  # of this step, as in :class:`Counters`
@@ -148,11 +148,13 @@ class DraftRouter:
             ValueError: the request is followed already.
         """
         prompt = np.ascontiguousarray(prompt, dtype=np.int32)
-        self._cache.start(request, prompt, options.tenant)
+        # As one text: what a request wrote before it was met is not written for others again.
+        text = np.concatenate([prompt, np.asarray(output, np.int32)]) if len(output) else prompt
+        self._cache.start(request, text, options.key)
         grown = np.empty(len(prompt) + len(output) + INITIAL_ROOM, np.int32)
         grown[: len(prompt)] = prompt
         started = Request(
-            request, options, grown, len(prompt), len(prompt), self._memory(options.tenant),
+            request, options, grown, len(prompt), len(prompt), self._memories.of(options.key),
             tuple(prompt[-2:].tolist()),
             History(model=self.model_arm.payoff(self._model_len)) if self._model_len else History(),
         )  # fmt: skip
@@ -235,6 +237,7 @@ class DraftRouter:
         requests: list[Request] = []
         drafts: list[CacheDraft | None] = []
         rooms, owners, states = [], [], []
+        self._cache.index()
         for name in names:
             request = followed.get(name)
             room = self._room(request) if request is not None else 0
@@ -422,14 +425,6 @@ class DraftRouter:
             draft, request.prompt_len, request.generated, request.options.max_tokens,
             request.labels.streak, request.history, request.memory, keys,
         )  # fmt: skip
-
-    def _memory(self, tenant: str) -> TenantMemory:
-        found = self._tenants.setdefault(tenant, TenantMemory())
-        self._tenants.move_to_end(tenant)
-        if len(self._tenants) > self._cache.max_tenants:
-            # Requests still running keep their own reference, so the eviction hurts nobody.
-            self._tenants.popitem(last=False)
-        return found
 
     def _arms(
         self, wanted: Arms, requests: Sequence[Request], drafts: Sequence[CacheDraft | None]

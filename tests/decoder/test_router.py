@@ -71,6 +71,7 @@ def test_every_label_is_the_accepted_length_of_a_fresh_replay(
     for event in sink.events:
         cache = SuffixCache(WorkerSettings())
         cache.start("again", np.array(prompt, np.int32), "")
+        cache.index()
         cache.extend("again", output[: event.position])
         context = np.array(prompt + output[: event.position], np.int32)
         draft = cache.propose("again", context, allowed - event.position - 1)

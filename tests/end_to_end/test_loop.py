@@ -177,6 +177,7 @@ def test_every_label_equals_the_accepted_length_of_the_returned_tokens(
     cache, kinds = SuffixCache(WorkerSettings()), set()
     for name, answer in answers.items():
         cache.start(name, np.array(answer.prompt, np.int32), "")
+        cache.index(None)
         for position in range(1, len(answer.output)):
             cache.extend(name, answer.output[position - 1 : position])
             event = by_name[name].pop(position, None)

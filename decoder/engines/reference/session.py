@@ -41,10 +41,14 @@ class EventLog(list[DraftEvent]):
 class NoCache:
     """In the place of a suffix cache for methods that have none: proposes nothing."""
 
-    max_tenants = 1
+    memory_bytes = 0
 
     def start(self, request: str, prompt: Tokens, tenant: str) -> None:
         """Nothing to index."""
+
+    def index(self) -> int:
+        """Nothing to index."""
+        return 0
 
     def extend(self, request: str, tokens: Sequence[int]) -> None:
         """Nothing to index."""
