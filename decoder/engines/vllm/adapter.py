@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from decoder.contracts.identity import Pseudonyms
 from decoder.engines.vllm.asked import options_of, text_of
 from decoder.engines.vllm.complaints import Complaints
 from decoder.engines.vllm.drafter import MUCH, LateDrafter
@@ -67,6 +68,7 @@ class Adapter:
         self._longest = longest
         self._has_model = has_model
         self._shares_blocks = shares_blocks
+        self._names = Pseudonyms()
         self._restarts: Counter[str] = Counter()
         self._hits = False  # whether a request of the step under way began in others' blocks
         self._drafter_failed = False
@@ -94,10 +96,10 @@ class Adapter:
                 new.num_computed_tokens for new in scheduler_output.scheduled_new_reqs
             )
 
-    def during_step(self) -> None:
-        """Do what the next choice can do without."""
+    def during_step(self, runner: Any) -> None:
+        """Do what the next choice can do without; on a GPU the target's pass has just begun."""
         with self._sparing("bookkeeping failed"):
-            self.worker.router.settle()
+            self.worker.router.settle(exposed=runner.device.type == "cpu")
 
     def propose(
         self,
@@ -186,8 +188,7 @@ class Adapter:
         catch_up = self._hits or len(live) < len(followed)
         chosen: dict[str, Decision] = {}
         with self._sparing("choosing drafts failed: this step goes on without drafts"):
-            most = max(runner.scheduler_config.max_num_scheduled_tokens - len(names), 0)
-            chosen = dict(zip(live, router.choose(live, most), strict=True))
+            chosen = dict(zip(live, router.choose(live), strict=True))
         longest = min(self._longest, scheduler_output.num_spec_tokens_to_schedule)
         known = runner.input_batch.vocab_size
         end = runner.effective_drafter_max_model_len if self._has_model else 0
@@ -213,7 +214,7 @@ class Adapter:
             if self._restarts[name] >= RESTARTS:
                 return
             self._restarts[name] += 1
-        options = options_of(state.sampling_params, max_model_len)
+        options = options_of(name, state.sampling_params, max_model_len, self._names)
         self.worker.router.start(name, text.prompt, options, text.output)
 
     def _made(

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from decoder.contracts.identity import Pseudonyms
 from decoder.drafting.suffix import Tokens
 from decoder.requests import RequestOptions
 
@@ -37,16 +38,30 @@ def text_of(state: Any, sampled: int) -> Text | None:
     return Text(prompt, tuple(state.output_token_ids[:before]))
 
 
-def options_of(parameters: Any, max_model_len: int) -> RequestOptions:
-    """What vLLM's ``SamplingParams`` say to the router."""
+def options_of(name: str, parameters: Any, max_model_len: int, names: Pseudonyms) -> RequestOptions:
+    """What vLLM's ``SamplingParams`` say to the router, of the request that vLLM calls ``name``."""
     extra = parameters.extra_args or {}
     # Not ``all_stop_token_ids``: with ignore_eos that still holds the ends vLLM goes on past.
     stops = {*(parameters.stop_token_ids or ()), parameters.eos_token_id} - {None}
+    choice, asked = choice_of(name)
     return RequestOptions(
         max_tokens=parameters.max_tokens or max_model_len,
         max_model_len=max_model_len,
         stop_ids=frozenset(stops),
-        tenant=str(extra.get("hvd_tenant", ""))[:LABEL_LIMIT],
+        tenant=names.of("tenant", str(extra.get("hvd_tenant", ""))),
         workload=str(extra.get("hvd_workload", ""))[:LABEL_LIMIT],
         speculate=str(extra.get("hvd_speculate", "on")).lower() not in _OFF,
+        opaque=names.of("request", asked),
+        choice=choice,
     )
+
+
+def choice_of(name: str) -> tuple[int, str]:
+    """Which choice a request is, and what its client's request is called.
+
+    vLLM makes a request of each of several choices, called ``0_...``, ``1_...`` and so on.
+    """
+    number, found, asked = name.partition("_")
+    if found and number.isdecimal() and number.isascii() and len(number) < 5:
+        return int(number), asked
+    return 0, name

@@ -196,7 +196,7 @@ def _execute_model(
         return original(runner, scheduler_output, *args, **kwargs)
     adapter.before_step(runner, scheduler_output)
     result = original(runner, scheduler_output, *args, **kwargs)
-    adapter.during_step()
+    adapter.during_step(runner)
     return result
 
 
