@@ -134,12 +134,15 @@ def make_worker(
     scope: str,
     token_classes: NDArray[np.float32],
     has_model: bool,
+    *,
+    longest: int = 64,
 ) -> Worker:
     """Put a worker together and start the threads that its settings switch on.
 
     Args:
         token_classes: float32 [vocabulary, classes].
         has_model: whether the engine has a model drafter.
+        longest: draft tokens of a request that the engine was started for.
     """
     queue = EventQueue(settings.queue_size, event_of)
     policy = initial_policy(settings, scope)
@@ -148,6 +151,7 @@ def make_worker(
         model_draft_tokens=settings.model_draft_tokens,
         costs=LiveCosts(),
         floor=Floor(has_model) if settings.floor else None,
+        longest=longest,
     )  # fmt: skip
 
     def apply(policy: Policy) -> None:
