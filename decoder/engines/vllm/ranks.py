@@ -21,6 +21,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any, Final, NoReturn, TypeVar
@@ -73,25 +74,29 @@ class Ranks:
         """Whether this rank decides, and is the one that has the router."""
         return self.rank == 0
 
-    def agree(self, rows: int, decide: Callable[[], Plan]) -> Plan:
-        """The plan of this step, the same on all ranks; ``decide`` runs on rank 0 alone.
+    def agree(
+        self, rows: int, decide: Callable[[], Plan], failed: Callable[[], None] = lambda: None
+    ) -> Plan:
+        """The plan of this step, the same on all ranks.
+
+        Args:
+            decide: makes a plan of so many rows; runs on rank 0 alone.
+            failed: told, while the exception is handled, that it made none. The step then drafts
+                nothing, and reads what was set aside: nobody else would see to that.
 
         Raises:
-            Exception: what ``decide`` raised, on rank 0, after the rest were told to draft nothing.
             SystemExit: the ranks are not at the same step, or out of reach of each other.
         """
-        if self.size == 1:
-            return decide()
         self._step += 1
         if not self.leads:
             return self._received(rows)
         try:
             plan = decide()
-            rest = write(self._message, self._step, rows, plan)
-        except Exception:
-            write(self._message, self._step, rows, Plan.nothing(rows))
-            self._broadcast(self._tensor)
-            raise
+            rest = write(self._message, self._step, rows, plan) if self.size > 1 else ()
+        except Exception:  # noqa: BLE001 - told by the caller
+            failed()
+            plan = replace(Plan.nothing(rows), catch_up=True)
+            rest = write(self._message, self._step, rows, plan) if self.size > 1 else ()
         self._broadcast(self._tensor)
         if len(rest):
             self._broadcast(torch.from_numpy(rest))
@@ -115,6 +120,16 @@ class Ranks:
             raise
         finally:
             self._due = False
+
+    def uneven(self) -> bool:
+        """Whether some rank has dropped what others have set aside; asked by all, then all drop it.
+
+        For passes whose need each rank finds in what it has set aside, and no plan tells.
+        """
+        if self.size == 1:
+            return False
+        lost, self._lost = self._lost, False
+        return bool(self._vote(out=int(lost)))
 
     def fell_out(self) -> None:
         """This rank's drafter has failed, and dropped what was set aside: all shall do so.
@@ -214,6 +229,8 @@ class Ranks:
         return int(outside)
 
     def _broadcast(self, tensor: torch.Tensor) -> None:
+        if self.size == 1:
+            return
         try:
             distributed.broadcast(tensor, group=self._group, group_src=0)
         except RuntimeError as error:
