@@ -22,7 +22,8 @@ def outcomes_of(
         accepted: of its cache draft, tokens.
         model_payoff: what a model draft has to expect here; one that was verified says more.
     """
-    k, batch, step = cycle.model_len, cycle.batch_size, cycle.step
+    step = cycle.step
+    k, batch = step.model_len, step.batch
     plain = float(costs.dense[batch])
 
     def time(length: int, total: int) -> float:
@@ -49,21 +50,21 @@ def outcomes_of(
 def event_of(event_id: str, request: Request, label: Label[Cycle], censored: str) -> DraftEvent:
     """The event of a labelled cache draft; ``censored`` says why its label is incomplete."""
     cycle = label.subject
-    assert cycle.features is not None
+    step = cycle.step
     seen = cycle.arm == CACHE and (
         label.accepted < cycle.verified_len or cycle.verified_len >= cycle.draft_len
     )
     return DraftEvent(
         event_id=event_id,
-        time=cycle.wall,
+        time=step.wall,
         request=request.name,
         workload=request.options.workload,
         cycle=cycle.index,
         position=cycle.position,
-        policy_version=cycle.policy_version,
-        threshold=cycle.parameter,
-        predicted=cycle.predicted,
-        predicted_model=cycle.predicted_model,
+        policy_version=step.version,
+        threshold=step.parameter,
+        predicted=float(step.expected[cycle.row]),
+        predicted_model=float(step.model[cycle.row]),
         arm=ARMS[cycle.arm if cycle.verified_len else NONE],
         draft_len=cycle.draft_len,
         verified_len=cycle.verified_len,
@@ -71,9 +72,9 @@ def event_of(event_id: str, request: Request, label: Label[Cycle], censored: str
         label="verified" if seen else "hindsight",
         censored=censored,
         model_accepted=cycle.model_accepted,
-        batch_size=cycle.batch_size,
-        step_tokens=cycle.step_tokens,
-        draft_us=cycle.draft_us,
-        step_us=cycle.step_us,
-        features=cycle.features,
+        batch_size=step.batch,
+        step_tokens=step.tokens,
+        draft_us=step.draft_us,
+        step_us=step.us,
+        features=step.features[cycle.draft],
     )

@@ -51,6 +51,7 @@ class Target:
             committed = self.verify(name, draft)
             self.router.observe([Committed(name, committed, len(draft))], 1 + len(draft))
         self.router.stop(name, "abort")
+        self.router.settle()
         return drafts
 
 
@@ -115,6 +116,7 @@ def test_an_end_token_ends_the_labels_as_censored(
     router.observe([Committed("r", [2], 0)], 1)
     router.choose(["r"])  # the cache drafts [EOS, 4, ...]
     router.observe([Committed("r", [EOS], 0)], 1)
+    router.settle()
     (event,) = sink.events
     assert (event.accepted, event.censored) == (1, "stop")
     assert router.counters.stopped == 1
@@ -168,6 +170,7 @@ def test_history_holds_only_labels_resolved_by_then(
         router.observe([Committed("r", [token], 0)], 1)
         router.choose(["r"])
     router.stop("r", "abort")
+    router.settle()
     first = min(sink.events, key=lambda e: e.position)
     for event in sink.events:
         if event.position <= first.position + first.draft_len:
