@@ -1,7 +1,7 @@
 """Decode on one rank or on several: ``python -m tests.engines.rank_engine JOB RESULT``.
 
-The job holds ``model``, ``drafter`` or null, ``ranks``, ``rounds`` (each a name of what to do to the
-ranks, see ``rank_probe``, and the prompts that are decoded then) and ``max_tokens``.
+The job holds ``model``, ``drafter`` or null, ``ranks``, ``max_tokens`` and ``rounds``: each the
+name of what befalls the ranks, see ``rank_probe``, and the prompts that are decoded then.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def main(job_file: str, result_file: str) -> None:
     result: dict[str, Any] = {"tokens": [], "ranks": []}
     for name, prompts in job["rounds"]:
         if drafter:
-            llm.collective_rpc(getattr(rank_probe, "begin"), args=(name,))
+            llm.collective_rpc(rank_probe.begin, args=(name,))
         asked = [TokensPrompt(prompt_token_ids=p) for p in prompts]
         outputs = llm.generate(asked, parameters, use_tqdm=False)
         result["tokens"].append([list(o.outputs[0].token_ids) for o in outputs])

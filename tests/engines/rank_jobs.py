@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,10 @@ import numpy as np
 import torch
 from torch import distributed
 
-from decoder.engines.vllm.drafter import LateDrafter, guarded
+from decoder.engines.vllm.drafter import LateDrafter
 from decoder.engines.vllm.message import INLINE
 from decoder.engines.vllm.plan import Plan
-from decoder.engines.vllm.ranks import OutOfStep, Ranks
+from decoder.engines.vllm.ranks import Ranks
 from tests.engines.test_vllm_drafter import Drafter, Server
 
 ROWS = 8
@@ -40,7 +41,8 @@ def told(plan: Plan) -> list[Any]:
 
 def agreeing(ranks: Ranks) -> dict[str, Any]:
     """Plans of all sizes, some of which rank 0 fails to make, or makes wrongly."""
-    rng, plans, made, errors = np.random.default_rng(0), [], [], []
+    rng, plans, errors = np.random.default_rng(0), [], []
+    made: list[Any] = []
     for step in range(120):
         rows = int(np.random.default_rng(step).integers(0, ROWS + 1))
 
@@ -51,85 +53,115 @@ def agreeing(ranks: Ranks) -> dict[str, Any]:
             made.append(told(plan))
             return plan
 
-        try:
-            plans.append(told(ranks.agree(rows, decide)))
-        except Exception as error:
-            errors.append(type(error).__name__)
-            made += [told(Plan.nothing(rows))] if step % 7 == 3 else []
-            made[-1] = told(Plan.nothing(rows))
-            plans.append(made[-1])
+        def failed(step: int = step, rows: int = rows) -> None:
+            errors.append(type(sys.exc_info()[1]).__name__)
+            del made[step:]
+            made.append(told(replace(Plan.nothing(rows), catch_up=True)))
+
+        plans.append(told(ranks.agree(rows, decide, failed)))
     return {"plans": plans, "made": made, "errors": errors}
 
 
-def drafting(ranks: Ranks) -> dict[str, Any]:
-    """Steps of random shape, in which now one rank fails and now another, before its pass."""
-    sizes: list[list[int]] = []
-    own = Drafter(max_num_tokens=32)
-    reads = own.propose
+FULL = 24
+"""Tokens set aside at most."""
 
-    def one_pass(**arguments: Any) -> torch.Tensor:
-        mine = torch.zeros(ranks.size, dtype=torch.int64)
-        mine[ranks.rank] = len(arguments["target_token_ids"])
+
+class Batches:
+    """A drafter that reads late on one rank, and notes how much every rank reads in each pass."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
+        self.sizes: list[list[int]] = []
+        self.failed = 0
+        self.broken = False
+        """Whether the coming pass fails, on all ranks."""
+        self.ill = ""
+        """Where this rank alone fails next."""
+        drafter = Drafter(max_num_tokens=32)
+        self._reads = drafter.propose
+        drafter.propose = ranks.passing(self._pass)  # type: ignore[method-assign]
+        self.late = LateDrafter(drafter, unread=1000)
+        self.server = Server(drafter, self.late, np.random.default_rng(1))
+        self._propose = self.late.propose
+        self.late.propose = self._guarded  # type: ignore[method-assign]
+        for where in ("_merged", "_take_in"):
+            setattr(self.late, where, self._failing(where, getattr(self.late, where)))
+
+    def step(self, counts: list[int], k: int) -> list[int]:
+        """One step of the engine; the shape of its drafts."""
+        rows = len(counts)
+        full = sum(counts) + self.late.unread > FULL
+        plan = self.ranks.agree(rows, lambda: Plan(((),) * rows, (k,) * rows, k, full))
+        drafts = self.ranks.together(
+            bool(plan.k or plan.catch_up), lambda: self.server.step(counts, plan.k, plan.catch_up)
+        )
+        return list(drafts.shape)
+
+    def leave(self, names: set[str]) -> None:
+        """Requests end between two steps, and what was set aside for them is read."""
+        if self.ranks.uneven():
+            self.late.clear()
+        try:
+            self.ranks.together(self.late.holds(names), lambda: self.late.leave(names))
+        except Exception:  # noqa: BLE001 - any fault of a drafter
+            self.failed += 1
+            self.late.clear()
+
+    def _pass(self, **arguments: Any) -> torch.Tensor:
+        mine = torch.zeros(self.ranks.size, dtype=torch.int64)
+        mine[self.ranks.rank] = len(arguments["target_token_ids"])
         distributed.all_reduce(mine)
-        sizes.append(mine.tolist())
-        if broken:
+        self.sizes.append(mine.tolist())
+        if self.broken:
             raise RuntimeError("the same on every rank")
-        return reads(**arguments)
+        return self._reads(**arguments)
 
-    failed = [0]
+    def _guarded(self, **arguments: Any) -> torch.Tensor:
+        """As the adapter guards it."""
+        try:
+            return self._propose(**arguments)
+        except Exception:  # noqa: BLE001 - any fault of a drafter
+            self.failed += 1
+            self.late.clear()
+            self.ranks.fell_out()
+            return torch.empty((len(self.late.names), 0), dtype=torch.int64)
 
-    def count() -> None:
-        failed[0] += 1
-        ranks.fell_out()
-
-    own.propose = ranks.passing(one_pass)  # type: ignore[method-assign]
-    late = LateDrafter(own, unread=24)
-    server = Server(own, late, np.random.default_rng(1), guard=guarded(late, count))
-    merged, take_in, widths, complete = late._merged, late._take_in, [], []
-    ill = [""]
-
-    def failing(original: Callable[..., Any], where: str) -> Callable[..., Any]:
-        def call(*args: Any) -> Any:
-            if ill[0] == where:
-                ill[0] = ""
-                raise RuntimeError(f"rank {ranks.rank} fails at {where}")
-            return original(*args)
+    def _failing(self, where: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            if self.ill == where:
+                self.ill = ""
+                raise RuntimeError(f"rank {self.ranks.rank} fails at {where}")
+            return original(*arguments)
 
         return call
 
-    late._merged = failing(merged, "merging")  # type: ignore[method-assign]
-    late._take_in = failing(take_in, "taking in")  # type: ignore[method-assign]
-    rng = np.random.default_rng(2)
-    for _step in range(200):
-        if len(server.names) < 3 and rng.random() < 0.3:
-            server.names.append(str(_step + 1))
-        counts = [int(rng.integers(1, 4)) for _ in server.names]
+
+def drafting(ranks: Ranks) -> dict[str, Any]:
+    """Steps of random shape, in which now one rank fails outside a pass, now all fail inside."""
+    batches, rng = Batches(ranks), np.random.default_rng(2)
+    names, widths, unread = batches.server.names, [], []
+    for number in range(300):
+        if len(names) < 3 and rng.random() < 0.3:
+            names.append(str(number + 1))
+        counts = [int(rng.integers(1, 4)) for _ in names]
         if counts and rng.random() < 0.1:
             counts[0] = int(rng.integers(5, 20))
-        k, who, where = 3 * int(rng.random() < 0.4), int(rng.integers(ranks.size)), rng.random()
-        ill[0] = "" if rng.random() > 0.3 or who != ranks.rank else "taking in"
-        ill[0] = "merging" if ill[0] and where < 0.6 else ill[0]
-        broken = rng.random() < 0.05
-        if not counts:
-            continue
-        full = sum(counts) + late.unread > 24
-        given = ((),) * len(counts)
-        plan = ranks.agree(
-            len(counts), lambda n=len(counts), k=k, f=full, g=given: Plan(g, (k,) * n, k, f)
-        )
-        before = failed[0]
-        drafts = ranks.together(
-            bool(plan.k or plan.catch_up),
-            lambda c=counts, p=plan: server.step(c, p.k, catch_up=p.catch_up),
-        )
-        ill[0] = ""
-        widths.append(list(drafts.shape))
-        well = failed[0] == before
-        if well and plan.k:
-            complete.append(late.unread)
-        if rng.random() < 0.1 and len(server.names) > 1:
-            late.forget(server.names.pop(0))
-    return {"sizes": sizes, "widths": widths, "failed": failed[0], "unread": complete}
+        k, ends = 3 * int(rng.random() < 0.4), rng.random() < 0.1
+        where = str(rng.choice(["", "", "", "_merged", "_take_in"]))
+        batches.ill = where if int(rng.integers(ranks.size)) == ranks.rank else ""
+        batches.broken = rng.random() < 0.05
+        if counts:
+            widths.append(batches.step(counts, k))
+        if ends and names:
+            batches.leave({names.pop(0)})
+        batches.ill, batches.broken = "", False
+        unread.append(batches.late.unread)
+    batches.step([1] * len(names), 1)  # whoever has dropped something says so now
+    batches.step([1] * len(names), 1)
+    unread.append(batches.late.unread)
+    return {
+        "sizes": batches.sizes, "widths": widths, "failed": batches.failed, "unread": unread,
+    }  # fmt: skip
 
 
 def conducting(ranks: Ranks) -> dict[str, Any]:
@@ -208,7 +240,4 @@ def main(job: str, rank: str, size: str, folder: str) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main(*sys.argv[1:5])
-    except OutOfStep:
-        sys.exit(3)
+    main(*sys.argv[1:5])
