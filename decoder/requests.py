@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from decoder.contracts.bundle import Policy
 from decoder.contracts.events import Arm
 from decoder.contracts.features import FloatArray
 from decoder.drafting.suffix import Tokens
@@ -88,6 +89,8 @@ class Step:
     draft_us: float = 0.0
     tokens: int = 0
     us: float = 0.0
+    policy: Policy | None = None  # that chose
+    side: str = ""  # of a trial
 
 
 @dataclass(slots=True)

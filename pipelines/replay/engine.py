@@ -101,7 +101,7 @@ def hybrid(name: str, policy: Policy) -> Method:
 
 
 def _states(events: Sequence[DraftEvent], index: int) -> States:
-    ordered = sorted(events, key=lambda e: e.position)
+    ordered = sorted((e for e in events if e.draft_len), key=lambda e: e.position)
     positions = np.array([e.position for e in ordered], np.int32)
     return States(from_events(ordered), np.full(len(ordered), index, np.int32), positions)
 
