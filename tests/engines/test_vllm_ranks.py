@@ -15,6 +15,9 @@ import pytest
 from decoder.engines.vllm.plan import Plan
 from decoder.engines.vllm.ranks import Ranks
 from tests.engines.rank_jobs import ROWS
+from tests.engines.two_heads import prompts, write_models
+
+Rounds = list[list[Any]]
 
 
 def run(job: str, size: int, folder: Path) -> tuple[list[int], list[str]]:
@@ -98,3 +101,114 @@ def test_a_row_takes_what_is_given_or_its_share_of_the_model_draft() -> None:
     assert plan.proposals(made) == [[7, 8, 9], [4, 5], [], [12, 13, 14, 15]]
     assert plan.proposals([[]] * 4) == plan.proposals([]) == [[7, 8, 9], [], [], []]
     assert Plan.nothing(ROWS).proposals([]) == [[]] * ROWS
+
+
+ROUNDS = (
+    ("swapping", 14),
+    ("leader fails", 6),
+    ("one fails", 10),
+    ("all fail", 6),
+    ("swapping", 6),
+)
+MAX_TOKENS = 48
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return write_models(tmp_path_factory.mktemp("models"))
+
+
+def decode(
+    folder: Path, models: tuple[Path, Path], ranks: int, rounds: Rounds, hybrid: bool
+) -> tuple[dict[str, Any], str]:
+    """What a vLLM of so many ranks makes of the rounds, and its log."""
+    job, result = folder / "job.json", folder / "result.json"
+    drafter = str(models[1]) if hybrid else None
+    job.write_text(
+        json.dumps(
+            {"model": str(models[0]), "drafter": drafter, "ranks": ranks, "rounds": rounds,
+             "max_tokens": MAX_TOKENS}
+        )
+    )  # fmt: skip
+    environment = os.environ | {
+        "HF_HUB_OFFLINE": "1",
+        "HVD_WORKER_ENABLED": "1" if hybrid else "0",
+        "HVD_WORKER_METRICS": "0",
+        "HVD_WORKER_TELEMETRY": "0",
+        "OMP_NUM_THREADS": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "|".join(str(r % 2) for r in range(ranks)),
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_USE_V2_MODEL_RUNNER": "0",
+    }
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.engines.rank_engine", str(job), str(result)],
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stdout[-6000:]
+    return json.loads(result.read_text()), run.stdout
+
+
+def rounds_of(names: tuple[tuple[str, int], ...]) -> Rounds:
+    """Prompts for each round; some come back within it, and all of them in later ones."""
+    return [[name, [prompts(8)[i % 8] for i in range(count)]] for name, count in names]
+
+
+@pytest.fixture(scope="module")
+def two(models: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return decode(tmp_path_factory.mktemp("two"), models, 2, rounds_of(ROUNDS), hybrid=True)
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_two_ranks_write_what_plain_vllm_writes(
+    two: Any, models: tuple[Path, Path], tmp_path: Path, ranks: int
+) -> None:
+    """Token for token in float32, policies swapping and ranks failing; plain on one, on two."""
+    result, _ = two
+    plain, _ = decode(tmp_path, models, ranks, [["plain", prompts(8)]], hybrid=False)
+    for name, asked, tokens in zip(
+        [name for name, _ in ROUNDS], rounds_of(ROUNDS), result["tokens"], strict=True
+    ):
+        expected = [plain["tokens"][0][i % 8] for i in range(len(asked[1]))]
+        assert tokens == expected, name
+
+
+@pytest.mark.engine
+def test_both_ranks_propose_the_same_in_the_same_step(two: Any) -> None:
+    result, _ = two
+    for (name, _), (first, second) in zip(ROUNDS, result["ranks"], strict=True):
+        assert first["proposals"] == second["proposals"], name
+        assert first["passes"] == second["passes"], (
+            f"{name}: tokens of each of the drafter's passes"
+        )
+        assert len(first["proposals"]) > 20 and len(first["passes"]) > 5, name
+        assert first["unread"] == second["unread"] or name == "one fails"
+    first = result["ranks"][0][0]
+    assert first["versions"] > 9, "policies were swapped in mid-traffic"
+    assert first["accepted"]["cache"] > 50 and first["cycles"]["model"] > 10, first
+    lengths = {len(tokens) for _, drafts in first["proposals"] for tokens in drafts}
+    assert max(lengths) > 20 and 0 in lengths
+
+
+@pytest.mark.engine
+def test_only_rank_0_has_caches_policies_telemetry_and_words(two: Any) -> None:
+    result, log = two
+    for first, second in result["ranks"]:
+        assert (first["rank"], first["decides"]) == (0, True)
+        assert (second["rank"], second["decides"], second["modules"]) == (1, False, [])
+        assert "decoder.router" in first["modules"]
+    assert sum(round_[0]["events"] for round_ in result["ranks"]) > 50
+    said = [line for line in log.splitlines() if "hybrid verified decoding: scope" in line]
+    assert len(said) == 1 and "Worker_TP0" in said[0], said
+
+
+@pytest.mark.engine
+def test_faults_of_ranks_are_counted_and_drafting_goes_on(two: Any) -> None:
+    result, _ = two
+    faults = [round_[0]["faults"] for round_ in result["ranks"]]
+    for (name, _), count in zip(ROUNDS, faults, strict=True):
+        assert count > 2 if "fail" in name else count == 0, (name, count)
+    last = result["ranks"][-1][0]["proposals"]
+    assert any(any(drafts) for _, drafts in last)
