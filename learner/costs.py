@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from decoder.policy.pricing import MAX_TOKENS, CostTable
 from decoder.policy.rule import CACHE, MODEL, NONE, Choice, Situation
-from learner.rows import Rows
+from learner.rows import UNKNOWN, Rows
 
 MIN_ARM: Final = 20
 """Steps of an arm before its cost or payoff is believed: a median of fewer jumps."""
@@ -124,7 +124,7 @@ def robust_line(x: Floats, y: Floats) -> tuple[float, float] | None:
 
 def measure(rows: Rows) -> Costs | None:
     """Costs and the model arm's payoff from recent ``rows``; None while the line is unknown."""
-    rows = rows.take(rows.step_us > 0)
+    rows = rows.take((rows.step_us > 0) & (rows.arm != UNKNOWN))
     counts = np.bincount(rows.arm, minlength=3)
     seen = (int(counts[NONE]), int(counts[MODEL]), int(counts[CACHE]))
     if seen[CACHE] < MIN_ARM:
