@@ -29,6 +29,10 @@ class Server:
     def page(self) -> str:
         return httpx.get(f"{self.url}/metrics", timeout=PATIENCE_S).raise_for_status().text
 
+    def lives(self) -> bool:
+        """Whether its engine does; the process may outlast that for a moment."""
+        return self.child.is_alive and responds(f"{self.url}/health")
+
     def metric(self, name: str, **labels: str) -> float:
         """The sum over all series of ``name`` with these labels; 0 where there is none."""
         return metric(self.page(), name, **labels)

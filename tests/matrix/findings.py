@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from decoder.telemetry.metrics import EVERY_S
 from tests.matrix.asks import SCHEMA, Ask
 from tests.matrix.drive import Choice, Reply
 from tests.server import Server, metric
 
 CLOSE: Final = 1e-3
 """Of log probabilities: engines that verify in batches of other shapes add up in another order."""
+RAISED: Final = re.compile(r"(?:^|\] )[\w.]*(?:Error|Exception)\b")
+"""The line of a traceback that names the exception, behind vLLM's own prefix or without one."""
 
 
 def of_replies(
@@ -104,14 +108,24 @@ def _unfit(ask: Ask, choice: Choice) -> Iterator[str]:
         yield f"none of the choices: {choice.text!r}"
 
 
-def of_counters(server: Server, drafts: int, arms: set[str]) -> Iterator[str]:
-    """What the page of a server, all of whose requests are over, says that cannot be so.
+def of_the_end(server: Server, drafts: int, arms: set[str]) -> Iterator[str]:
+    """What a server is found to be when its requests are over.
 
     Args:
         drafts: tokens of a draft, at most.
         arms: what must have been verified.
     """
-    page = server.page()
+    if server.lives():
+        time.sleep(2 * EVERY_S)  # what the page says now may be older than the last reply
+        server.until("every request to be over", lambda: _all_stopped(server))
+        yield from _impossible(server.page(), drafts, arms)
+    else:
+        yield "the engine died"
+    yield from _logged(server.log())
+
+
+def _impossible(page: str, drafts: int, arms: set[str]) -> Iterator[str]:
+    """What the page of a server, all of whose requests are over, says that cannot be so."""
     started, stopped = metric(page, "hvd_requests_started_total"), _stopped(page)
     if not started or started != stopped:
         yield f"{started:.0f} requests started and {stopped:.0f} stopped"
@@ -144,16 +158,17 @@ def _stopped(page: str) -> float:
     return metric(page, "hvd_requests_stopped_total")
 
 
-def all_stopped(server: Server) -> bool:
-    """Whether the page, written once a second, has come to say that every request is over."""
+def _all_stopped(server: Server) -> bool:
+    """Whether the page has come to say that every request is over."""
     page = server.page()
     return metric(page, "hvd_requests_started_total") == _stopped(page) > 0
 
 
-def of_log(log: str) -> Iterator[str]:
-    """Errors that no reply shows."""
-    lines = log.splitlines()
-    for number, line in enumerate(lines):
-        if "Traceback (most recent call last)" in line:
-            yield "in the log: " + " / ".join(lines[number : number + 40])[-1500:]
-            return
+def _logged(log: str) -> Iterator[str]:
+    """The first exception in the log, which no reply may have shown."""
+    _, _, after = log.partition("Traceback (most recent call last)")
+    if after:
+        lines = after.splitlines()[1:]
+        raised = (i for i, line in enumerate(lines) if RAISED.search(line))
+        last = next(raised, len(lines) - 1)
+        yield "in the log: " + "\n".join(lines[max(0, last - 6) : last + 1])

@@ -25,8 +25,5 @@ def test_suffix_drafts_without_a_number_serve(tmp_path_factory: pytest.TempPathF
         found = [f"{name}: {r}" for name, r in expected.items() if r.status != 200]
         got = send_all(server.url, asks, TOGETHER)
         found += findings.of_replies(asks, got, expected)
-        assert server.child.is_alive, "\n".join([*found, server.child.tail()])
-        server.until("every request to be over", lambda: findings.all_stopped(server))
-        found += findings.of_counters(server, setup.drafts, {"cache"})
-        found += findings.of_log(server.log())
+        found += findings.of_the_end(server, setup.drafts, {"cache"})
     assert found == [], "\n".join(found)
