@@ -83,7 +83,6 @@ class Step:
     drafting: int
     batch: int
     wall: float = 0.0  # seconds since the epoch
-    version: int = 0  # of the policy
     parameter: float = 0.0
     model_len: int = 0  # tokens of a model draft
     arms: Sequence[int] = ()

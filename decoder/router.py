@@ -31,11 +31,10 @@ from numpy.typing import NDArray
 
 from decoder.choice import choose
 from decoder.contracts.bundle import MAX_DRAFT, Policy
-from decoder.contracts.events import DraftEvent
 from decoder.costs import LiveCosts
 from decoder.drafting.suffix import CacheDraft, SuffixCache, Tokens
 from decoder.floor import DOUBT, PLAIN_EVERY, PROBE_EVERY, Floor
-from decoder.hindsight import event_of, outcomes_of
+from decoder.hindsight import Resolved, outcomes_of
 from decoder.labels import Label
 from decoder.payoff.featurize import DraftState, featurize
 from decoder.payoff.memory import History, TenantMemories, memory_keys
@@ -52,8 +51,8 @@ __all__ = ["Committed", "Counters", "Decision", "DraftRouter", "EventSink", "Req
 class EventSink(Protocol):
     """Where finished events go. ``put`` never blocks and never raises."""
 
-    def put(self, event: DraftEvent) -> None:
-        """Take one event."""
+    def put(self, resolved: Resolved) -> None:
+        """Take one event to be."""
 
 
 @dataclass
@@ -94,7 +93,6 @@ class DraftRouter:
         token_classes: NDArray[np.float32],
         sink: EventSink,
         has_model: bool,
-        worker: str,
         *,
         model_draft_tokens: int = 4,
         longest: int = MAX_DRAFT,
@@ -123,8 +121,6 @@ class DraftRouter:
         self._model_len = min(model_draft_tokens, longest) if has_model else 0
         self._shorter = shorter
         self.model_arm = ModelArm(policy.model_payoff or 1.0, self._model_len)
-        # Ids of two lives of a worker must differ, or their events would be taken for duplicates.
-        self._event_prefix = f"{worker}/{time.time_ns():x}/"
         self._events = 0
         self._requests: dict[str, Request] = {}
         self._memories = TenantMemories(cache.memory_bytes)
@@ -264,10 +260,10 @@ class DraftRouter:
         draft_us = (time.perf_counter() - began) * 1e6
         step = Step(
             int(wanted.lengths.sum()), sum(len(s.draft.tokens) for s in states),
-            int((wanted.arms == MODEL).sum()), len(names), time.time(), policy.version,
+            int((wanted.arms == MODEL).sum()), len(names), time.time(),
             self.rate.value if policy.kind == "survival" else policy.threshold, wanted.model_len,
             arms.tolist(), wanted.arms.tolist(), wanted.lengths.tolist(), wanted.expected,
-            wanted.model, wanted.foreseen, features, draft_us,
+            wanted.model, wanted.foreseen, features, draft_us, policy=policy,
         )  # fmt: skip
         self._drafted = step.model_len if MODEL in step.arms else 0
         decisions = self._decide(step, requests, drafts, rooms, states)
@@ -356,8 +352,9 @@ class DraftRouter:
         unsettled, self._unsettled = self._unsettled, []
         for request, label, censored in unsettled:
             self._weigh(request, label.subject, label.accepted)
-            if label.subject.draft_len:
-                self._emit(request, label, censored)
+            self._sink.put(Resolved(self._events, request.name, request.options, label, censored))
+            self._events += 1
+            self.counters.labelled += label.subject.draft_len > 0
 
     def stop(self, name: str, reason: str) -> None:
         """Stop following a request: its open labels leave censored.
@@ -497,12 +494,6 @@ class DraftRouter:
             request.history.learn(label.accepted, cycle.draft_len, request.generated)
             request.memory.learn(cycle.keys, label.accepted, cycle.draft_len)
         self._unsettled.append((request, label, censored))
-
-    def _emit(self, request: Request, label: Label[Cycle], censored: str) -> None:
-        self._events += 1
-        self.counters.labelled += 1
-        event_id = f"{self._event_prefix}{self._events}"
-        self._sink.put(event_of(event_id, request, label, censored))
 
 
 _NOTHING: Final = Decision("none")

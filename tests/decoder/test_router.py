@@ -24,7 +24,7 @@ EOS = 0
 def make_router(
     sink: KeepingSink, classes: np.ndarray, policy: Policy, has_model: bool = False
 ) -> DraftRouter:
-    return DraftRouter(SuffixCache(WorkerSettings()), policy, classes, sink, has_model, "w")
+    return DraftRouter(SuffixCache(WorkerSettings()), policy, classes, sink, has_model)
 
 
 class Target:

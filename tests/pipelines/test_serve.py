@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 from decoder.contracts.errors import ModelError, ProcessError, SettingsError
+from decoder.contracts.settings import KafkaSettings
+from decoder.settings import WorkerSettings
+from learner.settings import LearnerSettings
 from pipelines import embedded, machine
 from pipelines.serve import (
     METRICS_VARIABLE,
@@ -73,6 +76,16 @@ def test_without_a_drafter_only_the_cache_drafts() -> None:
 def test_a_cpu_serves_in_the_format_it_is_fast_in(flags: frozenset[str], dtype: str) -> None:
     arguments, _ = serve_command(ServeOptions("owner/model"), {}, flags, on_cpu=True)
     assert after(arguments, "--dtype") == dtype
+
+
+@pytest.mark.parametrize(
+    ("flags", "dtype"), [("avx2", "float32"), ("avx2 avx512_bf16", "bfloat16")]
+)
+def test_auto_can_be_tried_as_on_another_processor(monkeypatch, flags: str, dtype: str) -> None:
+    monkeypatch.setenv(machine.FLAGS_VARIABLE, flags)
+    assert machine.serving_dtype(machine.cpu_flags()) == dtype
+    check_settings = (KafkaSettings.load, WorkerSettings.load, LearnerSettings.load)
+    assert all(load() for load in check_settings), "no process refuses the variable"
 
 
 def test_what_a_person_asked_for_wins() -> None:
