@@ -131,7 +131,7 @@ def test_a_step_indexes_no_more_than_its_budget() -> None:
     indexed = [cache.index(300) for _ in range(200) if cache.waiting]
     assert max(indexed) == 300
     assert not cache.waiting
-    assert 2 * 20_000 <= sum(indexed) < 2 * 20_000 * 1.08  # the overlaps come on top
+    assert 2 * 20_000 <= sum(indexed) < 2 * 20_000 * 1.1  # the overlaps come on top
 
 
 @pytest.mark.parametrize("length", [1, WHOLE, WHOLE + 1, 3 * WHOLE + 77])
@@ -310,7 +310,7 @@ def test_a_quiet_tenant_keeps_its_floor_whatever_others_bring(flood) -> None:  #
     highest = 0
     index = cache.index
 
-    def watched(most: int | None = 512) -> int:
+    def watched(most: int | None = 256) -> int:
         nonlocal highest
         done = index(most)
         highest = max(highest, cache.held_bytes)
