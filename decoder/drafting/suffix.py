@@ -15,9 +15,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from decoder.drafting.trees import (
+    AT_ONCE,
     OVERLAP,
     SEGMENT,
     TREE_BYTES,
+    Behind,
     Dead,
     Graveyard,
     Local,
@@ -38,9 +40,6 @@ SLACK: Final = 8
 """This part of the budget, one of so many, is kept for what is given up and not yet freed."""
 MEMORIES: Final = 16
 """Memories of payoffs may take one part in so many of what the trees may."""
-SHARED_AT_ONCE: Final = 16
-"""Tokens of output that go into a key's tree together: its nodes are then read once for all of
-them, and what a request has just written is not found there as if it were another's."""
 EVERYTHING: Final = 1 << 62
 
 
@@ -83,8 +82,7 @@ class _Active:
     held: int  # bytes booked for ``local``
     sequence: int = -1  # of the shared tree, that its output goes into
     written: int = 0  # tokens in it
-    last: list[int] = field(default_factory=list)  # its newest token, in no tree
-    unshared: list[int] = field(default_factory=list)  # the tokens before it, in its own tree alone
+    behind: Behind = field(default_factory=Behind)
 
 
 class SuffixCache:
@@ -193,11 +191,7 @@ class SuffixCache:
     def extend(self, request: str, tokens: Sequence[int]) -> None:
         """Append committed tokens. Mutates the request's tree and its key's."""
         active = self._active[request]
-        # A tree that ended where its text ends would find every context in itself, at full depth:
-        # the newest token waits for the next, and a lookup walks through real matches alone.
-        tokens = [*active.last, *tokens]
-        active.last = tokens[-1:]
-        del tokens[-1:]
+        tokens, due = active.behind.take(tokens)
         if not tokens:
             return
         grown = 0
@@ -207,13 +201,10 @@ class SuffixCache:
             grown = bytes_of(count, active.local.sequences - before)
             active.held += grown
         active.recent += tokens
-        if active.shared is not None:
-            active.unshared += tokens
-            due = len(active.unshared) // SHARED_AT_ONCE * SHARED_AT_ONCE
-            if due:
-                grown += self._share(active, active.shared, due)
+        if active.shared is not None and due:
+            grown += self._share(active, active.shared, due)
         if len(active.recent) > SEGMENT:
-            del active.recent[: -OVERLAP - SHARED_AT_ONCE]
+            del active.recent[: -OVERLAP - AT_ONCE]
         self._shares.grow(active.owner, grown)
 
     def propose(self, request: str, context: Tokens, limit: int) -> CacheDraft | None:
@@ -238,10 +229,9 @@ class SuffixCache:
             self._bury(active)
         shared = active.shared
         if shared is not None:
-            active.unshared += active.last
-            if active.unshared:
-                grown = self._share(active, shared, len(active.unshared))
-                self._shares.grow(active.owner, grown)
+            _, due = active.behind.rest()
+            if due:
+                self._shares.grow(active.owner, self._share(active, shared, due))
             self._close(active, shared)
             shared.users -= 1
             self._drop(shared)
@@ -269,20 +259,19 @@ class SuffixCache:
                 self._make_room()
         return most - left
 
-    def _share(self, active: _Active, shared: Shared, due: int) -> int:
-        """Write the first ``due`` unshared tokens into the key's tree; the bytes it takes."""
-        tokens, sequences = active.unshared[:due], 0
+    def _share(self, active: _Active, shared: Shared, due: list[int]) -> int:
+        """Write output into the key's tree; the bytes it takes."""
+        sequences = 0
         if active.written >= SEGMENT:
             self._close(active, shared)
-            before = len(active.recent) - len(active.unshared)
-            tokens = [*active.recent[max(before - OVERLAP, 0) : before], *tokens]
-        del active.unshared[:due]
+            before = len(active.recent) - len(active.behind.unshared) - len(due)
+            due = [*active.recent[max(before - OVERLAP, 0) : before], *due]
         if active.sequence < 0:
             active.sequence = shared.new_sequence()
             sequences = 1
-        shared.tree.extend(active.sequence, tokens)
-        active.written += len(tokens)
-        return bytes_of(len(tokens), sequences)
+        shared.tree.extend(active.sequence, due)
+        active.written += len(due)
+        return bytes_of(len(due), sequences)
 
     def _close(self, active: _Active, shared: Shared) -> None:
         """From now on the segment under way may give way."""

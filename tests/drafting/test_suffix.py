@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decoder.drafting.suffix import SHARED_AT_ONCE, SLICE, CacheDraft, SuffixCache, common_prefix
-from decoder.drafting.trees import SEGMENT, WHOLE, Local, ranges_of
+from decoder.drafting.suffix import SLICE, CacheDraft, SuffixCache, common_prefix
+from decoder.drafting.trees import AT_ONCE, SEGMENT, WHOLE, Local, ranges_of
 from decoder.labels import naive_accepted_length
 from decoder.settings import WorkerSettings
 from decoder.tenancy.shares import ALONE, FLOORS, cache_key
@@ -76,7 +76,7 @@ def test_the_draft_is_the_one_the_library_would_choose(
     # Of a request under way its own tree lacks the newest token, its key's the last few.
     known = output[:-1]
     library._local_trees["now"].extend(0, known)
-    shared = known[: len(known) // SHARED_AT_ONCE * SHARED_AT_ONCE]
+    shared = known[: len(known) // AT_ONCE * AT_ONCE]
     library._global_tree.extend(library._req_to_seq_id["now"], shared)
     context = array(prompt + output)
     found = cache.propose("now", context, 30)
@@ -171,7 +171,7 @@ def test_an_output_that_outgrows_its_sequence_is_still_found_across_the_border()
         cache.extend("r", output[at : at + 16])
     cache.start("other", array([1]), "")
     for name in ("r", "other"):
-        for at in range(20, len(output) - 30 - SHARED_AT_ONCE, 7):
+        for at in range(20, len(output) - 30 - AT_ONCE, 7):
             draft = cache.propose(name, array(output[at - 20 : at]), 30)
             assert draft is not None and len(draft.tokens) > 20, (name, at)
             assert draft.tokens == output[at : at + len(draft.tokens)], (name, at)
