@@ -70,8 +70,9 @@ class Admission:
             policy = from_bytes(data, self._scope)
             if policy.role != role:
                 raise PolicyRefused("role", f"policy of role {policy.role} published as {role}")
-            if self._is_older(policy):
-                self.ignored["older"] += 1
+            ahead = self._ahead(policy)
+            if ahead >= 0 and policy.publication:
+                self.ignored["older"] += ahead > 0
                 return False
             check_pace(policy)
             if role != CHAMPION:
@@ -95,10 +96,10 @@ class Admission:
         )  # fmt: skip
         return True
 
-    def _is_older(self, policy: Policy) -> bool:
-        """Whether a publication as new as ``policy`` was taken already; 0 is no publication."""
+    def _ahead(self, policy: Policy) -> int:
+        """How many publications the one taken last for its role is ahead of ``policy``."""
         known = self.current if policy.role == CHAMPION else self.held.get(policy.role)
-        return known is not None and 0 < policy.publication <= known.publication
+        return known.publication - policy.publication if known is not None else -1
 
 
 def check_pace(policy: Policy) -> None:
