@@ -144,6 +144,8 @@ class Shipper:
         """Send one record of what is in hand; how many events left the hand, sent or refused."""
         if not self._in_hand:
             self._in_hand = self._queue.take(BATCH)
+            if self._queue.unreadable:
+                self.refused["unreadable"] = self._queue.unreadable
         if not self._in_hand:
             return 0
         from kafka.errors import BrokerResponseError, SaslAuthenticationFailedError
