@@ -114,6 +114,7 @@ class Shipper:
                     producer = None
                 if producer is None and stopping:
                     return
+                time.sleep(RETRY_S / 10 if stopping else 0.0)
                 self._stopping.wait(RETRY_S)
             if not self._in_hand:
                 if stopping and not self._queue:
