@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from decoder.complaints import Complaints
 from decoder.contracts.identity import Pseudonyms
 from decoder.engines.vllm.asked import options_of, text_of
-from decoder.engines.vllm.complaints import Complaints
 from decoder.engines.vllm.drafter import MUCH, LateDrafter
 from decoder.engines.vllm.plan import Plan
 from decoder.requests import Committed, Decision
