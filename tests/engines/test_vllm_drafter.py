@@ -104,7 +104,8 @@ class Server:
             starts, starts, ends, ends, len(rows), len(at), max(counts), int(ends.max()),
             table, slots,
         )  # fmt: skip
-        self.late.names, self.late.catch_up = self.names, catch_up
+        self.late.names = self.names
+        self.late.catch_up = catch_up or self.late.full(len(at))
         drafts = self.late.propose(
             num_speculative_tokens=draft,
             target_token_ids=ids,

@@ -139,6 +139,10 @@ CASES: dict[tuple[str, str], tuple[Callable[[], Any], Change | None]] = {
         engine,
         setting("parallel_config.tensor_parallel_size", 2),
     ),
+    ("draft_tensor_parallel_size", "other than --tensor-parallel-size"): (
+        engine,
+        setting("speculative_config.draft_tensor_parallel_size", 2),
+    ),
     ("--pipeline-parallel-size", "2 or more"): (
         engine,
         setting("parallel_config.pipeline_parallel_size", 2),

@@ -15,7 +15,7 @@ at most once a minute.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,6 +26,7 @@ from decoder.contracts.identity import Pseudonyms
 from decoder.engines.vllm.asked import options_of, text_of
 from decoder.engines.vllm.drafter import MUCH, LateDrafter
 from decoder.engines.vllm.plan import Plan
+from decoder.engines.vllm.ranks import Ranks
 from decoder.requests import Committed, Decision
 
 if TYPE_CHECKING:
@@ -45,23 +46,26 @@ class Adapter:
 
     def __init__(
         self,
-        worker: Worker,
+        worker: Worker | None,
         longest: int,
         late: LateDrafter | None = None,
         *,
         has_model: bool = False,
         shares_blocks: bool = True,
         complaints: Complaints | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         """Put an adapter together.
 
         Args:
+            worker: None on a rank that follows another's decisions.
             longest: draft tokens of a request that the engine was started for.
             late: the drafter that reads late; None where there is none, or it reads at every step.
             shares_blocks: whether an ended request's blocks may serve others (prefix caching).
         """
         self.worker = worker
         self.late = late
+        self.ranks = ranks or Ranks()
         self.complaints = complaints or Complaints()
         self.idle = ""
         """Why nothing is drafted any more; "" while all is well."""
@@ -79,16 +83,16 @@ class Adapter:
         for name in ended:
             # Ends by limit or stop token were seen when they were committed; what is left ended
             # by a stop string or by the client.
-            with self._sparing("a request could not be stopped"):
-                self.worker.router.stop(name, "abort")
+            if self.worker is not None:
+                with self._sparing("a request could not be stopped"):
+                    self.worker.router.stop(name, "abort")
             self._restarts.pop(name, None)
         if self.late is None:
             return
         with self._sparing("the drafter could not read on"):
             lost = ended | (scheduler_output.preempted_req_ids or set())
             if lost and self._shares_blocks and not self.idle:
-                with torch.inference_mode():
-                    self.late.leave(lost)
+                self._leave(self.late, lost)
             for name in lost:
                 self.late.forget(name)
             cached = scheduler_output.scheduled_cached_reqs
@@ -98,6 +102,8 @@ class Adapter:
 
     def during_step(self, runner: Any) -> None:
         """Do what the next choice can do without; on a GPU the target's pass has just begun."""
+        if self.worker is None:
+            return
         with self._sparing("bookkeeping failed"):
             self.worker.router.settle(exposed=runner.device.type == "cpu")
 
@@ -117,14 +123,17 @@ class Adapter:
         names = list(runner.input_batch.req_ids)
         if self.idle:
             return [[] for _ in names]
-        plan = Plan.nothing(len(names))
-        with self._sparing("choosing drafts failed: this step goes on without drafts"):
-            plan = self._decided(runner, scheduler_output, sampled, names)
+        plan = self.ranks.agree(
+            len(names),
+            lambda: self._decided(runner, scheduler_output, sampled, names),
+            lambda: self._count("choosing drafts failed: this step goes on without drafts"),
+        )
         made = self._made(scheduler_output, names, plan, draft)
         drafts = plan.proposals(made)
-        with self._sparing("the router could not be told what was drafted"):
-            ran = plan.k if any(made) else 0
-            self.worker.router.drafted(names, [len(tokens) for tokens in drafts], ran)
+        if self.worker is not None:
+            with self._sparing("the router could not be told what was drafted"):
+                ran = plan.k if any(made) else 0
+                self.worker.router.drafted(names, [len(tokens) for tokens in drafts], ran)
         return drafts
 
     def guarded(self, propose: Callable[..., Any]) -> Callable[..., Any]:
@@ -149,15 +158,17 @@ class Adapter:
             return
         self.idle = why
         self.complaints.warning(f"no drafts any more: {why}")
-        with self._sparing("requests could not be stopped"):
-            self.worker.router.close()
+        if self.worker is not None:
+            with self._sparing("requests could not be stopped"):
+                self.worker.router.close()
         if self.late is not None:
             self.late.clear()
 
     def close(self) -> None:
         """Send what is left; the runner is going down."""
-        with self._sparing("the worker could not be closed"):
-            self.worker.close()
+        if self.worker is not None:
+            with self._sparing("the worker could not be closed"):
+                self.worker.close()
 
     def _decided(
         self,
@@ -166,6 +177,7 @@ class Adapter:
         sampled: Sequence[Sequence[int]],
         names: Sequence[str],
     ) -> Plan:
+        assert self.worker is not None, "only the rank that leads decides"
         router, late = self.worker.router, self.late
         verified = scheduler_output.scheduled_spec_decode_tokens
         outcomes, lengths = [], {}
@@ -185,7 +197,9 @@ class Adapter:
             router.observe(outcomes, scheduler_output.total_num_scheduled_tokens, usual)
         live = [name for name in followed if name in router]
         # An ended request's blocks may be given to a later prompt that begins alike.
-        catch_up = self._hits or len(live) < len(followed)
+        tokens_read = scheduler_output.total_num_scheduled_tokens
+        full = late is not None and late.full(tokens_read)  # decided here, for all ranks alike
+        catch_up = self._hits or full or len(live) < len(followed)
         chosen: dict[str, Decision] = {}
         with self._sparing("choosing drafts failed: this step goes on without drafts"):
             chosen = dict(zip(live, router.choose(live), strict=True))
@@ -205,6 +219,7 @@ class Adapter:
 
     def _take_up(self, name: str, state: Any, sampled: int, max_model_len: int) -> None:
         """Let the router follow a request that it does not, with the text that it has by now."""
+        assert self.worker is not None, "only the rank that leads decides"
         if name in self.worker.router:
             return
         text = text_of(state, sampled)
@@ -231,8 +246,9 @@ class Adapter:
             self.late.names, self.late.catch_up = names, plan.catch_up
         self._drafter_failed = False
         scheduler_output.num_spec_tokens_to_schedule = plan.k
+        due = bool(plan.k or plan.catch_up or self.late is None)
         try:
-            drafts = draft()
+            drafts = self.ranks.together(due, draft)
             return [] if self._drafter_failed or not plan.k else list(drafts.tolist())
         except Exception:  # noqa: BLE001 - told by the complaints
             self._failed("the model drafter failed: this step goes on without its drafts")
@@ -240,10 +256,27 @@ class Adapter:
 
     def _failed(self, what: str) -> None:
         self._drafter_failed = True
-        self.worker.faults += 1
-        self.complaints.exception(what)
+        self._count(what)
         if self.late is not None:
             self.late.clear()
+        self.ranks.fell_out()
+
+    def _leave(self, late: LateDrafter, lost: Collection[str]) -> None:
+        """Read what was set aside for requests that have gone, on all ranks or on none."""
+        try:
+            if self.ranks.uneven():
+                late.clear()
+            with torch.inference_mode():
+                self.ranks.together(late.holds(lost), lambda: late.leave(lost))
+        except Exception:
+            late.clear()
+            raise
+
+    def _count(self, what: str) -> None:
+        """Count and log the exception being handled."""
+        if self.worker is not None:
+            self.worker.faults += 1
+        self.complaints.exception(what)
 
     @contextmanager
     def _sparing(self, what: str) -> Iterator[None]:
@@ -251,8 +284,7 @@ class Adapter:
         try:
             yield
         except Exception:  # noqa: BLE001 - told by the complaints
-            self.worker.faults += 1
-            self.complaints.exception(what)
+            self._count(what)
 
 
 def adapter_of(runner: Any) -> Adapter | None:

@@ -83,6 +83,14 @@ class LateDrafter:
         self.unread -= sum(len(piece) for piece in self._pieces.pop(name, ()))
         self._places.pop(name, None)
 
+    def holds(self, names: Collection[str]) -> bool:
+        """Whether something is set aside for any of these requests."""
+        return self._last is not None and any(name in self._pieces for name in names)
+
+    def full(self, tokens: int) -> bool:
+        """Whether so many more would be more than may wait."""
+        return bool(self.unread + tokens > self._most)
+
     def clear(self) -> None:
         """Drop all that was set aside."""
         self._pieces.clear()
@@ -129,7 +137,7 @@ class LateDrafter:
         batch, names = common_attn_metadata, self.names
         self._take_in(target_token_ids, target_hidden_states, batch)
         self.caught_up = 0
-        if not num_speculative_tokens and not self.catch_up and self.unread <= self._most:
+        if not num_speculative_tokens and not self.catch_up:
             table = batch.block_table_tensor[: len(names)].clone()  # a view likewise
             for name, blocks, token in zip(names, table, next_token_ids, strict=False):
                 self._places[name] = Place(blocks, token)

@@ -22,6 +22,7 @@ from decoder.engines.vllm import hooks, requirements
 from decoder.engines.vllm.adapter import Adapter, adapter_of, give
 from decoder.engines.vllm.drafter import LateDrafter
 from decoder.engines.vllm.profile import profile
+from decoder.engines.vllm.ranks import Ranks
 from decoder.engines.vllm.sampling import mend_sampling
 from decoder.payoff.token_classes import token_class_table
 from decoder.policy.pricing import CostTable
@@ -76,13 +77,17 @@ def register() -> None:
 def worker_of(runner: GPUModelRunner) -> Worker:
     """The hybrid worker of a model runner that has one."""
     adapter = adapter_of(runner)
-    assert adapter is not None
+    assert adapter is not None and adapter.worker is not None
     return adapter.worker
 
 
 def _load_model(
     settings: WorkerSettings, original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any
 ) -> Any:
+    from vllm.distributed.parallel_state import get_tp_group
+
+    if get_tp_group().rank_in_group:  # what all ranks would say alike, the first says
+        logging.getLogger("decoder").setLevel(logging.ERROR)
     requirements.check(self.vllm_config, settings)
     result = original(self, *args, **kwargs)
     if (adapter := adapter_of(self.model_runner)) is not None:
@@ -93,6 +98,31 @@ def _load_model(
 
 
 def _adapter(runner: GPUModelRunner, settings: WorkerSettings) -> Adapter:
+    from vllm.distributed.parallel_state import get_tp_group
+
+    config, group = runner.vllm_config, get_tp_group()
+    has_model = config.speculative_config.method == "eagle3"
+    ranks = Ranks(group.rank_in_group, group.world_size, group.cpu_group, runner.max_num_reqs)
+    late = None
+    if has_model:
+        runner.drafter.propose = ranks.passing(runner.drafter.propose)
+        if requirements.reads_with_positions_alone(config):
+            late = LateDrafter(runner.drafter)
+    adapter = Adapter(
+        _worker(runner, settings) if ranks.leads else None,
+        requirements.longest_draft(config),
+        late,
+        has_model=has_model,
+        shares_blocks=bool(config.cache_config.enable_prefix_caching),
+        ranks=ranks,
+    )
+    if has_model:
+        inner = late.propose if late is not None else runner.drafter.propose
+        runner.drafter.propose = adapter.guarded(inner)
+    return adapter
+
+
+def _worker(runner: GPUModelRunner, settings: WorkerSettings) -> Worker:
     from transformers import AutoTokenizer
 
     # Brings numba, which must not be there before vLLM's CPU worker begins: that looks through all
@@ -114,7 +144,7 @@ def _adapter(runner: GPUModelRunner, settings: WorkerSettings) -> Adapter:
     if replica:  # where a name is set, it is the same for all replicas
         settings = settings.model_copy(update={"name": f"{settings.name}-{replica}"})
     longest = requirements.longest_draft(config)
-    worker = make_worker(
+    return make_worker(
         settings,
         KafkaSettings.load(),
         scope_of(model.model, drafter, model.revision),
@@ -122,34 +152,23 @@ def _adapter(runner: GPUModelRunner, settings: WorkerSettings) -> Adapter:
         drafter is not None,
         longest=longest,
     )
-    late = None
-    if drafter is not None and requirements.reads_with_positions_alone(config):
-        late = LateDrafter(runner.drafter)
-    adapter = Adapter(
-        worker,
-        longest,
-        late,
-        has_model=drafter is not None,
-        shares_blocks=bool(config.cache_config.enable_prefix_caching),
-    )
-    if drafter is not None:
-        inner = late.propose if late is not None else runner.drafter.propose
-        runner.drafter.propose = adapter.guarded(inner)
-    return adapter
 
 
 def _warm_up(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     result = original(self, *args, **kwargs)
     adapter = adapter_of(self.model_runner)
-    if adapter is not None:
-        router, scope = adapter.worker.router, adapter.worker.scope
-        try:
-            router.costs = LiveCosts(profile(self.model_runner, scope))
-            shown = dict(zip(*_grid(router.costs.table), strict=True))
-            log.info("a step costs, in ms by tokens: %s", shown)
-        except Exception:  # without a profile the served steps are the first measurement
-            log.exception("steps cannot be profiled: costs are learned from service alone")
-            router.costs = LiveCosts()
+    if adapter is None:
+        return result
+    worker, costs = adapter.worker, LiveCosts()
+    try:
+        table = profile(self.model_runner, worker.scope if worker else "", adapter.ranks)
+        if table is not None:
+            costs = LiveCosts(table)
+            log.info("a step costs, in ms by tokens: %s", dict(zip(*_grid(table), strict=True)))
+    except Exception:  # without a profile the served steps are the first measurement
+        log.exception("steps cannot be profiled: costs are learned from service alone")
+    if worker is not None:
+        worker.router.costs = costs
     return result
 
 

@@ -161,10 +161,14 @@ REQUIREMENTS: Final = (
         "leave --async-scheduling out: a draft depends on the tokens before it.",
         lambda c, _: bool(c.scheduler_config.async_scheduling)),
     Requirement(
-        "--tensor-parallel-size", "2 or more", "refused",
-        "set --tensor-parallel-size 1: all ranks would have to make one choice; scale out with "
-        "replicas.",
+        "--tensor-parallel-size", "2 or more", "accepted",
+        "rank 0 decides and the others follow: one worker, one cache, one stream of telemetry",
         lambda c, _: c.parallel_config.tensor_parallel_size > 1),
+    Requirement(
+        "draft_tensor_parallel_size", "other than --tensor-parallel-size", "clamped",
+        "vLLM parts an EAGLE3 drafter over all ranks, whatever this says",
+        lambda c, _: _eagle3(c) and c.speculative_config.draft_tensor_parallel_size
+        not in (None, c.parallel_config.tensor_parallel_size)),
     Requirement(
         "--pipeline-parallel-size", "2 or more", "refused",
         "set --pipeline-parallel-size 1: the first stage would not know what the last one drafted.",
