@@ -99,6 +99,7 @@ class Scheduled:
         )
         self.longest_seen = 0
         self.prompts: dict[str, list[int]] = {}
+        self.read: dict[str, int] = {}
         self.outputs: dict[str, list[int]] = {}
         self.finished: dict[str, str] = {}
         self.stats: list[Any] = []
@@ -172,10 +173,10 @@ class Scheduled:
         self.scheduler.update_draft_token_ids(DraftTokenIds(names, drafts))
 
     def read_rightly(self, name: str) -> bool:
-        """Whether the drafter's cache holds all of a request but its last token, and rightly."""
+        """Whether the drafter's cache holds all of a request that the target has read, rightly."""
         state = self.runner.requests[name]
         text = [*state.prompt_token_ids, *state.output_token_ids]
-        for place in range(len(text) - 1):
+        for place in range(min(self.read[name], len(text) - 1)):
             found = self.drafter.cache.get(self._slot(state, place))
             if found != (text[place + 1], pytest_approx(self._hidden(text[place], place))):
                 return False
@@ -232,6 +233,7 @@ class Scheduled:
             rejected -= max(len(tokens) - 1, 0)
             end = computed[name] + out.num_scheduled_tokens[name] - rejected
             counts.append(end - computed[name])
+            self.read[name] = end
             at += [(state, place) for place in range(computed[name], end)]
             ids += text[computed[name] : end]
             following.append(text[end] if end < len(text) else 0)
