@@ -23,11 +23,15 @@ def drafting(s: Situation) -> tuple[float, float, float]:
     return s.costs.draft_us, s.costs.draft_token_us, s.costs.draft_row_us
 
 
-def shared(curves: np.ndarray, models: np.ndarray, rate: float, s: Situation) -> Choice:
+def shared(
+    curves: np.ndarray, models: np.ndarray, rate: float, s: Situation, room: int = 1 << 40
+) -> Choice:
     """The step of all these requests."""
     n = len(models)
     value = s.costs.dense[n] / (rate * n)
-    return Choice(*share_out(curves, models, s.model_len, value, n, s.costs.dense, drafting(s)))
+    return Choice(
+        *share_out(curves, models, s.model_len, value, n, room, s.costs.dense, drafting(s))
+    )
 
 
 curve = st.lists(st.floats(0.015625, 1.0, width=32), max_size=4).map(
@@ -123,7 +127,7 @@ def test_a_lone_drafter_makes_as_many_tokens_as_pay_best(
         asked = Situation(s.costs, length)
         return worth(none, yields[:, length - 1], [(MODEL, length)], rate, asked)
 
-    found = draft_length(yields, s.costs.dense[1] / rate, 1, s.costs.dense, drafting(s))
+    found = draft_length(yields, s.costs.dense[1] / rate, 1, 1 << 40, s.costs.dense, drafting(s))
     assert gain(found) == pytest.approx(max(gain(j) for j in range(1, k + 1)), abs=1e-6)
 
 
@@ -134,7 +138,7 @@ def test_a_drafter_for_many_makes_what_those_gain_who_gain() -> None:
     def length(*rows: list[float]) -> int:
         value = table.dense[4] / (2.0 * 4)
         return draft_length(
-            np.array(rows, np.float32), value, 4, table.dense, drafting(Situation(table))
+            np.array(rows, np.float32), value, 4, 1 << 40, table.dense, drafting(Situation(table))
         )
 
     assert length(likely, likely, likely, likely) == 6
