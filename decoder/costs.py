@@ -45,6 +45,9 @@ DEVIATION: Final = 0.15
 BEYOND: Final = 0.7
 """What a size twice the largest one measured may be off by: between nothing more and all in
 proportion. Sizes further on are off by that and by as much again for each doubling."""
+HOPE: Final = 0.5
+"""Of its doubt beside the size that runs, by which another one is believed cheaper: what is thought
+too dear would never be made, and never be found out. A size that was tried has no doubt left."""
 REACH: Final = 2.0
 """Logarithm of the ratio of two sizes whose deviations are still related, by 1/e."""
 DRAFTING: Final = 1.0
@@ -81,6 +84,7 @@ class LiveCosts:
         self._prior = prior
         self._measured = 1 if self._unit else prior.tokens[-1]  # tokens of the largest such step
         self._own = prior.own_us
+        self._here = 0
         self._state = np.zeros(len(GRID) + 1)  # logarithms: of each size, then of drafting
         self._spread = _covariance(PACE, DEVIATION, DRAFTING)
         beyond = np.maximum(np.log2(GRID) - np.log2(self._measured), 0.0)
@@ -113,6 +117,7 @@ class LiveCosts:
         self._spread -= told[:, None] * (told / variance)
 
         self.steps += 1
+        self._here = int(np.argmax(slope[:-1]))
         further = tokens > self._measured
         self._measured = max(self._measured, min(tokens, MAX_TOKENS))
         if further or self.steps < REFRESH or self.steps % REFRESH == 0:
@@ -157,11 +162,16 @@ class LiveCosts:
         )
 
     def _corrected(self) -> CostTable:
-        prior, tried = self._prior, 2 * self._measured
+        prior, tried, here = self._prior, 2 * self._measured, self._here
         sizes = sorted({min(prior.padded(n), tried) for n in (*GRID, *prior.tokens)} | {1})
-        places = np.array([_PLACES[min(n, GRID[-1]) - 1] for n in sizes])
-        factors = np.exp(np.interp(places, np.arange(len(GRID)), self._state[:-1]))
-        times = (prior.verifying(np.array(sizes)) * factors).tolist()
+        grid = np.array(sizes)
+        spread = self._spread[:-1, :-1]
+        apart = np.diag(spread) + spread[here, here] - 2.0 * spread[here]
+        hoped = self._state[:-1] - HOPE * np.sqrt(np.maximum(apart, 0.0))
+        places = [_PLACES[min(n, GRID[-1]) - 1] for n in sizes]
+        verify = prior.verifying(grid) * np.exp(np.interp(places, np.arange(len(GRID)), hoped))
+        least = prior.time(GRID[here]) * exp(self._state[here])
+        times = np.where(grid > GRID[here], np.maximum(verify, least), verify).tolist()
         if sizes[-1] < MAX_TOKENS:
             times.append(max(times) * MAX_TOKENS / sizes[-1])
             sizes.append(MAX_TOKENS)

@@ -1,6 +1,8 @@
 """The cost profile of a vLLM worker: steps of several sizes, timed once at start.
 
-A step is timed as vLLM's own dummy run plus the logits of all its tokens, and drafting a token as
+The sizes go to the largest step that decoding makes (each request with its longest draft, as far as
+the engine batches so many tokens and their logits have room), at the sizes of the engine's own
+graphs where it has any. A step is timed as vLLM's own dummy run plus the logits of all its tokens, and drafting a token as
 the drafter's, plus the choice of one for each request; what that leaves out (attention over a long
 context, sampling, scheduling) is added by the corrections of every step served.
 """
@@ -12,9 +14,13 @@ from typing import Any, Final
 
 import torch
 
-from decoder import costs
+from decoder import profiling
 from decoder.policy.pricing import CostTable
+from decoder.room import tokens_of_logits
 
+CPU_SECONDS: Final = 6.0
+"""What a profile may take of a start without an accelerator: steps of many tokens never pay there.
+"""
 MANY: Final = 16
 """Requests that drafting is timed for, beside one."""
 
@@ -33,8 +39,10 @@ def setup_name(runner: Any, scope: str) -> str:
 def profile(runner: Any, scope: str) -> CostTable:
     """Time target and drafter apart. Nothing is mutated that lasts."""
 
+    on_cpu = runner.device.type == "cpu"
+
     def wait() -> None:
-        if runner.device.type != "cpu":
+        if not on_cpu:
             torch.accelerator.synchronize()
 
     def step(tokens: int) -> None:
@@ -42,10 +50,12 @@ def profile(runner: Any, scope: str) -> CostTable:
         runner.model.compute_logits(hidden[:tokens])
         wait()
 
-    name, most = setup_name(runner, scope), runner.max_num_tokens
+    name, most = setup_name(runner, scope), largest_step(runner)
+    graphs = graph_sizes(runner)
+    seconds = CPU_SECONDS if on_cpu else profiling.SECONDS
     drafter: Any = getattr(runner, "drafter", None)
     if not hasattr(drafter, "dummy_run"):
-        return costs.profile(name, step, most=most)
+        return profiling.profile(name, step, most=most, graphs=graphs, seconds=seconds)
     alone = drafter.dummy_run
 
     def draft(rows: int) -> None:
@@ -55,6 +65,25 @@ def profile(runner: Any, scope: str) -> CostTable:
 
     drafter.dummy_run = lambda *_, **__: None  # or vLLM's own dummy run would include it
     try:
-        return costs.profile(name, step, draft, rows=(1, min(MANY, most)), most=most)
+        return profiling.profile(
+            name, step, draft, rows=(1, min(MANY, most)), most=most, graphs=graphs, seconds=seconds
+        )
     finally:
         del drafter.dummy_run
+
+
+def largest_step(runner: Any) -> int:
+    """Tokens of the largest step that only decodes."""
+    scheduler, speculative = runner.scheduler_config, runner.speculative_config
+    drafts = speculative.num_speculative_tokens if speculative is not None else 0
+    logits = tokens_of_logits(runner.model_config.get_vocab_size())
+    return int(min(scheduler.max_num_seqs * (1 + drafts), runner.max_num_tokens, logits))
+
+
+def graph_sizes(runner: Any) -> tuple[int, ...]:
+    """Sizes that a step is padded to, ascending; none where the engine captures no graphs."""
+    config = runner.compilation_config
+    if runner.device.type == "cpu" or not config.cudagraph_mode:
+        return ()
+    sizes = sorted(set(config.cudagraph_capture_sizes or ()))
+    return tuple(size for size in sizes if size <= runner.max_num_tokens)
