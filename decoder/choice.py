@@ -183,9 +183,10 @@ def drafting_time(k: int, rows: int, drafting: tuple[float, float, float]) -> fl
 def verifying(tokens: int, dense: NDArray[np.float64]) -> float:
     """``CostTable.verifying`` of one size."""
     last = len(dense) - 1
-    if tokens <= last:
-        return dense[tokens]
-    return dense[last] + (tokens - last) * (dense[last] - dense[last - TAIL]) / TAIL
+    time: float = dense[min(tokens, last)]
+    if tokens > last:
+        time += (tokens - last) * (dense[last] - dense[last - TAIL]) / TAIL
+    return time
 
 
 @compiled((WHOLE, REAL, REAL, REAL, REAL, FIXED))
@@ -221,7 +222,7 @@ def draft_length(
         value: of a committed token, in units of ``dense``.
         room: draft tokens of all requests together.
     """
-    n, most = yields.shape
+    most = yields.shape[1]
     order = np.argsort(-yields[:, most - 1])
     plain = verifying(rows, dense)
     found, best = 1, -np.inf

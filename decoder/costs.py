@@ -64,6 +64,7 @@ never becomes a gain."""
 GUESS: Final = 0.1
 """Time of drafting a token without a profile, in plain steps."""
 
+
 class LiveCosts:
     """Costs of one worker's set-up.
 

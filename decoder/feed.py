@@ -1,23 +1,21 @@
-"""The policy feed: bundles come in by Kafka, are checked, and replace one reference.
+"""The policy feed: bundles come in by Kafka, keyed by scope and role, and ask for admission.
 
-A bundle that fails any check is refused, counted by reason and logged; what is in force stays in
-force. A swap is one assignment between cycles: no request waits for it.
+The thread lives as long as the worker: nothing that lies on the topic, and nothing that the broker
+does, ends it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Iterable
 from typing import Any, Final
 
-from decoder.contracts.bundle import Policy
-from decoder.contracts.errors import PolicyRefused
+from decoder.admission import Admission
 from decoder.contracts.settings import KafkaSettings
-from decoder.contracts.topics import POLICY
-from decoder.policy.probes import from_bytes
+from decoder.contracts.topics import POLICY, policy_role
 
 log = logging.getLogger(__name__)
 
@@ -27,42 +25,15 @@ an empty fetch at once instead of holding it, the client asks again at once, and
 thread takes the interpreter from decoding (measured: two thirds of a core)."""
 RETRY_S = 1.0
 CLOSE_TIMEOUT_S = 3.0
-
-
-class PolicyGate:
-    """Applies bundles of one scope through ``apply``; keeps the previous policy and the tally."""
-
-    def __init__(self, scope: str, apply: Callable[[Policy], None]) -> None:
-        self._scope, self._apply = scope, apply
-        self.current: Policy | None = None
-        self.previous: Policy | None = None
-        self.applied_at = 0.0  # seconds since the epoch
-        self.swaps = 0
-        self.swap_ms_max = 0.0
-        self.refusals: Counter[str] = Counter()
-
-    def offer(self, data: bytes) -> bool:
-        """Check ``data`` and put it in force. Returns whether it is now in force."""
-        began = time.perf_counter()
-        try:
-            policy = from_bytes(data, self._scope)
-        except PolicyRefused as refused:
-            self.refusals[refused.reason] += 1
-            log.warning("policy bundle refused, the one in force stays: %s", refused)
-            return False
-        self._apply(policy)
-        self.previous, self.current = self.current, policy
-        self.applied_at, self.swaps = time.time(), self.swaps + 1
-        self.swap_ms_max = max(self.swap_ms_max, (time.perf_counter() - began) * 1e3)
-        log.info("policy version %d (%s) is in force", policy.version, policy.kind)
-        return True
+COMPLAIN_EVERY_S: Final = 60.0
 
 
 class PolicyFeed:
     """The thread that reads the policy topic from its beginning and offers this scope's bundles."""
 
-    def __init__(self, kafka: KafkaSettings, scope: str, gate: PolicyGate) -> None:
-        self._kafka, self._scope, self._gate = kafka, scope, gate
+    def __init__(self, kafka: KafkaSettings, scope: str, admission: Admission) -> None:
+        self._kafka, self._scope, self._admission = kafka, scope, admission
+        self._complained = -COMPLAIN_EVERY_S
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hvd-policy-feed", daemon=True)
 
@@ -88,8 +59,6 @@ class PolicyFeed:
         return consumer
 
     def _run(self) -> None:
-        from kafka.errors import KafkaError
-
         consumer = None
         while not self._stopping.is_set():
             try:
@@ -98,20 +67,38 @@ class PolicyFeed:
                     self._stopping.wait(RETRY_S)
                     continue
                 polled = consumer.poll(timeout_ms=0)
-                self._take(polled)
+                self.take(record for records in polled.values() for record in records)
                 if not polled:
                     self._stopping.wait(POLL_S)
-            except (KafkaError, OSError, ValueError) as error:
-                log.debug("policy feed: %s", error)  # the shipper says aloud that Kafka is away
+            except Exception as error:  # noqa: BLE001 -- whatever it is, the next one must be heard of
+                self._complain(error)
+                self._left(consumer)
                 consumer = None
                 self._stopping.wait(RETRY_S)
-        if consumer is not None:
-            consumer.close()
+        self._left(consumer)
 
-    def _take(self, polled: dict[Any, list[Any]]) -> None:
-        latest: dict[bytes, bytes] = {}
-        for record in (r for records in polled.values() for r in records):
-            if record.key == self._scope.encode() and record.value is not None:
-                latest[record.key] = record.value  # of several, only the newest is worth a swap
-        for value in latest.values():
-            self._gate.offer(value)
+    def _left(self, consumer: Any) -> None:
+        with contextlib.suppress(Exception):
+            if consumer is not None:
+                consumer.close()
+
+    def _complain(self, error: Exception) -> None:
+        """The shipper says aloud that Kafka is away; anything else is said here."""
+        from kafka.errors import KafkaError
+
+        away = isinstance(error, (KafkaError, OSError))
+        if not away and time.monotonic() - self._complained >= COMPLAIN_EVERY_S:
+            self._complained = time.monotonic()
+            log.warning("the policy feed failed and goes on", exc_info=error)
+        else:
+            log.debug("policy feed: %r", error)
+
+    def take(self, records: Iterable[Any]) -> None:
+        """Offer the newest bundle of each role of this scope: no other is worth a swap."""
+        latest: dict[str, bytes] = {}
+        for record in records:
+            role = policy_role(record.key, self._scope)
+            if role is not None and record.value is not None:
+                latest[role] = record.value
+        for role, value in latest.items():
+            self._admission.offer(value, role)

@@ -17,14 +17,14 @@ def outcomes_of(
     """What each of the floor's options would have made of ``cycle``, in their order.
 
     A model draft that was to be made and was not (the drafter failed, the scheduler had no room)
-    would have come about for no option: it brings nothing and costs what drafting did.
+    would have come about for no option: it brings nothing, and costs drafting if that was done.
 
     Args:
         accepted: of its cache draft, tokens.
         model_payoff: what a model draft has to expect here; one that was verified says more.
     """
-    dense = costs.dense
-    k, batch, step = cycle.model_len, cycle.batch_size, cycle.step
+    step, dense = cycle.step, costs.dense
+    k, batch = step.model_len, step.batch
 
     def cache(length: int, total: int) -> Outcome:
         return 1.0 + min(accepted, length), part(batch, length, total, 0.0, 1, dense)
@@ -34,9 +34,10 @@ def outcomes_of(
     if k:
         seen = cycle.model_accepted
         payoff, length = float(seen) if seen is not None else model_payoff, k
+        drafting = costs.drafting(k, batch)
         if cycle.arm == MODEL and not cycle.verified_len:
             payoff, length = 0.0, 0
-        drafting = costs.drafting(k, batch)
+            drafting = drafting if cycle.drafted_len else 0.0
 
         def drafted(total: int, sharing: int) -> Outcome:
             return 1.0 + payoff, part(batch, length, total, drafting, sharing, dense)
@@ -49,34 +50,49 @@ def outcomes_of(
     return policy, none, model, cache(cycle.draft_len, step.cached)
 
 
-def event_of(event_id: str, request: Request, label: Label[Cycle], censored: str) -> DraftEvent:
-    """The event of a labelled cache draft; ``censored`` says why its label is incomplete."""
-    cycle = label.subject
-    assert cycle.features is not None
+def event_of(number: int | str, request: Request, label: Label[Cycle], censored: str) -> DraftEvent:
+    """The event of a cycle; ``censored`` says why its label is incomplete.
+
+    Args:
+        number: events made before it in this life of the worker.
+        label: of its cache draft; a cycle without one brings a label of 0 tokens, not censored.
+    """
+    if isinstance(number, str):
+        number = int(number.rpartition("/")[2])
+    cycle, options = label.subject, request.options
+    step, policy = cycle.step, cycle.step.policy
     seen = cycle.arm == CACHE and (
         label.accepted < cycle.verified_len or cycle.verified_len >= cycle.draft_len
     )
     return DraftEvent(
-        event_id=event_id,
-        time=cycle.wall,
-        request=request.name,
-        workload=request.options.workload,
+        number=number,
+        time=step.wall,
+        request=options.opaque or request.name,
+        tenant=options.tenant,
+        session=options.session,
+        choice=options.choice,
+        workload=options.workload,
         cycle=cycle.index,
         position=cycle.position,
-        policy_version=cycle.policy_version,
-        threshold=cycle.parameter,
-        predicted=cycle.predicted,
-        predicted_model=cycle.predicted_model,
+        policy_version=step.version,
+        publication=policy.publication if policy else 0,
+        role=policy.role if policy else "",
+        side=step.side,
+        parameter=step.parameter,
+        parameter_name=policy.parameter_name if policy else "",
+        predicted=float(step.expected[cycle.row]),
+        predicted_model=float(step.model[cycle.row]),
         arm=ARMS[cycle.arm if cycle.verified_len else NONE],
         draft_len=cycle.draft_len,
+        drafted_len=max(cycle.drafted_len, cycle.verified_len),
         verified_len=cycle.verified_len,
         accepted=label.accepted,
-        label="verified" if seen else "hindsight",
+        label=("verified" if seen else "hindsight") if cycle.draft_len else "",
         censored=censored,
         model_accepted=cycle.model_accepted,
-        batch_size=cycle.batch_size,
-        step_tokens=cycle.step_tokens,
-        draft_us=cycle.draft_us,
-        step_us=cycle.step_us,
-        features=cycle.features,
+        batch_size=step.batch,
+        step_tokens=step.tokens,
+        draft_us=step.draft_us,
+        step_us=step.us,
+        features=step.features[cycle.draft] if cycle.draft_len else None,
     )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
@@ -23,8 +23,7 @@ class _Pending(Generic[T]):
     subject: T
 
 
-@dataclass(frozen=True, slots=True)
-class Label(Generic[T]):
+class Label(NamedTuple, Generic[T]):
     """Accepted length of ``subject``'s draft; a lower bound when ``censored``."""
 
     subject: T
@@ -58,19 +57,19 @@ class LabelTracker(Generic[T]):
         """Advance by ``committed`` tokens and return the labels now known. Mutates the tracker."""
         resolved: list[Label[T]] = []
         waiting: list[_Pending[T]] = []
+        committed, n = list(committed), len(committed)
         for draft in self._pending:
-            tokens, matched, end = draft.tokens, draft.matched, len(draft.tokens)
-            for token in committed:
-                if matched == end or tokens[matched] != token:
-                    resolved.append(Label(draft.subject, matched, censored=False))
+            tokens, matched = draft.tokens, draft.matched
+            ahead = list(tokens[matched : matched + n])
+            if ahead == committed and matched + n < len(tokens):
+                draft.matched = matched + n
+                waiting.append(draft)
+                continue
+            for proposed, token in zip(ahead, committed, strict=False):
+                if proposed != token:
                     break
                 matched += 1
-            else:
-                draft.matched = matched
-                if matched == end:
-                    resolved.append(Label(draft.subject, matched, censored=False))
-                else:
-                    waiting.append(draft)
+            resolved.append(Label(draft.subject, matched, censored=False))
         self._pending = waiting
         return resolved
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
+from decoder.contracts.bundle import Policy
 from decoder.contracts.events import Arm
 from decoder.contracts.features import FloatArray
 from decoder.drafting.suffix import Tokens
@@ -15,9 +17,17 @@ from decoder.labels import LabelTracker
 from decoder.payoff.memory import History, Keys, TenantMemory
 
 
+def _empty() -> FloatArray:
+    return np.zeros(0, np.float32)
+
+
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
-    """What a request asks for. ``stop_ids`` are the token ids that end it."""
+    """What a request asks for. ``stop_ids`` are the token ids that end it.
+
+    ``opaque``, ``tenant`` and ``session`` are pseudonyms, and the only names of it that leave the
+    worker; ``choice`` counts the choices of one client request.
+    """
 
     max_tokens: int
     max_model_len: int
@@ -25,10 +35,12 @@ class RequestOptions:
     tenant: str = ""
     workload: str = ""
     speculate: bool = True
+    opaque: str = ""
+    session: str = ""
+    choice: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     """What one request verifies in the coming cycle: ``tokens`` when the arm is ``cache``."""
 
     arm: Arm
@@ -36,58 +48,91 @@ class Decision:
     room: int = 0  # draft tokens of any arm that the request may still use
 
 
-@dataclass(frozen=True, slots=True)
-class Committed:
-    """One cycle's outcome: tokens committed, and how many draft tokens were really verified."""
+class Committed(NamedTuple):
+    """One cycle's outcome: tokens committed, and how many draft tokens were really verified.
+
+    ``length`` is what the engine holds for the request after the step, prompt and output tokens
+    together; 0 where it does not say.
+    """
 
     request: str
     tokens: Sequence[int]
     verified_len: int
+    length: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Step:
-    """What the requests of a step share: the price of a draft token hangs on how many there are.
+    """What the requests of a step share, and by row what was chosen of each.
 
     ``wanted`` and ``cached`` are draft tokens, had the policy its way and if every cache draft were
-    verified whole; ``drafting`` counts the requests for which the policy wants a model draft.
+    verified whole: the price of one hangs on how many there are. ``drafting`` counts the requests
+    for which the policy wants a model draft. ``arms`` is what the floor made of its choice.
+    ``tokens`` and ``us`` are the engine's word, once it has run.
     """
 
     wanted: int
     cached: int
     drafting: int
+    batch: int
+    wall: float = 0.0  # seconds since the epoch
+    version: int = 0  # of the policy
+    parameter: float = 0.0
+    model_len: int = 0  # tokens of a model draft
+    arms: Sequence[int] = ()
+    chosen: Sequence[int] = ()
+    lengths: Sequence[int] = ()
+    expected: FloatArray = field(default_factory=_empty)
+    model: FloatArray = field(default_factory=_empty)
+    foreseen: FloatArray | None = None  # [m], by cache draft
+    features: FloatArray = field(default_factory=_empty)  # [m, features], by cache draft
+    draft_us: float = 0.0
+    tokens: int = 0
+    us: float = 0.0
+    policy: Policy | None = None  # that chose
+    side: str = ""  # of a trial
 
 
 @dataclass(slots=True)
 class Cycle:
-    """One decision and what became of it; completed when the step is observed.
+    """One request's part in a step, and what became of it; completed when the step is observed.
 
-    ``wanted`` and ``wanted_len`` are the policy's own choice, ``arm`` what the floor made of it.
+    ``row`` is its place among the requests of the step, ``draft`` among their cache drafts, -1
+    without one. What was really drafted and verified is the engine's word.
     """
 
+    step: Step
+    row: int
+    draft: int
     index: int
-    wall: float  # seconds since the epoch
-    arm: int
-    wanted: int
-    wanted_len: int
-    policy_version: int
-    parameter: float
-    predicted: float
-    predicted_model: float
-    foreseen: float | None  # the network's estimate of the model draft, before correction
     position: int
     draft_len: int
-    model_len: int  # tokens of a model draft in this step
-    features: FloatArray | None
     keys: Keys
-    batch_size: int
-    step: Step
-    draft_us: float
+    drafted_len: int = 0  # of the arm's draft, as the engine made it
     committed: int = 0
     verified_len: int = 0
     model_accepted: int | None = None
-    step_tokens: int = 0
-    step_us: float = 0.0
+
+    @property
+    def arm(self) -> int:
+        """The arm in force."""
+        return self.step.arms[self.row]
+
+    @property
+    def wanted(self) -> int:
+        """The policy's own choice of an arm."""
+        return self.step.chosen[self.row]
+
+    @property
+    def wanted_len(self) -> int:
+        """Draft tokens of the policy's own choice."""
+        return self.step.lengths[self.row]
+
+    @property
+    def foreseen(self) -> float | None:
+        """The network's estimate of the model draft, before correction."""
+        foreseen = self.step.foreseen
+        return None if foreseen is None or self.draft < 0 else float(foreseen[self.draft])
 
 
 @dataclass(slots=True)
@@ -100,6 +145,7 @@ class Request:
     prompt_len: int
     length: int
     memory: TenantMemory
+    tail: tuple[int, ...]  # its last two tokens
     history: History = field(default_factory=History)
     labels: LabelTracker[Cycle] = field(default_factory=LabelTracker)
     stretch: Stretch = field(default_factory=Stretch)
@@ -113,17 +159,6 @@ class Request:
         """Output tokens committed."""
         return self.length - self.prompt_len
 
-    @property
-    def room(self) -> int:
-        """Draft tokens that could still be committed: one place is kept for the target's own."""
-        left = self.options.max_tokens - self.generated
-        return max(0, min(left, self.options.max_model_len - self.length) - 1)
-
-    @property
-    def may_speculate(self) -> bool:
-        """Whether any draft may be verified for it."""
-        return self.options.speculate and not self.ended and self.room > 0
-
     def append(self, committed: Sequence[int]) -> None:
         """Add committed tokens. Mutates the request."""
         end = self.length + len(committed)
@@ -131,6 +166,7 @@ class Request:
             self.tokens = np.concatenate([self.tokens, np.zeros_like(self.tokens)])
         self.tokens[self.length : end] = committed
         self.length = end
+        self.tail = (*self.tail, *committed)[-2:]
 
     def until_end(self, tokens: Sequence[int]) -> Sequence[int]:
         """The tokens the client will see: an engine may report more than the request may have.
@@ -139,10 +175,13 @@ class Request:
         ``ended``.
         """
         left = self.options.max_tokens - self.generated
-        for index, token in enumerate(tokens[:left]):
-            if token in self.options.stop_ids:
-                self.ended = "stop"
-                return tokens[: index + 1]
+        stops = self.options.stop_ids
+        if not stops.isdisjoint(tokens):
+            for index, token in enumerate(tokens[:left]):
+                if token in stops:
+                    self.ended = "stop"
+                    return tokens[: index + 1]
         if len(tokens) >= left:
             self.ended = "length"
-        return tokens[:left]
+            return tokens[:left]
+        return tokens

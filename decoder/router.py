@@ -3,9 +3,15 @@
 The heart of the decoder; it knows no engine. An engine calls, for each request,
 
     start(request, prompt, options)
-    loop:  observe(requests and what was committed)   labels resolve, events leave
+    loop:  observe(requests and what was committed)   labels resolve
            choose(requests)                           the next draft of each
+           drafted(requests and their drafts)         what the engine made of that
+           settle()                                   events and accounts, while the target runs
     stop(request, reason)
+
+It believes of a step what the engine tells of it, and nothing else: a draft that was not made or
+not verified costs and brings nothing. A request whose text is not the engine's is left out by
+itself, whatever happens to it, and so is one whose bookkeeping fails.
 
 Everything a choice depends on is the prefix, the deterministic cache draft, and labels resolved
 before it, never a sampled draft token: so rejection sampling stays lossless.
@@ -13,6 +19,7 @@ before it, never a sampled draft token: so rejection sampling stays lossless.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Sequence
@@ -23,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decoder.choice import choose
-from decoder.contracts.bundle import Policy
+from decoder.contracts.bundle import MAX_DRAFT, Policy
 from decoder.contracts.events import DraftEvent
 from decoder.costs import LiveCosts
 from decoder.drafting.suffix import CacheDraft, SuffixCache, Tokens
@@ -31,11 +38,13 @@ from decoder.floor import DOUBT, PLAIN_EVERY, PROBE_EVERY, Floor
 from decoder.hindsight import event_of, outcomes_of
 from decoder.labels import Label
 from decoder.payoff.featurize import DraftState, featurize
-from decoder.payoff.memory import History, Keys, TenantMemory, memory_keys
+from decoder.payoff.memory import History, TenantMemory, memory_keys
 from decoder.payoff.model_arm import ModelArm
 from decoder.policy.rule import ARMS, CACHE, MODEL, NONE, Arms
 from decoder.rate import LiveRate
 from decoder.requests import Committed, Cycle, Decision, Request, RequestOptions, Step
+
+log = logging.getLogger(__name__)
 
 __all__ = ["Committed", "Counters", "Decision", "DraftRouter", "EventSink", "RequestOptions"]
 
@@ -56,10 +65,15 @@ class Counters:
     tokens: int = 0
     labelled: int = 0
     probes: int = 0
+    left_out: Counter[str] = field(default_factory=Counter)  # requests, by reason
+    undrafted: int = 0  # model drafts chosen and not made
     cycles: Counter[str] = field(default_factory=Counter)
     accepted: Counter[str] = field(default_factory=Counter)
     drafted: Counter[str] = field(default_factory=Counter)
     choose_us: deque[float] = field(default_factory=lambda: deque(maxlen=512))
+    own_us: deque[float] = field(default_factory=lambda: deque(maxlen=512))
+    """All that the router did in a step, and of that what was not in :meth:`DraftRouter.settle`."""
+    exposed_us: deque[float] = field(default_factory=lambda: deque(maxlen=512))
 
 
 INITIAL_ROOM: Final = 1024
@@ -83,6 +97,7 @@ class DraftRouter:
         worker: str,
         *,
         model_draft_tokens: int = 4,
+        longest: int = MAX_DRAFT,
         shorter: bool = True,
         costs: LiveCosts | None = None,
         floor: Floor | None = None,
@@ -91,6 +106,7 @@ class DraftRouter:
 
         Args:
             model_draft_tokens: tokens of a model draft at most, where the engine ``has_model``.
+            longest: tokens of any draft at most: what the engine was started for.
             shorter: whether a survival policy may ask for fewer, as it does where that pays.
             costs: the live table; None for nominal costs that never change.
             floor: None lets the policy have its way whatever it costs, and probes nothing.
@@ -103,7 +119,8 @@ class DraftRouter:
         self._cache = cache
         self._classes = token_classes
         self._sink = sink
-        self._model_len = model_draft_tokens if has_model else 0
+        self._longest = longest
+        self._model_len = min(model_draft_tokens, longest) if has_model else 0
         self._shorter = shorter
         self.model_arm = ModelArm(policy.model_payoff or 1.0, self._model_len)
         # Ids of two lives of a worker must differ, or their events would be taken for duplicates.
@@ -112,31 +129,45 @@ class DraftRouter:
         self._requests: dict[str, Request] = {}
         self._tenants: OrderedDict[str, TenantMemory] = OrderedDict()
         self._decided = 0.0  # seconds of the performance counter
+        self._settled_us = 0.0  # of the time since then
+        self._own_us = self._exposed_us = 0.0  # of this step, as in :class:`Counters`
+        self._unsettled: list[tuple[Request, Label[Cycle], str]] = []
         self._drafted = 0  # tokens that the model drafter makes in the step under way
+        self._since_asked = 0  # steps since one that asked for a model draft
         self._since_plain = 0  # steps since one that verified nothing
         self._step_tokens = 1  # that the last step ran through the target
 
     def __contains__(self, request: str) -> bool:
         return request in self._requests
 
-    def start(self, request: str, prompt: Tokens, options: RequestOptions) -> None:
+    def start(
+        self, request: str, prompt: Tokens, options: RequestOptions, output: Sequence[int] = ()
+    ) -> None:
         """Begin to follow a request whose prompt is int32 [n].
+
+        Args:
+            output: tokens committed before, of a request that is met late.
 
         Raises:
             ValueError: the request is followed already.
         """
         prompt = np.ascontiguousarray(prompt, dtype=np.int32)
         self._cache.start(request, prompt, options.tenant)
-        grown = np.empty(len(prompt) + INITIAL_ROOM, np.int32)
+        grown = np.empty(len(prompt) + len(output) + INITIAL_ROOM, np.int32)
         grown[: len(prompt)] = prompt
-        self._requests[request] = Request(
+        started = Request(
             request, options, grown, len(prompt), len(prompt), self._memory(options.tenant),
+            tuple(prompt[-2:].tolist()),
             History(model=self.model_arm.payoff(self._model_len)) if self._model_len else History(),
         )  # fmt: skip
+        self._requests[request] = started
         self.counters.started += 1
+        if len(output):
+            started.append(output)
+            self._cache.extend(request, output)
 
     def observe(self, outcomes: Sequence[Committed], step_tokens: int, usual: bool = True) -> None:
-        """Take in what the last step committed; resolve labels and emit their events.
+        """Take in what the last step committed; labels resolve.
 
         Args:
             outcomes: one entry for each request the step advanced.
@@ -144,7 +175,13 @@ class DraftRouter:
                 that no step made, of which nothing is learned about time.
             usual: False where the step also did work that had waited: it says nothing of costs.
         """
-        step_us = (time.perf_counter() - self._decided) * 1e6
+        began = time.perf_counter()
+        step_us = (began - self._decided) * 1e6 - self._settled_us
+        if self._decided:
+            self.counters.own_us.append(self._own_us)
+            self.counters.exposed_us.append(self._exposed_us)
+        self._own_us = self._exposed_us = 0.0
+        self._settle()
         self._step_tokens = max(step_tokens, 1)
         decoding_alone = step_tokens == sum(1 + o.verified_len for o in outcomes)
         if usual and decoding_alone and self._decided:
@@ -154,27 +191,43 @@ class DraftRouter:
             request = self._requests.get(outcome.request)
             if request is None or request.ended:
                 continue
-            committed = request.until_end(outcome.tokens)
-            cycle, request.cycle = request.cycle, None
-            if cycle is not None:
-                cycle.verified_len = outcome.verified_len
-                cycle.step_tokens = step_tokens
-                cycle.step_us = step_us
-                cycle.committed = len(committed)
-                decoded, cycles = decoded + len(committed), cycles + 1
+            try:
+                made = self._take(request, outcome, step_tokens, step_us)
+            except Exception:
+                log.exception("a request is left out of drafting: its bookkeeping failed")
+                self._leave_out(request, "fault")
+                continue
+            if made is not None:
+                decoded, cycles = decoded + made, cycles + 1
                 verified += outcome.verified_len
-                self._count(request, cycle, len(outcome.tokens))
-                if not cycle.draft_len:
-                    self._weigh(request, cycle, 0)
-            self.counters.tokens += len(committed)
-            request.append(committed)
-            self._cache.extend(request.name, committed)
-            for label in request.labels.commit(committed):
-                self._resolve(request, label, censored="")
-            if request.ended:
-                self.stop(request.name, request.ended)
         if cycles and step_tokens:
             self.rate.observe(decoded, cycles, self._plain_steps(cycles, verified))
+        self._spent(began)
+
+    def _take(
+        self, request: Request, outcome: Committed, step_tokens: int, step_us: float
+    ) -> int | None:
+        """Take in one request's outcome; tokens committed if they close a cycle."""
+        committed = request.until_end(outcome.tokens)
+        cycle, request.cycle = request.cycle, None
+        self.counters.tokens += len(committed)
+        request.append(committed)
+        if outcome.length and not request.ended and request.length != outcome.length:
+            self._leave_out(request, "length")
+            return None
+        if cycle is not None:
+            cycle.verified_len = outcome.verified_len
+            cycle.step.tokens, cycle.step.us = step_tokens, step_us
+            cycle.committed = len(committed)
+            self._count(request, cycle, len(outcome.tokens))
+            if not cycle.draft_len:
+                self._unsettled.append((request, Label(cycle, 0, censored=False), ""))
+        self._cache.extend(request.name, committed)
+        for label in request.labels.commit(committed):
+            self._resolve(request, label, censored="")
+        if request.ended:
+            self.stop(request.name, request.ended)
+        return None if cycle is None else len(committed)
 
     def choose(self, names: Sequence[str]) -> list[Decision]:
         """The next draft of each request; one featurize and one estimate for all of them.
@@ -182,75 +235,155 @@ class DraftRouter:
         A request that is unknown, has ended, or switched speculation off verifies nothing.
         """
         began = time.perf_counter()
-        policy, wall = self.policy, time.time()
-        asked = [self._requests.get(name) for name in names]
-        requests = [r for r in asked if r is not None and r.may_speculate]
-        drafts = [self._propose(r) for r in requests]
-        states = [self._state(r, d) for r, d in zip(requests, drafts, strict=True) if d is not None]
-        features = featurize(states, self._classes)
-        owners = np.array([i for i, d in enumerate(drafts) if d is not None], np.int64)
-        wanted = choose(
-            policy, features, owners, len(requests), len(names), self.costs.table, self.rate.value,
-            self._model_len, chance=self.model_arm.chance, ratio=self.model_arm.ratio,
-            shorter=self._shorter,
-        )  # fmt: skip
-        k = wanted.model_len
-        parameter = self.rate.value if policy.kind == "survival" else policy.threshold
-        arms = self._arms(wanted.arms, requests, drafts)
-        relieved = self.floor is not None and self.floor.in_force != "policy"
-        self._drafted = k if (arms == MODEL).any() else 0
-        self._decided = time.perf_counter()
-        draft_us = (self._decided - began) * 1e6
-        step = Step(
-            int(wanted.lengths.sum()),
-            sum(len(state.draft.tokens) for state in states),
-            int((wanted.arms == MODEL).sum()),
-        )
-        decisions, row = {}, 0
-        for i, (request, draft) in enumerate(zip(requests, drafts, strict=True)):
-            arm, mine = int(arms[i]), None
-            keys: Keys = ()
-            foreseen_here = None
+        policy, followed = self.policy, self._requests
+        requests: list[Request] = []
+        drafts: list[CacheDraft | None] = []
+        rooms, owners, states = [], [], []
+        for name in names:
+            request = followed.get(name)
+            room = self._room(request) if request is not None else 0
+            if request is None or room < 1:
+                continue
+            draft = self._propose(request, room)
             if draft is not None:
-                mine, keys = features[row], states[row].keys
-                if wanted.foreseen is not None:
-                    foreseen_here = float(wanted.foreseen[row])
-                row += 1
-            cycle = Cycle(
-                request.cycles, wall, arm, int(wanted.arms[i]), int(wanted.lengths[i]),
-                policy.version, parameter, float(wanted.expected[i]),
-                float(wanted.model[i]), foreseen_here, request.generated,
-                len(draft.tokens) if draft else 0, k, mine, keys, len(names), step, draft_us,
-            )  # fmt: skip
+                owners.append(len(requests))
+                states.append(self._state(request, draft))
+            requests.append(request)
+            drafts.append(draft)
+            rooms.append(room)
+        features = featurize(states, self._classes)
+        wanted = choose(
+            policy, features, np.array(owners, np.int64), len(requests), len(names),
+            self.costs.table, self.rate.value, self._model_len, chance=self.model_arm.chance,
+            ratio=self.model_arm.ratio, shorter=self._shorter,
+        )  # fmt: skip
+        arms = self._arms(wanted.arms, requests, drafts)
+        draft_us = (time.perf_counter() - began) * 1e6
+        step = Step(
+            int(wanted.lengths.sum()), sum(len(s.draft.tokens) for s in states),
+            int((wanted.arms == MODEL).sum()), len(names), time.time(), policy.version,
+            self.rate.value if policy.kind == "survival" else policy.threshold, wanted.model_len,
+            arms.tolist(), wanted.arms.tolist(), wanted.lengths.tolist(), wanted.expected,
+            wanted.model, wanted.foreseen, features, draft_us,
+        )  # fmt: skip
+        self._drafted = step.model_len if MODEL in step.arms else 0
+        decisions = self._decide(step, requests, drafts, rooms, states)
+        self.counters.choose_us.append(draft_us)
+        self._settled_us = 0.0
+        self._decided = self._spent(began)
+        if len(decisions) == len(names):
+            return decisions
+        found = {r.name: d for r, d in zip(requests, decisions, strict=True)}
+        return [found.get(name, _NOTHING) for name in names]
+
+    def _decide(
+        self,
+        step: Step,
+        requests: Sequence[Request],
+        drafts: Sequence[CacheDraft | None],
+        rooms: Sequence[int],
+        states: Sequence[DraftState],
+    ) -> list[Decision]:
+        """Open a cycle of each request; what it verifies."""
+        relieved = self.floor is not None and self.floor.in_force != "policy"
+        decisions, found = [], 0
+        for row, (request, draft, room) in enumerate(zip(requests, drafts, rooms, strict=True)):
+            arm = step.arms[row]
+            if draft is None:
+                cycle = Cycle(step, row, -1, request.cycles, request.generated, 0, ())
+            else:
+                tokens = draft.tokens
+                cycle = Cycle(
+                    step, row, found, request.cycles, request.generated, len(tokens),
+                    states[found].keys,
+                )  # fmt: skip
+                found += 1
+                request.labels.propose(tokens, cycle)
             request.cycle = cycle
             request.cycles += 1
-            request.history.took(cache=arm == CACHE)
-            if arm == MODEL:
-                request.drafted_at = request.length
-            tokens: Sequence[int] = ()
-            if draft is not None:
-                request.labels.propose(draft.tokens, cycle)
-                if arm == CACHE:
-                    tokens = draft.tokens if relieved else draft.tokens[: cycle.wanted_len]
-            room = min(request.room, k) if arm == MODEL else request.room
-            decisions[request.name] = Decision(ARMS[arm], tokens, room)
-        self.counters.choose_us.append(draft_us)
-        return [decisions.get(name, _NOTHING) for name in names]
+            request.history.took(arm == CACHE)
+            if arm == CACHE and draft is not None:
+                verified = tokens if relieved else tokens[: step.lengths[row]]
+                cycle.drafted_len = len(verified)
+                decisions.append(Decision("cache", verified, room))
+            elif arm == MODEL:
+                cycle.drafted_len = min(room, step.model_len)
+                decisions.append(Decision("model", (), cycle.drafted_len))
+            else:
+                decisions.append(Decision("none", (), room))
+        return decisions
+
+    def drafted(self, names: Sequence[str], lengths: Sequence[int], k: int) -> None:
+        """Take in what the engine made of the last choice.
+
+        Args:
+            lengths: draft tokens that each of ``names`` really has.
+            k: tokens for which the model drafter really ran; 0 if it did not.
+        """
+        self._drafted = k
+        for name, length in zip(names, lengths, strict=True):
+            request = self._requests.get(name)
+            cycle = request.cycle if request is not None else None
+            if request is None or cycle is None:
+                continue
+            cycle.drafted_len = length
+            if cycle.arm == MODEL:
+                if length:
+                    request.drafted_at = request.length
+                else:
+                    self.counters.undrafted += 1
+
+    def settle(self, exposed: bool = True) -> None:
+        """What the next choice does not need: accounts of the floor, and events.
+
+        For an engine to call while the target runs; :meth:`observe` does what is left.
+
+        Args:
+            exposed: whether the engine waits for it, as on a CPU, where the target has run by then.
+        """
+        began = time.perf_counter()
+        self._settle()
+        took = (time.perf_counter() - began) * 1e6
+        self._own_us += took
+        if exposed:
+            self._exposed_us += took
+            self._settled_us += took
+
+    def _settle(self) -> None:
+        unsettled, self._unsettled = self._unsettled, []
+        for request, label, censored in unsettled:
+            self._weigh(request, label.subject, label.accepted)
+            if label.subject.draft_len:
+                self._emit(request, label, censored)
 
     def stop(self, name: str, reason: str) -> None:
-        """Stop following a request: its open labels leave censored. Unknown names are ignored."""
+        """Stop following a request: its open labels leave censored.
+
+        Unknown names are ignored; never raises.
+        """
         request = self._requests.pop(name, None)
         if request is None:
             return
-        for label in request.labels.close():
-            self._resolve(request, label, censored=reason)
-        self._cache.stop(name)
         self.counters.stopped += 1
+        try:
+            for label in request.labels.close():
+                self._resolve(request, label, censored=reason)
+            self._cache.stop(name)
+        except Exception:
+            log.exception("a request's last labels are lost: its bookkeeping failed")
+            self.counters.left_out["fault"] += 1
+
+    def _leave_out(self, request: Request, reason: str) -> None:
+        """Follow a request no longer: what is known of it cannot be relied on."""
+        self.counters.left_out[reason] += 1
+        request.cycle = None
+        self.stop(request.name, "lost")
 
     def close(self) -> None:
         """Stop every request: the worker is going down."""
         for name in list(self._requests):
             self.stop(name, "abort")
+        self._settle()
 
     def _plain_steps(self, rows: int, verified: int) -> float:
         """Time of a step, in steps of as many ``rows`` that verify nothing, by the costs in force.
@@ -262,13 +395,32 @@ class DraftRouter:
         time += costs.drafting(self._drafted, rows)
         return max(time / float(costs.dense[rows]), 1.0)
 
-    def _propose(self, request: Request) -> CacheDraft | None:
+    def _spent(self, began: float) -> float:
+        """Book the router's own time since ``began``; the time it is now."""
+        now = time.perf_counter()
+        self._own_us += (now - began) * 1e6
+        self._exposed_us += (now - began) * 1e6
+        return now
+
+    def _propose(self, request: Request, room: int) -> CacheDraft | None:
         context = request.tokens[: request.length]
-        return self._cache.propose(request.name, context, request.room)
+        try:
+            return self._cache.propose(request.name, context, room)
+        except Exception:
+            log.exception("a request is left out of drafting: it cannot be looked up")
+            self._leave_out(request, "fault")
+            return None
+
+    def _room(self, request: Request) -> int:
+        """Tokens of a draft for ``request`` at most; 0 where it may have none."""
+        options, length = request.options, request.length
+        if not options.speculate or request.ended:
+            return 0
+        left = options.max_tokens - length + request.prompt_len
+        return min(left - 1, options.max_model_len - length - 1, self._longest)
 
     def _state(self, request: Request, draft: CacheDraft) -> DraftState:
-        end = request.length
-        keys = memory_keys(request.tokens[max(end - 2, 0) : end].tolist(), draft.tokens)
+        keys = memory_keys(request.tail, draft.tokens)
         return DraftState(
             draft, request.prompt_len, request.generated, request.options.max_tokens,
             request.labels.streak, request.history, request.memory, keys,
@@ -296,12 +448,16 @@ class DraftRouter:
             arms = np.full(n, MODEL if floor.in_force == "model" else NONE, np.int8)
         if self._model_len:
             self.model_arm.unseen += 1
-            if self.model_arm.unseen > PROBE_EVERY and not (arms == MODEL).any():
+            self._since_asked += 1
+            unseen = min(self.model_arm.unseen, self._since_asked)
+            if unseen > PROBE_EVERY and not (arms == MODEL).any():
                 # Where the drafter has least to read before it can draft.
                 behind = [request.length - request.drafted_at for request in requests]
                 arms = arms.copy()
                 arms[behind.index(min(behind))] = MODEL
                 self.counters.probes += 1
+            if (arms == MODEL).any():
+                self._since_asked = 0
         self._since_plain += 1
         # In place of a lone request's cache draft it would cost a whole copied stretch.
         copying = n == 1 and arms[0] == CACHE
@@ -334,17 +490,20 @@ class DraftRouter:
         """Tell the floor what each option would have made of this cycle."""
         if self.floor is None or not cycle.committed:
             return
-        usual = self.model_arm.payoff(cycle.model_len) if cycle.model_len else 0.0
+        undrafted = cycle.arm == MODEL and not cycle.drafted_len
+        tried = cycle.step.model_len and not undrafted
+        usual = self.model_arm.payoff(cycle.step.model_len) if tried else 0.0
         foreseen = outcomes_of(cycle, accepted, usual, self.costs.table)
-        self.floor.add(request.stretch, cycle.committed, foreseen, cycle.batch_size)
+        self.floor.add(request.stretch, cycle.committed, foreseen, cycle.step.batch)
 
     def _resolve(self, request: Request, label: Label[Cycle], censored: str) -> None:
         cycle = label.subject
-        assert cycle.features is not None
         if not label.censored:
             request.history.learn(label.accepted, cycle.draft_len, request.generated)
             request.memory.learn(cycle.keys, label.accepted, cycle.draft_len)
-        self._weigh(request, cycle, label.accepted)
+        self._unsettled.append((request, label, censored))
+
+    def _emit(self, request: Request, label: Label[Cycle], censored: str) -> None:
         self._events += 1
         self.counters.labelled += 1
         event_id = f"{self._event_prefix}{self._events}"

@@ -7,19 +7,23 @@ The only place where these rooms meet; an engine adapter makes one :class:`Worke
 from __future__ import annotations
 
 import logging
+import secrets
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from decoder.admission import Admission
 from decoder.contracts.bundle import Policy, frequency_policy
+from decoder.contracts.events import Origin
+from decoder.contracts.features import SCHEMA_ID
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import WorkerStatus
 from decoder.costs import LiveCosts
 from decoder.drafting.suffix import SuffixCache
-from decoder.feed import PolicyFeed, PolicyGate
+from decoder.feed import PolicyFeed
 from decoder.floor import Floor
 from decoder.policy.probes import from_bytes
 from decoder.router import DraftRouter
@@ -41,8 +45,9 @@ class Worker:
     settings: WorkerSettings
     scope: str
     router: DraftRouter
-    gate: PolicyGate
+    admission: Admission
     queue: EventQueue
+    life: str = field(default_factory=lambda: secrets.token_hex(8))
     shipper: Shipper | None = None
     feed: PolicyFeed | None = None
     page: MetricsPage | None = None
@@ -51,11 +56,13 @@ class Worker:
     def status(self) -> WorkerStatus:
         """The worker's status record of this moment."""
         counters, policy = self.router.counters, self.router.policy
-        timings = list(counters.choose_us)
+        timings, shipper = list(counters.choose_us), self.shipper
         floor, costs = self.router.floor, self.router.costs.table
         return WorkerStatus(
             process=self.settings.name,
             scope=self.scope,
+            life=self.life,
+            schema_id=SCHEMA_ID,
             time=time.time(),
             requests_started=counters.started,
             requests_stopped=counters.stopped,
@@ -64,16 +71,21 @@ class Worker:
             accepted=dict(counters.accepted),
             drafted=dict(counters.drafted),
             drafts_labelled=counters.labelled,
+            events_made=self.queue.made,
+            events_sent=shipper.sent if shipper else 0,
+            queue_depth=shipper.waiting if shipper else len(self.queue),
             events_dropped=self.queue.dropped,
-            events_sent=self.shipper.sent if self.shipper else 0,
-            events_failed=self.shipper.failed if self.shipper else 0,
-            queue_depth=len(self.queue),
+            events_refused=dict(shipper.refused) if shipper else {},
+            events_failed=shipper.failed if shipper else 0,
             policy_version=policy.version,
-            policy_applied_at=self.gate.applied_at,
+            publication=policy.publication,
+            policy_role=policy.role,
+            policy_applied_at=self.admission.applied_at,
             threshold=policy.threshold,
-            swaps=self.gate.swaps,
-            swap_ms_max=self.gate.swap_ms_max,
-            refusals=dict(self.gate.refusals),
+            swaps=self.admission.swaps,
+            swap_ms_max=self.admission.swap_ms_max,
+            refusals=dict(self.admission.refusals),
+            ignored=dict(self.admission.ignored),
             fallback="" if floor is None or floor.in_force == "policy" else floor.in_force,
             fallbacks=floor.falls if floor is not None else 0,
             advantage=floor.advantage if floor is not None else 1.0,
@@ -140,10 +152,11 @@ def make_worker(
     def apply(policy: Policy) -> None:
         router.policy = policy
 
-    worker = Worker(settings, scope, router, PolicyGate(scope, apply), queue)
+    worker = Worker(settings, scope, router, Admission(scope, apply), queue)
     if settings.telemetry:
-        worker.shipper = Shipper(kafka, queue, scope, settings.name, worker.status)
-        worker.feed = PolicyFeed(kafka, scope, worker.gate)
+        origin = Origin(scope, settings.name, worker.life)
+        worker.shipper = Shipper(kafka, queue, origin, worker.status)
+        worker.feed = PolicyFeed(kafka, scope, worker.admission)
         worker.shipper.start()
         worker.feed.start()
     if settings.metrics:

@@ -38,14 +38,15 @@ def split_of(request: NDArray[np.uint64]) -> NDArray[np.int64]:
 class Buffer:
     """A ring of at most ``capacity`` rows.
 
-    ``total`` counts distinct events ever admitted, ``duplicates`` the ones turned away; an event's
-    sequence number is ``total`` when it came. Rows before ``trusted_from`` stay in the ring for
-    their costs but teach nothing.
+    ``total`` counts distinct events with a cache draft ever admitted, ``plain`` those without one,
+    which teach nothing, ``duplicates`` the ones turned away; a row's place is ``total`` when it
+    came. Rows before ``trusted_from`` stay in the ring for their costs but teach nothing.
     """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.total = 0
+        self.plain = 0
         self.duplicates = 0
         self.trusted_from = 0
         self._ring = empty(capacity)
@@ -55,11 +56,16 @@ class Buffer:
     def __len__(self) -> int:
         return min(self.total, self.capacity)
 
-    def admit(self, events: Sequence[DraftEvent]) -> Rows:
-        """Store the events whose id is new and return their rows. Mutates the buffer."""
-        fresh = [event for event in events if self._remember(hash_id(event.event_id))]
+    def admit(self, events: Sequence[DraftEvent], life: str = "") -> Rows:
+        """Store the drafts of the events that are new and return their rows. Mutates the buffer.
+
+        Args:
+            life: of the worker that made them; an event is known by it and by its number.
+        """
+        fresh = [event for event in events if self._remember(hash_id(f"{life}/{event.number}"))]
         self.duplicates += len(events) - len(fresh)
         rows = from_events(fresh)
+        self.plain += len(fresh) - len(rows)
         kept = rows.take(np.arange(len(rows))[-self.capacity :])
         slots = (self.total + np.arange(len(rows))[-self.capacity :]) % self.capacity
         for name in COLUMNS:
@@ -111,6 +117,7 @@ class Buffer:
         arrays["ids"] = np.array(self._id_order, np.uint64)
         numbers = {
             "total": self.total,
+            "plain": self.plain,
             "duplicates": self.duplicates,
             "trusted_from": self.trusted_from,
         }
@@ -122,6 +129,7 @@ class Buffer:
         arrays, numbers = snapshot
         buffer = cls(capacity)
         buffer.total = int(numbers["total"])
+        buffer.plain = int(numbers["plain"])
         buffer.duplicates = int(numbers["duplicates"])
         held = min(len(arrays["request"]), capacity)
         # A larger ring than the one saved has nothing older than what was saved.

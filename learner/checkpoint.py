@@ -22,7 +22,7 @@ from safetensors.numpy import save as save_arrays
 
 log = logging.getLogger(__name__)
 
-FORMAT: Final = "hvd.learner.v1"
+FORMAT: Final = "hvd.learner.v2"
 
 Arrays = dict[str, NDArray[Any]]
 

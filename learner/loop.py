@@ -11,6 +11,7 @@ import os
 import socket
 import threading
 import time
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
@@ -22,6 +23,7 @@ from learner import checkpoint
 from learner.publish import PolicyPublisher, StatusProducer
 from learner.registry import Registry, Standing
 from learner.scope import Candidate, Scope
+from learner.sequences import Sequences
 from learner.settings import LearnerSettings
 from learner.source import EventSource, Received
 
@@ -37,6 +39,16 @@ BURST_SECONDS: Final = 1.0
 """Optimiser steps saved up while waiting, so that a pause is not followed by a long burst."""
 
 
+@dataclass(frozen=True)
+class Resumed:
+    """What a checkpoint holds beside the scopes."""
+
+    offsets: dict[int, int] = field(default_factory=dict)
+    refused: int = 0
+    sequences: Sequences = field(default_factory=Sequences)
+    publications: dict[str, int] = field(default_factory=dict)
+
+
 class Learner:
     """The process's state; :meth:`step` is its life. Start from :func:`run`."""
 
@@ -45,7 +57,6 @@ class Learner:
         self.process = f"learner-{socket.gethostname()}-{os.getpid()}"
         self.scopes: dict[str, Scope] = {}
         self.registry = Registry(settings.mlflow_tracking_uri)
-        self.publisher = PolicyPublisher(kafka)
         self.status = StatusProducer(kafka)
         self.published: dict[str, int] = {}
         self._standings: dict[str, Standing] = {}
@@ -53,9 +64,10 @@ class Learner:
         now = time.monotonic()
         self._learned_at = self._checkpoint_at = now
         self._follow_at = self._status_at = self._candidate_at = 0.0
-        offsets, refused = self._resume()
-        self.source = EventSource(kafka, offsets, settings.refused_path)
-        self.source.refused = refused
+        resumed = self._resume()
+        self.publisher = PolicyPublisher(kafka, resumed.publications)
+        self.source = EventSource(kafka, resumed.offsets, settings.refused_path, resumed.sequences)
+        self.source.refused = resumed.refused
 
     def step(self) -> None:
         """One turn; takes about ``POLL_SECONDS`` when idle."""
@@ -92,6 +104,10 @@ class Learner:
         numbers = {
             "offsets": {str(p): offset for p, offset in self.source.offsets.items()},
             "refused": self.source.refused,
+            "sequences": self.source.sequences.known(),
+            "missing": self.source.sequences.missing,
+            "repeated": self.source.sequences.duplicates,
+            "publications": self.publisher.publications,
             "scopes": states,
         }
         try:
@@ -108,31 +124,38 @@ class Learner:
         for part in (self.source, self.publisher, self.status):
             part.close()
 
-    def _resume(self) -> tuple[dict[int, int], int]:
-        """Restore the scopes; the offsets to read from and the refusals counted so far."""
+    def _resume(self) -> Resumed:
+        """Restore the scopes; what else the checkpoint says."""
         loaded = checkpoint.load(self.settings.checkpoint_path)
         if loaded is None:
             log.info("no checkpoint at %s: starting anew", self.settings.checkpoint_path)
-            return {}, 0
+            return Resumed()
         arrays, numbers = loaded
         try:
             for index, name in enumerate(numbers["order"]):
                 held = checkpoint.within(f"{index}.", arrays), numbers["scopes"][name]
                 self.scopes[name] = Scope.restored(name, self.settings, held)
-            offsets = {int(p): int(offset) for p, offset in numbers["offsets"].items()}
-            return offsets, int(numbers["refused"])
+            sequences = Sequences((str(li), int(p), int(n)) for li, p, n in numbers["sequences"])
+            sequences.missing = int(numbers["missing"])
+            sequences.duplicates = int(numbers["repeated"])
+            return Resumed(
+                {int(p): int(offset) for p, offset in numbers["offsets"].items()},
+                int(numbers["refused"]),
+                sequences,
+                {str(key): int(n) for key, n in numbers["publications"].items()},
+            )
         except (KeyError, ValueError, TypeError, ContractError) as error:
             log.error("checkpoint is not of this version (%s): starting anew", error)
             self.scopes.clear()
-            return {}, 0
+            return Resumed()
 
     def _admit(self, record: Received) -> None:
-        name = record.batch.scope
+        name, life = record.batch.origin.scope, record.batch.origin.life
         if name not in self.scopes:
             self.scopes[name] = Scope(name, self.settings)
             self._follow_at = 0.0  # is there a champion already?
         scope = self.scopes[name]
-        rows = scope.admit(record.batch.events)
+        rows = scope.admit(record.batch.events, life)
         if scope.watch(rows, time.time()):
             log.info("scope %s: traffic changed, MAE now %.2f tokens", name, scope.mae)
 
@@ -208,11 +231,14 @@ class Learner:
         if self.published.get(standing.scope) == standing.champion and not behind:
             return
         policy = self.registry.load(standing.scope, standing.champion)
-        self.publisher.publish(policy)
+        policy = self.publisher.publish(policy)
         self.published[standing.scope] = standing.champion
         if scope is not None:
             scope.crown(policy)
-        log.info("scope %s: version %d published", standing.scope, standing.champion)
+        log.info(
+            "scope %s: version %d published, number %d",
+            standing.scope, standing.champion, policy.publication,
+        )  # fmt: skip
 
     def _report(self) -> None:
         self._status_at = time.monotonic() + STATUS_SECONDS
@@ -220,6 +246,8 @@ class Learner:
             "process": self.process,
             "time": time.time(),
             "records_refused": self.source.refused,
+            "records_missing": self.source.sequences.missing,
+            "records_duplicate": self.source.sequences.duplicates,
             "lag": self.source.lag(),
         }
         if not self.scopes:
@@ -228,8 +256,9 @@ class Learner:
             self.status.send(
                 LearnerStatus(
                     scope=scope.name,
-                    events_consumed=scope.buffer.total,
+                    events_consumed=scope.buffer.total + scope.buffer.plain,
                     events_duplicate=scope.buffer.duplicates,
+                    drafts_consumed=scope.buffer.total,
                     buffer=len(scope.buffer),
                     updates=scope.updates,
                     drifts=scope.drifts,
@@ -238,7 +267,9 @@ class Learner:
                     candidates=scope.candidates,
                     promotions=scope.promotions,
                     champion_version=scope.version,
-                    threshold=scope.champion.parameter,
+                    publication=self.publisher.number_of(scope.name),
+                    parameter=scope.champion.parameter,
+                    parameter_name=scope.champion.parameter_name,
                     **common,
                 )
             )

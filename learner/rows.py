@@ -14,6 +14,10 @@ from decoder.contracts.events import DraftEvent
 from decoder.contracts.features import NUM_FEATURES
 from decoder.policy.rule import ARMS
 
+UNKNOWN: Final = len(ARMS)
+"""Arms that came after this reader. Their drafts have labels like all others; of what a step of
+theirs costs nothing is learned."""
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -28,7 +32,7 @@ class Rows:
     features: NDArray[np.float32]  # [n, NUM_FEATURES]
     accepted: NDArray[np.float32]  # [n]
     censored: NDArray[np.bool_]  # [n]
-    arm: NDArray[np.int8]  # [n] index into policy.rule.ARMS
+    arm: NDArray[np.int8]  # [n] index into policy.rule.ARMS, or UNKNOWN
     draft_len: NDArray[np.int32]  # [n]
     verified_len: NDArray[np.int32]  # [n] draft tokens of either arm
     model_accepted: NDArray[np.float32]  # [n]
@@ -70,16 +74,20 @@ def hash_id(text: str) -> int:
 
 
 def from_events(events: Sequence[DraftEvent]) -> Rows:
-    """The columns of ``events``, in their order."""
+    """The columns of those ``events`` that have a cache draft, in their order."""
+    events = [event for event in events if event.features is not None]
     if not events:
         return empty()
     missing = float("nan")
+    names = {name: hash_id(name) for name in {e.request for e in events}}
     return Rows(
-        request=np.array([hash_id(e.request) for e in events], np.uint64),
-        features=np.stack([e.features for e in events]).astype(np.float32, copy=False),
+        request=np.array([names[e.request] for e in events], np.uint64),
+        features=np.stack([e.features for e in events if e.features is not None]).astype(
+            np.float32, copy=False
+        ),
         accepted=np.array([e.accepted for e in events], np.float32),
         censored=np.array([bool(e.censored) for e in events], np.bool_),
-        arm=np.array([ARMS.index(e.arm) for e in events], np.int8),
+        arm=np.array([_ARM.get(e.arm, UNKNOWN) for e in events], np.int8),
         draft_len=np.array([e.draft_len for e in events], np.int32),
         verified_len=np.array([e.verified_len for e in events], np.int32),
         model_accepted=np.array(
@@ -89,3 +97,6 @@ def from_events(events: Sequence[DraftEvent]) -> Rows:
         step_tokens=np.array([e.step_tokens for e in events], np.int32),
         step_us=np.array([e.step_us for e in events], np.float64),
     )
+
+
+_ARM: Final = {name: index for index, name in enumerate(ARMS)}

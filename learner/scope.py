@@ -82,9 +82,9 @@ class Scope:
         self._owed = 0.0
         self._errors: FloatArray = np.zeros(0, np.float32)
 
-    def admit(self, events: Sequence[DraftEvent]) -> Rows:
-        """Store the events that are new and note the champion's error on them; their rows."""
-        rows = self.buffer.admit(events)
+    def admit(self, events: Sequence[DraftEvent], life: str = "") -> Rows:
+        """Store the drafts of the events of ``life`` that are new; their rows."""
+        rows = self.buffer.admit(events, life)
         self._owed = min(self._owed + UPDATES_PER_EVENT * len(rows), OWED_UPDATES)
         return rows
 

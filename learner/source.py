@@ -22,6 +22,7 @@ from decoder.contracts.errors import EventRefused
 from decoder.contracts.events import EventBatch, decode_batch
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DRAFTS
+from learner.sequences import Sequences
 
 log = logging.getLogger(__name__)
 
@@ -61,13 +62,20 @@ class EventSource:
 
     ``offsets`` maps a partition to the next offset to read: what belongs into the checkpoint.
     ``refused`` counts records that keep no contract; they are listed in ``refused_path``.
+    ``sequences`` counts the records that are missing (refused ones among them) and those that came
+    again.
     """
 
     def __init__(
-        self, kafka: KafkaSettings, offsets: Mapping[int, int], refused_path: Path
+        self,
+        kafka: KafkaSettings,
+        offsets: Mapping[int, int],
+        refused_path: Path,
+        sequences: Sequences | None = None,
     ) -> None:
         self.offsets = dict(offsets)
         self.refused = 0
+        self.sequences = sequences or Sequences()
         self._kafka = kafka
         self._refused_path = refused_path
         self._consumer: Any = None
@@ -120,6 +128,7 @@ class EventSource:
                 except EventRefused as error:
                     self._set_aside(tp.partition, record, error)
                     continue
+                self.sequences.observe(batch.origin.life, tp.partition, batch.sequence)
                 received.append(Received(tp.partition, record.offset, batch))
         return received
 

@@ -81,7 +81,7 @@ def panel(ledger: Ledger, left: float) -> RenderableType:
             *("decides by", _parameter(worker)),
         )
         numbers.add_row(
-            *("events", f"{worker.drafts_labelled} made, {worker.events_dropped} dropped"),
+            *("events", f"{worker.events_made} made, {worker.events_dropped} dropped"),
             *("queue", f"{worker.queue_depth} waiting"),
         )
     if learner is not None:

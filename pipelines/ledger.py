@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from decoder.contracts.events import DraftEvent
+from decoder.contracts.events import DraftEvent, Origin
 from decoder.contracts.status import LearnerStatus, WorkerStatus
 
 ARMS: Final = ("cache", "model", "none")
@@ -63,15 +63,15 @@ class Ledger:
     phases: list[Phase] = field(default_factory=list)
     policies: int = 0  # bundles published
     refused: int = 0  # records that kept no contract
-    _ids: set[str] = field(default_factory=set)
+    _ids: set[tuple[str, int]] = field(default_factory=set)
 
-    def add_events(self, worker: str, events: Iterable[DraftEvent]) -> None:
+    def add_events(self, origin: Origin, events: Iterable[DraftEvent]) -> None:
         """Keep the events of the run's own worker, each once."""
-        if worker != self.worker:
+        if origin.worker != self.worker:
             return
         for event in events:
-            if event.event_id not in self._ids:
-                self._ids.add(event.event_id)
+            if (origin.life, event.number) not in self._ids:
+                self._ids.add((origin.life, event.number))
                 self.events.append(event)
 
     def add_status(self, status: WorkerStatus | LearnerStatus) -> None:
@@ -98,7 +98,8 @@ class Ledger:
         accepted = {a: gained([float(s.accepted.get(a, 0)) for s in statuses]) for a in ARMS}
         total = sum(cycles.values())
         mine = [e for e in list(self.events) if began <= e.time < ended]
-        errors = [abs(e.predicted - e.accepted) for e in mine if not e.censored]
+        labelled = [e for e in mine if e.draft_len and not e.censored]
+        errors = [abs(e.predicted - e.accepted) for e in labelled]
         return Window(
             tok_per_s=tokens / (end - begin) if end > begin else 0.0,
             arm_shares={a: n / total if total else 0.0 for a, n in cycles.items()},
@@ -124,14 +125,15 @@ class Ledger:
         return sorted(switches + [(time, version) for version, time in brief.items()])
 
     def labels(self) -> dict[str, int]:
-        """Number of labels by kind, complete and censored apart."""
-        kinds = Counter(e.label + (" censored" if e.censored else "") for e in list(self.events))
+        """Number of labels of cache drafts by kind, complete and censored apart."""
+        drafts = [event for event in list(self.events) if event.draft_len]
+        kinds = Counter(e.label + (" censored" if e.censored else "") for e in drafts)
         return dict(sorted(kinds.items()))
 
     @property
     def produced(self) -> int:
         """Events the worker made."""
-        return self.statuses[-1].drafts_labelled if self.statuses else 0
+        return self.statuses[-1].events_made if self.statuses else 0
 
     @property
     def consumed(self) -> int:

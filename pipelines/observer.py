@@ -25,7 +25,7 @@ def take(ledger: Ledger, topic: str, value: bytes | None) -> None:
     try:
         if topic == DRAFTS.name:
             batch = decode_batch(value)
-            ledger.add_events(batch.worker, batch.events)
+            ledger.add_events(batch.origin, batch.events)
         elif topic == STATUS.name:
             ledger.add_status(decode_status(value))
         else:

@@ -19,9 +19,9 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from decoder.contracts.errors import PolicyRefused
-from decoder.contracts.features import NUM_FEATURES, SCHEMA_ID, FloatArray
+from decoder.contracts.features import FEATURES, NUM_FEATURES, SCHEMA_ID, FloatArray
 
-CONTRACT: Final = "hvd.policy.v1"
+CONTRACT: Final = "hvd.policy.v2"
 MAX_BUNDLE_BYTES: Final = 4 * 1024 * 1024
 
 BUCKET_ENDS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
@@ -32,6 +32,17 @@ PROBES: Final = 16
 BUCKETS: Final = len(BUCKET_ENDS) + 1
 MAX_DRAFT: Final = 512
 """Longest cache draft that can be configured."""
+
+ROLES: Final = ("champion", "trial", "first")
+"""What a published policy is for: what is served, what is compared with it, and what serves where
+there is nothing else. Part of its key on the topic."""
+MAX_NAME: Final = 256
+MAX_PROVENANCE: Final = 65_536
+MAX_LAYERS: Final = 16
+_DEPTH: Final = 16
+_VERSIONS: Final = 2**31 - 1
+_PUBLICATIONS: Final = 2**53
+_LEAST, _MOST = -1e30, 1e30
 
 Kind = Literal["frequency", "payoff", "survival"]
 OUTPUTS: Final[dict[str, int]] = {"frequency": 0, "payoff": 1, "survival": BUCKETS + 1}
@@ -48,7 +59,8 @@ class Policy:
     commits in the time of a step that verifies no draft, to ``survival``: it is what a worker
     starts from, and what its own rate replaces. ``use_model`` is false
     when the learner found the model draft slower than drafting nothing. ``model_payoff`` is the
-    mean accepted length of model drafts when the policy was made.
+    mean accepted length of model drafts when the policy was made. ``publication`` counts what was
+    published for this scope and ``role``; 0 is a policy that never was.
     """
 
     scope: str
@@ -61,6 +73,8 @@ class Policy:
     rate: float = 2.0
     use_model: bool = True
     model_payoff: float = 0.0
+    publication: int = 0
+    role: str = ROLES[0]
     schema_id: str = SCHEMA_ID
     probe_inputs: FloatArray = field(
         default_factory=lambda: np.zeros((0, NUM_FEATURES), np.float32)
@@ -90,8 +104,13 @@ class Policy:
         return np.concatenate(parts), np.array(widths, np.int64)
 
     @property
+    def parameter_name(self) -> str:
+        """Which parameter decides: ``rate`` of a survival policy, else ``threshold``."""
+        return "rate" if self.kind == "survival" else "threshold"
+
+    @property
     def parameter(self) -> float:
-        """The decision parameter in force: ``rate`` of a survival policy, else ``threshold``."""
+        """The decision parameter as the policy brings it; a worker's own rate replaces it."""
         return self.rate if self.kind == "survival" else self.threshold
 
 
@@ -119,6 +138,8 @@ def pack(policy: Policy, probe_outputs: FloatArray) -> bytes:
             "rate": policy.rate,
             "use_model": policy.use_model,
             "model_payoff": policy.model_payoff,
+            "publication": policy.publication,
+            "role": policy.role,
             "schema_id": policy.schema_id,
             "provenance": policy.provenance,
         },
@@ -133,14 +154,14 @@ def pack(policy: Policy, probe_outputs: FloatArray) -> bytes:
 
 
 def unpack(data: bytes) -> tuple[Policy, FloatArray]:
-    """Read and check a bundle.
+    """Read and check a bundle, whatever its bytes.
 
     Returns:
         the policy, and the outputs [probes] that its maker saw for its ``probe_inputs``.
 
     Raises:
-        PolicyRefused: with a ``reason``: damaged or truncated, another contract, digest or schema,
-            shapes that do not chain, or numbers that are not finite.
+        PolicyRefused: with a ``reason``: damaged or truncated, another contract, digest, dtype or
+            schema, shapes that do not chain, numbers that are not finite, or no probes.
     """
     try:
         if len(data) > MAX_BUNDLE_BYTES:
@@ -148,36 +169,85 @@ def unpack(data: bytes) -> tuple[Policy, FloatArray]:
         arrays, metadata = load(data), _metadata(data)
         header = json.loads(metadata["policy"])
         if header["contract"] != CONTRACT:
-            raise ValueError(f"contract {header['contract']!r}")
+            raise ValueError(f"contract {header['contract']!r}, this reader has {CONTRACT}")
         policy = _policy(header, arrays)
         outputs = arrays["probe_outputs"]
-    except (SafetensorError, ValueError, KeyError, TypeError, OverflowError) as error:
+    except _UNREADABLE as error:
         raise PolicyRefused("malformed", f"policy bundle cannot be read: {error}") from error
+    foreign = sorted(name for name, array in arrays.items() if array.dtype != np.float32)
+    if foreign:
+        dtype = arrays[foreign[0]].dtype
+        raise PolicyRefused("dtype", f"policy array {foreign[0]} is of {dtype}, not float32")
     if metadata.get("digest") != _digest(arrays, metadata["policy"]):
         raise PolicyRefused("digest", "policy bundle is damaged: its digest does not match")
     _check(policy)
+    _check_probes(policy, outputs)
     return policy, outputs
+
+
+_UNREADABLE: Final = (
+    SafetensorError, ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError,
+    RecursionError, MemoryError,
+)  # fmt: skip
 
 
 def _policy(header: dict[str, Any], arrays: Arrays) -> Policy:
     count = sum(name.endswith(".weight") for name in arrays)
+    if count > MAX_LAYERS:
+        raise ValueError(f"{count} layers, at most {MAX_LAYERS} allowed")
+    provenance = header["provenance"]
+    if not isinstance(provenance, dict) or _deeper(provenance, _DEPTH):
+        raise ValueError(f"provenance is no object, or nested more than {_DEPTH} deep")
+    if len(json.dumps(provenance)) > MAX_PROVENANCE:
+        raise ValueError(f"provenance of more than {MAX_PROVENANCE} bytes")
+    if not isinstance(header["use_model"], bool):
+        raise TypeError("use_model is neither true nor false")
     return Policy(
-        scope=str(header["scope"]),
-        version=int(header["version"]),
-        threshold=float(header["threshold"]),
-        rate=float(header["rate"]),
-        kind=cast("Kind", str(header["kind"])),
+        scope=_name(header, "scope"),
+        version=_whole(header, "version", _VERSIONS),
+        threshold=_real(header, "threshold"),
+        rate=_real(header, "rate"),
+        kind=cast("Kind", _name(header, "kind")),
         mean=arrays["mean"],
         std=arrays["std"],
         layers=tuple(
             (arrays[f"layers.{i}.weight"], arrays[f"layers.{i}.bias"]) for i in range(count)
         ),
-        use_model=bool(header["use_model"]),
-        model_payoff=float(header["model_payoff"]),
-        schema_id=str(header["schema_id"]),
+        use_model=header["use_model"],
+        model_payoff=_real(header, "model_payoff"),
+        publication=_whole(header, "publication", _PUBLICATIONS),
+        role=_name(header, "role"),
+        schema_id=_name(header, "schema_id"),
         probe_inputs=arrays["probe_inputs"],
-        provenance=dict(header["provenance"]),
+        provenance=provenance,
     )
+
+
+def _name(header: dict[str, Any], key: str) -> str:
+    value = header[key]
+    if not isinstance(value, str) or len(value) > MAX_NAME:
+        raise ValueError(f"{key} is no text of at most {MAX_NAME} characters")
+    return value
+
+
+def _whole(header: dict[str, Any], key: str, most: int) -> int:
+    value = header[key]
+    if type(value) is not int or not 0 <= value <= most:
+        raise ValueError(f"{key} is no whole number from 0 to {most}")
+    return value
+
+
+def _real(header: dict[str, Any], key: str) -> float:
+    value = header[key]
+    if type(value) not in (int, float):
+        raise TypeError(f"{key} is no number")
+    return float(value)
+
+
+def _deeper(value: object, levels: int) -> bool:
+    """Whether JSON ``value`` is nested more than ``levels`` deep."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return levels < 0 or any(_deeper(v, levels - 1) for v in inner)
 
 
 def _digest(arrays: Arrays, header: str) -> str:
@@ -219,7 +289,23 @@ def _check(policy: Policy) -> None:
         policy.probe_inputs,
         *(a for pair in policy.layers for a in pair),
     ]
-    finite = all(np.isfinite(a).all() for a in numbers) and np.isfinite(policy.threshold)
-    finite = finite and np.isfinite(policy.rate) and policy.rate > 0
-    if not finite or (policy.std <= 0).any():
+    finite = all(np.isfinite(a).all() for a in numbers) and policy.rate > 0
+    parameters = (policy.threshold, policy.rate, policy.model_payoff)
+    if not finite or not all(_LEAST < p < _MOST for p in parameters) or (policy.std <= 0).any():
         raise PolicyRefused("nonfinite", "policy holds numbers that are not finite")
+
+
+def _check_probes(policy: Policy, outputs: FloatArray) -> None:
+    """Probes are drafts that may exist, and a network brings at least one."""
+    inputs = policy.probe_inputs
+    if len(inputs) > PROBES or outputs.shape != (len(inputs),):
+        raise PolicyRefused("shape", f"policy has no 0 to {PROBES} probes with an output each")
+    if policy.layers and not len(inputs):
+        raise PolicyRefused("probe", "policy with a network and no probe: make one with probes")
+    lengths = inputs[:, FEATURES.index("draft_len")]
+    possible = (lengths >= 0).all() and (lengths <= MAX_DRAFT).all()
+    if not possible or not (np.abs(inputs) < _PROBE_LIMIT).all() or not np.isfinite(outputs).all():
+        raise PolicyRefused("probe", "policy with probes of drafts that cannot be")
+
+
+_PROBE_LIMIT: Final = 1e9

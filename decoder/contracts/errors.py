@@ -64,8 +64,8 @@ class PolicyRefused(ContractError):
     """A policy bundle is malformed, damaged, or not meant for this scope or schema.
 
     Attributes:
-        reason: one of ``malformed``, ``digest``, ``scope``, ``schema``, ``shape``, ``nonfinite``,
-            or ``probe``; a label for counters.
+        reason: one of ``malformed``, ``dtype``, ``digest``, ``scope``, ``schema``, ``shape``,
+            ``nonfinite``, ``probe``, ``role``, or ``slow``; a label for counters.
     """
 
     def __init__(self, reason: str, message: str) -> None:

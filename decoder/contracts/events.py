@@ -1,59 +1,78 @@
-"""Draft events: one row for each cache draft, with its features and its real accepted length.
+"""Draft events: one row for each decoding cycle, with what was proposed and what became of it.
 
 Rows travel in batches, one batch a Kafka record, as one JSON object in columns: a plain consumer
-reads it with ``json.loads``, and the repeated names and near-equal numbers compress well.
+reads it with ``json.loads``, and the repeated names and near-equal numbers compress well. Features
+are columns of their own names, null where a cycle had no cache draft.
 
 ::
 
-    {"contract": "hvd.drafts.v1", "schema_id": "...", "scope": "...", "worker": "...",
-     "rows": 128, "columns": {"event_id": [...], "accepted": [...], ..., "features": [[...], ...]}}
+    {"contract": "hvd.drafts.v2", "schema_id": "...", "scope": "...", "worker": "...",
+     "life": "...", "sequence": 7, "rows": 128,
+     "columns": {"number": [...], "accepted": [...], ...},
+     "features": {"log_score": [...], ...}}
 
-No text and no token ids ever enter an event. Changes within v1 are additive only.
+No text and no token ids ever enter an event, and names only as pseudonyms: what is not one when it
+comes here leaves as one. Changes within v2 are additive only.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Any, Final, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
+from pydantic_core import PydanticSerializationError, to_json
 
+from decoder.contracts.bundle import MAX_DRAFT
 from decoder.contracts.errors import EventRefused
-from decoder.contracts.features import NUM_FEATURES, SCHEMA_ID
+from decoder.contracts.features import FEATURES, NUM_FEATURES, SCHEMA_ID, FloatArray
+from decoder.contracts.identity import Named, Pseudonyms, is_pseudonym, is_readable
 
-CONTRACT: Final = "hvd.drafts.v1"
+CONTRACT: Final = "hvd.drafts.v2"
 
-Arm = Literal["cache", "model", "none"]
-LabelKind = Literal["verified", "hindsight"]
+Arm = str
+"""``cache``, ``model``, ``none``; readers keep arms that they do not know."""
+LabelKind = Literal["verified", "hindsight", ""]
 
 
-@dataclass(frozen=True, slots=True)
-class DraftEvent:
-    """One cache draft and what became of it.
+class DraftEvent(NamedTuple):
+    """One decoding cycle and what became of its draft.
 
     Lengths are in tokens, times in microseconds unless named otherwise. ``accepted`` is a lower
     bound when ``censored`` names a reason. ``model_accepted`` is None unless the model draft was
-    verified in that cycle. ``features`` is the float vector of :data:`FEATURES`.
+    verified in that cycle. ``features`` is the float32 vector of :data:`FEATURES`; None, with a
+    ``draft_len`` of 0 and a ``label`` of "", where the cache proposed nothing.
+
+    A tuple, since one is made in every cycle: a frozen dataclass of as many fields takes three
+    times as long.
     """
 
-    event_id: str
+    number: int  # of the event within its worker's life, from 0; those that were dropped included
     time: float  # seconds since the epoch, at the decision
-    request: str  # opaque
-    workload: str  # name given by the client for telemetry, or ""
+    request: str  # pseudonym
+    tenant: str  # pseudonym, or ""
+    session: str  # pseudonym, or ""
+    choice: int  # which of the choices (n > 1) of one client request
+    workload: str  # short name given by the client for telemetry, a pseudonym, or ""
     cycle: int  # index of the cycle within its request
     position: int  # committed output tokens when the draft was proposed
     policy_version: int
-    threshold: float
+    publication: int  # number of the policy's publication; 0: it came with the worker
+    role: str  # of the policy in force: champion, trial, first
+    side: str  # of a trial; "" outside
+    parameter: float  # the decision parameter in force
+    parameter_name: str  # rate or threshold
     predicted: float  # expected accepted length of the cache draft
     predicted_model: float  # expected accepted length of the model draft
     arm: Arm
     draft_len: int  # tokens the cache proposed
-    verified_len: int  # draft tokens, of either arm, that were verified
-    accepted: int
+    drafted_len: int  # draft tokens, of the chosen arm, that were really made
+    verified_len: int  # of these, the ones that were verified
+    accepted: int  # of the cache draft
     label: LabelKind
     censored: str  # "" or: length, stop, abort
     model_accepted: int | None
@@ -61,28 +80,139 @@ class DraftEvent:
     step_tokens: int  # tokens verified in the step, the whole batch
     draft_us: float  # proposing and deciding, this step
     step_us: float  # from this decision to the next: verification, sampling, scheduling
-    features: NDArray[np.float32]
+    features: FloatArray | None
 
 
-COLUMNS: Final = tuple(f.name for f in fields(DraftEvent))
+COLUMNS: Final = DraftEvent._fields[:-1]
+"""Columns beside the features."""
+
+_COUNT: Final = (0, 2**31 - 1)
+_TOKENS: Final = (0, MAX_DRAFT)
+_EXPECTED: Final = (0.0, 2.0 * MAX_DRAFT)
+_MICROSECONDS: Final = (0.0, 1e12)
+LIMITS: Final[Mapping[str, tuple[float, float]]] = {
+    "number": (0, 2**53),
+    "time": (0.0, 2.0**36),
+    "choice": _COUNT,
+    "cycle": _COUNT,
+    "position": _COUNT,
+    "policy_version": _COUNT,
+    "publication": (0, 2**53),
+    "parameter": (-1e12, 1e12),
+    "predicted": _EXPECTED,
+    "predicted_model": _EXPECTED,
+    "draft_len": _TOKENS,
+    "drafted_len": _TOKENS,
+    "verified_len": _TOKENS,
+    "accepted": _TOKENS,
+    "batch_size": (1, 2**20),
+    "step_tokens": _COUNT,
+    "draft_us": _MICROSECONDS,
+    "step_us": _MICROSECONDS,
+}
+"""Least and greatest value of each number: one absurd one, believed, would spoil whatever is
+learned or added up from the rest."""
+FEATURE_LIMIT: Final = 1e9
+DECIMALS: Final = 5
+"""Of features on the wire."""
+NAME_LENGTH: Final = 64
+_VEILED: Final[tuple[Named, ...]] = ("request", "tenant", "session", "workload")
+_OPEN: Final = ("arm", "role", "side", "parameter_name", "censored")
+_STRANGERS: Final = Pseudonyms()
+"""Stands in where a name came without the pseudonym that the operator's key would give it."""
 
 
-def encode_batch(events: Sequence[DraftEvent], scope: str, worker: str) -> bytes:
-    """One Kafka record value holding ``events``."""
-    columns: dict[str, list[Any]] = {
-        name: [getattr(e, name) for e in events] for name in COLUMNS if name != "features"
-    }
-    matrix = np.stack([e.features for e in events]).astype(np.float64).round(5)
-    columns["features"] = matrix.tolist()
-    record = {
-        "contract": CONTRACT,
-        "schema_id": SCHEMA_ID,
-        "scope": scope,
-        "worker": worker,
-        "rows": len(events),
-        "columns": columns,
-    }
-    return json.dumps(record, separators=(",", ":")).encode()
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where records come from: ``life`` is a random id of the worker's process."""
+
+    scope: str
+    worker: str
+    life: str
+
+
+@dataclass(frozen=True)
+class EventBatch:
+    """A decoded record: where it came from, which of its life and partition it is, its rows."""
+
+    origin: Origin
+    sequence: int
+    events: tuple[DraftEvent, ...]
+
+
+def encode_batch(events: Sequence[DraftEvent], origin: Origin, sequence: int) -> bytes:
+    """One Kafka record value holding ``events``, at least one.
+
+    Args:
+        sequence: records of this life that the partition holds already.
+
+    Raises:
+        EventRefused: an event holds a number out of range or something that is no number; whoever
+            finds out which by halving loses no other.
+    """
+    *columns, features = map(list, zip(*events, strict=True))
+    named = dict(zip(COLUMNS, columns, strict=True))
+    for kind in _VEILED:
+        names = set(named[kind])
+        if not all(_may_leave(kind, name) for name in names):
+            veils = {n: n if _may_leave(kind, n) else _STRANGERS.of(kind, n) for n in names}
+            named[kind] = [veils[name] for name in named[kind]]
+    matrix = np.full((len(events), NUM_FEATURES), np.nan)
+    drafts = [i for i, row in enumerate(features) if row is not None]
+    try:
+        if drafts:
+            matrix[drafts] = np.stack([features[i] for i in drafts])
+        _check(named, matrix)
+        rounded = matrix.round(DECIMALS).T.tolist()
+        record = {
+            "contract": CONTRACT,
+            "schema_id": SCHEMA_ID,
+            "scope": origin.scope,
+            "worker": origin.worker,
+            "life": origin.life,
+            "sequence": sequence,
+            "rows": len(events),
+            "columns": named,
+            "features": dict(zip(FEATURES, rounded, strict=True)),
+        }
+        return to_json(record, inf_nan_mode="null", fallback=np.generic.item)
+    except (TypeError, ValueError, OverflowError, PydanticSerializationError) as error:
+        raise EventRefused(f"draft events cannot be written: {error}") from error
+
+
+def _may_leave(kind: Named, name: str) -> bool:
+    return not name or is_pseudonym(name) or (kind == "workload" and is_readable(name))
+
+
+def _check(columns: Mapping[str, list[Any]], features: NDArray[np.float64]) -> None:
+    """Refuse numbers out of range and rows that contradict themselves.
+
+    Args:
+        features: float64 [n, features], rows of NaN where there was no cache draft.
+    """
+    for name, (low, high) in LIMITS.items():
+        column = columns[name]
+        if not (low <= min(column) and max(column) <= high and isfinite(sum(column))):
+            raise EventRefused(f"draft events with a {name} outside {low:g}..{high:g}")
+    model = [length for length in columns["model_accepted"] if length is not None]
+    if model and not (min(model) >= 0 and max(model) <= MAX_DRAFT):
+        raise EventRefused(f"draft events with a model_accepted outside 0..{MAX_DRAFT}")
+    for name in _OPEN:
+        if max(map(len, set(columns[name]))) > NAME_LENGTH:
+            raise EventRefused(f"draft events with a {name} of more than {NAME_LENGTH} characters")
+    drafts = np.array(columns["draft_len"]) > 0
+    if (np.array(columns["accepted"]) > np.array(columns["draft_len"])).any():
+        raise EventRefused("draft events of which more was accepted than proposed")
+    if not (np.abs(features[drafts]) <= FEATURE_LIMIT).all():
+        raise EventRefused(
+            f"draft events with a feature that is no number within {FEATURE_LIMIT:g}"
+        )
+    if not np.isnan(features[~drafts]).all():
+        raise EventRefused("draft events with features of no draft")
+
+
+Short = Annotated[str, StringConstraints(max_length=NAME_LENGTH)]
+Line = Annotated[str, StringConstraints(max_length=256)]
 
 
 class _Columns(BaseModel):
@@ -90,48 +220,49 @@ class _Columns(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
-    event_id: list[str]
+    number: list[int]
     time: list[float]
-    request: list[str]
-    workload: list[str]
+    request: list[Short]
+    tenant: list[Short]
+    session: list[Short]
+    choice: list[int]
+    workload: list[Short]
     cycle: list[int]
     position: list[int]
     policy_version: list[int]
-    threshold: list[float]
+    publication: list[int]
+    role: list[Short]
+    side: list[Short]
+    parameter: list[float]
+    parameter_name: list[Short]
     predicted: list[float]
     predicted_model: list[float]
-    arm: list[Arm]
+    arm: list[Short]
     draft_len: list[int]
+    drafted_len: list[int]
     verified_len: list[int]
     accepted: list[int]
     label: list[LabelKind]
-    censored: list[str]
+    censored: list[Short]
     model_accepted: list[int | None]
     batch_size: list[int]
     step_tokens: list[int]
     draft_us: list[float]
     step_us: list[float]
-    features: list[list[float]]
 
 
 class _Record(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
 
-    contract: Literal["hvd.drafts.v1"]
-    schema_id: str
-    scope: str
-    worker: str
+    contract: Literal["hvd.drafts.v2"]
+    schema_id: Line
+    scope: Line
+    worker: Line
+    life: Short
+    sequence: int
     rows: int
     columns: _Columns
-
-
-@dataclass(frozen=True)
-class EventBatch:
-    """A decoded record: where it came from, and its rows."""
-
-    scope: str
-    worker: str
-    events: tuple[DraftEvent, ...]
+    features: dict[str, list[float | None]]
 
 
 def decode_batch(value: bytes) -> EventBatch:
@@ -139,33 +270,37 @@ def decode_batch(value: bytes) -> EventBatch:
 
     Raises:
         EventRefused: not JSON, another contract or feature schema, columns missing, ragged or of
-            the wrong type, an accepted length outside ``0..draft_len``, or a number not finite.
+            the wrong type, or a number out of its range; the record is refused whole.
     """
     try:
-        record = _Record.model_validate_json(value)
+        return _decoded(_Record.model_validate_json(value))
     except ValidationError as error:
-        first = error.errors()[0]
+        first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "record"
         raise EventRefused(f"draft-event record refused at {where}: {first['msg']}") from error
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise EventRefused(f"draft-event record refused: {error}") from error
+
+
+def _decoded(record: _Record) -> EventBatch:
     if record.schema_id != SCHEMA_ID:
         raise EventRefused(
             f"draft events of schema {record.schema_id}, this reader has {SCHEMA_ID}"
         )
-    columns = record.columns
-    lists = {name: getattr(columns, name) for name in COLUMNS}
-    if any(len(column) != record.rows for column in lists.values()):
+    if not 0 <= record.sequence <= 2**53:
+        raise EventRefused(f"draft-event record of sequence {record.sequence}")
+    columns = {name: getattr(record.columns, name) for name in COLUMNS}
+    if record.features.keys() != set(FEATURES):
+        raise EventRefused("draft-event record without one column for each feature")
+    lengths = {len(c) for part in (columns, record.features) for c in part.values()}
+    if lengths != {record.rows} or not record.rows:
         raise EventRefused(
-            f"draft-event record with columns of unequal length ({record.rows} rows)"
+            f"draft-event record with columns of {sorted(lengths)} rows, {record.rows} announced"
         )
-    if any(len(row) != NUM_FEATURES for row in columns.features):
-        raise EventRefused(f"draft events need {NUM_FEATURES} features each")
-    features = np.asarray(columns.features, dtype=np.float32).reshape(-1, NUM_FEATURES)
-    numbers = np.asarray([columns.step_us, columns.draft_us, columns.predicted], dtype=np.float64)
-    if not (np.isfinite(features).all() and np.isfinite(numbers).all()):
-        raise EventRefused("draft-event record with a number that is not finite")
-    for accepted, proposed in zip(columns.accepted, columns.draft_len, strict=True):
-        if not 0 <= accepted <= proposed:
-            raise EventRefused(f"accepted length {accepted} outside 0..{proposed}")
-    lists["features"] = list(features)
-    rows = (dict(zip(COLUMNS, row, strict=True)) for row in zip(*lists.values(), strict=True))
-    return EventBatch(record.scope, record.worker, tuple(DraftEvent(**row) for row in rows))
+    matrix = np.array([record.features[name] for name in FEATURES], np.float64).T
+    _check(columns, matrix)
+    vectors = list(np.ascontiguousarray(matrix, np.float32))
+    features = [v if n else None for v, n in zip(vectors, columns["draft_len"], strict=True)]
+    rows = zip(*columns.values(), features, strict=True)
+    origin = Origin(record.scope, record.worker, record.life)
+    return EventBatch(origin, record.sequence, tuple(DraftEvent(*row) for row in rows))

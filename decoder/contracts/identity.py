@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 import secrets
 from typing import Final, Literal
 
@@ -30,3 +31,26 @@ class Pseudonyms:
             return ""
         told = f"{kind}\0{name}".encode(errors="surrogatepass")
         return hmac.new(self._key, told, hashlib.sha256).hexdigest()[:DIGITS]
+
+    def workload(self, name: str) -> str:
+        """``name`` itself where it may be read by anybody (:func:`is_readable`), or what stands
+        for it."""
+        return name if is_readable(name) else self.of("workload", name)
+
+
+def is_pseudonym(name: str) -> bool:
+    """Whether ``name`` has the form of a pseudonym."""
+    return _PSEUDONYM.fullmatch(name) is not None
+
+
+def is_readable(name: str) -> bool:
+    """Whether a workload's name may stand in telemetry as it is, for people to read in a chart.
+
+    A short lower-case word, digits at most four: what a person would call a kind of traffic, and
+    what no address, key, number of a person, or sentence fits into.
+    """
+    return _READABLE.fullmatch(name) is not None
+
+
+_PSEUDONYM: Final = re.compile(rf"[0-9a-f]{{{DIGITS}}}")
+_READABLE: Final = re.compile(r"(?!(?:[^0-9]*[0-9]){5})[a-z][a-z0-9._-]{0,31}")

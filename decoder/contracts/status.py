@@ -5,50 +5,73 @@ Counters are cumulative since the process started, so that a lost record loses n
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from decoder.contracts.errors import ContractError
 
+CONTRACT: Final = "hvd.status.v2"
+
+Contract = Literal["hvd.status.v2"]
+Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
+Counts = dict[str, Count]
+
 
 class WorkerStatus(BaseModel):
-    """One serving worker."""
+    """One serving worker.
+
+    Every event made is in one of five places: sent, waiting, dropped, refused, or failed.
+    """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
+    contract: Contract = CONTRACT
     role: Literal["worker"] = "worker"
     process: str
     scope: str
+    life: str = ""  # random id of this process, the same as in its events
+    schema_id: str = ""
     time: float
-    requests_started: int = 0
-    requests_stopped: int = 0
-    tokens: int = 0
-    cycles: dict[str, int] = Field(default_factory=dict)  # by arm
-    accepted: dict[str, int] = Field(default_factory=dict)  # draft tokens accepted, by arm
-    drafted: dict[str, int] = Field(default_factory=dict)  # draft tokens verified, by arm
-    drafts_labelled: int = 0  # cache drafts whose event was made
-    events_dropped: int = 0  # by the full queue
-    events_sent: int = 0  # acknowledged by the broker
-    events_failed: int = 0  # given up by the Kafka client
-    queue_depth: int = 0  # events waiting
-    policy_version: int = 0
+    requests_started: Count = 0
+    requests_stopped: Count = 0
+    tokens: Count = 0
+    cycles: Counts = Field(default_factory=dict)  # by arm
+    accepted: Counts = Field(default_factory=dict)  # draft tokens accepted, by arm
+    drafted: Counts = Field(default_factory=dict)  # draft tokens verified, by arm
+    drafts_labelled: Count = 0  # cache drafts whose accepted length became known
+    events_made: Count = 0  # one a cycle
+    events_sent: Count = 0  # acknowledged by the broker
+    queue_depth: Count = 0  # events waiting, the ones in hand included
+    events_dropped: Count = 0  # by the full queue
+    events_refused: Counts = Field(default_factory=dict)  # for good, by reason
+    events_failed: Count = 0  # left when the worker closed
+    policy_version: Count = 0
+    publication: Count = 0  # of the policy in force; 0: it came with the worker
+    policy_role: str = ""
     policy_applied_at: float = 0.0
     policy_kind: str = ""
     threshold: float = 0.0
     rate: float = 0.0  # decision parameter of a survival policy
     fallback: str = ""  # the arm the no-regret floor has put in force, or ""
-    fallbacks: int = 0  # times the policy was relieved by it
+    fallbacks: Count = 0  # times the policy was relieved by it
     advantage: float = 1.0  # time of the best fixed arm over the policy's, recently
-    probes: int = 0  # steps decided only to measure the drafter, or a step without drafts
+    probes: Count = 0  # steps decided only to measure the drafter, or a step without drafts
     setup: str = ""  # what the cost table was measured on
     step_us: dict[str, int] = Field(default_factory=dict)  # cost of a step by its tokens
     draft_us: float = 0.0  # what the model drafter adds to a step
-    swaps: int = 0
+    swaps: Count = 0
     swap_ms_max: float = 0.0  # from bundle received to bundle in force
-    refusals: dict[str, int] = Field(default_factory=dict)  # bundles refused, by reason
+    refusals: Counts = Field(default_factory=dict)  # bundles refused, by reason
+    ignored: Counts = Field(default_factory=dict)  # bundles passed over: older, role
     choose_us_p50: float = 0.0  # featurize + predict + decide, one step
-    faults: int = 0  # steps in which the hybrid failed and the worker decoded plainly
+    faults: Count = 0  # steps in which the hybrid failed and the worker decoded plainly
+
+    @property
+    def events_unaccounted(self) -> int:
+        """Events made that are in none of the five places; 0 but for those on their way."""
+        found = self.events_sent + self.queue_depth + self.events_dropped + self.events_failed
+        return self.events_made - found - sum(self.events_refused.values())
 
     @property
     def parameter(self) -> tuple[str, float]:
@@ -62,23 +85,29 @@ class LearnerStatus(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
+    contract: Contract = CONTRACT
     role: Literal["learner"] = "learner"
     process: str
     scope: str
     time: float
-    events_consumed: int = 0  # distinct event ids
-    events_duplicate: int = 0
-    records_refused: int = 0
-    buffer: int = 0  # events held for training
-    updates: int = 0  # optimiser steps
-    drifts: int = 0
+    events_consumed: Count = 0  # distinct
+    events_duplicate: Count = 0
+    drafts_consumed: Count = 0  # of the events, those with a cache draft: they train
+    records_refused: Count = 0
+    records_missing: Count = 0  # gaps in the sequences of lives and partitions
+    records_duplicate: Count = 0  # with a sequence number that came before
+    buffer: Count = 0  # drafts held for training
+    updates: Count = 0  # optimiser steps
+    drifts: Count = 0
     last_drift_at: float = 0.0
     mae: float = 0.0  # champion's absolute error on recent events, tokens
-    candidates: int = 0
-    promotions: int = 0
-    champion_version: int = 0
-    threshold: float = 0.0
-    lag: int = 0  # records behind the end of the topic
+    candidates: Count = 0
+    promotions: Count = 0
+    champion_version: Count = 0
+    publication: Count = 0  # number of the last one of the champion; 0 before the first
+    parameter: float = 0.0  # the champion's
+    parameter_name: str = ""  # rate or threshold
+    lag: Count = 0  # records behind the end of the topic
 
 
 Status = Annotated[WorkerStatus | LearnerStatus, Field(discriminator="role")]
@@ -94,4 +123,5 @@ def decode_status(value: bytes) -> WorkerStatus | LearnerStatus:
     try:
         return _ADAPTER.validate_json(value)
     except ValidationError as error:
-        raise ContractError(f"status record refused: {error.errors()[0]['msg']}") from error
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise ContractError(f"status record refused: {first['msg']}") from error

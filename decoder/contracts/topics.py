@@ -15,7 +15,20 @@ class Topic:
     compacted: bool
 
 
-DRAFTS: Final = Topic("hvd.drafts.v1", key="worker", compacted=False)
-POLICY: Final = Topic("hvd.policy.v1", key="scope", compacted=True)
-STATUS: Final = Topic("hvd.status.v1", key="process", compacted=False)
+DRAFTS: Final = Topic("hvd.drafts.v2", key="worker", compacted=False)
+POLICY: Final = Topic("hvd.policy.v2", key="scope/role", compacted=True)
+STATUS: Final = Topic("hvd.status.v2", key="process", compacted=False)
 TOPICS: Final = (DRAFTS, POLICY, STATUS)
+
+
+def policy_key(scope: str, role: str) -> bytes:
+    """Key of the policies of ``scope`` and ``role``: compaction keeps the last of each."""
+    return f"{scope}/{role}".encode()
+
+
+def policy_role(key: bytes | None, scope: str) -> str | None:
+    """The role in a record's key; None where the record is not of ``scope``."""
+    prefix = f"{scope}/".encode()
+    if key is None or not key.startswith(prefix):
+        return None
+    return key.removeprefix(prefix).decode(errors="replace")

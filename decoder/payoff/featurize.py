@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import chain
 from struct import Struct
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +22,7 @@ _ROW_BYTES: Final = 4 * NUM_FEATURES
 _DRAFT_LEN: Final = FEATURES.index("draft_len")
 
 
-@dataclass(frozen=True, slots=True)
-class DraftState:
+class DraftState(NamedTuple):
     """A cache draft in the state it was proposed in. Lengths in tokens."""
 
     draft: CacheDraft

@@ -26,6 +26,7 @@ PRIOR_FIRST: Final = 0.5
 FAST, SLOW, FIRST, TENANT, MODEL_FADE = 0.3, 0.05, 0.1, 0.002, 0.1
 RECENT_CYCLES: Final = 16
 """Cycles over which the cache-selection rate is taken."""
+_ALL_CYCLES: Final = (1 << RECENT_CYCLES) - 1
 
 Keys = tuple[int, ...]
 Entry = tuple[int, float, float, float, tuple[float, float, float]]
@@ -88,19 +89,23 @@ class History:
     slow: float = PRIOR_LOG
     broke_at: int = 0  # output tokens committed when a draft last broke off
     model: float = 1.0
-    _arms: deque[bool] = field(default_factory=lambda: deque(maxlen=RECENT_CYCLES))
+    _arms: int = 0  # a bit for each of the last cycles, the newest lowest
+    _cycles: int = 0  # that it tells of
 
     def took(self, cache: bool) -> None:
         """Take in whether a cycle verifies a cache draft. Mutates."""
-        self._arms.append(cache)
-        self.cache_share = sum(self._arms) / len(self._arms)
+        self._arms = (self._arms << 1 | cache) & _ALL_CYCLES
+        self._cycles = min(self._cycles + 1, RECENT_CYCLES)
+        self.cache_share = self._arms.bit_count() / self._cycles
 
     def learn(self, accepted: int, length: int, generated: int) -> None:
         """Take in a resolved payoff of a draft of ``length``, known after ``generated`` tokens."""
-        self.payoffs.append(accepted)
-        recent = [*reversed(self.payoffs), 0, 0]
-        count = len(self.payoffs)
-        self.payoff_features = (*recent[:3], sum(recent) / count, max(recent))
+        payoffs = self.payoffs
+        payoffs.append(accepted)
+        count = len(payoffs)
+        before = payoffs[-2] if count > 1 else 0
+        earlier = payoffs[-3] if count > 2 else 0
+        self.payoff_features = accepted, before, earlier, sum(payoffs) / count, max(payoffs)
         value = log1p(accepted)
         self.first += FIRST * ((accepted > 0) - self.first)
         self.fast += FAST * (value - self.fast)

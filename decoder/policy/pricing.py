@@ -97,7 +97,7 @@ class CostTable:
 
     def verifying(self, tokens: ArrayLike) -> Floats:
         """Time of running so many tokens through the target, float64 of the shape of ``tokens``."""
-        tokens = np.asarray(tokens)
+        tokens = np.rint(tokens).astype(np.int64)
         beyond = np.maximum(tokens - MAX_TOKENS, 0)
         found: Floats = self.dense[np.minimum(tokens, MAX_TOKENS)] + beyond * self.slope
         return found
@@ -112,7 +112,6 @@ class CostTable:
         if not k:
             return 0.0
         return self.draft_us + k * (self.draft_token_us + self.draft_row_us * batch)
-
 
     def proposing(self, rows: int) -> float:
         """Time the router takes to propose and decide for ``rows`` requests."""

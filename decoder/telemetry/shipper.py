@@ -1,19 +1,27 @@
 """The thread that carries events and status from a worker to Kafka.
 
-At least once: a batch stays in hand until the broker has acknowledged it, and readers drop
-duplicates by event id. While the broker is away the queue fills; only a full queue loses events,
-and those are counted.
+At least once: a record stays in hand until the broker has acknowledged it, and readers drop
+duplicates by life and number. While the broker is away the queue fills; only a full queue loses
+events. What the broker will never take is set aside, and the next record goes. All of it is
+counted: an event that was made is sent, waiting, dropped, refused or failed.
+
+Everything of one life goes to one partition, so that the events of a request, which lives in one
+worker, are read in their order.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
+import zlib
+from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
-from decoder.contracts.events import DraftEvent, encode_batch
+from decoder.contracts.errors import EventRefused
+from decoder.contracts.events import DraftEvent, Origin, encode_batch
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import WorkerStatus
 from decoder.contracts.topics import DRAFTS, STATUS
@@ -21,37 +29,52 @@ from decoder.telemetry.queue import EventQueue
 
 log = logging.getLogger(__name__)
 
-BATCH = 256
+BATCH: Final = 256
 """Events a record: past this the record's size no longer amortises anything."""
-LINGER_S = 0.25
+LINGER_S: Final = 0.25
 """Longest time an event waits for company; what a dashboard sees lags by this much."""
-STATUS_EVERY_S = 1.0
-RETRY_S = 1.0
-ACK_TIMEOUT_S = 10.0
-CLOSE_TIMEOUT_S = 5.0
+STATUS_EVERY_S: Final = 1.0
+RETRY_S: Final = 1.0
+ACK_TIMEOUT_S: Final = 10.0
+CLOSE_TIMEOUT_S: Final = 5.0
+COMPLAIN_EVERY_S: Final = 60.0
+TOO_LARGE: Final = ("MessageSizeTooLargeError", "RecordListTooLargeError")
+"""Refusals that a smaller record may escape."""
 
 
 class Shipper:
     """Sends what is in ``queue`` and, once a second, what ``status`` says.
 
-    ``status`` builds the worker's status record; it runs in this thread.
+    ``status`` builds the worker's status record; it runs in this thread. ``sent``, ``refused`` (by
+    reason) and ``failed`` count events.
     """
 
     def __init__(
         self,
         kafka: KafkaSettings,
         queue: EventQueue,
-        scope: str,
-        worker: str,
+        origin: Origin,
         status: Callable[[], WorkerStatus],
     ) -> None:
         self._kafka, self._queue, self._status = kafka, queue, status
-        self._scope, self._worker = scope, worker
+        self._origin = origin
         self._stopping = threading.Event()
+        self._given_up = False
         self._in_hand: list[DraftEvent] = []
+        self._most = BATCH  # events of the next record
+        self._partition = -1
+        self._sequences: Counter[int] = Counter()  # records each partition holds of this life
+        self._doubtful = False  # the last record may lie there although it was not acknowledged
+        self._complained = -COMPLAIN_EVERY_S
         self._thread = threading.Thread(target=self._run, name="hvd-telemetry", daemon=True)
         self.sent = 0
+        self.refused: Counter[str] = Counter()
         self.failed = 0
+
+    @property
+    def waiting(self) -> int:
+        """Events of which the broker has not said what becomes of them."""
+        return 0 if self._given_up else len(self._in_hand) + len(self._queue)
 
     def start(self) -> None:
         """Begin to send."""
@@ -61,77 +84,129 @@ class Shipper:
         """Send what is left, for at most ``CLOSE_TIMEOUT_S``; what remains is counted as failed."""
         self._stopping.set()
         self._thread.join(CLOSE_TIMEOUT_S)
-        left = len(self._in_hand) + len(self._queue)
+        left, self._given_up = self.waiting, True
         if left:
             self.failed += left
             log.error("%d draft events could not be sent to Kafka before the worker closed", left)
 
+    def _run(self) -> None:
+        producer: Any = None
+        said = 0.0
+        while not self._given_up:
+            stopping = self._stopping.is_set()
+            moved = 0
+            try:
+                producer = producer or self._connect()
+                moved = self._send_record(producer)
+                if time.monotonic() - said >= STATUS_EVERY_S or stopping:
+                    said = time.monotonic()
+                    self._send_status(producer)
+            except Exception as error:  # noqa: BLE001 -- whatever it is, the thread goes on
+                self._complain(
+                    "Kafka at %s does not take what this worker has to tell (%s: %s): serving goes "
+                    "on, events wait in memory. Start the broker or set "
+                    "HVD_KAFKA_BOOTSTRAP_SERVERS.",
+                    self._kafka.bootstrap_servers, type(error).__name__, error,
+                )  # fmt: skip
+                if not getattr(error, "retriable", False):
+                    self._left(producer)
+                    producer = None
+                if producer is None and stopping:
+                    return
+                self._stopping.wait(RETRY_S)
+            if not self._in_hand:
+                if stopping and not self._queue:
+                    break
+                if moved < BATCH:
+                    self._stopping.wait(0.01 if stopping else LINGER_S)
+        self._left(producer)
+
     def _connect(self) -> Any:
         from kafka import KafkaProducer
-        from kafka.errors import KafkaError
+        from kafka.codec import has_zstd
 
-        warned = False
-        while not self._stopping.is_set():
-            try:
-                return KafkaProducer(
-                    acks="all",
-                    compression_type="gzip",
-                    enable_idempotence=False,  # one record in flight, and readers deduplicate
-                    max_block_ms=int(ACK_TIMEOUT_S * 1000),
-                    **self._kafka.client_options(),
-                )
-            except (KafkaError, OSError, ValueError) as error:
-                if not warned:
-                    log.warning(
-                        "Kafka at %s does not answer (%s): serving goes on, events wait in memory. "
-                        "Start the broker or set HVD_KAFKA_BOOTSTRAP_SERVERS.",
-                        self._kafka.bootstrap_servers, error,
-                    )  # fmt: skip
-                    warned = True
-                self._stopping.wait(RETRY_S)
-        return None
+        return KafkaProducer(
+            acks="all",
+            compression_type="zstd" if has_zstd() else "gzip",
+            enable_idempotence=False,  # one record in flight, and readers deduplicate
+            max_block_ms=int(ACK_TIMEOUT_S * 1000),
+            **self._kafka.client_options(),
+        )
 
-    def _run(self) -> None:
-        producer = self._connect()
-        if producer is None:
-            return
-        said = 0.0
-        while True:
-            stopping = self._stopping.is_set()
-            sent = self._send_batch(producer)
-            if time.monotonic() - said >= STATUS_EVERY_S or stopping:
-                said = time.monotonic()
-                self._send_status(producer)
-            if stopping and not self._queue and not self._in_hand:
-                break
-            if sent < BATCH:
-                self._stopping.wait(LINGER_S if not stopping else 0.01)
-        producer.close(timeout=1.0)
+    def _left(self, producer: Any) -> None:
+        with contextlib.suppress(Exception):
+            if producer is not None:
+                producer.close(timeout=1.0)
 
-    def _send_batch(self, producer: Any) -> int:
-        from kafka.errors import KafkaError
-
+    def _send_record(self, producer: Any) -> int:
+        """Send one record of what is in hand; how many events left the hand, sent or refused."""
         if not self._in_hand:
             self._in_hand = self._queue.take(BATCH)
         if not self._in_hand:
             return 0
-        value = encode_batch(self._in_hand, self._scope, self._worker)
+        from kafka.errors import BrokerResponseError, SaslAuthenticationFailedError
+
+        batch = self._in_hand[: self._most]
+        partition = self._choose_partition(producer)
         try:
-            producer.send(DRAFTS.name, key=self._worker.encode(), value=value).get(ACK_TIMEOUT_S)
-        except (KafkaError, OSError) as error:
-            log.warning("sending %d draft events failed, will retry: %s", len(self._in_hand), error)
-            self._stopping.wait(RETRY_S)
+            value = encode_batch(batch, self._origin, self._sequences[partition])
+            key = self._origin.worker.encode()
+            producer.send(DRAFTS.name, key=key, value=value, partition=partition).get(ACK_TIMEOUT_S)
+        except (EventRefused, TypeError, ValueError) as error:
+            return self._refuse(batch, partition, "malformed", error, smaller=True)
+        except BrokerResponseError as error:
+            self._doubtful |= error.retriable
+            if error.retriable or isinstance(error, SaslAuthenticationFailedError):
+                raise
+            name = type(error).__name__
+            reason = name.removesuffix("Error")
+            return self._refuse(batch, partition, reason, error, smaller=name in TOO_LARGE)
+        except Exception:
+            self._doubtful = True
+            raise
+        self._sequences[partition] += 1
+        self._doubtful = False
+        self._most = min(BATCH, self._most + 1)
+        if not self._given_up:
+            self.sent += len(batch)
+            del self._in_hand[: len(batch)]
+        return len(batch)
+
+    def _refuse(
+        self, batch: list[DraftEvent], partition: int, reason: str, error: Exception, smaller: bool
+    ) -> int:
+        """Halve the next record where that may help, else set ``batch`` aside and count it.
+
+        A record that was refused leaves its number to the next, unless an earlier attempt with
+        that number may have come through.
+        """
+        self._sequences[partition] += self._doubtful
+        self._doubtful = False
+        if smaller and len(batch) > 1:
+            self._most = len(batch) // 2
             return 0
-        count = len(self._in_hand)
-        self.sent += count
-        self._in_hand = []
-        return count
+        if not self._given_up:
+            self._complain("%d draft events were refused for good: %s", len(batch), error)
+            self.refused[reason] += len(batch)
+            del self._in_hand[: len(batch)]
+        return len(batch)
+
+    def _choose_partition(self, producer: Any) -> int:
+        """The same for this life as long as the topic has it."""
+        partitions = sorted(producer.partitions_for(DRAFTS.name) or {0})
+        if self._partition not in partitions:
+            self._partition = partitions[zlib.crc32(self._origin.worker.encode()) % len(partitions)]
+        return self._partition
 
     def _send_status(self, producer: Any) -> None:
-        from kafka.errors import KafkaError
-
-        value = self._status().model_dump_json().encode()
         try:
-            producer.send(STATUS.name, key=self._worker.encode(), value=value)
-        except (KafkaError, OSError) as error:
-            log.debug("status not sent: %s", error)  # cumulative: the next one says it all
+            value = self._status().model_dump_json().encode()
+        except Exception as error:  # noqa: BLE001 -- events must not wait for a status
+            self._complain("no status can be made: %r", error)
+            return
+        producer.send(STATUS.name, key=self._origin.worker.encode(), value=value)
+
+    def _complain(self, message: str, *arguments: object) -> None:
+        if time.monotonic() - self._complained >= COMPLAIN_EVERY_S:
+            self._complained = time.monotonic()
+            log.warning(message, *arguments)

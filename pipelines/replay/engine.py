@@ -101,7 +101,7 @@ def hybrid(name: str, policy: Policy) -> Method:
 
 
 def _states(events: Sequence[DraftEvent], index: int) -> States:
-    ordered = sorted(events, key=lambda e: e.position)
+    ordered = sorted((e for e in events if e.draft_len), key=lambda e: e.position)
     positions = np.array([e.position for e in ordered], np.int32)
     return States(from_events(ordered), np.full(len(ordered), index, np.int32), positions)
 
@@ -131,12 +131,14 @@ class _Decoding:
         while done < len(turn.output):
             (decision,) = router.choose([turn.name])
             verified, accepted = self._verify(decision, done)
+            router.drafted([turn.name], [verified], verified if decision.arm == "model" else 0)
             committed = turn.output[done : done + accepted + 1]
             router.observe([Committed(turn.name, committed, verified)], 1 + verified)
             arm = _ARM[decision.arm] if verified else NONE
             rows.append((done, arm, verified, min(accepted, len(committed)), len(committed)))
             done += len(committed)
         router.stop(turn.name, "stop")
+        router.settle()
         return rows
 
     def _verify(self, decision: Decision, done: int) -> tuple[int, int]:

@@ -268,6 +268,7 @@ def replay(
             if position < len(trace.output):
                 router.choose([name])
         router.stop(name, "stop")
+    router.settle()
     return sink.events
 
 

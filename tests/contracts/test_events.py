@@ -3,48 +3,138 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from decoder.contracts.errors import EventRefused
-from decoder.contracts.events import DraftEvent, decode_batch, encode_batch
-from decoder.contracts.features import NUM_FEATURES
+from decoder.contracts.events import (
+    COLUMNS,
+    LIMITS,
+    DraftEvent,
+    Origin,
+    decode_batch,
+    encode_batch,
+)
+from decoder.contracts.features import FEATURES, NUM_FEATURES
+from decoder.contracts.identity import Pseudonyms, is_pseudonym, is_readable
 
+NAMES = Pseudonyms(b"of these tests")
+ORIGIN = Origin("scope", "w", "1f" * 8)
 EVENT = DraftEvent(
-    event_id="w/1/1", time=1.5, request="r", workload="edits", cycle=3, position=7,
-    policy_version=2, threshold=6.0, predicted=4.25, predicted_model=1.0, arm="cache",
-    draft_len=9, verified_len=9, accepted=4, label="verified", censored="", model_accepted=None,
-    batch_size=2, step_tokens=11, draft_us=40.0, step_us=9000.0,
-    features=np.arange(NUM_FEATURES, dtype=np.float32) / 8,
+    number=1, time=1.5, request=NAMES.of("request", "r"), tenant=NAMES.of("tenant", "t"),
+    session="", choice=0, workload="edits", cycle=3, position=7, policy_version=2, publication=5,
+    role="champion", side="", parameter=6.0, parameter_name="threshold", predicted=4.25,
+    predicted_model=1.0, arm="cache", draft_len=9, drafted_len=9, verified_len=9, accepted=4,
+    label="verified", censored="", model_accepted=None, batch_size=2, step_tokens=11,
+    draft_us=40.0, step_us=9000.0, features=np.arange(NUM_FEATURES, dtype=np.float32) / 8,
+)  # fmt: skip
+PLAIN = EVENT._replace(
+    number=2, arm="model", draft_len=0, drafted_len=3, verified_len=3, accepted=0, label="",
+    model_accepted=2, features=None,
 )  # fmt: skip
 
 
+def wire(*events: DraftEvent) -> dict[str, Any]:
+    return json.loads(encode_batch(events, ORIGIN, 7))  # type: ignore[no-any-return]
+
+
 def test_round_trip() -> None:
-    other = replace(EVENT, event_id="w/1/2", arm="model", model_accepted=2, label="hindsight")
-    batch = decode_batch(encode_batch([EVENT, other], "scope", "w"))
-    assert (batch.scope, batch.worker) == ("scope", "w")
-    for sent, got in zip([EVENT, other], batch.events, strict=True):
-        assert np.allclose(sent.features, got.features, atol=1e-5)
-        same = np.zeros(0, np.float32)
-        assert replace(sent, features=same).__repr__() == replace(got, features=same).__repr__()
+    other = EVENT._replace(number=3, arm="model", model_accepted=2, label="hindsight")
+    sent = [EVENT, PLAIN, other]
+    batch = decode_batch(encode_batch(sent, ORIGIN, 7))
+    assert (batch.origin, batch.sequence) == (ORIGIN, 7)
+    assert [e[:-1] for e in batch.events] == [e[:-1] for e in sent]
+    for mine, read in zip(sent, batch.events, strict=True):
+        assert (mine.features is None) == (read.features is None)
+        if mine.features is not None:
+            assert np.allclose(mine.features, read.features, atol=1e-5)
+            assert read.features.dtype == np.float32
+
+
+def test_numbers_of_numpy_leave_as_numbers() -> None:
+    event = EVENT._replace(verified_len=np.int32(3), predicted=np.float32(0.5))
+    assert decode_batch(encode_batch([event], ORIGIN, 0)).events[0].verified_len == 3
+
+
+def test_features_are_columns_by_name() -> None:
+    record = wire(EVENT, PLAIN)
+    assert list(record["features"]) == list(FEATURES)
+    assert record["features"]["log_score"] == [0.0, None]
+    assert set(record["columns"]) == set(COLUMNS)
 
 
 def test_a_record_holds_no_token_and_no_text() -> None:
-    record = json.loads(encode_batch([EVENT], "scope", "w"))
-    assert not {"tokens", "text", "prompt", "output"} & set(record["columns"])
+    secret = "Patient 4711, born 1970-01-01"
+    event = EVENT._replace(request=secret, tenant=secret, session=secret, workload=secret)
+    value = encode_batch([event, EVENT], ORIGIN, 0)
+    assert b"4711" not in value and b"Patient" not in value
+    read = decode_batch(value).events[0]
+    assert all(map(is_pseudonym, (read.request, read.tenant, read.session, read.workload)))
+    assert not {"tokens", "text", "prompt", "output"} & set(wire(EVENT)["columns"])
 
 
-def test_unknown_columns_are_additive() -> None:
-    record = json.loads(encode_batch([EVENT], "scope", "w"))
-    record["columns"]["new_in_v1_1"] = ["x"]
-    assert len(decode_batch(json.dumps(record).encode()).events) == 1
+@pytest.mark.parametrize(
+    ("name", "readable"),
+    [
+        ("edits", True), ("swe-bench_2026.v1", False), ("swe-bench-2026", True), ("", False),
+        ("Edits", False), ("a" * 32, True), ("a" * 33, False), ("two words", False),
+        ("49-30-1234567", False), ("me@example.org", False), ("edits\n", False), ("édits", False),
+        ("sk-a81b3c9d77", False),
+    ],
+)  # fmt: skip
+def test_only_short_plain_words_stay_readable(name: str, readable: bool) -> None:
+    assert is_readable(name) == readable
+    assert NAMES.workload(name) == (name if readable else NAMES.of("workload", name))
+
+
+def test_unknown_columns_and_arms_are_kept() -> None:
+    record = wire(EVENT)
+    record["columns"]["new_in_v2_1"] = ["x"]
+    record["columns"]["arm"] = ["tree"]
+    (event,) = decode_batch(json.dumps(record).encode()).events
+    assert event.arm == "tree"
+
+
+@pytest.mark.parametrize("column", sorted(LIMITS))
+def test_each_number_has_its_range_at_both_ends(column: str) -> None:
+    low, high = LIMITS[column]
+    for value in (type(low)(2 * high + 1), low - 1):
+        with pytest.raises(EventRefused, match=f"a {column} outside"):
+            encode_batch([PLAIN, EVENT._replace(**{column: value})], ORIGIN, 0)
+        record = wire(PLAIN, EVENT)
+        record["columns"][column][1] = value
+        with pytest.raises(EventRefused):
+            decode_batch(json.dumps(record).encode())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"predicted": float("nan")},
+        {"step_us": float("inf")},
+        {"features": np.full(NUM_FEATURES, np.nan, np.float32)},
+        {"features": np.full(NUM_FEATURES, 1e20, np.float32)},
+        {"features": np.zeros(3, np.float32)},
+        {"features": None},
+        {"accepted": 10},
+        {"arm": "a" * 65},
+        {"time": None},
+        {"step_us": "long"},
+        {"model_accepted": 10**6},
+        {"draft_len": 0, "accepted": 0},
+    ],
+)
+def test_what_no_reader_would_take_is_not_written(changes: dict[str, Any]) -> None:
+    with pytest.raises(EventRefused):
+        encode_batch([PLAIN, EVENT._replace(**changes)], ORIGIN, 0)
 
 
 def spoil(path: tuple[str, ...], value: Any) -> bytes:
-    record = json.loads(encode_batch([EVENT], "scope", "w"))
+    record = wire(EVENT)
     target = record
     for key in path[:-1]:
         target = target[key]
@@ -55,6 +145,9 @@ def spoil(path: tuple[str, ...], value: Any) -> bytes:
     return json.dumps(record).encode()
 
 
+DEEP = 100_000
+
+
 @pytest.mark.parametrize(
     "data",
     [
@@ -62,18 +155,84 @@ def spoil(path: tuple[str, ...], value: Any) -> bytes:
         b"{}",
         b"\xff\xfe",
         b"[1,2",
-        spoil(("contract",), "hvd.drafts.v2"),
+        b"[" * DEEP + b"]" * DEEP,
+        b'{"columns":' * DEEP + b"1" + b"}" * DEEP,
+        b'{"contract":"hvd.drafts.v2","rows":' + b"9" * 10_000 + b"}",
+        spoil(("contract",), "hvd.drafts.v1"),
         spoil(("schema_id",), "older"),
+        spoil(("sequence",), -1),
+        spoil(("sequence",), 10**40),
         spoil(("rows",), 2),
+        spoil(("rows",), 10**400),
+        spoil(("life",), "x" * 65),
         spoil(("columns", "accepted"), ...),
         spoil(("columns", "accepted"), [10]),
-        spoil(("columns", "accepted"), [-1]),
         spoil(("columns", "accepted"), ["4"]),
-        spoil(("columns", "arm"), ["tree"]),
-        spoil(("columns", "features"), [[0.0]]),
+        spoil(("columns", "accepted"), [True]),
+        spoil(("columns", "accepted"), [10**400]),
+        spoil(("columns", "draft_len"), [2**40]),
+        spoil(("columns", "time"), [10**400]),
+        spoil(("columns", "label"), ["guessed"]),
         spoil(("columns", "step_us"), [float("nan")]),
+        spoil(("features",), {}),
+        spoil(("features", "score"), ...),
+        spoil(("features", "score"), [None]),
+        spoil(("features", "score"), [float("inf")]),
+        spoil(("features", "score"), [1e300]),
+        spoil(("features", "another"), [1.0]),
+        spoil(("columns", "draft_len"), [0]),
     ],
 )
 def test_bad_records_are_refused(data: bytes) -> None:
     with pytest.raises(EventRefused):
         decode_batch(data)
+
+
+ANYTHING: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
+    | st.sampled_from([2**40, -1, 10**400, 1e300, "x" * 10_000, "NaN"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=6,
+)  # fmt: skip
+PATHS = [(key,) for key in wire(EVENT)] + [
+    (part, name) for part in ("columns", "features") for name in wire(EVENT)[part]
+]
+
+
+@settings(max_examples=150, deadline=None)
+@given(path=st.sampled_from(PATHS), index=st.integers(0, 1), value=ANYTHING, whole=st.booleans())
+def test_a_mutated_record_is_read_or_refused(
+    path: tuple[str, ...], index: int, value: Any, whole: bool
+) -> None:
+    record = wire(EVENT, PLAIN)
+    target = record[path[0]] if len(path) > 1 else record
+    if whole or len(path) == 1:
+        target[path[-1]] = value
+    else:
+        target[path[-1]][index] = value
+    read_or_refused(json.dumps(record).encode())
+
+
+@settings(max_examples=150, deadline=None)
+@given(position=st.integers(0, 2**20), flip=st.integers(1, 255), cut=st.integers(0, 2**20))
+def test_a_damaged_record_is_read_or_refused(position: int, flip: int, cut: int) -> None:
+    data = bytearray(encode_batch([EVENT, PLAIN], ORIGIN, 0))
+    data[position % len(data)] ^= flip
+    read_or_refused(bytes(data))
+    read_or_refused(bytes(data[: cut % len(data)]))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.binary(max_size=300))
+def test_arbitrary_bytes_are_refused(data: bytes) -> None:
+    with pytest.raises(EventRefused):
+        decode_batch(data)
+
+
+def read_or_refused(data: bytes) -> None:
+    """What is read can be written again."""
+    try:
+        batch = decode_batch(data)
+    except EventRefused:
+        return
+    encode_batch(batch.events, batch.origin, batch.sequence)

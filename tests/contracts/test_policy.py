@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load, save
 
-from decoder.contracts.bundle import _metadata, frequency_policy
+from decoder.contracts.bundle import _digest, _metadata, frequency_policy
 from decoder.contracts.errors import PolicyRefused
 from decoder.contracts.features import FEATURES, NUM_FEATURES
 from decoder.policy.estimate import Estimate, decide_each, predict
@@ -18,6 +21,8 @@ from decoder.policy.pricing import NOMINAL
 from decoder.policy.probes import from_bytes, to_bytes
 from decoder.policy.rule import CACHE, MODEL, NONE, Situation
 from tests.conftest import random_policy
+
+_BUNDLE = to_bytes(random_policy())
 
 
 def refusal_of(data: bytes, scope: str | None = "scope") -> str:
@@ -50,9 +55,6 @@ def test_any_flipped_byte_is_refused(position: int, flip: int) -> None:
         from_bytes(bytes(data), "scope")
 
 
-_BUNDLE = to_bytes(random_policy())
-
-
 @given(st.integers(0, len(_BUNDLE) - 1))
 def test_any_truncation_is_refused(length: int) -> None:
     assert refusal_of(_BUNDLE[:length]) == "malformed"
@@ -66,6 +68,122 @@ def test_arbitrary_bytes_are_refused(data: bytes) -> None:
 def test_other_scope_and_other_schema_are_refused() -> None:
     assert refusal_of(to_bytes(random_policy()), "other") == "scope"
     assert refusal_of(to_bytes(replace(random_policy(), schema_id="old"))) == "schema"
+
+
+def test_publication_and_role_travel_under_the_digest() -> None:
+    again = from_bytes(to_bytes(replace(random_policy(), publication=7, role="trial")))
+    assert (again.publication, again.role) == (7, "trial")
+
+
+def rewritten(header: dict[str, Any] | str, **arrays: np.ndarray) -> bytes:
+    """The bundle with some of its header and arrays replaced and a digest that is right."""
+    metadata, held = _metadata(_BUNDLE), {**load(_BUNDLE), **arrays}
+    if isinstance(header, dict):
+        header = json.dumps({**json.loads(metadata["policy"]), **header})
+    return save(held, metadata={"policy": header, "digest": _digest(held, header)})
+
+
+def test_a_rewritten_bundle_is_only_refused_for_what_was_changed() -> None:
+    assert from_bytes(rewritten({"version": 9})).version == 9
+
+
+DEEP = 100_000
+
+
+@pytest.mark.parametrize(
+    ("header", "reason"),
+    [
+        ({"contract": "hvd.policy.v1"}, "malformed"),
+        ("[" * DEEP + "]" * DEEP, "malformed"),
+        ('{"contract":' * DEEP + "1" + "}" * DEEP, "malformed"),
+        ("[]", "malformed"),
+        ("9" * 10_000, "malformed"),
+        ({"provenance": [1]}, "malformed"),
+        ({"provenance": {"note": "x" * 100_000}}, "malformed"),
+        ({"provenance": {"a": json.loads("[" * 30 + "]" * 30)}}, "malformed"),
+        ({"version": 10**400}, "malformed"),
+        ({"version": -1}, "malformed"),
+        ({"version": True}, "malformed"),
+        ({"version": 1.5}, "malformed"),
+        ({"publication": 2**60}, "malformed"),
+        ({"scope": ["scope"]}, "malformed"),
+        ({"scope": "x" * 10_000}, "malformed"),
+        ({"role": None}, "malformed"),
+        ({"kind": "oracle"}, "malformed"),
+        ({"kind": "frequency"}, "malformed"),
+        ({"use_model": "false"}, "malformed"),
+        ({"threshold": "6"}, "malformed"),
+        ({"threshold": 10**400}, "malformed"),
+        ({"threshold": float("inf")}, "nonfinite"),
+        ({"threshold": float("nan")}, "nonfinite"),
+        ({"rate": 0.0}, "nonfinite"),
+        ({"model_payoff": float("nan")}, "nonfinite"),
+    ],
+)
+def test_a_header_of_another_hand_is_refused(header: dict[str, Any] | str, reason: str) -> None:
+    assert refusal_of(rewritten(header)) == reason
+
+
+def test_arrays_of_another_dtype_are_refused() -> None:
+    for dtype in (np.float64, np.float16, np.int32):
+        for name in ("mean", "layers.0.weight", "probe_inputs", "probe_outputs"):
+            assert refusal_of(rewritten({}, **{name: load(_BUNDLE)[name].astype(dtype)})) == "dtype"
+    assert refusal_of(rewritten({}, more=np.zeros(3))) == "dtype"
+
+
+def test_a_network_without_probes_is_refused() -> None:
+    none = np.zeros((0, NUM_FEATURES), np.float32)
+    assert refusal_of(to_bytes(replace(random_policy(), probe_inputs=none))) == "probe"
+
+
+@pytest.mark.parametrize("spoilt", [-1.0, 1e9, 600.0])
+def test_probes_of_drafts_that_cannot_be_are_refused(spoilt: float) -> None:
+    inputs = load(_BUNDLE)["probe_inputs"].copy()
+    inputs[0, FEATURES.index("draft_len")] = spoilt
+    assert refusal_of(rewritten({}, probe_inputs=inputs)) == "probe"
+
+
+def test_probes_that_overflow_are_refused() -> None:
+    """Finite weights may still predict what is no number, and no difference to it is too large."""
+    weight = np.full_like(load(_BUNDLE)["layers.0.weight"], 3e38)
+    assert refusal_of(rewritten({}, **{"layers.0.weight": weight})) == "probe"
+
+
+def test_more_probes_than_outputs_are_refused() -> None:
+    assert refusal_of(rewritten({}, probe_outputs=np.zeros(3, np.float32))) == "shape"
+    assert refusal_of(rewritten({}, probe_outputs=np.zeros((16, 1), np.float32))) == "shape"
+
+
+ANYTHING: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
+    | st.sampled_from([2**40, -1, 10**400, 1e300, "x" * 10_000]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=6,
+)  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.dictionaries(st.sampled_from(sorted(json.loads(_metadata(_BUNDLE)["policy"]))), ANYTHING))
+def test_a_mutated_header_is_read_or_refused(header: dict[str, Any]) -> None:
+    with contextlib.suppress(PolicyRefused):
+        to_bytes(from_bytes(rewritten(header)))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    name=st.sampled_from(sorted(load(_BUNDLE))),
+    shape=st.lists(st.integers(0, 70), max_size=3),
+    value=st.floats(width=32),
+)
+def test_a_mutated_array_is_read_or_refused(name: str, shape: list[int], value: float) -> None:
+    with contextlib.suppress(PolicyRefused):
+        from_bytes(rewritten({}, **{name: np.full(shape, value, np.float32)}))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.binary(max_size=300), st.integers(0, 2**40))
+def test_any_header_length_is_refused(data: bytes, length: int) -> None:
+    assert refusal_of(length.to_bytes(8, "little") + data) == "malformed"
 
 
 def test_nan_weights_and_zero_spread_are_refused() -> None:
@@ -89,8 +207,6 @@ def test_probes_that_come_out_otherwise_are_refused() -> None:
     data = to_bytes(random_policy())
     arrays, metadata = load(data), _metadata(data)
     arrays["probe_outputs"] = arrays["probe_outputs"] + 1
-    from decoder.contracts.bundle import _digest
-
     metadata["digest"] = _digest(arrays, metadata["policy"])
     assert refusal_of(save(arrays, metadata=metadata)) == "probe"
 

@@ -110,7 +110,7 @@ class Run:
 
 def expected(offer: Offer, chosen: Chosen) -> np.ndarray:
     """Draft tokens [n] that the target accepts of what was chosen, in the mean."""
-    n, width = offer.curves.shape
+    width = offer.curves.shape[1]
     taken = np.where(chosen.arms == CACHE, chosen.lengths, 0)
     found = (offer.curves * (np.arange(width) < taken[:, None])).sum(axis=1)
     yields = [0.0, *yields_of(CHANCE, K)]

@@ -60,7 +60,9 @@ def test_a_slower_machine_is_believed_for_sizes_seen_and_for_all_others() -> Non
     costs = LiveCosts(PROFILE)
     feed(costs, 1, 20_000.0)
     assert costs.table.dense[1] == pytest.approx(20_000.0, rel=0.01)
-    assert costs.table.dense[64] == pytest.approx(2 * PROFILE.dense[64], rel=0.12)  # hoped to be less by its doubt
+    assert costs.table.dense[64] == pytest.approx(
+        2 * PROFILE.dense[64], rel=0.12
+    )  # hoped to be less by its doubt
 
 
 def test_a_size_that_nobody_runs_any_more_keeps_pace_with_those_that_are_run() -> None:

@@ -7,16 +7,17 @@ import time
 
 import pytest
 
+from decoder.admission import Admission
 from decoder.contracts.bundle import Policy
 from decoder.contracts.settings import KafkaSettings
-from decoder.feed import POLL_S, PolicyFeed, PolicyGate
+from decoder.feed import POLL_S, PolicyFeed
 from decoder.policy.probes import to_bytes
 from tests.conftest import random_policy
 
 
 def test_good_bundles_are_applied_and_the_previous_is_kept() -> None:
     applied: list[Policy] = []
-    gate = PolicyGate("scope", applied.append)
+    gate = Admission("scope", applied.append)
     for version in (1, 2, 1):  # a rollback is a swap like any other
         assert gate.offer(to_bytes(random_policy(version, version=version)))
     assert [p.version for p in applied] == [1, 2, 1]
@@ -26,7 +27,7 @@ def test_good_bundles_are_applied_and_the_previous_is_kept() -> None:
 
 def test_bad_bundles_are_counted_by_reason_and_change_nothing() -> None:
     applied: list[Policy] = []
-    gate = PolicyGate("scope", applied.append)
+    gate = Admission("scope", applied.append)
     good = to_bytes(random_policy())
     gate.offer(good)
     for bad in (b"", b"junk" * 100, good[:-5], to_bytes(random_policy(scope="elsewhere"))):
@@ -54,7 +55,7 @@ def test_a_feed_that_finds_nothing_rests(monkeypatch: pytest.MonkeyPatch) -> Non
 
     consumer = Empty()
     monkeypatch.setattr(PolicyFeed, "_connect", lambda _: consumer)
-    feed = PolicyFeed(KafkaSettings.load(), "scope", PolicyGate("scope", lambda _: None))
+    feed = PolicyFeed(KafkaSettings.load(), "scope", Admission("scope", lambda _: None))
     began = time.monotonic()
     feed.start()
     try:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,13 +18,9 @@ COSTS = CostTable("t", (1, 8, 32), (10.0, 30.0, 50.0), draft_us=2.0, draft_row_u
 K = 3
 
 
-def a_cycle(wanted: int, wanted_len: int, draft_len: int, batch: int, step: Step) -> Cycle:
-    return Cycle(
-        index=0, wall=0.0, arm=NONE, wanted=wanted, wanted_len=wanted_len, policy_version=1,
-        parameter=1.0, predicted=0.0, predicted_model=0.0, foreseen=None, position=0,
-        draft_len=draft_len, model_len=K, features=np.zeros(1, np.float32), keys=(),
-        batch_size=batch, step=step, draft_us=0.0,
-    )  # fmt: skip
+def a_cycle(wanted: int, wanted_len: int, draft_len: int, step: Step) -> Cycle:
+    mine = replace(step, model_len=K, arms=[NONE], chosen=[wanted], lengths=[wanted_len])
+    return Cycle(mine, 0, 0, 0, 0, draft_len, ())
 
 
 request = st.tuples(st.sampled_from([NONE, MODEL, CACHE]), st.integers(1, 6), st.integers(0, 4))
@@ -36,8 +33,8 @@ def test_the_requests_of_a_step_pay_for_it_once(requests: list[tuple[int, int, i
         for arm, length, more in requests
     ]
     n, drafting = len(rows), sum(arm == MODEL for arm, *_ in rows)
-    step = Step(sum(row[1] for row in rows), sum(row[2] for row in rows), drafting)
-    made = [outcomes_of(a_cycle(*row, n, step), 2, 1.5, COSTS) for row in rows]
+    step = Step(sum(row[1] for row in rows), sum(row[2] for row in rows), drafting, n)
+    made = [outcomes_of(a_cycle(*row, step), 2, 1.5, COSTS) for row in rows]
     times = {name: sum(m[i][1] for m in made) for i, name in enumerate(OPTIONS)}
     spent = COSTS.dense[n + step.wanted] + (COSTS.drafting(K, n) if drafting else 0.0)
     assert times["policy"] == pytest.approx(spent)
@@ -47,6 +44,19 @@ def test_the_requests_of_a_step_pay_for_it_once(requests: list[tuple[int, int, i
 
 
 def test_an_option_commits_what_it_would_have_verified_and_the_target_accepts() -> None:
-    cycle = a_cycle(CACHE, 2, 5, 1, Step(2, 5, 0))
+    cycle = a_cycle(CACHE, 2, 5, Step(2, 5, 0, 1))
     tokens = [committed for committed, _ in outcomes_of(cycle, 4, 1.5, COSTS)]
     assert tokens == [3.0, 1.0, 2.5, 5.0]
+
+
+@pytest.mark.parametrize("drafted", [0, K])
+def test_a_model_draft_that_did_not_happen_is_no_credit_to_anybody(drafted: int) -> None:
+    """It was to be made, and the drafter failed, or the scheduler had no room for what it made."""
+    step = Step(K, 0, 1, 1, model_len=K, arms=[MODEL], chosen=[MODEL], lengths=[K])
+    cycle = Cycle(step, 0, -1, 0, 0, 0, (), drafted_len=drafted, committed=1)
+    policy, none, model, _ = outcomes_of(cycle, 0, 1.5, COSTS)
+    assert policy == model
+    assert model[0] == none[0] == 1.0
+    assert model[1] == pytest.approx(none[1] + (COSTS.drafting(K, 1) if drafted else 0.0))
+    cycle.verified_len, cycle.model_accepted = K, 2
+    assert outcomes_of(cycle, 0, 1.5, COSTS)[0][0] == 3.0

@@ -51,6 +51,7 @@ class Target:
             committed = self.verify(name, draft)
             self.router.observe([Committed(name, committed, len(draft))], 1 + len(draft))
         self.router.stop(name, "abort")
+        self.router.settle()
         return drafts
 
 
@@ -115,6 +116,7 @@ def test_an_end_token_ends_the_labels_as_censored(
     router.observe([Committed("r", [2], 0)], 1)
     router.choose(["r"])  # the cache drafts [EOS, 4, ...]
     router.observe([Committed("r", [EOS], 0)], 1)
+    router.settle()
     (event,) = sink.events
     assert (event.accepted, event.censored) == (1, "stop")
     assert router.counters.stopped == 1
@@ -168,6 +170,7 @@ def test_history_holds_only_labels_resolved_by_then(
         router.observe([Committed("r", [token], 0)], 1)
         router.choose(["r"])
     router.stop("r", "abort")
+    router.settle()
     first = min(sink.events, key=lambda e: e.position)
     for event in sink.events:
         if event.position <= first.position + first.draft_len:
@@ -175,13 +178,11 @@ def test_history_holds_only_labels_resolved_by_then(
             assert event.features[FEATURES.index("streak")] == event.position - first.position
 
 
-def test_event_ids_are_unique_across_lives(token_classes: np.ndarray) -> None:
-    sink = KeepingSink()
-    for _ in range(3):
-        router = make_router(sink, token_classes, frequency_policy("s", 0.0))
-        Target(router, [1, 2, 3] * 8).run("r", [1, 2, 3], RequestOptions(24, 4096))
-    ids = [e.event_id for e in sink.events]
-    assert len(ids) == len(set(ids)) > 10
+def test_events_are_numbered_one_by_one(sink: KeepingSink, token_classes: np.ndarray) -> None:
+    router = make_router(sink, token_classes, frequency_policy("s", 0.0))
+    Target(router, [1, 2, 3] * 8).run("r", [1, 2, 3], RequestOptions(24, 4096))
+    first = sink.events[0].number
+    assert [e.number - first for e in sink.events] == list(range(len(sink.events)))
 
 
 def test_policies_swap_underneath_without_a_mixed_step(
@@ -207,9 +208,9 @@ def test_policies_swap_underneath_without_a_mixed_step(
     assert router.counters.tokens == 300
     thresholds = {p.version: p.threshold for p in policies} | {1: 1.0}
     for event in sink.events:
-        assert event.threshold in (0.0, thresholds[event.policy_version])
+        assert event.parameter in (0.0, thresholds[event.policy_version])
         assert (event.arm == "cache") == (
-            event.predicted >= event.threshold
+            event.predicted >= event.parameter
         ) or not event.verified_len
 
 

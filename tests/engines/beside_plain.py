@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import sys
 import threading
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +48,9 @@ def main(job_file: str, result_file: str) -> None:
         if swapper is not None:
             swapper.join()
         worker.router.close()
-        events = worker.queue.take(1_000_000)
+        events = [e._asdict() for e in worker.queue.take(1_000_000) if e.draft_len]
         result["status"] = worker.status().model_dump()
-        result["events"] = [{k: v for k, v in asdict(e).items() if k != "features"} for e in events]
+        result["events"] = [{k: e[k] for k in e if k != "features"} for e in events]
         result["last_version"] = worker.router.policy.version
     Path(result_file).write_text(json.dumps(result))
 

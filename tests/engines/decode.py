@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,7 @@ def main(job_file: str, result_file: str) -> None:
     stop.set()
     swapper.join()
     worker.router.close()
-    events = [asdict(e) for e in worker.queue.take(1_000_000)]
+    events = [e._asdict() for e in worker.queue.take(1_000_000) if e.draft_len]
     status = worker.status()
     result = {
         "tokens": [list(o.outputs[0].token_ids) for o in outputs],

@@ -124,7 +124,7 @@ def tiny_trial(model: ModelArm) -> Trial:
         )
         for ask in asks
     ]
-    events = [asdict(e) for e in session.sink]
+    events = [e._asdict() for e in session.sink if e.draft_len]
     tokens, counters = [g.tokens for g in made], session.router.counters
     return Trial(
         limit,

@@ -15,7 +15,7 @@ import pytest
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
 from decoder.contracts.errors import BrokerError
-from decoder.contracts.events import DraftEvent, encode_batch
+from decoder.contracts.events import DraftEvent, Origin, encode_batch
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import LearnerStatus, decode_status
 from decoder.contracts.topics import DRAFTS, POLICY, STATUS, Topic
@@ -38,6 +38,7 @@ pytestmark = [
 ]
 
 SCOPE = "scope01"
+ORIGIN = Origin(SCOPE, "w1", "1f" * 8)
 EVENTS = Traffic(seed=9).events(40)
 
 
@@ -61,7 +62,8 @@ def settings_in(folder: Path, registry: Registry) -> LearnerSettings:
 
 
 def batches(events: Sequence[DraftEvent], size: int = 50) -> list[bytes]:
-    return [encode_batch(events[i : i + size], SCOPE, "w1") for i in range(0, len(events), size)]
+    cuts = range(0, len(events), size)
+    return [encode_batch(events[cut : cut + size], ORIGIN, i) for i, cut in enumerate(cuts)]
 
 
 def produce(kafka: KafkaSettings, values: Sequence[bytes]) -> None:
@@ -114,7 +116,7 @@ def test_learns_promotes_publishes_and_resumes(
     assert [(line["partition"], line["offset"]) for line in listed] == [(0, 7), (0, 8), (0, 9)]
     champion = registry.champion(SCOPE)
     published = consume(broker.kafka, POLICY)
-    assert champion is not None and published[-1].key == SCOPE.encode()
+    assert champion is not None and published[-1].key == f"{SCOPE}/champion".encode()
     policy = from_bytes(published[-1].value, SCOPE)
     assert policy.version == champion.version == scope.version and policy.kind == "survival"
     assert policy.provenance["costs"]["measured"] and len(policy.probe_inputs)

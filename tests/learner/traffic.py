@@ -8,8 +8,11 @@ import numpy as np
 
 from decoder.contracts.events import DraftEvent
 from decoder.contracts.features import FEATURES, NUM_FEATURES
+from decoder.contracts.identity import Pseudonyms
+from learner.rows import hash_id
 
 SCORE, DRAFT_LEN, LAST = (FEATURES.index(n) for n in ("score", "draft_len", "payoff_last"))
+NAMES = Pseudonyms(b"of these tests")
 FIXED_US, TOKEN_US, MODEL_US = 20_000.0, 300.0, 8_000.0
 
 
@@ -43,10 +46,13 @@ class Traffic:
         verified = {"cache": length, "model": 3, "none": 0}[arm]
         time = FIXED_US + TOKEN_US * (1 + verified) + MODEL_US * (arm == "model")
         model = int(rng.binomial(3, self.model_accepted / 3)) if arm == "model" else None
+        name = NAMES.of("request", request)
         return DraftEvent(
-            event_id=f"{request}/{cycle}", time=1.0, request=request, workload="w", cycle=cycle,
-            position=cycle, policy_version=0, threshold=6.0, predicted=1.0, predicted_model=0.0,
-            arm=arm, draft_len=length, verified_len=verified, accepted=accepted,
+            number=hash_id(f"{request}/{cycle}") >> 11, time=1.0, request=name, tenant="",
+            session="", choice=0, workload="w", cycle=cycle, position=cycle, policy_version=0,
+            publication=0, role="champion", side="", parameter=6.0, parameter_name="threshold",
+            predicted=1.0, predicted_model=0.0, arm=arm, draft_len=length, drafted_len=verified,
+            verified_len=verified, accepted=accepted,
             label="verified" if arm == "cache" else "hindsight",
             censored="length" if rng.random() < 0.05 else "", model_accepted=model, batch_size=1,
             step_tokens=1 + verified, draft_us=50.0,

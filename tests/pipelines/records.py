@@ -6,28 +6,37 @@ from typing import Any
 
 import numpy as np
 
-from decoder.contracts.events import DraftEvent
+from decoder.contracts.events import DraftEvent, Origin
 from decoder.contracts.features import NUM_FEATURES
 from decoder.contracts.status import LearnerStatus, WorkerStatus
 
 WORKER = "worker-under-test"
 SCOPE = "0123456789abcdef"
+ORIGIN = Origin(SCOPE, WORKER, "1f" * 8)
 
 
 def event(number: int, time: float, **changes: Any) -> DraftEvent:
     fields: dict[str, Any] = {
-        "event_id": f"{WORKER}-{number}",
+        "number": number,
         "time": time,
-        "request": "r",
+        "request": "0" * 24,
+        "tenant": "",
+        "session": "",
+        "choice": 0,
         "workload": "edits",
         "cycle": number,
         "position": number,
         "policy_version": 1,
-        "threshold": 2.0,
+        "publication": 1,
+        "role": "champion",
+        "side": "",
+        "parameter": 2.0,
+        "parameter_name": "threshold",
         "predicted": 3.0,
         "predicted_model": 1.0,
         "arm": "cache",
         "draft_len": 8,
+        "drafted_len": 8,
         "verified_len": 8,
         "accepted": 5,
         "label": "verified",

@@ -12,7 +12,7 @@ from decoder.contracts.topics import DRAFTS, POLICY, STATUS
 from pipelines import broker, machine, processes
 from pipelines.ledger import Ledger
 from pipelines.observer import Observer, take
-from tests.pipelines.records import SCOPE, WORKER, event, worker_status
+from tests.pipelines.records import ORIGIN, WORKER, event, worker_status
 
 
 @pytest.fixture
@@ -58,13 +58,13 @@ def test_topics_are_created_once(kafka: KafkaSettings) -> None:
 
 def test_an_observer_sees_what_comes_after_it_and_counts_what_keeps_no_contract(kafka) -> None:
     broker.ensure_topics(kafka)
-    produce(kafka, (DRAFTS.name, encode_batch([event(0, 1.0)], SCOPE, WORKER)))
+    produce(kafka, (DRAFTS.name, encode_batch([event(0, 1.0)], ORIGIN, 0)))
     ledger = Ledger(WORKER)
     observer = Observer(kafka, ledger)
     observer.start()
     produce(
         kafka,
-        (DRAFTS.name, encode_batch([event(1, 2.0), event(2, 3.0)], SCOPE, WORKER)),
+        (DRAFTS.name, encode_batch([event(1, 2.0), event(2, 3.0)], ORIGIN, 1)),
         (DRAFTS.name, b"not an event"),
         (STATUS.name, worker_status(3.0, 60).model_dump_json().encode()),
         (POLICY.name, b"a bundle"),
@@ -73,7 +73,7 @@ def test_an_observer_sees_what_comes_after_it_and_counts_what_keeps_no_contract(
         lambda: len(ledger.events) == 2 and ledger.refused and ledger.statuses and ledger.policies
     )
     observer.close()
-    assert [e.event_id for e in ledger.events] == [f"{WORKER}-1", f"{WORKER}-2"]
+    assert [e.number for e in ledger.events] == [1, 2]
     assert (ledger.refused, ledger.policies, ledger.statuses[0].tokens) == (1, 1, 60)
 
 

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pipelines.ledger import Ledger, Phase
-from tests.pipelines.records import SCOPE, WORKER, event, learner_status, worker_status
+from tests.pipelines.records import ORIGIN, SCOPE, WORKER, event, learner_status, worker_status
 
 
 @pytest.fixture
@@ -55,17 +57,19 @@ def test_censored_labels_do_not_count_as_errors(ledger: Ledger) -> None:
         event(1, 102.0, predicted=4.0, accepted=3),
         event(2, 103.0, predicted=9.0, accepted=0, censored="length", label="hindsight"),
         event(3, 106.0, predicted=1.0, accepted=1),
+        event(4, 106.5, predicted=0.0, accepted=0, draft_len=0, label="", features=None),
     ]
-    ledger.add_events(WORKER, events)
+    ledger.add_events(ORIGIN, events)
     assert ledger.between(100.0, 105.0).mae == pytest.approx(1.5)
     assert ledger.between(105.0, 110.0).mae == 0.0
     assert ledger.labels() == {"hindsight censored": 1, "verified": 3}
 
 
 def test_events_count_once_and_only_those_of_the_own_worker(ledger: Ledger) -> None:
-    ledger.add_events(WORKER, [event(0, 101.0), event(0, 101.0)])
-    ledger.add_events("another", [event(1, 101.0)])
-    assert len(ledger.events) == 1
+    ledger.add_events(ORIGIN, [event(0, 101.0), event(0, 101.0)])
+    ledger.add_events(replace(ORIGIN, worker="another"), [event(1, 101.0)])
+    ledger.add_events(replace(ORIGIN, life="2e" * 8), [event(0, 102.0)])
+    assert [e.time for e in ledger.events] == [101.0, 102.0]
 
 
 def test_statuses_of_other_scopes_are_left_out(ledger: Ledger) -> None:
@@ -77,6 +81,6 @@ def test_statuses_of_other_scopes_are_left_out(ledger: Ledger) -> None:
 
 def test_a_policy_in_force_between_two_statuses_shows_in_the_events(ledger: Ledger) -> None:
     ledger.add_events(
-        WORKER, [event(0, 107.2, policy_version=3), event(1, 107.3, policy_version=2)]
+        ORIGIN, [event(0, 107.2, policy_version=3), event(1, 107.3, policy_version=2)]
     )
     assert ledger.policy_switches() == [(100.0, 1), (105.5, 2), (107.2, 3)]

@@ -8,7 +8,7 @@ import pytest
 from pipelines import dashboard, report
 from pipelines.ledger import Answer, Ledger, Phase
 from pipelines.summary import Summary, summarise
-from tests.pipelines.records import WORKER, event, learner_status, worker_status
+from tests.pipelines.records import ORIGIN, WORKER, event, learner_status, worker_status
 
 
 def recorded(lost: int = 0, versions: tuple[int, ...] = (1, 2)) -> Ledger:
@@ -23,14 +23,14 @@ def recorded(lost: int = 0, versions: tuple[int, ...] = (1, 2)) -> Ledger:
                 30 * second,
                 cycles={"cache": 3 * second, "none": second},
                 accepted={"cache": 9 * second},
-                drafts_labelled=4 * second,
+                events_made=4 * second,
                 policy_version=version,
                 policy_applied_at=104.5 if second >= 5 else 99.0,
                 swap_ms_max=2.5 if second >= 5 else 0.0,
             )
         )
         ledger.add_status(learner_status(100.0 + second, min(4 * second, count - lost)))
-    ledger.add_events(WORKER, [event(i, 100.0 + i / 4) for i in range(count)])
+    ledger.add_events(ORIGIN, [event(i, 100.0 + i / 4) for i in range(count)])
     ledger.phases = [
         Phase("A agentic", ("edits", "tools"), 100.0, 105.0),
         Phase("B conversation", ("chat", "code"), 105.0, 110.0),

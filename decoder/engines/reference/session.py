@@ -153,6 +153,7 @@ class Session:
                 ended = engine.clock()
         finally:
             self.router.stop(request.name, "abort")
+            self.router.settle()
         assert request.finish
         return Generation(
             request.output,
@@ -215,6 +216,8 @@ class _Request:
         began = self._engine.clock()
         decision = self._session.router.choose([self.name])[0]
         draft = self._draft(decision)
+        modelled = len(draft) if decision.arm == "model" else 0
+        self._session.router.drafted([self.name], [len(draft)], modelled)
         drafted = self._engine.clock()
         position, committed = len(self.output), self._cache.length
         read = self._engine.target.verify(self.output[-1], draft, self._cache)
@@ -257,7 +260,9 @@ class _Request:
 
     def _commit(self, tokens: list[int], verified: int, step_tokens: int) -> None:
         """Tell the router, and take what lies before the request's end."""
-        self._session.router.observe([Committed(self.name, tokens, verified)], step_tokens)
+        length = len(self.prompt) + len(self.output) + len(tokens)
+        committed = Committed(self.name, tokens, verified, length)
+        self._session.router.observe([committed], step_tokens)
         for token in tokens[: self.options.max_tokens - len(self.output)]:
             self.output.append(token)
             if token in self.options.stop_ids:

@@ -2,9 +2,10 @@
 
 The sizes go to the largest step that decoding makes (each request with its longest draft, as far as
 the engine batches so many tokens and their logits have room), at the sizes of the engine's own
-graphs where it has any. A step is timed as vLLM's own dummy run plus the logits of all its tokens, and drafting a token as
-the drafter's, plus the choice of one for each request; what that leaves out (attention over a long
-context, sampling, scheduling) is added by the corrections of every step served.
+graphs where it has any. A step is timed as vLLM's own dummy run plus the logits of all its tokens,
+and drafting a token as the drafter's, plus the choice of one for each request; what that leaves out
+(attention over a long context, sampling, scheduling) is added by the corrections of every step
+served.
 """
 
 from __future__ import annotations

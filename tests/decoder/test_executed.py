@@ -1,0 +1,163 @@
+"""The router believes what the engine says it did, and leaves out a request it cannot follow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from decoder.contracts.bundle import Policy, frequency_policy
+from decoder.drafting.suffix import SuffixCache
+from decoder.floor import PROBE_EVERY, Floor
+from decoder.policy.pricing import NOMINAL
+from decoder.router import Committed, DraftRouter, RequestOptions
+from decoder.settings import WorkerSettings
+from tests.conftest import KeepingSink
+from tests.decoder.simulated import trusting_policy
+
+OPTIONS = RequestOptions(400, 4096)
+
+
+class FailingCache(SuffixCache):
+    """A suffix cache that fails for one request, in one verb."""
+
+    def __init__(self, verb: str, name: str) -> None:
+        super().__init__(WorkerSettings())
+        for each in ("extend", "propose", "stop"):
+            setattr(self, each, self._failing(getattr(self, each), each == verb, name))
+
+    def _failing(self, verb: Any, fails: bool, name: str) -> Any:
+        def called(request: str, *rest: Any) -> Any:
+            if fails and request == name:
+                raise RuntimeError("the tree is broken")
+            return verb(request, *rest)
+
+        return called
+
+
+def make(
+    sink: KeepingSink,
+    classes: np.ndarray,
+    policy: Policy,
+    cache: SuffixCache | None = None,
+    **rest: Any,
+) -> DraftRouter:
+    cache = cache or SuffixCache(WorkerSettings())
+    return DraftRouter(cache, policy, classes, sink, True, "w", **rest)
+
+
+def begin(router: DraftRouter, names: Sequence[str], prompt: Sequence[int]) -> None:
+    for name in names:
+        router.start(name, np.array(prompt, np.int32), OPTIONS)
+        router.observe([Committed(name, [prompt[0]], 0, len(prompt) + 1)], len(prompt))
+
+
+def test_a_model_draft_that_was_not_made_costs_and_brings_nothing(
+    sink: KeepingSink, token_classes: np.ndarray
+) -> None:
+    router = make(sink, token_classes, trusting_policy(chance=0.9), floor=Floor(True))
+    begin(router, ["r"], [1, 2, 3])
+    before = router.model_arm.chance
+    for token in range(12):
+        (decision,) = router.choose(["r"])
+        assert decision.arm == "model"
+        router.drafted(["r"], [0], 0)
+        router.observe([Committed("r", [4 + token], 0)], 1)
+        assert router._drafted == 0
+    router.settle()
+    assert router.counters.undrafted == 12
+    assert router.counters.cycles == {"none": 12}
+    assert router.model_arm.chance == before
+    # A policy that asks for what is not there has made nothing: it is no better than drafting none.
+    assert router.floor is not None and router.floor.advantage <= 1.0
+
+
+def test_a_look_at_a_drafter_that_cannot_draft_is_not_repeated_at_every_step(
+    sink: KeepingSink, token_classes: np.ndarray
+) -> None:
+    never = replace(frequency_policy("s", float("inf")), use_model=False)
+    router = make(sink, token_classes, never, floor=Floor(True))
+    begin(router, ["r"], [1, 2, 3])
+    steps = 3 * PROBE_EVERY
+    for _ in range(steps):
+        router.choose(["r"])
+        router.drafted(["r"], [0], 0)
+        router.observe([Committed("r", [9], 0)], 1)
+    assert 1 <= router.counters.probes <= steps // PROBE_EVERY
+
+
+def test_no_draft_is_longer_than_the_engine_was_started_for(
+    sink: KeepingSink, token_classes: np.ndarray
+) -> None:
+    router = make(sink, token_classes, frequency_policy("s", 0.0), longest=3)
+    begin(router, ["r"], list(range(1, 25)) * 3)
+    (decision,) = router.choose(["r"])
+    assert decision.arm == "cache" and len(decision.tokens) == 3
+    assert decision.room <= 3
+
+
+def test_a_request_whose_length_is_not_the_engines_is_left_out_alone(
+    sink: KeepingSink, token_classes: np.ndarray
+) -> None:
+    router = make(sink, token_classes, frequency_policy("s", 0.0))
+    begin(router, ["a", "b"], [1, 2, 3, 1, 2])
+    router.choose(["a", "b"])
+    router.observe([Committed("a", [2], 0, 99), Committed("b", [2], 0, 7)], 2)
+    assert "a" not in router and "b" in router
+    assert router.counters.left_out == {"length": 1}
+    router.start("a", np.array([1, 2, 3, 1, 2], np.int32), OPTIONS, output=[1, 2])
+    router.observe([Committed("a", [3], 0, 8)], 1)
+    assert "a" in router
+    decision = router.choose(["a"])[0]
+    assert list(decision.tokens)[:2] == [1, 2]
+
+
+@pytest.mark.parametrize("verb", ["extend", "propose", "stop"])
+def test_a_fault_leaves_out_its_own_request_and_no_other(
+    sink: KeepingSink, token_classes: np.ndarray, verb: str
+) -> None:
+    cache = FailingCache(verb, "a")
+    router = make(sink, token_classes, frequency_policy("s", 0.0), cache)
+    names = ["a", "b", "c"]
+    for name in names:
+        router.start(name, np.array([1, 2, 3, 1, 2], np.int32), OPTIONS)
+    router.observe([Committed(n, [3], 0) for n in names], 15)
+    router.choose(names)
+    router.observe([Committed(n, [1], 0) for n in names], 3)
+    router.stop("a", "abort")
+    decisions = router.choose(names)
+    assert [d.arm for d in decisions[1:]] == ["cache", "cache"]
+    assert router.counters.left_out == {"fault": 1}
+    assert "a" not in router and router._requests["c"].length == 7
+
+
+def test_events_and_accounts_wait_for_settle_and_none_is_lost(
+    sink: KeepingSink, token_classes: np.ndarray
+) -> None:
+    router = make(sink, token_classes, frequency_policy("s", 0.0))
+    begin(router, ["r"], [1, 2, 3, 1, 2])
+    router.choose(["r"])
+    router.observe([Committed("r", [7], 2)], 3)
+    assert not sink.events
+    router.settle()
+    assert [e.accepted for e in sink.events] == [0]
+    router.choose(["r"])
+    router.close()
+    assert len(sink.events) == router.counters.labelled
+
+
+def test_time_of_a_settlement_is_no_time_of_the_step(
+    sink: KeepingSink, token_classes: np.ndarray
+) -> None:
+    router = make(sink, token_classes, frequency_policy("s", 0.0))
+    begin(router, ["r"], [1, 2, 3])
+    for _ in range(5):
+        router.choose(["r"])
+        router.settle(exposed=False)
+        router.observe([Committed("r", [4], 0)], 1)
+    own, exposed = list(router.counters.own_us), list(router.counters.exposed_us)
+    assert len(own) == 5 and all(a >= b for a, b in zip(own, exposed, strict=True))
+    assert router.costs.table is NOMINAL
