@@ -141,6 +141,25 @@ def plain_steps(
     return max(time / step_time(costs, rows, 0), 1.0)
 
 
+def gain_of(
+    costs: CostTable,
+    rows: int,
+    accepted: float,
+    drafts: int,
+    drafted: int = 0,
+    *,
+    rate: float = 1.0,
+) -> float:
+    """Time that the drafts of a step were worth beyond what they cost, the router's own left out.
+
+    Args:
+        accepted: draft tokens of all requests that the target committed.
+        rate: at which a token counts; at 1 a step is weighed against verifying nothing at all.
+    """
+    worth = float(value_of(costs, rows, rate)) * accepted
+    return worth - (step_time(costs, rows, drafts, drafted) - step_time(costs, rows, 0))
+
+
 def part_of(
     costs: CostTable,
     rows: ArrayLike,
