@@ -14,6 +14,7 @@ from learner.settings import LearnerSettings
 from pipelines import embedded, machine
 from pipelines.serve import (
     METRICS_VARIABLE,
+    MIDDLEWARE,
     ServeOptions,
     check,
     chosen,
@@ -210,3 +211,24 @@ def test_a_misspelt_setting_is_refused_before_anything_starts(tmp_path, monkeypa
     monkeypatch.setenv("HVD_WORKER_QUEUE_SIZ", "10")
     with pytest.raises(SettingsError, match="HVD_WORKER_QUEUE_SIZE"):
         check(ServeOptions(checkpoint(tmp_path / "model", TARGET), port=machine.free_port()))
+
+
+def test_the_middleware_says_whose_a_request_is_unless_the_operator_wants_it_otherwise() -> None:
+    import importlib
+
+    arguments, env = serve_command(ServeOptions("owner/model"), {}, NO_FLAGS, on_cpu=True)
+    module, name = after(arguments, "--middleware").rsplit(".", 1)
+    assert isinstance(getattr(importlib.import_module(module), name), type)
+    assert f"{module}.{name}" == MIDDLEWARE
+    assert env["HVD_WORKER_TENANTS"] == "middleware"
+    own = {"HVD_WORKER_TENANTS": "client"}
+    _, env = serve_command(ServeOptions("owner/model"), own, NO_FLAGS, on_cpu=True)
+    assert env["HVD_WORKER_TENANTS"] == "client"
+
+
+def test_a_key_that_is_too_short_is_refused_before_vllm_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HVD_WORKER_ID_KEY", "short")
+    with pytest.raises(SettingsError, match="at least 16"):
+        check(ServeOptions("owner/model", port=machine.free_port()))

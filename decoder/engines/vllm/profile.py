@@ -13,6 +13,7 @@ from typing import Any, Final
 import torch
 
 from decoder import costs
+from decoder.engines.vllm.ranks import Ranks
 from decoder.policy.pricing import CostTable
 
 MANY: Final = 16
@@ -30,8 +31,8 @@ def setup_name(runner: Any, scope: str) -> str:
     return f"{scope}/{device}/{threads}/{config.model_config.dtype}/{'eager' if eager else 'graph'}"
 
 
-def profile(runner: Any, scope: str) -> CostTable:
-    """Time target and drafter apart. Nothing is mutated that lasts."""
+def profile(runner: Any, scope: str, ranks: Ranks) -> CostTable | None:
+    """Time target and drafter apart; None on ranks that follow. Nothing is mutated that lasts."""
 
     def wait() -> None:
         if runner.device.type != "cpu":
@@ -45,7 +46,7 @@ def profile(runner: Any, scope: str) -> CostTable:
     name, most = setup_name(runner, scope), runner.max_num_tokens
     drafter: Any = getattr(runner, "drafter", None)
     if not hasattr(drafter, "dummy_run"):
-        return costs.profile(name, step, most=most)
+        return ranks.conduct(lambda target: costs.profile(name, target, most=most), step)
     alone = drafter.dummy_run
 
     def draft(rows: int) -> None:
@@ -55,6 +56,10 @@ def profile(runner: Any, scope: str) -> CostTable:
 
     drafter.dummy_run = lambda *_, **__: None  # or vLLM's own dummy run would include it
     try:
-        return costs.profile(name, step, draft, rows=(1, min(MANY, most)), most=most)
+        rows = (1, min(MANY, most))
+        return ranks.conduct(
+            lambda target, drafting: costs.profile(name, target, drafting, rows=rows, most=most),
+            step, draft,
+        )  # fmt: skip
     finally:
         del drafter.dummy_run
