@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 
 Tokens = NDArray[np.int32]
 
-SEGMENT: Final = 512
+SEGMENT: Final = 384
 """Tokens of a sequence in a long text: removing one takes 1 to 2 us a token in a large tree."""
 OVERLAP: Final = 32
 """Tokens of the text before a segment that its sequence begins with, so that what is copied across
 the border is still found. A draft across it is counted at half its probability."""
-WHOLE: Final = 4096
-"""Tokens of a tree that may be dropped at once: 0.2 to 0.4 us a token while it fits the caches."""
+WHOLE: Final = 2048
+"""Tokens of a tree that may be dropped at once: 0.2 to 0.7 us a token while it fits the caches."""
 TOKEN_BYTES: Final = 512
 """Bytes of a tree for each token indexed, at most: by the library's own estimate 500 for random
 text of two words, the worst there is, 300 to 330 for ordinary text and 25 to 60 for loops. The
@@ -35,7 +35,7 @@ SEQUENCE_BYTES: Final = 2048
 """Bytes of a sequence beside its tokens: two tables' slots and a window of 64 nodes."""
 TREE_BYTES: Final = 4096
 """Bytes of a tree without tokens, and of what Python holds for it."""
-DROPPED: Final = 4
+DROPPED: Final = 2
 """Tokens of a small tree that are dropped in the time of indexing one."""
 _LATER: Final = 1 << 24
 """Sequences of outputs that outgrew their first one are numbered from here."""

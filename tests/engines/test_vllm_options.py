@@ -8,15 +8,16 @@ from typing import Any
 
 import pytest
 
-from decoder.contracts.identity import DIGITS, Pseudonyms
-from decoder.engines.vllm.asked import LABEL_LIMIT, choice_of, options_of
+from decoder.contracts.identity import DIGITS
+from decoder.engines.vllm.asked import choice_of, options_of
 from decoder.requests import RequestOptions
+from decoder.tenancy.identities import Identities
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of what vLLM imports
 
 
 def _options(parameters: Any, max_model_len: int, name: str = "chatcmpl-1") -> RequestOptions:
-    return options_of(name, parameters, max_model_len, Pseudonyms(b"k" * 32))
+    return options_of(name, parameters, max_model_len, Identities(b"k" * 32, "client"))
 
 
 @pytest.mark.parametrize(
@@ -30,12 +31,13 @@ def test_ends_of_text_that_a_request_ignores_do_not_end_it(ignores: bool, ends: 
     assert _options(asked, 128).stop_ids == ends
 
 
-def test_labels_from_a_client_are_cut_and_speculation_can_be_switched_off() -> None:
+def test_labels_from_a_client_are_hashed_and_speculation_can_be_switched_off() -> None:
     from vllm import SamplingParams
 
     extra = {"hvd_workload": "w" * 1000, "hvd_speculate": "OFF"}
     options = _options(SamplingParams(extra_args=extra), 128)
-    assert options.workload == "w" * LABEL_LIMIT and not options.speculate
+    assert len(options.workload) == DIGITS and not options.speculate
+    assert _options(SamplingParams(extra_args={"hvd_workload": "chat"}), 128).workload == "chat"
     assert options.max_tokens <= 128
 
 
