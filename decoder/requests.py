@@ -11,10 +11,11 @@ import numpy as np
 from decoder.contracts.bundle import Policy
 from decoder.contracts.events import Arm
 from decoder.contracts.features import FloatArray
-from decoder.drafting.suffix import Tokens
+from decoder.drafting.suffix import CacheDraft, Tokens
 from decoder.floor import Stretch
 from decoder.labels import LabelTracker
-from decoder.payoff.memory import History, Keys, TenantMemory
+from decoder.payoff.featurize import DraftState
+from decoder.payoff.memory import History, Keys, TenantMemory, memory_keys
 
 
 def _empty() -> FloatArray:
@@ -165,6 +166,17 @@ class Request:
         """Output tokens committed."""
         return self.length - self.prompt_len
 
+    def room(self, longest: int) -> int:
+        """Tokens of a draft for it, at most ``longest``; none if it may have none.
+
+        One place is kept for the target's own token.
+        """
+        options, length = self.options, self.length
+        if not options.speculate or self.ended:
+            return 0
+        left = options.max_tokens - length + self.prompt_len
+        return min(left - 1, options.max_model_len - length - 1, longest)
+
     def append(self, committed: Sequence[int]) -> None:
         """Add committed tokens. Mutates the request."""
         end = self.length + len(committed)
@@ -191,3 +203,12 @@ class Request:
             self.ended = "length"
             return tokens[:left]
         return tokens
+
+
+def state_of(request: Request, draft: CacheDraft) -> DraftState:
+    """What a cache draft of ``request`` is judged by."""
+    return DraftState(
+        draft, request.prompt_len, request.generated, request.options.max_tokens,
+        request.labels.streak, request.history, request.memory,
+        memory_keys(request.tail, draft.tokens),
+    )  # fmt: skip

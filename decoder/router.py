@@ -21,9 +21,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 import numpy as np
@@ -32,16 +30,20 @@ from numpy.typing import NDArray
 from decoder.choice import choose
 from decoder.contracts.bundle import MAX_DRAFT, Policy
 from decoder.costs import LiveCosts
+from decoder.counters import Counters
+from decoder.doze import Doze
 from decoder.drafting.suffix import CacheDraft, SuffixCache, Tokens
-from decoder.floor import DOUBT, PLAIN_EVERY, PROBE_EVERY, Floor
+from decoder.floor import Floor
 from decoder.hindsight import Resolved, outcomes_of
 from decoder.labels import Label
+from decoder.looks import Looks
 from decoder.payoff.featurize import DraftState, featurize
-from decoder.payoff.memory import History, TenantMemories, memory_keys
+from decoder.payoff.memory import History, TenantMemories
 from decoder.payoff.model_arm import ModelArm
-from decoder.policy.rule import ARMS, CACHE, MODEL, NONE, Arms
+from decoder.policy.pricing import MAX_TOKENS, plain_steps
+from decoder.policy.rule import ARMS, CACHE, MODEL, NONE
 from decoder.rate import LiveRate
-from decoder.requests import Committed, Cycle, Decision, Request, RequestOptions, Step
+from decoder.requests import Committed, Cycle, Decision, Request, RequestOptions, Step, state_of
 
 log = logging.getLogger(__name__)
 
@@ -53,26 +55,6 @@ class EventSink(Protocol):
 
     def put(self, resolved: Resolved) -> None:
         """Take one event to be."""
-
-
-@dataclass
-class Counters:
-    """Cumulative counts since the router was made."""
-
-    started: int = 0
-    stopped: int = 0
-    tokens: int = 0
-    labelled: int = 0
-    probes: int = 0
-    left_out: Counter[str] = field(default_factory=Counter)  # requests, by reason
-    undrafted: int = 0  # model drafts chosen and not made
-    cycles: Counter[str] = field(default_factory=Counter)
-    accepted: Counter[str] = field(default_factory=Counter)
-    drafted: Counter[str] = field(default_factory=Counter)
-    choose_us: deque[float] = field(default_factory=lambda: deque(maxlen=512))
-    own_us: deque[float] = field(default_factory=lambda: deque(maxlen=512))
-    """All that the router did in a step, and of that what was not in :meth:`DraftRouter.settle`."""
-    exposed_us: deque[float] = field(default_factory=lambda: deque(maxlen=512))
 
 
 INITIAL_ROOM: Final = 1024
@@ -107,7 +89,8 @@ class DraftRouter:
             longest: tokens of any draft at most: what the engine was started for.
             shorter: whether a survival policy may ask for fewer, as it does where that pays.
             costs: the live table; None for nominal costs that never change.
-            floor: None lets the policy have its way whatever it costs, and probes nothing.
+            floor: None lets the policy have its way whatever it costs, looks at nothing, and never
+                sleeps.
         """
         self.policy = policy
         self.counters = Counters()
@@ -121,6 +104,8 @@ class DraftRouter:
         self._model_len = min(model_draft_tokens, longest) if has_model else 0
         self._shorter = shorter
         self.model_arm = ModelArm(policy.model_payoff or 1.0, self._model_len)
+        self.doze = Doze() if floor is not None else None
+        self._looks = Looks(floor, self.model_arm, self._model_len > 0)
         self._events = 0
         self._requests: dict[str, Request] = {}
         self._memories = TenantMemories(cache.memory_bytes)
@@ -129,9 +114,7 @@ class DraftRouter:
         self._own_us = self._exposed_us = 0.0  # of this step, as in :class:`Counters`
         self._unsettled: list[tuple[Request, Label[Cycle], str]] = []
         self._drafted = 0  # tokens that the model drafter makes in the step under way
-        self._since_asked = 0  # steps since one that asked for a model draft
-        self._since_plain = 0  # steps since one that verified nothing
-        self._step_tokens = 1  # that the last step ran through the target
+        self._last = 1, 0  # tokens that the last step ran through the target, and drafted
 
     def __contains__(self, request: str) -> bool:
         return request in self._requests
@@ -175,12 +158,13 @@ class DraftRouter:
         """
         began = time.perf_counter()
         step_us = (began - self._decided) * 1e6 - self._settled_us
+        own_us = self._own_us
         if self._decided:
-            self.counters.own_us.append(self._own_us)
+            self.counters.own_us.append(own_us)
             self.counters.exposed_us.append(self._exposed_us)
         self._own_us = self._exposed_us = 0.0
         self._settle()
-        self._step_tokens = max(step_tokens, 1)
+        self._last = max(step_tokens, 1), self._drafted
         decoding_alone = step_tokens == sum(1 + o.verified_len for o in outcomes)
         if usual and decoding_alone and self._decided:
             self.costs.observe(step_tokens, len(outcomes), self._drafted, step_us)
@@ -199,7 +183,14 @@ class DraftRouter:
                 decoded, cycles = decoded + made, cycles + 1
                 verified += outcome.verified_len
         if cycles and step_tokens:
-            self.rate.observe(decoded, cycles, self._plain_steps(cycles, verified))
+            table = self.costs.table
+            # Prompts that shared the step are left out: they cost the same whatever was chosen.
+            time_taken = plain_steps(table, cycles, verified, self._drafted)
+            self.rate.observe(decoded, cycles, time_taken)
+            if self.doze is not None and self.costs.steps:  # else a table has no unit of time yet
+                plain_us = table.time(cycles)
+                gain_us = (decoded / cycles - time_taken) * plain_us
+                self.doze.observe(own_us, gain_us, cycles, plain_us)
         self._spent(began)
 
     def _take(
@@ -227,26 +218,32 @@ class DraftRouter:
             self.stop(request.name, request.ended)
         return None if cycle is None else len(committed)
 
-    def choose(self, names: Sequence[str]) -> list[Decision]:
+    def choose(self, names: Sequence[str], most: int | None = None) -> list[Decision]:
         """The next draft of each request; one featurize and one estimate for all of them.
 
         A request that is unknown, has ended, or switched speculation off verifies nothing.
+
+        Args:
+            most: draft tokens that the step has room for, of all requests together.
         """
         began = time.perf_counter()
         policy, followed = self.policy, self._requests
         requests: list[Request] = []
         drafts: list[CacheDraft | None] = []
         rooms, owners, states = [], [], []
-        self._cache.index()
+        awake = self.doze is None or self.doze.awake
+        self.counters.asleep += not awake
+        if awake:
+            self._cache.index()
         for name in names:
             request = followed.get(name)
-            room = self._room(request) if request is not None else 0
+            room = request.room(self._longest) if request is not None else 0
             if request is None or room < 1:
                 continue
-            draft = self._propose(request, room)
+            draft = self._propose(request, room) if awake else None
             if draft is not None:
                 owners.append(len(requests))
-                states.append(self._state(request, draft))
+                states.append(state_of(request, draft))
             requests.append(request)
             drafts.append(draft)
             rooms.append(room)
@@ -254,9 +251,13 @@ class DraftRouter:
         wanted = choose(
             policy, features, np.array(owners, np.int64), len(requests), len(names),
             self.costs.table, self.rate.value, self._model_len, chance=self.model_arm.chance,
-            ratio=self.model_arm.ratio, shorter=self._shorter,
+            ratio=self.model_arm.ratio, shorter=self._shorter, most=most,
         )  # fmt: skip
-        arms = self._arms(wanted.arms, requests, drafts)
+        arms = self._looks.arms(
+            wanted.arms, [d is not None for d in drafts],
+            [r.length - r.drafted_at for r in requests], self.costs, self._last,
+        )  # fmt: skip
+        self.counters.probes = self._looks.taken
         draft_us = (time.perf_counter() - began) * 1e6
         step = Step(
             int(wanted.lengths.sum()), sum(len(s.draft.tokens) for s in states),
@@ -266,7 +267,8 @@ class DraftRouter:
             wanted.model, wanted.foreseen, features, draft_us, policy=policy,
         )  # fmt: skip
         self._drafted = step.model_len if MODEL in step.arms else 0
-        decisions = self._decide(step, requests, drafts, rooms, states)
+        left = MAX_TOKENS if most is None else most
+        decisions = self._decide(step, requests, drafts, rooms, states, left)
         self.counters.choose_us.append(draft_us)
         self._settled_us = 0.0
         self._decided = self._spent(began)
@@ -282,8 +284,9 @@ class DraftRouter:
         drafts: Sequence[CacheDraft | None],
         rooms: Sequence[int],
         states: Sequence[DraftState],
+        left: int,
     ) -> list[Decision]:
-        """Open a cycle of each request; what it verifies."""
+        """Open a cycle of each request; what it verifies, ``left`` draft tokens in all."""
         relieved = self.floor is not None and self.floor.in_force != "policy"
         decisions, found = [], 0
         for row, (request, draft, room) in enumerate(zip(requests, drafts, rooms, strict=True)):
@@ -302,14 +305,15 @@ class DraftRouter:
             request.cycles += 1
             request.history.took(arm == CACHE)
             if arm == CACHE and draft is not None:
-                verified = tokens if relieved else tokens[: step.lengths[row]]
+                verified = tokens[: left if relieved else min(step.lengths[row], left)]
                 cycle.drafted_len = len(verified)
                 decisions.append(Decision("cache", verified, room))
             elif arm == MODEL:
-                cycle.drafted_len = min(room, step.model_len)
+                cycle.drafted_len = min(room, step.model_len, left)
                 decisions.append(Decision("model", (), cycle.drafted_len))
             else:
                 decisions.append(Decision("none", (), room))
+            left -= cycle.drafted_len
         return decisions
 
     def drafted(self, names: Sequence[str], lengths: Sequence[int], k: int) -> None:
@@ -385,16 +389,6 @@ class DraftRouter:
             self.stop(name, "abort")
         self._settle()
 
-    def _plain_steps(self, rows: int, verified: int) -> float:
-        """Time of a step, in steps of as many ``rows`` that verify nothing, by the costs in force.
-
-        Prompts that shared the step are left out: they cost the same whatever was chosen.
-        """
-        costs = self.costs.table
-        time = float(costs.dense[min(rows + verified, len(costs.dense) - 1)])
-        time += costs.drafting(self._drafted, rows)
-        return max(time / float(costs.dense[rows]), 1.0)
-
     def _spent(self, began: float) -> float:
         """Book the router's own time since ``began``; the time it is now."""
         now = time.perf_counter()
@@ -411,59 +405,6 @@ class DraftRouter:
             self._leave_out(request, "fault")
             return None
 
-    def _room(self, request: Request) -> int:
-        """Tokens of a draft for ``request`` at most; 0 where it may have none."""
-        options, length = request.options, request.length
-        if not options.speculate or request.ended:
-            return 0
-        left = options.max_tokens - length + request.prompt_len
-        return min(left - 1, options.max_model_len - length - 1, self._longest)
-
-    def _state(self, request: Request, draft: CacheDraft) -> DraftState:
-        keys = memory_keys(request.tail, draft.tokens)
-        return DraftState(
-            draft, request.prompt_len, request.generated, request.options.max_tokens,
-            request.labels.streak, request.history, request.memory, keys,
-        )  # fmt: skip
-
-    def _arms(
-        self, wanted: Arms, requests: Sequence[Request], drafts: Sequence[CacheDraft | None]
-    ) -> Arms:
-        """The policy's arms, unless the floor has relieved it or the drafter must be looked at."""
-        floor, n = self.floor, len(wanted)
-        if floor is None or not n:
-            return wanted
-        arms = wanted
-        if floor.in_force == "cache":
-            arms = np.array([NONE if draft is None else CACHE for draft in drafts], np.int8)
-        elif floor.in_force != "policy":
-            arms = np.full(n, MODEL if floor.in_force == "model" else NONE, np.int8)
-        if self._model_len:
-            self.model_arm.unseen += 1
-            self._since_asked += 1
-            unseen = min(self.model_arm.unseen, self._since_asked)
-            if unseen > PROBE_EVERY and not (arms == MODEL).any():
-                # Where the drafter has least to read before it can draft.
-                behind = [request.length - request.drafted_at for request in requests]
-                arms = arms.copy()
-                arms[behind.index(min(behind))] = MODEL
-                self.counters.probes += 1
-            if (arms == MODEL).any():
-                self._since_asked = 0
-        self._since_plain += 1
-        # In place of a lone request's cache draft it would cost a whole copied stretch.
-        copying = n == 1 and arms[0] == CACHE
-        if not (arms != NONE).any():
-            self._since_plain = 0
-        elif not copying and (
-            self._since_plain % PLAIN_EVERY == 0
-            and self.costs.doubt(self._step_tokens, n, self._drafted) > DOUBT
-        ):
-            arms = np.full(n, NONE, np.int8)
-            self._since_plain = 0
-            self.counters.probes += 1
-        return arms
-
     def _count(self, request: Request, cycle: Cycle, reported: int) -> None:
         # Nothing verified (a draft the scheduler had no room for) is a cycle of the arm "none".
         arm = ARMS[cycle.arm if cycle.verified_len else NONE]
@@ -473,7 +414,8 @@ class DraftRouter:
         self.counters.accepted[arm] += accepted
         if arm == "model" and cycle.committed == reported:
             cycle.model_accepted = accepted
-            self.model_arm.observe(accepted, cycle.verified_len, cycle.foreseen)
+            drafts = cycle.step.arms.count(MODEL)
+            self.model_arm.observe(accepted, cycle.verified_len, cycle.foreseen, drafts)
             whole = accepted == cycle.verified_len
             rest = self.model_arm.payoff(self._model_len - cycle.verified_len) if whole else 0.0
             request.history.learn_model(accepted + rest)
@@ -482,9 +424,7 @@ class DraftRouter:
         """Tell the floor what each option would have made of this cycle."""
         if self.floor is None or not cycle.committed:
             return
-        undrafted = cycle.arm == MODEL and not cycle.drafted_len
-        tried = cycle.step.model_len and not undrafted
-        usual = self.model_arm.payoff(cycle.step.model_len) if tried else 0.0
+        usual = self.model_arm.payoff(cycle.step.model_len) if cycle.step.model_len else 0.0
         foreseen = outcomes_of(cycle, accepted, usual, self.costs.table)
         self.floor.add(request.stretch, cycle.committed, foreseen, cycle.step.batch)
 
