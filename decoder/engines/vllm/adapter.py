@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from decoder.complaints import Complaints
 from decoder.engines.vllm.asked import options_of, text_of
-from decoder.engines.vllm.complaints import Complaints
 from decoder.engines.vllm.drafter import MUCH, LateDrafter
 from decoder.engines.vllm.plan import Plan
 from decoder.engines.vllm.ranks import Ranks

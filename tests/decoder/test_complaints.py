@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from decoder.engines.vllm.complaints import PAUSE_S, Complaints
+from decoder.complaints import PAUSE_S, Complaints
 
 
 def test_each_kind_is_told_once_a_minute_with_what_it_stands_for(

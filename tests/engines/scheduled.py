@@ -1,0 +1,277 @@
+"""vLLM's own scheduler and block tables around our adapter; the target is a list of tokens.
+
+Everything is as in an engine but for the two networks: the target commits what a script says, the
+drafter writes down what it reads, slot by slot, and drafts what the script says or something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from decoder.contracts.settings import KafkaSettings
+from decoder.costs import LiveCosts
+from decoder.engines.vllm.adapter import Adapter
+from decoder.engines.vllm.drafter import LateDrafter
+from decoder.engines.vllm.requirements import longest_draft, within
+from decoder.settings import WorkerSettings
+from decoder.worker import Worker, make_worker
+from tests.decoder.simulated import trusting_policy
+from tests.engines.test_vllm_drafter import Batch, Drafter
+
+BLOCK = 4
+WIDTH = 3
+VOCABULARY = 64
+
+
+class Grammar:
+    """Stands where vLLM validates drafts: lets the first ``most`` tokens of a draft through."""
+
+    def __init__(self) -> None:
+        self.most = 10_000
+
+    def validate_tokens(self, request: Any, tokens: list[int]) -> list[int]:
+        return tokens[: self.most]
+
+    def accept_tokens(self, request: Any, tokens: list[int]) -> bool:
+        return True
+
+    def should_advance(self, request: Any) -> bool:
+        return False
+
+
+@dataclass
+class Scheduled:
+    """An engine without networks.
+
+    ``script`` gives the whole text of a request, prompt and output, by name; ``right`` how many
+    tokens of a model draft are the script's.
+    """
+
+    config: Any
+    script: Callable[[str], Sequence[int]]
+    right: int = 2
+    blocks: int = 400
+    late: bool = True
+    worker: Worker = field(init=False)
+
+    def __post_init__(self) -> None:
+        from vllm.utils.hashing import sha256
+        from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+        from vllm.v1.core.sched.scheduler import Scheduler
+        from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+
+        init_none_hash(sha256)
+        self.hasher = get_request_block_hasher(BLOCK, sha256)
+        spec = FullAttentionSpec(BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32)
+        self.config.cache_config.num_gpu_blocks = self.blocks
+        self.config.cache_config.block_size = BLOCK
+        group = KVCacheGroupSpec(["target", "drafter"], spec, is_eagle_group=self.has_model)
+        self.grammar = Grammar()
+        self.scheduler = Scheduler(
+            self.config, KVCacheConfig(self.blocks, [], [group]), self.grammar, BLOCK,
+            log_stats=True,
+        )  # fmt: skip
+        settings = within(self.config, WorkerSettings(telemetry=False, metrics=False, floor=False))
+        longest = longest_draft(self.config)
+        classes = np.zeros((VOCABULARY, 10), np.float32)
+        self.worker = make_worker(
+            settings, KafkaSettings(), "scope", classes, self.has_model, longest=longest
+        )
+        self.worker.router.policy = trusting_policy()
+        self.worker.router.costs = LiveCosts(live=False)  # of no time that passes here
+        self.drafter = Drafter()
+        reads_late = LateDrafter(self.drafter) if self.has_model and self.late else None
+        self.adapter = Adapter(self.worker, longest, reads_late, has_model=self.has_model)
+        inner = reads_late.propose if reads_late is not None else self.drafter.propose
+        self.draft = self.adapter.guarded(inner)
+        self.runner = SimpleNamespace(
+            requests={},
+            input_batch=SimpleNamespace(req_ids=[], vocab_size=VOCABULARY),
+            max_model_len=self.config.model_config.max_model_len,
+            effective_drafter_max_model_len=self.config.model_config.max_model_len,
+            device=torch.device("cpu"),
+        )
+        self.longest_seen = 0
+        self.prompts: dict[str, list[int]] = {}
+        self.read: dict[str, int] = {}
+        self.outputs: dict[str, list[int]] = {}
+        self.finished: dict[str, str] = {}
+        self.stats: list[Any] = []
+        self.told: list[tuple[str, int, int]] = []  # request, tokens drafted, really verified
+        self.preemptions = 0
+        self._waiting: dict[str, int] = {}
+
+    @property
+    def has_model(self) -> bool:
+        return bool(self.config.speculative_config.method == "eagle3")
+
+    def ask(self, name: str, prompt: int, most: int, **parameters: Any) -> None:
+        """Add a request: the first ``prompt`` tokens of its script, ``most`` tokens to write."""
+        from vllm import SamplingParams
+        from vllm.v1.request import Request
+
+        asked = SamplingParams(temperature=0, max_tokens=most, **parameters)
+        text = list(self.script(name))
+        request = Request(name, text[:prompt], asked, None, block_hasher=self.hasher)
+        self.outputs[name], self.prompts[name] = [], text[:prompt]
+        self.scheduler.add_request(request)
+
+    def abort(self, name: str) -> None:
+        """End a request as a client that goes away does, or the front end at a stop string."""
+        from vllm.v1.request import RequestStatus
+
+        self.scheduler.finish_requests([name], RequestStatus.FINISHED_ABORTED)
+        self.finished[name] = "abort"
+
+    def run(self, steps: int = 10_000) -> None:
+        """Steps until all is done, ``steps`` at most."""
+        while steps and self.scheduler.has_requests():
+            self.step()
+            steps -= 1
+
+    def step(self) -> None:
+        """One step, as the engine core and the model runner make it."""
+        from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, DraftTokenIds, ModelRunnerOutput
+
+        out = self.scheduler.schedule()
+        self.preemptions += len(out.preempted_req_ids or ())
+        self.adapter.before_step(self.runner, out)
+        self._update(out)
+        if not out.total_num_scheduled_tokens:
+            self.scheduler.update_from_output(out, EMPTY_MODEL_RUNNER_OUTPUT)
+            return
+        self.adapter.during_step(self.runner)
+        names = list(out.num_scheduled_tokens)
+        self.runner.input_batch.req_ids = names
+        computed = {n: self._computed[n] for n in names}
+        sampled = [self._sample(n, out, computed[n]) for n in names]
+        for name, tokens in zip(names, sampled, strict=True):
+            self.runner.requests[name].output_token_ids.extend(tokens)
+            self._compare(name, out, tokens)
+
+        def draft() -> torch.Tensor:
+            return self._draft(out, names, sampled, computed)
+
+        drafts = self.adapter.propose(self.runner, out, sampled, draft)
+        assert [len(d) for d in drafts] == [len(list(d)) for d in drafts]
+        self.longest_seen = max(self.longest_seen, *map(len, drafts))
+        self._waiting = dict(zip(names, map(len, drafts), strict=True))
+        made = ModelRunnerOutput(names, {n: i for i, n in enumerate(names)}, sampled)
+        for outputs in self.scheduler.update_from_output(out, made).values():
+            if outputs.scheduler_stats and outputs.scheduler_stats.spec_decoding_stats:
+                self.stats.append(outputs.scheduler_stats.spec_decoding_stats)
+            for each in outputs.outputs:
+                self.outputs[each.request_id] += each.new_token_ids
+                if each.finish_reason is not None:
+                    self.finished[each.request_id] = str(each.finish_reason)
+        self.scheduler.update_draft_token_ids(DraftTokenIds(names, drafts))
+
+    def read_rightly(self, name: str) -> bool:
+        """Whether the drafter's cache holds all of a request that the target has read, rightly."""
+        state = self.runner.requests[name]
+        text = [*state.prompt_token_ids, *state.output_token_ids]
+        for place in range(min(self.read[name], len(text) - 1)):
+            found = self.drafter.cache.get(self._slot(state, place))
+            if found != (text[place + 1], pytest_approx(self._hidden(text[place], place))):
+                return False
+        return True
+
+    def _update(self, out: Any) -> None:
+        from vllm.v1.worker.gpu_input_batch import CachedRequestState
+
+        requests = self.runner.requests
+        self._computed = {}
+        for name in out.finished_req_ids:
+            requests.pop(name, None)
+        for new in out.scheduled_new_reqs:
+            requests[new.req_id] = CachedRequestState(
+                new.req_id, new.prompt_token_ids, [], new.sampling_params, None, new.block_ids,
+                new.num_computed_tokens, [],
+            )  # fmt: skip
+            self._computed[new.req_id] = new.num_computed_tokens
+        cached = out.scheduled_cached_reqs
+        for i, name in enumerate(cached.req_ids):
+            self._computed[name] = cached.num_computed_tokens[i]
+            fresh = cached.new_block_ids[i]
+            if name in cached.resumed_req_ids:
+                requests[name].block_ids = fresh
+            elif fresh is not None:
+                requests[name].block_ids[0].extend(fresh[0])
+
+    def _sample(self, name: str, out: Any, computed: int) -> list[int]:
+        state = self.runner.requests[name]
+        drafts = out.scheduled_spec_decode_tokens.get(name, [])
+        at = computed + out.num_scheduled_tokens[name] - len(drafts)
+        if at < state.num_tokens:
+            return []  # a prompt partly read
+        truth = [int(t) for t in self.script(name)[at : at + len(drafts) + 1]]
+        accepted = 0
+        while accepted < len(drafts) and drafts[accepted] == truth[accepted]:
+            accepted += 1
+        return truth[: accepted + 1]
+
+    def _compare(self, name: str, out: Any, tokens: Sequence[int]) -> None:
+        drafts = out.scheduled_spec_decode_tokens.get(name, [])
+        if tokens:
+            verified = sum(t >= 0 for t in drafts)
+            self.told.append((name, self._waiting.get(name, 0), verified))
+
+    def _draft(
+        self, out: Any, names: Sequence[str], sampled: Sequence[Sequence[int]], computed: Any
+    ) -> torch.Tensor:
+        k, states = out.num_spec_tokens_to_schedule, [self.runner.requests[n] for n in names]
+        counts, at, ids, following = [], [], [], []
+        for name, state, tokens in zip(names, states, sampled, strict=True):
+            text = [*state.prompt_token_ids, *state.output_token_ids]
+            rejected = len(out.scheduled_spec_decode_tokens.get(name, ()))
+            rejected -= max(len(tokens) - 1, 0)
+            end = computed[name] + out.num_scheduled_tokens[name] - rejected
+            counts.append(end - computed[name])
+            self.read[name] = end
+            at += [(state, place) for place in range(computed[name], end)]
+            ids += text[computed[name] : end]
+            following.append(text[end] if end < len(text) else 0)
+        starts = torch.tensor([0, *np.cumsum(counts)], dtype=torch.int32)
+        ends = torch.tensor([computed[n] + c for n, c in zip(names, counts, strict=True)])
+        table = torch.zeros((len(names), 512), dtype=torch.int32)
+        for row, state in zip(table, states, strict=True):
+            row[: len(state.block_ids[0])] = torch.tensor(state.block_ids[0], dtype=torch.int32)
+        batch = Batch(
+            starts, starts, ends.int(), ends.int(), len(names), len(at), max(counts),
+            int(ends.max()), table, torch.tensor([self._slot(s, p) for s, p in at]),
+        )  # fmt: skip
+        tokens = torch.tensor(ids, dtype=torch.int32)
+        hidden = [self._hidden(t, p) for t, (_, p) in zip(ids, at, strict=True)]
+        made = self.draft(
+            num_speculative_tokens=k,
+            target_token_ids=tokens,
+            target_positions=torch.tensor([place for _, place in at]),
+            target_hidden_states=torch.tensor(hidden).unsqueeze(1).repeat(1, WIDTH) / WIDTH,
+            next_token_ids=torch.tensor(following, dtype=torch.int32),
+            common_attn_metadata=batch,
+        )
+        tokens.zero_()  # vLLM's buffers hold the next step's tokens by then
+        table.zero_()
+        for row, name, state in zip(made, names, states, strict=True):
+            if k and made.shape[1]:
+                script = [int(t) for t in self.script(name)[state.num_tokens :]][: self.right]
+                row[: len(script[:k])] = torch.tensor(script[:k])
+        return made
+
+    def _slot(self, state: Any, place: int) -> int:
+        return int(state.block_ids[0][place // BLOCK]) * BLOCK + place % BLOCK
+
+    def _hidden(self, token: int, place: int) -> float:
+        return token * 7 + place / 8
+
+
+def pytest_approx(value: float) -> Any:
+    import pytest
+
+    return pytest.approx(value, rel=1e-4)

@@ -1,0 +1,370 @@
+"""What the router is told is what really ran, under vLLM's own scheduler and whatever happens."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from decoder.engines.vllm.adapter import RESTARTS
+from pipelines.embedded import drafter_path, ensure_model
+from tests.engines.scheduled import VOCABULARY, Scheduled
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of what vLLM imports
+
+LENGTH = 600
+
+
+def config(method: str = "eagle3", **changes: Any) -> Any:
+    """A real configuration; ``tokens`` are draft tokens, the others arguments of the engine."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    speculative: dict[str, Any] = {"method": method}
+    if method == "eagle3":
+        speculative |= {"model": str(drafter_path()), "disable_padded_drafter_batch": True}
+    if (tokens := changes.pop("tokens", 16 if method == "eagle3" else None)) is not None:
+        speculative["num_speculative_tokens"] = tokens
+    speculative |= changes.pop("speculative", {})
+    arguments: dict[str, Any] = {
+        "max_model_len": 512, "max_num_seqs": 4, "max_num_batched_tokens": 96,
+        "dtype": "float32", "disable_log_stats": False,
+    }  # fmt: skip
+    return EngineArgs(
+        model=str(ensure_model()), speculative_config=speculative, **arguments | changes
+    ).create_engine_config()
+
+
+@functools.lru_cache
+def copying(name: str) -> Sequence[int]:
+    """A text that goes on copying from itself, with a slip now and then."""
+    rng = np.random.default_rng(int("".join(c for c in name if c.isdecimal())))
+    text = rng.integers(2, VOCABULARY, 24).tolist()
+    while len(text) < LENGTH:
+        start = int(rng.integers(0, len(text) - 12))
+        text += [*text[start : start + int(rng.integers(6, 30))], int(rng.integers(2, VOCABULARY))]
+    return tuple(text[:LENGTH])
+
+
+def engine(settings: Any, **rest: Any) -> Scheduled:
+    return Scheduled(settings, copying, **rest)
+
+
+def serve(e: Scheduled, requests: int = 6, prompt: int = 40, most: int = 120) -> None:
+    for number in range(requests):
+        e.ask(str(number), prompt + number, most)
+    e.run()
+
+
+def is_whole(e: Scheduled, prompt: int = 40) -> None:
+    """Every request wrote what its script says, and nothing went wrong on the way."""
+    assert e.worker.faults == 0 and not e.worker.router.counters.left_out
+    for name, output in e.outputs.items():
+        start = prompt + int(name)
+        assert output == list(copying(name)[start : start + len(output)]) and output
+
+
+@pytest.mark.parametrize(
+    ("method", "tokens", "longest"),
+    [("suffix", None, 24), ("suffix", 5, 5), ("suffix", 64, 64), ("suffix", 100, 64)]
+    + [("eagle3", n, n) for n in (1, 3, 16, 64)],
+)
+def test_no_draft_is_longer_than_the_engine_was_started_for(
+    method: str, tokens: int | None, longest: int
+) -> None:
+    e = engine(config(method, tokens=tokens))
+    serve(e)
+    is_whole(e)
+    assert 0 < e.longest_seen <= longest
+    assert {len(s.num_accepted_tokens_per_pos) for s in e.stats} == {tokens or 24}
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_a_router_that_says_too_much_is_cut_at_the_last_moment(late: bool) -> None:
+    e = engine(config(tokens=3), late=late)
+    router, choose = e.worker.router, e.worker.router.choose
+
+    def rash(names: Sequence[str]) -> Any:
+        long = [VOCABULARY + 9 if i == 2 else 5 for i in range(40)]
+        return [
+            d._replace(room=99, tokens=long if d.arm == "cache" else d.tokens)
+            for d in choose(names)
+        ]
+
+    router.choose = rash  # type: ignore[method-assign]
+    serve(e)
+    is_whole(e)
+    assert e.longest_seen == 3
+
+
+def drafted(e: Scheduled) -> list[tuple[list[str], list[int], int]]:
+    """Note what the router is told after each drafting."""
+    told, take = [], e.worker.router.drafted
+
+    def noting(names: Sequence[str], lengths: Sequence[int], k: int) -> None:
+        told.append((list(names), list(lengths), k))
+        take(names, lengths, k)
+
+    e.worker.router.drafted = noting  # type: ignore[method-assign]
+    return told
+
+
+def observed(e: Scheduled) -> list[tuple[str, int, int]]:
+    """Note what the router is told after each verification: name, verified, length."""
+    told, take = [], e.worker.router.observe
+
+    def noting(outcomes: Any, tokens: int, usual: bool = True) -> None:
+        told.extend((o.request, o.verified_len, o.length) for o in outcomes)
+        take(outcomes, tokens, usual)
+
+    e.worker.router.observe = noting  # type: ignore[method-assign]
+    return told
+
+
+@pytest.mark.parametrize("method", ["suffix", "eagle3"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"max_num_batched_tokens": 20, "max_num_seqs": 3},  # no room for whole drafts
+        {"max_model_len": 100},  # the context ends
+        {"enable_prefix_caching": False},
+        {"speculative": {"num_speculative_tokens_per_batch_size": [(1, 2, 9), (3, 99, 1)]}},
+    ],
+    ids=["plain", "no room", "context ends", "no prefix caching", "by batch size"],
+)
+def test_the_router_is_told_what_was_drafted_and_what_was_verified(
+    method: str, change: dict[str, Any]
+) -> None:
+    e = engine(config(method, tokens=16, **change))
+    verified, told = observed(e), drafted(e)
+    serve(e)
+    is_whole(e)
+    assert [(n, v) for n, v, _ in verified] == [(n, v) for n, _, v in e.told]
+    lengths = iter(length for _, lengths, _ in told for length in lengths)
+    assert max(lengths) == e.longest_seen > 0
+    for name, output in e.outputs.items():
+        own = [length for n, _, length in verified if n == name]
+        assert own == sorted(set(own)) and own[-1] >= 40 + int(name) + len(output)
+    cut = [(d, v) for _, d, v in e.told if v < d]
+    assert bool(cut) == (change.get("max_num_batched_tokens") == 20)
+
+
+def test_a_grammar_that_cuts_a_draft_is_not_taken_for_a_rejection() -> None:
+    e = engine(config(tokens=16))
+    verified = observed(e)
+    e.grammar.most = 2
+    serve(e)
+    is_whole(e)
+    assert {v for _, v, _ in verified} == {0, 1, 2} and e.longest_seen > 2
+
+
+def test_a_preempted_request_goes_on_where_it_was() -> None:
+    e = engine(config(tokens=16), blocks=110)
+    verified = observed(e)
+    serve(e, requests=8)
+    is_whole(e)
+    assert e.preemptions > 2
+    assert [(n, v) for n, v, _ in verified] == [(n, v) for n, _, v in e.told]
+    assert e.worker.router.counters.started == 8
+
+
+def test_requests_that_end_in_mid_stream_are_let_go() -> None:
+    e = engine(config(tokens=16))
+    for number in range(4):
+        e.ask(str(number), 40 + number, 200)
+    e.run(12)
+    for name in ("1", "3"):
+        e.abort(name)
+    e.run()
+    is_whole(e)
+    counters = e.worker.router.counters
+    assert counters.started == counters.stopped == 4 and not e.adapter._restarts
+    assert {e.finished[n] for n in ("1", "3")} == {"abort"}
+
+
+@pytest.mark.parametrize("blocks", [400, 110], ids=["room", "preempting"])
+def test_whoever_shares_blocks_finds_them_read_by_the_drafter(blocks: int) -> None:
+    """Turns that go on where an aborted one ended: what was set aside must have been read."""
+    e = engine(config(tokens=16), blocks=blocks)
+    rng = np.random.default_rng(0)
+    checked = 0
+
+    def turn(name: str) -> Sequence[int]:
+        return copying(name.partition("-")[0])
+
+    e.script = turn
+    for number in range(4):
+        e.ask(f"{number}-0", 30, 400)
+    for round_ in range(1, 300):
+        e.run(1)
+        assert e.adapter.late is not None
+        if not e.adapter.late.unread:
+            drafting = [n for n in e.runner.input_batch.req_ids if n in e.runner.requests]
+            assert all(e.read_rightly(name) for name in drafting)
+            checked += len(drafting)
+        alive = [n for n in e.outputs if n not in e.finished and len(e.outputs[n]) > 2]
+        if alive and rng.random() < 0.2:
+            name = alive[int(rng.integers(len(alive)))]
+            e.abort(name)
+            number, end = name.partition("-")[0], len(e.prompts[name]) + len(e.outputs[name])
+            e.ask(f"{number}-{round_}", end if end < 350 else 30, 400)
+    for name in [n for n in e.outputs if n not in e.finished]:
+        e.abort(name)
+    e.run()
+    assert checked > 40 and e.worker.faults == 0
+    assert e.adapter.late is not None and e.adapter.late.unread == 0
+
+
+def test_a_drafter_that_fails_costs_the_step_its_model_drafts_and_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    e = engine(config(tokens=16))
+    told, propose = drafted(e), e.drafter.propose
+    failing = [False]
+
+    def broken(**arguments: Any) -> Any:
+        if failing[0] and arguments["num_speculative_tokens"]:
+            raise RuntimeError("a kernel that is not there")
+        return propose(**arguments)
+
+    assert e.adapter.late is not None
+    e.adapter.late._propose = broken
+    for number in range(4):
+        e.ask(str(number), 40 + number, 200)
+    e.run(15)
+    before, failing[0] = len(told), True
+    with caplog.at_level(logging.ERROR, "decoder"):
+        e.run(20)
+    failing[0], during = False, told[before:]
+    after = len(told)
+    for number in range(4, 8):
+        e.ask(str(number), 40 + number, 200)
+    e.run()
+    assert all(k == 0 for _, _, k in during) and any(k for _, _, k in told[:before])
+    assert any(k for _, _, k in told[after:]) and e.worker.faults > 1
+    assert caplog.text.count("Traceback") == 1
+    e.worker.faults = 0
+    is_whole(e)
+
+
+@pytest.mark.parametrize("verb", ["start", "observe", "choose", "drafted", "settle"])
+def test_no_exception_of_ours_reaches_vllm(verb: str, caplog: pytest.LogCaptureFixture) -> None:
+    e = engine(config(tokens=16))
+
+    def broken(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("ours")
+
+    setattr(e.worker.router, verb, broken)
+    with caplog.at_level(logging.ERROR, "decoder"):
+        serve(e)
+    for name, output in e.outputs.items():
+        start = 40 + int(name)
+        assert output == list(copying(name)[start : start + 120])
+    assert e.worker.faults > 3 and caplog.text.count("RuntimeError: ours") == 1
+
+
+def test_a_request_that_cannot_be_stopped_harms_nobody() -> None:
+    e = engine(config(tokens=16))
+    stop = e.worker.router.stop
+
+    def broken(name: str, reason: str) -> None:
+        if name == "1":
+            raise RuntimeError("ours")
+        stop(name, reason)
+
+    e.worker.router.stop = broken  # type: ignore[method-assign]
+    for number in range(4):
+        e.ask(str(number), 40 + number, 200)
+    e.run(12)
+    e.abort("1")
+    e.abort("2")
+    e.run()
+    assert e.worker.faults == 1 and "2" not in e.worker.router
+    e.worker.faults = 0
+    is_whole(e)
+
+
+def test_a_request_that_was_left_out_is_taken_up_with_its_whole_text_twice_at_most() -> None:
+    e = engine(config("suffix"))
+    e.ask("1", 41, 300)
+    router = e.worker.router
+    lost = []
+    while e.scheduler.has_requests():
+        e.run(6)
+        if "1" in router and "1" in e.runner.requests:
+            held = router._requests["1"]
+            state = e.runner.requests["1"]
+            assert held.length == state.num_tokens
+            assert held.tokens[: held.length].tolist() == list(copying("1")[: held.length])
+            held.length -= 1  # as a fault of ours might leave it
+            lost.append(held.length)
+    assert len(lost) == 1 + RESTARTS and router.counters.left_out == {"length": 3}
+    assert e.outputs["1"] == list(copying("1")[41 : 41 + 300]) and e.worker.faults == 0
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("lora_request", object()),
+        ("prompt_embeds", object()),
+        ("prompt_is_token_ids", [True]),
+        ("prompt_token_ids", None),
+    ],
+)
+def test_requests_with_no_text_or_policy_of_their_own_are_served_without_drafts(
+    field: str, value: Any
+) -> None:
+    e = engine(config("suffix"))
+    propose = e.adapter.propose
+
+    def other(*arguments: Any) -> Any:
+        state = e.runner.requests.get("1")
+        if state is None:
+            return propose(*arguments)
+        real = getattr(state, field)
+        setattr(state, field, value)
+        try:
+            return propose(*arguments)
+        finally:
+            setattr(state, field, real)
+
+    e.adapter.propose = other  # type: ignore[method-assign]
+    serve(e, requests=2)
+    is_whole(e)
+    assert e.worker.router.counters.started == 1 and e.longest_seen > 0
+    assert {v for n, _, v in e.told if n == "1"} == {0}
+
+
+def test_after_its_weights_have_gone_nothing_is_drafted_or_reported() -> None:
+    e = engine(config(tokens=16))
+    for number in range(4):
+        e.ask(str(number), 40 + number, 200)
+    e.run(12)
+    reported = len(e.worker.queue)
+    assert e.longest_seen
+    e.adapter.rest("the weights are others")
+    after = len(e.worker.queue)
+    e.longest_seen, passes = 0, e.drafter.passes
+    e.run()
+    is_whole(e)
+    assert e.longest_seen == 0 and e.drafter.passes == passes
+    assert len(e.worker.queue) == after >= reported
+    assert e.worker.router.counters.started == e.worker.router.counters.stopped == 4
+
+
+def test_vllms_own_counters_stay_right_under_ragged_drafts() -> None:
+    e = engine(config(tokens=16))
+    serve(e)
+    is_whole(e)
+    offered = [(v, n) for n, _, v in e.told if v]
+    assert sum(s.num_drafts for s in e.stats) == len(offered)
+    assert sum(s.num_draft_tokens for s in e.stats) == sum(v for v, _ in offered)
+    counters = e.worker.router.counters
+    assert sum(counters.drafted.values()) == sum(v for v, _ in offered)
+    for position in range(16):
+        seen = sum(s.num_draft_tokens_per_pos[position] for s in e.stats)
+        assert seen == sum(v > position for v, _ in offered)

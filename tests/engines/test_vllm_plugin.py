@@ -1,0 +1,101 @@
+"""What stands around vLLM's methods: the original runs once, whatever is there or is missing."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from decoder.contracts.errors import EngineError
+from decoder.engines.vllm.adapter import adapter_of, give
+from decoder.engines.vllm.plugin import AROUND, _load_model, worker_of
+from decoder.settings import WorkerSettings
+from tests.engines.scheduled import Scheduled
+from tests.engines.test_vllm_adapter import config, copying
+from tests.engines.test_vllm_requirements import setting
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of what vLLM imports
+
+
+class Worker:
+    """As much of vLLM's worker as is looked at; counts the calls of its own methods."""
+
+    def __init__(self, settings: Any) -> None:
+        self.vllm_config = settings
+        self.model_runner = SimpleNamespace()
+        self.calls: list[Any] = []
+
+    def original(self, worker: Any, *args: Any, **kwargs: Any) -> str:
+        self.calls.append((args, kwargs))
+        return "theirs"
+
+
+@pytest.fixture
+def worker() -> Worker:
+    e = Scheduled(config("suffix"), copying)
+    made = Worker(e.config)
+    give(made.model_runner, e.adapter)
+    return made
+
+
+def test_a_refused_setting_ends_loading_before_the_weights_are_read() -> None:
+    made = Worker(config("suffix"))
+    setting("parallel_config.pipeline_parallel_size", 2)(made.vllm_config)
+    with pytest.raises(EngineError, match="set --pipeline-parallel-size 1"):
+        _load_model(WorkerSettings(), made.original, made)
+    assert not made.calls and adapter_of(made.model_runner) is None
+
+
+def test_weights_that_are_loaded_again_are_others(worker: Worker) -> None:
+    result = _load_model(WorkerSettings(), worker.original, worker, load_dummy_weights=True)
+    assert result == "theirs" and worker.calls == [((), {"load_dummy_weights": True})]
+    adapter = adapter_of(worker.model_runner)
+    assert adapter is not None and "restart the server" in adapter.idle
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "rests"),
+    [
+        ("sleep", {}, False),
+        ("sleep", {"level": 1}, False),
+        ("sleep", {"level": 2}, True),
+        ("reload_weights", {"weights_path": "x"}, True),
+        ("reset_weights", {}, True),
+    ],
+)
+def test_only_weights_that_go_end_drafting(
+    name: str, arguments: dict[str, Any], rests: bool, worker: Worker
+) -> None:
+    assert AROUND[name](worker.original, worker, **arguments) == "theirs"
+    adapter = adapter_of(worker.model_runner)
+    assert adapter is not None and bool(adapter.idle) == rests and len(worker.calls) == 1
+
+
+def test_shutting_down_sends_what_is_left_and_takes_the_adapter_away(worker: Worker) -> None:
+    router = worker_of(worker.model_runner).router
+    closed = []
+    router.close = lambda: closed.append(True)  # type: ignore[method-assign]
+    for _ in range(2):
+        assert AROUND["shutdown"](worker.original, worker) == "theirs"
+    assert closed == [True] and adapter_of(worker.model_runner) is None
+
+
+def test_without_an_adapter_vllm_is_left_alone() -> None:
+    made = Worker(None)
+    del made.model_runner
+    assert AROUND["shutdown"](made.original, made) == "theirs"
+    runner, told = SimpleNamespace(), SimpleNamespace(total_num_scheduled_tokens=3)
+    for name, arguments in (
+        ("execute_model", (told,)),
+        ("propose_draft_token_ids", (told, [[1]], "metadata")),
+    ):
+        assert AROUND[name](made.original, runner, *arguments) == "theirs"
+    assert AROUND["_input_fits_in_drafter"](made.original, runner, None) is True
+    assert [args for args, _ in made.calls[1:]] == [(told,), (told, [[1]], "metadata"), (None,)]
+
+
+def test_where_the_drafter_ends_cache_drafts_go_on(worker: Worker) -> None:
+    ended = SimpleNamespace(max_seq_len=10**6)
+    assert AROUND["_input_fits_in_drafter"](worker.original, worker.model_runner, ended) is True
+    assert not worker.calls
