@@ -252,7 +252,7 @@ class SuffixCache:
             self._shares.grow(active.owner, grown)
             left -= count
             if not local.follows:
-                self._fresh.appendleft(name)
+                self._fresh.append(name)  # so that short prompts wait for no long one
             elif local.backlog is not None:
                 self._waiting.append(name)
             if most == EVERYTHING and self._shares.held > self._shares.budget:

@@ -71,7 +71,7 @@ def drawn(router: DraftRouter, extra: dict[str, Any] | None) -> set[int]:
 
 
 def test_the_tenant_itself_is_offered_it(router: DraftRouter) -> None:
-    assert drawn(router, asked("key:a")) == {*SECRET[12:]}
+    assert drawn(router, asked("key:a")) >= {*SECRET[12:30]}
 
 
 @pytest.mark.parametrize(

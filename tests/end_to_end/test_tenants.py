@@ -13,7 +13,7 @@ import pytest
 
 from decoder.contracts.identity import Pseudonyms
 from pipelines import embedded, machine
-from pipelines.serve import ServeOptions, serve_command
+from pipelines.serve import METRICS_VARIABLE, ServeOptions, serve_command
 from tests.server import Server, serving
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
@@ -68,6 +68,7 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
         "HVD_WORKER_ID_KEY": KEY,
         "HVD_WORKER_TELEMETRY": "0",
         "SPIED_DRAFTS": str(drafts),
+        METRICS_VARIABLE: str(home),
         "VLLM_CPU_KVCACHE_SPACE": "1",
     }
     arguments, environment = serve_command(options, environment, machine.cpu_flags(), on_cpu=True)
