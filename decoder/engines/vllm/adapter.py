@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from decoder.complaints import Complaints
-from decoder.contracts.identity import Pseudonyms
 from decoder.engines.vllm.asked import options_of, text_of
 from decoder.engines.vllm.drafter import MUCH, LateDrafter
 from decoder.engines.vllm.plan import Plan
 from decoder.engines.vllm.ranks import Ranks
 from decoder.requests import Committed, Decision
+from decoder.tenancy.identities import Identities
 
 if TYPE_CHECKING:
     from decoder.worker import Worker
@@ -72,7 +72,7 @@ class Adapter:
         self._longest = longest
         self._has_model = has_model
         self._shares_blocks = shares_blocks
-        self._names = Pseudonyms()
+        self._identities = Identities.load(worker.settings) if worker is not None else None
         self._restarts: Counter[str] = Counter()
         self._hits = False  # whether a request of the step under way began in others' blocks
         self._drafter_failed = False
@@ -219,7 +219,7 @@ class Adapter:
 
     def _take_up(self, name: str, state: Any, sampled: int, max_model_len: int) -> None:
         """Let the router follow a request that it does not, with the text that it has by now."""
-        assert self.worker is not None, "only the rank that leads decides"
+        assert self.worker is not None and self._identities is not None
         if name in self.worker.router:
             return
         text = text_of(state, sampled)
@@ -229,7 +229,7 @@ class Adapter:
             if self._restarts[name] >= RESTARTS:
                 return
             self._restarts[name] += 1
-        options = options_of(name, state.sampling_params, max_model_len, self._names)
+        options = options_of(name, state.sampling_params, max_model_len, self._identities)
         self.worker.router.start(name, text.prompt, options, text.output)
 
     def _made(

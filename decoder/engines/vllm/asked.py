@@ -7,12 +7,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from decoder.contracts.identity import Pseudonyms
 from decoder.drafting.suffix import Tokens
 from decoder.requests import RequestOptions
+from decoder.tenancy.identities import Identities
 
-LABEL_LIMIT: Final = 64
-"""Characters of a client-given name: telemetry keys must not become a channel for text."""
 _OFF: Final = ("off", "false", "0", "no")
 
 
@@ -38,21 +36,26 @@ def text_of(state: Any, sampled: int) -> Text | None:
     return Text(prompt, tuple(state.output_token_ids[:before]))
 
 
-def options_of(name: str, parameters: Any, max_model_len: int, names: Pseudonyms) -> RequestOptions:
+def options_of(
+    name: str, parameters: Any, max_model_len: int, identities: Identities
+) -> RequestOptions:
     """What vLLM's ``SamplingParams`` say to the router, of the request that vLLM calls ``name``."""
     extra = parameters.extra_args or {}
     # Not ``all_stop_token_ids``: with ignore_eos that still holds the ends vLLM goes on past.
     stops = {*(parameters.stop_token_ids or ()), parameters.eos_token_id} - {None}
     choice, asked = choice_of(name)
+    whose = identities.of(extra, asked)
     return RequestOptions(
         max_tokens=parameters.max_tokens or max_model_len,
         max_model_len=max_model_len,
         stop_ids=frozenset(stops),
-        tenant=names.of("tenant", str(extra.get("hvd_tenant", ""))),
-        workload=str(extra.get("hvd_workload", ""))[:LABEL_LIMIT],
+        tenant=whose.tenant,
+        workload=whose.workload,
         speculate=str(extra.get("hvd_speculate", "on")).lower() not in _OFF,
-        opaque=names.of("request", asked),
+        opaque=whose.request,
+        session=whose.session,
         choice=choice,
+        cache_key=whose.key,
     )
 
 
