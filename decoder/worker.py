@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.admission import Admission
+from decoder.admission import Admission, check_pace
 from decoder.contracts.bundle import Policy, frequency_policy
 from decoder.contracts.events import Origin
 from decoder.contracts.features import SCHEMA_ID
@@ -120,7 +120,9 @@ def initial_policy(settings: WorkerSettings, scope: str) -> Policy:
         FileNotFoundError: it does not exist.
     """
     if settings.policy_file is not None:
-        return from_bytes(settings.policy_file.read_bytes(), scope)
+        chosen = from_bytes(settings.policy_file.read_bytes(), scope)
+        check_pace(chosen)
+        return chosen
     shipped = SHIPPED_POLICIES / f"{scope}.safetensors"
     if shipped.exists():
         return from_bytes(shipped.read_bytes(), scope)

@@ -152,14 +152,11 @@ def encode_batch(events: Sequence[DraftEvent], origin: Origin, sequence: int) ->
     """
     *columns, features = map(list, zip(*events, strict=True))
     named = dict(zip(COLUMNS, columns, strict=True))
-    for kind in _VEILED:
-        names = set(named[kind])
-        if not all(_may_leave(kind, name) for name in names):
-            veils = {n: n if _may_leave(kind, n) else _STRANGERS.of(kind, n) for n in names}
-            named[kind] = [veils[name] for name in named[kind]]
     matrix = np.full((len(events), NUM_FEATURES), np.nan)
     drafts = [i for i, row in enumerate(features) if row is not None]
     try:
+        for kind in _VEILED:
+            named[kind] = _veiled(kind, named[kind])
         if drafts:
             matrix[drafts] = np.stack([features[i] for i in drafts])
         _check(named, matrix)
@@ -180,8 +177,14 @@ def encode_batch(events: Sequence[DraftEvent], origin: Origin, sequence: int) ->
         raise EventRefused(f"draft events cannot be written: {error}") from error
 
 
+def _veiled(kind: Named, names: list[str]) -> list[str]:
+    """``names`` as they may leave."""
+    veils = {n: n if _may_leave(kind, n) else _STRANGERS.of(kind, n) for n in set(names)}
+    return [veils[name] for name in names]
+
+
 def _may_leave(kind: Named, name: str) -> bool:
-    return not name or is_pseudonym(name) or (kind == "workload" and is_readable(name))
+    return name == "" or is_pseudonym(name) or (kind == "workload" and is_readable(name))
 
 
 def _check(columns: Mapping[str, list[Any]], features: NDArray[np.float64]) -> None:
@@ -256,9 +259,9 @@ class _Record(BaseModel):
 
     contract: Literal["hvd.drafts.v2"]
     schema_id: Line
-    scope: Line
+    scope: Annotated[str, StringConstraints(pattern=r"^[a-z0-9._-]{1,64}$")]
     worker: Line
-    life: Short
+    life: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{1,32}$")]
     sequence: int
     rows: int
     columns: _Columns

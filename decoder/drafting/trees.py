@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 
 Tokens = NDArray[np.int32]
 
-SEGMENT: Final = 512
+SEGMENT: Final = 384
 """Tokens of a sequence in a long text: removing one takes 1 to 2 us a token in a large tree."""
 OVERLAP: Final = 32
 """Tokens of the text before a segment that its sequence begins with, so that what is copied across
 the border is still found. A draft across it is counted at half its probability."""
-WHOLE: Final = 4096
-"""Tokens of a tree that may be dropped at once: 0.2 to 0.4 us a token while it fits the caches."""
+WHOLE: Final = 2048
+"""Tokens of a tree that may be dropped at once: 0.2 to 0.7 us a token while it fits the caches."""
 TOKEN_BYTES: Final = 512
 """Bytes of a tree for each token indexed, at most: by the library's own estimate 500 for random
 text of two words, the worst there is, 300 to 330 for ordinary text and 25 to 60 for loops. The
@@ -35,8 +35,11 @@ SEQUENCE_BYTES: Final = 2048
 """Bytes of a sequence beside its tokens: two tables' slots and a window of 64 nodes."""
 TREE_BYTES: Final = 4096
 """Bytes of a tree without tokens, and of what Python holds for it."""
-DROPPED: Final = 4
+DROPPED: Final = 2
 """Tokens of a small tree that are dropped in the time of indexing one."""
+AT_ONCE: Final = 16
+"""Tokens of output that go into a key's tree together: its nodes are then read once for all of
+them, and what a request has just written is not found there as if it were another's."""
 _LATER: Final = 1 << 24
 """Sequences of outputs that outgrew their first one are numbered from here."""
 _SEQUENCES: Final = 0x7FFFFFFF
@@ -63,6 +66,35 @@ class Shared:
         self.next = (self.next + 1) & _SEQUENCES
         self.sequences += 1
         return self.next
+
+
+@dataclass(slots=True)
+class Behind:
+    """Output that the trees do not hold yet; a function of the output alone, however it came.
+
+    A tree that ended where the text ends would find every context in itself, at full depth, and
+    learn nothing from it: of 175 us that a step took for a request in a batch of 64, 110 went
+    there. So the newest token waits for the next, and a lookup walks through real matches alone.
+    """
+
+    last: list[int] = field(default_factory=list)  # the newest token, in no tree
+    unshared: list[int] = field(default_factory=list)  # tokens before it, in the own tree alone
+
+    def take(self, tokens: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Take in output; what the own tree and the key's are due. Mutates."""
+        own = [*self.last, *tokens]
+        self.last = own[-1:]
+        del own[-1:]
+        self.unshared += own
+        due = len(self.unshared) // AT_ONCE * AT_ONCE
+        shared, self.unshared = self.unshared[:due], self.unshared[due:]
+        return own, shared
+
+    def rest(self) -> tuple[list[int], list[int]]:
+        """The output has ended: what both trees lack. Mutates."""
+        own, shared = self.last, [*self.unshared, *self.last]
+        self.last, self.unshared = [], []
+        return own, shared
 
 
 @dataclass(slots=True)

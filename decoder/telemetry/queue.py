@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from decoder.contracts.events import DraftEvent
+
+log = logging.getLogger(__name__)
 
 
 def _itself(event: DraftEvent) -> DraftEvent:
@@ -18,7 +21,8 @@ class EventQueue:
 
     ``put`` is one length check and one append, both atomic in CPython: it never waits for the
     consuming thread, and there is exactly one producer and one consumer. ``made`` counts every
-    event that was put, those that were ``dropped`` included.
+    event that was put, those that were ``dropped`` included, ``unreadable`` those of which ``read``
+    could make no event.
     """
 
     def __init__(self, size: int, read: Callable[[Any], DraftEvent] = _itself) -> None:
@@ -31,6 +35,7 @@ class EventQueue:
         self._held: deque[Any] = deque()
         self.made = 0
         self.dropped = 0
+        self.unreadable = 0
 
     def __len__(self) -> int:
         return len(self._held)
@@ -44,8 +49,14 @@ class EventQueue:
             self._held.append(event)
 
     def take(self, most: int) -> list[DraftEvent]:
-        """Remove and return up to ``most`` events, oldest first."""
+        """Remove and return up to ``most`` events, oldest first. Never raises."""
         taken: list[DraftEvent] = []
         while self._held and len(taken) < most:
-            taken.append(self._read(self._held.popleft()))
+            held = self._held.popleft()
+            try:
+                taken.append(self._read(held))
+            except Exception:  # one that cannot be read must not take the others with it
+                self.unreadable += 1
+                if self.unreadable == 1:
+                    log.exception("no event could be made of a cycle; the rest is only counted")
         return taken

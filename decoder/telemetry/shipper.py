@@ -114,6 +114,7 @@ class Shipper:
                     producer = None
                 if producer is None and stopping:
                     return
+                time.sleep(RETRY_S / 10 if stopping else 0.0)
                 self._stopping.wait(RETRY_S)
             if not self._in_hand:
                 if stopping and not self._queue:
@@ -144,6 +145,8 @@ class Shipper:
         """Send one record of what is in hand; how many events left the hand, sent or refused."""
         if not self._in_hand:
             self._in_hand = self._queue.take(BATCH)
+            if self._queue.unreadable:
+                self.refused["unreadable"] = self._queue.unreadable
         if not self._in_hand:
             return 0
         from kafka.errors import BrokerResponseError, SaslAuthenticationFailedError

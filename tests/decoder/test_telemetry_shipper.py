@@ -254,6 +254,18 @@ def test_an_event_that_cannot_be_written_takes_no_other_with_it() -> None:
     assert shipper.refused == Counter(malformed=1) and shipper.sent == 80
 
 
+def test_a_cycle_that_cannot_be_told_is_counted_too() -> None:
+    queue = EventQueue(500, lambda number: PLAIN._replace(number=12 // number))
+    shipper = shipper_of(KafkaSettings(), queue)
+    producer = Producer(iter(()), {0})
+    for number in (1, 0, 2):
+        queue.put(number)
+    while shipper.waiting:
+        shipper._send_record(producer)
+    assert shipper.refused == Counter(unreadable=1) and shipper.sent == 2
+    assert status_of(queue, shipper).events_unaccounted == 0
+
+
 def test_a_status_that_cannot_be_made_holds_up_no_event(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -43,7 +43,6 @@ def router(request: pytest.FixtureRequest) -> Iterator[DraftRouter]:
         classes,
         KeepingSink(),
         False,
-        "w",
     )
     made.start("victim", np.array(SECRET, np.int32), options(asked("key:a")))
     made.observe([Committed("victim", SECRET, 0)], 1)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decoder.drafting.suffix import SLICE, CacheDraft, SuffixCache, common_prefix
-from decoder.drafting.trees import SEGMENT, WHOLE, Local, ranges_of
+from decoder.drafting.trees import AT_ONCE, SEGMENT, WHOLE, Local, ranges_of
 from decoder.labels import naive_accepted_length
 from decoder.settings import WorkerSettings
 from decoder.tenancy.shares import ALONE, FLOORS, cache_key
@@ -69,10 +69,15 @@ def test_the_draft_is_the_one_the_library_would_choose(
         cache.index()
         cache.extend(name, rest)
         library.start_request(name, array(begin))
-        library.add_active_response(name, rest)
         if name == "before":
+            library.add_active_response(name, rest)
             cache.stop(name)
             library.stop_request(name)
+    # Of a request under way its own tree lacks the newest token, its key's the last few.
+    known = output[:-1]
+    library._local_trees["now"].extend(0, known)
+    shared = known[: len(known) // AT_ONCE * AT_ONCE]
+    library._global_tree.extend(library._req_to_seq_id["now"], shared)
     context = array(prompt + output)
     found = cache.propose("now", context, 30)
     theirs = library.speculate("now", context[-64:], max_spec_tokens=30, max_spec_factor=factor)
@@ -126,7 +131,7 @@ def test_a_step_indexes_no_more_than_its_budget() -> None:
     indexed = [cache.index(300) for _ in range(200) if cache.waiting]
     assert max(indexed) == 300
     assert not cache.waiting
-    assert 2 * 20_000 <= sum(indexed) < 2 * 20_000 * 1.08  # the overlaps come on top
+    assert 2 * 20_000 <= sum(indexed) < 2 * 20_000 * 1.1  # the overlaps come on top
 
 
 @pytest.mark.parametrize("length", [1, WHOLE, WHOLE + 1, 3 * WHOLE + 77])
@@ -166,7 +171,7 @@ def test_an_output_that_outgrows_its_sequence_is_still_found_across_the_border()
         cache.extend("r", output[at : at + 16])
     cache.start("other", array([1]), "")
     for name in ("r", "other"):
-        for at in range(20, len(output) - 30, 7):
+        for at in range(20, len(output) - 30 - AT_ONCE, 7):
             draft = cache.propose(name, array(output[at - 20 : at]), 30)
             assert draft is not None and len(draft.tokens) > 20, (name, at)
             assert draft.tokens == output[at : at + len(draft.tokens)], (name, at)
@@ -305,7 +310,7 @@ def test_a_quiet_tenant_keeps_its_floor_whatever_others_bring(flood) -> None:  #
     highest = 0
     index = cache.index
 
-    def watched(most: int | None = 512) -> int:
+    def watched(most: int | None = 256) -> int:
         nonlocal highest
         done = index(most)
         highest = max(highest, cache.held_bytes)
@@ -350,8 +355,8 @@ def test_a_request_that_lost_its_tree_goes_on_without() -> None:
     for _ in range(60):
         cache.index()
     assert cache.shed == 1
-    cache.extend("r", [1, 2, 3, 1, 2])
-    draft = cache.propose("r", array([1, 2, 3, 1, 2]), 10)
+    cache.extend("r", [1, 2, 3, 1, 2] * 4)
+    draft = cache.propose("r", array([1, 2, 3, 1, 2] * 4), 10)
     assert draft is not None and not draft.local  # from its own output in the tenant's tree
     cache.stop("r")
 

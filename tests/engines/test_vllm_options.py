@@ -33,12 +33,14 @@ def test_ends_of_text_that_a_request_ignores_do_not_end_it(ignores: bool, ends: 
     assert _options(asked, 128).stop_ids == ends
 
 
-def test_speculation_can_be_switched_off() -> None:
+def test_labels_from_a_client_are_hashed_and_speculation_can_be_switched_off() -> None:
     from vllm import SamplingParams
 
-    options = _options(SamplingParams(extra_args={"hvd_speculate": "OFF"}), 128)
-    assert not options.speculate and options.max_tokens <= 128
-    assert _options(SamplingParams(), 128).speculate
+    extra = {"hvd_workload": "w" * 1000, "hvd_speculate": "OFF"}
+    options = _options(SamplingParams(extra_args=extra), 128)
+    assert len(options.workload) == DIGITS and not options.speculate
+    assert _options(SamplingParams(extra_args={"hvd_workload": "chat"}), 128).workload == "chat"
+    assert options.max_tokens <= 128 and _options(SamplingParams(), 128).speculate
 
 
 def test_no_name_that_a_client_chose_reaches_telemetry() -> None:

@@ -82,6 +82,8 @@ async def _ask_every_route(app: Any) -> None:
             keys = set()
             for key in ("a", "b"):
                 body = {**BODY, "messages": [MESSAGES] if "batch" in path else MESSAGES}
+                if "responses" in path:
+                    del body["prompt"]  # there it is a template
                 headers = {"Authorization": f"Bearer {key}"}
                 response = await client.post(path, json=body, headers=headers)
                 assert response.status_code == 200, (path, response.text)
@@ -100,9 +102,11 @@ async def _ask_every_route(app: Any) -> None:
 def _instead(route: Any, keep: Any) -> None:
     """Let ``route`` hand what it parsed to ``keep`` and answer nothing."""
 
-    async def call(**values: Any) -> dict[str, str]:
+    from fastapi import Response
+
+    async def call(**values: Any) -> Response:
         keep(values)
-        return {}
+        return Response()
 
     route.dependant.call = call
     route.dependencies = []

@@ -44,18 +44,18 @@ def options_of(
     # Not ``all_stop_token_ids``: with ignore_eos that still holds the ends vLLM goes on past.
     stops = {*(parameters.stop_token_ids or ()), parameters.eos_token_id} - {None}
     choice, asked = choice_of(name)
-    whose = identities.of(extra, asked)
+    identity = identities.of(extra, asked)
     return RequestOptions(
         max_tokens=parameters.max_tokens or max_model_len,
         max_model_len=max_model_len,
         stop_ids=frozenset(stops),
-        tenant=whose.tenant,
-        workload=whose.workload,
+        tenant=identity.tenant,
+        workload=identity.workload,
         speculate=str(extra.get("hvd_speculate", "on")).lower() not in _OFF,
-        opaque=whose.request,
-        session=whose.session,
+        opaque=identity.request,
+        session=identity.session,
         choice=choice,
-        cache_key=whose.key,
+        cache_key=identity.key,
     )
 
 

@@ -28,6 +28,7 @@ from decoder.payoff.token_classes import token_class_table
 from decoder.policy.pricing import CostTable
 from decoder.scope import scope_of
 from decoder.settings import WorkerSettings
+from decoder.tenancy.key import VARIABLE, ensure_key, key_of
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -51,7 +52,9 @@ def register() -> None:
     """
     if os.environ.get("HVD_WORKER_ENABLED", "").lower() not in ("1", "true", "yes", "on"):
         return
+    new_key = ensure_key(os.environ)  # before vLLM starts its other processes, which inherit it
     settings = WorkerSettings.load()
+    key_of(settings)
     import vllm
 
     if not vllm.__version__.startswith(VLLM_SERIES):
@@ -69,6 +72,8 @@ def register() -> None:
     ours.setLevel(theirs.getEffectiveLevel())
     # Its selector warns of every pause of a tenth of a second, which a busy machine is full of.
     logging.getLogger("kafka").setLevel(logging.ERROR)
+    if new_key:
+        log.info("names are hashed under a new key: set %s to keep pseudonyms comparable", VARIABLE)
     hooks.check()
     mend_sampling()
     hooks.install({**AROUND, "load_model": functools.partial(_load_model, settings)})

@@ -1,0 +1,97 @@
+"""What the page on telemetry tells an analyst is what the wire carries; its code runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from decoder.contracts.bundle import MAX_DRAFT
+from decoder.contracts.errors import PolicyRefused
+from decoder.contracts.events import COLUMNS, LIMITS, encode_batch
+from decoder.contracts.features import FEATURES
+from decoder.contracts.identity import Pseudonyms
+from decoder.contracts.status import LearnerStatus, WorkerStatus
+from decoder.contracts.topics import TOPICS
+from tests.contracts.test_events import EVENT, ORIGIN, PLAIN
+
+PAGE = (Path(__file__).parents[2] / "docs" / "telemetry.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+
+
+def section(title: str) -> str:
+    return PAGE.split(f"## {title}\n")[1].split("\n## ")[0]
+
+
+def cells(text: str) -> list[list[str]]:
+    rows = [line.split("|")[1:-1] for line in text.splitlines() if line.startswith("| `")]
+    return [[cell.strip() for cell in row] for row in rows]
+
+
+def code(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    (block,) = (b for b in BLOCKS if f"def {name}(" in b)
+    assert len(block.splitlines()) < 30 and "decoder" not in block
+    exec(block, found)
+    return found
+
+
+def test_the_reader_reads_each_event_once_and_names_its_columns(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rows = code("rows")["rows"]
+    first, second = encode_batch([EVENT, PLAIN], ORIGIN, 0), encode_batch([PLAIN], ORIGIN, 1)
+    last = encode_batch([EVENT._replace(number=9)], ORIGIN, 4)
+    read = [row for value in (first, first, second, last) for row in rows(0, value)]
+    assert [row["number"] for row in read] == [1, 2, 9]
+    assert capsys.readouterr().out == "2 records of w are missing\n"
+    mine, plain, _ = read
+    assert (mine["worker"], mine["arm"], mine["accepted"]) == ("w", "cache", 4)
+    assert EVENT.features is not None
+    for index, name in enumerate(FEATURES):
+        assert mine[f"feature.{name}"] == pytest.approx(float(EVENT.features[index]), abs=1e-5)
+        assert plain[f"feature.{name}"] is None
+
+
+def test_the_pseudonyms_are_ours() -> None:
+    pseudonym = code("pseudonym")["pseudonym"]
+    assert pseudonym(b"key", "tenant", "blue") == Pseudonyms(b"key").of("tenant", "blue")
+
+
+def test_every_column_is_listed_with_its_range() -> None:
+    table = {row[0].strip("`"): row[2] for row in cells(section("Columns"))}
+    assert tuple(table) == COLUMNS
+    for name, told in table.items():
+        if name == "model_accepted":
+            assert told == f"0..{MAX_DRAFT}, null"
+        elif name in LIMITS:
+            low, high = LIMITS[name]
+            assert told == f"{low:.0f}..{high:.0f}", name
+        else:
+            assert told == "name"
+
+
+def test_every_feature_is_listed_once() -> None:
+    listed = [name for row in cells(section("Features")) for name in re.findall(r"`(\w+)`", row[0])]
+    assert sorted(listed) == sorted(FEATURES)
+
+
+def test_every_topic_is_listed_with_its_key() -> None:
+    listed = {row[0].strip("`"): row[1] for row in cells(PAGE.split("\n## ")[0])}
+    assert listed == {topic.name: topic.key for topic in TOPICS}
+
+
+def test_every_field_of_a_status_is_listed() -> None:
+    told = set(re.findall(r"`(\w+)`", section("A status record")))
+    fields = {*WorkerStatus.model_fields, *LearnerStatus.model_fields}
+    assert fields - told <= {"contract", "drafts_labelled", "last_drift_at"}
+
+
+def test_every_reason_of_a_refusal_is_listed() -> None:
+    told = {
+        name for row in cells(section("A policy record")) for name in re.findall(r"`(\w+)`", row[0])
+    }
+    assert PolicyRefused.__doc__ is not None
+    assert told == set(re.findall(r"``(\w+)``", PolicyRefused.__doc__.split("one of")[1]))

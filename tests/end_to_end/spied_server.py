@@ -1,0 +1,38 @@
+"""vLLM's server, except that each lookup writes down how much of its draft is new to its request.
+
+Run as a program with vLLM's own arguments; ``SPIED_DRAFTS`` names the file. A line is the number of
+the draft's tokens that the request's own text does not hold: text of others.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from decoder.drafting.suffix import CacheDraft, SuffixCache
+
+
+def spy() -> None:
+    propose, path = SuffixCache.propose, Path(os.environ["SPIED_DRAFTS"])
+
+    def spied(
+        self: SuffixCache, request: str, context: np.ndarray, limit: int
+    ) -> CacheDraft | None:
+        draft = propose(self, request, context, limit)
+        both = [] if draft is None else [draft, draft.rival]
+        shown = {token for one in both if one is not None for token in one.tokens}
+        with path.open("a") as file:
+            file.write(f"{len(shown - {*context.tolist()})}\n")
+        return draft
+
+    SuffixCache.propose = spied  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    spy()
+    sys.argv = ["vllm", *sys.argv[1:]]
+    runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__")
