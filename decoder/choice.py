@@ -1,9 +1,10 @@
 """A policy applied to the requests of one step: which arm each verifies, and how long a draft.
 
 The ``survival`` kind spends the verification budget of the step where it buys most, lets the model
-drafter make as many tokens as pay, and runs it only if that pays for the whole batch;
-``policy.rule`` says what a choice is worth. The loops are compiled: on arrays this small, nearly
-all of numpy's time is the price of calling it.
+drafter make as many tokens as pay, and runs it only if that pays for the whole batch. What a choice
+costs and brings is ``policy.pricing``, of which :func:`verifying`, :func:`drafting_time` and
+:func:`part` are the twins. The loops are compiled: on arrays this small, nearly all of numpy's time
+is the price of calling it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from decoder.compiled import FIXED, FLOATS, MATRIX, REAL, REALS_3, WHOLE, WHOLES
 from decoder.contracts.bundle import Policy
 from decoder.contracts.features import FEATURES, FloatArray
 from decoder.policy.estimate import estimate
-from decoder.policy.pricing import CostTable
+from decoder.policy.pricing import TAIL, CostTable
 from decoder.policy.rule import CACHE, MODEL, NONE, Arms, Lengths
 from decoder.policy.survival import BUCKET_OF, yields_of
 
@@ -51,6 +52,7 @@ def choose(
     chance: float = 0.5,
     ratio: float = 1.0,
     shorter: bool = True,
+    most: int | None = None,
 ) -> Chosen:
     """What ``policy`` wants of the ``n`` requests of a step that may speculate.
 
@@ -63,18 +65,33 @@ def choose(
         chance: that one more token of a model draft is accepted, where nothing else is known.
         ratio: of what model drafts brought here to what the network had foreseen.
         shorter: whether model drafts may be shorter than ``model_len``.
+        most: draft tokens of all requests together; None for no bound.
     """
+    room = _ANY if most is None else max(most, 0)
     if policy.kind != "survival":
-        return _threshold(policy, features, owners, n, model_len, chance)
-    most = model_len if policy.use_model else 0
+        chosen = _threshold(policy, features, owners, n, model_len, chance)
+        if most is not None:
+            _fit(chosen.arms, chosen.lengths, room)
+        return chosen
+    longest = model_len if policy.use_model else 0
     weights, widths = policy.flat
     found = _survival(
-        features, weights, widths, owners, _DRAFT_LEN, BUCKET_OF, n, rows, most, shorter,
+        features, weights, widths, owners, _DRAFT_LEN, BUCKET_OF, n, rows, longest, shorter, room,
         chance, ratio, rate, costs.dense,
         (costs.draft_us, costs.draft_token_us, costs.draft_row_us),
     )  # fmt: skip
     arms, lengths, expected, model, foreseen, k = found
-    return Chosen(arms, lengths, expected, model, foreseen if most else None, k or model_len)
+    return Chosen(arms, lengths, expected, model, foreseen if longest else None, k or model_len)
+
+
+def _fit(arms: Arms, lengths: Lengths, room: int) -> None:
+    """Cut the last cache draft that has room, and drop what has none. Mutates both."""
+    left = room
+    for i in range(len(arms)):
+        if lengths[i] > left:
+            lengths[i] = left if arms[i] == CACHE else 0
+            arms[i] = arms[i] if lengths[i] else NONE
+        left -= int(lengths[i])
 
 
 def _threshold(
@@ -163,33 +180,63 @@ def drafting_time(k: int, rows: int, drafting: tuple[float, float, float]) -> fl
 
 
 @compiled()
+def verifying(tokens: int, dense: NDArray[np.float64]) -> float:
+    """``CostTable.verifying`` of one size."""
+    last = len(dense) - 1
+    time: float = dense[min(tokens, last)]
+    if tokens > last:
+        time += (tokens - last) * (dense[last] - dense[last - TAIL]) / TAIL
+    return time
+
+
+@compiled((WHOLE, REAL, REAL, REAL, REAL, FIXED))
+def part(
+    rows: int,
+    length: float,
+    drafts: float,
+    drafted: float,
+    drafting: float,
+    dense: NDArray[np.float64],
+) -> float:
+    """``policy.pricing.part_of`` one request."""
+    plain = verifying(rows, dense)
+    above = verifying(rows + int(drafts), dense) - plain
+    return plain / rows + above * length / max(drafts, 1.0) + drafted / max(drafting, 1.0)
+
+
+@compiled()
 def draft_length(
     yields: FloatArray,
     value: float,
     rows: int,
+    room: int,
     dense: NDArray[np.float64],
     drafting: tuple[float, float, float],
 ) -> int:
     """Tokens that the model drafter should make in a step, if it runs at all: 1 to k.
 
-    It drafts alike for all who ask; who asks is those whom a draft of that length gains more than
-    its verification.
+    It drafts alike for all who ask; who asks are those from whom most is expected, as many as pay.
 
     Args:
         yields: float32 [n, k], expected accepted lengths of drafts of 1 to k tokens.
         value: of a committed token, in units of ``dense``.
+        room: draft tokens of all requests together.
     """
-    n, most = yields.shape
+    most = yields.shape[1]
+    order = np.argsort(-yields[:, most - 1])
+    plain = verifying(rows, dense)
     found, best = 1, -np.inf
     for k in range(1, most + 1):
-        verifying = dense[min(rows + k, len(dense) - 1)] - dense[rows]
-        gain = -drafting_time(k, rows, drafting)
-        for i in range(n):
-            own = yields[i, k - 1] * value - verifying
-            if n == 1 or own > 0.0:
-                gain += own
-        if gain > best:
-            found, best = k, gain
+        gained, drafts = 0.0, 0
+        least = plain + drafting_time(k, rows, drafting)
+        for i in order:
+            gained += yields[i, k - 1] * value
+            drafts += k
+            if drafts > room:
+                break
+            gain = gained - (verifying(rows + drafts, dense) + least - 2 * plain)
+            if gain > best:
+                found, best = k, gain
     return found
 
 
@@ -210,10 +257,11 @@ def spend(
     ranked = likely[:count]
     if n > 1:
         ranked = -np.sort(-ranked)
+    plain = verifying(rows, dense)
     gained, best, bought = 0.0, 0.0, 0
     for place in range(min(count, room)):
         gained += ranked[place]
-        gain = gained * value - (dense[rows + place + 1] - dense[rows])
+        gain = gained * value - (verifying(rows + place + 1, dense) - plain)
         if gain > best:
             best, bought = gain, place + 1
     if not bought:
@@ -240,6 +288,7 @@ def share_out(
     k: int,
     value: float,
     rows: int,
+    room: int,
     dense: NDArray[np.float64],
     drafting: tuple[float, float, float],
 ) -> tuple[Arms, Lengths]:
@@ -250,9 +299,11 @@ def share_out(
         model: float32 [n], expected accepted length of a model draft of ``k`` tokens.
         value: of a committed token, in units of ``dense``.
         rows: requests in the step, those that do not speculate included; at least n.
+        room: draft tokens of all requests together.
     """
     n, width = curves.shape
-    room = min(n * max(width, k), len(dense) - 1 - rows)
+    room = min(n * max(width, k), room)
+    plain = verifying(rows, dense)
     lengths = spend(curves, value, rows, room, dense)
     arms = np.zeros(n, np.int8)
     for i in range(n):
@@ -265,7 +316,8 @@ def share_out(
     for i in range(n):
         spent += lengths[i]
     ahead = min(spent + k, room)
-    price = (dense[rows + ahead] - dense[rows + spent]) / max(ahead - spent, 1)
+    price = verifying(rows + ahead, dense) - verifying(rows + spent, dense)
+    price /= max(ahead - spent, 1)
     gains = np.empty(n, np.float64)
     loss = np.empty(n, np.float64)
     for i in range(n):
@@ -275,12 +327,12 @@ def share_out(
         gains[i] = (model[i] - cached) * value
         loss[i] = (k - lengths[i]) * price - gains[i]
     order = np.argsort(loss, kind="mergesort")
-    tokens, gained, best, joined = spent, 0.0, -(dense[rows + spent] - dense[rows]), 0
+    tokens, gained, best, joined = spent, 0.0, plain - verifying(rows + spent, dense), 0
     for place in range(n):
         gained += gains[order[place]]
         tokens += k - lengths[order[place]]
-        time = dense[rows + min(tokens, room)] - dense[rows] + drafting_time(k, rows, drafting)
-        if gained - time > best:
+        time = verifying(rows + tokens, dense) - plain + drafting_time(k, rows, drafting)
+        if gained - time > best and tokens <= room:
             best, joined = gained - time, place + 1
     for place in range(joined):
         arms[order[place]] = MODEL
@@ -290,7 +342,7 @@ def share_out(
 
 @compiled(
     (
-        MATRIX, FLOATS, WHOLES, WHOLES, WHOLE, WHOLES, WHOLE, WHOLE, WHOLE, YES,
+        MATRIX, FLOATS, WHOLES, WHOLES, WHOLE, WHOLES, WHOLE, WHOLE, WHOLE, YES, WHOLE,
         REAL, REAL, REAL, FIXED, REALS_3,
     )
 )  # fmt: skip
@@ -305,14 +357,14 @@ def _survival(
     rows: int,
     most: int,
     shorter: bool,
+    room: int,
     chance: float,
     ratio: float,
     rate: float,
     dense: NDArray[np.float64],
     drafting: tuple[float, float, float],
 ) -> tuple[Arms, Lengths, FloatArray, FloatArray, FloatArray, int]:
-    rows = min(rows, len(dense) - 1)
-    value = dense[rows] / (rate * rows)
+    value = verifying(rows, dense) / (rate * rows)
     outputs = outputs_of(features, weights, widths)
     draft_lens = features[:, draft_len].astype(np.int64)
     curves = curves_of(outputs, draft_lens, owners, bucket_of, n)
@@ -328,12 +380,13 @@ def _survival(
         own = 1.0 / (1.0 + np.exp(-outputs[r, -1]))
         chain(own, 1.0, foreseen[r])
         chain(own, ratio, yields[owners[r]])
-    k = draft_length(yields, value, rows, dense, drafting) if most and shorter else most
+    k = draft_length(yields, value, rows, room, dense, drafting) if most and shorter else most
     model, word = np.zeros(n, np.float32), np.zeros(len(owners), np.float32)
     if k:
         model[:], word[:] = yields[:, k - 1], foreseen[:, k - 1]
-    arms, lengths = share_out(curves, model, k, value, rows, dense, drafting)
+    arms, lengths = share_out(curves, model, k, value, rows, room, dense, drafting)
     return arms, lengths, expected, model, word, k
 
 
+_ANY: Final = 1 << 40
 _DRAFT_LEN: Final = FEATURES.index("draft_len")

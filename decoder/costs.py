@@ -15,18 +15,24 @@ an immutable value.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import exp, isfinite, log, sqrt
 from typing import Final
 
 import numpy as np
 
-from decoder.policy.pricing import NOMINAL, CostTable, Floats
+from decoder.policy.pricing import MAX_TOKENS, NOMINAL, CostTable, Floats
 
-GRID: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024, 2048)
-"""Tokens of a step that have a time of their own; sizes between them lie on a line."""
+GRID: Final = (
+    *(1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256),
+    *(320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048, 2560, 3072, 4096),
+)
+"""Tokens of a step that have a deviation of their own; that of sizes between them lies on a line. A
+step's time is flat up to a size that hangs on the machine and steep behind it, and where that bend
+lies is most of what a decision hangs on: an eighth of it is a tenth of the rate."""
+OWN: Final = 1 / 32
+"""Weight of one step in what proposing takes."""
+STALL: Final = 8.0
 REFRESH: Final = 16
 """Steps between two tables; the first of a set-up come at once."""
 
@@ -36,6 +42,12 @@ PACE: Final = 1.0
 """What the profile's pace may be off by: it is taken alone, and steps are served among others."""
 DEVIATION: Final = 0.15
 """What a size may be off by beside that."""
+BEYOND: Final = 0.7
+"""What a size twice the largest one measured may be off by: between nothing more and all in
+proportion. Sizes further on are off by that and by as much again for each doubling."""
+HOPE: Final = 0.5
+"""Of its doubt beside the size that runs, by which another one is believed cheaper: what is thought
+too dear would never be made, and never be found out. A size that was tried has no doubt left."""
 REACH: Final = 2.0
 """Logarithm of the ratio of two sizes whose deviations are still related, by 1/e."""
 DRAFTING: Final = 1.0
@@ -52,57 +64,15 @@ never becomes a gain."""
 GUESS: Final = 0.1
 """Time of drafting a token without a profile, in plain steps."""
 
-SIZES: Final = (1, 2, 4, 8, 16, 32, 64)
-"""Tokens of the steps that a profile times."""
-ROUNDS: Final = 4
-
-
-def profile(
-    setup: str,
-    step: Callable[[int], None],
-    draft: Callable[[int], None] | None = None,
-    *,
-    drafted: int = 1,
-    rows: Sequence[int] = (1,),
-    most: int = SIZES[-1],
-) -> CostTable:
-    """Time steps of ``SIZES`` tokens, in rounds of all sizes, and keep the fastest of each.
-
-    Whatever else the machine does only ever adds to a time, and at start it does a lot.
-
-    Args:
-        step: runs so many tokens through the target, and waits for the device.
-        draft: makes ``drafted`` tokens for each of so many requests; None without a model drafter.
-        rows: requests that drafting is timed for, the first and the last of which make a line.
-        most: the largest step there is.
-    """
-    sizes = tuple(n for n in SIZES if n <= most)
-    target: dict[int, list[float]] = {n: [] for n in sizes}
-    drafter: dict[int, list[float]] = {n: [] for n in rows}
-    for _ in range(ROUNDS + 1):  # the first round pays for allocations
-        for n in sizes:
-            began = time.perf_counter()
-            step(n)
-            target[n].append((time.perf_counter() - began) * 1e6)
-        if draft is not None:
-            for n in rows:
-                began = time.perf_counter()
-                draft(n)
-                drafter[n].append((time.perf_counter() - began) * 1e6 / drafted)
-    verifying = tuple(min(target[n][1:]) for n in sizes)
-    if draft is None:
-        return CostTable(setup, sizes, verifying)
-    few, many = rows[0], rows[-1]
-    least, largest = (min(drafter[n][1:]) for n in (few, many))
-    each = max(largest - least, 0.0) / max(many - few, 1)
-    base = max(least - few * each, 0.0)
-    return CostTable(setup, sizes, verifying, draft_token_us=base, draft_row_us=each)
-
 
 class LiveCosts:
     """Costs of one worker's set-up.
 
     ``prior`` is its profile, or the nominal table; with ``live`` false it stays in force.
+
+    Of sizes that neither profile nor service has measured, the table expects twice the largest of
+    those to go on with the last slope, so that they are tried, and what lies behind to take time in
+    proportion to its tokens, which is the most it can: a decision never leaps to where nobody was.
     """
 
     def __init__(self, prior: CostTable = NOMINAL, live: bool = True) -> None:
@@ -113,8 +83,15 @@ class LiveCosts:
         if live and not prior.drafting(1, 1):
             prior = replace(prior, draft_token_us=GUESS * prior.verify_us[0])
         self._prior = prior
+        self._measured = 1 if self._unit else prior.tokens[-1]  # tokens of the largest such step
+        self._own = prior.own_us
+        self._here = 0
         self._state = np.zeros(len(GRID) + 1)  # logarithms: of each size, then of drafting
         self._spread = _covariance(PACE, DEVIATION, DRAFTING)
+        beyond = np.maximum(np.log2(GRID) - np.log2(self._measured), 0.0)
+        self._spread[:-1, :-1] += BEYOND**2 * np.minimum(beyond[:, None], beyond[None, :])
+        if live and not self._unit:
+            self.table = self._corrected()
 
     def observe(self, tokens: int, rows: int, drafted: int, us: float) -> None:
         """Take in a step of decoding alone (no prompt in it). Mutates, may replace ``table``.
@@ -128,7 +105,7 @@ class LiveCosts:
         if not (self._live and tokens > 0 and us > 0 and isfinite(us)):
             return
         if self._unit:
-            self._set_unit(us / float(self._prior.dense[min(tokens, _LAST)]))
+            self._set_unit(us / self._prior.time(tokens))
         expected, slope = self._foreseen(tokens, rows, drafted)
         self._spread += _DRIFT
         told = self._spread @ slope
@@ -141,8 +118,20 @@ class LiveCosts:
         self._spread -= told[:, None] * (told / variance)
 
         self.steps += 1
-        if self.steps < REFRESH or self.steps % REFRESH == 0:
+        self._here = int(np.argmax(slope[:-1]))
+        further = tokens > self._measured
+        self._measured = max(self._measured, min(tokens, MAX_TOKENS))
+        if further or self.steps < REFRESH or self.steps % REFRESH == 0:
             self.table = self._corrected()
+
+    def proposed(self, rows: int, us: float) -> None:
+        """Take in what proposing and deciding took for ``rows`` requests. Mutates.
+
+        One stall counts as ``STALL`` times what is usual.
+        """
+        if self._live and rows > 0 and us > 0 and isfinite(us):
+            each = us / rows
+            self._own += (min(each, STALL * self._own or each) - self._own) * OWN
 
     def doubt(self, tokens: int, rows: int, drafted: int) -> float:
         """Standard deviation of the time of such a step over that of one that verifies nothing."""
@@ -153,11 +142,12 @@ class LiveCosts:
 
     def _foreseen(self, tokens: int, rows: int, drafted: int) -> tuple[float, Floats]:
         """Time of a step, and what each part of the state changes of its logarithm."""
+        tokens = self._prior.padded(tokens)
         size = _PLACES[min(tokens, GRID[-1]) - 1]
         below = min(int(size), len(GRID) - 2)
         above = size - below
         deviation = (1.0 - above) * self._state[below] + above * self._state[below + 1]
-        verifying = float(self._prior.dense[min(tokens, _LAST)]) * exp(deviation)
+        verifying = self._prior.time(tokens) * exp(deviation)
         drafting = self._prior.drafting(drafted, rows) * exp(self._state[-1])
         share = verifying / (verifying + drafting)
         slope = np.zeros(len(self._state))
@@ -173,14 +163,28 @@ class LiveCosts:
         )
 
     def _corrected(self) -> CostTable:
-        prior, factors = self._prior, np.exp(self._state)
+        prior, tried, here = self._prior, 2 * self._measured, self._here
+        sizes = sorted({min(prior.padded(n), tried) for n in (*GRID, *prior.tokens)} | {1})
+        grid = np.array(sizes)
+        spread = self._spread[:-1, :-1]
+        apart = np.diag(spread) + spread[here, here] - 2.0 * spread[here]
+        hoped = self._state[:-1] - HOPE * np.sqrt(np.maximum(apart, 0.0))
+        places = [_PLACES[min(n, GRID[-1]) - 1] for n in sizes]
+        verify = prior.verifying(grid) * np.exp(np.interp(places, np.arange(len(GRID)), hoped))
+        least = prior.time(GRID[here]) * exp(self._state[here])
+        times = np.where(grid > GRID[here], np.maximum(verify, least), verify).tolist()
+        if sizes[-1] < MAX_TOKENS:
+            times.append(max(times) * MAX_TOKENS / sizes[-1])
+            sizes.append(MAX_TOKENS)
+        drafting = exp(self._state[-1])
         return replace(
             prior,
-            tokens=GRID,
-            verify_us=tuple((prior.dense[list(GRID)] * factors[:-1]).tolist()),
-            draft_us=prior.draft_us * float(factors[-1]),
-            draft_token_us=prior.draft_token_us * float(factors[-1]),
-            draft_row_us=prior.draft_row_us * float(factors[-1]),
+            tokens=tuple(sizes),
+            verify_us=tuple(times),
+            draft_us=prior.draft_us * drafting,
+            draft_token_us=prior.draft_token_us * drafting,
+            draft_row_us=prior.draft_row_us * drafting,
+            own_us=self._own,
         )
 
 
@@ -200,4 +204,3 @@ _PLACES: Final = np.interp(
 ).tolist()
 _DRIFT: Final = _covariance(WANDERS, CHANGES, CHANGES)
 _LEAST: Final = float(np.log(LEAST_DRAFTING))
-_LAST: Final = len(NOMINAL.dense) - 1

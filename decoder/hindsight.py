@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from decoder.choice import part
 from decoder.contracts.events import DraftEvent
 from decoder.floor import Outcome
 from decoder.labels import Label
@@ -17,33 +18,35 @@ def outcomes_of(
 ) -> tuple[Outcome, Outcome, Outcome, Outcome]:
     """What each of the floor's options would have made of ``cycle``, in their order.
 
-    A request pays its share of the step, and for its draft tokens the mean price of those that the
-    option would have verified for all requests of the step.
+    A model draft that was to be made and was not (the drafter failed, the scheduler had no room)
+    would have come about for no option: it brings nothing, and costs drafting if that was done.
 
     Args:
         accepted: of its cache draft, tokens.
         model_payoff: what a model draft has to expect here; one that was verified says more.
     """
-    step = cycle.step
+    step, dense = cycle.step, costs.dense
     k, batch = step.model_len, step.batch
-    plain = float(costs.dense[batch])
-
-    def time(length: int, total: int) -> float:
-        above = float(costs.dense[min(batch + total, len(costs.dense) - 1)]) - plain
-        return plain / batch + above * length / max(total, 1)
 
     def cache(length: int, total: int) -> Outcome:
-        return 1.0 + min(accepted, length), time(length, total)
+        return 1.0 + min(accepted, length), part(batch, length, total, 0.0, 1, dense)
 
     none = cache(0, 0)
     model = policy = none
     if k:
         seen = cycle.model_accepted
-        payoff = float(seen) if seen is not None else model_payoff
+        payoff, length = float(seen) if seen is not None else model_payoff, k
         drafting = costs.drafting(k, batch)
-        model = 1.0 + payoff, time(k, k * batch) + drafting / batch
+        if cycle.arm == MODEL and not cycle.verified_len:
+            payoff, length = 0.0, 0
+            drafting = drafting if cycle.drafted_len else 0.0
+
+        def drafted(total: int, sharing: int) -> Outcome:
+            return 1.0 + payoff, part(batch, length, total, drafting, sharing, dense)
+
+        model = drafted(k * batch, batch)
         if cycle.wanted == MODEL:
-            policy = 1.0 + payoff, time(k, step.wanted) + drafting / step.drafting
+            policy = drafted(step.wanted, step.drafting)
     if cycle.wanted == CACHE:
         policy = cache(cycle.wanted_len, step.wanted)
     return policy, none, model, cache(cycle.draft_len, step.cached)

@@ -6,9 +6,8 @@
 
 ``step_tokens`` counts every token the target ran, one per request and the drafts'. The line comes
 from steps of arms cache and none (Theil-Sen over the medians of bins: one stalled step in ten moves
-nothing); the drafter's time is the median of what model-arm steps took above the line. A request
-pays for its own tokens and for its share of the rest:
-``(fixed_us + extra_us[arm]) / batch_size + token_us * (1 + verified tokens)``. In a batch that
+nothing); the drafter's time is the median of what model-arm steps took above the line. What a
+request pays of a step is ``policy.pricing``'s to say, by the table of that line. In a batch that
 mixes arms, a step's time is booked on each of its requests as if all had chosen alike: the
 difference between the arms then comes out smaller than it is.
 
@@ -20,12 +19,13 @@ higher.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.policy.pricing import MAX_TOKENS, CostTable
+from decoder.policy.pricing import MAX_TOKENS, CostTable, part_of
 from decoder.policy.rule import CACHE, MODEL, NONE, Choice, Situation
 from learner.rows import UNKNOWN, Rows
 
@@ -65,9 +65,12 @@ class Costs:
         committed = np.ones(len(rows))
         committed[cache] += np.minimum(rows.accepted, lengths)[cache]
         committed[model] += self.model_accepted
-        drafted = np.select([cache, model], [lengths, self.model_len], 0.0)
-        shared = self.fixed_us + np.asarray(self.extra_us)[arms]
-        return committed, shared / rows.batch_size + self.token_us * (1.0 + drafted)
+        drafts = np.select([cache, model], [lengths, self.model_len], 0.0)
+        drafted = np.where(model, self._table.draft_us, 0.0)
+        # The table holds the line of steps that verify nothing; cache steps may lie off it.
+        drafted[cache] = self.extra_us[CACHE] - self.extra_us[NONE]
+        batch = rows.batch_size
+        return committed, part_of(self._table, batch, drafts, drafts, drafted, batch)
 
     def always(self, rows: Rows, arm: int) -> tuple[Floats, Floats]:
         """:meth:`outcome` of taking ``arm`` everywhere, cache drafts whole."""
@@ -78,19 +81,22 @@ class Costs:
     @property
     def situation(self) -> Situation:
         """These costs as workers hold them, to decide with the functions that workers run."""
+        return Situation(self._table, round(self.model_len) if self.has_model else 0)
+
+    @cached_property
+    def _table(self) -> CostTable:
         none, model, _ = self.extra_us
         ends = (1, MAX_TOKENS)
         times = tuple(self.fixed_us + none + self.token_us * t for t in ends)
-        drafting = max(model - none, 0.0)
-        table = CostTable("learned", ends, times, draft_us=drafting)
-        return Situation(table, round(self.model_len) if self.has_model else 0)
+        return CostTable("learned", ends, times, draft_us=max(model - none, 0.0))
 
     def simple_rate(self, arm: int) -> float:
         """Tokens per microsecond of a lone request that always takes ``arm``, MODEL or NONE."""
-        is_model = arm == MODEL
-        drafted = self.model_len if is_model else 0.0
-        time = self.fixed_us + self.extra_us[arm] + self.token_us * (1.0 + drafted)
-        return (1.0 + (self.model_accepted if is_model else 0.0)) / time
+        if arm == NONE:
+            return 1.0 / float(part_of(self._table, 1, 0, 0))
+        drafts = self.model_len
+        time = part_of(self._table, 1, drafts, drafts, self._table.draft_us)
+        return (1.0 + self.model_accepted) / float(time)
 
 
 NOMINAL: Final = Costs(fixed_us=1.0, token_us=0.006, measured=False)

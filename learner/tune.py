@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from decoder.contracts.bundle import Policy
 from decoder.contracts.features import FloatArray
 from decoder.policy.estimate import PAPER_THRESHOLD, decide_each, estimate, predict
+from decoder.policy.pricing import part_of
 from decoder.policy.rule import CACHE, MODEL, NONE
 from learner.costs import MIN_ARM, NOMINAL, Costs, Floats
 from learner.rows import Rows
@@ -198,7 +199,7 @@ def _fixed_point(policy: Policy, rows: Rows, costs: Costs) -> tuple[float, float
     the best would follow noise; the fixed point is the optimum of the ratio (Dinkelbach 1967).
     """
     batch = int(np.median(rows.batch_size))
-    plain = float(costs.situation.costs.dense[batch]) / batch
+    plain = float(part_of(costs.situation.costs, batch, 0, 0))
     rate, speed = policy.rate, 0.0
     for _ in range(ITERATIONS):
         speed = _speed(replace(policy, rate=rate), rows, costs)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,14 +35,6 @@ class Server:
     def metric(self, name: str, **labels: str) -> float:
         """The sum over all series of ``name`` with these labels; 0 where there is none."""
         return metric(self.page(), name, **labels)
-
-    def until(self, what: str, condition: Callable[[], bool]) -> None:
-        """Wait: counters are written after the tokens they count were sent, ours once a second."""
-        deadline = time.monotonic() + PATIENCE_S
-        while not condition():
-            self.child.check()
-            assert time.monotonic() < deadline, f"waited in vain for {what}"
-            time.sleep(0.2)
 
 
 def metric(page: str, name: str, **labels: str) -> float:

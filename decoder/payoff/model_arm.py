@@ -14,7 +14,7 @@ from typing import Final
 from decoder.policy.survival import yields_of
 
 MEMORY: Final = 24.0
-"""Model drafts over which chance and ratio are taken."""
+"""Steps with model drafts over which chance and ratio are taken, however many drafts they have."""
 AGES: Final = 150.0
 """Steps without a model draft in which what is known of them loses most of its weight: a drafter
 that nobody used may have changed, and one look must be able to bring it back."""
@@ -33,6 +33,7 @@ class ModelArm:
         self._held, self._tried = chance, 1.0
         self._observed = self._predicted = 0.0
         self._seen = 0
+        self._left, self._aged = 0, 0.0  # drafts to come of the step under way; how old the past is
 
     @property
     def chance(self) -> float:
@@ -48,21 +49,27 @@ class ModelArm:
         """What was accepted over what had been predicted, recently: corrects the predictions."""
         return (self._observed + PRIOR) / (self._predicted + PRIOR)
 
-    def observe(self, accepted: int, verified: int, predicted: float | None) -> None:
+    def observe(
+        self, accepted: int, verified: int, predicted: float | None, drafts: int = 1
+    ) -> None:
         """Take in a verified model draft and the network's own estimate of it. Mutates.
 
-        ``predicted`` is None where no network was asked: then the ratio learns nothing.
+        Args:
+            predicted: None where no network was asked: then the ratio learns nothing.
+            drafts: model drafts that its step verified: together they count for one step.
         """
+        if self._left <= 0 or self.unseen:
+            self._left, self._aged = drafts, 1.0 - math.exp(-self.unseen / AGES)
+        self._left -= 1
+        self.unseen = 0
         self._seen += 1
-        aged = 1.0 - math.exp(-self.unseen / AGES)
-        weight = max(1.0 / MEMORY, 1.0 / (1 + self._seen), aged)
+        usual = max(1.0 / MEMORY, self._aged) / drafts
+        weight = max(usual, 1.0 / (1 + self._seen))
         self._held += weight * (accepted - self._held)
         self._tried += weight * (accepted + (accepted < verified) - self._tried)
-        self.unseen = 0
         if predicted is not None:
-            weight = max(1.0 / MEMORY, aged)
-            self._observed += weight * (accepted - self._observed)
-            self._predicted += weight * (predicted - self._predicted)
+            self._observed += usual * (accepted - self._observed)
+            self._predicted += usual * (predicted - self._predicted)
 
 
 def chance_of(payoff: float, length: int) -> float:

@@ -1,21 +1,37 @@
-"""What a step costs, by the tokens it verifies and by whether the model drafter ran.
+"""What a choice costs and what it brings: the one definition.
 
-A table is a measurement of one set-up (engine, models, precision, device) and says so: it is never
-applied to another.
+A **step** runs one token of each of its requests through the target, and their drafts with them::
+
+    step_time = verifying(rows + drafts) + drafting(drafted, rows) + proposing(rows)
+
+A **request pays** its part of the time that the step would take without drafts, for its own draft
+tokens the mean price of all those of the step, and its part of what the drafter took. So the parts
+of a step's requests add up to the step. A choice **brings** committed tokens, each of which is
+worth the time it would otherwise take (:func:`value_of`).
+
+The rule (``policy.rule``), the floor's outcomes, a worker's rate and the learner all price with
+these functions; the compiled step of a worker (``decoder.choice``) has twins of them, held equal by
+a test. A table is a measurement of one set-up (engine, models, precision, device) and says so: it
+is never applied to another.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
 
 MAX_TOKENS: Final = 4096
-"""Tokens of a step the dense table reaches to; beyond it the last slope goes on."""
+"""Tokens of a step that the dense table reaches to; beyond it its last slope goes on."""
+TAIL: Final = 256
+"""Tokens at the end of the dense table that its last slope is taken over: a step of graph sizes has
+none in one token."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +39,10 @@ class CostTable:
     """Microseconds of a step, or any one unit.
 
     ``verify_us[i]`` is the time of a step that runs ``tokens[i]`` tokens through the target
-    (ascending, the first is 1), linear in between. A step whose drafter makes ``k`` tokens for
-    ``b`` requests adds ``draft_us + draft_token_us * k + draft_row_us * k * b``.
+    (ascending, the first is 1), linear in between; up to the largest of ``graphs`` a step takes
+    what the next of these sizes takes, to which its engine pads it. A step whose drafter makes
+    ``k`` tokens for ``b`` requests adds ``draft_us + draft_token_us * k + draft_row_us * k * b``,
+    and proposing drafts for ``b`` requests, whatever is chosen of them, ``own_us * b``.
     """
 
     setup: str
@@ -33,6 +51,8 @@ class CostTable:
     draft_us: float = 0.0
     draft_token_us: float = 0.0
     draft_row_us: float = 0.0
+    own_us: float = 0.0
+    graphs: tuple[int, ...] = ()
     dense: Floats = field(init=False, compare=False, repr=False)
     """float64 [MAX_TOKENS + 1]: time of a step by its tokens, derived from the rest."""
 
@@ -40,22 +60,52 @@ class CostTable:
         """Build the dense form.
 
         Raises:
-            ValueError: the grid does not ascend from 1, or a time is not finite and positive.
+            ValueError: the grid does not ascend from 1, the graph sizes do not ascend, or a time is
+                not finite and positive.
         """
-        ascending = all(a < b for a, b in zip(self.tokens, self.tokens[1:], strict=False))
+        ascending = all(a < b for a, b in pairwise((0, *self.tokens)))
         if not self.tokens or self.tokens[0] != 1 or not ascending:
             raise ValueError(f"cost table over {self.tokens}: tokens must ascend from 1")
+        if not all(a < b for a, b in pairwise((0, *self.graphs))):
+            raise ValueError(f"cost table with graphs {self.graphs}: sizes must ascend")
         times = np.array(self.verify_us, np.float64)
         if times.shape != (len(self.tokens),) or not (np.isfinite(times) & (times > 0)).all():
             raise ValueError("cost table: one finite positive time for each entry of tokens")
         times = _ascending(times)
-        grid = np.arange(MAX_TOKENS + 1)
-        dense = np.interp(grid, self.tokens, times)
+        dense = np.interp(_GRID, self.tokens, times)
         if len(times) > 1:
             slope = (times[-1] - times[-2]) / (self.tokens[-1] - self.tokens[-2])
-            dense += np.maximum(grid - self.tokens[-1], 0) * slope
+            dense += np.maximum(_GRID - self.tokens[-1], 0) * slope
+        if self.graphs:
+            sizes = np.array((0, *self.graphs))
+            sizes = sizes[sizes <= MAX_TOKENS]
+            padded = sizes[np.searchsorted(sizes, _GRID[: sizes[-1] + 1])]
+            dense[: sizes[-1] + 1] = dense[padded]
         dense.setflags(write=False)
         object.__setattr__(self, "dense", dense)
+
+    def padded(self, tokens: int) -> int:
+        """Tokens that a step of so many really runs: the next of the graph sizes, if there is."""
+        at = bisect_left(self.graphs, tokens)
+        return self.graphs[at] if at < len(self.graphs) else tokens
+
+    def time(self, tokens: int) -> float:
+        """:meth:`verifying` of one size."""
+        if tokens <= MAX_TOKENS:
+            return float(self.dense[tokens])
+        return float(self.dense[-1]) + (tokens - MAX_TOKENS) * self.slope
+
+    def verifying(self, tokens: ArrayLike) -> Floats:
+        """Time of running so many tokens through the target, float64 of the shape of ``tokens``."""
+        tokens = np.rint(tokens).astype(np.int64)
+        beyond = np.maximum(tokens - MAX_TOKENS, 0)
+        found: Floats = self.dense[np.minimum(tokens, MAX_TOKENS)] + beyond * self.slope
+        return found
+
+    @property
+    def slope(self) -> float:
+        """Time of one more token beyond the dense table."""
+        return float(self.dense[-1] - self.dense[-1 - TAIL]) / TAIL
 
     def drafting(self, k: int, batch: int) -> float:
         """Time the model drafter adds to a step for ``k`` tokens of ``batch`` requests."""
@@ -63,22 +113,108 @@ class CostTable:
             return 0.0
         return self.draft_us + k * (self.draft_token_us + self.draft_row_us * batch)
 
+    def proposing(self, rows: int) -> float:
+        """Time the router takes to propose and decide for ``rows`` requests."""
+        return self.own_us * rows
+
+
+def step_time(
+    costs: CostTable, rows: int, drafts: int, drafted: int = 0, *, proposes: bool = False
+) -> float:
+    """Time of a step.
+
+    Args:
+        rows: requests in it.
+        drafts: draft tokens that it verifies, of all of them.
+        drafted: tokens that the model drafter makes for each; 0 if it does not run.
+        proposes: whether drafts are looked for at all.
+    """
+    time = costs.time(rows + drafts) + costs.drafting(drafted, rows)
+    return time + costs.proposing(rows) * proposes
+
+
+def plain_steps(
+    costs: CostTable, rows: int, drafts: int, drafted: int = 0, *, proposes: bool = False
+) -> float:
+    """:func:`step_time` in steps of as many rows that verify and propose nothing; at least 1."""
+    time = step_time(costs, rows, drafts, drafted, proposes=proposes)
+    return max(time / step_time(costs, rows, 0), 1.0)
+
+
+def gain_of(
+    costs: CostTable,
+    rows: int,
+    accepted: float,
+    drafts: int,
+    drafted: int = 0,
+    *,
+    rate: float = 1.0,
+) -> float:
+    """Time that the drafts of a step were worth beyond what they cost, the router's own left out.
+
+    Args:
+        accepted: draft tokens of all requests that the target committed.
+        rate: at which a token counts; at 1 a step is weighed against verifying nothing at all.
+    """
+    worth = float(value_of(costs, rows, rate)) * accepted
+    return worth - (step_time(costs, rows, drafts, drafted) - step_time(costs, rows, 0))
+
+
+def part_of(
+    costs: CostTable,
+    rows: ArrayLike,
+    length: ArrayLike,
+    drafts: ArrayLike,
+    drafted: ArrayLike = 0.0,
+    drafting: ArrayLike = 1,
+) -> Floats:
+    """What one request pays of a step, float64 of the common shape of all.
+
+    Args:
+        rows: requests in the step.
+        length: of them this one's draft tokens.
+        drafts: draft tokens of all.
+        drafted: time that the model drafter took, if this request asked for it, else 0.
+        drafting: requests that asked.
+    """
+    rows, drafts = np.asarray(rows), np.asarray(drafts)
+    plain = costs.verifying(rows)
+    above = costs.verifying(rows + drafts) - plain
+    found: Floats = (
+        plain / rows + above * np.asarray(length) / np.maximum(drafts, 1)
+        + np.asarray(drafted) / np.maximum(drafting, 1)
+    )  # fmt: skip
+    return found
+
+
+def value_of(costs: CostTable, rows: ArrayLike, rate: float) -> Floats:
+    """Time that a committed token of a step of ``rows`` requests is worth.
+
+    Args:
+        rate: tokens a request commits in the time of a step that verifies no draft.
+    """
+    found: Floats = costs.verifying(rows) / (rate * np.asarray(rows))
+    return found
+
 
 def _ascending(times: Floats) -> Floats:
     """The times nearest to ``times`` of which none is below the one before (isotonic regression).
 
     More tokens never cost less, but a noisy measurement may say so; the largest so far would let
-    one slow measurement raise all that follow.
+    one slow measurement raise all that follow. Neighbours that violate the order are pooled.
     """
-    n = len(times)
-    sums = np.concatenate([[0.0], np.cumsum(times)])
-    first, last = np.arange(n)[:, None], np.arange(n)[None, :]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        means = np.where(first <= last, (sums[1:] - sums[:-1, None]) / (last + 1 - first), np.inf)
-    lowest = np.minimum.accumulate(means[:, ::-1], axis=1)[:, ::-1]  # over all ends from i on
-    ascending: Floats = np.where(first <= last, lowest, -np.inf).max(axis=0)
-    return ascending
+    levels: list[tuple[float, int]] = []
+    for time in times.tolist():
+        mean, count = time, 1
+        while levels and levels[-1][0] > mean:
+            before, more = levels.pop()
+            mean, count = (mean * count + before * more) / (count + more), count + more
+        levels.append((mean, count))
+    means, counts = zip(*levels, strict=True)
+    return np.repeat(np.array(means), counts)
 
+
+_GRID: Final = np.arange(MAX_TOKENS + 1)
 
 NOMINAL: Final = CostTable("nominal", (1, MAX_TOKENS), (1.0, 1.0 + 0.006 * (MAX_TOKENS - 1)))
 """In units of a plain step: 32 more tokens cost a fifth more, the drafter nothing. What stands in

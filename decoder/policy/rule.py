@@ -1,11 +1,11 @@
 """The rate rule: what to verify so that the most tokens are committed a second.
 
-A committed token is worth the time it would otherwise take: ``value = plain / (rate * batch)``,
-where ``plain`` is the time of a step that verifies no draft and ``rate`` the tokens a request gets
-done in such a time, the one decision parameter, tuned by the learner. A choice is worth
-``value * (tokens committed) - (time of the step)``; maximising it maximises the long-run rate
-(Dinkelbach's argument for ratios), and a threshold on the accepted length is the special case of
-constant costs and a constant model draft.
+What a choice costs and brings is defined in :mod:`decoder.policy.pricing`: a committed token is
+worth ``value = plain / (rate * batch)``, where ``plain`` is the time of a step that verifies no
+draft and ``rate`` the tokens a request gets done in such a time, the one decision parameter, tuned
+by the learner. A choice is worth ``value * (tokens committed) - (time of the step)``; maximising it
+maximises the long-run rate (Dinkelbach's argument for ratios), and a threshold on the accepted
+length is the special case of constant costs and a constant model draft.
 
 :func:`choose_each` judges rows on their own, as the learner replays them. A worker's step, whose
 requests share one budget and one drafter, is ``decoder.choice``; on a batch of one they agree.
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decoder.contracts.features import FloatArray
-from decoder.policy.pricing import MAX_TOKENS, CostTable
+from decoder.policy.pricing import MAX_TOKENS, CostTable, part_of, value_of
 
 NONE, MODEL, CACHE = range(3)
 ARMS: Final = ("none", "model", "cache")
@@ -66,10 +66,10 @@ def choose_each(
     """
     n, width = curves.shape
     costs, k = situation.costs, situation.model_len
-    plain = costs.dense[batch]
-    value = plain / (rate * batch)
-    steps = np.minimum(batch[:, None] + _FROM_ONE[: max(width, k)], len(costs.dense) - 1)
-    extra = costs.dense[steps] - plain[:, None]
+    value = value_of(costs, batch, rate)
+    lengths_of = _FROM_ONE[: max(width, k)]
+    alone = part_of(costs, batch, 0, 0)
+    extra = part_of(costs, batch[:, None], lengths_of, lengths_of) - alone[:, None]
     gains = np.cumsum(curves, axis=1) * value[:, None] - extra[:, :width]
     best = np.zeros(n)
     lengths = np.zeros(n, np.int32)

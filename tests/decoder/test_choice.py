@@ -10,11 +10,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decoder.choice import choose, curves_of, draft_length, outputs_of, share_out
+from decoder.choice import (
+    choose,
+    curves_of,
+    draft_length,
+    drafting_time,
+    outputs_of,
+    part,
+    share_out,
+    verifying,
+)
 from decoder.contracts.bundle import BUCKETS, MAX_DRAFT, OUTPUTS, Kind, Policy
 from decoder.contracts.features import FEATURES, NUM_FEATURES
 from decoder.policy.estimate import decide_each, estimate, network
-from decoder.policy.pricing import MAX_TOKENS, NOMINAL, CostTable
+from decoder.policy.pricing import (
+    MAX_TOKENS,
+    NOMINAL,
+    CostTable,
+    gain_of,
+    part_of,
+    plain_steps,
+    step_time,
+    value_of,
+)
 from decoder.policy.rule import CACHE, MODEL, NONE, Choice, Situation, choose_each
 from decoder.policy.survival import BUCKET_OF, survival, yields_of
 
@@ -23,11 +41,15 @@ def drafting(s: Situation) -> tuple[float, float, float]:
     return s.costs.draft_us, s.costs.draft_token_us, s.costs.draft_row_us
 
 
-def shared(curves: np.ndarray, models: np.ndarray, rate: float, s: Situation) -> Choice:
+def shared(
+    curves: np.ndarray, models: np.ndarray, rate: float, s: Situation, room: int = 1 << 40
+) -> Choice:
     """The step of all these requests."""
     n = len(models)
     value = s.costs.dense[n] / (rate * n)
-    return Choice(*share_out(curves, models, s.model_len, value, n, s.costs.dense, drafting(s)))
+    return Choice(
+        *share_out(curves, models, s.model_len, value, n, room, s.costs.dense, drafting(s))
+    )
 
 
 curve = st.lists(st.floats(0.015625, 1.0, width=32), max_size=4).map(
@@ -64,14 +86,13 @@ def worth(
 ) -> float:
     """What a step of these (arm, length) is worth, from the rule's definition."""
     n = len(choice)
-    plain = s.costs.dense[n]
     tokens = sum(
         float(model[i]) if arm == MODEL else float(curves[i, :length].sum())
         for i, (arm, length) in enumerate(choice)
     )
     spent = sum(length for _, length in choice)
-    drafting = s.costs.drafting(s.model_len, n) if any(a == MODEL for a, _ in choice) else 0.0
-    return tokens * plain / (rate * n) - (s.costs.dense[n + spent] - plain) - drafting
+    drafted = s.model_len if any(arm == MODEL for arm, _ in choice) else 0
+    return gain_of(s.costs, n, tokens, spent, drafted, rate=rate)
 
 
 def options(row: np.ndarray, k: int) -> list[tuple[int, int]]:
@@ -123,7 +144,7 @@ def test_a_lone_drafter_makes_as_many_tokens_as_pay_best(
         asked = Situation(s.costs, length)
         return worth(none, yields[:, length - 1], [(MODEL, length)], rate, asked)
 
-    found = draft_length(yields, s.costs.dense[1] / rate, 1, s.costs.dense, drafting(s))
+    found = draft_length(yields, s.costs.dense[1] / rate, 1, 1 << 40, s.costs.dense, drafting(s))
     assert gain(found) == pytest.approx(max(gain(j) for j in range(1, k + 1)), abs=1e-6)
 
 
@@ -134,7 +155,7 @@ def test_a_drafter_for_many_makes_what_those_gain_who_gain() -> None:
     def length(*rows: list[float]) -> int:
         value = table.dense[4] / (2.0 * 4)
         return draft_length(
-            np.array(rows, np.float32), value, 4, table.dense, drafting(Situation(table))
+            np.array(rows, np.float32), value, 4, 1 << 40, table.dense, drafting(Situation(table))
         )
 
     assert length(likely, likely, likely, likely) == 6
@@ -242,3 +263,77 @@ def test_more_requests_than_the_cost_table_reaches_to_are_decided_as_at_its_end(
     )
     assert (beyond.arms == last.arms).all() and (beyond.lengths == last.lengths).all()
     assert beyond.model_len == last.model_len
+
+
+tables = st.builds(
+    lambda slope, jump, draft, row, own, graphs: CostTable(
+        "t", (1, 40, 41, 900), (1.0, 1.0 + slope, 1.0 + slope + jump, 1.0 + 9 * slope + jump),
+        draft_us=draft, draft_token_us=draft, draft_row_us=row, own_us=own,
+        graphs=tuple(range(8, 8 * graphs + 1, 8)),
+    ),
+    st.floats(0.0, 5.0), st.floats(0.0, 2.0), st.floats(0.0, 1.0), st.floats(0.0, 0.1),
+    st.floats(0.0, 0.1), st.integers(0, 600),
+)  # fmt: skip
+
+
+@settings(max_examples=200, deadline=None)
+@given(tables, st.integers(1, 6000), st.integers(0, 9000), st.integers(0, 64), st.integers(0, 8))
+def test_the_compiled_prices_are_those_of_the_definition(
+    costs: CostTable, rows: int, drafts: int, length: int, drafted: int
+) -> None:
+    length = min(length, drafts)
+    assert verifying(rows + drafts, costs.dense) == pytest.approx(costs.time(rows + drafts))
+    assert float(costs.verifying(rows + drafts)) == pytest.approx(costs.time(rows + drafts))
+    assert drafting_time(drafted, rows, drafting(Situation(costs))) == pytest.approx(
+        costs.drafting(drafted, rows)
+    )
+    spent = costs.drafting(drafted, rows)
+    for sharing in (1, rows):
+        assert part(rows, length, drafts, spent, sharing, costs.dense) == pytest.approx(
+            float(part_of(costs, rows, length, drafts, spent, sharing))
+        )
+
+
+@settings(max_examples=100, deadline=None)
+@given(tables, st.lists(st.integers(0, 64), min_size=1, max_size=40), st.integers(0, 8))
+def test_what_the_requests_of_a_step_pay_adds_up_to_it(
+    costs: CostTable, lengths: list[int], drafted: int
+) -> None:
+    rows, drafts = len(lengths), sum(lengths)
+    asked = max(rows // 2, 1)
+    spent = np.where(np.arange(rows) < asked, costs.drafting(drafted, rows), 0.0)
+    paid = part_of(costs, rows, lengths, drafts, spent, asked).sum()
+    assert paid == pytest.approx(step_time(costs, rows, drafts, drafted))
+    proposing = step_time(costs, rows, drafts, drafted, proposes=True)
+    assert proposing - paid == pytest.approx(costs.own_us * rows)
+    assert plain_steps(costs, rows, drafts, drafted) == pytest.approx(
+        max(paid / costs.time(rows), 1.0)
+    )
+    gain = gain_of(costs, rows, 3.0, drafts, drafted, rate=2.0)
+    assert gain == pytest.approx(3.0 * float(value_of(costs, rows, 2.0)) - paid + costs.time(rows))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 6), st.integers(0, 20), st.integers(0, 40), st.integers(0, 4),
+       st.sampled_from(["frequency", "payoff", "survival"]))  # fmt: skip
+def test_a_step_verifies_no_more_than_it_has_room_for(
+    n: int, seed: int, most: int, k: int, kind: Kind
+) -> None:
+    features, policy = some_features(n, seed), replace(a_policy(kind, seed), threshold=0.0)
+    owners = np.arange(0, n, 1 + seed % 2)
+    step = (policy, features[: len(owners)], owners, n, n, NOMINAL, 8.0, k)
+    bound, free = choose(*step, chance=0.9, most=most), choose(*step, chance=0.9)
+    assert bound.lengths.sum() <= most
+    assert ((bound.arms == NONE) == (bound.lengths == 0)).all()
+    if most >= free.lengths.sum() and kind != "survival":
+        assert (bound.lengths == free.lengths).all()
+
+
+def test_room_goes_where_it_buys_most() -> None:
+    curves, none = padded([[0.9, 0.8], [0.5, 0.4], [0.95]]), np.zeros(3, np.float32)
+    step = shared(curves, none, 1.0, Situation(NOMINAL), room=2)
+    assert step.lengths.tolist() == [1, 0, 1]
+    drafter = Situation(CostTable("t", (1, 64), (1.0, 1.06)), 2)
+    model = np.array([0.5, 1.5, 1.9], np.float32)
+    step = shared(curves[:, :0], model, 1.0, drafter, room=5)
+    assert step.arms.tolist() == [NONE, MODEL, MODEL] and step.lengths.sum() == 4

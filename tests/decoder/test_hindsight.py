@@ -47,3 +47,16 @@ def test_an_option_commits_what_it_would_have_verified_and_the_target_accepts() 
     cycle = a_cycle(CACHE, 2, 5, Step(2, 5, 0, 1))
     tokens = [committed for committed, _ in outcomes_of(cycle, 4, 1.5, COSTS)]
     assert tokens == [3.0, 1.0, 2.5, 5.0]
+
+
+@pytest.mark.parametrize("drafted", [0, K])
+def test_a_model_draft_that_did_not_happen_is_no_credit_to_anybody(drafted: int) -> None:
+    """It was to be made, and the drafter failed, or the scheduler had no room for what it made."""
+    step = Step(K, 0, 1, 1, model_len=K, arms=[MODEL], chosen=[MODEL], lengths=[K])
+    cycle = Cycle(step, 0, -1, 0, 0, 0, (), drafted_len=drafted, committed=1)
+    policy, none, model, _ = outcomes_of(cycle, 0, 1.5, COSTS)
+    assert policy == model
+    assert model[0] == none[0] == 1.0
+    assert model[1] == pytest.approx(none[1] + (COSTS.drafting(K, 1) if drafted else 0.0))
+    cycle.verified_len, cycle.model_accepted = K, 2
+    assert outcomes_of(cycle, 0, 1.5, COSTS)[0][0] == 3.0

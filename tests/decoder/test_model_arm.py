@@ -61,3 +61,30 @@ def test_drafts_that_no_network_judged_leave_the_ratio_alone() -> None:
     corrected.observe(0, 4, 2.0)
     corrected.observe(0, 4, 2.0)
     assert arm.ratio == corrected.ratio < 1.0
+
+
+def test_the_drafts_of_a_step_count_for_one() -> None:
+    """64 drafts of one bad step do not wipe out what hundreds of steps have shown."""
+    arm = ModelArm(1.0, 4)
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        arm.unseen += 1
+        for _ in range(64):
+            held = int(np.argmin([*(rng.random(4) < 0.8), False]))
+            arm.observe(held, 4, 2.4, drafts=64)
+    before = arm.chance, arm.ratio
+    assert before[0] == pytest.approx(0.8, abs=0.02)
+    arm.unseen += 1
+    for _ in range(64):
+        arm.observe(0, 4, 2.4, drafts=64)
+    assert arm.chance > 0.9 * before[0] and arm.ratio > 0.9 * before[1]
+
+
+def test_a_look_after_a_long_while_counts_for_much_however_many_look() -> None:
+    arm = ModelArm(1.0, 4)
+    for _ in range(100):
+        arm.observe(0, 4, 1.5)
+    arm.unseen = 64
+    for _ in range(8):
+        arm.observe(3, 4, 1.5, drafts=8)
+    assert arm.chance > 0.3 and arm.ratio > 0.6

@@ -18,7 +18,7 @@ import itertools
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -74,7 +74,7 @@ def end(worker: Any) -> dict[str, Any]:
         counters = ours.router.counters
         told["faults"] = ours.faults
         told["cycles"], told["accepted"] = dict(counters.cycles), dict(counters.accepted)
-        told["events"] = len([asdict(event) for event in ours.queue.take(1_000_000)])
+        told["events"] = len(ours.queue.take(1_000_000))
         told["versions"] = ours.router.policy.version
     return told
 

@@ -25,7 +25,7 @@ TOGETHER: Final = 12
 LIMITS: Final = (
     f"--max-model-len {CONTEXT} --max-num-seqs 8 --max-num-batched-tokens 512 "
     # Room for less than eight requests at their longest: some are preempted.
-    "--block-size 32 --num-gpu-blocks-override 36 "
+    "--block-size 32 --num-gpu-blocks-override 26 "
     "--enable-auto-tool-choice --tool-call-parser hermes"
 )
 

@@ -6,7 +6,7 @@ from typing import Final
 
 import torch
 
-from decoder import costs
+from decoder import profiling
 from decoder.drafting.tree import chain
 from decoder.engines.reference.engine import ReferenceEngine
 from decoder.engines.reference.kv_cache import KVCache
@@ -15,6 +15,9 @@ from decoder.policy.pricing import CostTable
 
 CONTEXT: Final = 64
 """Tokens of context that the timed steps stand behind."""
+MOST: Final = 128
+"""Tokens of the largest step: one request's, and its longest draft's."""
+SECONDS: Final = 5.0
 
 
 def profile(engine: ReferenceEngine, method: Method) -> CostTable:
@@ -33,7 +36,7 @@ def profile(engine: ReferenceEngine, method: Method) -> CostTable:
 
         arm = engine.model_arm(method) if method.model == "chain" else None
         if arm is None or read.aux is None:
-            return costs.profile("reference", step)
+            return profiling.profile("reference", step, most=MOST, seconds=SECONDS)
         arm.follow([1] * CONTEXT, read.aux)
         arm.catch_up()
         length = engine.longest_draft(method)
@@ -42,4 +45,6 @@ def profile(engine: ReferenceEngine, method: Method) -> CostTable:
             arm.draft(length)
             engine.clock()
 
-        return costs.profile("reference", step, draft, drafted=length)
+        return profiling.profile(
+            "reference", step, draft, drafted=length, most=MOST, seconds=SECONDS
+        )

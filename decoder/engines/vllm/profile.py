@@ -1,21 +1,29 @@
 """The cost profile of a vLLM worker: steps of several sizes, timed once at start.
 
-A step is timed as vLLM's own dummy run plus the logits of all its tokens, and drafting a token as
-the drafter's, plus the choice of one for each request; what that leaves out (attention over a long
-context, sampling, scheduling) is added by the corrections of every step served.
+The sizes go to the largest step that decoding makes (each request with its longest draft, as far as
+the engine batches so many tokens and their logits have room), at the sizes of the engine's own
+graphs where it has any. A step is timed as vLLM's own dummy run plus the logits of all its tokens,
+and drafting a token as the drafter's, plus the choice of one for each request; what that leaves out
+(attention over a long context, sampling, scheduling) is added by the corrections of every step
+served.
 """
 
 from __future__ import annotations
 
 import platform
+from functools import partial
 from typing import Any, Final
 
 import torch
 
-from decoder import costs
+from decoder import profiling
 from decoder.engines.vllm.ranks import Ranks
 from decoder.policy.pricing import CostTable
+from decoder.room import tokens_of_logits
 
+CPU_SECONDS: Final = 6.0
+"""What a profile may take of a start without an accelerator: steps of many tokens never pay there.
+"""
 MANY: Final = 16
 """Requests that drafting is timed for, beside one."""
 
@@ -34,8 +42,10 @@ def setup_name(runner: Any, scope: str) -> str:
 def profile(runner: Any, scope: str, ranks: Ranks) -> CostTable | None:
     """Time target and drafter apart; None on ranks that follow. Nothing is mutated that lasts."""
 
+    on_cpu = runner.device.type == "cpu"
+
     def wait() -> None:
-        if runner.device.type != "cpu":
+        if not on_cpu:
             torch.accelerator.synchronize()
 
     def step(tokens: int) -> None:
@@ -43,10 +53,13 @@ def profile(runner: Any, scope: str, ranks: Ranks) -> CostTable | None:
         runner.model.compute_logits(hidden[:tokens])
         wait()
 
-    name, most = setup_name(runner, scope), runner.max_num_tokens
+    name, most = setup_name(runner, scope), largest_step(runner)
+    graphs = graph_sizes(runner)
+    seconds = CPU_SECONDS if on_cpu else profiling.SECONDS
+    timed = partial(profiling.profile, name, most=most, graphs=graphs, seconds=seconds)
     drafter: Any = getattr(runner, "drafter", None)
     if not hasattr(drafter, "dummy_run"):
-        return ranks.conduct(lambda target: costs.profile(name, target, most=most), step)
+        return ranks.conduct(partial(timed, rows=(1,)), step)
     alone = drafter.dummy_run
 
     def draft(rows: int) -> None:
@@ -56,10 +69,23 @@ def profile(runner: Any, scope: str, ranks: Ranks) -> CostTable | None:
 
     drafter.dummy_run = lambda *_, **__: None  # or vLLM's own dummy run would include it
     try:
-        rows = (1, min(MANY, most))
-        return ranks.conduct(
-            lambda target, drafting: costs.profile(name, target, drafting, rows=rows, most=most),
-            step, draft,
-        )  # fmt: skip
+        return ranks.conduct(partial(timed, rows=(1, min(MANY, most))), step, draft)
     finally:
         del drafter.dummy_run
+
+
+def largest_step(runner: Any) -> int:
+    """Tokens of the largest step that only decodes."""
+    scheduler, speculative = runner.scheduler_config, runner.speculative_config
+    drafts = speculative.num_speculative_tokens if speculative is not None else 0
+    logits = tokens_of_logits(runner.model_config.get_vocab_size())
+    return int(min(scheduler.max_num_seqs * (1 + drafts), runner.max_num_tokens, logits))
+
+
+def graph_sizes(runner: Any) -> tuple[int, ...]:
+    """Sizes that a step is padded to, ascending; none where the engine captures no graphs."""
+    config = runner.compilation_config
+    if runner.device.type == "cpu" or not config.cudagraph_mode:
+        return ()
+    sizes = sorted(set(config.cudagraph_capture_sizes or ()))
+    return tuple(size for size in sizes if size <= runner.max_num_tokens)

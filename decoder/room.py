@@ -1,0 +1,38 @@
+"""How many draft tokens a step has room for, whatever they are worth.
+
+What has a price is no matter of room: a step beyond the largest graph is dear, and the cost table
+says so. Room ends where memory does, and where drafts would keep prompts waiting.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+LOGITS_BYTES: Final = 1 << 30
+"""Memory for the logits of one step: verification holds one float32 for each entry of the
+vocabulary and each token."""
+DRAFTS_SHARE: Final = 8
+"""Of what a step has left beside its requests, one part in so many belongs to drafts even while
+prompts wait for all of it: a long queue would else end all drafting."""
+
+
+def tokens_of_logits(vocabulary: int, budget: int = LOGITS_BYTES) -> int:
+    """Tokens whose logits fit into ``budget`` bytes, at least one."""
+    return max(budget // (4 * max(vocabulary, 1)), 1)
+
+
+def room(
+    rows: int, vocabulary: int, batched: int, waiting: int = 0, *, logits: int = LOGITS_BYTES
+) -> int:
+    """Draft tokens that a step has room for, all its requests together.
+
+    Args:
+        rows: requests that decode in it.
+        vocabulary: entries of it.
+        batched: tokens that the engine puts into one step at most (``max_num_batched_tokens``).
+        waiting: prompt tokens that wait to be read.
+        logits: bytes that a step's logits may take.
+    """
+    left = batched - rows
+    free = max(left - max(waiting, 0), left // DRAFTS_SHARE)
+    return max(min(free, tokens_of_logits(vocabulary, logits) - rows), 0)

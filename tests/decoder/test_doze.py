@@ -1,0 +1,96 @@
+"""A router that does not pay stops looking, at next to no loss, and looks again soon enough."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from decoder.doze import FIRST_WAIT, LONGEST_WAIT, LOSS, PROBE, SPENT, Doze
+
+PLAIN = 5_000.0
+STEPS = 10_000
+
+
+@dataclass(frozen=True)
+class Told:
+    """Time over that of never proposing, and whether the router was awake, step by step."""
+
+    time: float
+    awake: np.ndarray
+    naps: int
+
+
+def serve(own: float, gains: Iterable[float], doze: bool = True) -> Told:
+    """Steps whose drafts are worth ``gains`` plain steps, at ``own`` plain steps for proposing."""
+    judge, times, awake = Doze(), [], []
+    for gain in gains:
+        looks = judge.awake or not doze
+        awake.append(looks)
+        times.append(1.0 + (own - gain) * looks)
+        judge.observe(own * PLAIN * looks, gain * PLAIN * looks, 8, PLAIN)
+    return Told(float(np.mean(times)), np.array(awake), judge.naps)
+
+
+@pytest.mark.parametrize("own", [0.002, 0.01, 0.05, 0.2, 0.5])
+def test_with_nothing_to_copy_a_router_costs_less_than_a_hundredth(own: float) -> None:
+    told = serve(own, np.zeros(STEPS))
+    assert told.time < 1.01
+    assert told.time <= serve(own, np.zeros(STEPS), doze=False).time
+    assert told.naps <= 1
+
+
+@pytest.mark.parametrize("own", [0.01, 0.05, 0.2])
+def test_where_copying_comes_back_it_wakes_within_one_wait(own: float) -> None:
+    """The waits grow to where probing takes ``SPENT``: PROBE * own / SPENT steps."""
+    half = STEPS // 2
+    told = serve(own, (np.arange(STEPS) >= half) * 0.5)
+    wait = max(PROBE * own / SPENT, FIRST_WAIT)
+    assert told.awake[half - 1_000 : half].mean() < 0.25
+    assert told.awake[half + round(wait) + PROBE :].all()
+
+
+@pytest.mark.parametrize("own", [0.01, 0.1])
+def test_where_drafts_pay_now_and_then_it_stays_awake(own: float) -> None:
+    """A fifth of the steps bring ten times what proposing takes."""
+    gains = (np.random.default_rng(0).random(STEPS) < 0.2) * 10 * own
+    told = serve(own, gains)
+    assert told.awake.mean() > 0.95
+
+
+@pytest.mark.parametrize("own", [0.01, 0.05, 0.2, 0.5])
+@pytest.mark.parametrize("every", [100, 1_000, 4_000])
+def test_it_is_never_much_worse_than_the_better_of_sleeping_and_waking(
+    own: float, every: int
+) -> None:
+    """Copied stretches of a tenth of the time, each step of which is worth half a plain one."""
+    gains = (np.arange(STEPS) % every < every / 10) * 0.5
+    told = serve(own, gains)
+    assert told.time < min(1.0, serve(own, gains, doze=False).time) + 0.02
+
+
+def test_another_batch_or_another_cost_of_a_step_ends_the_sleep() -> None:
+    def asleep() -> Doze:
+        doze = Doze()
+        for _ in range(round(LOSS / 0.2) + 1):
+            doze.observe(0.2 * PLAIN, 0.0, 64, PLAIN)
+        assert not doze.awake
+        return doze
+
+    for requests, plain in ((16, PLAIN), (200, PLAIN), (64, 3 * PLAIN), (64, 0.4 * PLAIN)):
+        doze = asleep()
+        doze.observe(0.0, 0.0, 60, 1.1 * PLAIN)
+        assert not doze.awake
+        doze.observe(0.0, 0.0, requests, plain)
+        assert doze.awake
+
+
+def test_no_sleep_is_longer_than_its_bound() -> None:
+    told = serve(5.0, np.zeros(STEPS))
+    asleep, longest = 0, 0
+    for awake in told.awake:
+        asleep = 0 if awake else asleep + 1
+        longest = max(longest, asleep)
+    assert longest <= LONGEST_WAIT

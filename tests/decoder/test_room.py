@@ -1,0 +1,28 @@
+"""A step's drafts fit into memory, and do not keep prompts waiting."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from decoder.room import DRAFTS_SHARE, room, tokens_of_logits
+
+
+def test_logits_bound_a_step_of_many_requests() -> None:
+    budget = 1000 * 4 * 128_256
+    assert tokens_of_logits(128_256, budget) == 1000
+    assert room(64, 128_256, 8192, logits=budget) == 1000 - 64
+
+
+def test_waiting_prompts_go_first_and_leave_drafts_a_share() -> None:
+    assert room(64, 1000, 2048) == 1984
+    assert room(64, 1000, 2048, waiting=1500) == 484
+    assert room(64, 1000, 2048, waiting=100_000) == 1984 // DRAFTS_SHARE
+
+
+@given(*[st.integers(-5, 100_000)] * 4, st.integers(0, 1 << 34))
+def test_there_is_never_less_than_no_room(
+    rows: int, vocabulary: int, batched: int, waiting: int, logits: int
+) -> None:
+    found = room(rows, vocabulary, batched, waiting, logits=logits)
+    assert 0 <= found <= max(batched - rows, 0)
