@@ -19,7 +19,6 @@ before it, never a sampled draft token: so rejection sampling stays lossless.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Sequence
 from typing import Final, Protocol
@@ -28,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decoder.choice import choose
+from decoder.complaints import Complaints
 from decoder.contracts.bundle import MAX_DRAFT, Policy
 from decoder.costs import LiveCosts
 from decoder.counters import Counters
@@ -44,8 +44,6 @@ from decoder.policy.pricing import MAX_TOKENS, plain_steps
 from decoder.policy.rule import ARMS, CACHE, MODEL, NONE
 from decoder.rate import LiveRate
 from decoder.requests import Committed, Cycle, Decision, Request, RequestOptions, Step, state_of
-
-log = logging.getLogger(__name__)
 
 __all__ = ["Committed", "Counters", "Decision", "DraftRouter", "EventSink", "RequestOptions"]
 
@@ -100,6 +98,7 @@ class DraftRouter:
         self._cache = cache
         self._classes = token_classes
         self._sink = sink
+        self._complaints = Complaints()
         self._longest = longest
         self._model_len = min(model_draft_tokens, longest) if has_model else 0
         self._shorter = shorter
@@ -175,8 +174,10 @@ class DraftRouter:
                 continue
             try:
                 made = self._take(request, outcome, step_tokens, step_us)
-            except Exception:
-                log.exception("a request is left out of drafting: its bookkeeping failed")
+            except Exception:  # noqa: BLE001 - told by the complaints
+                self._complaints.exception(
+                    "a request is left out of drafting: its bookkeeping failed"
+                )
                 self._leave_out(request, "fault")
                 continue
             if made is not None:
@@ -373,8 +374,8 @@ class DraftRouter:
             for label in request.labels.close():
                 self._resolve(request, label, censored=reason)
             self._cache.stop(name)
-        except Exception:
-            log.exception("a request's last labels are lost: its bookkeeping failed")
+        except Exception:  # noqa: BLE001 - told by the complaints
+            self._complaints.exception("a request's last labels are lost: its bookkeeping failed")
             self.counters.left_out["fault"] += 1
 
     def _leave_out(self, request: Request, reason: str) -> None:
@@ -400,8 +401,8 @@ class DraftRouter:
         context = request.tokens[: request.length]
         try:
             return self._cache.propose(request.name, context, room)
-        except Exception:
-            log.exception("a request is left out of drafting: it cannot be looked up")
+        except Exception:  # noqa: BLE001 - told by the complaints
+            self._complaints.exception("a request is left out of drafting: it cannot be looked up")
             self._leave_out(request, "fault")
             return None
 

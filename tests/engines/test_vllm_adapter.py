@@ -267,6 +267,23 @@ def test_no_exception_of_ours_reaches_vllm(verb: str, caplog: pytest.LogCaptureF
     assert e.worker.faults > 3 and caplog.text.count("RuntimeError: ours") == 1
 
 
+def test_what_goes_wrong_with_every_request_is_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    e = engine(config("suffix"))
+
+    def broken(*_: Any) -> None:
+        raise RuntimeError("ours")
+
+    e.worker.router._cache.propose = broken  # type: ignore[method-assign]
+    with caplog.at_level(logging.ERROR, "decoder"):
+        serve(e)
+    for name, output in e.outputs.items():
+        assert output == list(copying(name)[40 + int(name) :][:120])
+    assert caplog.text.count("RuntimeError: ours") == 1
+    assert sum(e.worker.router.counters.left_out.values()) == 6 * (1 + RESTARTS)
+
+
 def test_a_request_that_cannot_be_stopped_harms_nobody() -> None:
     e = engine(config(tokens=16))
     stop = e.worker.router.stop

@@ -11,13 +11,15 @@ import pytest
 from decoder.contracts.identity import DIGITS
 from decoder.engines.vllm.asked import choice_of, options_of
 from decoder.requests import RequestOptions
-from decoder.tenancy.identities import Identities
+from decoder.tenancy.identities import Identities, Source
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of what vLLM imports
 
 
-def _options(parameters: Any, max_model_len: int, name: str = "chatcmpl-1") -> RequestOptions:
-    return options_of(name, parameters, max_model_len, Identities(b"k" * 32, "client"))
+def _options(
+    parameters: Any, max_model_len: int, name: str = "chatcmpl-1", source: Source = "client"
+) -> RequestOptions:
+    return options_of(name, parameters, max_model_len, Identities(b"k" * 32, source))
 
 
 @pytest.mark.parametrize(
@@ -38,19 +40,34 @@ def test_labels_from_a_client_are_hashed_and_speculation_can_be_switched_off() -
     options = _options(SamplingParams(extra_args=extra), 128)
     assert len(options.workload) == DIGITS and not options.speculate
     assert _options(SamplingParams(extra_args={"hvd_workload": "chat"}), 128).workload == "chat"
-    assert options.max_tokens <= 128
+    assert options.max_tokens <= 128 and _options(SamplingParams(), 128).speculate
 
 
 def test_no_name_that_a_client_chose_reaches_telemetry() -> None:
     from vllm import SamplingParams
 
     secret = "secret " * 1000
-    asked = SamplingParams(extra_args={"hvd_tenant": secret})
+    extra = {"hvd_tenant": secret, "hvd_session": secret, "hvd_workload": secret}
+    asked = SamplingParams(extra_args=extra)
     first, second = (_options(asked, 128, f"{i}_chatcmpl-{secret}-8f2e") for i in (0, 1))
     assert first.opaque == second.opaque and (first.choice, second.choice) == (0, 1)
-    assert len(first.opaque) == len(first.tenant) == DIGITS
-    assert "secret" not in repr(first)
-    assert _options(SamplingParams(), 128).tenant == ""
+    names = (first.opaque, first.tenant, first.session, first.workload)
+    assert {len(name) for name in names} == {DIGITS} and len(set(names)) == 4
+    assert "secret" not in repr(first) and first.key == second.key != ""
+
+
+def test_who_a_request_belongs_to_is_what_was_sealed_or_believed() -> None:
+    from vllm import SamplingParams
+
+    identities = Identities(b"k" * 32, "middleware")
+    whose = identities.make("an api key", "salt", "a session", "req-1")
+    sealed = SamplingParams(extra_args=identities.sealed(whose))
+    options = _options(sealed, 128, "1_chatcmpl-req-1-8f2e", "middleware")
+    told = (options.tenant, options.session, options.opaque, options.key, options.choice)
+    assert told == (whose.tenant, whose.session, whose.request, whose.key, 1)
+    client = SamplingParams(extra_args={"hvd_tenant": "somebody"})
+    assert _options(client, 128, source="client").key != _options(client, 128, source="shared").key
+    assert _options(SamplingParams(), 128, source="shared").tenant == ""
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,13 @@ class Worker:
         return "theirs"
 
 
+@pytest.fixture(autouse=True)
+def one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.distributed import parallel_state
+
+    monkeypatch.setattr(parallel_state, "_TP", SimpleNamespace(rank_in_group=0, world_size=1))
+
+
 @pytest.fixture
 def worker() -> Worker:
     e = Scheduled(config("suffix"), copying)
