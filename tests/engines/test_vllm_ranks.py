@@ -30,7 +30,11 @@ def run(job: str, size: int, folder: Path) -> tuple[list[int], list[str]]:
         )
         for r in range(size)
     ]  # fmt: skip
-    logs = [rank.communicate(timeout=120)[0] for rank in ranks]
+    try:
+        logs = [rank.communicate(timeout=120)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
     return [rank.returncode for rank in ranks], logs
 
 
@@ -104,12 +108,14 @@ def test_a_row_takes_what_is_given_or_its_share_of_the_model_draft() -> None:
 
 
 ROUNDS = (
-    ("swapping", 14),
-    ("leader fails", 6),
-    ("one fails", 10),
-    ("all fail", 6),
-    ("swapping", 6),
+    ("swapping", [*range(8), *range(6)]),
+    ("leader fails", [*range(8, 14), 0, 8]),
+    ("one fails", [*range(14, 20), 1, 14]),
+    ("all fail", [*range(20, 24), 2, 20]),
+    ("swapping", [3, 9, 15, 21]),
 )
+"""What befalls the ranks, and the prompts meanwhile; those that come again have cache drafts."""
+DISTINCT = 24
 MAX_TOKENS = 48
 
 
@@ -120,8 +126,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def decode(
     folder: Path, models: tuple[Path, Path], ranks: int, rounds: Rounds, hybrid: bool
-) -> tuple[dict[str, Any], str]:
-    """What a vLLM of so many ranks makes of the rounds, and its log."""
+) -> tuple[Any, str]:
+    """What a vLLM of so many ranks makes of the rounds, None if it ends before, and its log."""
     job, result = folder / "job.json", folder / "result.json"
     drafter = str(models[1]) if hybrid else None
     job.write_text(
@@ -146,36 +152,33 @@ def decode(
         [sys.executable, "-m", "tests.engines.rank_engine", str(job), str(result)],
         env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
     )  # fmt: skip
-    assert run.returncode == 0, run.stdout[-6000:]
-    return json.loads(result.read_text()), run.stdout
-
-
-def rounds_of(names: tuple[tuple[str, int], ...]) -> Rounds:
-    """Prompts for each round; some come back within it, and all of them in later ones."""
-    return [[name, [prompts(8)[i % 8] for i in range(count)]] for name, count in names]
+    return json.loads(result.read_text()) if result.exists() else None, run.stdout
 
 
 @pytest.fixture(scope="module")
 def two(models: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return decode(tmp_path_factory.mktemp("two"), models, 2, rounds_of(ROUNDS), hybrid=True)
+    rounds = [[name, [prompts(DISTINCT)[n] for n in numbers]] for name, numbers in ROUNDS]
+    result, log = decode(tmp_path_factory.mktemp("two"), models, 2, rounds, hybrid=True)
+    assert result is not None, log[-6000:]
+    return result, log
 
 
 @pytest.mark.engine
+@pytest.mark.long
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_two_ranks_write_what_plain_vllm_writes(
     two: Any, models: tuple[Path, Path], tmp_path: Path, ranks: int
 ) -> None:
     """Token for token in float32, policies swapping and ranks failing; plain on one, on two."""
     result, _ = two
-    plain, _ = decode(tmp_path, models, ranks, [["plain", prompts(8)]], hybrid=False)
-    for name, asked, tokens in zip(
-        [name for name, _ in ROUNDS], rounds_of(ROUNDS), result["tokens"], strict=True
-    ):
-        expected = [plain["tokens"][0][i % 8] for i in range(len(asked[1]))]
-        assert tokens == expected, name
+    plain, _ = decode(tmp_path, models, ranks, [["plain", prompts(DISTINCT)]], hybrid=False)
+    assert plain is not None
+    for (name, numbers), tokens in zip(ROUNDS, result["tokens"], strict=True):
+        assert tokens == [plain["tokens"][0][n] for n in numbers], name
 
 
 @pytest.mark.engine
+@pytest.mark.long
 def test_both_ranks_propose_the_same_in_the_same_step(two: Any) -> None:
     result, _ = two
     for (name, _), (first, second) in zip(ROUNDS, result["ranks"], strict=True):
@@ -183,7 +186,7 @@ def test_both_ranks_propose_the_same_in_the_same_step(two: Any) -> None:
         assert first["passes"] == second["passes"], (
             f"{name}: tokens of each of the drafter's passes"
         )
-        assert len(first["proposals"]) > 20 and len(first["passes"]) > 5, name
+        assert len(first["proposals"]) > 10 and len(first["passes"]) > 3, name
         assert first["unread"] == second["unread"] or name == "one fails"
     first = result["ranks"][0][0]
     assert first["versions"] > 9, "policies were swapped in mid-traffic"
@@ -193,6 +196,7 @@ def test_both_ranks_propose_the_same_in_the_same_step(two: Any) -> None:
 
 
 @pytest.mark.engine
+@pytest.mark.long
 def test_only_rank_0_has_caches_policies_telemetry_and_words(two: Any) -> None:
     result, log = two
     for first, second in result["ranks"]:
@@ -205,6 +209,7 @@ def test_only_rank_0_has_caches_policies_telemetry_and_words(two: Any) -> None:
 
 
 @pytest.mark.engine
+@pytest.mark.long
 def test_faults_of_ranks_are_counted_and_drafting_goes_on(two: Any) -> None:
     result, _ = two
     faults = [round_[0]["faults"] for round_ in result["ranks"]]
@@ -212,3 +217,16 @@ def test_faults_of_ranks_are_counted_and_drafting_goes_on(two: Any) -> None:
         assert count > 2 if "fail" in name else count == 0, (name, count)
     last = result["ranks"][-1][0]["proposals"]
     assert any(any(drafts) for _, drafts in last)
+
+
+@pytest.mark.engine
+@pytest.mark.long
+def test_a_pass_that_fails_on_one_rank_ends_the_engine_at_once(
+    models: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Its collectives are half done: to go on would be to answer wrongly, to wait is for ever."""
+    result, log = decode(tmp_path, models, 2, [["one breaks", prompts(8)]], hybrid=True)
+    assert result is None
+    assert "rank 1 of 2 ends, and the engine with it" in log, log[-6000:]
+    assert "_greedy_sample fails" in log, "and why"
+    assert "died unexpectedly" in log and "timed out" not in log.split("died unexpectedly")[1]
