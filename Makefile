@@ -16,13 +16,15 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 STAMPS := $(VENV)/.stamps
 HVD    := $(BIN)/hvd
 
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(TESTERS) --dist loadfile --no-loadscope-reorder
+
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test check lint format doctor clean
+.PHONY: help setup demo up test test-long check lint format doctor clean
 # One step after another, whatever -j says: pip cannot share an environment with itself.
 .NOTPARALLEL:
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMPS)/model ## install everything into .venv and prepare the embedded model (EXTRA=cuda on a GPU machine)
 
@@ -35,8 +37,11 @@ up: setup ## the same stack, to stay: API, Kafka, MLflow and learner until Ctrl-
 doctor: setup ## what is missing or wrong on this machine, and what to do about it
 	$(HVD) doctor
 
-test: setup ## run the tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(TESTERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+test: setup ## run the tests, but for the long ones
+	$(PYTEST) $(ARGS)
+
+test-long: setup ## run the long tests: matrices of settings, several ranks, kills
+	$(PYTEST) -m long $(ARGS)
 
 lint: setup ## formatting, lint, types and import rules
 	$(BIN)/ruff format --check .
@@ -44,7 +49,7 @@ lint: setup ## formatting, lint, types and import rules
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-check: lint test ## everything CI runs
+check: lint test ## what every change has to pass; CI runs test-long, too
 
 format: setup ## rewrite the code as `make lint` wants it
 	$(BIN)/ruff format .

@@ -38,7 +38,7 @@ class Doze:
         self._lost = 0.0  # of own time over gain, in plain steps
         self._steps = 0  # asleep, or of the probe
         self._wait = 0  # steps between probes; 0 while awake for good
-        self._dearest = FIRST_WAIT  # wait at which probing costs what it may
+        self._dearest = float(FIRST_WAIT)  # wait at which probing costs what it may
         self._at = (1.0, 1.0)  # requests and time of a plain step when it fell asleep
 
     def observe(self, own_us: float, gain_us: float, requests: int, plain_us: float) -> None:

@@ -24,6 +24,7 @@ POLL_S: Final = 0.25
 an empty fetch at once instead of holding it, the client asks again at once, and in a worker such a
 thread takes the interpreter from decoding (measured: two thirds of a core)."""
 RETRY_S = 1.0
+CONNECT_TIMEOUT_S: Final = 2.0
 CLOSE_TIMEOUT_S = 3.0
 COMPLAIN_EVERY_S: Final = 60.0
 
@@ -49,7 +50,11 @@ class PolicyFeed:
     def _connect(self) -> Any:
         from kafka import KafkaConsumer, TopicPartition
 
-        consumer = KafkaConsumer(enable_auto_commit=False, **self._kafka.client_options())
+        consumer = KafkaConsumer(
+            enable_auto_commit=False,
+            bootstrap_timeout_ms=int(CONNECT_TIMEOUT_S * 1000),
+            **self._kafka.client_options(),
+        )
         partitions = consumer.partitions_for_topic(POLICY.name)
         if not partitions:
             consumer.close()

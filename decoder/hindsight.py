@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from decoder.choice import part
 from decoder.contracts.events import DraftEvent
 from decoder.floor import Outcome
 from decoder.labels import Label
 from decoder.policy.pricing import CostTable
 from decoder.policy.rule import ARMS, CACHE, MODEL, NONE
-from decoder.requests import Cycle, Request
+from decoder.requests import Cycle, RequestOptions
 
 
 def outcomes_of(
@@ -50,16 +52,24 @@ def outcomes_of(
     return policy, none, model, cache(cycle.draft_len, step.cached)
 
 
-def event_of(number: int | str, request: Request, label: Label[Cycle], censored: str) -> DraftEvent:
-    """The event of a cycle; ``censored`` says why its label is incomplete.
+class Resolved(NamedTuple):
+    """A cycle of which all is known; made where decoding waits, read by :func:`event_of` elsewhere.
 
-    Args:
-        number: events made before it in this life of the worker.
-        label: of its cache draft; a cycle without one brings a label of 0 tokens, not censored.
+    ``number`` counts the cycles before it in this life of the worker. ``label`` is of its cache
+    draft, a cycle without one having a label of 0 tokens; ``censored`` says why it is incomplete.
     """
-    if isinstance(number, str):
-        number = int(number.rpartition("/")[2])
-    cycle, options = label.subject, request.options
+
+    number: int
+    name: str
+    options: RequestOptions
+    label: Label[Cycle]
+    censored: str
+
+
+def event_of(resolved: Resolved) -> DraftEvent:
+    """The event of a cycle."""
+    number, name, options, label, censored = resolved
+    cycle = label.subject
     step, policy = cycle.step, cycle.step.policy
     seen = cycle.arm == CACHE and (
         label.accepted < cycle.verified_len or cycle.verified_len >= cycle.draft_len
@@ -67,14 +77,14 @@ def event_of(number: int | str, request: Request, label: Label[Cycle], censored:
     return DraftEvent(
         number=number,
         time=step.wall,
-        request=options.opaque or request.name,
+        request=options.opaque or name,
         tenant=options.tenant,
         session=options.session,
         choice=options.choice,
         workload=options.workload,
         cycle=cycle.index,
         position=cycle.position,
-        policy_version=step.version,
+        policy_version=policy.version if policy else 0,
         publication=policy.publication if policy else 0,
         role=policy.role if policy else "",
         side=step.side,

@@ -26,7 +26,8 @@ class RequestOptions:
     """What a request asks for. ``stop_ids`` are the token ids that end it.
 
     ``opaque``, ``tenant`` and ``session`` are pseudonyms, and the only names of it that leave the
-    worker; ``choice`` counts the choices of one client request.
+    worker; ``choice`` counts the choices of one client request. ``cache_key`` is what it has in
+    common with the requests that it may draft from: its tenant, unless it says more.
     """
 
     max_tokens: int
@@ -38,6 +39,12 @@ class RequestOptions:
     opaque: str = ""
     session: str = ""
     choice: int = 0
+    cache_key: str | None = None
+
+    @property
+    def key(self) -> str:
+        """What it shares its text under."""
+        return self.tenant if self.cache_key is None else self.cache_key
 
 
 class Decision(NamedTuple):
@@ -76,7 +83,6 @@ class Step:
     drafting: int
     batch: int
     wall: float = 0.0  # seconds since the epoch
-    version: int = 0  # of the policy
     parameter: float = 0.0
     model_len: int = 0  # tokens of a model draft
     arms: Sequence[int] = ()

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -31,14 +31,13 @@ from numpy.typing import NDArray
 
 from decoder.choice import choose
 from decoder.contracts.bundle import MAX_DRAFT, Policy
-from decoder.contracts.events import DraftEvent
 from decoder.costs import LiveCosts
 from decoder.drafting.suffix import CacheDraft, SuffixCache, Tokens
 from decoder.floor import DOUBT, PLAIN_EVERY, PROBE_EVERY, Floor
-from decoder.hindsight import event_of, outcomes_of
+from decoder.hindsight import Resolved, outcomes_of
 from decoder.labels import Label
 from decoder.payoff.featurize import DraftState, featurize
-from decoder.payoff.memory import History, TenantMemory, memory_keys
+from decoder.payoff.memory import History, TenantMemories, memory_keys
 from decoder.payoff.model_arm import ModelArm
 from decoder.policy.rule import ARMS, CACHE, MODEL, NONE, Arms
 from decoder.rate import LiveRate
@@ -52,8 +51,8 @@ __all__ = ["Committed", "Counters", "Decision", "DraftRouter", "EventSink", "Req
 class EventSink(Protocol):
     """Where finished events go. ``put`` never blocks and never raises."""
 
-    def put(self, event: DraftEvent) -> None:
-        """Take one event."""
+    def put(self, resolved: Resolved) -> None:
+        """Take one event to be."""
 
 
 @dataclass
@@ -94,7 +93,6 @@ class DraftRouter:
         token_classes: NDArray[np.float32],
         sink: EventSink,
         has_model: bool,
-        worker: str,
         *,
         model_draft_tokens: int = 4,
         longest: int = MAX_DRAFT,
@@ -123,11 +121,9 @@ class DraftRouter:
         self._model_len = min(model_draft_tokens, longest) if has_model else 0
         self._shorter = shorter
         self.model_arm = ModelArm(policy.model_payoff or 1.0, self._model_len)
-        # Ids of two lives of a worker must differ, or their events would be taken for duplicates.
-        self._event_prefix = f"{worker}/{time.time_ns():x}/"
         self._events = 0
         self._requests: dict[str, Request] = {}
-        self._tenants: OrderedDict[str, TenantMemory] = OrderedDict()
+        self._memories = TenantMemories(cache.memory_bytes)
         self._decided = 0.0  # seconds of the performance counter
         self._settled_us = 0.0  # of the time since then
         self._own_us = self._exposed_us = 0.0  # of this step, as in :class:`Counters`
@@ -152,11 +148,13 @@ class DraftRouter:
             ValueError: the request is followed already.
         """
         prompt = np.ascontiguousarray(prompt, dtype=np.int32)
-        self._cache.start(request, prompt, options.tenant)
+        # As one text: what a request wrote before it was met is not written for others again.
+        text = np.concatenate([prompt, np.asarray(output, np.int32)]) if len(output) else prompt
+        self._cache.start(request, text, options.key)
         grown = np.empty(len(prompt) + len(output) + INITIAL_ROOM, np.int32)
         grown[: len(prompt)] = prompt
         started = Request(
-            request, options, grown, len(prompt), len(prompt), self._memory(options.tenant),
+            request, options, grown, len(prompt), len(prompt), self._memories.of(options.key),
             tuple(prompt[-2:].tolist()),
             History(model=self.model_arm.payoff(self._model_len)) if self._model_len else History(),
         )  # fmt: skip
@@ -239,6 +237,7 @@ class DraftRouter:
         requests: list[Request] = []
         drafts: list[CacheDraft | None] = []
         rooms, owners, states = [], [], []
+        self._cache.index()
         for name in names:
             request = followed.get(name)
             room = self._room(request) if request is not None else 0
@@ -261,10 +260,10 @@ class DraftRouter:
         draft_us = (time.perf_counter() - began) * 1e6
         step = Step(
             int(wanted.lengths.sum()), sum(len(s.draft.tokens) for s in states),
-            int((wanted.arms == MODEL).sum()), len(names), time.time(), policy.version,
+            int((wanted.arms == MODEL).sum()), len(names), time.time(),
             self.rate.value if policy.kind == "survival" else policy.threshold, wanted.model_len,
             arms.tolist(), wanted.arms.tolist(), wanted.lengths.tolist(), wanted.expected,
-            wanted.model, wanted.foreseen, features, draft_us,
+            wanted.model, wanted.foreseen, features, draft_us, policy=policy,
         )  # fmt: skip
         self._drafted = step.model_len if MODEL in step.arms else 0
         decisions = self._decide(step, requests, drafts, rooms, states)
@@ -353,8 +352,9 @@ class DraftRouter:
         unsettled, self._unsettled = self._unsettled, []
         for request, label, censored in unsettled:
             self._weigh(request, label.subject, label.accepted)
-            if label.subject.draft_len:
-                self._emit(request, label, censored)
+            self._sink.put(Resolved(self._events, request.name, request.options, label, censored))
+            self._events += 1
+            self.counters.labelled += label.subject.draft_len > 0
 
     def stop(self, name: str, reason: str) -> None:
         """Stop following a request: its open labels leave censored.
@@ -426,14 +426,6 @@ class DraftRouter:
             request.labels.streak, request.history, request.memory, keys,
         )  # fmt: skip
 
-    def _memory(self, tenant: str) -> TenantMemory:
-        found = self._tenants.setdefault(tenant, TenantMemory())
-        self._tenants.move_to_end(tenant)
-        if len(self._tenants) > self._cache.max_tenants:
-            # Requests still running keep their own reference, so the eviction hurts nobody.
-            self._tenants.popitem(last=False)
-        return found
-
     def _arms(
         self, wanted: Arms, requests: Sequence[Request], drafts: Sequence[CacheDraft | None]
     ) -> Arms:
@@ -502,12 +494,6 @@ class DraftRouter:
             request.history.learn(label.accepted, cycle.draft_len, request.generated)
             request.memory.learn(cycle.keys, label.accepted, cycle.draft_len)
         self._unsettled.append((request, label, censored))
-
-    def _emit(self, request: Request, label: Label[Cycle], censored: str) -> None:
-        self._events += 1
-        self.counters.labelled += 1
-        event_id = f"{self._event_prefix}{self._events}"
-        self._sink.put(event_of(event_id, request, label, censored))
 
 
 _NOTHING: Final = Decision("none")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
@@ -32,6 +33,18 @@ class WorkerSettings(Settings):
     policy_file: Path | None = Field(None, description="bundle to start from, before Kafka answers")
     floor: bool = Field(True, description="fall back to the best fixed arm while it is faster")
     model_draft_tokens: int = Field(4, ge=1, le=16, description="tokens of an EAGLE3 chain at most")
+    tenants: Literal["middleware", "client", "shared"] = Field(
+        "shared",
+        description="who says whose a request is: the middleware, which hvd serve switches on; the "
+        "client itself, in vllm_xargs.hvd_tenant; or nobody, and all requests share",
+    )
+    tenant_header: str = Field(
+        "", description="header that names the tenant; one that only your gateway can set"
+    )
+    id_key: str = Field(
+        "", repr=False, description="the operator's key, under which names are hashed"
+    )
+    id_key_file: Path | None = Field(None, description="file that holds the key instead")
     suffix_max_depth: int = Field(64, ge=2, le=512)
     suffix_max_draft: int = Field(64, ge=1, le=512)
     suffix_max_factor: float = Field(
@@ -39,7 +52,6 @@ class WorkerSettings(Settings):
     )
     suffix_max_offset: float = 0.0
     suffix_min_prob: float = Field(0.1, ge=0, le=1)
-    suffix_cached_requests: int = Field(
-        2_000, ge=0, description="finished outputs kept for other requests, each tenant; 0: none"
+    cache_gib: float = Field(
+        2.0, gt=0, le=4096, description="GiB that suffix trees take, of all tenants together"
     )
-    suffix_tenants: int = Field(64, ge=1, description="tenants whose caches are kept")

@@ -25,6 +25,7 @@ from decoder.costs import LiveCosts
 from decoder.drafting.suffix import SuffixCache
 from decoder.feed import PolicyFeed
 from decoder.floor import Floor
+from decoder.hindsight import event_of
 from decoder.policy.probes import from_bytes
 from decoder.router import DraftRouter
 from decoder.settings import WorkerSettings
@@ -133,20 +134,24 @@ def make_worker(
     scope: str,
     token_classes: NDArray[np.float32],
     has_model: bool,
+    *,
+    longest: int = 64,
 ) -> Worker:
     """Put a worker together and start the threads that its settings switch on.
 
     Args:
         token_classes: float32 [vocabulary, classes].
         has_model: whether the engine has a model drafter.
+        longest: draft tokens of a request that the engine was started for.
     """
-    queue = EventQueue(settings.queue_size)
+    queue = EventQueue(settings.queue_size, event_of)
     policy = initial_policy(settings, scope)
     router = DraftRouter(
-        SuffixCache(settings), policy, token_classes, queue, has_model, settings.name,
+        SuffixCache(settings), policy, token_classes, queue, has_model,
         model_draft_tokens=settings.model_draft_tokens,
         costs=LiveCosts(),
         floor=Floor(has_model) if settings.floor else None,
+        longest=longest,
     )  # fmt: skip
 
     def apply(policy: Policy) -> None:

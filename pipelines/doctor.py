@@ -29,6 +29,14 @@ VLLM_PIN: Final = "0.32.0"
 POLICIES: Final = Path(__file__).parents[1] / "decoder" / "payoff" / "policies"
 
 
+SHARED: Final = {
+    "middleware": "requests of one API key draft from each other's output, and those without any",
+    "client": "requests draft from each other's output if their clients name one tenant",
+    "shared": "all requests draft from each other's output",
+}
+"""By who says whose a request is."""
+
+
 @dataclass(frozen=True)
 class Check:
     """One finding. ``blocks`` says whether the demo cannot run because of it."""
@@ -148,6 +156,24 @@ def bundle() -> Check:
     return Check("policy bundle", bool(shipped), found, fix, blocks=False)
 
 
+def tenants() -> Check:
+    """Which requests draft from each other's text, where ``hvd serve`` serves."""
+    from decoder.contracts.errors import SettingsError
+    from decoder.settings import WorkerSettings
+    from decoder.tenancy.key import VARIABLE, key_of
+
+    try:
+        settings = WorkerSettings.load()
+        key = key_of(settings)
+    except SettingsError as error:
+        return Check("tenants", False, str(error), "correct the setting (docs/tenants.md)")
+    source = os.environ.get("HVD_WORKER_TENANTS", "middleware")
+    found = f"{SHARED[source]}; names are hashed under "
+    found += "the operator's key" if key else f"a new key at each start (set {VARIABLE})"
+    fix = "unset HVD_WORKER_TENANTS, unless all clients may see each other's text"
+    return Check("tenants", source == "middleware", found, fix, blocks=False)
+
+
 def loopback() -> Check:
     """Whether programs of this machine can reach each other at all."""
     try:
@@ -160,7 +186,7 @@ def loopback() -> Check:
 
 SINGLE: Final[tuple[Callable[[], Check], ...]] = (
     *(python_version, vllm, compiler, processor, loopback, kafka, registry),
-    *(model, drafter, bundle),
+    *(model, drafter, bundle, tenants),
 )
 
 

@@ -13,6 +13,8 @@ from typing import Final
 BF16_FLAGS: Final = ("avx512_bf16", "amx_bf16")
 """Without one of these a CPU runs bfloat16 about five times slower than float32."""
 SHOWN_FLAGS: Final = ("avx2", "avx512f", *BF16_FLAGS)
+FLAGS_VARIABLE: Final = "HVD_CPU_FLAGS"
+"""Feature flags to go by instead of the processor's own: how ``auto`` would serve elsewhere."""
 
 
 @cache
@@ -26,8 +28,8 @@ def _cpuinfo() -> dict[str, str]:
 
 
 def cpu_flags() -> frozenset[str]:
-    """The processor's feature flags, as Linux names them."""
-    return frozenset(_cpuinfo().get("flags", "").split())
+    """The processor's feature flags, as Linux names them, or those of :data:`FLAGS_VARIABLE`."""
+    return frozenset(os.environ.get(FLAGS_VARIABLE, _cpuinfo().get("flags", "")).split())
 
 
 def has_accelerator() -> bool:

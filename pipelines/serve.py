@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from decoder.contracts.errors import ModelError, ProcessError
+from decoder.tenancy.key import VARIABLE, ensure_key
 from pipelines import embedded, machine
 from pipelines.fit import check_fit, read_config
 
@@ -28,6 +29,8 @@ DRAIN_SECONDS: Final = 5
 METRICS_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
 """Where vLLM's API process looks for what other processes measured, the worker's among them."""
 LEFT_OVER_SECONDS: Final = 3600.0
+MIDDLEWARE: Final = "decoder.tenancy.middleware.TenantMiddleware"
+"""Says whose a request is; what it says goes before any client's word."""
 EAGER_FLAGS: Final = ("--enforce-eager", "--no-enforce-eager")
 
 
@@ -78,9 +81,10 @@ def check(options: ServeOptions) -> None:
     """
     from decoder.contracts.settings import KafkaSettings
     from decoder.settings import WorkerSettings
+    from decoder.tenancy.key import key_of
 
     KafkaSettings.load()
-    WorkerSettings.load()
+    key_of(WorkerSettings.load())
     target = read_config(options.model, "model")
     if target is not None and not _has_weights(Path(options.model)):
         raise ModelError(f"model {options.model} holds no weights (*.safetensors or *.bin).")
@@ -161,6 +165,7 @@ def serve_command(
     """
     env = dict(environment)
     env |= {"HVD_WORKER_ENABLED": "1", "VLLM_USE_V2_MODEL_RUNNER": "0"}
+    env.setdefault("HVD_WORKER_TENANTS", "middleware")
     env.setdefault("VLLM_NO_USAGE_STATS", "1")
     env.setdefault(METRICS_VARIABLE, str(metrics_folder(options.port)))
     dtype = options.dtype
@@ -182,6 +187,7 @@ def serve_command(
         *("--dtype", dtype),
         *("--shutdown-timeout", str(DRAIN_SECONDS)),
         *("--speculative-config", speculative_config(options.drafter)),
+        *("--middleware", MIDDLEWARE),
     ]
     if options.served_name is not None:
         arguments += ["--served-model-name", options.served_name]
@@ -202,5 +208,10 @@ def serve(options: ServeOptions) -> None:
         options, os.environ, machine.cpu_flags(), on_cpu=not machine.has_accelerator()
     )
     empty_metrics(options, environment)
+    if ensure_key(environment):
+        sys.stdout.write(
+            f"Names are hashed under a new key, made for this start: set {VARIABLE} to keep "
+            "pseudonyms in telemetry comparable.\n"
+        )
     sys.stdout.flush()
     os.execve(arguments[0], arguments, environment)  # noqa: S606 - becoming vLLM is the purpose

@@ -15,6 +15,7 @@ with warnings.catch_warnings():
 from decoder.contracts.bundle import Policy
 from decoder.contracts.events import DraftEvent
 from decoder.contracts.features import NUM_FEATURES, TOKEN_CLASSES
+from decoder.hindsight import Resolved, event_of
 
 VOCABULARY = 32
 
@@ -23,10 +24,15 @@ class KeepingSink:
     """An event sink that keeps the events."""
 
     def __init__(self) -> None:
-        self.events: list[DraftEvent] = []
+        self.every: list[DraftEvent] = []
 
-    def put(self, event: DraftEvent) -> None:
-        self.events.append(event)
+    def put(self, resolved: Resolved) -> None:
+        self.every.append(event_of(resolved))
+
+    @property
+    def events(self) -> list[DraftEvent]:
+        """Those of cache drafts."""
+        return [event for event in self.every if event.draft_len]
 
 
 @pytest.fixture

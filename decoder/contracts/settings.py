@@ -17,6 +17,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from decoder.contracts.errors import SettingsError
 
 PREFIXES = ("HVD_KAFKA_", "HVD_WORKER_", "HVD_LEARNER_")
+OF_THE_COMMANDS = ("HVD_CPU_FLAGS",)
+"""Read by what starts the processes (``pipelines/machine.py``), and by none of them."""
 
 T = TypeVar("T", bound="Settings")
 
@@ -37,7 +39,7 @@ class Settings(BaseSettings):
         prefix = str(cls.model_config.get("env_prefix", ""))
         known = {(prefix + name).upper() for name in cls.model_fields}
         for name in os.environ:
-            if not name.startswith("HVD_") or name in known:
+            if not name.startswith("HVD_") or name in known or name in OF_THE_COMMANDS:
                 continue
             if name.startswith(prefix) or not name.startswith(PREFIXES):
                 close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)

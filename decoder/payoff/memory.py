@@ -2,21 +2,31 @@
 
 Everything here is updated as labels resolve, so it adapts within one request, long before any
 retraining, and holds nothing that was not known when the next draft is judged. A tenant's memory is
-its own, bounded, and keeps hashes, no tokens.
+its own, bounded in bytes over all of them, and keeps hashes, no tokens.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import log1p
 from typing import Final
 
 from decoder.contracts.features import MEMORY_KEYS, RECENT
+from decoder.tenancy.shares import ALONE, Shares, owner_of
 
 SLOTS: Final = 1 << 14
 """Entries of a tenant's memory for each key; a newcomer takes over the slot it falls into."""
+ENTRY_BYTES: Final = 448
+"""Bytes of an entry, at most: 395 measured over 48,000."""
+MEMORY_BYTES: Final = 1024
+"""Bytes of a memory without entries."""
+LATELY: Final = 64
+"""Memories handed out last, whose growth is booked whenever one is handed out."""
+FORGOTTEN: Final = 512
+"""Entries of a memory given up that are freed at each new request: 0.3 us each."""
 FADE: Final = 0.8
 """Weight of an entry's past at each new payoff: about five are remembered."""
 PRIOR_LOG: Final = 0.7
@@ -45,6 +55,18 @@ class TenantMemory:
         default_factory=lambda: tuple({} for _ in MEMORY_KEYS)
     )
 
+    def __len__(self) -> int:
+        return sum(len(table) for table in self._tables)
+
+    def forget(self, most: int) -> int:
+        """Drop entries, at most ``most``; how many it were. Mutates."""
+        dropped = 0
+        for table in self._tables:
+            while table and dropped < most:
+                table.popitem()
+                dropped += 1
+        return dropped
+
     def recall(self, keys: Keys) -> tuple[float, ...]:
         """Mean log payoff, mean share and log weight for each of ``keys``, flat."""
         flat: tuple[float, ...] = ()
@@ -65,6 +87,78 @@ class TenantMemory:
             whole = weight + 1.0
             found = (logs + PRIOR_LOG) / whole, (shares + PRIOR_SHARE) / whole, log1p(weight)
             table[key % SLOTS] = key, weight, logs, shares, found
+
+
+class TenantMemories:
+    """Memories by cache key, bounded in bytes over all of them; each tenant has its fair share.
+
+    A request that shares nothing (:data:`ALONE`) has a memory of its own.
+    """
+
+    def __init__(self, budget: int, clock: Callable[[], float] = time.monotonic) -> None:
+        """Begin empty. ``budget`` is in bytes, ``clock`` in seconds."""
+        self._shares = Shares(budget, clock)
+        self._kept: dict[str, OrderedDict[str, TenantMemory]] = {}  # by owner, by key
+        self._booked: dict[str, int] = {}
+        self._lately: deque[str] = deque(maxlen=LATELY)
+        self._dying: deque[TenantMemory] = deque()
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of all memories at most, as of the last request that began."""
+        return self._shares.held
+
+    def __len__(self) -> int:
+        return len(self._booked)
+
+    def of(self, key: str) -> TenantMemory:
+        """The memory that a request of ``key`` learns into. Mutates.
+
+        Where a memory gives way, requests under way keep it, while it is emptied by and by.
+        """
+        self._free()
+        if key == ALONE:
+            return TenantMemory()
+        owner = owner_of(key)
+        self._shares.visit(owner)
+        mine = self._kept.setdefault(owner, OrderedDict())
+        found = mine.setdefault(key, TenantMemory())
+        mine.move_to_end(key)
+        self._booked.setdefault(key, 0)
+        self._lately.append(key)
+        for name in dict.fromkeys(self._lately):
+            self._book(name)
+        while self._shares.held > self._shares.budget and self._shares.give_way(self._take):
+            pass
+        return found
+
+    def _book(self, key: str) -> None:
+        owner = owner_of(key)
+        memory = self._kept[owner].get(key) if owner in self._kept else None
+        if memory is not None:
+            now = MEMORY_BYTES + len(memory) * ENTRY_BYTES
+            self._shares.grow(owner, now - self._booked[key])
+            self._booked[key] = now
+
+    def _take(self, owner: str) -> bool:
+        """Give up the memory of the owner's that was asked for longest ago."""
+        mine = self._kept.get(owner)
+        if not mine:
+            return False
+        key, memory = mine.popitem(last=False)
+        self._shares.grow(owner, -self._booked.pop(key))
+        self._dying.append(memory)
+        if not mine:
+            del self._kept[owner]
+            self._shares.forget(owner)
+        return True
+
+    def _free(self) -> None:
+        left = FORGOTTEN
+        while left > 0 and self._dying:
+            left -= max(self._dying[0].forget(left), 1)
+            if not len(self._dying[0]):
+                self._dying.popleft()
 
 
 def memory_keys(context: Sequence[int], draft: Sequence[int]) -> Keys:

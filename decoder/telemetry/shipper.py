@@ -36,6 +36,7 @@ LINGER_S: Final = 0.25
 STATUS_EVERY_S: Final = 1.0
 RETRY_S: Final = 1.0
 ACK_TIMEOUT_S: Final = 10.0
+CONNECT_TIMEOUT_S: Final = 2.0
 CLOSE_TIMEOUT_S: Final = 5.0
 COMPLAIN_EVERY_S: Final = 60.0
 TOO_LARGE: Final = ("MessageSizeTooLargeError", "RecordListTooLargeError")
@@ -130,6 +131,7 @@ class Shipper:
             compression_type="zstd" if has_zstd() else "gzip",
             enable_idempotence=False,  # one record in flight, and readers deduplicate
             max_block_ms=int(ACK_TIMEOUT_S * 1000),
+            bootstrap_timeout_ms=int(CONNECT_TIMEOUT_S * 1000),
             **self._kafka.client_options(),
         )
 

@@ -176,7 +176,7 @@ def _router(policy: Policy) -> DraftRouter:
     # Flat to some 250 tokens, then steep: a GPU's step, where drafting for 64 requests still pays.
     costs = CostTable("bench", (1, 256, 4096), (5e3, 5.5e3, 9e4), 200.0, 300.0)
     return DraftRouter(
-        SuffixCache(WorkerSettings.load()), policy, classes, _Nowhere(), True, "bench",
+        SuffixCache(WorkerSettings.load()), policy, classes, _Nowhere(), True,
         longest=LONGEST, costs=LiveCosts(costs, live=False), floor=Floor(True),
     )  # fmt: skip
 

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from arctic_inference.suffix_decoding import SuffixDecodingCache
 from arctic_inference.suffix_decoding._C import SuffixTree
 
-from decoder.drafting.suffix import SuffixCache
+from decoder.drafting.suffix import CacheDraft, SuffixCache, better_of
 from decoder.settings import WorkerSettings
 from pipelines.replay.tokenise import Ids
 from pipelines.replay.traces import Trace
+
+KEPT: Final = 2_000
+"""Outputs kept for later requests, the oldest given up first."""
 
 
 class ContinuedTrees(SuffixDecodingCache):  # type: ignore[misc]
@@ -64,12 +67,29 @@ class ContinuedTrees(SuffixDecodingCache):  # type: ignore[misc]
 
 
 class DialogueCache(SuffixCache):
-    """The decoder's suffix cache over :class:`ContinuedTrees`."""
+    """The decoder's suffix cache over :class:`ContinuedTrees`: all keys share, all is indexed at
+    once, and nothing is counted in bytes."""
 
     def __init__(self, settings: WorkerSettings) -> None:
         super().__init__(settings)
-        self.trees = ContinuedTrees(settings.suffix_max_depth, settings.suffix_cached_requests)
-        self._tenants[""] = self.trees
+        self.trees = ContinuedTrees(settings.suffix_max_depth, KEPT)
+
+    def start(self, request: str, prompt: Ids, key: str) -> None:
+        """Index ``prompt``, int32 [n], as far as its session's tree does not hold it."""
+        self.trees.start_request(request, prompt)
+
+    def extend(self, request: str, tokens: Sequence[int]) -> None:
+        """Append committed tokens."""
+        self.trees.add_active_response(request, tokens)
+
+    def propose(self, request: str, context: Ids, limit: int) -> CacheDraft | None:
+        """The best continuation of ``context`` of at most ``limit`` tokens, or None."""
+        own, shared = self.trees._local_trees[request], self.trees._global_tree
+        return better_of(own, shared, context[-self.depth :], min(limit, self.most), self.limits)
+
+    def stop(self, request: str) -> None:
+        """Forget the request, but for a next turn of its session."""
+        self.trees.stop_request(request)
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,6 @@ def simulate(
         token_classes,
         sink,
         has_model,
-        "replay",
         model_draft_tokens=settings.model_draft_tokens,
         costs=LiveCosts(costs, live=False),
     )

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from decoder.contracts.bundle import frequency_policy
 from decoder.contracts.events import DraftEvent
 from decoder.drafting.suffix import CacheDraft, SuffixCache, common_prefix
+from decoder.hindsight import Resolved, event_of
 from decoder.payoff.featurize import DraftState, featurize
 from decoder.payoff.memory import History, Keys, TenantMemory, memory_keys
 from decoder.router import Committed, DraftRouter, RequestOptions
@@ -248,9 +249,10 @@ class ListSink:
     def __init__(self) -> None:
         self.events: list[DraftEvent] = []
 
-    def put(self, event: DraftEvent) -> None:
-        """Take one event."""
-        self.events.append(event)
+    def put(self, resolved: Resolved) -> None:
+        """Take one event of a cache draft."""
+        if resolved.label.subject.draft_len:
+            self.events.append(event_of(resolved))
 
 
 def replay(
@@ -258,7 +260,7 @@ def replay(
 ) -> list[DraftEvent]:
     """The events of every token position of ``traces``, through the router that serves."""
     sink = ListSink()
-    router = DraftRouter(SuffixCache(settings), POLICY, token_classes, sink, False, "replay")
+    router = DraftRouter(SuffixCache(settings), POLICY, token_classes, sink, False)
     for index, trace in enumerate(traces):
         name = f"{trace.session}/{index}"
         options = RequestOptions(trace.allowed, UNLIMITED, workload=trace.workload)

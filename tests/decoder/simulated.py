@@ -60,7 +60,7 @@ class Run:
 def make_router(policy: Policy, has_model: bool, floor: bool) -> DraftRouter:
     classes = np.zeros((VOCABULARY, 6), np.float32)
     return DraftRouter(
-        SuffixCache(WorkerSettings()), policy, classes, KeepingSink(), has_model, "w",
+        SuffixCache(WorkerSettings()), policy, classes, KeepingSink(), has_model,
         model_draft_tokens=K, floor=Floor(has_model) if floor else None,
     )  # fmt: skip
 

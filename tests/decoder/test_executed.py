@@ -46,7 +46,7 @@ def make(
     **rest: Any,
 ) -> DraftRouter:
     cache = cache or SuffixCache(WorkerSettings())
-    return DraftRouter(cache, policy, classes, sink, True, "w", **rest)
+    return DraftRouter(cache, policy, classes, sink, True, **rest)
 
 
 def begin(router: DraftRouter, names: Sequence[str], prompt: Sequence[int]) -> None:

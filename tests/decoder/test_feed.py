@@ -1,39 +1,117 @@
-"""A bundle is in force after every check or not at all; what was in force stays."""
+"""Whatever lies on the policy topic, the feed hears the next policy."""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from kafka import KafkaProducer
 
 from decoder.admission import Admission
 from decoder.contracts.bundle import Policy
 from decoder.contracts.settings import KafkaSettings
+from decoder.contracts.topics import POLICY, policy_key, policy_role
 from decoder.feed import POLL_S, PolicyFeed
 from decoder.policy.probes import to_bytes
+from pipelines import broker, machine, processes
 from tests.conftest import random_policy
 
 
-def test_good_bundles_are_applied_and_the_previous_is_kept() -> None:
-    applied: list[Policy] = []
-    gate = Admission("scope", applied.append)
-    for version in (1, 2, 1):  # a rollback is a swap like any other
-        assert gate.offer(to_bytes(random_policy(version, version=version)))
-    assert [p.version for p in applied] == [1, 2, 1]
-    assert gate.previous is not None and gate.previous.version == 2
-    assert gate.swaps == 3 and gate.swap_ms_max > 0 and gate.applied_at > 0
+@pytest.fixture
+def kafka(tmp_path: Path) -> Iterator[KafkaSettings]:
+    port = machine.free_port()
+    child = broker.start_broker(port, tmp_path / "data", tmp_path / "broker.log")
+    reached = KafkaSettings(bootstrap_servers=f"127.0.0.1:{port}")
+    broker.ensure_topics(reached)
+    yield reached
+    processes.stop([child])
 
 
-def test_bad_bundles_are_counted_by_reason_and_change_nothing() -> None:
+def bundle(version: int, publication: int, role: str = "champion", scope: str = "scope") -> bytes:
+    policy = random_policy(version=version, scope=scope)
+    return to_bytes(replace(policy, publication=publication, role=role))
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30.0
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.02)
+
+
+def test_keys_name_scope_and_role() -> None:
+    assert policy_key("scope", "trial") == b"scope/trial"
+    assert policy_role(b"scope/trial", "scope") == "trial"
+    for other in (None, b"", b"scope", b"scopes/trial", b"\xff\xfe"):
+        assert policy_role(other, "scope") is None
+
+
+def test_poison_is_counted_and_the_next_policy_heard(kafka: KafkaSettings) -> None:
     applied: list[Policy] = []
-    gate = Admission("scope", applied.append)
-    good = to_bytes(random_policy())
-    gate.offer(good)
-    for bad in (b"", b"junk" * 100, good[:-5], to_bytes(random_policy(scope="elsewhere"))):
-        assert not gate.offer(bad)
-    assert len(applied) == 1 and gate.current is applied[0]
-    assert gate.refusals == {"malformed": 3, "scope": 1}
+    desk = Admission("scope", applied.append)
+    feed = PolicyFeed(kafka, "scope", desk)
+    producer = KafkaProducer(acks="all", **kafka.client_options())
+
+    def publish(key: bytes, value: bytes | None) -> None:
+        producer.send(POLICY.name, key=key, value=value).get(10)
+
+    key = policy_key("scope", "champion")
+    publish(key, bundle(1, 1))
+    publish(key, bundle(2, 2))
+    feed.start()
+    until(lambda: len(applied) == 1)
+    nested = b"[" * 200_000 + b"]" * 200_000
+    for number, value in enumerate((b"\x05", nested, len(nested).to_bytes(8, "little") + nested)):
+        publish(key, value)
+        until(lambda n=number: desk.refusals["malformed"] == n + 1)
+    publish(key, None)
+    publish(b"scope/jester", b"?")
+    publish(b"elsewhere/champion", b"?")
+    publish(b"scope/trial", bundle(8, 1, "trial"))
+    publish(key, bundle(1, 1))
+    publish(b"scope/first", bundle(9, 1, "first"))
+    until(lambda: "first" in desk.held and desk.ignored.total() == 2)
+    publish(key, bundle(3, 3))
+    until(lambda: len(applied) == 2)
+    feed.close()
+    producer.close()
+    assert [p.version for p in applied] == [2, 3]  # of two at once only the newest is worth a swap
+    assert {role: p.version for role, p in desk.held.items()} == {"trial": 8, "first": 9}
+    assert desk.ignored == {"role": 1, "older": 1}
+
+
+def test_a_feed_survives_what_no_one_thought_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each of these comes out of the client once; then it answers."""
+    trouble = iter([RecursionError("deep"), MemoryError(), AttributeError("gone"), OSError("away")])
+    answered = threading.Event()
+
+    class Consumer:
+        def poll(self, timeout_ms: int) -> dict[object, list[object]]:
+            error = next(trouble, None)
+            if error is not None:
+                raise error
+            answered.set()
+            return {}
+
+        def close(self) -> None:
+            raise RuntimeError("not even that")
+
+    monkeypatch.setattr("decoder.feed.RETRY_S", 0.01)
+    monkeypatch.setattr(PolicyFeed, "_connect", lambda _: Consumer())
+    feed = PolicyFeed(KafkaSettings(), "scope", Admission("scope", lambda _: None))
+    feed.start()
+    try:
+        assert answered.wait(30)
+    finally:
+        feed.close()
+    said = [r for r in caplog.records if "the policy feed failed" in r.message]
+    assert len(said) == 1, "said once a minute at most"
 
 
 def test_a_feed_that_finds_nothing_rests(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,7 +67,7 @@ def test_the_drafts_of_a_step_count_for_one() -> None:
     """64 drafts of one bad step do not wipe out what hundreds of steps have shown."""
     arm = ModelArm(1.0, 4)
     rng = np.random.default_rng(0)
-    for step in range(200):
+    for _ in range(200):
         arm.unseen += 1
         for _ in range(64):
             held = int(np.argmin([*(rng.random(4) < 0.8), False]))

@@ -24,7 +24,7 @@ EOS = 0
 def make_router(
     sink: KeepingSink, classes: np.ndarray, policy: Policy, has_model: bool = False
 ) -> DraftRouter:
-    return DraftRouter(SuffixCache(WorkerSettings()), policy, classes, sink, has_model, "w")
+    return DraftRouter(SuffixCache(WorkerSettings()), policy, classes, sink, has_model)
 
 
 class Target:
@@ -71,6 +71,7 @@ def test_every_label_is_the_accepted_length_of_a_fresh_replay(
     for event in sink.events:
         cache = SuffixCache(WorkerSettings())
         cache.start("again", np.array(prompt, np.int32), "")
+        cache.index()
         cache.extend("again", output[: event.position])
         context = np.array(prompt + output[: event.position], np.int32)
         draft = cache.propose("again", context, allowed - event.position - 1)

@@ -17,7 +17,9 @@ from decoder.engines.reference.acceptance import distribution
 from decoder.engines.reference.engine import ReferenceEngine
 from decoder.engines.reference.generation import Sampling
 from decoder.engines.reference.method import METHODS, Method, method
+from decoder.engines.reference.session import Session
 from decoder.settings import WorkerSettings
+from decoder.tenancy.shares import ALONE
 from tests.engines.chi_square import goodness_of_fit, homogeneity
 from tests.engines.tiny import labelling, learned_policy, tiny_head, tiny_target
 
@@ -61,7 +63,7 @@ def enumerated() -> dict[tuple[int, ...], float]:
 
 def sampled(m: Method, draws: int, length: int, seed: int) -> list[list[int]]:
     """Outputs of one session: earlier ones are in its suffix cache, and so among the drafts."""
-    session = engine().session(m)
+    session = Session(engine(), m)
     return [
         session.generate(PROMPT, length, sampling=Sampling(TEMPERATURE, seed + i)).tokens
         for i in range(draws)
@@ -84,7 +86,7 @@ def test_committed_tokens_have_the_targets_distribution(name: str) -> None:
 
 def test_the_test_notices_a_target_that_is_a_little_off() -> None:
     """Power: the same number of draws at a temperature a third lower is refused."""
-    session = engine().session(method("greedy"))
+    session = Session(engine(), method("greedy"))
     counts = Counter(
         tuple(session.generate(PROMPT, LENGTH, sampling=Sampling(0.65 * TEMPERATURE, i)).tokens)
         for i in range(DRAWS)
@@ -98,13 +100,11 @@ def labels(threshold: float, seed: int, kind: str) -> Counter[tuple[int, int, in
     Nothing of earlier requests is kept, so the draft follows from the first token alone; the
     prompt ends in what the target likes to say, so that drafts come true now and then.
     """
-    prompt = [*PROMPT, *engine().session(method("greedy")).generate(PROMPT, 24).tokens]
-    settings = engine().settings.model_copy(update={"suffix_cached_requests": 0})
+    prompt = [*PROMPT, *Session(engine(), method("greedy")).generate(PROMPT, 24).tokens]
     counts: Counter[tuple[int, int, int]] = Counter()
-    alone = ReferenceEngine(engine().target.model, settings=settings)
-    session = alone.session(labelling(threshold, "none"))
+    session = Session(engine(), labelling(threshold, "none"))
     for i in range(DRAWS):
-        made = session.generate(prompt, 6, sampling=Sampling(TEMPERATURE, seed + i))
+        made = session.generate(prompt, 6, sampling=Sampling(TEMPERATURE, seed + i), tenant=ALONE)
         first = [e for e in session.sink if e.position == 1]
         session.sink.clear()
         for event in first:

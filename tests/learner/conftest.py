@@ -54,7 +54,7 @@ class Broker:
         self.kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{self.port}")
 
     def make_topics(self) -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while True:
             try:
                 admin = KafkaAdminClient(**self.kafka.client_options(), bootstrap_timeout_ms=1000)

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from learner.buffer import REMEMBERED_IDS, Buffer
-from learner.rows import COLUMNS, Rows, hash_id
+from learner.costs import measure
+from learner.rows import COLUMNS, UNKNOWN, Rows, from_events, hash_id
 from tests.learner.traffic import Traffic
 
 EVENTS = Traffic(seed=6).events(30, each=10)
@@ -75,3 +76,29 @@ def test_comes_back_from_a_snapshot_into_any_size() -> None:
 
 def test_hashes_are_the_same_for_ever() -> None:
     assert hash_id("request") == 10201474900411090615
+
+
+def test_a_number_is_an_event_of_its_life_only() -> None:
+    buffer = Buffer(1000)
+    for life in ("a", "b", "a"):
+        buffer.admit(EVENTS[:10], life)
+    assert (buffer.total, buffer.duplicates) == (20, 10)
+
+
+def test_events_without_a_draft_are_counted_and_teach_nothing() -> None:
+    buffer = Buffer(1000)
+    plain = [
+        e._replace(draft_len=0, accepted=0, label="", features=None, arm="model", model_accepted=1)
+        for e in EVENTS[:50:2]
+    ]
+    rows = buffer.admit([*plain, *EVENTS[50:60]])
+    assert (len(rows), buffer.total, buffer.plain) == (10, 10, 25)
+    assert len(buffer.admit(plain)) == 0 and buffer.duplicates == 25
+    again = Buffer.restored(buffer.snapshot(), 1000)
+    assert (again.total, again.plain, again.duplicates) == (10, 25, 25)
+
+
+def test_an_arm_that_nobody_knows_yet_keeps_its_label_and_teaches_no_cost() -> None:
+    rows = from_events([e._replace(arm="tree") for e in EVENTS] + EVENTS)
+    assert len(rows) == 2 * len(EVENTS) and (rows.arm[: len(EVENTS)] == UNKNOWN).all()
+    assert measure(rows) == measure(from_events(EVENTS))

@@ -267,6 +267,7 @@ def test_a_session_drafts_by_its_methods_factor(engine: ReferenceEngine) -> None
         cache = Session(engine, made).cache
         context = np.array([*text, 7, *text[:5]], np.int32)
         cache.start("r", context, "")
+        cache.index()
         draft = cache.propose("r", context, 64)
         assert draft is not None
         assert draft.tokens == text[5 : 5 + longest]

@@ -85,6 +85,7 @@ def test_a_failing_cache_proposes_what_never_comes() -> None:
     cache = FailingCache(WorkerSettings.load())
     text = np.array([7, 8, 9, 10, 7, 8], np.int32)
     cache.start("r", text, "")
+    cache.index()
     right = cache.propose("r", text, 8)
     cache.failing = True
     wrong = cache.propose("r", text, 8)

@@ -41,7 +41,7 @@ def topics_of(kafka: KafkaSettings) -> set[str]:
     return names
 
 
-def until(condition, seconds: float = 20.0) -> None:
+def until(condition, seconds: float = 60.0) -> None:
     import time
 
     deadline = time.monotonic() + seconds

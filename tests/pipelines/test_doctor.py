@@ -70,3 +70,17 @@ def test_a_registry_in_a_file_needs_no_server(monkeypatch, uri, ok) -> None:
 def test_a_named_registry_that_does_not_answer_blocks(monkeypatch) -> None:
     monkeypatch.setenv(doctor.TRACKING_VARIABLE, f"http://127.0.0.1:{machine.free_port()}")
     assert not doctor.registry().ok
+
+
+def test_the_doctor_says_what_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HVD_WORKER_TENANTS", "HVD_WORKER_ID_KEY", "HVD_WORKER_ID_KEY_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    check = doctor.tenants()
+    assert check.ok and "one API key" in check.found and "a new key at each start" in check.found
+    monkeypatch.setenv("HVD_WORKER_ID_KEY", "k" * 32)
+    assert "the operator's key" in doctor.tenants().found
+    monkeypatch.setenv("HVD_WORKER_TENANTS", "shared")
+    check = doctor.tenants()
+    assert not check.ok and not check.blocks and "all requests" in check.found
+    monkeypatch.setenv("HVD_WORKER_TENANTS", "everybody")
+    assert not doctor.tenants().ok

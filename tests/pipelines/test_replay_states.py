@@ -80,6 +80,7 @@ def test_labels_are_what_a_fresh_lookup_would_have_had_accepted() -> None:
     for row, position in enumerate(found.position.tolist()):
         cache = SuffixCache(SETTINGS)
         cache.start("r", np.array(trace.prompt, np.int32), "")
+        cache.index(None)
         cache.extend("r", list(trace.output[:position]))
         context = np.array(text[: size + position], np.int32)
         draft = cache.propose("r", context, trace.allowed - position - 1)
@@ -151,6 +152,7 @@ def test_a_dialogue_goes_on_in_one_tree_and_drafts_the_same() -> None:
     drafts = 0
     for turn in turns(traces, kept):
         plain.start(turn.name, turn.prompt, "")
+        plain.index(None)
         for done in range(1, len(turn.output)):
             for cache in (kept, plain):
                 cache.extend(turn.name, turn.output[done - 1 : done])

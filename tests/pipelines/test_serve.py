@@ -8,9 +8,13 @@ from pathlib import Path
 import pytest
 
 from decoder.contracts.errors import ModelError, ProcessError, SettingsError
+from decoder.contracts.settings import KafkaSettings
+from decoder.settings import WorkerSettings
+from learner.settings import LearnerSettings
 from pipelines import embedded, machine
 from pipelines.serve import (
     METRICS_VARIABLE,
+    MIDDLEWARE,
     ServeOptions,
     check,
     chosen,
@@ -72,6 +76,16 @@ def test_without_a_drafter_only_the_cache_drafts() -> None:
 def test_a_cpu_serves_in_the_format_it_is_fast_in(flags: frozenset[str], dtype: str) -> None:
     arguments, _ = serve_command(ServeOptions("owner/model"), {}, flags, on_cpu=True)
     assert after(arguments, "--dtype") == dtype
+
+
+@pytest.mark.parametrize(
+    ("flags", "dtype"), [("avx2", "float32"), ("avx2 avx512_bf16", "bfloat16")]
+)
+def test_auto_can_be_tried_as_on_another_processor(monkeypatch, flags: str, dtype: str) -> None:
+    monkeypatch.setenv(machine.FLAGS_VARIABLE, flags)
+    assert machine.serving_dtype(machine.cpu_flags()) == dtype
+    check_settings = (KafkaSettings.load, WorkerSettings.load, LearnerSettings.load)
+    assert all(load() for load in check_settings), "no process refuses the variable"
 
 
 def test_what_a_person_asked_for_wins() -> None:
@@ -197,3 +211,24 @@ def test_a_misspelt_setting_is_refused_before_anything_starts(tmp_path, monkeypa
     monkeypatch.setenv("HVD_WORKER_QUEUE_SIZ", "10")
     with pytest.raises(SettingsError, match="HVD_WORKER_QUEUE_SIZE"):
         check(ServeOptions(checkpoint(tmp_path / "model", TARGET), port=machine.free_port()))
+
+
+def test_the_middleware_says_whose_a_request_is_unless_the_operator_wants_it_otherwise() -> None:
+    import importlib
+
+    arguments, env = serve_command(ServeOptions("owner/model"), {}, NO_FLAGS, on_cpu=True)
+    module, name = after(arguments, "--middleware").rsplit(".", 1)
+    assert isinstance(getattr(importlib.import_module(module), name), type)
+    assert f"{module}.{name}" == MIDDLEWARE
+    assert env["HVD_WORKER_TENANTS"] == "middleware"
+    own = {"HVD_WORKER_TENANTS": "client"}
+    _, env = serve_command(ServeOptions("owner/model"), own, NO_FLAGS, on_cpu=True)
+    assert env["HVD_WORKER_TENANTS"] == "client"
+
+
+def test_a_key_that_is_too_short_is_refused_before_vllm_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HVD_WORKER_ID_KEY", "short")
+    with pytest.raises(SettingsError, match="at least 16"):
+        check(ServeOptions("owner/model", port=machine.free_port()))

@@ -25,6 +25,7 @@ from decoder.engines.reference.method import ALWAYS, NEVER, Method
 from decoder.engines.reference.recording import record
 from decoder.engines.reference.target import Read
 from decoder.floor import Floor
+from decoder.hindsight import Resolved, event_of
 from decoder.labels import naive_accepted_length
 from decoder.router import Committed, Decision, DraftRouter, RequestOptions
 
@@ -32,18 +33,22 @@ from decoder.router import Committed, Decision, DraftRouter, RequestOptions
 class EventLog(list[DraftEvent]):
     """An event sink that keeps the events."""
 
-    def put(self, event: DraftEvent) -> None:
+    def put(self, resolved: Resolved) -> None:
         """Keep one event."""
-        self.append(event)
+        self.append(event_of(resolved))
 
 
 class NoCache:
     """In the place of a suffix cache for methods that have none: proposes nothing."""
 
-    max_tenants = 1
+    memory_bytes = 0
 
     def start(self, request: str, prompt: Tokens, tenant: str) -> None:
         """Nothing to index."""
+
+    def index(self) -> int:
+        """Nothing to index."""
+        return 0
 
     def extend(self, request: str, tokens: Sequence[int]) -> None:
         """Nothing to index."""
@@ -84,7 +89,6 @@ class Session:
             engine.token_classes,
             self.sink,
             method.model != "none",
-            "reference",
             model_draft_tokens=engine.longest_draft(method),
             shorter=method.model == "chain",
             costs=costs,

@@ -2,23 +2,20 @@
 
 vLLM runs the drafter in every step, if only to keep its KV cache in step with the target's: a tenth
 of a step on a small model. Here what it would have read is set aside, and read in one pass when a
-draft is wanted, when too much has gathered, or when a request ends (its blocks may serve a later
-prompt). Each token is still read once, with the hidden state the target gave it, so drafts are the
-same; and whatever a drafter's cache holds, drafts are verified.
+draft is wanted, when too much has gathered, or when a request ends or loses its blocks (they may
+serve a later prompt). Each token is still read once, with the hidden state the target gave it, so
+drafts are the same; and whatever a drafter's cache holds, drafts are verified.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 import torch
 from torch import Tensor
-
-log = logging.getLogger(__name__)
 
 UNREAD: Final = 128
 """Tokens set aside at most: their hidden states stay in memory, and reading them takes time."""
@@ -43,6 +40,23 @@ class Piece:
     def __len__(self) -> int:
         return self.stop - self.start
 
+    @property
+    def end(self) -> int:
+        """Position in its request behind the last token."""
+        return self.position + len(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What it takes to read a request's pieces when it is in no batch any more.
+
+    ``blocks`` int32 [blocks of a request] as they were at its last piece, and ``following`` int32
+    [] the token behind that piece.
+    """
+
+    blocks: Tensor
+    following: Tensor
+
 
 class LateDrafter:
     """Stands before the ``propose`` of one of vLLM's EAGLE3 drafters, unpadded batches only.
@@ -57,18 +71,56 @@ class LateDrafter:
         self.unread = 0
         """Tokens set aside."""
         self.caught_up = 0
-        """Tokens of earlier steps that the last call read."""
-        self._drafter, self._propose, self._most = drafter, drafter.propose, unread
+        """Tokens of earlier steps that were read since the last step's own."""
+        self._drafter, self._propose = drafter, drafter.propose
+        self._most = min(unread, drafter.max_num_tokens)
         self._pieces: dict[str, list[Piece]] = {}
+        self._places: dict[str, Place] = {}
+        self._last: tuple[Any, dict[str, Any]] | None = None  # of the last step set aside
 
     def forget(self, name: str) -> None:
         """Drop what was set aside for a request. Unknown names are ignored."""
         self.unread -= sum(len(piece) for piece in self._pieces.pop(name, ()))
+        self._places.pop(name, None)
+
+    def holds(self, names: Collection[str]) -> bool:
+        """Whether something is set aside for any of these requests."""
+        return self._last is not None and any(name in self._pieces for name in names)
+
+    def full(self, tokens: int) -> bool:
+        """Whether so many more would be more than may wait."""
+        return bool(self.unread + tokens > self._most)
 
     def clear(self) -> None:
         """Drop all that was set aside."""
         self._pieces.clear()
+        self._places.clear()
         self.unread = 0
+
+    def leave(self, names: Collection[str]) -> None:
+        """Read what was set aside for requests that have ended or lost their blocks.
+
+        To be called before the step in which those blocks may serve others: later, what is written
+        there is theirs. Unknown names are ignored; a fault loses what was set aside for them.
+        """
+        gone = [name for name in self._pieces if name in names]
+        if not gone or self._last is None:
+            return
+        rows = [self._pieces[name] for name in gone]
+        places = [self._places[name] for name in gone]
+        for name in gone:
+            self.forget(name)
+        batch, rest = self._last
+        self._merged(
+            batch,
+            rows,
+            torch.stack([place.blocks for place in places]),
+            [row[-1].end for row in rows],
+            torch.stack([place.following for place in places]),
+            0,
+            rest,
+        )
+        self.caught_up += sum(len(piece) for row in rows for piece in row)
 
     def propose(
         self,
@@ -85,10 +137,15 @@ class LateDrafter:
         batch, names = common_attn_metadata, self.names
         self._take_in(target_token_ids, target_hidden_states, batch)
         self.caught_up = 0
-        if not num_speculative_tokens and not self.catch_up and self.unread <= self._most:
+        if not num_speculative_tokens and not self.catch_up:
+            table = batch.block_table_tensor[: len(names)].clone()  # a view likewise
+            for name, blocks, token in zip(names, table, next_token_ids, strict=False):
+                self._places[name] = Place(blocks, token)
+            self._last = batch, rest
             return next_token_ids.new_empty((len(names), 0), dtype=torch.int64)
-        rows = [self._pieces.pop(name) for name in names]
-        self.unread -= sum(len(piece) for row in rows for piece in row)
+        rows = [self._pieces[name] for name in names]
+        for name in names:
+            self.forget(name)
         earlier = [(i, row[:-1], row[-1]) for i, row in enumerate(rows) if len(row) > 1]
         if not earlier:
             return self._read(
@@ -99,15 +156,15 @@ class LateDrafter:
         self.caught_up = waiting
         if waiting + len(target_token_ids) > self._drafter.max_num_tokens:
             # A step full of prompts leaves no room in the drafter's buffers: two passes.
-            chosen = [i for i, _, _ in earlier]
             following = torch.stack([now.ids[now.start] for _, _, now in earlier])
             before = [now.position for _, _, now in earlier]
-            self._merged([row for _, row, _ in earlier], chosen, before, following, batch, 0, rest)
+            table = batch.block_table_tensor[[i for i, _, _ in earlier]]
+            self._merged(batch, [row for _, row, _ in earlier], table, before, following, 0, rest)
             rows = [row[-1:] for row in rows]
-        ends = [row[-1].position + len(row[-1]) for row in rows]
         return self._merged(
-            rows, range(len(rows)), ends, next_token_ids, batch, num_speculative_tokens, rest
-        )
+            batch, rows, batch.block_table_tensor, [row[-1].end for row in rows], next_token_ids,
+            num_speculative_tokens, rest,
+        )  # fmt: skip
 
     def _take_in(self, ids: Tensor, hidden: Tensor, batch: Any) -> None:
         """Set this step's tokens aside, behind what is unread of their requests."""
@@ -118,35 +175,40 @@ class LateDrafter:
             start, stop = starts[i], starts[i + 1]
             piece = Piece(ids, hidden, start, stop, ends[i] - (stop - start))
             row = self._pieces.get(name, [])
-            if row and row[-1].position + len(row[-1]) != piece.position:
-                self.forget(name)  # it was preempted, and its prompt is read again
-                row = []
+            if row and row[-1].end != piece.position:
+                self.forget(name)
+                row = _before(row, piece.position)
+                self.unread += sum(len(kept) for kept in row)
             self._pieces[name] = [*row, piece]
             self.unread += len(piece)
 
     def _merged(
         self,
+        batch: Any,
         rows: Sequence[Sequence[Piece]],
-        chosen: Sequence[int],
+        table: Tensor,
         ends: Sequence[int],
         following: Tensor,
-        batch: Any,
         draft: int,
         rest: dict[str, Any],
     ) -> Tensor:
-        """Read several pieces of each of the ``chosen`` rows of ``batch`` in one pass."""
+        """Read several pieces of each row in one pass.
+
+        Args:
+            batch: attention metadata of any step, for its kind and device.
+            table: int32 [rows or more, blocks of a request].
+        """
         device = batch.query_start_loc.device
         counts = np.array([sum(len(piece) for piece in row) for row in rows], np.int64)
         starts = np.concatenate([[0], np.cumsum(counts)])
         firsts = np.array([row[0].position for row in rows])
         places = np.arange(starts[-1]) - np.repeat(starts[:-1] - firsts, counts)
-        owners = torch.from_numpy(np.repeat(np.array(chosen), counts)).to(device)
+        owners = torch.from_numpy(np.repeat(np.arange(len(rows)), counts)).to(device)
         positions = torch.from_numpy(places).to(device)
         size = self._drafter.block_size
-        blocks = batch.block_table_tensor[owners, positions // size].long()
+        blocks = table[owners, positions // size].long()
         start_cpu = torch.from_numpy(starts.astype(np.int32))
         lengths = torch.tensor(ends, dtype=torch.int32)
-        table = batch.block_table_tensor
         merged = type(batch)(
             query_start_loc=start_cpu.to(device),
             query_start_loc_cpu=start_cpu,
@@ -156,7 +218,7 @@ class LateDrafter:
             num_actual_tokens=int(starts[-1]),
             max_query_len=int(counts.max()),
             max_seq_len=int(lengths.max()),
-            block_table_tensor=table if len(rows) == len(table) else table[list(chosen)],
+            block_table_tensor=table,
             slot_mapping=blocks * size + positions % size,
             causal=True,
             dcp_local_seq_lens=batch.dcp_local_seq_lens,
@@ -194,20 +256,13 @@ class LateDrafter:
         return drafts
 
 
-def guarded(late: LateDrafter, failed: Callable[[], None]) -> Callable[..., Tensor]:
-    """``late.propose``, except that a fault costs the step its model drafts and nothing else.
+def _before(row: Sequence[Piece], position: int) -> list[Piece]:
+    """What of ``row`` still waits if its request goes on at ``position``.
 
-    What was set aside is dropped then: later drafts of running requests miss that text and may be
-    worse, and are verified like all others. ``failed`` is told.
+    A preempted request comes back to the part of itself that is still in the cache; what lies
+    behind is read again. Nothing waits where something in between was never here.
     """
-
-    def propose(*, next_token_ids: Tensor, **arguments: Any) -> Tensor:
-        try:
-            return late.propose(next_token_ids=next_token_ids, **arguments)
-        except Exception:
-            log.exception("the model drafter failed: this step goes on without its drafts")
-            late.clear()
-            failed()
-            return next_token_ids.new_empty((len(late.names), 0), dtype=torch.int64)
-
-    return propose
+    if position > row[-1].end:
+        return []
+    kept = [piece for piece in row if piece.position < position]
+    return [replace(p, stop=min(p.stop, p.start + position - p.position)) for p in kept]

@@ -16,6 +16,7 @@ from typing import Any, Final
 import torch
 
 from decoder import profiling
+from decoder.engines.vllm.ranks import Ranks
 from decoder.policy.pricing import CostTable
 from decoder.room import tokens_of_logits
 
@@ -37,8 +38,8 @@ def setup_name(runner: Any, scope: str) -> str:
     return f"{scope}/{device}/{threads}/{config.model_config.dtype}/{'eager' if eager else 'graph'}"
 
 
-def profile(runner: Any, scope: str) -> CostTable:
-    """Time target and drafter apart. Nothing is mutated that lasts."""
+def profile(runner: Any, scope: str, ranks: Ranks) -> CostTable | None:
+    """Time target and drafter apart; None on ranks that follow. Nothing is mutated that lasts."""
 
     on_cpu = runner.device.type == "cpu"
 
@@ -56,7 +57,12 @@ def profile(runner: Any, scope: str) -> CostTable:
     seconds = CPU_SECONDS if on_cpu else profiling.SECONDS
     drafter: Any = getattr(runner, "drafter", None)
     if not hasattr(drafter, "dummy_run"):
-        return profiling.profile(name, step, most=most, graphs=graphs, seconds=seconds)
+        return ranks.conduct(
+            lambda target: profiling.profile(
+                name, target, most=most, graphs=graphs, seconds=seconds
+            ),
+            step,
+        )
     alone = drafter.dummy_run
 
     def draft(rows: int) -> None:
@@ -66,9 +72,13 @@ def profile(runner: Any, scope: str) -> CostTable:
 
     drafter.dummy_run = lambda *_, **__: None  # or vLLM's own dummy run would include it
     try:
-        return profiling.profile(
-            name, step, draft, rows=(1, min(MANY, most)), most=most, graphs=graphs, seconds=seconds
-        )
+        rows = (1, min(MANY, most))
+        return ranks.conduct(
+            lambda target, drafting: profiling.profile(
+                name, target, drafting, rows=rows, most=most, graphs=graphs, seconds=seconds
+            ),
+            step, draft,
+        )  # fmt: skip
     finally:
         del drafter.dummy_run
 

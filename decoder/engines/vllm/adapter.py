@@ -1,0 +1,312 @@
+"""What stands between one vLLM model runner and our router: it reports what really ran.
+
+A step goes like this:
+
+==================  ==============================================================================
+``before_step``     requests that ended are stopped; what the drafter must still read is read
+``during_step``     the router does what the next choice can do without, while the target runs
+``propose``         what was committed is observed, the next drafts are chosen and made
+==================  ==============================================================================
+
+Nothing in here raises into vLLM: a fault of ours costs a step its drafts, is counted, and is logged
+at most once a minute.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from decoder.contracts.identity import Pseudonyms
+from decoder.engines.vllm.asked import options_of, text_of
+from decoder.engines.vllm.complaints import Complaints
+from decoder.engines.vllm.drafter import MUCH, LateDrafter
+from decoder.engines.vllm.plan import Plan
+from decoder.engines.vllm.ranks import Ranks
+from decoder.requests import Committed, Decision
+
+if TYPE_CHECKING:
+    from decoder.worker import Worker
+
+RESTARTS: Final = 2
+"""A request that left the router is taken up again so often: what is wrong with it may stay."""
+_ATTRIBUTE: Final = "_hybrid"
+
+
+class Adapter:
+    """The hybrid of one model runner; all its state is here.
+
+    Its methods take vLLM's own ``GPUModelRunner`` and ``SchedulerOutput``, which it reads only, but
+    for ``num_spec_tokens_to_schedule``: that tells vLLM's drafter how many tokens to make.
+    """
+
+    def __init__(
+        self,
+        worker: Worker | None,
+        longest: int,
+        late: LateDrafter | None = None,
+        *,
+        has_model: bool = False,
+        shares_blocks: bool = True,
+        complaints: Complaints | None = None,
+        ranks: Ranks | None = None,
+    ) -> None:
+        """Put an adapter together.
+
+        Args:
+            worker: None on a rank that follows another's decisions.
+            longest: draft tokens of a request that the engine was started for.
+            late: the drafter that reads late; None where there is none, or it reads at every step.
+            shares_blocks: whether an ended request's blocks may serve others (prefix caching).
+        """
+        self.worker = worker
+        self.late = late
+        self.ranks = ranks or Ranks()
+        self.complaints = complaints or Complaints()
+        self.idle = ""
+        """Why nothing is drafted any more; "" while all is well."""
+        self._longest = longest
+        self._has_model = has_model
+        self._shares_blocks = shares_blocks
+        self._names = Pseudonyms()
+        self._restarts: Counter[str] = Counter()
+        self._hits = False  # whether a request of the step under way began in others' blocks
+        self._drafter_failed = False
+
+    def before_step(self, runner: Any, scheduler_output: Any) -> None:
+        """Let go of the requests that ended, before their blocks serve others."""
+        ended = scheduler_output.finished_req_ids
+        for name in ended:
+            # Ends by limit or stop token were seen when they were committed; what is left ended
+            # by a stop string or by the client.
+            if self.worker is not None:
+                with self._sparing("a request could not be stopped"):
+                    self.worker.router.stop(name, "abort")
+            self._restarts.pop(name, None)
+        if self.late is None:
+            return
+        with self._sparing("the drafter could not read on"):
+            lost = ended | (scheduler_output.preempted_req_ids or set())
+            if lost and self._shares_blocks and not self.idle:
+                self._leave(self.late, lost)
+            for name in lost:
+                self.late.forget(name)
+            cached = scheduler_output.scheduled_cached_reqs
+            self._hits = bool(cached.resumed_req_ids) or any(
+                new.num_computed_tokens for new in scheduler_output.scheduled_new_reqs
+            )
+
+    def during_step(self, runner: Any) -> None:
+        """Do what the next choice can do without; on a GPU the target's pass has just begun."""
+        if self.worker is None:
+            return
+        with self._sparing("bookkeeping failed"):
+            self.worker.router.settle(exposed=runner.device.type == "cpu")
+
+    def propose(
+        self,
+        runner: Any,
+        scheduler_output: Any,
+        sampled: Sequence[Sequence[int]],
+        draft: Callable[[], Any],
+    ) -> list[list[int]]:
+        """Observe what the step committed; the draft of each request of the batch, in its order.
+
+        Args:
+            sampled: tokens committed by row; none where a prompt is only partly read.
+            draft: vLLM's own method, which runs the drafter; it gives rows of tokens.
+        """
+        names = list(runner.input_batch.req_ids)
+        if self.idle:
+            return [[] for _ in names]
+        plan = self.ranks.agree(
+            len(names),
+            lambda: self._decided(runner, scheduler_output, sampled, names),
+            lambda: self._count("choosing drafts failed: this step goes on without drafts"),
+        )
+        made = self._made(scheduler_output, names, plan, draft)
+        drafts = plan.proposals(made)
+        if self.worker is not None:
+            with self._sparing("the router could not be told what was drafted"):
+                ran = plan.k if any(made) else 0
+                self.worker.router.drafted(names, [len(tokens) for tokens in drafts], ran)
+        return drafts
+
+    def guarded(self, propose: Callable[..., Any]) -> Callable[..., Any]:
+        """A drafter's ``propose``, except that a fault costs the step its model drafts alone.
+
+        What was set aside is dropped then: later drafts of running requests miss that text and may
+        be worse, and are verified like all others.
+        """
+
+        def guarded(*, next_token_ids: torch.Tensor, **arguments: Any) -> Any:
+            try:
+                return propose(next_token_ids=next_token_ids, **arguments)
+            except Exception:  # noqa: BLE001 - told by the complaints
+                self._failed("the model drafter failed: this step goes on without its drafts")
+                return next_token_ids.new_empty((len(next_token_ids), 0), dtype=torch.int64)
+
+        return guarded
+
+    def rest(self, why: str) -> None:
+        """Draft nothing and report nothing from now on; requests go on as in plain vLLM."""
+        if self.idle:
+            return
+        self.idle = why
+        self.complaints.warning(f"no drafts any more: {why}")
+        if self.worker is not None:
+            with self._sparing("requests could not be stopped"):
+                self.worker.router.close()
+        if self.late is not None:
+            self.late.clear()
+
+    def close(self) -> None:
+        """Send what is left; the runner is going down."""
+        if self.worker is not None:
+            with self._sparing("the worker could not be closed"):
+                self.worker.close()
+
+    def _decided(
+        self,
+        runner: Any,
+        scheduler_output: Any,
+        sampled: Sequence[Sequence[int]],
+        names: Sequence[str],
+    ) -> Plan:
+        assert self.worker is not None, "only the rank that leads decides"
+        router, late = self.worker.router, self.late
+        verified = scheduler_output.scheduled_spec_decode_tokens
+        outcomes, lengths = [], {}
+        for name, tokens in zip(names, sampled, strict=True):
+            if not tokens:
+                continue  # a prompt only partly read: nothing was committed yet
+            state = runner.requests[name]
+            with self._sparing("a request could not be taken up"):
+                self._take_up(name, state, len(tokens), runner.max_model_len)
+            # Places kept or drafts refused by a grammar are marked with -1 by the scheduler.
+            really = sum(1 for token in verified.get(name, ()) if token >= 0)
+            lengths[name] = state.num_tokens
+            outcomes.append(Committed(name, tokens, really, state.num_tokens))
+        followed = [outcome.request for outcome in outcomes if outcome.request in router]
+        usual = late is None or late.caught_up < MUCH
+        with self._sparing("observing failed"):
+            router.observe(outcomes, scheduler_output.total_num_scheduled_tokens, usual)
+        live = [name for name in followed if name in router]
+        # An ended request's blocks may be given to a later prompt that begins alike.
+        tokens_read = scheduler_output.total_num_scheduled_tokens
+        full = late is not None and late.full(tokens_read)  # decided here, for all ranks alike
+        catch_up = self._hits or full or len(live) < len(followed)
+        chosen: dict[str, Decision] = {}
+        with self._sparing("choosing drafts failed: this step goes on without drafts"):
+            chosen = dict(zip(live, router.choose(live), strict=True))
+        longest = min(self._longest, scheduler_output.num_spec_tokens_to_schedule)
+        known = runner.input_batch.vocab_size
+        end = runner.effective_drafter_max_model_len if self._has_model else 0
+        given, rooms = [], []
+        for name in names:
+            decision = chosen.get(name, _NOTHING)
+            model = decision.arm == "model"
+            room = min(decision.room, longest, end - lengths[name]) if model else 0
+            rooms.append(max(room, 0))
+            tokens = decision.tokens[:longest] if decision.arm == "cache" else ()
+            given.append(_known(tokens, known))
+        k = min(max(rooms, default=0), self.worker.settings.model_draft_tokens)
+        return Plan(tuple(given), tuple(rooms), k, catch_up)
+
+    def _take_up(self, name: str, state: Any, sampled: int, max_model_len: int) -> None:
+        """Let the router follow a request that it does not, with the text that it has by now."""
+        assert self.worker is not None, "only the rank that leads decides"
+        if name in self.worker.router:
+            return
+        text = text_of(state, sampled)
+        if text is None:
+            return
+        if text.output:
+            if self._restarts[name] >= RESTARTS:
+                return
+            self._restarts[name] += 1
+        options = options_of(name, state.sampling_params, max_model_len, self._names)
+        self.worker.router.start(name, text.prompt, options, text.output)
+
+    def _made(
+        self,
+        scheduler_output: Any,
+        names: Sequence[str],
+        plan: Plan,
+        draft: Callable[[], Any],
+    ) -> list[list[int]]:
+        """Run the model drafter as planned; its drafts in rows, none where it made none."""
+        if not self._has_model:
+            return []
+        if self.late is not None:
+            self.late.names, self.late.catch_up = names, plan.catch_up
+        self._drafter_failed = False
+        scheduler_output.num_spec_tokens_to_schedule = plan.k
+        due = bool(plan.k or plan.catch_up or self.late is None)
+        try:
+            drafts = self.ranks.together(due, draft)
+            return [] if self._drafter_failed or not plan.k else list(drafts.tolist())
+        except Exception:  # noqa: BLE001 - told by the complaints
+            self._failed("the model drafter failed: this step goes on without its drafts")
+            return []
+
+    def _failed(self, what: str) -> None:
+        self._drafter_failed = True
+        self._count(what)
+        if self.late is not None:
+            self.late.clear()
+        self.ranks.fell_out()
+
+    def _leave(self, late: LateDrafter, lost: Collection[str]) -> None:
+        """Read what was set aside for requests that have gone, on all ranks or on none."""
+        try:
+            if self.ranks.uneven():
+                late.clear()
+            with torch.inference_mode():
+                self.ranks.together(late.holds(lost), lambda: late.leave(lost))
+        except Exception:
+            late.clear()
+            raise
+
+    def _count(self, what: str) -> None:
+        """Count and log the exception being handled."""
+        if self.worker is not None:
+            self.worker.faults += 1
+        self.complaints.exception(what)
+
+    @contextmanager
+    def _sparing(self, what: str) -> Iterator[None]:
+        """Spare vLLM an exception of ours: it is counted, and logged under ``what``."""
+        try:
+            yield
+        except Exception:  # noqa: BLE001 - told by the complaints
+            self._count(what)
+
+
+def adapter_of(runner: Any) -> Adapter | None:
+    """The adapter of a model runner; None while vLLM warms up, and where there is no hybrid."""
+    adapter: Adapter | None = getattr(runner, _ATTRIBUTE, None)
+    return adapter
+
+
+def give(runner: Any, adapter: Adapter | None) -> None:
+    """Make ``adapter`` the one of ``runner``, or take it away.
+
+    An attribute, so that both end together. vLLM pickles configurations and steps between its
+    processes, never a runner.
+    """
+    setattr(runner, _ATTRIBUTE, adapter)
+
+
+def _known(tokens: Sequence[int], vocabulary: int) -> tuple[int, ...]:
+    """``tokens`` up to the first the target has no logit for: a prompt may hold such marks."""
+    if not tokens or (min(tokens) >= 0 and max(tokens) < vocabulary):
+        return tuple(tokens)
+    return tuple(tokens[: next(i for i, t in enumerate(tokens) if not 0 <= t < vocabulary)])
+
+
+_NOTHING: Final = Decision("none")

@@ -1,0 +1,67 @@
+"""What the router is told of a request: its text so far, and what it asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from decoder.contracts.identity import Pseudonyms
+from decoder.drafting.suffix import Tokens
+from decoder.requests import RequestOptions
+
+LABEL_LIMIT: Final = 64
+"""Characters of a client-given name: telemetry keys must not become a channel for text."""
+_OFF: Final = ("off", "false", "0", "no")
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A request's text before the step: ``prompt`` int32 [n], and the ``output`` already there."""
+
+    prompt: Tokens
+    output: tuple[int, ...]
+
+
+def text_of(state: Any, sampled: int) -> Text | None:
+    """The text of a vLLM ``CachedRequestState`` that holds the step's ``sampled`` tokens already.
+
+    None where there is none to copy from, or no policy for what it is: a prompt of embeddings, or a
+    request to an adapter.
+    """
+    unknown = state.prompt_token_ids is None or state.prompt_embeds is not None
+    if unknown or state.prompt_is_token_ids is not None or state.lora_request is not None:
+        return None
+    before = len(state.output_token_ids) - sampled
+    prompt = np.asarray(state.prompt_token_ids, dtype=np.int32)
+    return Text(prompt, tuple(state.output_token_ids[:before]))
+
+
+def options_of(name: str, parameters: Any, max_model_len: int, names: Pseudonyms) -> RequestOptions:
+    """What vLLM's ``SamplingParams`` say to the router, of the request that vLLM calls ``name``."""
+    extra = parameters.extra_args or {}
+    # Not ``all_stop_token_ids``: with ignore_eos that still holds the ends vLLM goes on past.
+    stops = {*(parameters.stop_token_ids or ()), parameters.eos_token_id} - {None}
+    choice, asked = choice_of(name)
+    return RequestOptions(
+        max_tokens=parameters.max_tokens or max_model_len,
+        max_model_len=max_model_len,
+        stop_ids=frozenset(stops),
+        tenant=names.of("tenant", str(extra.get("hvd_tenant", ""))),
+        workload=str(extra.get("hvd_workload", ""))[:LABEL_LIMIT],
+        speculate=str(extra.get("hvd_speculate", "on")).lower() not in _OFF,
+        opaque=names.of("request", asked),
+        choice=choice,
+    )
+
+
+def choice_of(name: str) -> tuple[int, str]:
+    """Which choice a request is, and what its client's request is called.
+
+    vLLM makes a request of each of several choices, called ``0_...``, ``1_...`` and so on.
+    """
+    number, found, asked = name.partition("_")
+    if found and number.isdecimal() and number.isascii() and len(number) < 5:
+        return int(number), asked
+    return 0, name

@@ -1,0 +1,326 @@
+"""What this plugin makes of vLLM's settings: a table, read at load and printed in docs/vllm.md.
+
+Every setting that matters here is *accepted*, *clamped* (taken with a limit, which the log tells)
+or *refused* with one sentence that says what to set. A refusal comes before the weights are loaded.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from decoder.contracts.errors import EngineError
+from decoder.settings import WorkerSettings
+
+log = logging.getLogger(__name__)
+
+Verdict = Literal["accepted", "clamped", "refused"]
+Test = Callable[[Any, WorkerSettings], bool]
+
+HOW_TO_START: Final = (
+    "Start it with 'hvd serve', or: HVD_WORKER_ENABLED=1 VLLM_USE_V2_MODEL_RUNNER=0 vllm serve "
+    'MODEL --speculative-config \'{"method": "eagle3", "model": DRAFTER, '
+    '"num_speculative_tokens": 64, "disable_padded_drafter_batch": true}\''
+)
+METHODS: Final = ("eagle3", "suffix")
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """What becomes of a setting that has certain values, and why.
+
+    ``applies`` says of a ``VllmConfig`` and our settings whether they have them; None stands for
+    what is only seen while serving.
+    """
+
+    setting: str
+    values: str
+    verdict: Verdict
+    why: str
+    applies: Test | None
+
+
+def _method(config: Any) -> str | None:
+    return None if config.speculative_config is None else config.speculative_config.method
+
+
+def _tokens(config: Any) -> int:
+    return int(config.speculative_config.num_speculative_tokens)
+
+
+def _eagle3(config: Any) -> bool:
+    return _method(config) == "eagle3"
+
+
+def _absent(config: Any) -> bool:
+    """Whether the number is what vLLM takes where none was given."""
+    depth = config.speculative_config.suffix_decoding_max_tree_depth
+    return _method(config) == "suffix" and _tokens(config) == depth
+
+
+def _own_suffix(config: Any) -> bool:
+    given, usual = config.speculative_config, type(config.speculative_config)
+    names = ("max_tree_depth", "max_cached_requests", "max_spec_factor", "min_token_prob")
+    return _method(config) == "suffix" and any(
+        getattr(given, f"suffix_decoding_{n}") != getattr(usual, f"suffix_decoding_{n}")
+        for n in names
+    )
+
+
+def _moe_replicas(config: Any) -> bool:
+    parallel = config.parallel_config
+    return bool(config.model_config.is_moe) and parallel.data_parallel_size > 1
+
+
+def reads_with_positions_alone(config: Any) -> bool:
+    """Whether what the drafter reads is a matter of tokens and positions, so it may read late."""
+    model = config.model_config
+    return not (
+        model.is_multimodal_model
+        or model.uses_mrope
+        or config.kv_transfer_config is not None
+        or config.parallel_config.data_parallel_size > 1
+    )
+
+
+REQUIREMENTS: Final = (
+    Requirement(
+        "--speculative-config", "absent", "refused",
+        f"drafts need a place in vLLM's steps. {HOW_TO_START}",
+        lambda c, _: c.speculative_config is None),
+    Requirement(
+        "method", "eagle3", "accepted", "cache drafts, model drafts, or none, by the cycle",
+        lambda c, _: _eagle3(c)),
+    Requirement(
+        "method", "suffix", "accepted", "cache drafts or none",
+        lambda c, _: _method(c) == "suffix"),
+    Requirement(
+        "method", "any other", "refused",
+        f'set "method" to "eagle3" or "suffix": no other drafter can be hybrid. {HOW_TO_START}',
+        lambda c, _: c.speculative_config is not None and _method(c) not in METHODS),
+    Requirement(
+        "num_speculative_tokens", "1 or more", "accepted",
+        "no draft of any arm is ever longer; 64 is the paper's, and a smaller one cuts copied "
+        "stretches into more cycles",
+        lambda c, _: _tokens(c) >= 1),
+    Requirement(
+        "num_speculative_tokens", "absent with suffix", "clamped",
+        "vLLM then takes suffix_decoding_max_tree_depth, 24 by default: cache drafts are cut there",
+        lambda c, s: _absent(c) and _tokens(c) < s.suffix_max_draft),
+    Requirement(
+        "num_speculative_tokens", "below HVD_WORKER_SUFFIX_MAX_DRAFT", "clamped",
+        "cache drafts are cut to it: set both alike for longer ones",
+        lambda c, s: _tokens(c) < s.suffix_max_draft and not _absent(c)),
+    Requirement(
+        "num_speculative_tokens", "below HVD_WORKER_MODEL_DRAFT_TOKENS", "clamped",
+        "model drafts are cut to it",
+        lambda c, s: _eagle3(c) and _tokens(c) < s.model_draft_tokens),
+    Requirement(
+        "num_speculative_tokens_per_batch_size", "given", "clamped",
+        "taken as a second limit for each step's drafts: the policy weighs the batch itself, so "
+        "leave it out",
+        lambda c, _: c.speculative_config.num_speculative_tokens_per_batch_size is not None),
+    Requirement(
+        "max_model_len of the drafter", "below the model's", "clamped",
+        "a request gets model drafts until it is as long as that, and cache drafts to its end",
+        lambda c, _: _eagle3(c)
+        and c.speculative_config.draft_model_config.max_model_len < c.model_config.max_model_len),
+    Requirement(
+        "disable_padded_drafter_batch", "false with eagle3", "refused",
+        'set "disable_padded_drafter_batch": true: a padded batch drafts for every request.',
+        lambda c, _: _eagle3(c) and not c.speculative_config.disable_padded_drafter_batch),
+    Requirement(
+        "draft_sample_method", "probabilistic", "refused",
+        'set "draft_sample_method": "greedy": vLLM would compare drafts of the cache with '
+        "probabilities of the drafter's, and outputs would no longer be the target's own.",
+        lambda c, _: c.speculative_config.draft_sample_method == "probabilistic"),
+    Requirement(
+        "rejection_sample_method", "synthetic, block", "refused",
+        'set "rejection_sample_method": "standard": accepted tokens must be the target\'s own.',
+        lambda c, _: c.speculative_config.rejection_sample_method != "standard"),
+    Requirement(
+        "parallel_drafting", "true", "refused",
+        'leave "parallel_drafting" out: that drafter makes all tokens or none, in every step.',
+        lambda c, _: c.speculative_config.parallel_drafting),
+    Requirement(
+        "enable_adaptive_verification", "true", "refused",
+        'leave "enable_adaptive_verification" out: two policies cannot choose one length.',
+        lambda c, _: c.speculative_config.enable_adaptive_verification),
+    Requirement(
+        "suffix_decoding_*", "not the defaults", "clamped",
+        "vLLM's suffix cache is not used: ours is set with HVD_WORKER_SUFFIX_*",
+        lambda c, _: _own_suffix(c)),
+    Requirement(
+        "VLLM_USE_V2_MODEL_RUNNER", "1, or unset with eagle3 where Triton is", "refused",
+        "set VLLM_USE_V2_MODEL_RUNNER=0: vLLM's V2 runner has no seam yet.",
+        lambda c, _: c.use_v2_model_runner),
+    Requirement(
+        "--async-scheduling", "true", "refused",
+        "leave --async-scheduling out: a draft depends on the tokens before it.",
+        lambda c, _: bool(c.scheduler_config.async_scheduling)),
+    Requirement(
+        "--tensor-parallel-size", "2 or more", "accepted",
+        "rank 0 decides and the others follow: one worker, one cache, one stream of telemetry",
+        lambda c, _: c.parallel_config.tensor_parallel_size > 1),
+    Requirement(
+        "draft_tensor_parallel_size", "other than --tensor-parallel-size", "clamped",
+        "vLLM parts an EAGLE3 drafter over all ranks, whatever this says",
+        lambda c, _: _eagle3(c) and c.speculative_config.draft_tensor_parallel_size
+        not in (None, c.parallel_config.tensor_parallel_size)),
+    Requirement(
+        "--pipeline-parallel-size", "2 or more", "refused",
+        "set --pipeline-parallel-size 1: the first stage would not know what the last one drafted.",
+        lambda c, _: c.parallel_config.pipeline_parallel_size > 1),
+    Requirement(
+        "--decode-context-parallel-size, --prefill-context-parallel-size", "2 or more", "refused",
+        "set both context-parallel sizes to 1: the drafter's cache would be parted among ranks.",
+        lambda c, _: c.parallel_config.decode_context_parallel_size > 1
+        or c.parallel_config.prefill_context_parallel_size > 1),
+    Requirement(
+        "--data-parallel-size", "2 or more, dense model", "accepted",
+        "each replica is a worker of its own, with its own cache and name",
+        lambda c, _: c.parallel_config.data_parallel_index > 0 and not _moe_replicas(c)),
+    Requirement(
+        "--data-parallel-size", "2 or more, mixture of experts", "refused",
+        "set --data-parallel-size 1 and run separate servers: replicas that share experts must run "
+        "as many drafter passes as each other, and each would choose for itself.",
+        lambda c, _: _moe_replicas(c)),
+    Requirement(
+        "--enable-dbo, --ubatch-size", "on", "refused",
+        "leave --enable-dbo and --ubatch-size out: half a batch cannot be drafted for.",
+        lambda c, _: c.parallel_config.enable_dbo or c.parallel_config.ubatch_size > 1),
+    Requirement(
+        "--enable-lora", "true", "clamped",
+        "requests that name an adapter get no drafts and send no telemetry: policy, drafter and "
+        "scope are the base model's",
+        lambda c, _: c.lora_config is not None),
+    Requirement(
+        "--enable-prompt-embeds", "true", "clamped",
+        "requests whose prompt is embeddings get no drafts: there is nothing to copy from",
+        lambda c, _: bool(c.model_config.enable_prompt_embeds)),
+    Requirement(
+        "model", "multimodal, or with positions of several dimensions", "clamped",
+        "the drafter reads in every step, as in plain vLLM, instead of when it drafts",
+        lambda c, _: c.model_config.is_multimodal_model or c.model_config.uses_mrope),
+    Requirement(
+        "model", "encoder and decoder", "refused",
+        "unset HVD_WORKER_ENABLED: an encoder-decoder model also reads what is not in its text.",
+        lambda c, _: c.model_config.is_encoder_decoder),
+    Requirement(
+        "model", "with recurrent or convolution state (Mamba and others)", "refused",
+        "unset HVD_WORKER_ENABLED: a recurrent state taken back after refused drafts has not been "
+        "shown to be lossless here.",
+        lambda c, _: c.model_config.is_hybrid or c.model_config.has_inner_state),
+    Requirement(
+        "model", "diffusion", "refused",
+        "unset HVD_WORKER_ENABLED: a diffusion model does not write token after token.",
+        lambda c, _: c.model_config.is_diffusion),
+    Requirement(
+        "--runner", "pooling", "refused",
+        "unset HVD_WORKER_ENABLED: a pooling model writes no tokens.",
+        lambda c, _: c.model_config.runner_type == "pooling"),
+    Requirement(
+        "--weight-transfer-config", "given", "refused",
+        "leave --weight-transfer-config out: policy, drafter and telemetry belong to the weights "
+        "they were made with.",
+        lambda c, _: c.weight_transfer_config is not None),
+    Requirement(
+        "--enable-sleep-mode", "true", "accepted",
+        "level 1 keeps the weights and changes nothing; level 2 drops them, see the last row",
+        lambda c, _: c.model_config.enable_sleep_mode),
+    Requirement(
+        "--kv-transfer-config", "given", "clamped",
+        "the drafter reads in every step, so that what is transferred is whole",
+        lambda c, _: c.kv_transfer_config is not None),
+    Requirement(
+        "--enable-prefix-caching", "true or false", "accepted",
+        "what the drafter has not read is read before others may share its blocks",
+        lambda c, _: True),
+    Requirement(
+        "--enable-chunked-prefill, --max-num-batched-tokens, --long-prefill-token-threshold", "any",
+        "accepted", "drafts take what a step has left; what was cut is not counted as drafted",
+        lambda c, _: True),
+    Requirement(
+        "--max-num-seqs, --scheduling-policy, KV cache size", "any", "accepted",
+        "a preempted request goes on where it was, and is drafted for again",
+        lambda c, _: True),
+    Requirement(
+        "--structured-outputs-config", "any", "accepted",
+        "drafts that break the grammar are cut by vLLM, and not counted as drafted",
+        lambda c, _: True),
+    Requirement(
+        "--enforce-eager, cudagraph_mode", "any", "accepted",
+        "steps in which requests verify drafts of different lengths run on piecewise graphs, or "
+        "eagerly where there are none",
+        lambda c, _: True),
+    Requirement(
+        "--load-format, --quantization, --dtype, --kv-cache-dtype", "any", "accepted",
+        "policies belong to the model by name and revision; costs are measured as it runs",
+        lambda c, _: True),
+    Requirement(
+        "min_p, logit_bias, custom logits processors", "of a request", "refused",
+        "vLLM itself refuses them wherever anything drafts.", None),
+    Requirement(
+        "weights", "reloaded in place, reset, or dropped by sleep level 2", "clamped",
+        "requests go on without drafts and without telemetry until the server is started anew: "
+        "policy, drafter and scope belong to the old weights", None),
+)  # fmt: skip
+
+
+def check(config: Any, settings: WorkerSettings) -> None:
+    """Refuse or clamp what the engine was started with.
+
+    Raises:
+        EngineError: a setting is refused; the message says what to set.
+    """
+    refused = _applying("refused", config, settings)
+    if refused:
+        row = refused[0]
+        raise EngineError(f"{row.setting} ({row.values}): {row.why}")
+    for row in _applying("clamped", config, settings):
+        log.warning("%s (%s): %s", row.setting, row.values, row.why)
+
+
+def longest_draft(config: Any) -> int:
+    """Draft tokens of one request that the engine has places and counters for."""
+    return _tokens(config)
+
+
+def within(config: Any, settings: WorkerSettings) -> WorkerSettings:
+    """Our settings, no draft longer than the engine was started for."""
+    most = longest_draft(config)
+    return settings.model_copy(
+        update={
+            "suffix_max_draft": min(settings.suffix_max_draft, most),
+            "model_draft_tokens": min(settings.model_draft_tokens, most),
+        }
+    )
+
+
+def as_table(rows: Sequence[Requirement] = REQUIREMENTS) -> str:
+    """The table as docs/vllm.md prints it."""
+    lines = ["| setting | values | | why |", "|---|---|---|---|"]
+    for row in rows:
+        why = row.why.removesuffix(f" {HOW_TO_START}")
+        lines.append(f"| {_code(row.setting)} | {row.values} | {row.verdict} | {why} |")
+    return "\n".join(lines)
+
+
+def _code(setting: str) -> str:
+    """Code marks around what is written as it stands, none around words."""
+    parts = setting.split(", ")
+    return ", ".join(f"`{p}`" if p.startswith("--") or "_" in p else p for p in parts)
+
+
+def _applying(verdict: Verdict, config: Any, settings: WorkerSettings) -> list[Requirement]:
+    found = []
+    for row in REQUIREMENTS:
+        if row.verdict != verdict or row.applies is None:
+            continue
+        if config.speculative_config is None and row is not REQUIREMENTS[0]:
+            continue
+        if row.applies(config, settings):
+            found.append(row)
+    return found

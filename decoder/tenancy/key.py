@@ -1,0 +1,58 @@
+"""The operator's key: names are hashed under it, and by it the engine knows its own middleware.
+
+It must be the same in the process that answers HTTP and in those that run the model, and for as
+long as pseudonyms shall be comparable. It is in ``HVD_WORKER_ID_KEY``, or in the file that
+``HVD_WORKER_ID_KEY_FILE`` names.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import MutableMapping
+from typing import Final
+
+from decoder.contracts.errors import SettingsError
+from decoder.settings import WorkerSettings
+
+VARIABLE: Final = "HVD_WORKER_ID_KEY"
+FILE_VARIABLE: Final = "HVD_WORKER_ID_KEY_FILE"
+SHORTEST: Final = 16
+"""Bytes of a key; a shorter one could be found by trying."""
+
+
+def key_of(settings: WorkerSettings) -> bytes | None:
+    """The key that ``settings`` hold or name; None if they do neither.
+
+    Raises:
+        SettingsError: the file cannot be read, or the key is too short.
+    """
+    key = settings.id_key.encode()
+    if not key and settings.id_key_file is not None:
+        try:
+            key = settings.id_key_file.read_bytes().strip()
+        except OSError as error:
+            raise SettingsError(
+                f"the key in {settings.id_key_file} cannot be read: {error.strerror}. Correct "
+                f"{FILE_VARIABLE}, or unset it."
+            ) from error
+        if not key:
+            raise SettingsError(
+                f"{settings.id_key_file} is empty: write a key into it, or unset {FILE_VARIABLE}."
+            )
+    if key and len(key) < SHORTEST:
+        raise SettingsError(
+            f"the key of {VARIABLE} or {FILE_VARIABLE} has {len(key)} bytes: take at least "
+            f"{SHORTEST}, for instance the output of: openssl rand -hex 32."
+        )
+    return key or None
+
+
+def ensure_key(environment: MutableMapping[str, str]) -> bool:
+    """Put a random key into ``environment`` if it names none; whether it had to.
+
+    For whatever starts the other processes, before it does: they inherit it.
+    """
+    if environment.get(VARIABLE) or environment.get(FILE_VARIABLE):
+        return False
+    environment[VARIABLE] = secrets.token_hex(32)
+    return True

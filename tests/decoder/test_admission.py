@@ -1,0 +1,114 @@
+"""A bundle is in force after every check or not at all; what was in force stays."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from decoder import admission
+from decoder.admission import BUDGET_US, Admission, _choice_us, check_pace
+from decoder.contracts.bundle import OUTPUTS, Kind, Policy, frequency_policy
+from decoder.contracts.errors import PolicyRefused
+from decoder.contracts.features import NUM_FEATURES
+from decoder.policy.probes import to_bytes
+from tests.conftest import random_policy
+
+
+def policy_of(kind: Kind, *hidden: int) -> Policy:
+    rng, widths = np.random.default_rng(0), (NUM_FEATURES, *hidden, OUTPUTS[kind])
+    layers = tuple(
+        (rng.normal(size=s).astype(np.float32) / s[0], np.zeros(s[1], np.float32))
+        for s in pairwise(widths)
+    )
+    return replace(random_policy(), kind=kind, layers=layers)
+
+
+def test_good_bundles_are_applied_and_the_previous_is_kept() -> None:
+    applied: list[Policy] = []
+    desk = Admission("scope", applied.append)
+    for version in (1, 2, 1):  # a rollback is a swap like any other
+        assert desk.offer(to_bytes(random_policy(version, version=version)))
+    assert [p.version for p in applied] == [1, 2, 1]
+    assert desk.previous is not None and desk.previous.version == 2
+    assert desk.swaps == 3 and desk.swap_ms_max > 0 and desk.applied_at > 0
+
+
+def test_bad_bundles_are_counted_by_reason_and_change_nothing() -> None:
+    applied: list[Policy] = []
+    desk = Admission("scope", applied.append)
+    good = to_bytes(random_policy())
+    desk.offer(good)
+    for bad in (b"", b"junk" * 100, good[:-5], to_bytes(random_policy(scope="elsewhere"))):
+        assert not desk.offer(bad)
+    assert not desk.offer(good, role="trial")
+    assert len(applied) == 1 and desk.current is applied[0]
+    assert desk.refusals == {"malformed": 3, "scope": 1, "role": 1}
+
+
+def test_an_older_publication_is_passed_over() -> None:
+    applied: list[Policy] = []
+    desk = Admission("scope", applied.append)
+    for version, publication in ((1, 4), (2, 3), (1, 4), (3, 6), (2, 5)):
+        desk.offer(to_bytes(replace(random_policy(version=version), publication=publication)))
+    assert [p.publication for p in applied] == [4, 6]
+    assert desk.ignored == {"older": 3} and not desk.refusals
+
+
+def test_other_roles_are_held_and_unknown_ones_passed_over() -> None:
+    applied: list[Policy] = []
+    desk = Admission("scope", applied.append)
+    trial = replace(random_policy(version=7), role="trial", publication=2)
+    assert desk.offer(to_bytes(trial), "trial")
+    assert not desk.offer(to_bytes(replace(trial, version=6, publication=1)), "trial")
+    assert not desk.offer(b"spoilt", "trial")
+    assert not desk.offer(to_bytes(replace(trial, role="jester")), "jester")
+    assert not applied and desk.current is None
+    assert {role: p.version for role, p in desk.held.items()} == {"trial": 7}
+    assert desk.ignored == {"older": 1, "role": 1} and desk.refusals == {"malformed": 1}
+
+
+def test_a_router_that_cannot_take_a_policy_ends_no_thread() -> None:
+    def apply(policy: Policy) -> None:
+        raise RuntimeError("not now")
+
+    desk = Admission("scope", apply)
+    assert not desk.offer(to_bytes(random_policy()))
+    assert desk.refusals == {"error": 1} and desk.current is None
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.binary(max_size=200), st.text(max_size=5))
+def test_no_bytes_raise(data: bytes, role: str) -> None:
+    assert not Admission("scope", lambda _: None).offer(data, role)
+
+
+@pytest.mark.parametrize(
+    "policy", [frequency_policy("scope"), random_policy(), policy_of("survival", 64, 64)]
+)
+def test_every_kind_can_be_timed(policy: Policy) -> None:
+    assert all(_choice_us(policy, requests) > 0 for requests in BUDGET_US)
+
+
+def test_a_policy_that_is_too_slow_is_refused_and_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # half a million weights for each request in a hundredth of the budget: no processor does that
+    monkeypatch.setattr(admission, "BUDGET_US", {n: us / 100 for n, us in BUDGET_US.items()})
+    applied: list[Policy] = []
+    desk = Admission("scope", applied.append)
+    assert not desk.offer(to_bytes(policy_of("survival", 700, 700)))
+    assert desk.refusals == {"slow": 1} and not applied
+    with pytest.raises(PolicyRefused, match="make its network smaller"):
+        check_pace(policy_of("survival", 700, 700))
+
+
+def test_one_good_repetition_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([9e9, 9e9, 1.0, 9e9, 1.0])
+    monkeypatch.setattr(admission, "_choice_us", lambda *_: next(times))
+    check_pace(random_policy())
+    assert next(times, None) is None

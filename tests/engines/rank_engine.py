@@ -1,0 +1,56 @@
+"""Decode on one rank or on several: ``python -m tests.engines.rank_engine JOB RESULT``.
+
+The job holds ``model``, ``drafter`` or null, ``ranks``, ``max_tokens`` and ``rounds``: each the
+name of what befalls the ranks, see ``rank_probe``, and the prompts that are decoded then.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+LONGEST = 64
+
+
+def main(job_file: str, result_file: str) -> None:
+    """Run one job."""
+    from vllm import LLM, SamplingParams, TokensPrompt
+
+    from tests.engines import rank_probe
+
+    job = json.loads(Path(job_file).read_text())
+    drafter = job["drafter"]
+    llm = LLM(
+        job["model"],
+        dtype="float32",
+        enforce_eager=True,
+        max_model_len=512,
+        max_num_seqs=4,
+        max_num_batched_tokens=128,
+        enable_prefix_caching=True,
+        tensor_parallel_size=job["ranks"],
+        speculative_config=drafter
+        and {
+            "method": "eagle3",
+            "model": drafter,
+            "num_speculative_tokens": LONGEST,
+            "disable_padded_drafter_batch": True,
+        },
+    )
+    parameters = SamplingParams(temperature=0, max_tokens=job["max_tokens"], ignore_eos=True)
+    result: dict[str, Any] = {"tokens": [], "ranks": []}
+    for name, prompts in job["rounds"]:
+        if drafter:
+            llm.collective_rpc(rank_probe.begin, args=(name,))
+        asked = [TokensPrompt(prompt_token_ids=p) for p in prompts]
+        outputs = llm.generate(asked, parameters, use_tqdm=False)
+        result["tokens"].append([list(o.outputs[0].token_ids) for o in outputs])
+        if drafter:
+            result["ranks"].append(llm.collective_rpc(rank_probe.end))
+    Path(result_file).write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:3])

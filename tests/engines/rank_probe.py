@@ -1,0 +1,148 @@
+"""What a test does to each rank of a running engine, in the rank's own process.
+
+``begin`` is called on every rank before a round of prompts, ``end`` after it. A round's name says
+what befalls the ranks in it:
+
+==================  ==============================================================================
+``swapping``        rank 0 changes its policy at every third choice, as in all rounds
+``leader fails``    rank 0 cannot choose, now and then, or makes a plan that nobody can read
+``one fails``       now this rank and now that fails to prepare what its drafter shall read
+``all fail``        a pass fails on all ranks alike
+``one breaks``      a pass fails on the last rank alone
+==================  ==============================================================================
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from datetime import timedelta
+from typing import Any
+
+EVERY = 7
+"""Calls from one fault to the next."""
+_seen: dict[str, Any] = {}
+
+
+def begin(worker: Any, name: str) -> None:
+    """Watch this rank, and give it its faults."""
+    from decoder.engines.vllm.adapter import adapter_of
+
+    runner = worker.model_runner
+    adapter = adapter_of(runner)
+    assert adapter is not None and adapter.late is not None
+    rank, last = adapter.ranks.rank, adapter.ranks.size - 1
+    _restore(runner, adapter)
+    _seen.clear()
+    _seen.update(proposals=[], adapter=adapter, passes=[])
+    _note_proposals(runner)
+    _note_passes(runner)
+    if adapter.worker is not None:
+        adapter.worker.faults = 0
+        _swap(adapter.worker.router)
+    if name == "leader fails" and adapter.worker is not None:
+        _now_and_then(adapter.worker.router, "choose", 0)
+        _now_and_then(adapter, "_decided", 3, lambda: "no plan at all")
+    elif name == "one fails":
+        _now_and_then(adapter.late, "_take_in", rank)
+        _now_and_then(adapter.late, "_merged", rank + 3)
+    elif name == "all fail":
+        _now_and_then(runner.drafter, "_greedy_sample", 0)
+    elif name == "one breaks":
+        adapter.ranks._patience = timedelta(seconds=5)
+        if rank == last:
+            _now_and_then(runner.drafter, "_greedy_sample", 0)
+
+
+def end(worker: Any) -> dict[str, Any]:
+    """What happened on this rank since ``begin``, as JSON."""
+    adapter = _seen["adapter"]
+    ours = adapter.worker
+    told: dict[str, Any] = {
+        "rank": adapter.ranks.rank,
+        "proposals": _seen["proposals"],
+        "passes": _seen["passes"],
+        "unread": adapter.late.unread,
+        "decides": ours is not None,
+        "modules": sorted({"decoder.worker", "decoder.router", "kafka"} & set(sys.modules)),
+        "threads": sorted(t.name for t in threading.enumerate()),
+    }
+    if ours is not None:
+        counters = ours.router.counters
+        told["faults"] = ours.faults
+        told["cycles"], told["accepted"] = dict(counters.cycles), dict(counters.accepted)
+        told["events"] = len([asdict(event) for event in ours.queue.take(1_000_000)])
+        told["versions"] = ours.router.policy.version
+    return told
+
+
+def _note_proposals(runner: Any) -> None:
+    propose = type(runner).propose_draft_token_ids
+
+    def noting(*arguments: Any, **named: Any) -> Any:
+        drafts = propose(runner, *arguments, **named)
+        _seen["proposals"].append([list(runner.input_batch.req_ids), drafts])
+        return drafts
+
+    runner.propose_draft_token_ids = noting
+
+
+def _note_passes(runner: Any) -> None:
+    forward = runner.drafter.model.forward
+
+    def noting(*arguments: Any, **named: Any) -> Any:
+        ids = named.get("input_ids", arguments[0] if arguments else None)
+        _seen["passes"].append(0 if ids is None else len(ids))
+        return forward(*arguments, **named)
+
+    runner.drafter.model.forward = noting
+    _seen["restore"] = lambda: setattr(runner.drafter.model, "forward", forward)
+
+
+def _swap(router: Any) -> None:
+    from decoder.contracts.bundle import frequency_policy
+
+    policies = itertools.cycle([frequency_policy(router.policy.scope, t) for t in (0.0, 1e9, 2.0)])
+    choose, calls = type(router).choose, itertools.count(1)
+
+    def swapping(*arguments: Any) -> Any:
+        call = next(calls)
+        if call % 3 == 0:
+            router.policy = replace(next(policies), version=call)
+        return choose(router, *arguments)
+
+    router.choose = swapping
+
+
+def _now_and_then(
+    owner: Any, name: str, offset: int, instead: Callable[[], Any] | None = None
+) -> None:
+    """Every so many calls ``owner.name`` raises, or returns what it should not."""
+    original, calls = getattr(owner, name), itertools.count(offset)
+
+    def failing(*arguments: Any, **named: Any) -> Any:
+        if next(calls) % EVERY == EVERY - 1:
+            if instead is not None:
+                return instead()
+            raise RuntimeError(f"{name} fails")
+        return original(*arguments, **named)
+
+    setattr(owner, name, failing)
+
+
+def _restore(runner: Any, adapter: Any) -> None:
+    """Take back what earlier rounds put in the way."""
+    if "restore" in _seen:
+        _seen.pop("restore")()
+    for owner, names in (
+        (runner, ["propose_draft_token_ids"]),
+        (runner.drafter, ["_greedy_sample"]),
+        (adapter, ["_decided"]),
+        (adapter.late, ["_take_in", "_merged"]),
+        *([(adapter.worker.router, ["choose"])] if adapter.worker is not None else []),
+    ):
+        for name in names:
+            vars(owner).pop(name, None)

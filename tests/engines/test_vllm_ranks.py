@@ -1,0 +1,214 @@
+"""Several ranks do the same in the same step, whatever befalls one of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from decoder.engines.vllm.plan import Plan
+from decoder.engines.vllm.ranks import Ranks
+from tests.engines.rank_jobs import ROWS
+from tests.engines.two_heads import prompts, write_models
+
+Rounds = list[list[Any]]
+
+
+def run(job: str, size: int, folder: Path) -> tuple[list[int], list[str]]:
+    """Exit status and log of each rank."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.engines.rank_jobs", job, str(r), str(size), str(folder)],
+            env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for r in range(size)
+    ]  # fmt: skip
+    logs = [rank.communicate(timeout=120)[0] for rank in ranks]
+    return [rank.returncode for rank in ranks], logs
+
+
+def seen(job: str, size: int, folder: Path) -> list[dict[str, Any]]:
+    """What each rank saw of a job that none may fail."""
+    status, logs = run(job, size, folder)
+    assert status == [0] * size, "\n".join(logs)[-4000:]
+    return [json.loads((folder / f"{r}.json").read_text()) for r in range(size)]
+
+
+def test_all_ranks_follow_the_plan_of_the_first(tmp_path: Path) -> None:
+    first, *rest = seen("agreeing", 3, tmp_path)
+    assert [rank["plans"] for rank in rest] == [first["plans"]] * 2
+    assert first["plans"] == first["made"], "and it is what rank 0 decided"
+    longest = max(sum(map(len, plan[0])) for plan in first["plans"])
+    assert longest > 3 * 256, "also where a second message is needed"
+    assert set(first["errors"]) == {"RuntimeError", "ValueError"}
+    assert all(not rank["errors"] and not rank["made"] for rank in rest), "only rank 0 decides"
+
+
+def test_a_rank_that_fails_before_a_pass_holds_all_back_and_none_up(tmp_path: Path) -> None:
+    first, *rest = seen("drafting", 3, tmp_path)
+    for passes in first["sizes"]:
+        assert len(set(passes)) == 1, "every rank reads the same tokens in the same pass"
+    assert len(first["sizes"]) > 60
+    for rank in rest:
+        assert rank["sizes"] == first["sizes"]
+        assert rank["widths"] == first["widths"], "and drafts as many tokens"
+        assert rank["unread"][-1] == first["unread"][-1] == 0
+        assert rank["unread"] != first["unread"], "though one had dropped what the others had not"
+    assert min(rank["failed"] for rank in (first, *rest)) > 20
+
+
+def test_the_clock_of_rank_0_decides_what_is_timed(tmp_path: Path) -> None:
+    first, second = seen("conducting", 2, tmp_path)
+    assert first["ran"] == second["ran"] and ["step", 13] in first["ran"]
+    assert first["results"] == ["measured", "no such size", "no clock", "measured"]
+    assert second["results"] == [None] * 4
+
+
+@pytest.mark.parametrize(
+    ("job", "why"),
+    [("breaking", "failed inside a pass"), ("astray", "rank 0 is at (step, requests) (3, 1)")],
+)
+def test_ranks_that_cannot_agree_end_instead_of_answering(
+    tmp_path: Path, job: str, why: str
+) -> None:
+    status, logs = run(job, 2, tmp_path)
+    assert all(status), f"one went on: {status}"
+    assert why in "".join(logs) or "not at the pass" in "".join(logs), logs
+    assert not list(tmp_path.glob("*.json"))
+
+
+def test_a_lone_rank_talks_to_nobody() -> None:
+    ranks = Ranks()
+    plan = Plan(((1, 2), ()), (0, 3), 4)
+    assert ranks.leads and ranks.agree(2, lambda: plan) is plan
+    assert ranks.together(True, ranks.passing(lambda: "drafts")) == "drafts"
+    assert ranks.conduct(lambda step: [step(n) for n in (1, 2)], lambda n: n + 1) == [2, 3]
+    ranks.fell_out()
+    with pytest.raises(ZeroDivisionError):
+        ranks.together(True, lambda: 1 // 0)
+
+
+def test_a_row_takes_what_is_given_or_its_share_of_the_model_draft() -> None:
+    plan = Plan(((7, 8, 9), (), (), ()), (0, 2, 0, 4), 4)
+    made = np.arange(16).reshape(4, 4).tolist()
+    assert plan.proposals(made) == [[7, 8, 9], [4, 5], [], [12, 13, 14, 15]]
+    assert plan.proposals([[]] * 4) == plan.proposals([]) == [[7, 8, 9], [], [], []]
+    assert Plan.nothing(ROWS).proposals([]) == [[]] * ROWS
+
+
+ROUNDS = (
+    ("swapping", 14),
+    ("leader fails", 6),
+    ("one fails", 10),
+    ("all fail", 6),
+    ("swapping", 6),
+)
+MAX_TOKENS = 48
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return write_models(tmp_path_factory.mktemp("models"))
+
+
+def decode(
+    folder: Path, models: tuple[Path, Path], ranks: int, rounds: Rounds, hybrid: bool
+) -> tuple[dict[str, Any], str]:
+    """What a vLLM of so many ranks makes of the rounds, and its log."""
+    job, result = folder / "job.json", folder / "result.json"
+    drafter = str(models[1]) if hybrid else None
+    job.write_text(
+        json.dumps(
+            {"model": str(models[0]), "drafter": drafter, "ranks": ranks, "rounds": rounds,
+             "max_tokens": MAX_TOKENS}
+        )
+    )  # fmt: skip
+    environment = os.environ | {
+        "HF_HUB_OFFLINE": "1",
+        "HVD_WORKER_ENABLED": "1" if hybrid else "0",
+        "HVD_WORKER_METRICS": "0",
+        "HVD_WORKER_TELEMETRY": "0",
+        "OMP_NUM_THREADS": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "|".join(str(r % 2) for r in range(ranks)),
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_USE_V2_MODEL_RUNNER": "0",
+    }
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.engines.rank_engine", str(job), str(result)],
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stdout[-6000:]
+    return json.loads(result.read_text()), run.stdout
+
+
+def rounds_of(names: tuple[tuple[str, int], ...]) -> Rounds:
+    """Prompts for each round; some come back within it, and all of them in later ones."""
+    return [[name, [prompts(8)[i % 8] for i in range(count)]] for name, count in names]
+
+
+@pytest.fixture(scope="module")
+def two(models: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return decode(tmp_path_factory.mktemp("two"), models, 2, rounds_of(ROUNDS), hybrid=True)
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_two_ranks_write_what_plain_vllm_writes(
+    two: Any, models: tuple[Path, Path], tmp_path: Path, ranks: int
+) -> None:
+    """Token for token in float32, policies swapping and ranks failing; plain on one, on two."""
+    result, _ = two
+    plain, _ = decode(tmp_path, models, ranks, [["plain", prompts(8)]], hybrid=False)
+    for name, asked, tokens in zip(
+        [name for name, _ in ROUNDS], rounds_of(ROUNDS), result["tokens"], strict=True
+    ):
+        expected = [plain["tokens"][0][i % 8] for i in range(len(asked[1]))]
+        assert tokens == expected, name
+
+
+@pytest.mark.engine
+def test_both_ranks_propose_the_same_in_the_same_step(two: Any) -> None:
+    result, _ = two
+    for (name, _), (first, second) in zip(ROUNDS, result["ranks"], strict=True):
+        assert first["proposals"] == second["proposals"], name
+        assert first["passes"] == second["passes"], (
+            f"{name}: tokens of each of the drafter's passes"
+        )
+        assert len(first["proposals"]) > 20 and len(first["passes"]) > 5, name
+        assert first["unread"] == second["unread"] or name == "one fails"
+    first = result["ranks"][0][0]
+    assert first["versions"] > 9, "policies were swapped in mid-traffic"
+    assert first["accepted"]["cache"] > 50 and first["cycles"]["model"] > 10, first
+    lengths = {len(tokens) for _, drafts in first["proposals"] for tokens in drafts}
+    assert max(lengths) > 20 and 0 in lengths
+
+
+@pytest.mark.engine
+def test_only_rank_0_has_caches_policies_telemetry_and_words(two: Any) -> None:
+    result, log = two
+    for first, second in result["ranks"]:
+        assert (first["rank"], first["decides"]) == (0, True)
+        assert (second["rank"], second["decides"], second["modules"]) == (1, False, [])
+        assert "decoder.router" in first["modules"]
+    assert sum(round_[0]["events"] for round_ in result["ranks"]) > 50
+    said = [line for line in log.splitlines() if "hybrid verified decoding: scope" in line]
+    assert len(said) == 1 and "Worker_TP0" in said[0], said
+
+
+@pytest.mark.engine
+def test_faults_of_ranks_are_counted_and_drafting_goes_on(two: Any) -> None:
+    result, _ = two
+    faults = [round_[0]["faults"] for round_ in result["ranks"]]
+    for (name, _), count in zip(ROUNDS, faults, strict=True):
+        assert count > 2 if "fail" in name else count == 0, (name, count)
+    last = result["ranks"][-1][0]["proposals"]
+    assert any(any(drafts) for _, drafts in last)

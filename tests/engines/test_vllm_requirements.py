@@ -1,0 +1,269 @@
+"""Every setting of vLLM that matters is accepted, clamped or refused, as the table says."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from decoder.contracts.errors import EngineError
+from decoder.engines.vllm.requirements import (
+    REQUIREMENTS,
+    Requirement,
+    as_table,
+    check,
+    longest_draft,
+    reads_with_positions_alone,
+    within,
+)
+from decoder.settings import WorkerSettings
+from pipelines.embedded import drafter_path, ensure_model
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of what vLLM imports
+PAGE = Path(__file__).parents[2] / "docs" / "vllm.md"
+Change = Callable[[Any], None]
+
+
+def engine(method: str = "eagle3", **speculative: Any) -> Any:
+    """What vLLM makes of its arguments; no engine is started."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    given: dict[str, Any] = {"method": method}
+    if method == "eagle3":
+        given |= {"model": str(drafter_path()), "num_speculative_tokens": 64}
+        given["disable_padded_drafter_batch"] = True
+    given |= speculative
+    arguments = EngineArgs(
+        model=str(ensure_model()),
+        dtype="float32",
+        max_model_len=1024,
+        speculative_config=given if method else None,
+    )
+    return arguments.create_engine_config()
+
+
+def setting(path: str, value: Any) -> Change:
+    """A change of one field, behind vLLM's own checks of what goes with what."""
+
+    def change(config: Any) -> None:
+        *parents, name = path.split(".")
+        for parent in parents:
+            config = getattr(config, parent)
+        object.__setattr__(config, name, value)
+
+    return change
+
+
+def model(**facts: Any) -> Change:
+    """A model that has ``facts``: checkpoints of all these kinds are not at hand."""
+
+    def change(config: Any) -> None:
+        real = config.model_config
+        names = (
+            "is_moe", "is_multimodal_model", "uses_mrope", "is_encoder_decoder", "is_hybrid",
+            "has_inner_state", "is_diffusion", "runner_type", "enable_prompt_embeds",
+            "enable_sleep_mode", "max_model_len",
+        )  # fmt: skip
+        told = {name: getattr(real, name) for name in names} | facts
+        object.__setattr__(config, "model_config", SimpleNamespace(**told))
+
+    return change
+
+
+def both(*changes: Change) -> Change:
+    def change(config: Any) -> None:
+        for each in changes:
+            each(config)
+
+    return change
+
+
+CASES: dict[tuple[str, str], tuple[Callable[[], Any], Change | None]] = {
+    ("--speculative-config", "absent"): (lambda: engine(""), None),
+    ("method", "eagle3"): (engine, None),
+    ("method", "suffix"): (lambda: engine("suffix"), None),
+    ("method", "any other"): (
+        lambda: engine("ngram", num_speculative_tokens=3, prompt_lookup_max=4),
+        None,
+    ),
+    ("num_speculative_tokens", "1 or more"): (lambda: engine(num_speculative_tokens=1), None),
+    ("num_speculative_tokens", "absent with suffix"): (lambda: engine("suffix"), None),
+    ("num_speculative_tokens", "below HVD_WORKER_SUFFIX_MAX_DRAFT"): (
+        lambda: engine("suffix", num_speculative_tokens=16),
+        None,
+    ),
+    ("num_speculative_tokens", "below HVD_WORKER_MODEL_DRAFT_TOKENS"): (
+        lambda: engine(num_speculative_tokens=3),
+        None,
+    ),
+    ("num_speculative_tokens_per_batch_size", "given"): (
+        lambda: engine(
+            num_speculative_tokens=5, num_speculative_tokens_per_batch_size=[(1, 8, 5), (9, 99, 1)]
+        ),
+        None,
+    ),
+    ("max_model_len of the drafter", "below the model's"): (
+        lambda: engine(max_model_len=512),
+        None,
+    ),
+    ("disable_padded_drafter_batch", "false with eagle3"): (
+        lambda: engine(disable_padded_drafter_batch=False),
+        None,
+    ),
+    ("draft_sample_method", "probabilistic"): (
+        lambda: engine(draft_sample_method="probabilistic"),
+        None,
+    ),
+    ("rejection_sample_method", "synthetic, block"): (
+        lambda: engine(rejection_sample_method="block"),
+        None,
+    ),
+    ("parallel_drafting", "true"): (
+        engine,
+        setting("speculative_config.parallel_drafting", True),
+    ),
+    ("enable_adaptive_verification", "true"): (
+        engine,
+        setting("speculative_config.enable_adaptive_verification", True),
+    ),
+    ("suffix_decoding_*", "not the defaults"): (
+        lambda: engine("suffix", suffix_decoding_max_cached_requests=7),
+        None,
+    ),
+    ("--async-scheduling", "true"): (engine, setting("scheduler_config.async_scheduling", True)),
+    ("--tensor-parallel-size", "2 or more"): (
+        engine,
+        setting("parallel_config.tensor_parallel_size", 2),
+    ),
+    ("draft_tensor_parallel_size", "other than --tensor-parallel-size"): (
+        engine,
+        setting("speculative_config.draft_tensor_parallel_size", 2),
+    ),
+    ("--pipeline-parallel-size", "2 or more"): (
+        engine,
+        setting("parallel_config.pipeline_parallel_size", 2),
+    ),
+    ("--decode-context-parallel-size, --prefill-context-parallel-size", "2 or more"): (
+        engine,
+        setting("parallel_config.decode_context_parallel_size", 2),
+    ),
+    ("--data-parallel-size", "2 or more, dense model"): (
+        engine,
+        setting("parallel_config.data_parallel_index", 1),
+    ),
+    ("--data-parallel-size", "2 or more, mixture of experts"): (
+        engine,
+        both(model(is_moe=True), setting("parallel_config.data_parallel_size", 2)),
+    ),
+    ("--enable-dbo, --ubatch-size", "on"): (engine, setting("parallel_config.enable_dbo", True)),
+    ("--enable-lora", "true"): (engine, setting("lora_config", object())),
+    ("--enable-prompt-embeds", "true"): (engine, model(enable_prompt_embeds=True)),
+    ("model", "multimodal, or with positions of several dimensions"): (
+        engine,
+        model(uses_mrope=True),
+    ),
+    ("model", "encoder and decoder"): (engine, model(is_encoder_decoder=True)),
+    ("model", "with recurrent or convolution state (Mamba and others)"): (
+        engine,
+        model(is_hybrid=True),
+    ),
+    ("model", "diffusion"): (engine, model(is_diffusion=True)),
+    ("--runner", "pooling"): (engine, model(runner_type="pooling")),
+    ("--weight-transfer-config", "given"): (engine, setting("weight_transfer_config", object())),
+    ("--enable-sleep-mode", "true"): (engine, model(enable_sleep_mode=True)),
+    ("--kv-transfer-config", "given"): (engine, setting("kv_transfer_config", object())),
+}
+ALWAYS = {row.setting for row in REQUIREMENTS if row.values in ("any", "true or false")}
+SERVING = {row.setting for row in REQUIREMENTS if row.applies is None}
+OWN_TEST = {"VLLM_USE_V2_MODEL_RUNNER"}
+
+
+def title(row: Requirement) -> str:
+    return f"{row.setting}: {row.values}"
+
+
+@pytest.mark.parametrize(
+    "row", [r for r in REQUIREMENTS if r.setting not in SERVING | OWN_TEST], ids=title
+)
+def test_each_row_is_what_becomes_of_a_real_configuration(
+    row: Requirement, caplog: pytest.LogCaptureFixture
+) -> None:
+    make, change = (engine, None) if row.setting in ALWAYS else CASES[row.setting, row.values]
+    config, settings = make(), WorkerSettings()
+    if change is not None:
+        assert row.applies is not None and not row.applies(config, settings)
+        change(config)
+    assert row.applies is not None and row.applies(config, settings)
+    if row.verdict == "refused":
+        with pytest.raises(EngineError) as refusal:
+            check(config, settings)
+        assert str(refusal.value) == f"{row.setting} ({row.values}): {row.why}"
+        return
+    with caplog.at_level(logging.WARNING, "decoder"):
+        check(config, settings)
+    assert (row.why in caplog.text) == (row.verdict == "clamped")
+
+
+def test_vllms_second_runner_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = engine()
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
+    check(config, WorkerSettings())
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    with pytest.raises(EngineError, match="set VLLM_USE_V2_MODEL_RUNNER=0"):
+        check(config, WorkerSettings())
+
+
+def test_what_hvd_serve_starts_is_taken_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    for config in (engine(), engine("suffix", num_speculative_tokens=64)):
+        with caplog.at_level(logging.WARNING, "decoder"):
+            check(config, WorkerSettings())
+    assert not [r for r in caplog.records if r.name.startswith("decoder")]
+
+
+def test_every_row_is_tried_and_every_refusal_says_what_to_do() -> None:
+    rows = {(r.setting, r.values) for r in REQUIREMENTS}
+    assert len(rows) == len(REQUIREMENTS) and rows >= CASES.keys()
+    for row in REQUIREMENTS:
+        if row.verdict == "refused" and row.applies is not None:
+            words = ("set ", "unset ", "leave ", "Start it with", "out:")
+            assert any(word in row.why for word in words), title(row)
+
+
+@pytest.mark.parametrize(
+    ("method", "given", "longest", "model_tokens"),
+    [("suffix", {}, 24, 4), ("suffix", {"num_speculative_tokens": 100}, 64, 4)]
+    + [("eagle3", {"num_speculative_tokens": n}, n, min(n, 4)) for n in (1, 3, 5, 16, 64)],
+)
+def test_no_draft_is_longer_than_the_engine_was_started_for(
+    method: str, given: dict[str, int], longest: int, model_tokens: int
+) -> None:
+    config = engine(method, **given)
+    settings = within(config, WorkerSettings())
+    assert (settings.suffix_max_draft, settings.model_draft_tokens) == (longest, model_tokens)
+    assert longest_draft(config) == given.get("num_speculative_tokens", 24)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        model(is_multimodal_model=True),
+        model(uses_mrope=True),
+        setting("kv_transfer_config", object()),
+        setting("parallel_config.data_parallel_size", 2),
+    ],
+)
+def test_a_drafter_reads_late_only_where_tokens_and_positions_are_all_it_takes(
+    change: Change,
+) -> None:
+    config = engine()
+    assert reads_with_positions_alone(config)
+    change(config)
+    assert not reads_with_positions_alone(config)
+
+
+def test_the_operators_page_prints_the_table() -> None:
+    assert as_table() in PAGE.read_text()
