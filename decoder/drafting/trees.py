@@ -37,9 +37,6 @@ TREE_BYTES: Final = 4096
 """Bytes of a tree without tokens, and of what Python holds for it."""
 DROPPED: Final = 2
 """Tokens of a small tree that are dropped in the time of indexing one."""
-AT_ONCE: Final = 16
-"""Tokens of output that go into a key's tree together: its nodes are then read once for all of
-them, and what a request has just written is not found there as if it were another's."""
 _LATER: Final = 1 << 24
 """Sequences of outputs that outgrew their first one are numbered from here."""
 _SEQUENCES: Final = 0x7FFFFFFF
@@ -66,35 +63,6 @@ class Shared:
         self.next = (self.next + 1) & _SEQUENCES
         self.sequences += 1
         return self.next
-
-
-@dataclass(slots=True)
-class Behind:
-    """Output that the trees do not hold yet; a function of the output alone, however it came.
-
-    A tree that ended where the text ends would find every context in itself, at full depth, and
-    learn nothing from it: of 175 us that a step took for a request in a batch of 64, 110 went
-    there. So the newest token waits for the next, and a lookup walks through real matches alone.
-    """
-
-    last: list[int] = field(default_factory=list)  # the newest token, in no tree
-    unshared: list[int] = field(default_factory=list)  # tokens before it, in the own tree alone
-
-    def take(self, tokens: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Take in output; what the own tree and the key's are due. Mutates."""
-        own = [*self.last, *tokens]
-        self.last = own[-1:]
-        del own[-1:]
-        self.unshared += own
-        due = len(self.unshared) // AT_ONCE * AT_ONCE
-        shared, self.unshared = self.unshared[:due], self.unshared[due:]
-        return own, shared
-
-    def rest(self) -> tuple[list[int], list[int]]:
-        """The output has ended: what both trees lack. Mutates."""
-        own, shared = self.last, [*self.unshared, *self.last]
-        self.last, self.unshared = [], []
-        return own, shared
 
 
 @dataclass(slots=True)

@@ -15,8 +15,7 @@ import numpy as np
 from arctic_inference.suffix_decoding import SuffixDecodingCache
 from arctic_inference.suffix_decoding._C import SuffixTree
 
-from decoder.drafting.suffix import CacheDraft, SuffixCache, better_of
-from decoder.drafting.trees import Behind
+from decoder.drafting.suffix import MATCHED, CacheDraft, SuffixCache, better_of
 from decoder.settings import WorkerSettings
 from pipelines.replay.tokenise import Ids
 from pipelines.replay.traces import Trace
@@ -74,33 +73,23 @@ class DialogueCache(SuffixCache):
     def __init__(self, settings: WorkerSettings) -> None:
         super().__init__(settings)
         self.trees = ContinuedTrees(settings.suffix_max_depth, KEPT)
-        self._behind: dict[str, Behind] = {}
 
     def start(self, request: str, prompt: Ids, key: str) -> None:
         """Index ``prompt``, int32 [n], as far as its session's tree does not hold it."""
         self.trees.start_request(request, prompt)
-        self._behind[request] = Behind()
 
     def extend(self, request: str, tokens: Sequence[int]) -> None:
         """Append committed tokens."""
-        self._grow(request, *self._behind[request].take(tokens))
+        self.trees.add_active_response(request, tokens)
 
     def propose(self, request: str, context: Ids, limit: int) -> CacheDraft | None:
         """The best continuation of ``context`` of at most ``limit`` tokens, or None."""
         own, shared = self.trees._local_trees[request], self.trees._global_tree
-        return better_of(own, shared, context[-self.depth :], min(limit, self.most), self.limits)
+        return better_of(own, shared, context[-MATCHED:], min(limit, self.most), self.limits)
 
     def stop(self, request: str) -> None:
         """Forget the request, but for a next turn of its session."""
-        self._grow(request, *self._behind.pop(request).rest())
         self.trees.stop_request(request)
-
-    def _grow(self, request: str, own: list[int], shared: list[int]) -> None:
-        trees = self.trees
-        if own:
-            trees._local_trees[request].extend(0, own)
-        if shared and request in trees._req_to_seq_id:
-            trees._global_tree.extend(trees._req_to_seq_id[request], shared)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decoder.drafting.suffix import SLICE, CacheDraft, SuffixCache, common_prefix
-from decoder.drafting.trees import AT_ONCE, SEGMENT, WHOLE, Local, ranges_of
+from decoder.drafting.suffix import MATCHED, SLICE, CacheDraft, SuffixCache, common_prefix
+from decoder.drafting.trees import SEGMENT, WHOLE, Local, ranges_of
 from decoder.labels import naive_accepted_length
 from decoder.settings import WorkerSettings
 from decoder.tenancy.shares import ALONE, FLOORS, cache_key
@@ -69,18 +69,15 @@ def test_the_draft_is_the_one_the_library_would_choose(
         cache.index()
         cache.extend(name, rest)
         library.start_request(name, array(begin))
+        library.add_active_response(name, rest)
         if name == "before":
-            library.add_active_response(name, rest)
             cache.stop(name)
             library.stop_request(name)
-    # Of a request under way its own tree lacks the newest token, its key's the last few.
-    known = output[:-1]
-    library._local_trees["now"].extend(0, known)
-    shared = known[: len(known) // AT_ONCE * AT_ONCE]
-    library._global_tree.extend(library._req_to_seq_id["now"], shared)
     context = array(prompt + output)
     found = cache.propose("now", context, 30)
-    theirs = library.speculate("now", context[-64:], max_spec_tokens=30, max_spec_factor=factor)
+    theirs = library.speculate(
+        "now", context[-MATCHED:], max_spec_tokens=30, max_spec_factor=factor
+    )
     if found is None:
         assert not theirs.token_ids
         return
@@ -171,7 +168,7 @@ def test_an_output_that_outgrows_its_sequence_is_still_found_across_the_border()
         cache.extend("r", output[at : at + 16])
     cache.start("other", array([1]), "")
     for name in ("r", "other"):
-        for at in range(20, len(output) - 30 - AT_ONCE, 7):
+        for at in range(20, len(output) - 30, 7):
             draft = cache.propose(name, array(output[at - 20 : at]), 30)
             assert draft is not None and len(draft.tokens) > 20, (name, at)
             assert draft.tokens == output[at : at + len(draft.tokens)], (name, at)
@@ -355,8 +352,8 @@ def test_a_request_that_lost_its_tree_goes_on_without() -> None:
     for _ in range(60):
         cache.index()
     assert cache.shed == 1
-    cache.extend("r", [1, 2, 3, 1, 2] * 4)
-    draft = cache.propose("r", array([1, 2, 3, 1, 2] * 4), 10)
+    cache.extend("r", [1, 2, 3, 1, 2])
+    draft = cache.propose("r", array([1, 2, 3, 1, 2]), 10)
     assert draft is not None and not draft.local  # from its own output in the tenant's tree
     cache.stop("r")
 
