@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from decoder.contracts.errors import EngineError
-from decoder.engines.vllm.adapter import adapter_of, give
+from decoder.engines.vllm.attached import adapter_of, give
 from decoder.engines.vllm.plugin import AROUND, _load_model, worker_of
 from decoder.settings import WorkerSettings
 from tests.engines.scheduled import Scheduled

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 RESTARTS: Final = 2
 """A request that left the router is taken up again so often: what is wrong with it may stay."""
-_ATTRIBUTE: Final = "_hybrid"
 
 
 class Adapter:
@@ -286,21 +285,6 @@ class Adapter:
             yield
         except Exception:  # noqa: BLE001 - told by the complaints
             self._count(what)
-
-
-def adapter_of(runner: Any) -> Adapter | None:
-    """The adapter of a model runner; None while vLLM warms up, and where there is no hybrid."""
-    adapter: Adapter | None = getattr(runner, _ATTRIBUTE, None)
-    return adapter
-
-
-def give(runner: Any, adapter: Adapter | None) -> None:
-    """Make ``adapter`` the one of ``runner``, or take it away.
-
-    An attribute, so that both end together. vLLM pickles configurations and steps between its
-    processes, never a runner.
-    """
-    setattr(runner, _ATTRIBUTE, adapter)
 
 
 def _known(tokens: Sequence[int], vocabulary: int) -> tuple[int, ...]:

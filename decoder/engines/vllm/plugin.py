@@ -19,7 +19,7 @@ from decoder.contracts.errors import EngineError
 from decoder.contracts.settings import KafkaSettings
 from decoder.costs import LiveCosts
 from decoder.engines.vllm import hooks, requirements
-from decoder.engines.vllm.adapter import Adapter, adapter_of, give
+from decoder.engines.vllm.attached import adapter_of, give
 from decoder.engines.vllm.drafter import LateDrafter
 from decoder.engines.vllm.profile import profile
 from decoder.engines.vllm.ranks import Ranks
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
+    from decoder.engines.vllm.adapter import Adapter
     from decoder.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -105,6 +106,10 @@ def _load_model(
 def _adapter(runner: GPUModelRunner, settings: WorkerSettings) -> Adapter:
     from vllm.distributed.parallel_state import get_tp_group
 
+    # Brings numba, which must not be there before vLLM's CPU worker begins: that looks through all
+    # modules for kernels and stumbles over llvmlite's library object.
+    from decoder.engines.vllm.adapter import Adapter
+
     config, group = runner.vllm_config, get_tp_group()
     has_model = config.speculative_config.method == "eagle3"
     ranks = Ranks(group.rank_in_group, group.world_size, group.cpu_group, runner.max_num_reqs)
@@ -130,9 +135,7 @@ def _adapter(runner: GPUModelRunner, settings: WorkerSettings) -> Adapter:
 def _worker(runner: GPUModelRunner, settings: WorkerSettings) -> Worker:
     from transformers import AutoTokenizer
 
-    # Brings numba, which must not be there before vLLM's CPU worker begins: that looks through all
-    # modules for kernels and stumbles over llvmlite's library object.
-    from decoder.worker import make_worker
+    from decoder.worker import make_worker  # late, as the adapter is
 
     config, model = runner.vllm_config, runner.vllm_config.model_config
     drafter = None
