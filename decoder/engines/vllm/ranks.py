@@ -19,6 +19,7 @@ rank ends its process: vLLM then ends the engine, instead of answering wrongly o
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -84,8 +85,7 @@ class Ranks:
             failed: told, while the exception is handled, that it made none. The step then drafts
                 nothing, and reads what was set aside: nobody else would see to that.
 
-        Raises:
-            SystemExit: the ranks are not at the same step, or out of reach of each other.
+        Ends the process where the ranks are not at the same step, or out of reach of each other.
         """
         self._step += 1
         if not self.leads:
@@ -243,4 +243,7 @@ class Ranks:
             "rank %d of %d ends, and the engine with it: %s", self.rank, self.size, why,
             exc_info=cause.__context__ if cause is not None else None,
         )  # fmt: skip
-        raise SystemExit(1)
+        logging.shutdown()
+        # Leaving by an exception, vLLM would first take its process groups down, and gloo waits in
+        # there for the collective that never ends.
+        os._exit(1)
