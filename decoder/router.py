@@ -40,7 +40,7 @@ from decoder.looks import Looks
 from decoder.payoff.featurize import DraftState, featurize
 from decoder.payoff.memory import History, TenantMemories
 from decoder.payoff.model_arm import ModelArm
-from decoder.policy.pricing import MAX_TOKENS, plain_steps
+from decoder.policy.pricing import MAX_TOKENS, gain_of, plain_steps
 from decoder.policy.rule import ARMS, CACHE, MODEL, NONE
 from decoder.rate import LiveRate
 from decoder.requests import Committed, Cycle, Decision, Request, RequestOptions, Step, state_of
@@ -95,7 +95,7 @@ class DraftRouter:
         self.costs = costs or LiveCosts(live=False)
         self.floor = floor
         self.rate = LiveRate(policy.rate)
-        self._cache = cache
+        self.cache = cache
         self._classes = token_classes
         self._sink = sink
         self._complaints = Complaints()
@@ -113,6 +113,7 @@ class DraftRouter:
         self._own_us = self._exposed_us = 0.0  # of this step, as in :class:`Counters`
         self._unsettled: list[tuple[Request, Label[Cycle], str]] = []
         self._drafted = 0  # tokens that the model drafter makes in the step under way
+        self._asked = 0  # requests of the last choice
         self._last = 1, 0  # tokens that the last step ran through the target, and drafted
 
     def __contains__(self, request: str) -> bool:
@@ -132,7 +133,7 @@ class DraftRouter:
         prompt = np.ascontiguousarray(prompt, dtype=np.int32)
         # As one text: what a request wrote before it was met is not written for others again.
         text = np.concatenate([prompt, np.asarray(output, np.int32)]) if len(output) else prompt
-        self._cache.start(request, text, options.key)
+        self.cache.start(request, text, options.key)
         grown = np.empty(len(prompt) + len(output) + INITIAL_ROOM, np.int32)
         grown[: len(prompt)] = prompt
         started = Request(
@@ -144,7 +145,7 @@ class DraftRouter:
         self.counters.started += 1
         if len(output):
             started.append(output)
-            self._cache.extend(request, output)
+            self.cache.extend(request, output)
 
     def observe(self, outcomes: Sequence[Committed], step_tokens: int, usual: bool = True) -> None:
         """Take in what the last step committed; labels resolve.
@@ -159,6 +160,8 @@ class DraftRouter:
         step_us = (began - self._decided) * 1e6 - self._settled_us
         own_us = self._own_us
         if self._decided:
+            if self.doze is None or self.doze.awake:
+                self.costs.proposed(self._asked, self._exposed_us)
             self.counters.own_us.append(own_us)
             self.counters.exposed_us.append(self._exposed_us)
         self._own_us = self._exposed_us = 0.0
@@ -186,12 +189,13 @@ class DraftRouter:
         if cycles and step_tokens:
             table = self.costs.table
             # Prompts that shared the step are left out: they cost the same whatever was chosen.
-            time_taken = plain_steps(table, cycles, verified, self._drafted)
+            time_taken = plain_steps(
+                table, cycles, verified, self._drafted, proposes=self.costs.steps > 0
+            )
             self.rate.observe(decoded, cycles, time_taken)
             if self.doze is not None and self.costs.steps:  # else a table has no unit of time yet
-                plain_us = table.time(cycles)
-                gain_us = (decoded / cycles - time_taken) * plain_us
-                self.doze.observe(own_us, gain_us, cycles, plain_us)
+                gain_us = gain_of(table, cycles, decoded - cycles, verified, self._drafted)
+                self.doze.observe(own_us, gain_us, cycles, table.time(cycles))
         self._spent(began)
 
     def _take(
@@ -212,7 +216,7 @@ class DraftRouter:
             self._count(request, cycle, len(outcome.tokens))
             if not cycle.draft_len:
                 self._unsettled.append((request, Label(cycle, 0, censored=False), ""))
-        self._cache.extend(request.name, committed)
+        self.cache.extend(request.name, committed)
         for label in request.labels.commit(committed):
             self._resolve(request, label, censored="")
         if request.ended:
@@ -234,8 +238,9 @@ class DraftRouter:
         rooms, owners, states = [], [], []
         awake = self.doze is None or self.doze.awake
         self.counters.asleep += not awake
+        self._asked = len(names)
         if awake:
-            self._cache.index()
+            self.cache.index()
         for name in names:
             request = followed.get(name)
             room = request.room(self._longest) if request is not None else 0
@@ -373,7 +378,7 @@ class DraftRouter:
         try:
             for label in request.labels.close():
                 self._resolve(request, label, censored=reason)
-            self._cache.stop(name)
+            self.cache.stop(name)
         except Exception:  # noqa: BLE001 - told by the complaints
             self._complaints.exception("a request's last labels are lost: its bookkeeping failed")
             self.counters.left_out["fault"] += 1
@@ -400,7 +405,7 @@ class DraftRouter:
     def _propose(self, request: Request, room: int) -> CacheDraft | None:
         context = request.tokens[: request.length]
         try:
-            return self._cache.propose(request.name, context, room)
+            return self.cache.propose(request.name, context, room)
         except Exception:  # noqa: BLE001 - told by the complaints
             self._complaints.exception("a request is left out of drafting: it cannot be looked up")
             self._leave_out(request, "fault")

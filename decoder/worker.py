@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -57,7 +58,7 @@ class Worker:
     def status(self) -> WorkerStatus:
         """The worker's status record of this moment."""
         counters, policy = self.router.counters, self.router.policy
-        timings, shipper = list(counters.choose_us), self.shipper
+        shipper = self.shipper
         floor, costs = self.router.floor, self.router.costs.table
         return WorkerStatus(
             process=self.settings.name,
@@ -96,7 +97,14 @@ class Worker:
             setup=costs.setup,
             step_us={str(t): round(float(costs.dense[t])) for t in (1, 4, 16, 64)},
             draft_us=costs.drafting(self.settings.model_draft_tokens, 1),
-            choose_us_p50=float(np.median(timings)) if timings else 0.0,
+            choose_us_p50=_middle(counters.choose_us),
+            own_us_p50=_middle(counters.own_us),
+            exposed_us_p50=_middle(counters.exposed_us),
+            asleep=counters.asleep,
+            undrafted=counters.undrafted,
+            left_out=dict(counters.left_out),
+            cache_bytes=self.router.cache.held_bytes,
+            cache_evicted=self.router.cache.evicted,
             faults=self.faults,
         )
 
@@ -109,6 +117,11 @@ class Worker:
             self.shipper.close()
         if self.page is not None:
             self.page.close()
+
+
+def _middle(times: Iterable[float]) -> float:
+    found = list(times)
+    return float(np.median(found)) if found else 0.0
 
 
 def initial_policy(settings: WorkerSettings, scope: str) -> Policy:

@@ -65,6 +65,13 @@ class WorkerStatus(BaseModel):
     refusals: Counts = Field(default_factory=dict)  # bundles refused, by reason
     ignored: Counts = Field(default_factory=dict)  # bundles passed over: older, role
     choose_us_p50: float = 0.0  # featurize + predict + decide, one step
+    own_us_p50: float = 0.0  # all that the router does in a step
+    exposed_us_p50: float = 0.0  # of that, what the engine waits for
+    asleep: Count = 0  # steps in which no draft was looked for, since none pays
+    undrafted: Count = 0  # model drafts chosen and not made
+    left_out: dict[str, Count] = Field(default_factory=dict)  # requests, by reason
+    cache_bytes: Count = 0  # of suffix trees, at most
+    cache_evicted: Count = 0  # pieces of outputs that gave way
     faults: Count = 0  # steps in which the hybrid failed and the worker decoded plainly
 
     @property

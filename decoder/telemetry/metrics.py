@@ -35,6 +35,9 @@ COUNTS: Final = {
     "events_failed": "Draft events left when the worker closed.",
     "fallbacks": "Times the no-regret floor relieved the policy.",
     "probes": "Steps decided only to measure the model drafter, or a step without drafts.",
+    "asleep": "Steps in which no draft was looked for, since none pays.",
+    "undrafted": "Model drafts chosen and not made.",
+    "cache_evicted": "Pieces of outputs that gave way to others in the suffix caches.",
     "swaps": "Policies put in force.",
     "faults": "Steps in which the hybrid failed and decoding went on plainly.",
 }
@@ -44,6 +47,7 @@ COUNTS_BY: Final = {
     "accepted": ("arm", "Draft tokens accepted."),
     "events_refused": ("reason", "Draft events that the broker refused for good."),
     "refusals": ("reason", "Policy bundles refused."),
+    "left_out": ("reason", "Requests left out of drafting."),
     "ignored": ("reason", "Policy bundles passed over: older, or of an unknown role."),
 }
 LEVELS: Final = {
@@ -54,6 +58,9 @@ LEVELS: Final = {
     "advantage": "Time of the best fixed arm over the policy's, recently; above 1 is ahead.",
     "queue_depth": "Draft events waiting for the broker.",
     "choose_us_p50": "Microseconds to propose, predict and decide for one step, median.",
+    "own_us_p50": "Microseconds of all that the router does in a step, median.",
+    "exposed_us_p50": "Microseconds of that which the engine waits for, median.",
+    "cache_bytes": "Bytes of the suffix caches, at most.",
     "draft_us": "Microseconds the model drafter adds to a step.",
     "swap_ms_max": "Longest time from a bundle received to that bundle in force, milliseconds.",
 }

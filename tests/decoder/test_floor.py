@@ -189,7 +189,7 @@ def test_a_look_at_the_drafter_goes_to_whom_it_has_least_to_catch_up_with() -> N
     for name, length in prompts.items():
         ids = np.random.default_rng(length).integers(1, 30, length).astype(np.int32)
         router.start(name, ids, RequestOptions(1 << 20, 1 << 21))
-    router._cache.index(None)  # or the first steps would want model drafts for the lack of others
+    router.cache.index(None)  # or the first steps would want model drafts for the lack of others
     looked = []
     for _ in range(2 * PROBE_EVERY + 2):
         decisions = router.choose(list(prompts))

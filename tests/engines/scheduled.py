@@ -96,6 +96,7 @@ class Scheduled:
             max_model_len=self.config.model_config.max_model_len,
             effective_drafter_max_model_len=self.config.model_config.max_model_len,
             device=torch.device("cpu"),
+            max_num_tokens=self.config.scheduler_config.max_num_batched_tokens,
         )
         self.longest_seen = 0
         self.prompts: dict[str, list[int]] = {}

@@ -87,7 +87,7 @@ def test_a_router_that_says_too_much_is_cut_at_the_last_moment(late: bool) -> No
     e = engine(config(tokens=3), late=late)
     router, choose = e.worker.router, e.worker.router.choose
 
-    def rash(names: Sequence[str]) -> Any:
+    def rash(names: Sequence[str], _most: int | None = None) -> Any:
         long = [VOCABULARY + 9 if i == 2 else 5 for i in range(40)]
         return [
             d._replace(room=99, tokens=long if d.arm == "cache" else d.tokens)
@@ -275,7 +275,7 @@ def test_what_goes_wrong_with_every_request_is_told_once(
     def broken(*_: Any) -> None:
         raise RuntimeError("ours")
 
-    e.worker.router._cache.propose = broken  # type: ignore[method-assign]
+    e.worker.router.cache.propose = broken  # type: ignore[method-assign]
     with caplog.at_level(logging.ERROR, "decoder"):
         serve(e)
     for name, output in e.outputs.items():

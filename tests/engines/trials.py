@@ -66,7 +66,7 @@ def swapped_policies() -> list[Policy]:
 def note_drafts(router: Any) -> list[tuple[str, int, list[int]]]:
     """From now on, what the router's cache proposes: request, tokens before it, tokens of it."""
     noted: list[tuple[str, int, list[int]]] = []
-    propose = router._cache.propose
+    propose = router.cache.propose
 
     def proposing(request: str, context: Any, limit: int) -> Any:
         draft = propose(request, context, limit)
@@ -74,7 +74,7 @@ def note_drafts(router: Any) -> list[tuple[str, int, list[int]]]:
             noted.append((request, len(context), list(draft.tokens)))
         return draft
 
-    router._cache.propose = proposing
+    router.cache.propose = proposing
     return noted
 
 

@@ -27,6 +27,7 @@ from decoder.engines.vllm.drafter import MUCH, LateDrafter
 from decoder.engines.vllm.plan import Plan
 from decoder.engines.vllm.ranks import Ranks
 from decoder.requests import Committed, Decision
+from decoder.room import room
 from decoder.tenancy.identities import Identities
 
 if TYPE_CHECKING:
@@ -179,11 +180,12 @@ class Adapter:
         assert self.worker is not None, "only the rank that leads decides"
         router, late = self.worker.router, self.late
         verified = scheduler_output.scheduled_spec_decode_tokens
-        outcomes, lengths = [], {}
+        outcomes, lengths, waiting = [], {}, 0
         for name, tokens in zip(names, sampled, strict=True):
-            if not tokens:
-                continue  # a prompt only partly read: nothing was committed yet
             state = runner.requests[name]
+            if not tokens:  # a prompt only partly read: nothing was committed yet
+                waiting += state.num_tokens - state.num_computed_tokens
+                continue
             with self._sparing("a request could not be taken up"):
                 self._take_up(name, state, len(tokens), runner.max_model_len)
             # Places kept or drafts refused by a grammar are marked with -1 by the scheduler.
@@ -199,18 +201,19 @@ class Adapter:
         tokens_read = scheduler_output.total_num_scheduled_tokens
         full = late is not None and late.full(tokens_read)  # decided here, for all ranks alike
         catch_up = self._hits or full or len(live) < len(followed)
+        known = runner.input_batch.vocab_size
         chosen: dict[str, Decision] = {}
         with self._sparing("choosing drafts failed: this step goes on without drafts"):
-            chosen = dict(zip(live, router.choose(live), strict=True))
+            most = room(len(names), known, runner.max_num_tokens, waiting)
+            chosen = dict(zip(live, router.choose(live, most), strict=True))
         longest = min(self._longest, scheduler_output.num_spec_tokens_to_schedule)
-        known = runner.input_batch.vocab_size
         end = runner.effective_drafter_max_model_len if self._has_model else 0
         given, rooms = [], []
         for name in names:
             decision = chosen.get(name, _NOTHING)
             model = decision.arm == "model"
-            room = min(decision.room, longest, end - lengths[name]) if model else 0
-            rooms.append(max(room, 0))
+            left = min(decision.room, longest, end - lengths[name]) if model else 0
+            rooms.append(max(left, 0))
             tokens = decision.tokens[:longest] if decision.arm == "cache" else ()
             given.append(_known(tokens, known))
         k = min(max(rooms, default=0), self.worker.settings.model_draft_tokens)
