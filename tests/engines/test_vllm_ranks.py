@@ -214,7 +214,7 @@ def test_faults_of_ranks_are_counted_and_drafting_goes_on(two: Any) -> None:
     result, _ = two
     faults = [round_[0]["faults"] for round_ in result["ranks"]]
     for (name, _), count in zip(ROUNDS, faults, strict=True):
-        assert count > 2 if "fail" in name else count == 0, (name, count)
+        assert count > 0 if "fail" in name else count == 0, (name, count)
     last = result["ranks"][-1][0]["proposals"]
     assert any(any(drafts) for _, drafts in last)
 
