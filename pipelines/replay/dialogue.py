@@ -15,7 +15,7 @@ import numpy as np
 from arctic_inference.suffix_decoding import SuffixDecodingCache
 from arctic_inference.suffix_decoding._C import SuffixTree
 
-from decoder.drafting.suffix import MATCHED, CacheDraft, SuffixCache, better_of
+from decoder.drafting.suffix import CacheDraft, SuffixCache, better_of, reach_of
 from decoder.settings import WorkerSettings
 from pipelines.replay.tokenise import Ids
 from pipelines.replay.traces import Trace
@@ -73,22 +73,29 @@ class DialogueCache(SuffixCache):
     def __init__(self, settings: WorkerSettings) -> None:
         super().__init__(settings)
         self.trees = ContinuedTrees(settings.suffix_max_depth, KEPT)
+        self._reach: dict[str, int] = {}
 
     def start(self, request: str, prompt: Ids, key: str) -> None:
         """Index ``prompt``, int32 [n], as far as its session's tree does not hold it."""
         self.trees.start_request(request, prompt)
+        self._reach[request] = self.depth
 
     def extend(self, request: str, tokens: Sequence[int]) -> None:
         """Append committed tokens."""
+        self._reach[request] += len(tokens)
         self.trees.add_active_response(request, tokens)
 
     def propose(self, request: str, context: Ids, limit: int) -> CacheDraft | None:
         """The best continuation of ``context`` of at most ``limit`` tokens, or None."""
         own, shared = self.trees._local_trees[request], self.trees._global_tree
-        return better_of(own, shared, context[-MATCHED:], min(limit, self.most), self.limits)
+        seen = context[-min(self._reach[request], self.depth) :]
+        draft, matched = better_of(own, shared, seen, min(limit, self.most), self.limits)
+        self._reach[request] = reach_of(matched)
+        return draft
 
     def stop(self, request: str) -> None:
         """Forget the request, but for a next turn of its session."""
+        self._reach.pop(request, None)
         self.trees.stop_request(request)
 
 

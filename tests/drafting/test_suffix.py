@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from itertools import pairwise
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decoder.drafting.suffix import MATCHED, SLICE, CacheDraft, SuffixCache, common_prefix
+from decoder.drafting.suffix import SLICE, CacheDraft, SuffixCache, common_prefix
 from decoder.drafting.trees import SEGMENT, WHOLE, Local, ranges_of
 from decoder.labels import naive_accepted_length
 from decoder.settings import WorkerSettings
@@ -75,9 +76,7 @@ def test_the_draft_is_the_one_the_library_would_choose(
             library.stop_request(name)
     context = array(prompt + output)
     found = cache.propose("now", context, 30)
-    theirs = library.speculate(
-        "now", context[-MATCHED:], max_spec_tokens=30, max_spec_factor=factor
-    )
+    theirs = library.speculate("now", context[-64:], max_spec_tokens=30, max_spec_factor=factor)
     if found is None:
         assert not theirs.token_ids
         return
@@ -120,6 +119,12 @@ def test_slices_and_output_committed_meanwhile_make_the_same_tree(
     assert sliced.propose("r", context, 30) == at_once.propose("r", context, 30)
 
 
+def elsewhere(cache: SuffixCache, request: str, context: list[int]) -> CacheDraft | None:
+    """A draft behind a text that the request's own does not go on to."""
+    cache._active[request].reach = 64
+    return cache.propose(request, array(context), 30)
+
+
 def test_a_step_indexes_no_more_than_its_budget() -> None:
     cache = SuffixCache(WorkerSettings())
     for name in "ab":
@@ -148,7 +153,7 @@ def test_a_long_prompt_is_copied_from_everywhere_in_it_its_end_first() -> None:
     cache.index(2 * SLICE + SEGMENT)
 
     def found(at: int) -> list[int]:
-        draft = cache.propose("r", array([*prompt, *prompt[at - 20 : at]]), 30)
+        draft = elsewhere(cache, "r", [*prompt, *prompt[at - 20 : at]])
         return draft.tokens if draft is not None else []
 
     near, far = len(prompt) - 100, 1000
@@ -169,7 +174,7 @@ def test_an_output_that_outgrows_its_sequence_is_still_found_across_the_border()
     cache.start("other", array([1]), "")
     for name in ("r", "other"):
         for at in range(20, len(output) - 30, 7):
-            draft = cache.propose(name, array(output[at - 20 : at]), 30)
+            draft = elsewhere(cache, name, output[at - 20 : at])
             assert draft is not None and len(draft.tokens) > 20, (name, at)
             assert draft.tokens == output[at : at + len(draft.tokens)], (name, at)
 
@@ -385,3 +390,39 @@ def test_a_tree_indexed_in_part_is_freed_whole() -> None:
     for sequence, _ in dead.sequences:
         dead.tree.remove(sequence)
     assert dead.tree.num_seqs() == 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_lookup_that_reaches_back_a_little_finds_what_one_of_64_tokens_does(seed: int) -> None:
+    """From token to token of text that copies stretches of itself, with some tokens changed."""
+    from arctic_inference.suffix_decoding import SuffixDecodingCache
+
+    rng = random.Random(seed)
+    text = [rng.randrange(200) for _ in range(60)]
+    while len(text) < 700:
+        begin = rng.randrange(len(text) - 10)
+        copied = text[begin : begin + rng.randrange(1, 40)]
+        text += [t if rng.random() < 0.95 else rng.randrange(200) for t in copied]
+    prompt, output = text[:300], text[300:]
+    cache = SuffixCache(WorkerSettings())
+    library = SuffixDecodingCache(max_tree_depth=64, max_cached_requests=-1)
+    cache.start("r", array(prompt), "")
+    cache.index(None)
+    library.start_request("r", array(prompt))
+    at, short = 0, 0
+    while at < len(output):
+        committed = output[at : at + rng.randrange(1, 6)]
+        at += len(committed)
+        cache.extend("r", committed)
+        library.add_active_response("r", committed)
+        context = array(text[: 300 + at])
+        short += cache._active["r"].reach < 64
+        found = cache.propose("r", context, 30)
+        theirs = library.speculate(
+            "r",
+            context[-64:],
+            max_spec_tokens=30,
+            max_spec_factor=WorkerSettings().suffix_max_factor,
+        )
+        assert (found.tokens if found else []) == theirs.token_ids
+    assert short > 100
