@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 from tokenizers import Tokenizer
@@ -18,6 +19,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import PreTrainedTokenizerFast
 
 from decoder.contracts.errors import SettingsError
+from decoder.contracts.features import NUM_FEATURES
 from decoder.drafting.eagle3 import save_head
 from decoder.policy.probes import to_bytes
 from pipelines.bench import launch
@@ -40,7 +42,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(folder / "model")
     save_head(tiny_head(3), folder / "drafter")
-    (folder / "policy.safetensors").write_bytes(to_bytes(learned_policy()))
+    (folder / "policy.safetensors").write_bytes(
+        to_bytes(learned_policy().with_probes(np.zeros((1, NUM_FEATURES), np.float32)))
+    )
     prompts = folder / "prompts"
     prompts.mkdir()
     texts = ["w3 w4 w5 w6 " * 4, "w7 w8 w7 w9 " * 3, "w10 w11 w3 " * 5]
