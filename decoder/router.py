@@ -32,7 +32,7 @@ from decoder.contracts.bundle import MAX_DRAFT, Policy
 from decoder.costs import LiveCosts
 from decoder.counters import Counters
 from decoder.doze import Doze
-from decoder.drafting.suffix import CacheDraft, SuffixCache, Tokens
+from decoder.drafting.suffix import STEP_TOKENS, CacheDraft, SuffixCache, Tokens
 from decoder.floor import Floor
 from decoder.hindsight import Resolved, outcomes_of
 from decoder.labels import Label
@@ -145,7 +145,6 @@ class DraftRouter:
         self.counters.started += 1
         if len(output):
             started.append(output)
-            self.cache.extend(request, output)
 
     def observe(self, outcomes: Sequence[Committed], step_tokens: int, usual: bool = True) -> None:
         """Take in what the last step committed; labels resolve.
@@ -157,18 +156,20 @@ class DraftRouter:
             usual: False where the step also did work that had waited: it says nothing of costs.
         """
         began = time.perf_counter()
-        step_us = (began - self._decided) * 1e6 - self._settled_us
-        own_us = self._own_us
-        if self._decided:
+        # A choice stands for the step that follows it, and for no later one.
+        decided, self._decided = self._decided, 0.0
+        step_us = (began - decided) * 1e6 - self._settled_us if decided else 0.0
+        exposed_us = self._exposed_us
+        if decided:
             if self.doze is None or self.doze.awake:
-                self.costs.proposed(self._asked, self._exposed_us)
-            self.counters.own_us.append(own_us)
-            self.counters.exposed_us.append(self._exposed_us)
+                self.costs.proposed(self._asked, exposed_us)
+            self.counters.own_us.append(self._own_us)
+            self.counters.exposed_us.append(exposed_us)
         self._own_us = self._exposed_us = 0.0
         self._settle()
         self._last = max(step_tokens, 1), self._drafted
         decoding_alone = step_tokens == sum(1 + o.verified_len for o in outcomes)
-        if usual and decoding_alone and self._decided:
+        if usual and decoding_alone and decided:
             self.costs.observe(step_tokens, len(outcomes), self._drafted, step_us)
         decoded, verified, cycles = 0, 0, 0
         for outcome in outcomes:
@@ -195,7 +196,7 @@ class DraftRouter:
             self.rate.observe(decoded, cycles, time_taken)
             if self.doze is not None and self.costs.steps:  # else a table has no unit of time yet
                 gain_us = gain_of(table, cycles, decoded - cycles, verified, self._drafted)
-                self.doze.observe(own_us, gain_us, cycles, table.time(cycles))
+                self.doze.observe(exposed_us, gain_us, cycles, table.time(cycles))
         self._spent(began)
 
     def _take(
@@ -239,8 +240,7 @@ class DraftRouter:
         awake = self.doze is None or self.doze.awake
         self.counters.asleep += not awake
         self._asked = len(names)
-        if awake:
-            self.cache.index()
+        self.cache.index(STEP_TOKENS if awake else 0)
         for name in names:
             request = followed.get(name)
             room = request.room(self._longest) if request is not None else 0
@@ -277,7 +277,8 @@ class DraftRouter:
         decisions = self._decide(step, requests, drafts, rooms, states, left)
         self.counters.choose_us.append(draft_us)
         self._settled_us = 0.0
-        self._decided = self._spent(began)
+        now = self._spent(began)
+        self._decided = now if names else 0.0  # what follows nobody's step is a pause
         if len(decisions) == len(names):
             return decisions
         found = {r.name: d for r, d in zip(requests, decisions, strict=True)}
@@ -361,7 +362,10 @@ class DraftRouter:
     def _settle(self) -> None:
         unsettled, self._unsettled = self._unsettled, []
         for request, label, censored in unsettled:
-            self._weigh(request, label.subject, label.accepted)
+            try:
+                self._weigh(request, label.subject, label.accepted)
+            except Exception:  # noqa: BLE001 - told by the complaints
+                self._complaints.exception("the floor could not weigh a cycle")
             self._sink.put(Resolved(self._events, request.name, request.options, label, censored))
             self._events += 1
             self.counters.labelled += label.subject.draft_len > 0
@@ -379,6 +383,7 @@ class DraftRouter:
             for label in request.labels.close():
                 self._resolve(request, label, censored=reason)
             self.cache.stop(name)
+            self._memories.book(request.options.key)
         except Exception:  # noqa: BLE001 - told by the complaints
             self._complaints.exception("a request's last labels are lost: its bookkeeping failed")
             self.counters.left_out["fault"] += 1

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -30,6 +31,8 @@ from decoder.tenancy.shares import ALONE, Shares, owner_of
 
 __all__ = ["CacheDraft", "SuffixCache", "Tokens", "better_of", "common_prefix"]
 
+FREED: Final = 4
+"""Tokens freed for each one written, while more is held than may be."""
 MARGIN: Final = 8
 """Tokens of context that a lookup takes beyond what matched last time. The text under
 way is in its own trees, so a lookup finds as much of itself as it is given, at a cost that grows
@@ -122,6 +125,7 @@ class SuffixCache:
         self._waiting: deque[str] = deque()  # those whose beginnings are not
         self._graveyard = Graveyard()
         self._frees = False
+        self._written = 0  # tokens of output since the last call of index
         self.evicted = 0
         self.shed = 0
 
@@ -175,7 +179,8 @@ class SuffixCache:
 
         Args:
             most: tokens. Freeing takes turns with it, and counts as what could have been indexed
-                in its time. None for all there is.
+                in its time, but keeps up with what is written whatever that takes. None for all
+                there is.
 
         Returns:
             Tokens indexed.
@@ -185,8 +190,11 @@ class SuffixCache:
         left = EVERYTHING if most is None else most
         self._frees = not self._frees
         full = self.held_bytes > self._budget
-        if self._graveyard and (self._frees or full or not self.waiting or most is None):
-            left -= min(self._graveyard.free(left), left)
+        if self._graveyard and (self._frees or full or not self.waiting or not most):
+            # What is written goes into two trees, and one step in two may not be one that frees.
+            due = FREED * self._written if full else 0
+            left -= min(self._graveyard.free(max(left, due)), left)
+        self._written = 0
         if most is not None:
             return 0 if full else self._index(left)
         return self._index(EVERYTHING)
@@ -195,6 +203,7 @@ class SuffixCache:
         """Append committed tokens. Mutates the request's tree and its key's."""
         active = self._active[request]
         active.reach += len(tokens)
+        self._written += len(tokens)
         grown = 0
         if active.local is not None:
             before = active.local.sequences
@@ -229,6 +238,10 @@ class SuffixCache:
         if active is None:
             return
         if active.local is not None:
+            if active.local.backlog is not None:
+                queue = self._waiting if active.local.follows else self._fresh
+                with suppress(ValueError):  # it is out for a slice that failed
+                    queue.remove(request)
             self._bury(active)
         shared = active.shared
         if shared is not None:
@@ -347,7 +360,7 @@ def better_of(
         limits: factor, offset, least probability, and whether the draft is a tree.
 
     Returns:
-        the draft, and the longest context that either tree's was found behind.
+        the draft, and the longest context that either tree's best was found behind.
     """
     own = None if local is None else local.speculate_ndarray(seen, tokens, *limits)
     theirs = None if shared is None else shared.speculate_ndarray(seen, tokens, *limits)
@@ -360,13 +373,14 @@ def better_of(
     if best is None:
         return None, 0
     drafted, matched = best.token_ids, best.match_len
+    if other is not None:
+        matched = max(matched, other.match_len)
     if not drafted:
         return None, matched
     rival, agreement = None, 0
     if other is not None and (against := other.token_ids):
         rival = CacheDraft(against, other.probs, other.score, other.match_len, not is_local)
         agreement = common_prefix(drafted, against)
-        matched = max(matched, rival.match_len)
     probs, score = best.probs, best.score
     return CacheDraft(drafted, probs, score, best.match_len, is_local, rival, agreement), matched
 

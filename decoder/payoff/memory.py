@@ -132,6 +132,11 @@ class TenantMemories:
             pass
         return found
 
+    def book(self, key: str) -> None:
+        """Count what the memory of ``key`` has grown by; one that gave way is none. Mutates."""
+        if key in self._booked:
+            self._book(key)
+
     def _book(self, key: str) -> None:
         owner = owner_of(key)
         memory = self._kept[owner].get(key) if owner in self._kept else None

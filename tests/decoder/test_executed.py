@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from decoder.contracts.bundle import Policy, frequency_policy
+from decoder.costs import LiveCosts
 from decoder.drafting.suffix import SuffixCache
 from decoder.floor import PROBE_EVERY, Floor
 from decoder.policy.pricing import NOMINAL
@@ -113,6 +114,57 @@ def test_a_request_whose_length_is_not_the_engines_is_left_out_alone(
     assert "a" in router
     decision = router.choose(["a"])[0]
     assert list(decision.tokens)[:2] == [1, 2]
+    # Its output is in its own tree once, as the text it is: nothing of it was ever repeated.
+    late = list(range(40, 80))
+    router.start("late", np.array(late, np.int32), OPTIONS, output=list(range(80, 100)))
+    router.observe([Committed("late", [7], 0, 61)], 1)
+    router.cache.index(None)
+    assert router.cache.propose("late", np.array([*late, *range(80, 100), 7], np.int32), 30) is None
+
+
+def test_a_choice_stands_for_the_step_that_follows_it_and_for_no_later_one(
+    sink: KeepingSink, token_classes: np.ndarray
+) -> None:
+    router = make(sink, token_classes, frequency_policy("s", float("inf")))
+    router.costs = LiveCosts()
+    begin(router, ["r"], [1, 2, 3])
+    router.choose(["r"])
+    router.observe([Committed("r", [4], 0)], 1)
+    known = router.costs.steps
+    router.observe([Committed("r", [5], 0)], 1)  # the choice before it failed
+    router.choose([])  # nobody is left: what follows is a pause
+    router.observe([Committed("r", [6], 0)], 1)
+    assert known == 1 and router.costs.steps == known
+
+
+def test_caches_stay_within_their_bytes_while_the_router_sleeps(
+    token_classes: np.ndarray,
+) -> None:
+    settings = WorkerSettings(cache_gib=2**-7)
+    router = make(
+        KeepingSink(),
+        token_classes,
+        frequency_policy("s", 0.0),
+        SuffixCache(settings),
+        floor=Floor(True),
+    )
+    assert router.doze is not None
+    router.doze.awake = False
+    rng = np.random.default_rng(0)
+    names = [f"r{i}" for i in range(8)]
+    for name in names:
+        router.start(name, rng.integers(0, 9999, 50).astype(np.int32), OPTIONS)
+    worst = 0.0
+    for step in range(900):
+        router.choose(names)
+        tokens = [rng.integers(0, 9999, 4).tolist() for _ in names]
+        router.observe([Committed(n, t, 0) for n, t in zip(names, tokens, strict=True)], 0)
+        worst = max(worst, router.cache.held_bytes / (settings.cache_gib * 2**30))
+        for i, name in enumerate(names):
+            if name not in router:
+                names[i] = f"r{8 * step + i}-again"
+                router.start(names[i], rng.integers(0, 9999, 50).astype(np.int32), OPTIONS)
+    assert router.cache.evicted > 20 and worst < 1.3, worst
 
 
 @pytest.mark.parametrize("verb", ["extend", "propose", "stop"])

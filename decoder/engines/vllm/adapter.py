@@ -222,14 +222,12 @@ class Adapter:
     def _take_up(self, name: str, state: Any, sampled: int, max_model_len: int) -> None:
         """Let the router follow a request that it does not, with the text that it has by now."""
         assert self.worker is not None, "only the rank that leads decides"
-        if name in self.worker.router:
+        if name in self.worker.router or self._restarts.get(name, 0) >= RESTARTS:
             return
         text = text_of(state, sampled)
         if text is None:
             return
         if text.output:
-            if self._restarts[name] >= RESTARTS:
-                return
             self._restarts[name] += 1
         assert self._identities is not None
         options = options_of(name, state.sampling_params, max_model_len, self._identities)

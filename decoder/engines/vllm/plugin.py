@@ -185,9 +185,10 @@ def _grid(table: CostTable) -> tuple[tuple[int, ...], list[float]]:
 
 
 def _reload_weights(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    result = original(self, *args, **kwargs)
-    _rest(self)
-    return result
+    try:
+        return original(self, *args, **kwargs)
+    finally:  # weights that were loaded half-way are others, too
+        _rest(self)
 
 
 def _sleep(original: Callable[..., Any], self: Any, level: int = 1) -> Any:
