@@ -29,7 +29,7 @@ _seen: dict[str, Any] = {}
 
 def begin(worker: Any, name: str) -> None:
     """Watch this rank, and give it its faults."""
-    from decoder.engines.vllm.adapter import adapter_of
+    from decoder.engines.vllm.attached import adapter_of
 
     runner = worker.model_runner
     adapter = adapter_of(runner)

@@ -9,12 +9,13 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from decoder.engines.vllm.sampling import expand_batch_to_tokens
+from decoder.engines.vllm.sampling import expand_batch_to_tokens, sparing_generators
 
 REGISTER = "from decoder.engines.vllm.plugin import register; register(); register()"
 UNLUCKY = "torch.Tensor.new_empty = lambda x, n: torch.full((n,), 64.0, dtype=x.dtype)"
@@ -121,3 +122,17 @@ def test_vllm_alone_has_both_faults() -> None:
     alone = seen(UNLUCKY)
     assert alone["scaled"] == scaled_by(*[64.0] * 6)
     assert "max(): Expected reduction dim" in alone["error"]
+
+
+def test_a_seeded_request_whose_prompt_is_read_in_parts_ends_nothing() -> None:
+    def bookkeeping(runner: Any) -> str:
+        for generator in runner.input_batch.generators.values():  # as vLLM winds it back
+            generator.set_offset(generator.get_offset() - 4)
+        return "kept"
+
+    generators = {3: torch.Generator("cpu").manual_seed(7)}
+    runner = SimpleNamespace(input_batch=SimpleNamespace(generators=generators))
+    with pytest.raises(RuntimeError, match="offset"):
+        bookkeeping(runner)
+    assert sparing_generators(bookkeeping)(runner) == "kept"
+    assert runner.input_batch.generators is generators

@@ -64,14 +64,18 @@ def swapped_policies() -> list[Policy]:
 
 
 def note_drafts(router: Any) -> list[tuple[str, int, list[int]]]:
-    """From now on, what the router's cache proposes: request, tokens before it, tokens of it."""
+    """From now on, what the router's cache proposes: request, tokens before it, tokens of it.
+
+    Requests are named as events name them.
+    """
     noted: list[tuple[str, int, list[int]]] = []
     propose = router.cache.propose
 
     def proposing(request: str, context: Any, limit: int) -> Any:
         draft = propose(request, context, limit)
         if draft is not None:
-            noted.append((request, len(context), list(draft.tokens)))
+            told = router._requests[request].options.opaque or request
+            noted.append((told, len(context), list(draft.tokens)))
         return draft
 
     router.cache.propose = proposing

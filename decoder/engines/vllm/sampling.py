@@ -1,4 +1,4 @@
-"""Two faults of vLLM 0.32's CPU backend that a sampled request meets as soon as anything drafts.
+"""Three faults of vLLM 0.32's CPU backend that a sampled request meets.
 
 ====================================  ==========================================================
 ``expand_batch_to_tokens``            returns uninitialised memory as temperatures: its kernel is
@@ -6,17 +6,22 @@
                                       back
 ``apply_top_k_top_p`` on no rows      raises ``max(): Expected reduction dim ...`` in a step that
                                       verifies no draft, for instance the one that reads a prompt
+``_bookkeeping_sync``                 winds the generator of a seeded request back where a step read
+                                      a part of its prompt only; a CPU's has no offset, and the
+                                      engine ends with ``CPU Generator does not use offset``
 ====================================  ==========================================================
 
-Greedy requests meet neither. Both functions are replaced where vLLM's rejection sampler looks them
-up, by ones with the same signature and the documented meaning.
+Greedy requests meet none of them; the third needs no drafts, and ends plain vLLM too. The functions
+are replaced where vLLM looks them up, by ones with the same signature and the documented meaning;
+but a generator that cannot be wound back goes on, so a seeded request whose prompt is read in
+several steps draws other numbers than one whose prompt is read at once.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import torch
 
@@ -26,14 +31,16 @@ Masking = Callable[[torch.Tensor, "torch.Tensor | None", "torch.Tensor | None"],
 
 
 def mend_sampling() -> None:
-    """Replace both functions if this vLLM runs on a CPU; repeated calls change nothing more."""
+    """Replace all three if this vLLM runs on a CPU; repeated calls change nothing more."""
     from vllm.platforms import current_platform
     from vllm.v1.sample import rejection_sampler
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
     if not current_platform.is_cpu() or hasattr(rejection_sampler.apply_top_k_top_p, _MARK):
         return
     rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens
     rejection_sampler.apply_top_k_top_p = _sparing_empty(rejection_sampler.apply_top_k_top_p)
+    GPUModelRunner._bookkeeping_sync = sparing_generators(GPUModelRunner._bookkeeping_sync)
 
 
 def expand_batch_to_tokens(
@@ -69,3 +76,30 @@ def _sparing_empty(apply: Masking) -> Masking:
 
     setattr(masked, _MARK, True)
     return masked
+
+
+class _Unmoved:
+    """Stands in for a generator that cannot be wound back."""
+
+    def get_offset(self) -> int:
+        """As of a generator that has drawn nothing."""
+        return 0
+
+    def set_offset(self, offset: int) -> None:
+        """Leave it as it is."""
+
+
+def sparing_generators(bookkeeping: Callable[..., Any]) -> Callable[..., Any]:
+    """``bookkeeping`` of a model runner, which sees stand-ins of its batch's generators."""
+
+    @functools.wraps(bookkeeping)
+    def spared(runner: Any, *args: Any, **kwargs: Any) -> Any:
+        batch = runner.input_batch
+        real = batch.generators
+        batch.generators = dict.fromkeys(real, _Unmoved())
+        try:
+            return bookkeeping(runner, *args, **kwargs)
+        finally:
+            batch.generators = real
+
+    return spared
