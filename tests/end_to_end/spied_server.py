@@ -32,7 +32,7 @@ def spy() -> None:
     SuffixCache.propose = spied  # type: ignore[method-assign]
 
 
+spy()  # in each process that vLLM starts from this program: the engine has one of its own
 if __name__ == "__main__":
-    spy()
     sys.argv = ["vllm", *sys.argv[1:]]
     runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__")
