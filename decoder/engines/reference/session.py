@@ -46,7 +46,7 @@ class NoCache:
     def start(self, request: str, prompt: Tokens, tenant: str) -> None:
         """Nothing to index."""
 
-    def index(self) -> int:
+    def index(self, most: int | None = None) -> int:
         """Nothing to index."""
         return 0
 
