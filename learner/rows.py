@@ -25,10 +25,13 @@ class Rows:
 
     ``accepted`` is a lower bound where ``censored``. ``model_accepted`` is NaN where no model draft
     was verified. ``step_us`` and ``step_tokens`` belong to the whole batch of ``batch_size``
-    requests that shared the step.
+    requests that shared the step. ``rate`` is NaN where another parameter was in force.
     """
 
     request: NDArray[np.uint64]  # [n] hash of the request's opaque id
+    session: NDArray[np.uint64]  # [n] of its session's, or of the request's where it has none
+    time: NDArray[np.float64]  # [n] seconds since the epoch, at the decision
+    rate: NDArray[np.float32]  # [n] the worker's live rate, tokens in the time of a plain step
     features: NDArray[np.float32]  # [n, NUM_FEATURES]
     accepted: NDArray[np.float32]  # [n]
     censored: NDArray[np.bool_]  # [n]
@@ -55,6 +58,9 @@ def empty(n: int = 0) -> Rows:
     """``n`` rows of zeros: the storage of a buffer."""
     return Rows(
         request=np.zeros(n, np.uint64),
+        session=np.zeros(n, np.uint64),
+        time=np.zeros(n, np.float64),
+        rate=np.full(n, np.nan, np.float32),
         features=np.zeros((n, NUM_FEATURES), np.float32),
         accepted=np.zeros(n, np.float32),
         censored=np.zeros(n, np.bool_),
@@ -79,9 +85,14 @@ def from_events(events: Sequence[DraftEvent]) -> Rows:
     if not events:
         return empty()
     missing = float("nan")
-    names = {name: hash_id(name) for name in {e.request for e in events}}
+    names = {name: hash_id(name) for e in events for name in (e.request, e.session)}
     return Rows(
         request=np.array([names[e.request] for e in events], np.uint64),
+        session=np.array([names[e.session or e.request] for e in events], np.uint64),
+        time=np.array([e.time for e in events], np.float64),
+        rate=np.array(
+            [e.parameter if e.parameter_name == "rate" else missing for e in events], np.float32
+        ),
         features=np.stack([e.features for e in events if e.features is not None]).astype(
             np.float32, copy=False
         ),

@@ -123,7 +123,9 @@ class _Decoding:
     def run(self) -> list[tuple[int, int, int, int, int]]:
         """The columns of :class:`Cycles` behind the first, a row a cycle. Mutates the router."""
         router, turn, rows = self._router, self._turn, []
-        options = RequestOptions(turn.trace.allowed, UNLIMITED, workload=turn.trace.workload)
+        options = RequestOptions(
+            turn.trace.allowed, UNLIMITED, session=turn.trace.session, workload=turn.trace.workload
+        )
         router.start(turn.name, turn.prompt, options)
         router.observe([Committed(turn.name, turn.output[:1], 0)], len(turn.prompt))
         done = 1

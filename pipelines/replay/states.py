@@ -239,7 +239,9 @@ class _Batches:
         rows.accepted[:], rows.draft_len[:], rows.censored[:] = accepted, length, censored
         rows.model_accepted[:] = np.nan
         rows.step_tokens[:] = 1
+        of_session = np.array([hash_id(s) for s in sessions], np.uint64)
         rows.request[:] = names[trace] if n else 0
+        rows.session[:] = of_session[trace] if n else 0
         return States(rows, trace.copy(), position.copy())
 
 

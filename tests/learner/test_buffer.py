@@ -16,7 +16,7 @@ EVENTS = Traffic(seed=6).events(30, each=10)
 
 def same(one: Rows, other: Rows) -> bool:
     return all(
-        np.array_equal(getattr(one, c), getattr(other, c), equal_nan=c == "model_accepted")
+        np.array_equal(getattr(one, c), getattr(other, c), equal_nan=c in ("model_accepted", "rate"))
         for c in COLUMNS
     )
 
