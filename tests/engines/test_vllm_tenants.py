@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -32,8 +34,9 @@ OPTIONS = {"vllm_xargs", "sampling_params"}
 
 
 @pytest.fixture
-def app(monkeypatch: pytest.MonkeyPatch) -> Any:
+def app(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """vLLM's own server with the middleware, before an engine is behind it."""
+    level = logging.root.level
     from vllm.entrypoints.launchers.app import build_app
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -42,7 +45,8 @@ def app(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("HVD_WORKER_TENANTS", "middleware")
     arguments = ["--model", "m", "--middleware", MIDDLEWARE, "--api-key", "a", "b"]
     arguments = make_arg_parser(FlexibleArgumentParser()).parse_args(arguments)
-    return build_app(arguments, ("generate", "render"))
+    yield build_app(arguments, ("generate", "render"))
+    logging.root.setLevel(level)  # a package of that server lets the root logger say errors only
 
 
 def handed_on(request: Any) -> Any:
