@@ -210,7 +210,10 @@ def bootstrap(
         bool, typer.Option("--check", help="Write nothing: compare with refits and counting.")
     ] = False,
     model_accepts: Annotated[
-        float, typer.Option(help="Check with model drafts of this mean accepted length.")
+        float,
+        typer.Option(
+            help="Check: model drafts' mean accepted length; 0: no drafter."
+        ),
     ] = 2.2,
     vocabulary: Annotated[
         int | None,

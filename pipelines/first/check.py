@@ -6,12 +6,11 @@ trained without that set; a refit, trained on other sessions of the very set; an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from decoder.contracts.bundle import Policy
-from decoder.engines.reference.method import Method
+from decoder.engines.reference.method import ModelArm
 from decoder.settings import WorkerSettings
 from pipelines.first.make import SEED, fit, rows_of, with_drafter
 from pipelines.first.sets import TraceSet
@@ -19,8 +18,6 @@ from pipelines.replay.engine import hybrid, simulate
 from pipelines.replay.split import Shares, some_sessions, split
 from pipelines.replay.states import Floats
 from pipelines.replay.survival import walks
-from pipelines.replay.tally import Cycles
-from pipelines.replay.traces import Trace
 
 REFIT: Final = 200
 """Generations that a refit learns from, or as many as the training side has."""
@@ -78,20 +75,29 @@ def compare(
     """Decode test sessions of ``found`` by the first policy, by a refit and by counting.
 
     Args:
-        accepts: mean accepted length of model drafts where none was recorded.
+        accepts: mean accepted length of model drafts where none was recorded; 0 for no drafter.
 
     Raises:
         TraceError: the set's other sessions are too few to refit on.
     """
     parts = split(found.traces, SHARES)
     drafter = accepts, accepts
+    model: ModelArm = "chain" if accepts else "none"
+    by = [replace(walk, model=model) for walk in walks()]
     known = some_sessions(parts.train, REFIT)
-    refit = fit(rows_of(known, token_classes, settings, drafter))
+    refit = fit(rows_of(known, token_classes, settings, drafter, by))
     asked = with_drafter(
         some_sessions(parts.test, TESTED), drafter, settings.model_draft_tokens, SEED
     )
-    by = {"first": hybrid("first", first), "refit": hybrid("refit", refit), "counting": walks()[1]}
-    cycles = {name: _decode(asked, each, token_classes, settings) for name, each in by.items()}
+    compared = {
+        "first": replace(hybrid("first", first), model=model),
+        "refit": replace(hybrid("refit", refit), model=model),
+        "counting": by[1],
+    }
+    cycles = {
+        name: simulate(asked, [], each, token_classes, settings)[0]
+        for name, each in compared.items()
+    }
     return Compared(
         found.name,
         len(asked),
@@ -99,9 +105,3 @@ def compare(
         {name: c.tally().rate for name, c in cycles.items()},
         {name: c.before(EARLY).tally().rate for name, c in cycles.items()},
     )
-
-
-def _decode(
-    traces: Sequence[Trace], by: Method, token_classes: Floats, settings: WorkerSettings
-) -> Cycles:
-    return simulate(traces, [], by, token_classes, settings)[0]

@@ -110,7 +110,7 @@ def check(
     generations; all others are decoded by the bundle itself.
 
     Args:
-        accepts: mean accepted length of model drafts where none was recorded.
+        accepts: mean accepted length of model drafts where none was recorded; 0 for no drafter.
         vocabulary: decode with a tokenizer of so many entries, trained on the texts at hand,
             instead of the one that the policy was made with.
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from decoder.contracts.bundle import ANY_SCOPE, FIRST, PROBES, Policy
 from decoder.contracts.errors import TraceError
+from decoder.engines.reference.method import Method
 from decoder.policy.estimate import PAPER_THRESHOLD
 from decoder.settings import WorkerSettings
 from learner import train
@@ -68,10 +69,12 @@ def rows_of(
     token_classes: Floats,
     settings: WorkerSettings,
     accepts: tuple[float, float] = ACCEPTS,
+    by: Sequence[Method] = (),
 ) -> Rows:
-    """The labelled drafts of ``traces``, decoded by each of the walks from an empty cache."""
+    """The labelled drafts of ``traces``, decoded from an empty cache by each of ``by``, or by the
+    walks that survival policies learn from."""
     parts = []
-    for seed, walk in enumerate(walks(), start=SEED):
+    for seed, walk in enumerate(by or walks(), start=SEED):
         drafted = with_drafter(traces, accepts, settings.model_draft_tokens, seed)
         parts.append(simulate(drafted, [], walk, token_classes, settings)[1].rows)
     return joined(parts)
