@@ -11,12 +11,13 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
 from decoder.choice import choose
-from decoder.contracts.bundle import ROLES, Policy
+from decoder.contracts.bundle import ANY_SCOPE, CHAMPION, FIRST, ROLES, Policy
 from decoder.contracts.errors import PolicyRefused
 from decoder.contracts.features import FEATURES, NUM_FEATURES
 from decoder.policy.pricing import NOMINAL
@@ -35,20 +36,23 @@ clocks still add to it, they hardly add seven times in a row."""
 DRAFT_LEN: Final = 64
 MODEL_LEN: Final = 4
 
-CHAMPION, *_OTHERS = ROLES
-
 
 class Admission:
-    """Applies champions of one scope through ``apply``; keeps what was in force, and the tally.
+    """Applies champions of one scope through ``apply``, and first policies while there is nothing
+    better; keeps what was in force, and the tally.
 
-    ``held`` has the last good policy of each other role, for later use. ``refusals`` counts bundles
-    by reason, ``ignored`` those passed over: ``older`` than the publication in force, or of a
-    ``role`` unknown here.
+    ``held`` has the last good policy of each role but the champion's, for later use. ``refusals``
+    counts bundles by reason, ``ignored`` those passed over: ``older`` than the publication taken
+    last, of a ``role`` unknown here, or for ``any`` scope where this one has its own first policy.
     """
 
-    def __init__(self, scope: str, apply: Callable[[Policy], None]) -> None:
+    def __init__(
+        self, scope: str, apply: Callable[[Policy], None], current: Policy | None = None
+    ) -> None:
+        """Begin with ``current`` in force."""
         self._scope, self._apply = scope, apply
-        self.current: Policy | None = None
+        self._taken: dict[tuple[str, str], int] = {}  # publication by the scope and role of its key
+        self.current = current
         self.previous: Policy | None = None
         self.held: dict[str, Policy] = {}
         self.applied_at = 0.0  # seconds since the epoch
@@ -58,7 +62,7 @@ class Admission:
         self.ignored: Counter[str] = Counter()
 
     def offer(self, data: bytes, role: str = CHAMPION) -> bool:
-        """Check ``data``, published for ``role``, and put a champion in force. Never raises.
+        """Check ``data``, published for ``role``, and put it in force or hold it. Never raises.
 
         Returns:
             whether it is in force, or held, from now on.
@@ -68,26 +72,45 @@ class Admission:
             self.ignored["role"] += 1
             return False
         try:
-            policy = from_bytes(data, self._scope)
-            if policy.role != role:
-                raise PolicyRefused("role", f"policy of role {policy.role} published as {role}")
-            ahead = self._ahead(policy)
-            if ahead >= 0 and policy.publication:
-                self.ignored["older"] += ahead > 0
-                return False
-            check_pace(policy)
-            if role != CHAMPION:
-                self.held[role] = policy
-                return True
-            self._apply(policy)
+            return self._take(from_bytes(data, self._scope), role, began)
         except PolicyRefused as refused:
             self.refusals[refused.reason] += 1
             log.warning("policy bundle refused, the one in force stays: %s", refused)
-            return False
         except Exception:  # the thread that asks must live, whatever a bundle made us do
             self.refusals["error"] += 1
             log.exception("policy bundle refused, the one in force stays")
+        return False
+
+    def _take(self, policy: Policy, role: str, began: float) -> bool:
+        if policy.role != role:
+            raise PolicyRefused("role", f"policy of role {policy.role} published as {role}")
+        if self._passes_over(policy):
             return False
+        check_pace(policy)
+        ours = replace(policy, scope=self._scope)
+        if role == CHAMPION or (role == FIRST and self._has_nothing_better()):
+            self._put_in_force(ours, began)
+        if role != CHAMPION:
+            self.held[role] = ours
+        self._taken[policy.scope, role] = policy.publication
+        return True
+
+    def _passes_over(self, policy: Policy) -> bool:
+        known = self._taken.get((policy.scope, policy.role), -1)
+        if 0 < policy.publication <= known:
+            self.ignored["older"] += policy.publication < known
+            return True
+        general = policy.scope == ANY_SCOPE and (self._scope, policy.role) in self._taken
+        if general:
+            self.ignored[ANY_SCOPE] += 1
+        return general
+
+    def _has_nothing_better(self) -> bool:
+        """Whether a first policy is in force, or none."""
+        return self.current is None or self.current.role == FIRST
+
+    def _put_in_force(self, policy: Policy, began: float) -> None:
+        self._apply(policy)
         self.previous, self.current = self.current, policy
         self.applied_at, self.swaps = time.time(), self.swaps + 1
         self.swap_ms_max = max(self.swap_ms_max, (time.perf_counter() - began) * 1e3)
@@ -95,12 +118,6 @@ class Admission:
             "policy version %d (%s), publication %d, is in force",
             policy.version, policy.kind, policy.publication,
         )  # fmt: skip
-        return True
-
-    def _ahead(self, policy: Policy) -> int:
-        """How many publications the one taken last for its role is ahead of ``policy``."""
-        known = self.current if policy.role == CHAMPION else self.held.get(policy.role)
-        return known.publication - policy.publication if known is not None else -1
 
 
 def check_pace(policy: Policy) -> None:

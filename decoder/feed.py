@@ -30,7 +30,7 @@ COMPLAIN_EVERY_S: Final = 60.0
 
 
 class PolicyFeed:
-    """The thread that reads the policy topic from its beginning and offers this scope's bundles."""
+    """The thread that reads the policy topic from its beginning; offers what is for this scope."""
 
     def __init__(self, kafka: KafkaSettings, scope: str, admission: Admission) -> None:
         self._kafka, self._scope, self._admission = kafka, scope, admission
@@ -99,11 +99,10 @@ class PolicyFeed:
             log.debug("policy feed: %r", error)
 
     def take(self, records: Iterable[Any]) -> None:
-        """Offer the newest bundle of each role of this scope: no other is worth a swap."""
-        latest: dict[str, bytes] = {}
+        """Offer the newest bundle of each key for this scope: no other is worth a swap."""
+        latest: dict[bytes, bytes] = {}
         for record in records:
-            role = policy_role(record.key, self._scope)
-            if role is not None and record.value is not None:
-                latest[role] = record.value
-        for role, value in latest.items():
-            self._admission.offer(value, role)
+            if policy_role(record.key, self._scope) is not None and record.value is not None:
+                latest[record.key] = record.value
+        for key, value in latest.items():
+            self._admission.offer(value, policy_role(key, self._scope) or "")

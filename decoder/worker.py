@@ -10,14 +10,14 @@ import logging
 import secrets
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from decoder.admission import Admission, check_pace
-from decoder.contracts.bundle import Policy, frequency_policy
+from decoder.contracts.bundle import FIRST, Policy, frequency_policy
+from decoder.contracts.errors import PolicyRefused
 from decoder.contracts.events import Origin
 from decoder.contracts.features import SCHEMA_ID
 from decoder.contracts.settings import KafkaSettings
@@ -27,6 +27,7 @@ from decoder.drafting.suffix import SuffixCache
 from decoder.feed import PolicyFeed
 from decoder.floor import Floor
 from decoder.hindsight import event_of
+from decoder.policy.first import first_policy
 from decoder.policy.probes import from_bytes
 from decoder.router import DraftRouter
 from decoder.settings import WorkerSettings
@@ -35,9 +36,6 @@ from decoder.telemetry.queue import EventQueue
 from decoder.telemetry.shipper import Shipper
 
 log = logging.getLogger(__name__)
-
-SHIPPED_POLICIES = Path(__file__).parent / "payoff" / "policies"
-"""Bundles that come with the project, one file a scope, so that a first start needs no learner."""
 
 
 @dataclass
@@ -125,7 +123,7 @@ def _middle(times: Iterable[float]) -> float:
 
 
 def initial_policy(settings: WorkerSettings, scope: str) -> Policy:
-    """The bundle named in the settings, else the one shipped for ``scope``, else counting.
+    """The bundle named in the settings, else the first policy; counting if that is unusable.
 
     Raises:
         PolicyRefused: the bundle named in the settings is unusable; a person chose it, so it must
@@ -135,12 +133,12 @@ def initial_policy(settings: WorkerSettings, scope: str) -> Policy:
     if settings.policy_file is not None:
         chosen = from_bytes(settings.policy_file.read_bytes(), scope)
         check_pace(chosen)
-        return chosen
-    shipped = SHIPPED_POLICIES / f"{scope}.safetensors"
-    if shipped.exists():
-        return from_bytes(shipped.read_bytes(), scope)
-    log.warning("no policy for scope %s yet: cache drafts are judged by their counted score", scope)
-    return frequency_policy(scope)
+        return replace(chosen, scope=scope)
+    try:
+        return first_policy(scope)
+    except PolicyRefused as refused:
+        log.warning("cache drafts are judged by their counted score at first: %s", refused)
+        return replace(frequency_policy(scope), role=FIRST)
 
 
 def make_worker(
@@ -172,7 +170,7 @@ def make_worker(
     def apply(policy: Policy) -> None:
         router.policy = policy
 
-    worker = Worker(settings, scope, router, Admission(scope, apply), queue)
+    worker = Worker(settings, scope, router, Admission(scope, apply, policy), queue)
     if settings.telemetry:
         origin = Origin(scope, settings.name, worker.life)
         worker.shipper = Shipper(kafka, queue, origin, worker.status)

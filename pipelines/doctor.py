@@ -10,9 +10,11 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Final
 
+from decoder.contracts.bundle import ANY_SCOPE
+from decoder.contracts.errors import PolicyRefused
+from decoder.policy.first import SHIPPED, first_policy
 from pipelines import broker, embedded, machine
 from pipelines.stack import TRACKING_VARIABLE, Ports, responds
 
@@ -26,7 +28,6 @@ PINS: Final = {
 }
 """What the lock files install; ``tests/pipelines`` keeps the two equal."""
 VLLM_PIN: Final = "0.32.0"
-POLICIES: Final = Path(__file__).parents[1] / "decoder" / "payoff" / "policies"
 
 
 SHARED: Final = {
@@ -149,11 +150,14 @@ def drafter() -> Check:
 
 
 def bundle() -> Check:
-    """The policy shipped for the embedded model."""
-    shipped = sorted(POLICIES.glob("*.safetensors"))
-    fix = "get decoder/payoff/policies from the repository, or hvd bootstrap"
-    found = ", ".join(p.stem for p in shipped) or "none: serving starts from counted scores"
-    return Check("policy bundle", bool(shipped), found, fix, blocks=False)
+    """The first policy, for any model."""
+    fix = "get decoder/policy/first.safetensors from the repository, or hvd bootstrap --traces DIR"
+    try:
+        first_policy(ANY_SCOPE)
+    except PolicyRefused as refused:
+        found = f"{refused}: serving starts from counted scores"
+        return Check("first policy", False, found, fix, blocks=False)
+    return Check("first policy", True, SHIPPED.name, fix, blocks=False)
 
 
 def tenants() -> Check:

@@ -19,7 +19,7 @@ from typing import Final
 import httpx
 from rich.console import Console
 
-from decoder.contracts.errors import ModelError, ProcessError
+from decoder.contracts.errors import ModelError, PolicyRefused, ProcessError
 from decoder.contracts.settings import KafkaSettings
 from pipelines import broker, embedded, machine, processes
 from pipelines.processes import Child
@@ -236,5 +236,5 @@ def _first_policy(tracking_uri: str, console: Console) -> None:
 
     try:
         ensure_registered(tracking_uri)
-    except ModelError as error:
-        console.print(f"  [yellow]{error}[/yellow] Cache drafts are judged by their counted score.")
+    except (ModelError, PolicyRefused) as error:
+        console.print(f"  [yellow]no first policy is registered: {error}[/yellow]")

@@ -33,9 +33,14 @@ BUCKETS: Final = len(BUCKET_ENDS) + 1
 MAX_DRAFT: Final = 512
 """Longest cache draft that can be configured."""
 
-ROLES: Final = ("champion", "trial", "first")
+CHAMPION: Final = "champion"
+FIRST: Final = "first"
+ROLES: Final = (CHAMPION, "trial", FIRST)
 """What a published policy is for: what is served, what is compared with it, and what serves where
 there is nothing else. Part of its key on the topic."""
+ANY_SCOPE: Final = "any"
+"""Scope of a first policy that names no target and no drafter: it is valid for every scope of its
+feature schema. No policy of another role has it."""
 MAX_NAME: Final = 256
 MAX_PROVENANCE: Final = 65_536
 MAX_LAYERS: Final = 16
@@ -54,8 +59,8 @@ class Policy:
     """How to choose, valid for one scope and one feature schema.
 
     ``layers`` are (weight [in, out], bias [out]) float32 pairs of a ReLU network over
-    ``(x - mean) / std``. ``threshold`` is in tokens and belongs to the kinds ``frequency`` (what a
-    scope starts from before anything was learned) and ``payoff``; ``rate``, tokens a request
+    ``(x - mean) / std``. ``threshold`` is in tokens and belongs to the kinds ``frequency`` (what
+    counting says, with nothing learned) and ``payoff``; ``rate``, tokens a request
     commits in the time of a step that verifies no draft, to ``survival``: it is what a worker
     starts from, and what its own rate replaces. ``use_model`` is false
     when the learner found the model draft slower than drafting nothing. ``model_payoff`` is the
@@ -74,7 +79,7 @@ class Policy:
     use_model: bool = True
     model_payoff: float = 0.0
     publication: int = 0
-    role: str = ROLES[0]
+    role: str = CHAMPION
     schema_id: str = SCHEMA_ID
     probe_inputs: FloatArray = field(
         default_factory=lambda: np.zeros((0, NUM_FEATURES), np.float32)
@@ -115,7 +120,8 @@ class Policy:
 
 
 def frequency_policy(scope: str, threshold: float = 2.0) -> Policy:
-    """Version 0 of a scope: verify the cache draft when its counted score reaches ``threshold``."""
+    """Verify the cache draft when its counted score reaches ``threshold``: what needs no training,
+    and what every learned policy is compared with."""
     return Policy(scope=scope, version=0, threshold=threshold, kind="frequency")
 
 
@@ -161,7 +167,8 @@ def unpack(data: bytes) -> tuple[Policy, FloatArray]:
 
     Raises:
         PolicyRefused: with a ``reason``: damaged or truncated, another contract, digest, dtype or
-            schema, shapes that do not chain, numbers that are not finite, or no probes.
+            schema, shapes that do not chain, numbers that are not finite, no probes, or the scope
+            :data:`ANY_SCOPE` in another role than the first policy's.
     """
     try:
         if len(data) > MAX_BUNDLE_BYTES:
@@ -266,6 +273,8 @@ def _metadata(data: bytes) -> dict[str, str]:
 def _check(policy: Policy) -> None:
     if policy.schema_id != SCHEMA_ID:
         raise PolicyRefused("schema", f"policy for {policy.schema_id}, this worker has {SCHEMA_ID}")
+    if policy.scope == ANY_SCOPE and policy.role != FIRST:
+        raise PolicyRefused("scope", f"policy of role {policy.role} for any scope: name its own")
     if policy.kind not in OUTPUTS or bool(OUTPUTS[policy.kind]) != bool(policy.layers):
         raise PolicyRefused(
             "malformed", f"policy kind {policy.kind!r} with these layers is unknown"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from decoder.contracts.bundle import ANY_SCOPE, FIRST
+
 
 @dataclass(frozen=True)
 class Topic:
@@ -27,7 +29,12 @@ def policy_key(scope: str, role: str) -> bytes:
 
 
 def policy_role(key: bytes | None, scope: str) -> str | None:
-    """The role in a record's key; None where the record is not of ``scope``."""
+    """The role in a record's key; None where the record is not for ``scope``.
+
+    The first policy for any scope is for every scope.
+    """
+    if key == policy_key(ANY_SCOPE, FIRST):
+        return FIRST
     prefix = f"{scope}/".encode()
     if key is None or not key.startswith(prefix):
         return None

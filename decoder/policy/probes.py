@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from decoder.contracts.bundle import Policy, pack, unpack
+from decoder.contracts.bundle import ANY_SCOPE, Policy, pack, unpack
 from decoder.contracts.errors import PolicyRefused
 from decoder.policy.estimate import predict
 
@@ -23,14 +23,15 @@ def from_bytes(data: bytes, scope: str | None = None) -> Policy:
     """Read, check and probe a bundle.
 
     Args:
-        scope: when given, the scope the bundle must be made for.
+        scope: when given, the scope the bundle must be made for; one that is made for any scope
+            is for this one too.
 
     Raises:
         PolicyRefused: as :func:`unpack`, and nothing else; also for another scope, or for probe
             outputs that this machine does not reproduce.
     """
     policy, outputs = unpack(data)
-    if scope is not None and policy.scope != scope:
+    if scope is not None and policy.scope not in (scope, ANY_SCOPE):
         raise PolicyRefused("scope", f"policy for scope {policy.scope}, this worker has {scope}")
     with np.errstate(all="ignore"):  # what overflows is not what its maker saw
         probed = predict(policy, policy.probe_inputs)

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from decoder.contracts.bundle import ANY_SCOPE
 from decoder.contracts.errors import SettingsError
+from decoder.policy.first import first_policy
 from pipelines import embedded, machine
 from pipelines.bench import methods
 from pipelines.bench.datasets import PROMPTS
@@ -107,7 +109,7 @@ def load_policies(asked: Asked, target: Target, wanted: Sequence[str]) -> dict[s
     """The policies that the learned methods among ``wanted`` decide by, by label.
 
     Raises:
-        ModelError: a file cannot be read, or none ships for this target.
+        ModelError: a file cannot be read.
         PolicyRefused: a file holds no sound bundle.
     """
     files = methods.policy_files(asked.policies)
@@ -115,7 +117,7 @@ def load_policies(asked: Asked, target: Target, wanted: Sequence[str]) -> dict[s
     learned = [name for name in wanted if name.partition(":")[0] in methods.LEARNED]
     unlabelled = any(name.partition(":")[2] not in policies for name in learned)
     if unlabelled and methods.SHIPPED not in policies:
-        policies[methods.SHIPPED] = methods.shipped_policy(target.model, target.drafter)
+        policies[methods.SHIPPED] = first_policy(ANY_SCOPE)
     return policies
 
 

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 LEARNED: Final = ("hybrid", "hybrid-tree")
 BY_LENGTH: Final = ("arctic", "fixed")
 SHIPPED: Final = ""
-"""Label of the policy that ``hybrid`` without a label decides by."""
+"""Label of the policy that ``hybrid`` without a label decides by: the first policy, unless another
+is named."""
 
 
 def names(text: str) -> list[str]:
@@ -67,25 +68,6 @@ def load_policy(path: Path) -> Policy:
         return from_bytes(path.read_bytes())
     except OSError as error:
         raise ModelError(f"policy {path} cannot be read: {error}.") from error
-
-
-def shipped_policy(model: str, drafter: str | None) -> Policy:
-    """The bundle that ships for a target and its drafter.
-
-    Raises:
-        ModelError: there is none.
-    """
-    from decoder.scope import scope_of
-    from decoder.worker import SHIPPED_POLICIES
-
-    scope = scope_of(model, drafter)
-    path = SHIPPED_POLICIES / f"{scope}.safetensors"
-    if not path.exists():
-        raise ModelError(
-            "no policy ships for this model and drafter: name a bundle with --policy FILE, or "
-            "leave hybrid out of --methods."
-        )
-    return load_policy(path)
 
 
 def build(

@@ -51,11 +51,13 @@ def serve(
     """
     from transformers import AutoTokenizer
 
-    from decoder.contracts.errors import ModelError, SettingsError
+    from decoder.contracts.bundle import ANY_SCOPE
+    from decoder.contracts.errors import SettingsError
+    from decoder.policy.first import first_policy
     from pipelines.bench import serve as bench
     from pipelines.bench import serve_prompts
     from pipelines.bench.asked import describe
-    from pipelines.bench.methods import load_policy, shipped_policy
+    from pipelines.bench.methods import load_policy
     from pipelines.bench.prompts import Prompt, read_folder, tokenise
     from pipelines.bench.serve_report import unequal
     from pipelines.bench.serve_setups import setups
@@ -85,17 +87,7 @@ def serve(
 
     decides_by = "counted score"
     if any(s.method == "hybrid" for s in compared):
-        try:
-            decides_by = describe(
-                shipped_policy(options.model, options.drafter)
-                if policy is None
-                else load_policy(policy)
-            )
-        except ModelError:
-            problems.append(
-                "hybrid: no policy ships for this model and drafter, so cache drafts are judged by "
-                "their counted score; name a bundle with --policy to measure a learned one."
-            )
+        decides_by = describe(first_policy(ANY_SCOPE) if policy is None else load_policy(policy))
     hands = serve_prompts.dealt(sets, len(levels), limit, tokens_of, max_prompt_tokens, problems)
     for sentence in problems:
         _complain(sentence)

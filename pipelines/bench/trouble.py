@@ -28,6 +28,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
+from decoder.contracts.bundle import ANY_SCOPE, Policy
 from decoder.contracts.errors import ModelError, SettingsError
 from decoder.costs import LiveCosts
 from decoder.drafting.suffix import CacheDraft, SuffixCache, Tokens
@@ -36,12 +37,11 @@ from decoder.engines.reference.packed import pack
 from decoder.engines.reference.profile import profile
 from decoder.engines.reference.session import Session
 from decoder.floor import Floor
+from decoder.policy.first import first_policy
 from pipelines import embedded, workloads
-from pipelines.bench.methods import shipped_policy
 from pipelines.bench.metrics import typical_rate, typical_times
 
 if TYPE_CHECKING:
-    from decoder.contracts.bundle import Policy
     from decoder.engines.reference.engine import ReferenceEngine
     from decoder.engines.reference.generation import CycleRecord
 
@@ -187,7 +187,7 @@ def _in_reference(
     if drafter is None:
         raise ModelError("no drafter ships with this installation: install it again.")
     engine = ReferenceEngine.load(model, drafter)
-    policy = shipped_policy(model, str(drafter))
+    policy = first_policy(ANY_SCOPE)
     for name in arms:
         yield from measure(engine, policy, name, _prompts(engine), measured, tokens, tick)
 

@@ -16,18 +16,17 @@ from typing import Final, TypeVar
 import numpy as np
 from rich.table import Table
 
-from decoder.contracts.bundle import Policy
+from decoder.contracts.bundle import ANY_SCOPE, Policy
 from decoder.contracts.features import TOKEN_CLASSES
 from decoder.costs import LiveCosts
 from decoder.drafting.suffix import SuffixCache
 from decoder.floor import Floor
 from decoder.labels import naive_accepted_length
+from decoder.policy.first import first_policy
 from decoder.policy.pricing import CostTable
-from decoder.policy.probes import from_bytes
 from decoder.requests import Committed, Decision, RequestOptions
 from decoder.router import DraftRouter
 from decoder.settings import WorkerSettings
-from decoder.worker import SHIPPED_POLICIES
 
 T = TypeVar("T")
 
@@ -76,12 +75,6 @@ class Whole:
     def as_dict(self) -> dict[str, object]:
         """For ``--json``."""
         return asdict(self)
-
-
-def shipped_policy() -> Policy:
-    """The first bundle that ships, whatever its scope."""
-    path = next(iter(sorted(SHIPPED_POLICIES.glob("*.safetensors"))))
-    return from_bytes(path.read_bytes())
 
 
 _WEIGHTS: Final = np.cumsum(1.0 / (np.arange(VOCABULARY) + 2.7))
@@ -215,7 +208,7 @@ def _step(
 def measure(steps: int = STEPS, seed: int = 0) -> Whole:
     """Decode for ``steps`` steps; then let long prompts come, one after the other."""
     short, long = PROMPTS
-    target = _Target(_router(shipped_policy()), Writer(seed), seed)
+    target = _Target(_router(first_policy(ANY_SCOPE)), Writer(seed), seed)
     names = [f"request-{i}" for i in range(BATCH)]
     for name in names:
         target.begin(name, short, OUTPUT)()

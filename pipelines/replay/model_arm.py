@@ -1,4 +1,4 @@
-"""The model draft's accepted length at each position of a recording: recorded, or assumed."""
+"""A model draft's accepted length at each position of a recording: recorded, drawn or assumed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decoder.contracts.errors import TraceError
+from decoder.payoff.model_arm import chance_of
 from pipelines.replay.traces import Trace
 
 
@@ -16,6 +17,24 @@ def constant_acceptance(mean: float, length: int) -> NDArray[np.int32]:
     """
     steps = np.floor(np.arange(length + 1) * mean + 1e-9)
     return np.diff(steps).astype(np.int32)
+
+
+def drawn_acceptance(
+    mean: float, most: int, length: int, rng: np.random.Generator
+) -> NDArray[np.int32]:
+    """Accepted lengths [length] of drafts of ``most`` tokens by a drafter that may be wrong about
+    each token with the same chance, so that ``mean`` of them are accepted.
+
+    A token is right or wrong for every draft that reaches it: neighbouring positions agree, as
+    those of a real drafter do.
+    """
+    right = rng.random(length + most) < chance_of(mean, most)
+    accepted = np.zeros(length, np.int32)
+    alive = np.ones(length, np.bool_)
+    for ahead in range(most):
+        alive &= right[ahead : ahead + length]
+        accepted += alive
+    return accepted
 
 
 def model_acceptance(trace: Trace, mean: float | None) -> NDArray[np.int32]:

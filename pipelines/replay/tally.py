@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Final
 
 import numpy as np
@@ -25,6 +25,11 @@ class Cycles:
     verified: NDArray[np.int32]  # [n], draft tokens
     accepted: NDArray[np.int32]  # [n], draft tokens committed
     committed: NDArray[np.int32]  # [n], tokens
+
+    def before(self, recording: int) -> Cycles:
+        """Those of the first so many recordings."""
+        mine = self.trace < recording
+        return Cycles(*(getattr(self, f.name)[mine] for f in fields(self)))
 
     def tally(self, costs: CostTable = NOMINAL) -> Tally:
         """Counts, and the time of cycles run one request at a time."""

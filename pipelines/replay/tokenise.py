@@ -66,6 +66,11 @@ def tokenise(
     )
 
 
+def session_of(record: dict[str, Any], line: int) -> str:
+    """What must not be parted between training and test: names the session of a line."""
+    return str(record.get("session") or record.get("id") or line)
+
+
 class Builder:
     """Collects scripts and token records of a file, and tokenises them in batches."""
 
@@ -99,7 +104,7 @@ class Builder:
             self.leave_out("malformed", line, f"left out, {error}")
 
     def _add(self, line: int, record: dict[str, Any]) -> None:
-        session = str(record.get("session") or record.get("id") or line)
+        session = session_of(record, line)
         allowed = int(record.get("max_tokens") or 0)
         prompt, output = record.get("prompt"), record.get("output")
         if _are_ids(prompt) and _are_ids(output):

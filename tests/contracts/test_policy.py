@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load, save
 
-from decoder.contracts.bundle import _digest, _metadata, frequency_policy
+from decoder.contracts.bundle import ANY_SCOPE, _digest, _metadata, frequency_policy
 from decoder.contracts.errors import PolicyRefused
 from decoder.contracts.features import FEATURES, NUM_FEATURES
 from decoder.policy.estimate import Estimate, decide_each, predict
@@ -68,6 +68,15 @@ def test_arbitrary_bytes_are_refused(data: bytes) -> None:
 def test_other_scope_and_other_schema_are_refused() -> None:
     assert refusal_of(to_bytes(random_policy()), "other") == "scope"
     assert refusal_of(to_bytes(replace(random_policy(), schema_id="old"))) == "schema"
+
+
+def test_a_first_policy_for_any_scope_is_for_every_one() -> None:
+    general = replace(random_policy(scope=ANY_SCOPE), role="first")
+    for scope in (None, "scope", "other"):
+        assert from_bytes(to_bytes(general), scope).scope == ANY_SCOPE
+    for role in ("champion", "trial"):
+        assert refusal_of(to_bytes(replace(general, role=role))) == "scope"
+    assert refusal_of(to_bytes(replace(general, scope="scope")), "other") == "scope"
 
 
 def test_publication_and_role_travel_under_the_digest() -> None:

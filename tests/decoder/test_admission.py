@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from decoder import admission
 from decoder.admission import BUDGET_US, Admission, _choice_us, check_pace
-from decoder.contracts.bundle import OUTPUTS, Kind, Policy, frequency_policy
+from decoder.contracts.bundle import ANY_SCOPE, OUTPUTS, Kind, Policy, frequency_policy
 from decoder.contracts.errors import PolicyRefused
 from decoder.contracts.features import NUM_FEATURES
 from decoder.policy.probes import to_bytes
@@ -70,6 +70,50 @@ def test_other_roles_are_held_and_unknown_ones_passed_over() -> None:
     assert not applied and desk.current is None
     assert {role: p.version for role, p in desk.held.items()} == {"trial": 7}
     assert desk.ignored == {"older": 1, "role": 1} and desk.refusals == {"malformed": 1}
+
+
+def first(version: int, publication: int, scope: str = ANY_SCOPE) -> bytes:
+    policy = random_policy(version=version, scope=scope)
+    return to_bytes(replace(policy, role="first", publication=publication))
+
+
+def test_a_first_policy_serves_until_there_is_a_champion_and_is_held_from_then_on() -> None:
+    applied: list[Policy] = []
+    shipped = replace(random_policy(version=0), role="first")
+    desk = Admission("scope", applied.append, shipped)
+    assert desk.offer(first(3, publication=5), "first")
+    assert desk.current is applied[0] and desk.previous is shipped
+    champion = replace(random_policy(version=1), publication=2)  # numbered apart from firsts
+    assert desk.offer(to_bytes(champion))
+    assert desk.offer(first(4, publication=6), "first")
+    assert [(p.version, p.role) for p in applied] == [(3, "first"), (1, "champion")]
+    assert {p.scope for p in applied} == {"scope"} and desk.held["first"].version == 4
+
+
+def test_a_policy_that_a_person_chose_gives_way_to_no_first_one() -> None:
+    applied: list[Policy] = []
+    desk = Admission("scope", applied.append, random_policy(version=9))
+    assert desk.offer(first(1, publication=1), "first")
+    assert not applied and desk.held["first"].version == 1
+
+
+@pytest.mark.parametrize("role", ["champion", "trial"])
+def test_nothing_but_a_first_policy_is_for_any_scope(role: str) -> None:
+    desk = Admission("scope", lambda _: None)
+    bundle = replace(random_policy(scope=ANY_SCOPE), role=role, publication=1)
+    assert not desk.offer(to_bytes(bundle), role)
+    assert desk.refusals == {"scope": 1} and not desk.held
+
+
+def test_a_scope_s_own_first_policy_goes_before_the_one_for_any() -> None:
+    applied: list[Policy] = []
+    desk = Admission("scope", applied.append)
+    assert desk.offer(first(1, publication=7), "first")
+    assert desk.offer(first(2, publication=1, scope="scope"), "first")
+    assert not desk.offer(first(3, publication=8), "first")
+    assert not desk.offer(first(4, publication=1, scope="elsewhere"), "first")
+    assert [p.version for p in applied] == [1, 2] and desk.held["first"].version == 2
+    assert desk.ignored == {"any": 1} and desk.refusals == {"scope": 1}
 
 
 def test_a_router_that_cannot_take_a_policy_ends_no_thread() -> None:

@@ -46,7 +46,8 @@ def until(condition: Callable[[], bool]) -> None:
 def test_keys_name_scope_and_role() -> None:
     assert policy_key("scope", "trial") == b"scope/trial"
     assert policy_role(b"scope/trial", "scope") == "trial"
-    for other in (None, b"", b"scope", b"scopes/trial", b"\xff\xfe"):
+    assert policy_role(b"any/first", "scope") == "first"
+    for other in (None, b"", b"scope", b"scopes/trial", b"\xff\xfe", b"any/champion", b"any/trial"):
         assert policy_role(other, "scope") is None
 
 
@@ -73,7 +74,8 @@ def test_poison_is_counted_and_the_next_policy_heard(kafka: KafkaSettings) -> No
     publish(b"elsewhere/champion", b"?")
     publish(b"scope/trial", bundle(8, 1, "trial"))
     publish(key, bundle(1, 1))
-    publish(b"scope/first", bundle(9, 1, "first"))
+    publish(b"any/champion", bundle(6, 9, scope="any"))
+    publish(b"any/first", bundle(9, 1, "first", scope="any"))
     until(lambda: "first" in desk.held and desk.ignored.total() == 2)
     publish(key, bundle(3, 3))
     until(lambda: len(applied) == 2)

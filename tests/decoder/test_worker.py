@@ -91,6 +91,6 @@ def test_every_cycle_is_on_the_topic_and_accounted_for(
     drafts = [e for e in events if e.draft_len]
     assert len(drafts) == status.drafts_labelled and 0 < len(drafts) < len(events)
     assert {(e.policy_version, e.publication, e.role, e.parameter_name) for e in events} == {
-        (0, 0, "champion", "threshold"), (7, 1, "champion", "threshold"),
+        (0, 0, "first", "rate"), (7, 1, "champion", "threshold"),
     }  # fmt: skip
     assert all(e.verified_len <= e.drafted_len <= e.draft_len for e in drafts if e.arm == "cache")

@@ -1,0 +1,107 @@
+"""How far a first policy falls short of one that knows the text, and what it is worth at first.
+
+On sessions of a set, decoded one request after another as a new deployment would: the first policy,
+trained without that set; a refit, trained on other sessions of the very set; and counting.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from decoder.contracts.bundle import Policy
+from decoder.engines.reference.method import ModelArm
+from decoder.settings import WorkerSettings
+from pipelines.first.make import SEED, fit, rows_of, with_drafter
+from pipelines.first.sets import TraceSet
+from pipelines.replay.engine import hybrid, simulate
+from pipelines.replay.split import Shares, some_sessions, split
+from pipelines.replay.states import Floats
+from pipelines.replay.survival import walks
+
+REFIT: Final = 200
+"""Generations that a refit learns from, or as many as the training side has."""
+TESTED: Final = 100
+"""Generations decoded, in whole sessions."""
+EARLY: Final = 50
+"""Requests in which a new scope has learned nothing yet."""
+SHARES: Final = Shares(train=0.6, warm_up=0.0)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Rates on one set, tokens in the time of a plain step under nominal costs.
+
+    ``early`` are those of the first :data:`EARLY` requests.
+    """
+
+    name: str
+    generations: int
+    left_out: bool  # of what the first policy was trained on; else it was never in it
+    rates: dict[str, float]
+    early: dict[str, float]
+
+    @property
+    def of_refit(self) -> float:
+        """The first policy's rate over the refit's."""
+        return self.rates["first"] / self.rates["refit"]
+
+    @property
+    def over_counting(self) -> float:
+        """The first policy's rate over counting's, in the first requests of a new scope."""
+        return self.early["first"] / self.early["counting"]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For ``--json``."""
+        return {
+            "name": self.name,
+            "generations": self.generations,
+            "left_out": self.left_out,
+            "of_refit": self.of_refit,
+            "over_counting": self.over_counting,
+            "rates": self.rates,
+            "early": self.early,
+        }
+
+
+def compare(
+    found: TraceSet,
+    first: Policy,
+    left_out: bool,
+    token_classes: Floats,
+    settings: WorkerSettings,
+    accepts: float,
+) -> Compared:
+    """Decode test sessions of ``found`` by the first policy, by a refit and by counting.
+
+    Args:
+        accepts: mean accepted length of model drafts where none was recorded; 0 for no drafter.
+
+    Raises:
+        TraceError: the set's other sessions are too few to refit on.
+    """
+    parts = split(found.traces, SHARES)
+    drafter = accepts, accepts
+    model: ModelArm = "chain" if accepts else "none"
+    by = [replace(walk, model=model) for walk in walks()]
+    known = some_sessions(parts.train, REFIT)
+    refit = fit(rows_of(known, token_classes, settings, drafter, by))
+    asked = with_drafter(
+        some_sessions(parts.test, TESTED), drafter, settings.model_draft_tokens, SEED
+    )
+    compared = {
+        "first": replace(hybrid("first", first), model=model),
+        "refit": replace(hybrid("refit", refit), model=model),
+        "counting": by[1],
+    }
+    cycles = {
+        name: simulate(asked, [], each, token_classes, settings)[0]
+        for name, each in compared.items()
+    }
+    return Compared(
+        found.name,
+        len(asked),
+        left_out,
+        {name: c.tally().rate for name, c in cycles.items()},
+        {name: c.before(EARLY).tally().rate for name, c in cycles.items()},
+    )
