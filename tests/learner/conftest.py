@@ -20,7 +20,7 @@ import torch
 with warnings.catch_warnings():
     # importing kafka-python and mlflow warns about what they import, which is theirs to mend
     warnings.simplefilter("ignore")
-    import mlflow  # noqa: F401
+    import mlflow
     from kafka.admin import KafkaAdminClient, NewTopic
     from kafka.errors import KafkaError
 
@@ -88,6 +88,11 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("mlflow")
     Registry(f"sqlite:///{folder / 'mlflow.db'}").standings()
     return folder / "mlflow.db"
+
+
+def client_of(registry: Registry) -> mlflow.MlflowClient:
+    """What a person's browser does."""
+    return mlflow.MlflowClient(registry.tracking_uri, registry.tracking_uri)
 
 
 @pytest.fixture
