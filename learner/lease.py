@@ -12,7 +12,7 @@ import json
 import logging
 import time
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -84,15 +84,20 @@ class Lease:
         self._beat = 0
         self._look_at = 0.0
 
-    def turn(self, wanted: Collection[str]) -> None:
-        """Read what was written, then claim or renew the ``wanted`` scopes as far as it is time."""
+    def turn(self, wanted: Mapping[str, int]) -> None:
+        """Read what was written, then claim or renew scopes as far as it is time.
+
+        Args:
+            wanted: by scope, the highest term that is known otherwise: a topic that was made anew
+                has forgotten its own.
+        """
         if time.monotonic() < self._look_at:
             return
         self._look_at = time.monotonic() + LOOK_SECONDS
         try:
             if self._log.read():
-                for scope in wanted:
-                    self._claim_or_renew(scope)
+                for scope, known in wanted.items():
+                    self._claim_or_renew(scope, known)
         except (KafkaError, OSError) as error:
             log.debug("leases cannot be seen to: %s", error)
             self._look_at = time.monotonic() + RETRY_SECONDS
@@ -126,20 +131,20 @@ class Lease:
         if self._producer is not None:
             self._producer.close(timeout=2)
 
-    def _claim_or_renew(self, scope: str) -> None:
+    def _claim_or_renew(self, scope: str, known: int) -> None:
         now = time.monotonic()
         sent = self._sent.get(scope)
         if sent and now < sent[-1][1] + RENEW_SECONDS:
             return
         claim = self._held.get(scope)
         if claim is None:
-            self._terms[scope] = 1
-        elif not self._is_mine(scope):
+            self._terms[scope] = known + 1
+        elif not self._is_mine(scope) or claim.term < known:
             ours = claim.holder == self.holder  # of the process that was here before this one
             free = claim.released or ours or now >= self._read_at[scope] + TTL_SECONDS
             if not free:
                 return
-            self._terms[scope] = claim.term + 1
+            self._terms[scope] = max(claim.term, known) + 1
         self._write(scope)
 
     def _write(self, scope: str, released: bool = False) -> None:

@@ -63,7 +63,6 @@ class Learner:
         self.publisher = PolicyPublisher(kafka)
         self.status = StatusProducer(kafka)
         self.standings: Mapping[str, Standing] = {}
-        self._alarmed_at: dict[str, float] = {}
         self._checkpoint_at = time.monotonic() + CHECKPOINT_SECONDS
         self._follow_at = self._status_at = 0.0
 
@@ -127,16 +126,21 @@ class Learner:
             self.scopes.abandon(name)
             return
         if alarms:
-            self._alarmed_at[name] = time.time()
             log.info("scope %s: traffic changed, MAE now %.2f tokens", name, scope.mae)
         if won is not None:
             log.info("scope %s: a candidate won: %s", name, won.verdict.reason)
             self.registrar.hand(registration_of(scope, won))
 
-    def _wanted(self) -> set[str]:
-        """Scopes to hold: those that are learned from here, and those that wait to be published."""
-        established = {n for n, s in self.scopes.awake.items() if s.total >= ESTABLISHED}
-        return established | {n for n, standing in self.standings.items() if self._lacks(standing)}
+    def _established(self) -> set[str]:
+        """Scopes that belong into the registry."""
+        heard = {name for name, s in self.scopes.awake.items() if s.total >= ESTABLISHED}
+        return heard | {each.policy.scope for each in self.registrar.waiting()}
+
+    def _wanted(self) -> dict[str, int]:
+        """Scopes to hold, those that wait to be published among them, and their known terms."""
+        unpublished = {n for n, standing in self.standings.items() if self._lacks(standing)}
+        term = self.publisher.published.term
+        return {name: term(name) for name in sorted(self._established() | unpublished)}
 
     def _lacks(self, standing: Standing) -> bool:
         """Whether what is served is not what lies on the policy topic."""
@@ -150,9 +154,7 @@ class Learner:
         elif isinstance(answer, Loaded):
             self._serve(answer)
         else:
-            name, won = answer.registration.policy.scope, bool(answer.registration.against)
-            if won and not answer.refusal:
-                self.scopes.of(name).promotions += 1
+            name = answer.registration.policy.scope
             word = f"left to a person: {answer.refusal}" if answer.refusal else "promoted"
             log.info("scope %s: version %d %s", name, answer.version, word)
             self._checkpoint_at = 0.0
@@ -174,10 +176,9 @@ class Learner:
                 wanted.add((name, standing.served))
         self.registrar.ask(wanted)
         waiting = {registration.key for registration in self.registrar.waiting()}
-        for name, scope in self.scopes.awake.items():
+        for name in self._established():
             served = self.standings.get(name, Standing(name)).served
-            new = scope.total >= ESTABLISHED and served is None
-            if new and self.lease.holds(name) and (name, False) not in waiting:
+            if served is None and self.lease.holds(name) and (name, False) not in waiting:
                 self.registrar.hand(Registration(first_policy(name), tags={"origin": "first"}))
 
     def _serve(self, loaded: Loaded) -> None:
@@ -235,8 +236,8 @@ class Learner:
             "drafts_consumed": scope.total,
             "buffer": len(scope.buffer),
             "updates": scope.updates,
-            "drifts": scope.alarms,
-            "last_drift_at": self._alarmed_at.get(name, 0.0),
+            "drifts": sum(scope.alarms.values()),
+            "last_drift_at": scope.last_alarm_at,
             "mae": scope.mae,
             "candidates": scope.candidates,
             "promotions": scope.promotions,
@@ -254,8 +255,8 @@ def registration_of(scope: Scope, won: Candidate) -> Registration:
     return Registration(
         won.policy,
         against=digest_of(scope.champion),
-        params={"note": won.tuning.note, "champion": scope.version},
-        metrics={**won.verdict.metrics(), "tuned_speed": won.tuning.speed},
+        params={"learner": won.origin, "champion": scope.version},
+        metrics=won.verdict.metrics(),
         tags={"verdict": won.verdict.reason, "origin": "learner"},
         window=scope.window(),
     )

@@ -16,12 +16,11 @@ from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import LearnerStatus
 from decoder.contracts.topics import POLICY, STATUS, policy_key
 from decoder.policy.probes import to_bytes
-from learner.published import Published
+from learner.published import NUMBERS_A_TERM, Published
 
 log = logging.getLogger(__name__)
 
 ACK_SECONDS: Final = 4.0
-NUMBERS_A_TERM: Final = 1_000_000
 STATUS_BLOCK_MS: Final = 200
 """A status that waits longer than this for the broker is worth less than the loop's time."""
 STATUS_RETRY_SECONDS: Final = 10.0
@@ -38,21 +37,23 @@ class PolicyPublisher:
     def publish(self, policy: Policy, term: int, role: str = "champion") -> Policy:
         """Send ``policy``, numbered, and wait until all replicas have it.
 
-        A number is above all that were seen on the topic, and begins with the lease's ``term``:
-        what an earlier holder sends late has another number than anything of a later one, and a
-        lower one.
+        Numbers of a lease's ``term`` begin with it: what an earlier holder sends late has another
+        number than anything of a later one, and a lower one.
 
         Returns:
             the policy as it was published.
 
         Raises:
-            BrokerError: the broker is away or refused; sending again is harmless.
+            BrokerError: the broker is away or refused, or a later holder has published; sending again
+            is harmless.
         """
         key = policy_key(policy.scope, role)
         try:
             if not self.published.read(ACK_SECONDS):
                 raise KafkaTimeoutError(f"{POLICY.name} could not be read to its end")
             number = max(self.published.numbers.get(key, 0), term * NUMBERS_A_TERM) + 1
+            if number > (term + 1) * NUMBERS_A_TERM:
+                raise BrokerError(f"scope {policy.scope} was published under a later term already")
             numbered = replace(policy, publication=number, role=role)
             if self._producer is None:
                 self._producer = KafkaProducer(

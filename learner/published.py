@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from decoder.contracts.bundle import unpack
 from decoder.contracts.errors import PolicyRefused
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import POLICY, policy_key
 from learner.compacted import Compacted
+
+NUMBERS_A_TERM: Final = 1_000_000
+"""A publication's number is the term of its publisher's lease times this, and a count."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,10 @@ class Published:
     def last(self, scope: str, role: str = "champion") -> Publication | None:
         """What a worker that begins now would find; None where it would find nothing sound."""
         return self._last.get(policy_key(scope, role))
+
+    def term(self, scope: str, role: str = "champion") -> int:
+        """The latest term under which anything was published."""
+        return self.numbers.get(policy_key(scope, role), 0) // NUMBERS_A_TERM
 
     def close(self) -> None:
         """Leave the broker."""

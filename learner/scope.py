@@ -58,7 +58,7 @@ class Candidate:
     """A policy of version 0 with how it was tuned and what the gate said."""
 
     policy: Policy
-    tuning: Tuning
+    origin: str
     verdict: Verdict
 
 
@@ -75,11 +75,13 @@ class Scope:
         self.buffer = Buffer(settings.buffer_events)
         self.trainers: list[train.Trainer] = []  # one for each of RATES, or none yet
         self.champion = champion
+        self.alarms = {"drafts": 0}
+        self.last_alarm_at = 0.0
         self._waiting = empty()
         self._won: Candidate | None = None
         self.detector = Detector()
         self.next_candidate_at = settings.min_events  # in events of the buffer's total
-        self.updates = self.drifts = self.alarms = self.candidates = self.promotions = 0
+        self.updates = self.drifts = self.candidates = self.promotions = 0
         self.last_drift_at = 0.0
         self._owed = 0.0
         self._errors: FloatArray = np.zeros(0, np.float32)
@@ -194,7 +196,7 @@ class Scope:
         if not verdict.decided:
             self.next_candidate_at = self.buffer.total + min(SOON, self.settings.candidate_every)
         return Candidate(
-            replace(policy, provenance=self._provenance(best, tuning, verdict)), tuning, verdict
+            replace(policy, provenance=self._provenance(best, tuning, verdict)), "careful", verdict
         )
 
     def crown(self, new: Policy) -> None:
@@ -202,6 +204,7 @@ class Scope:
         if (new.version, new.kind) == (self.champion.version, self.champion.kind):
             return
         self.champion = new
+        self.promotions += new.provenance.get("origin") == "learner"
         held = self.buffer.rows("gate", BASELINE)
         errors = residuals(predict(new, held.features), held.accepted, held.censored)
         self.detector.reset(errors)

@@ -7,6 +7,7 @@ champion. Both work until a worker starts and finds nothing.
 from __future__ import annotations
 
 import logging
+import socket
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -43,6 +44,8 @@ def make_right(kafka: KafkaSettings, limits: Mapping[str, str] | None = None) ->
         BrokerAway: the broker cannot be reached.
         BrokerError: it refuses; with the command that would do it.
     """
+    if not listens(kafka):
+        raise BrokerAway(f"no broker at {kafka.bootstrap_servers}")
     try:
         admin = KafkaAdminClient(
             **kafka.client_options(), request_timeout_ms=REQUEST_MS, bootstrap_timeout_ms=REQUEST_MS
@@ -63,6 +66,22 @@ def make_right(kafka: KafkaSettings, limits: Mapping[str, str] | None = None) ->
         ) from error
     finally:
         admin.close()
+
+
+def listens(kafka: KafkaSettings) -> bool:
+    """Whether one of the addresses accepts connections: asked before a client is made, which would
+    keep trying for seconds, and leave its sockets behind.
+    """
+    for address in kafka.bootstrap_servers.split(","):
+        host, _, port = address.strip().rpartition(":")
+        try:
+            socket.create_connection(
+                (host.strip("[]"), int(port)), timeout=REQUEST_MS / 1e3
+            ).close()
+        except (OSError, ValueError):
+            continue
+        return True
+    return False
 
 
 def _create(admin: Any, topic: Topic, limits: Mapping[str, str]) -> None:

@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from decoder.contracts.errors import BrokerError
 from decoder.contracts.events import encode_batch
 from decoder.contracts.settings import KafkaSettings
-from decoder.contracts.topics import DEAD, POLICY
+from decoder.contracts.topics import DEAD, POLICY, policy_key
 from decoder.policy.probes import from_bytes
 from learner import loop, registrar
 from learner.loop import Learner, run
@@ -76,7 +77,7 @@ def test_learns_promotes_publishes_and_resumes(
     learner._report()
     stop(learner)
     scope = learner.scopes.awake[SCOPE]
-    assert scope.total == len(EVENTS) and learner.intake.refused == {"malformed": 3}
+    assert scope.total == len(EVENTS) and learner.intake.refused == {"malformed": 2, "contract": 1}
     assert learner.source.offsets == {0: 20} and learner.source.lag() == 0
     dead = consume(broker.kafka, DEAD)
     assert [record.value for record in dead] == poison
@@ -233,6 +234,10 @@ def test_two_learners_one_publishes_and_the_other_takes_over(
     registry.promote(SCOPE, 1)
     step_until(two, lambda: version_of(two) == 1)
     # what the first sends when it wakes has another number, and a lower one
+    with pytest.raises(BrokerError, match="later term"):
+        one.publisher.publish(random_policy(seed=8, scope=SCOPE, version=2), 1)
+    one.publisher.published.numbers[policy_key(SCOPE, "champion")] = 1_000_002
+    monkeypatch.setattr(one.publisher.published, "read", lambda seconds: True)
     late = one.publisher.publish(random_policy(seed=8, scope=SCOPE, version=2), 1)
     step_until(two, lambda: two.publisher.published.last(SCOPE) is None)
     step_until(two, lambda: two.publisher.published.last(SCOPE) is not None)
