@@ -243,8 +243,8 @@ class Learner:
             "promotions": scope.promotions,
             "champion_version": scope.version,
             "publication": 0 if last is None else last.number,
-            "parameter": scope.champion.parameter,
-            "parameter_name": scope.champion.parameter_name,
+            "parameter": scope.champion.threshold,
+            "parameter_name": "threshold",
             "lease": self.lease.holder_of(name),
             "holds_lease": self.lease.holds(name),
         }

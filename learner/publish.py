@@ -44,8 +44,8 @@ class PolicyPublisher:
             the policy as it was published.
 
         Raises:
-            BrokerError: the broker is away or refused, or a later holder has published; sending again
-            is harmless.
+            BrokerError: the broker is away or refused, or a later holder has published; to send
+                again is harmless.
         """
         key = policy_key(policy.scope, role)
         try:
