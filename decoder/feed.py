@@ -34,6 +34,8 @@ class PolicyFeed:
 
     def __init__(self, kafka: KafkaSettings, scope: str, admission: Admission) -> None:
         self._kafka, self._scope, self._admission = kafka, scope, admission
+        self._ends: dict[Any, int] = {}  # what lay there when it was connected, by partition
+        self._found: list[Any] = []
         self._complained = -COMPLAIN_EVERY_S
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hvd-policy-feed", daemon=True)
@@ -59,8 +61,10 @@ class PolicyFeed:
         if not partitions:
             consumer.close()
             return None
-        consumer.assign([TopicPartition(POLICY.name, p) for p in sorted(partitions)])
+        places = [TopicPartition(POLICY.name, p) for p in sorted(partitions)]
+        consumer.assign(places)
         consumer.seek_to_beginning()
+        self._ends, self._found = consumer.end_offsets(places), []
         return consumer
 
     def _run(self) -> None:
@@ -72,7 +76,15 @@ class PolicyFeed:
                     self._stopping.wait(RETRY_S)
                     continue
                 polled = consumer.poll(timeout_ms=0)
-                self.take(record for records in polled.values() for record in records)
+                self._found += [
+                    record
+                    for records in polled.values()
+                    for record in records
+                    if policy_role(record.key, self._scope) is not None
+                ]
+                if self._is_caught_up(consumer):
+                    self.take(self._found)
+                    self._found = []
                 if not polled:
                     self._stopping.wait(POLL_S)
             except Exception as error:  # noqa: BLE001 -- whatever it is, the next one must be heard of
@@ -81,6 +93,14 @@ class PolicyFeed:
                 consumer = None
                 self._stopping.wait(RETRY_S)
         self._left(consumer)
+
+    def _is_caught_up(self, consumer: Any) -> bool:
+        """Whether all was read that lay there: until then the newest bundle is not known, and each
+        older one would be put in force in its turn."""
+        behind = any(consumer.position(place) < end for place, end in self._ends.items())
+        if not behind:
+            self._ends = {}
+        return not behind
 
     def _left(self, consumer: Any) -> None:
         with contextlib.suppress(Exception):

@@ -66,12 +66,16 @@ class Buffer:
         self.duplicates += len(events) - len(fresh)
         rows = from_events(fresh)
         self.plain += len(fresh) - len(rows)
+        self.store(rows)
+        return rows
+
+    def store(self, rows: Rows) -> None:
+        """Store new rows. Mutates the buffer."""
         kept = rows.take(np.arange(len(rows))[-self.capacity :])
         slots = (self.total + np.arange(len(rows))[-self.capacity :]) % self.capacity
         for name in COLUMNS:
             getattr(self._ring, name)[slots] = getattr(kept, name)
         self.total += len(rows)
-        return rows
 
     def trust_last(self, events: int) -> None:
         """Forget, for teaching and judging, everything older than the last ``events``.

@@ -1,7 +1,8 @@
 """The learner's state and the offsets it stands for, saved in one atomic write.
 
-A file is safetensors: arrays, and a header with the JSON-able rest and a digest over both. The
-previous file is kept beside it. No pickle.
+A file is safetensors: arrays, and a header with the JSON-able rest and a digest over both. Scopes
+have files of their own (``learner.scopes``), which the checkpoint names: so what did not change is
+not written again, and all of it is in force at once. The previous checkpoint is kept. No pickle.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from safetensors.numpy import save as save_arrays
 
 log = logging.getLogger(__name__)
 
-FORMAT: Final = "hvd.learner.v2"
+FORMAT: Final = "hvd.learner.v3"
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -38,6 +39,21 @@ def save(path: Path, arrays: Arrays, numbers: dict[str, Any]) -> None:
     Raises:
         OSError: the disk refuses; the old checkpoint is as it was.
     """
+    if path.exists():
+        # A second name, not a move: a kill between the two replaces must not leave `path` empty.
+        linked = path.with_suffix(path.suffix + ".link")
+        linked.unlink(missing_ok=True)
+        os.link(path, linked)
+        linked.replace(previous_of(path))
+    write(path, arrays, numbers)
+
+
+def write(path: Path, arrays: Arrays, numbers: dict[str, Any]) -> None:
+    """Put one file at ``path``, whole or not at all, and on the disk when this returns.
+
+    Raises:
+        OSError: the disk refuses; what was there is as it was.
+    """
     arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     state = json.dumps({"format": FORMAT, **numbers}, sort_keys=True)
     metadata = {"state": state, "digest": _digest(arrays, state)}
@@ -47,12 +63,6 @@ def save(path: Path, arrays: Arrays, numbers: dict[str, Any]) -> None:
         file.write(save_arrays(arrays, metadata=metadata))
         file.flush()
         os.fsync(file.fileno())
-    if path.exists():
-        # A second name, not a move: a kill between the two replaces must not leave `path` empty.
-        linked = path.with_suffix(path.suffix + ".link")
-        linked.unlink(missing_ok=True)
-        os.link(path, linked)
-        linked.replace(previous_of(path))
     written.replace(path)
     directory = os.open(path.parent, os.O_RDONLY)
     try:
@@ -71,7 +81,7 @@ def load(path: Path) -> tuple[Arrays, dict[str, Any]] | None:
         if not candidate.exists():
             continue
         try:
-            return _read(candidate.read_bytes())
+            return read(candidate)
         except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
             log.error("checkpoint %s is damaged (%s); trying the one before it", candidate, error)
             with contextlib.suppress(OSError):
@@ -79,7 +89,13 @@ def load(path: Path) -> tuple[Arrays, dict[str, Any]] | None:
     return None
 
 
-def _read(data: bytes) -> tuple[Arrays, dict[str, Any]]:
+def read(path: Path) -> tuple[Arrays, dict[str, Any]]:
+    """The file at ``path``.
+
+    Raises:
+        OSError, SafetensorError, ValueError, KeyError, TypeError: it is not there, or damaged.
+    """
+    data = path.read_bytes()
     arrays = load_arrays(data)
     size = int.from_bytes(data[:8], "little")
     metadata = json.loads(data[8 : 8 + size])["__metadata__"]

@@ -1,7 +1,8 @@
-"""The learner: consume, detect drift, train, tune, gate, register, publish, checkpoint.
+"""The learner: consume, learn, register what won, publish what is served, checkpoint, report.
 
-One thread, one step after another, several scopes. Kafka or MLflow going away is logged and tried
-again later; what was learned until then is kept.
+One thread, one step after another, several scopes; MLflow has a thread of its own, and nothing here
+waits for it. Kafka or MLflow going away is logged and tried again later; what was learned until
+then is kept.
 """
 
 from __future__ import annotations
@@ -11,42 +12,37 @@ import os
 import socket
 import threading
 import time
-from dataclasses import dataclass, field
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Final
 
 import torch
+from kafka.errors import KafkaError
 
-from decoder.contracts.errors import BrokerError, ContractError, RegistryError
+from decoder.contracts.errors import BrokerError
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import LearnerStatus
-from learner import checkpoint
+from decoder.policy.first import first_policy
+from learner import state, topics
+from learner.dead_letters import DeadLetters
+from learner.home import holder_of, occupied
+from learner.intake import Admitted, Intake
+from learner.lease import MARGIN_SECONDS, Lease
 from learner.publish import PolicyPublisher, StatusProducer
-from learner.registry import Registry, Standing
+from learner.registrar import Loaded, Registrar, Registration, Seen, Settled
+from learner.registry import Registry, Standing, digest_of
 from learner.scope import Candidate, Scope
-from learner.sequences import Sequences
 from learner.settings import LearnerSettings
-from learner.source import EventSource, Received
+from learner.source import RETRY_SECONDS, EventSource
 
 log = logging.getLogger(__name__)
 
 POLL_SECONDS: Final = 0.25
-FOLLOW_SECONDS: Final = 3.0
-"""How soon an alias that a person moved is noticed; one query of the registry."""
-RETRY_SECONDS: Final = 15.0
+FOLLOW_SECONDS: Final = 1.0
 CHECKPOINT_SECONDS: Final = 10.0
 STATUS_SECONDS: Final = 1.0
-BURST_SECONDS: Final = 1.0
-"""Optimiser steps saved up while waiting, so that a pause is not followed by a long burst."""
-
-
-@dataclass(frozen=True)
-class Resumed:
-    """What a checkpoint holds beside the scopes."""
-
-    offsets: dict[int, int] = field(default_factory=dict)
-    refused: int = 0
-    sequences: Sequences = field(default_factory=Sequences)
-    publications: dict[str, int] = field(default_factory=dict)
+ESTABLISHED: Final = 100
+"""Drafts before a scope enters the registry: its name comes from the topic, where anybody may make
+one up, and until then its workers have the first policy anyway."""
 
 
 class Learner:
@@ -55,236 +51,250 @@ class Learner:
     def __init__(self, settings: LearnerSettings, kafka: KafkaSettings) -> None:
         self.settings = settings
         self.process = f"learner-{socket.gethostname()}-{os.getpid()}"
-        self.scopes: dict[str, Scope] = {}
-        self.registry = Registry(settings.mlflow_tracking_uri)
+        resumed = state.resumed(settings)
+        self.scopes = resumed.scopes
+        self.faults = resumed.faults
+        self.source = EventSource(kafka, resumed.offsets, resumed.skipped)
+        self.dead = DeadLetters(kafka)
+        self.intake = Intake(self.dead, resumed.sequences, resumed.refused, resumed.repeated)
+        self.lease = Lease(kafka, holder_of(settings.state_dir))
+        registry = Registry(settings.mlflow_tracking_uri, settings.registry_prefix)
+        self.registrar = Registrar(registry, self.lease.holds, resumed.waiting)
+        self.publisher = PolicyPublisher(kafka)
         self.status = StatusProducer(kafka)
-        self.published: dict[str, int] = {}
-        self._standings: dict[str, Standing] = {}
-        self._allowance = 0.0
-        now = time.monotonic()
-        self._learned_at = self._checkpoint_at = now
-        self._follow_at = self._status_at = self._candidate_at = 0.0
-        resumed = self._resume()
-        self.publisher = PolicyPublisher(kafka, resumed.publications)
-        self.source = EventSource(kafka, resumed.offsets, settings.refused_path, resumed.sequences)
-        self.source.refused = resumed.refused
+        self.standings: Mapping[str, Standing] = {}
+        self._checkpoint_at = time.monotonic() + CHECKPOINT_SECONDS
+        self._follow_at = self._status_at = 0.0
 
     def step(self) -> None:
         """One turn; takes about ``POLL_SECONDS`` when idle."""
-        # 1. Consume. Offsets move in memory only.
-        received = self.source.poll(POLL_SECONDS)
-        # 2. Store each event once, and 3. compare the champion with what really was accepted, in
-        #    order of arrival: a detector that saw the events later would date the change wrongly.
-        for record in received:
-            self._admit(record)
-        # 4. Train, within the allowance of CPU the serving processes leave us.
-        self._learn()
-        # 5. Tune, gate and register, where enough was learned since the last time.
-        for scope in self.scopes.values():
-            if scope.is_due() and time.monotonic() >= self._candidate_at:
-                self._candidate_at = time.monotonic() + self.settings.candidate_seconds
-                self._propose(scope)
-        # 6. Publish whatever the alias names, whoever moved it.
+        # 1. Consume, and learn from each record once, in order of arrival.
+        records = self.source.poll(POLL_SECONDS)
+        for record in records:
+            admitted = self.intake.admit(record)
+            if admitted is not None:
+                self._learn(admitted)
+        # 2. Only what is learned from, or refused for good, counts as read.
+        self.source.done(records)
+        # 3. Keep what is ours to promote and publish.
+        self.lease.turn(self._wanted())
+        # 4. Take what the registry's thread has found out; ask it for what is to be served.
+        for answer in self.registrar.answers():
+            self._take(answer)
         if time.monotonic() >= self._follow_at:
             self._follow()
-        # 7. Only now the offsets: a crash before this line replays events, whose ids are known.
+        # 5. Scopes and offsets in one write: a crash before this line reads the same records again.
         if time.monotonic() >= self._checkpoint_at:
             self.checkpoint()
-        # 8. Say how it goes.
+        # 6. Say how it goes.
         if time.monotonic() >= self._status_at:
             self._report()
 
     def checkpoint(self) -> None:
-        """Save scopes, offsets and counters in one write; a full disk is logged."""
-        arrays: dict[str, Any] = {}
-        states: dict[str, Any] = {}
-        for index, (name, scope) in enumerate(self.scopes.items()):
-            held, states[name] = scope.snapshot()
-            arrays |= checkpoint.under(f"{index}.", held)
-        numbers = {
-            "offsets": {str(p): offset for p, offset in self.source.offsets.items()},
-            "refused": self.source.refused,
-            "sequences": self.source.sequences.known(),
-            "missing": self.source.sequences.missing,
-            "repeated": self.source.sequences.duplicates,
-            "publications": self.publisher.publications,
-            "scopes": states,
-        }
+        """Save scopes, offsets, counters and what waits in one write; a full disk is logged."""
+        self._checkpoint_at = time.monotonic() + CHECKPOINT_SECONDS
+        intake, source = self.intake, self.source
         try:
-            # the order of the scopes is that of their prefixes; JSON with sorted keys loses it
-            numbers["order"] = list(self.scopes)
-            checkpoint.save(self.settings.checkpoint_path, arrays, numbers)
+            state.save(
+                self.settings,
+                state.State(
+                    self.scopes, source.offsets, source.skipped, intake.sequences, intake.refused,
+                    intake.repeated, self.faults, self.registrar.waiting(),
+                ),
+            )  # fmt: skip
         except OSError as error:
             log.error("checkpoint not written: %s", error)
-        self._checkpoint_at = time.monotonic() + CHECKPOINT_SECONDS
 
     def close(self) -> None:
-        """Last checkpoint, then leave the broker."""
-        self.checkpoint()
-        for part in (self.source, self.publisher, self.status):
+        """Let go of leases, broker and registry; saves nothing."""
+        for part in (
+            self.registrar, self.lease, self.source, self.dead, self.publisher, self.status,
+        ):  # fmt: skip
             part.close()
 
-    def _resume(self) -> Resumed:
-        """Restore the scopes; what else the checkpoint says."""
-        loaded = checkpoint.load(self.settings.checkpoint_path)
-        if loaded is None:
-            log.info("no checkpoint at %s: starting anew", self.settings.checkpoint_path)
-            return Resumed()
-        arrays, numbers = loaded
+    def _learn(self, admitted: Admitted) -> None:
+        name = admitted.scope
+        scope = self.scopes.of(name, admitted.events)
         try:
-            for index, name in enumerate(numbers["order"]):
-                held = checkpoint.within(f"{index}.", arrays), numbers["scopes"][name]
-                self.scopes[name] = Scope.restored(name, self.settings, held)
-            sequences = Sequences((str(li), int(p), int(n)) for li, p, n in numbers["sequences"])
-            sequences.missing = int(numbers["missing"])
-            sequences.duplicates = int(numbers["repeated"])
-            return Resumed(
-                {int(p): int(offset) for p, offset in numbers["offsets"].items()},
-                int(numbers["refused"]),
-                sequences,
-                {str(key): int(n) for key, n in numbers["publications"].items()},
+            alarms = scope.feed(admitted.rows)
+            won = scope.candidate()
+        except Exception:  # one record must not end the learner of all scopes, nor of this one
+            log.exception(
+                "scope %s: a record could not be learned from: back to what was saved", name
             )
-        except (KeyError, ValueError, TypeError, ContractError) as error:
-            log.error("checkpoint is not of this version (%s): starting anew", error)
-            self.scopes.clear()
-            return Resumed()
-
-    def _admit(self, record: Received) -> None:
-        name, life = record.batch.origin.scope, record.batch.origin.life
-        if name not in self.scopes:
-            self.scopes[name] = Scope(name, self.settings)
-            self._follow_at = 0.0  # is there a champion already?
-        scope = self.scopes[name]
-        rows = scope.admit(record.batch.events, life)
-        if scope.watch(rows, time.time()):
+            self.faults += 1
+            self.scopes.abandon(name)
+            return
+        if alarms:
             log.info("scope %s: traffic changed, MAE now %.2f tokens", name, scope.mae)
+        if won is not None:
+            log.info("scope %s: a candidate won: %s", name, won.verdict.reason)
+            self.registrar.hand(registration_of(scope, won))
 
-    def _learn(self) -> None:
-        now = time.monotonic()
-        earned = (now - self._learned_at) * self.settings.updates_per_second
-        most = self.settings.updates_per_second * BURST_SECONDS
-        self._allowance = min(self._allowance + earned, most)
-        self._learned_at = now
-        for scope in self.scopes.values():
-            done = scope.learn(int(self._allowance), seed=scope.buffer.total + scope.updates)
-            self._allowance -= done
+    def _established(self) -> set[str]:
+        """Scopes that belong into the registry."""
+        heard = {name for name, s in self.scopes.awake.items() if s.total >= ESTABLISHED}
+        return heard | {each.policy.scope for each in self.registrar.waiting()}
 
-    def _propose(self, scope: Scope) -> None:
-        """Tune and judge the network as it is; register it, and promote it if it won."""
-        candidate = scope.propose()
-        if not candidate.verdict.decided:
-            log.info("scope %s: no verdict yet, %s", scope.name, candidate.verdict.reason)
-            return
-        try:
-            version = self._register(scope, candidate)
-            scope.candidates += 1
-            held = self._standings.get(scope.name)
-            by_hand = held is not None and held.manual
-            if candidate.verdict.promote and not by_hand:
-                self.registry.promote(scope.name, version)
-                scope.promotions += 1
-                self._follow_at = self._checkpoint_at = 0.0
-        except RegistryError as error:
-            log.warning("%s; the next candidate tries again", error)
-            return
-        word = "refused"
-        if candidate.verdict.promote:
-            word = "left to a person" if by_hand else "promoted"
-        log.info("scope %s: version %d %s: %s", scope.name, version, word, candidate.verdict.reason)
+    def _wanted(self) -> dict[str, int]:
+        """Scopes to hold, those that wait to be published among them, and their known terms."""
+        unpublished = {n for n, standing in self.standings.items() if self._lacks(standing)}
+        term = self.publisher.published.term
+        return {name: term(name) for name in sorted(self._established() | unpublished)}
 
-    def _register(self, scope: Scope, candidate: Candidate) -> int:
-        return self.registry.register(
-            candidate.policy,
-            params={"note": candidate.tuning.note, "champion": scope.version},
-            metrics={**candidate.verdict.metrics(), "tuned_speed": candidate.tuning.speed},
-            tags={"verdict": candidate.verdict.reason, "origin": "learner"},
-            window=scope.window(),
-        )
+    def _lacks(self, standing: Standing) -> bool:
+        """Whether what is served is not what lies on the policy topic."""
+        last = self.publisher.published.last(standing.scope)
+        return standing.served is not None and (last is None or last.version != standing.served)
+
+    def _take(self, answer: Settled | Seen | Loaded) -> None:
+        if isinstance(answer, Seen):
+            self.standings = answer.standings
+            self._follow_at = 0.0
+        elif isinstance(answer, Loaded):
+            self._serve(answer)
+        else:
+            name = answer.registration.policy.scope
+            word = f"left to a person: {answer.refusal}" if answer.refusal else "promoted"
+            log.info("scope %s: version %d %s", name, answer.version, word)
+            self._checkpoint_at = 0.0
 
     def _follow(self) -> None:
-        """Publish each scope's champion if it is not the one published last, and take it over."""
+        """Ask for every policy that is served and not yet in force here or on the topic."""
         self._follow_at = time.monotonic() + FOLLOW_SECONDS
         try:
-            self._standings = self.registry.standings()
-            for name in self.scopes.keys() - self._standings.keys():
-                self.scopes[name].crown(None)
-        except RegistryError as error:
-            log.warning("%s; what was published stays", error)
+            self.publisher.published.read()
+        except (KafkaError, OSError) as error:
+            log.debug("the policy topic cannot be read: %s", error)
             self._follow_at = time.monotonic() + RETRY_SECONDS
             return
-        for standing in self._standings.values():
-            try:
-                self._serve(standing)
-            except (RegistryError, BrokerError) as error:
-                log.warning("%s; what was published stays", error)
-                self._follow_at = time.monotonic() + RETRY_SECONDS
+        wanted = set()
+        for name, standing in self.standings.items():
+            scope = self.scopes.awake.get(name)
+            behind = scope is not None and scope.version != standing.served
+            if standing.served and (behind or (self._lacks(standing) and self.lease.holds(name))):
+                wanted.add((name, standing.served))
+        self.registrar.ask(wanted)
+        waiting = {registration.key for registration in self.registrar.waiting()}
+        for name in self._established():
+            served = self.standings.get(name, Standing(name)).served
+            if served is None and self.lease.holds(name) and (name, False) not in waiting:
+                self.registrar.hand(Registration(first_policy(name), tags={"origin": "first"}))
 
-    def _serve(self, standing: Standing) -> None:
-        scope = self.scopes.get(standing.scope)
-        if standing.champion is None:
-            if scope is not None:
-                scope.crown(None)
-            return
-        behind = scope is not None and (
-            not scope.champion_known or scope.version != standing.champion
-        )
-        if self.published.get(standing.scope) == standing.champion and not behind:
-            return
-        policy = self.registry.load(standing.scope, standing.champion)
-        policy = self.publisher.publish(policy)
-        self.published[standing.scope] = standing.champion
-        if scope is not None:
-            scope.crown(policy)
-        log.info(
-            "scope %s: version %d published, number %d",
-            standing.scope, standing.champion, policy.publication,
-        )  # fmt: skip
+    def _serve(self, loaded: Loaded) -> None:
+        """Publish a policy, if the topic lacks it and the scope is ours; then judge against it."""
+        policy = loaded.policy
+        name = policy.scope
+        standing = self.standings.get(name)
+        if standing is None or standing.served != policy.version:
+            return  # the alias was moved on meanwhile
+        if self._lacks(standing) and self.lease.holds(name, MARGIN_SECONDS):
+            try:
+                policy = self.publisher.publish(policy, self.lease.term(name))
+            except BrokerError as error:
+                log.warning("%s; what was published stays", error)
+                return
+            log.info(
+                "scope %s: version %d published, number %d",
+                name, policy.version, policy.publication,
+            )  # fmt: skip
+        scope = self.scopes.awake.get(name)
+        if scope is not None and scope.version != policy.version:
+            self.scopes.of(name).crown(policy)
+            self._checkpoint_at = 0.0
 
     def _report(self) -> None:
         self._status_at = time.monotonic() + STATUS_SECONDS
-        common: dict[str, Any] = {
-            "process": self.process,
-            "time": time.time(),
-            "records_refused": self.source.refused,
-            "records_missing": self.source.sequences.missing,
-            "records_duplicate": self.source.sequences.duplicates,
-            "lag": self.source.lag(),
+        common = LearnerStatus(
+            process=self.process,
+            scope="",
+            time=time.time(),
+            events_duplicate=self.intake.repeated,
+            records_refused=self.intake.refused.total(),
+            refusals=dict(self.intake.refused),
+            dead_letters_failed=self.dead.failed,
+            records_missing=self.intake.sequences.missing,
+            records_duplicate=self.intake.sequences.duplicates,
+            records_skipped=self.source.skipped,
+            faults=self.faults,
+            lag=self.source.lag(),
+            waiting=len(self.registrar.waiting()),
+            registry_away_since=self.registrar.away_since,
+            scopes_awake=len(self.scopes.awake),
+            scopes_known=len(self.scopes.entries),
+        )
+        if not self.scopes.awake:
+            self.status.send(common)
+        for name, scope in self.scopes.awake.items():
+            self.status.send(common.model_copy(update=self._of_scope(name, scope)))
+
+    def _of_scope(self, name: str, scope: Scope) -> dict[str, object]:
+        last = self.publisher.published.last(name)
+        return {
+            "scope": name,
+            "events_consumed": self.scopes.entries[name].events,
+            "drafts_consumed": scope.total,
+            "buffer": len(scope.buffer),
+            "updates": scope.updates,
+            "drifts": sum(scope.alarms.values()),
+            "last_drift_at": scope.last_alarm_at,
+            "mae": scope.mae,
+            "candidates": scope.candidates,
+            "promotions": scope.promotions,
+            "champion_version": scope.version,
+            "publication": 0 if last is None else last.number,
+            "parameter": scope.champion.threshold,
+            "parameter_name": "threshold",
+            "lease": self.lease.holder_of(name),
+            "holds_lease": self.lease.holds(name),
         }
-        if not self.scopes:
-            self.status.send(LearnerStatus(scope="", **common))
-        for scope in self.scopes.values():
-            self.status.send(
-                LearnerStatus(
-                    scope=scope.name,
-                    events_consumed=scope.buffer.total + scope.buffer.plain,
-                    events_duplicate=scope.buffer.duplicates,
-                    drafts_consumed=scope.buffer.total,
-                    buffer=len(scope.buffer),
-                    updates=scope.updates,
-                    drifts=scope.drifts,
-                    last_drift_at=scope.last_drift_at,
-                    mae=scope.mae,
-                    candidates=scope.candidates,
-                    promotions=scope.promotions,
-                    champion_version=scope.version,
-                    publication=self.publisher.number_of(scope.name),
-                    parameter=scope.champion.parameter,
-                    parameter_name=scope.champion.parameter_name,
-                    **common,
-                )
-            )
+
+
+def registration_of(scope: Scope, won: Candidate) -> Registration:
+    """What the registry is told of a candidate that won over the champion of ``scope``."""
+    return Registration(
+        won.policy,
+        against=digest_of(scope.champion),
+        params={"learner": won.origin, "champion": scope.version},
+        metrics=won.verdict.metrics(),
+        tags={"verdict": won.verdict.reason, "origin": "learner"},
+        window=scope.window(),
+    )
+
+
+def prepare(kafka: KafkaSettings, stop: threading.Event) -> None:
+    """Wait for the broker and put the topics right, until ``stop`` is set.
+
+    Raises:
+        BrokerError: a topic is not as it must be, and may not be changed.
+    """
+    while not stop.is_set():
+        try:
+            topics.make_right(kafka)
+            return
+        except topics.BrokerAway as error:
+            log.warning("%s; trying again in %.0f s", error, RETRY_SECONDS)
+            stop.wait(RETRY_SECONDS)
 
 
 def run(settings: LearnerSettings, kafka: KafkaSettings, stop: threading.Event) -> None:
     """Learn until ``stop`` is set; a last checkpoint is written before returning.
 
     Sets torch to one thread in this process: the cores belong to the model that serves.
+
+    Raises:
+        SettingsError: another learner works in the same folder.
+        BrokerError: see :func:`prepare`.
     """
     torch.set_num_threads(1)
-    learner = Learner(settings, kafka)
-    try:
-        if learner.source.connect(stop):
-            while not stop.is_set():
-                learner.step()
-    finally:
-        learner.close()
+    with occupied(settings.state_dir):
+        prepare(kafka, stop)
+        learner = Learner(settings, kafka)
+        try:
+            learner.registrar.start()
+            if learner.source.connect(stop):
+                while not stop.is_set():
+                    learner.step()
+            learner.checkpoint()  # not after an error: what was half done is done again
+        finally:
+            learner.close()

@@ -4,57 +4,56 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kafka import KafkaProducer
 from kafka.errors import KafkaError, KafkaTimeoutError
 
-from decoder.contracts.bundle import MAX_BUNDLE_BYTES, Policy, unpack
-from decoder.contracts.errors import BrokerError, PolicyRefused
+from decoder.contracts.bundle import MAX_BUNDLE_BYTES, Policy
+from decoder.contracts.errors import BrokerError
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import LearnerStatus
 from decoder.contracts.topics import POLICY, STATUS, policy_key
 from decoder.policy.probes import to_bytes
+from learner.published import NUMBERS_A_TERM, Published
 
 log = logging.getLogger(__name__)
 
-ACK_SECONDS: Final = 10.0
-ANSWER_MS: Final = 200
+ACK_SECONDS: Final = 4.0
 STATUS_BLOCK_MS: Final = 200
 """A status that waits longer than this for the broker is worth less than the loop's time."""
 STATUS_RETRY_SECONDS: Final = 10.0
 
 
 class PolicyPublisher:
-    """Puts bundles on the policy topic, where compaction keeps the last of each scope and role.
+    """Puts bundles on the policy topic, where compaction keeps the last of each scope and role."""
 
-    ``publications`` has the last number of each key. What the topic holds is read before the first
-    publication of a process: no worker takes a number that is not above the one it has, so a
-    learner that lost its state, or stands in for another, must go on from there.
-    """
-
-    def __init__(self, kafka: KafkaSettings, publications: Mapping[str, int] | None = None) -> None:
-        self.publications = dict(publications or {})
+    def __init__(self, kafka: KafkaSettings) -> None:
+        self.published = Published(kafka)
         self._kafka = kafka
         self._producer: Any = None
-        self._caught_up = False
 
-    def publish(self, policy: Policy, role: str = "champion") -> Policy:
+    def publish(self, policy: Policy, term: int, role: str = "champion") -> Policy:
         """Send ``policy``, numbered, and wait until all replicas have it.
+
+        Numbers of a lease's ``term`` begin with it: what an earlier holder sends late has another
+        number than anything of a later one, and a lower one.
 
         Returns:
             the policy as it was published.
 
         Raises:
-            BrokerError: the broker is away or refused; sending again is harmless.
+            BrokerError: the broker is away or refused, or a later holder has published; to send
+                again is harmless.
         """
         key = policy_key(policy.scope, role)
         try:
-            if not self._caught_up:
-                self._catch_up()
-            number = self.number_of(policy.scope, role) + 1
+            if not self.published.read(ACK_SECONDS):
+                raise KafkaTimeoutError(f"{POLICY.name} could not be read to its end")
+            number = max(self.published.numbers.get(key, 0), term * NUMBERS_A_TERM) + 1
+            if number > (term + 1) * NUMBERS_A_TERM:
+                raise BrokerError(f"scope {policy.scope} was published under a later term already")
             numbered = replace(policy, publication=number, role=role)
             if self._producer is None:
                 self._producer = KafkaProducer(
@@ -62,11 +61,14 @@ class PolicyPublisher:
                     acks="all",
                     max_request_size=MAX_BUNDLE_BYTES + 4096,
                     bootstrap_timeout_ms=2_000,
-                    max_block_ms=3_000,
+                    max_block_ms=1_000,
+                    # shorter than what must be left of a lease
+                    delivery_timeout_ms=int(ACK_SECONDS * 1e3),
+                    request_timeout_ms=int(ACK_SECONDS * 500),
                 )
             sent = self._producer.send(POLICY.name, value=to_bytes(numbered), key=key)
             # Taken even if no answer comes: the record may lie there all the same.
-            self.publications[key.decode()] = number
+            self.published.numbers[key] = number
             sent.get(timeout=ACK_SECONDS)
         except (KafkaError, OSError) as error:
             raise BrokerError(
@@ -75,49 +77,9 @@ class PolicyPublisher:
             ) from error
         return numbered
 
-    def _catch_up(self) -> None:
-        """Take over the numbers on the topic. Raises KafkaError where it cannot be read."""
-        consumer = KafkaConsumer(
-            **self._kafka.client_options(),
-            group_id=None,
-            enable_auto_commit=False,
-            bootstrap_timeout_ms=2_000,
-        )
-        try:
-            places = [
-                TopicPartition(POLICY.name, partition)
-                for partition in sorted(consumer.partitions_for_topic(POLICY.name) or ())
-            ]
-            consumer.assign(places)
-            consumer.seek_to_beginning(*places)
-            ends = consumer.end_offsets(places)
-            deadline = time.monotonic() + ACK_SECONDS
-            while any(consumer.position(place) < ends[place] for place in places):
-                if time.monotonic() > deadline:
-                    raise KafkaTimeoutError(f"{POLICY.name} could not be read to its end")
-                for records in consumer.poll(timeout_ms=ANSWER_MS).values():
-                    for record in records:
-                        self._saw(record)
-        finally:
-            consumer.close()
-        self._caught_up = True
-
-    def _saw(self, record: Any) -> None:
-        try:
-            policy, _ = unpack(record.value or b"")
-        except PolicyRefused:
-            return  # no worker takes it either
-        key = policy_key(policy.scope, policy.role)
-        if key == record.key:
-            known = self.number_of(policy.scope, policy.role)
-            self.publications[key.decode()] = max(known, policy.publication)
-
-    def number_of(self, scope: str, role: str = "champion") -> int:
-        """Number of the last publication known; 0 before the first."""
-        return self.publications.get(policy_key(scope, role).decode(), 0)
-
     def close(self) -> None:
         """Leave the broker; everything sent was acknowledged already."""
+        self.published.close()
         if self._producer is not None:
             self._producer.close(timeout=2)
 

@@ -1,13 +1,14 @@
-"""Policies in MLflow: versions, the aliases ``candidate`` and ``champion``, and training runs.
+"""Policies in MLflow: versions, their aliases, and training runs.
 
 The only module that imports mlflow, and it does so when a :class:`Registry` is first used: the
-import takes two seconds. Alias ``champion`` is the truth about what is served; a person may move it
-in the MLflow UI. A person who wants it to stay put sets the tag ``promotion = manual`` on the
-registered model: the learner then still registers candidates and promotes none.
+import takes two seconds. What is served is what alias ``pinned`` names, else ``champion``. The
+learner moves ``candidate`` and ``champion``; ``pinned`` is a person's word, and nothing here writes
+it.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import tempfile
@@ -18,20 +19,23 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlparse
 
-from decoder.contracts.bundle import Policy
+import numpy as np
+
+from decoder.contracts.bundle import ROLES, Policy, pack
 from decoder.contracts.errors import PolicyRefused, RegistryError
 from decoder.policy.probes import from_bytes, to_bytes
 
 MODEL_PREFIX: Final = "hvd-payoff-"
 EXPERIMENT: Final = "hvd-learner"
 ARTIFACT: Final = "policy/policy.safetensors"
-PROMOTION_TAG: Final = "promotion"
+DIGEST_TAG: Final = "digest"
+PAGE: Final = 100
 
 _ENVIRONMENT: Final = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-    # mlflow's own seven retries of two minutes would hold the loop while its server is away
+    # mlflow's own seven retries of two minutes would hold a learner that is to stop
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
 }
@@ -39,30 +43,45 @@ _ENVIRONMENT: Final = {
 
 @dataclass(frozen=True)
 class Standing:
-    """A scope in the registry: the version alias ``champion`` names, and who may move it."""
+    """A scope in the registry: the versions that aliases ``champion`` and ``pinned`` name."""
 
     scope: str
-    champion: int | None
-    manual: bool
+    champion: int | None = None
+    pinned: int | None = None
+
+    @property
+    def served(self) -> int | None:
+        """The version to serve."""
+        return self.champion if self.pinned is None else self.pinned
 
 
-def model_name(scope: str) -> str:
-    """The registered model of ``scope``."""
-    return MODEL_PREFIX + scope
+def digest_of(policy: Policy) -> str:
+    """What a policy is known by, whatever version, publication or role it has been given."""
+    plain = replace(policy, version=0, publication=0, role=ROLES[0])
+    bundle = pack(plain, np.zeros(len(plain.probe_inputs), np.float32))
+    size = int.from_bytes(bundle[:8], "little")
+    return str(json.loads(bundle[8 : 8 + size])["__metadata__"]["digest"])
 
 
 class Registry:
     """Versions of policies at one MLflow tracking URI (``sqlite:///...`` or ``http://...``).
 
-    Every method raises :class:`RegistryError` when MLflow cannot be reached or refuses.
+    Registered models are called ``prefix`` and the scope: two deployments with prefixes of their
+    own share a server. Every method raises :class:`RegistryError` when MLflow cannot be reached or
+    refuses.
     """
 
-    def __init__(self, tracking_uri: str) -> None:
+    def __init__(self, tracking_uri: str, prefix: str = MODEL_PREFIX) -> None:
         self.tracking_uri = tracking_uri
+        self.prefix = prefix
         self._known: Any = None
         # each is a request to a server; forgotten after any failure, in case somebody deleted one
         self._models: set[str] = set()
         self._experiments: dict[str, str] = {}
+
+    def model_name(self, scope: str) -> str:
+        """The registered model of ``scope``."""
+        return self.prefix + scope
 
     def register(
         self,
@@ -72,95 +91,130 @@ class Registry:
         tags: Mapping[str, str] = {},
         window: Mapping[str, Any] = {},
     ) -> int:
-        """Log ``policy`` in a run of its own, make it a new version, and move ``candidate`` to it.
+        """Make ``policy`` a version, if it is none yet, and move ``candidate`` to it.
 
-        The version's number is learnt first and stamped into the bundle, so that what a worker
-        reports can be found here.
+        It is logged in a run of its own, artefact first: a version exists only with its artefact,
+        and after a kill at any instant the same call makes no second one. Twins are told by
+        :func:`digest_of`.
 
         Args:
             window: what the policy was trained on (events, requests, times); logged as parameters.
 
         Returns:
-            The version; the artefact is ``replace(policy, version=version)``.
+            The version; :meth:`load` stamps it into the policy, so that what a worker reports can
+            be found here.
         """
         with self._reaching("register a version"):
-            name = model_name(policy.scope)
+            name, digest = self.model_name(policy.scope), digest_of(policy)
             self._ensure_model(name)
-            run = self._client.create_run(
-                self._experiment(EXPERIMENT), run_name=name, tags=dict(tags)
-            )
-            run_id = run.info.run_id
-            version = self._client.create_model_version(
-                name, source=f"{run.info.artifact_uri}/policy", run_id=run_id, tags=dict(tags)
-            )
-            number = int(version.version)
-            with tempfile.TemporaryDirectory() as folder:
-                bundle = Path(folder) / Path(ARTIFACT).name
-                bundle.write_bytes(to_bytes(replace(policy, version=number)))
-                self._client.log_artifact(run_id, str(bundle), str(Path(ARTIFACT).parent))
-            trained_on = {f"window.{key}": value for key, value in window.items()}
-            decision = {
-                "kind": policy.kind,
-                "threshold": policy.threshold,
-                "rate": policy.rate,
-                "use_model": policy.use_model,
-            }
-            self._log(run_id, {**params, **decision, **trained_on, "version": number}, metrics, 0)
-            self._client.set_terminated(run_id)
+            number = self._version_of(name, digest)
+            if number is None:
+                decision = {
+                    "kind": policy.kind,
+                    "threshold": policy.threshold,
+                    "use_model": policy.use_model,
+                }
+                trained_on = {f"window.{key}": value for key, value in window.items()}
+                run = self._client.create_run(
+                    self._experiment(EXPERIMENT), run_name=name, tags=dict(tags)
+                )
+                run_id = run.info.run_id
+                with tempfile.TemporaryDirectory() as folder:
+                    bundle = Path(folder) / Path(ARTIFACT).name
+                    bundle.write_bytes(to_bytes(replace(policy, version=0, publication=0)))
+                    self._client.log_artifact(run_id, str(bundle), str(Path(ARTIFACT).parent))
+                self._log(run_id, {**params, **decision, **trained_on}, metrics, 0)
+                self._client.set_terminated(run_id)
+                version = self._client.create_model_version(
+                    name,
+                    source=f"{run.info.artifact_uri}/policy",
+                    run_id=run_id,
+                    tags={**tags, DIGEST_TAG: digest},
+                )
+                number = int(version.version)
             self._client.set_registered_model_alias(name, "candidate", str(number))
             return number
 
     def promote(self, scope: str, version: int) -> None:
         """Move alias ``champion`` of ``scope`` to ``version``."""
         with self._reaching(f"promote version {version}"):
-            self._client.set_registered_model_alias(model_name(scope), "champion", str(version))
+            self._client.set_registered_model_alias(
+                self.model_name(scope), "champion", str(version)
+            )
 
-    def champion(self, scope: str) -> Policy | None:
-        """The policy alias ``champion`` names, or None when nothing was promoted yet.
+    def standing(self, scope: str) -> Standing:
+        """Where the aliases of ``scope`` stand at this moment; it has been registered before."""
+        with self._reaching("read aliases"):
+            return self._standing(self._client.get_registered_model(self.model_name(scope)))
 
-        Raises:
-            RegistryError: also when its artefact is missing, damaged, or not this version's.
-        """
-        standing = self.standings().get(scope)
-        if standing is None or standing.champion is None:
-            return None
-        return self.load(scope, standing.champion)
+    def standings(self) -> dict[str, Standing]:
+        """Every scope that has a registered model under this prefix, read page by page."""
+        found, token = {}, None
+        with self._reaching("list models"):
+            while True:
+                models = self._client.search_registered_models(
+                    f"name LIKE '{self.prefix}%'", max_results=PAGE, page_token=token
+                )
+                for model in models:
+                    if model.name.startswith(self.prefix):  # "_" is any letter to LIKE
+                        standing = self._standing(model)
+                        found[standing.scope] = standing
+                token = models.token
+                if not token:
+                    return found
+
+    def digest(self, scope: str, version: int) -> str:
+        """What the policy of a version is known by."""
+        with self._reaching(f"read version {version}"):
+            held = self._client.get_model_version(self.model_name(scope), str(version))
+            return str(held.tags.get(DIGEST_TAG, ""))
 
     def load(self, scope: str, version: int) -> Policy:
-        """The policy of a version, read from its artefact and checked.
+        """The policy of a version, read from its artefact, checked, and stamped with the version.
 
         Raises:
             RegistryError: also when the artefact is missing, damaged, or not this version's.
         """
+        name = self.model_name(scope)
         with self._reaching(f"read version {version}"), tempfile.TemporaryDirectory() as folder:
-            held = self._client.get_model_version(model_name(scope), str(version))
+            held = self._client.get_model_version(name, str(version))
             path = self._client.download_artifacts(held.run_id, ARTIFACT, folder)
             data = Path(path).read_bytes()
         try:
             policy = from_bytes(data, scope)
         except PolicyRefused as error:
             raise RegistryError(
-                f"artefact of {model_name(scope)} version {version} is unusable: {error}. "
-                "Move alias champion to a sound version."
+                f"artefact of {name} version {version} is unusable: {error}. "
+                "Move the alias to a sound version."
             ) from error
-        if policy.version != version:
-            raise RegistryError(
-                f"artefact of {model_name(scope)} version {version} says it is {policy.version}"
-            )
-        return policy
+        if digest_of(policy) != held.tags.get(DIGEST_TAG):
+            raise RegistryError(f"artefact of {name} version {version} is another policy's")
+        return replace(policy, version=version)
 
-    def standings(self) -> dict[str, Standing]:
-        """Every scope that has a registered model, in one query."""
-        with self._reaching("list models"):
-            models = self._client.search_registered_models(f"name LIKE '{MODEL_PREFIX}%'")
-            found = {}
-            for model in models:
-                scope = model.name.removeprefix(MODEL_PREFIX)
-                alias = model.aliases.get("champion")
-                champion = None if alias is None else int(alias)
-                manual = model.tags.get(PROMOTION_TAG) == "manual"
-                found[scope] = Standing(scope, champion, manual)
-            return found
+    def champion(self, scope: str) -> Policy | None:
+        """The policy that is served, or None when nothing was promoted yet.
+
+        Raises:
+            RegistryError: also when its artefact is missing, damaged, or not this version's.
+        """
+        standing = self.standings().get(scope)
+        if standing is None or standing.served is None:
+            return None
+        return self.load(scope, standing.served)
+
+    def _standing(self, model: Any) -> Standing:
+        champion, pinned = (model.aliases.get(alias) for alias in ("champion", "pinned"))
+        return Standing(
+            model.name.removeprefix(self.prefix),
+            None if champion is None else int(champion),
+            None if pinned is None else int(pinned),
+        )
+
+    def _version_of(self, name: str, digest: str) -> int | None:
+        found = self._client.search_model_versions(
+            f"name = '{name}' and tags.{DIGEST_TAG} = '{digest}'"
+        )
+        return min((int(version.version) for version in found), default=None)
 
     @contextmanager
     def log_run(

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.contracts.events import DraftEvent
+from decoder.contracts.events import DraftEvent, EventBatch
 from decoder.contracts.features import NUM_FEATURES
 from decoder.policy.rule import ARMS
 
@@ -110,4 +110,25 @@ def from_events(events: Sequence[DraftEvent]) -> Rows:
     )
 
 
+def from_batch(batch: EventBatch) -> Rows:
+    """What :func:`from_events` makes of the batch's events, column by column."""
+    numbers, names = batch.numbers, batch.names
+    drafts = numbers["draft_len"] > 0
+    sessions = [s or r for s, r in zip(names["session"], names["request"], strict=True)]
+    hashes = {name: hash_id(name) for name in {*names["request"], *sessions}}
+    is_rate = np.array([name == "rate" for name in names["parameter_name"]])
+    columns: dict[str, NDArray[Any]] = {
+        **numbers,
+        "request": np.array([hashes[name] for name in names["request"]], np.uint64),
+        "session": np.array([hashes[name] for name in sessions], np.uint64),
+        "rate": np.where(is_rate, numbers["parameter"], np.nan),
+        "features": batch.features,
+        "censored": np.array([bool(reason) for reason in names["censored"]]),
+        "arm": np.array([_ARM.get(name, UNKNOWN) for name in names["arm"]], np.int8),
+    }
+    dtypes = {name: getattr(_NONE, name).dtype for name in COLUMNS}
+    return Rows(**{n: columns[n][drafts].astype(dtypes[n], copy=False) for n in COLUMNS})
+
+
+_NONE: Final = empty()
 _ARM: Final = {name: index for index, name in enumerate(ARMS)}

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.contracts.bundle import Policy, frequency_policy
+from decoder.contracts.bundle import Policy
 from decoder.contracts.events import DraftEvent
 from decoder.contracts.features import FloatArray
 from decoder.policy.estimate import predict
@@ -20,12 +20,13 @@ from learner.buffer import Buffer, Snapshot
 from learner.costs import NOMINAL, measure
 from learner.drift import Detector, residuals
 from learner.gate import Verdict, judge
-from learner.rows import Rows
+from learner.rows import COLUMNS, Rows, empty
 from learner.settings import LearnerSettings
 from learner.tune import Tuning, tune
 
 log = logging.getLogger(__name__)
 
+BLOCK: Final = 64
 BATCH: Final = 128
 RECENT_SHARE: Final = 0.5
 """Half of a minibatch comes from the newest drafts, half from all that are trusted: the first half
@@ -57,7 +58,7 @@ class Candidate:
     """A policy of version 0 with how it was tuned and what the gate said."""
 
     policy: Policy
-    tuning: Tuning
+    origin: str
     verdict: Verdict
 
 
@@ -68,19 +69,50 @@ class Scope:
     ``version`` is the champion's, 0 before the first promotion.
     """
 
-    def __init__(self, name: str, settings: LearnerSettings) -> None:
+    def __init__(self, name: str, settings: LearnerSettings, champion: Policy) -> None:
         self.name = name
         self.settings = settings
         self.buffer = Buffer(settings.buffer_events)
         self.trainers: list[train.Trainer] = []  # one for each of RATES, or none yet
-        self.champion: Policy = frequency_policy(name)
-        self.champion_known = False
+        self.champion = champion
+        self.alarms = {"drafts": 0}
+        self.last_alarm_at = 0.0
+        self._waiting = empty()
+        self._won: Candidate | None = None
         self.detector = Detector()
         self.next_candidate_at = settings.min_events  # in events of the buffer's total
         self.updates = self.drifts = self.candidates = self.promotions = 0
         self.last_drift_at = 0.0
         self._owed = 0.0
         self._errors: FloatArray = np.zeros(0, np.float32)
+
+    @property
+    def total(self) -> int:
+        """Drafts fed."""
+        return self.buffer.total + len(self._waiting)
+
+    def feed(self, rows: Rows) -> list[str]:
+        """Learn from ``rows``, in blocks; the alarms."""
+        waiting = joined(self._waiting, rows)
+        while len(waiting) >= BLOCK:
+            self._block(waiting.take(np.arange(BLOCK)))
+            waiting = waiting.take(np.arange(BLOCK, len(waiting)))
+        self._waiting = waiting
+        return []
+
+    def _block(self, rows: Rows) -> None:
+        self.buffer.store(rows)
+        self._owed = len(rows) / 2
+        self.learn(len(rows) // 2, seed=self.buffer.total)
+        if self.is_due():
+            candidate = self.propose()
+            self.candidates += candidate.verdict.decided
+            self._won = candidate if candidate.verdict.promote else self._won
+
+    def candidate(self) -> Candidate | None:
+        """What won since the last call."""
+        won, self._won = self._won, None
+        return won
 
     def admit(self, events: Sequence[DraftEvent], life: str = "") -> Rows:
         """Store the drafts of the events of ``life`` that are new; their rows."""
@@ -142,7 +174,7 @@ class Scope:
         """Whether enough events came for the next candidate."""
         enough = self.buffer.total >= max(self.next_candidate_at, self.settings.min_events)
         warm = any(trainer.updates >= WARM_UP for trainer in self.trainers)
-        return enough and warm and self.champion_known
+        return enough and warm
 
     def propose(self) -> Candidate:
         """Tune and judge the better network; the next candidate is then an interval away."""
@@ -164,16 +196,15 @@ class Scope:
         if not verdict.decided:
             self.next_candidate_at = self.buffer.total + min(SOON, self.settings.candidate_every)
         return Candidate(
-            replace(policy, provenance=self._provenance(best, tuning, verdict)), tuning, verdict
+            replace(policy, provenance=self._provenance(best, tuning, verdict)), "careful", verdict
         )
 
-    def crown(self, champion: Policy | None) -> None:
-        """Take over what the registry says is served; None before anything was promoted."""
-        self.champion_known = True
-        new = champion or frequency_policy(self.name)
+    def crown(self, new: Policy) -> None:
+        """Take over what the registry says is served."""
         if (new.version, new.kind) == (self.champion.version, self.champion.kind):
             return
         self.champion = new
+        self.promotions += new.provenance.get("origin") == "learner"
         held = self.buffer.rows("gate", BASELINE)
         errors = residuals(predict(new, held.features), held.accepted, held.censored)
         self.detector.reset(errors)
@@ -232,12 +263,12 @@ class Scope:
             "buffer": numbers,
             "trainers": [],
             "next_candidate_at": self.next_candidate_at,
-            "champion_known": self.champion_known,
             "last_drift_at": self.last_drift_at,
             "owed": self._owed,
             **{name: getattr(self, name) for name in _COUNTERS},
         }
         arrays = checkpoint.under("buffer.", arrays)
+        arrays |= checkpoint.under("waiting.", {n: getattr(self._waiting, n) for n in COLUMNS})
         arrays["champion"] = np.frombuffer(to_bytes(self.champion), np.uint8)
         for index, trainer in enumerate(self.trainers):
             weights, numbers = train.snapshot(trainer)
@@ -253,7 +284,8 @@ class Scope:
             KeyError, ValueError, PolicyRefused: the snapshot is not one of this version.
         """
         arrays, state = snapshot
-        scope = cls(name, settings)
+        scope = cls(name, settings, from_bytes(arrays["champion"].tobytes(), name))
+        scope._waiting = Rows(**checkpoint.within("waiting.", arrays))
         scope.buffer = Buffer.restored(
             (checkpoint.within("buffer.", arrays), state["buffer"]), settings.buffer_events
         )
@@ -261,14 +293,17 @@ class Scope:
             train.restored(checkpoint.within(f"trainer.{index}.", arrays), numbers)
             for index, numbers in enumerate(state["trainers"])
         ]
-        scope.champion = from_bytes(arrays["champion"].tobytes(), name)
-        scope.champion_known = bool(state["champion_known"])
         scope.next_candidate_at = int(state["next_candidate_at"])
         scope.last_drift_at = float(state["last_drift_at"])
         scope._owed = float(state["owed"])
         for counter in _COUNTERS:
             setattr(scope, counter, int(state[counter]))
         return scope
+
+
+def joined(one: Rows, other: Rows) -> Rows:
+    """``one``, then ``other``."""
+    return Rows(**{n: np.concatenate([getattr(one, n), getattr(other, n)]) for n in COLUMNS})
 
 
 _COUNTERS: Final = ("updates", "drifts", "candidates", "promotions")

@@ -1,4 +1,4 @@
-"""Draft events from Kafka, from the offsets the checkpoint holds; nothing is committed to a group.
+"""Records of the draft topic, from the checkpoint's offsets; nothing is committed to a group.
 
 Offsets that live elsewhere than the weights they led to would, after a crash, either lose events or
 count them twice.
@@ -6,23 +6,18 @@ count them twice.
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import KafkaError
 
-from decoder.contracts.errors import EventRefused
-from decoder.contracts.events import EventBatch, decode_batch
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DRAFTS
-from learner.sequences import Sequences
 
 log = logging.getLogger(__name__)
 
@@ -30,9 +25,7 @@ RETRY_SECONDS: Final = 2.0
 PARTITIONS_SECONDS: Final = 30.0
 """How often added partitions are looked for."""
 RECORDS_PER_POLL: Final = 40
-"""A record holds about a hundred events: more at once would hold the loop for a second."""
-REFUSALS_LISTED: Final = 1_000
-"""Refused records written down per process; the rest are counted, and Kafka holds them all."""
+"""A record holds some two hundred events: more at once would hold the loop for a second."""
 
 ANSWER_MS: Final = 10
 """Milliseconds given to a fetch under way, so that a reader that is behind reads on."""
@@ -49,35 +42,27 @@ _OPTIONS: Final = {
 
 
 @dataclass(frozen=True)
-class Received:
-    """A decoded record and where it lay."""
+class Fetched:
+    """A record as it lay on the topic; ``timestamp`` in milliseconds since the epoch."""
 
     partition: int
     offset: int
-    batch: EventBatch
+    timestamp: int
+    key: bytes | None
+    value: bytes
 
 
 class EventSource:
     """Reads every partition of the draft topic.
 
     ``offsets`` maps a partition to the next offset to read: what belongs into the checkpoint.
-    ``refused`` counts records that keep no contract; they are listed in ``refused_path``.
-    ``sequences`` counts the records that are missing (refused ones among them) and those that came
-    again.
+    ``skipped`` counts records that were gone from the topic before they were read.
     """
 
-    def __init__(
-        self,
-        kafka: KafkaSettings,
-        offsets: Mapping[int, int],
-        refused_path: Path,
-        sequences: Sequences | None = None,
-    ) -> None:
+    def __init__(self, kafka: KafkaSettings, offsets: Mapping[int, int], skipped: int = 0) -> None:
         self.offsets = dict(offsets)
-        self.refused = 0
-        self.sequences = sequences or Sequences()
+        self.skipped = skipped
         self._kafka = kafka
-        self._refused_path = refused_path
         self._consumer: Any = None
         self._partitions_at = 0.0
         self._complained = False
@@ -98,13 +83,12 @@ class EventSource:
             stop.wait(RETRY_SECONDS)
         return False
 
-    def poll(self, timeout: float) -> list[Received]:
-        """Records that have come; moves ``offsets`` past them. Where none has, waits ``timeout`` s.
+    def poll(self, timeout: float) -> list[Fetched]:
+        """Records that have come, each partition's in order. Where none has, waits ``timeout`` s.
 
         The wait is not the client's, which fetches without pause from a broker that answers empty
-        fetches at once.
-        Refused records are passed over. A broker that went away yields nothing and a log line; the
-        client reconnects by itself.
+        fetches at once. A broker that went away yields nothing and a log line; the client
+        reconnects by itself.
         """
         try:
             if time.monotonic() >= self._partitions_at:
@@ -119,18 +103,29 @@ class EventSource:
         if not polled:
             time.sleep(timeout)
         self._complained = self._complained and not polled
-        received = []
-        for tp, records in polled.items():
-            for record in records:
-                self.offsets[tp.partition] = record.offset + 1
-                try:
-                    batch = decode_batch(record.value or b"")
-                except EventRefused as error:
-                    self._set_aside(tp.partition, record, error)
-                    continue
-                self.sequences.observe(batch.origin.life, tp.partition, batch.sequence)
-                received.append(Received(tp.partition, record.offset, batch))
-        return received
+        return [
+            Fetched(tp.partition, record.offset, record.timestamp, record.key, record.value or b"")
+            for tp, records in polled.items()
+            for record in records
+        ]
+
+    def done(self, records: Sequence[Fetched]) -> None:
+        """``records`` are admitted, or refused for good: move ``offsets`` past them."""
+        for record in records:
+            due = self.offsets.get(record.partition, record.offset)
+            if record.offset > due:
+                self.skipped += record.offset - due
+                log.error(
+                    "%d records of partition %d were removed before they were read: reading on at "
+                    "%d. Keep them longer (retention.ms of %s) than a learner may be away.",
+                    record.offset - due, record.partition, record.offset, DRAFTS.name,
+                )  # fmt: skip
+            elif record.offset < due:
+                log.warning(
+                    "partition %d was made anew: reading it from %d, not %d; what was read before "
+                    "is known by its sequence", record.partition, record.offset, due,
+                )  # fmt: skip
+            self.offsets[record.partition] = record.offset + 1
 
     def lag(self) -> int:
         """Records between what was read and the end of the topic, as of the last fetch."""
@@ -164,23 +159,3 @@ class EventSource:
 
     def _partitions(self) -> set[int]:
         return set(self._consumer.partitions_for_topic(DRAFTS.name) or ())
-
-    def _set_aside(self, partition: int, record: Any, error: EventRefused) -> None:
-        self.refused += 1
-        if self.refused > REFUSALS_LISTED:
-            return
-        log.warning("record %d/%d refused: %s", partition, record.offset, error)
-        line = {
-            "time": time.time(),
-            "topic": DRAFTS.name,
-            "partition": partition,
-            "offset": record.offset,
-            "bytes": len(record.value or b""),
-            "reason": str(error),
-        }
-        try:
-            self._refused_path.parent.mkdir(parents=True, exist_ok=True)
-            with self._refused_path.open("a") as file:
-                file.write(json.dumps(line) + "\n")
-        except OSError as failure:
-            log.warning("refused record not listed in %s: %s", self._refused_path, failure)

@@ -11,14 +11,12 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
-import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from decoder.contracts.errors import BrokerError
 from decoder.contracts.settings import KafkaSettings
-from decoder.contracts.topics import TOPICS
 from pipelines import machine, processes
 from pipelines.processes import Child
 
@@ -88,27 +86,14 @@ def _admin(kafka: KafkaSettings) -> Any:
     )
 
 
-def _listens(kafka: KafkaSettings) -> bool:
-    """Whether one of the addresses accepts connections: asked before a client is made, which would
-    keep trying for seconds.
-    """
-    for address in kafka.bootstrap_servers.split(","):
-        host, _, port = address.strip().rpartition(":")
-        try:
-            socket.create_connection(
-                (host.strip("[]"), int(port)), timeout=REQUEST_MS / 1e3
-            ).close()
-        except (OSError, ValueError):
-            continue
-        return True
-    return False
-
-
 def answers(kafka: KafkaSettings) -> bool:
     """Whether a broker is there and lists its topics."""
-    if not _listens(kafka):
-        return False
     from kafka.errors import KafkaError
+
+    from learner.topics import listens
+
+    if not listens(kafka):
+        return False
 
     try:
         admin = _admin(kafka)
@@ -122,7 +107,7 @@ def answers(kafka: KafkaSettings) -> bool:
 
 
 def ensure_topics(kafka: KafkaSettings, limits: Mapping[str, str] | None = None) -> None:
-    """Create the project's topics where they are missing; existing ones are left as they are.
+    """Create the project's topics where they are missing, and mend how they are cleaned up.
 
     Args:
         limits: topic settings for those that are not compacted, such as ``retention.bytes``.
@@ -130,28 +115,11 @@ def ensure_topics(kafka: KafkaSettings, limits: Mapping[str, str] | None = None)
     Raises:
         BrokerError: the broker cannot be reached or refuses.
     """
-    from kafka.admin import NewTopic
-    from kafka.errors import KafkaError, TopicAlreadyExistsError
+    from learner.topics import listens, make_right
 
-    try:
-        if not _listens(kafka):
-            raise OSError("nothing listens there")
-        admin = _admin(kafka)
-        try:
-            there = set(admin.list_topics())
-            for topic in TOPICS:
-                if topic.name in there:
-                    continue
-                settings = {"cleanup.policy": "compact"} if topic.compacted else dict(limits or {})
-                new = NewTopic(topic.name, 1, -1, topic_configs=settings)
-                try:
-                    admin.create_topics([new])
-                except TopicAlreadyExistsError:
-                    continue  # another process was quicker
-        finally:
-            admin.close()
-    except (KafkaError, OSError) as error:
+    if not listens(kafka):
         raise BrokerError(
-            f"Kafka at {kafka.bootstrap_servers} cannot hold the topics: {error}. Is it running, "
-            f"and does {VARIABLE} name it?"
-        ) from error
+            f"nothing listens at {kafka.bootstrap_servers}. Is Kafka running, and does {VARIABLE} "
+            "name it?"
+        )
+    make_right(kafka, limits)

@@ -1,4 +1,4 @@
-"""A consumer of the three topics that writes what it reads into a ledger.
+"""A consumer of drafts, policies and status that writes what it reads into a ledger.
 
 It joins no consumer group: looking on must not take records from anyone.
 """
@@ -12,7 +12,7 @@ from decoder.contracts.errors import BrokerError, ContractError
 from decoder.contracts.events import decode_batch
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import decode_status
-from decoder.contracts.topics import DRAFTS, STATUS, TOPICS
+from decoder.contracts.topics import DRAFTS, POLICY, STATUS
 from pipelines.ledger import Ledger
 
 POLL_S: Final = 0.25
@@ -28,7 +28,7 @@ def take(ledger: Ledger, topic: str, value: bytes | None) -> None:
             ledger.add_events(batch.origin, batch.events)
         elif topic == STATUS.name:
             ledger.add_status(decode_status(value))
-        else:
+        elif topic == POLICY.name:
             ledger.policies += 1
     except ContractError:
         ledger.refused += 1
@@ -88,7 +88,7 @@ class Observer:
 
         places = [
             TopicPartition(topic.name, partition)
-            for topic in TOPICS
+            for topic in (DRAFTS, POLICY, STATUS)
             for partition in sorted(consumer.partitions_for_topic(topic.name) or {0})
         ]
         consumer.assign(places)

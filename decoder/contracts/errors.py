@@ -57,7 +57,15 @@ class ContractError(HvdError):
 
 
 class EventRefused(ContractError):
-    """A draft-event record is malformed or of an unknown schema."""
+    """A draft-event record is malformed or of an unknown schema.
+
+    Attributes:
+        reason: one of ``malformed``, ``contract``, ``schema`` or ``range``; a label for counters.
+    """
+
+    def __init__(self, message: str, reason: str = "malformed") -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class PolicyRefused(ContractError):

@@ -19,8 +19,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from functools import cached_property
+from math import isfinite, isnan, nan
+from typing import Annotated, Any, Final, Literal, NamedTuple, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -133,11 +134,31 @@ class Origin:
 
 @dataclass(frozen=True)
 class EventBatch:
-    """A decoded record: where it came from, which of its life and partition it is, its rows."""
+    """A decoded record of ``n`` events, in columns: every number in it is within its range.
+
+    ``numbers`` are int64 or float64 [n] by name, ``model_accepted`` NaN where there is none;
+    ``names`` are what is text. ``features`` is float32 [n, features], NaN where there was no draft.
+    """
 
     origin: Origin
     sequence: int
-    events: tuple[DraftEvent, ...]
+    numbers: Mapping[str, NDArray[Any]]
+    names: Mapping[str, list[str]]
+    features: FloatArray
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+    @cached_property
+    def events(self) -> tuple[DraftEvent, ...]:
+        """The same, a tuple a row: for readers to whom a few microseconds an event are nothing."""
+        lists = {name: column.tolist() for name, column in self.numbers.items()} | dict(self.names)
+        model = [None if isnan(length) else int(length) for length in lists["model_accepted"]]
+        columns = [lists[name] for name in COLUMNS if name != "model_accepted"]
+        columns.insert(COLUMNS.index("model_accepted"), model)
+        drafts = zip(self.features, lists["draft_len"], strict=True)
+        features = [vector if length else None for vector, length in drafts]
+        return tuple(DraftEvent(*row) for row in zip(*columns, features, strict=True))
 
 
 def encode_batch(events: Sequence[DraftEvent], origin: Origin, sequence: int) -> bytes:
@@ -159,7 +180,7 @@ def encode_batch(events: Sequence[DraftEvent], origin: Origin, sequence: int) ->
             named[kind] = _veiled(kind, named[kind])
         if drafts:
             matrix[drafts] = np.stack([features[i] for i in drafts])
-        _check(named, matrix)
+        _check(named, [n for n in named["model_accepted"] if n is not None], matrix)
         rounded = matrix.round(DECIMALS).T.tolist()
         record = {
             "contract": CONTRACT,
@@ -187,31 +208,44 @@ def _may_leave(kind: Named, name: str) -> bool:
     return name == "" or is_pseudonym(name) or (kind == "workload" and is_readable(name))
 
 
-def _check(columns: Mapping[str, list[Any]], features: NDArray[np.float64]) -> None:
+Column = list[Any] | NDArray[Any]
+
+
+def _check(columns: Mapping[str, Column], model: Column, features: NDArray[np.float64]) -> None:
     """Refuse numbers out of range and rows that contradict themselves.
 
     Args:
+        columns: lists to be written, or what was read: numbers as arrays.
+        model: ``model_accepted`` where there is one.
         features: float64 [n, features], rows of NaN where there was no cache draft.
     """
     for name, (low, high) in LIMITS.items():
-        column = columns[name]
-        if not (low <= min(column) and max(column) <= high and isfinite(sum(column))):
-            raise EventRefused(f"draft events with a {name} outside {low:g}..{high:g}")
-    model = [length for length in columns["model_accepted"] if length is not None]
-    if model and not (min(model) >= 0 and max(model) <= MAX_DRAFT):
-        raise EventRefused(f"draft events with a model_accepted outside 0..{MAX_DRAFT}")
+        least, most = _ends(columns[name])
+        if not (low <= least and most <= high):
+            raise EventRefused(f"draft events with a {name} outside {low:g}..{high:g}", "range")
+    least, most = _ends(model) if len(model) else (0, 0)
+    if not (least >= 0 and most <= MAX_DRAFT):
+        raise EventRefused(f"draft events with a model_accepted outside 0..{MAX_DRAFT}", "range")
     for name in _OPEN:
         if max(map(len, set(columns[name]))) > NAME_LENGTH:
             raise EventRefused(f"draft events with a {name} of more than {NAME_LENGTH} characters")
-    drafts = np.array(columns["draft_len"]) > 0
-    if (np.array(columns["accepted"]) > np.array(columns["draft_len"])).any():
-        raise EventRefused("draft events of which more was accepted than proposed")
-    if not (np.abs(features[drafts]) <= FEATURE_LIMIT).all():
+    drafted = np.asarray(columns["draft_len"])
+    if (np.asarray(columns["accepted"]) > drafted).any():
+        raise EventRefused("draft events of which more was accepted than proposed", "range")
+    if not (np.abs(features[drafted > 0]) <= FEATURE_LIMIT).all():
         raise EventRefused(
-            f"draft events with a feature that is no number within {FEATURE_LIMIT:g}"
+            f"draft events with a feature that is no number within {FEATURE_LIMIT:g}", "range"
         )
-    if not np.isnan(features[~drafts]).all():
-        raise EventRefused("draft events with features of no draft")
+    if not np.isnan(features[drafted <= 0]).all():
+        raise EventRefused("draft events with features of no draft", "range")
+
+
+def _ends(column: Column) -> tuple[float, float]:
+    """Least and greatest of ``column``; NaN where one of them is no finite number."""
+    if isinstance(column, np.ndarray):
+        return float(column.min()), float(column.max())
+    ends = min(column), max(column)
+    return ends if isfinite(sum(column)) else (nan, nan)
 
 
 Short = Annotated[str, StringConstraints(max_length=NAME_LENGTH)]
@@ -280,7 +314,10 @@ def decode_batch(value: bytes) -> EventBatch:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "record"
-        raise EventRefused(f"draft-event record refused at {where}: {first['msg']}") from error
+        reason = "contract" if where == "contract" else "malformed"
+        raise EventRefused(
+            f"draft-event record refused at {where}: {first['msg']}", reason
+        ) from error
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise EventRefused(f"draft-event record refused: {error}") from error
 
@@ -288,22 +325,31 @@ def decode_batch(value: bytes) -> EventBatch:
 def _decoded(record: _Record) -> EventBatch:
     if record.schema_id != SCHEMA_ID:
         raise EventRefused(
-            f"draft events of schema {record.schema_id}, this reader has {SCHEMA_ID}"
+            f"draft events of schema {record.schema_id}, this reader has {SCHEMA_ID}", "schema"
         )
     if not 0 <= record.sequence <= 2**53:
-        raise EventRefused(f"draft-event record of sequence {record.sequence}")
+        raise EventRefused(f"draft-event record of sequence {record.sequence}", "range")
     columns = {name: getattr(record.columns, name) for name in COLUMNS}
     if record.features.keys() != set(FEATURES):
-        raise EventRefused("draft-event record without one column for each feature")
+        raise EventRefused("draft-event record without one column for each feature", "schema")
     lengths = {len(c) for part in (columns, record.features) for c in part.values()}
     if lengths != {record.rows} or not record.rows:
         raise EventRefused(
             f"draft-event record with columns of {sorted(lengths)} rows, {record.rows} announced"
         )
+    numbers = {name: np.array(columns[name], _DTYPES[name]) for name in _DTYPES}
     matrix = np.array([record.features[name] for name in FEATURES], np.float64).T
-    _check(columns, matrix)
-    vectors = list(np.ascontiguousarray(matrix, np.float32))
-    features = [v if n else None for v, n in zip(vectors, columns["draft_len"], strict=True)]
-    rows = zip(*columns.values(), features, strict=True)
+    names = {name: columns[name] for name in COLUMNS if name not in numbers}
+    model = numbers["model_accepted"]
+    _check({**numbers, **names}, model[~np.isnan(model)], matrix)
+    features = np.ascontiguousarray(matrix, np.float32)
     origin = Origin(record.scope, record.worker, record.life)
-    return EventBatch(origin, record.sequence, tuple(DraftEvent(*row) for row in rows))
+    return EventBatch(origin, record.sequence, numbers, names, features)
+
+
+_DTYPES: Final[Mapping[str, type[np.generic]]] = {
+    name: np.int64 if hint == list[int] else np.float64
+    for name, hint in get_type_hints(_Columns).items()
+    if hint in (list[int], list[float], list[int | None])
+}
+"""Columns of numbers, by what they are read as."""

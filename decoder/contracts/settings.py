@@ -8,7 +8,9 @@ the process with one sentence that names the variable and the choices.
 from __future__ import annotations
 
 import difflib
+import logging
 import os
+import re
 from typing import Any, Literal, Self, TypeVar
 
 from pydantic import Field, ValidationError
@@ -19,6 +21,17 @@ from decoder.contracts.errors import SettingsError
 PREFIXES = ("HVD_KAFKA_", "HVD_WORKER_", "HVD_LEARNER_")
 OF_THE_COMMANDS = ("HVD_CPU_FLAGS",)
 """Read by what starts the processes (``pipelines/machine.py``), and by none of them."""
+
+_OF_A_SERVICE = re.compile(
+    r"HVD_\w+_SERVICE_HOST=.*"
+    r"|HVD_\w+_SERVICE_PORT(_\w+)?=\d+"
+    r"|HVD_\w+_PORT(_\d+_(TCP|UDP|SCTP))?=(tcp|udp|sctp)://.*"
+    r"|HVD_\w+_PORT_\d+_(TCP|UDP|SCTP)_(PROTO|PORT|ADDR)=.*"
+)
+"""Names and values that Kubernetes puts into every container of a namespace with a service called
+``hvd-learner`` or the like."""
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T", bound="Settings")
 
@@ -34,12 +47,16 @@ class Settings(BaseSettings):
 
         Raises:
             SettingsError: a variable with this class's prefix is unknown or holds a bad value, or
-                a variable begins with ``HVD_`` and belongs to no prefix at all.
+                a variable begins with ``HVD_`` and belongs to no prefix at all. What Kubernetes
+                says of a service is neither, and is passed over with a warning.
         """
         prefix = str(cls.model_config.get("env_prefix", ""))
         known = {(prefix + name).upper() for name in cls.model_fields}
-        for name in os.environ:
+        for name, value in os.environ.items():
             if not name.startswith("HVD_") or name in known or name in OF_THE_COMMANDS:
+                continue
+            if _OF_A_SERVICE.fullmatch(f"{name}={value}"):
+                log.warning("%s is of a Kubernetes service, and no setting: ignored", name)
                 continue
             if name.startswith(prefix) or not name.startswith(PREFIXES):
                 close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)

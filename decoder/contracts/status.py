@@ -101,8 +101,12 @@ class LearnerStatus(BaseModel):
     events_duplicate: Count = 0
     drafts_consumed: Count = 0  # of the events, those with a cache draft: they train
     records_refused: Count = 0
+    refusals: Counts = Field(default_factory=dict)  # of these, by reason
+    dead_letters_failed: Count = 0  # refused records that their topic did not take
     records_missing: Count = 0  # gaps in the sequences of lives and partitions
     records_duplicate: Count = 0  # with a sequence number that came before
+    records_skipped: Count = 0  # removed from the topic before they were read
+    faults: Count = 0  # records that could not be learned from though they keep the contract
     buffer: Count = 0  # drafts held for training
     updates: Count = 0  # optimiser steps
     drifts: Count = 0
@@ -115,6 +119,12 @@ class LearnerStatus(BaseModel):
     parameter: float = 0.0  # the champion's
     parameter_name: str = ""  # rate or threshold
     lag: Count = 0  # records behind the end of the topic
+    lease: str = ""  # who may promote and publish for the scope
+    holds_lease: bool = False  # whether that is this learner
+    waiting: Count = 0  # policies that wait for the registry, of all scopes
+    registry_away_since: float = 0.0  # seconds since the epoch; 0: it answers
+    scopes_awake: Count = 0
+    scopes_known: Count = 0
 
 
 Status = Annotated[WorkerStatus | LearnerStatus, Field(discriminator="role")]

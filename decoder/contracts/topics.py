@@ -16,11 +16,18 @@ class Topic:
     key: str
     compacted: bool
 
+    @property
+    def cleanup(self) -> str:
+        """Kafka's word for what becomes of old records."""
+        return "compact" if self.compacted else "delete"
+
 
 DRAFTS: Final = Topic("hvd.drafts.v2", key="worker", compacted=False)
+DEAD: Final = Topic("hvd.drafts.v2.dead", key="worker", compacted=False)
 POLICY: Final = Topic("hvd.policy.v2", key="scope/role", compacted=True)
 STATUS: Final = Topic("hvd.status.v2", key="process", compacted=False)
-TOPICS: Final = (DRAFTS, POLICY, STATUS)
+LEASE: Final = Topic("hvd.lease.v2", key="scope", compacted=True)
+TOPICS: Final = (DRAFTS, DEAD, POLICY, STATUS, LEASE)
 
 
 def policy_key(scope: str, role: str) -> bytes:

@@ -7,6 +7,7 @@ import pytest
 from decoder.contracts.errors import SettingsError
 from decoder.contracts.settings import KafkaSettings
 from decoder.settings import WorkerSettings
+from learner.settings import LearnerSettings
 
 
 def test_defaults_are_the_papers_table_7_but_for_longer_drafts() -> None:
@@ -30,6 +31,37 @@ def test_unknown_prefix_is_refused_everywhere(monkeypatch: pytest.MonkeyPatch) -
 def test_another_process_settings_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HVD_WORKER_ENABLED", "1")
     assert KafkaSettings.load().security_protocol == "PLAINTEXT"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("HVD_LEARNER_PORT", "tcp://10.96.0.7:8080"),
+        ("HVD_LEARNER_PORT_8080_TCP", "tcp://10.96.0.7:8080"),
+        ("HVD_LEARNER_PORT_8080_TCP_ADDR", "10.96.0.7"),
+        ("HVD_LEARNER_SERVICE_HOST", "10.96.0.7"),
+        ("HVD_LEARNER_SERVICE_PORT_METRICS", "8080"),
+        ("HVD_API_SERVICE_PORT", "8000"),
+    ],
+)
+def test_what_kubernetes_says_of_a_service_is_no_setting(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(name, value)
+    LearnerSettings.load()
+    assert f"{name} is of a Kubernetes service" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("HVD_LEARNER_PORT", "8080"), ("HVD_LEARNER_SERVICE_PORT", "tcp"), ("HVD_LEARNER_PROT", "1")],
+)
+def test_what_only_looks_like_it_is_refused(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(SettingsError, match=f"unknown setting {name}"):
+        LearnerSettings.load()
 
 
 def test_bad_value_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ import torch
 with warnings.catch_warnings():
     # importing kafka-python and mlflow warns about what they import, which is theirs to mend
     warnings.simplefilter("ignore")
-    import mlflow  # noqa: F401
+    import mlflow
     from kafka.admin import KafkaAdminClient, NewTopic
     from kafka.errors import KafkaError
 
@@ -54,17 +54,19 @@ class Broker:
         self.kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{self.port}")
 
     def make_topics(self) -> None:
+        admin = self.wait()
+        admin.create_topics([NewTopic(topic.name, 1, 1) for topic in TOPICS])
+        admin.close()
+
+    def wait(self) -> KafkaAdminClient:
         deadline = time.monotonic() + 60
         while True:
             try:
-                admin = KafkaAdminClient(**self.kafka.client_options(), bootstrap_timeout_ms=1000)
-                break
+                return KafkaAdminClient(**self.kafka.client_options(), bootstrap_timeout_ms=1000)
             except (KafkaError, OSError):
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.1)
-        admin.create_topics([NewTopic(topic.name, 1, 1) for topic in TOPICS])
-        admin.close()
 
     def stop(self) -> None:
         os.killpg(self.process.pid, signal.SIGTERM)  # what is started is a launcher of the broker
@@ -82,12 +84,28 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
         started.stop()
 
 
+@pytest.fixture
+def bare_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """A broker without topics."""
+    started = Broker(tmp_path_factory.mktemp("broker"))
+    try:
+        started.wait().close()
+        yield started
+    finally:
+        started.stop()
+
+
 @pytest.fixture(scope="session")
 def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An MLflow database with its tables: making them takes seconds, copying them nothing."""
     folder = tmp_path_factory.mktemp("mlflow")
     Registry(f"sqlite:///{folder / 'mlflow.db'}").standings()
     return folder / "mlflow.db"
+
+
+def client_of(registry: Registry) -> mlflow.MlflowClient:
+    """What a person's browser does."""
+    return mlflow.MlflowClient(registry.tracking_uri, registry.tracking_uri)
 
 
 @pytest.fixture

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from mlflow import MlflowClient
 
 from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import RegistryError
 from decoder.contracts.features import NUM_FEATURES
 from decoder.policy.estimate import predict
-from learner.registry import ARTIFACT, Registry, Standing, model_name
+from learner import registry as module
+from learner.registry import ARTIFACT, Registry, Standing, digest_of
 from tests.conftest import random_policy
+from tests.learner.conftest import client_of
 
 # mlflow uses parts of sqlalchemy that are to go; that is theirs to mend
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -21,12 +23,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 PROBES = np.random.default_rng(0).random((8, NUM_FEATURES)).astype(np.float32)
 
 
-def client_of(registry: Registry) -> MlflowClient:
-    return MlflowClient(registry.tracking_uri, registry.tracking_uri)
-
-
 def artefact(registry: Registry, policy: Policy, version: int) -> Path:
-    held = client_of(registry).get_model_version(model_name(policy.scope), str(version))
+    held = client_of(registry).get_model_version(registry.model_name(policy.scope), str(version))
     return Path(str(held.source).removeprefix("file://")) / Path(ARTIFACT).name
 
 
@@ -34,26 +32,79 @@ def test_register_promote_and_roll_back(registry: Registry) -> None:
     policy = random_policy(scope="ab12")
     assert registry.champion("ab12") is None
     first = registry.register(policy, {"p": 1}, {"mae": 0.5}, {"verdict": "x"}, {"events": 9})
-    assert registry.standings() == {"ab12": Standing("ab12", None, False)}
-    second = registry.register(policy)
+    assert registry.standings() == {"ab12": Standing("ab12")}
+    second = registry.register(random_policy(seed=1, scope="ab12"))
     assert (first, second) == (1, 2)
     client = client_of(registry)
-    assert int(client.get_model_version_by_alias(model_name("ab12"), "candidate").version) == 2
-    run = client.get_run(client.get_model_version(model_name("ab12"), "1").run_id)
+    assert (
+        int(client.get_model_version_by_alias(registry.model_name("ab12"), "candidate").version)
+        == 2
+    )
+    run = client.get_run(client.get_model_version(registry.model_name("ab12"), "1").run_id)
     assert run.data.metrics == {"mae": 0.5} and run.data.params["window.events"] == "9"
     assert run.info.status == "FINISHED" and run.data.tags["verdict"] == "x"
     for version in (2, 1):
         registry.promote("ab12", version)
         champion = registry.champion("ab12")
         assert champion is not None and champion.version == version
-        assert np.array_equal(predict(champion, PROBES), predict(policy, PROBES))
+    assert np.array_equal(predict(champion, PROBES), predict(policy, PROBES))
     assert "mlruns/artifacts" in str(artefact(registry, policy, 1))
 
 
-def test_a_person_may_keep_the_alias(registry: Registry) -> None:
-    registry.register(random_policy(scope="ab12"))
-    client_of(registry).set_registered_model_tag(model_name("ab12"), "promotion", "manual")
-    assert registry.standings()["ab12"].manual
+def test_a_pin_overrides_the_champion(registry: Registry) -> None:
+    for seed in (0, 1):
+        registry.register(random_policy(seed=seed, scope="ab12"))
+    registry.promote("ab12", 1)
+    name = registry.model_name("ab12")
+    client_of(registry).set_registered_model_alias(name, "pinned", "2")
+    assert registry.standing("ab12") == Standing("ab12", champion=1, pinned=2)
+    assert registry.champion("ab12").version == 2  # type: ignore[union-attr]
+    client_of(registry).delete_registered_model_alias(name, "pinned")
+    assert registry.champion("ab12").version == 1  # type: ignore[union-attr]
+
+
+def test_the_same_policy_is_one_version(registry: Registry) -> None:
+    policy = random_policy(scope="ab12")
+    assert registry.register(policy) == registry.register(replace(policy, version=7)) == 1
+    published = replace(policy, version=1, publication=9, role="trial")
+    assert digest_of(published) == digest_of(policy) != digest_of(random_policy(1, "ab12"))
+    assert registry.digest("ab12", 1) == digest_of(registry.load("ab12", 1)) == digest_of(policy)
+
+
+@pytest.mark.parametrize("dying", ["create_run", "log_artifact", "create_model_version"])
+def test_a_kill_on_the_way_leaves_no_version_without_its_artefact(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch, dying: str
+) -> None:
+    policy = random_policy(scope="ab12")
+    through = getattr(registry._client, dying)
+
+    def killed(*args: object, **kwargs: object) -> None:
+        through(*args, **kwargs)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(registry._client, dying, killed)
+        registry.register(policy)
+    version = registry.register(policy)
+    assert digest_of(registry.load("ab12", version)) == digest_of(policy)
+    name = registry.model_name("ab12")
+    assert len(client_of(registry).search_model_versions(f"name = '{name}'")) == version == 1
+
+
+def test_models_are_read_page_by_page(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PAGE", 3)
+    for number in range(8):
+        client_of(registry).create_registered_model(registry.model_name(f"s{number}"))
+    assert sorted(registry.standings()) == [f"s{number}" for number in range(8)]
+
+
+def test_two_deployments_share_a_server(registry: Registry) -> None:
+    staging = Registry(registry.tracking_uri, "staging_")
+    other = Registry(registry.tracking_uri, "stagingX")
+    for each, scope in ((registry, "a"), (staging, "b"), (other, "c")):
+        each.register(random_policy(scope=scope))
+    found = [set(each.standings()) for each in (registry, staging, other)]
+    assert found == [{"a"}, {"b"}, {"c"}]
 
 
 @pytest.mark.parametrize("harm", ["flip", "truncate", "delete", "swap"])
@@ -71,7 +122,7 @@ def test_a_tampered_artefact_is_refused(registry: Registry, harm: str) -> None:
     elif harm == "delete":
         path.unlink()
     else:
-        registry.register(policy)
+        registry.register(random_policy(seed=1, scope="ab12"))
         path.write_bytes(artefact(registry, policy, 2).read_bytes())
     with pytest.raises(RegistryError, match="version 1"):
         registry.champion("ab12")

@@ -12,12 +12,12 @@ def test_gaps_and_duplicates_are_counted_for_each_life_and_partition() -> None:
         ("a", 0, 5), ("a", 0, 6), ("b", 0, 0), ("a", 1, 0), ("a", 0, 6), ("a", 0, 9), ("b", 0, 1),
         ("a", 0, 5),
     ):  # fmt: skip
-        read.observe(life, partition, sequence)
+        read.admit(life, partition, sequence)
     assert (read.missing, read.duplicates) == (2, 2)
     again = Sequences(read.known())
-    again.observe("a", 0, 10)
-    again.observe("b", 0, 4)
-    again.observe("a", 1, 0)
+    again.admit("a", 0, 10)
+    again.admit("b", 0, 4)
+    again.admit("a", 1, 0)
     assert (again.missing, again.duplicates) == (2, 1)
 
 
@@ -25,5 +25,5 @@ def test_lives_not_heard_of_for_long_are_forgotten(monkeypatch) -> None:
     monkeypatch.setattr(sequences, "LIVES", 3)
     read = Sequences()
     for number in range(10):
-        read.observe(f"life-{number}", 0, 0)
+        read.admit(f"life-{number}", 0, 0)
     assert [life for life, _, _ in read.known()] == ["life-7", "life-8", "life-9"]

@@ -1,0 +1,68 @@
+"""From records to rows: each record once, and what keeps no contract set aside and counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from decoder.contracts.errors import EventRefused
+from decoder.contracts.events import EventBatch, decode_batch
+from learner.dead_letters import DeadLetters
+from learner.rows import Rows, from_batch
+from learner.sequences import Sequences
+from learner.source import Fetched
+
+AHEAD_SECONDS: Final = 86_400.0
+"""How far an event's time may lie behind its record's: a clock that is wrong by hours is believed,
+one in another century would make everything after it look old."""
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """The new rows of one record: ``events`` of ``scope``, of which ``rows`` have a draft."""
+
+    scope: str
+    events: int
+    rows: Rows
+
+
+class Intake:
+    """Decodes records, admits each once, and hands the refused to ``dead``.
+
+    ``refused`` counts them by reason, without an end. ``repeated`` counts the events of records
+    that came again.
+    """
+
+    def __init__(
+        self,
+        dead: DeadLetters,
+        sequences: Sequences | None = None,
+        refused: Mapping[str, int] = {},
+        repeated: int = 0,
+    ) -> None:
+        self.dead = dead
+        self.sequences = sequences or Sequences()
+        self.refused = Counter(refused)
+        self.repeated = repeated
+
+    def admit(self, record: Fetched) -> Admitted | None:
+        """What is new in ``record``; None where it was refused, or came before."""
+        try:
+            batch = decode_batch(record.value)
+            _check_time(batch, record)
+        except EventRefused as error:
+            self.refused[error.reason] += 1
+            self.dead.send(record, error)
+            return None
+        if not self.sequences.admit(batch.origin.life, record.partition, batch.sequence):
+            self.repeated += len(batch)
+            return None
+        return Admitted(batch.origin.scope, len(batch), from_batch(batch))
+
+
+def _check_time(batch: EventBatch, record: Fetched) -> None:
+    latest = float(batch.numbers["time"].max())
+    if latest > record.timestamp / 1e3 + AHEAD_SECONDS:
+        raise EventRefused(f"draft events of {latest:.0f} in a record of an earlier day", "range")

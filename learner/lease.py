@@ -1,0 +1,180 @@
+"""One learner a scope: leases on a compacted topic, whose one order everybody reads alike.
+
+Whoever wants a scope writes a claim with the next term under the scope's key; of several, the first
+in the log has it. A holder renews. It holds for ``TTL_SECONDS`` from when it *sent* what it has
+read back, others count from when they *read* it, each on a clock of its own: so no two hold at once
+(leases of Gray and Cheriton, 1989). A term is also what a publication's number begins with.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from kafka import KafkaProducer
+from kafka.errors import KafkaError
+
+from decoder.contracts.settings import KafkaSettings
+from decoder.contracts.topics import LEASE
+from learner.compacted import Compacted
+
+log = logging.getLogger(__name__)
+
+TTL_SECONDS: Final = 20.0
+"""A learner that was lost is replaced after this and a renewal: within half a minute."""
+RENEW_SECONDS: Final = 4.0
+LOOK_SECONDS: Final = 0.5
+RETRY_SECONDS: Final = 5.0
+MARGIN_SECONDS: Final = 10.0
+"""What must be left of a lease for a publication to begin: longer than one may be under way."""
+BEATS: Final = 8
+"""Renewals whose sending is remembered until they are read back."""
+_TERMS: Final = 2**31
+_BEATS: Final = 2**53
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A record of the topic: ``beat`` counts what its holder has written."""
+
+    holder: str
+    term: int
+    beat: int
+    released: bool = False
+
+
+def read_claim(value: bytes | None) -> Claim | None:
+    """A record's claim; None where it holds none."""
+    try:
+        told = json.loads(value or b"")
+        claim = Claim(
+            str(told["holder"]), int(told["term"]), int(told["beat"]), bool(told["released"])
+        )
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return None
+    return claim if 0 < claim.term <= _TERMS and 0 <= claim.beat <= _BEATS else None
+
+
+def counts(claim: Claim, held: Claim | None) -> bool:
+    """Whether ``claim``, read after ``held``, takes its place: of one term the first stays."""
+    if held is None or claim.term > held.term:
+        return True
+    same = (claim.term, claim.holder) == (held.term, held.holder)
+    return same and claim.beat > held.beat
+
+
+class Lease:
+    """The leases of one learner. Nothing here waits for the broker longer than a moment."""
+
+    def __init__(self, kafka: KafkaSettings, holder: str) -> None:
+        """``holder`` names a place that one process at a time can have: see ``learner.home``."""
+        self.holder = holder
+        self._kafka = kafka
+        self._log = Compacted(kafka, LEASE, self._saw)
+        self._producer: Any = None
+        self._held: dict[str, Claim] = {}
+        self._read_at: dict[str, float] = {}
+        self._terms: dict[str, int] = {}  # claimed by this process
+        self._sent: dict[str, deque[tuple[int, float]]] = {}  # beat, and when
+        self._beat = 0
+        self._look_at = 0.0
+
+    def turn(self, wanted: Mapping[str, int]) -> None:
+        """Read what was written, then claim or renew scopes as far as it is time.
+
+        Args:
+            wanted: by scope, the highest term that is known otherwise: a topic that was made anew
+                has forgotten its own.
+        """
+        if time.monotonic() < self._look_at:
+            return
+        self._look_at = time.monotonic() + LOOK_SECONDS
+        try:
+            if self._log.read():
+                for scope, known in wanted.items():
+                    self._claim_or_renew(scope, known)
+        except (KafkaError, OSError) as error:
+            log.debug("leases cannot be seen to: %s", error)
+            self._look_at = time.monotonic() + RETRY_SECONDS
+
+    def holds(self, scope: str, margin: float = 0.0) -> bool:
+        """Whether ``scope`` is ours, and for ``margin`` seconds to come."""
+        claim = self._held.get(scope)
+        if claim is None or claim.released or not self._is_mine(scope):
+            return False
+        sent = next((at for beat, at in self._sent[scope] if beat == claim.beat), None)
+        return sent is not None and time.monotonic() + margin < sent + TTL_SECONDS
+
+    def term(self, scope: str) -> int:
+        """The term under which ``scope`` is held."""
+        return self._terms.get(scope, 0)
+
+    def holder_of(self, scope: str) -> str:
+        """Who holds ``scope`` for all that is known, or ""."""
+        claim = self._held.get(scope)
+        return "" if claim is None or claim.released else claim.holder
+
+    def close(self) -> None:
+        """Give up what is held, so that nobody waits for it, and leave the broker."""
+        try:
+            for scope in list(self._terms):
+                if self.holds(scope):
+                    self._write(scope, released=True)
+        except (KafkaError, OSError) as error:
+            log.debug("leases run out by themselves: %s", error)
+        self._log.close()
+        if self._producer is not None:
+            self._producer.close(timeout=2)
+
+    def _claim_or_renew(self, scope: str, known: int) -> None:
+        now = time.monotonic()
+        sent = self._sent.get(scope)
+        if sent and now < sent[-1][1] + RENEW_SECONDS:
+            return
+        claim = self._held.get(scope)
+        if claim is None:
+            self._terms[scope] = known + 1
+        elif not self._is_mine(scope) or claim.term < known:
+            ours = claim.holder == self.holder  # of the process that was here before this one
+            free = claim.released or ours or now >= self._read_at[scope] + TTL_SECONDS
+            if not free:
+                return
+            self._terms[scope] = max(claim.term, known) + 1
+        self._write(scope)
+
+    def _write(self, scope: str, released: bool = False) -> None:
+        if self._producer is None:
+            self._producer = KafkaProducer(
+                **self._kafka.client_options(),
+                acks="all",
+                bootstrap_timeout_ms=1_000,
+                max_block_ms=500,
+                delivery_timeout_ms=int(RENEW_SECONDS * 1e3),
+                request_timeout_ms=int(RENEW_SECONDS * 500),
+            )
+        self._beat += 1
+        claim = Claim(self.holder, self._terms[scope], self._beat, released)
+        sent = self._sent.setdefault(scope, deque(maxlen=BEATS))
+        sent.append((claim.beat, time.monotonic()))
+        value = json.dumps(asdict(claim)).encode()
+        self._producer.send(LEASE.name, value=value, key=scope.encode(), partition=0)
+
+    def _is_mine(self, scope: str) -> bool:
+        claim = self._held[scope]
+        return claim.holder == self.holder and claim.term == self._terms.get(scope)
+
+    def _saw(self, record: Any) -> None:
+        claim = read_claim(record.value)
+        scope = (record.key or b"").decode(errors="replace")
+        if claim is None or not counts(claim, self._held.get(scope)):
+            return
+        before = self._held.get(scope)
+        if before is None or before.holder != claim.holder:
+            log.info("scope %s: held by %s, term %d", scope, claim.holder, claim.term)
+        self._held[scope] = claim
+        self._read_at[scope] = time.monotonic()

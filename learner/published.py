@@ -1,0 +1,78 @@
+"""What lies on the policy topic: the last publication of each scope and role."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from decoder.contracts.bundle import unpack
+from decoder.contracts.errors import PolicyRefused
+from decoder.contracts.settings import KafkaSettings
+from decoder.contracts.topics import POLICY, policy_key
+from learner.compacted import Compacted
+
+NUMBERS_A_TERM: Final = 1_000_000
+"""A publication's number is the term of its publisher's lease times this, and a count."""
+
+
+@dataclass(frozen=True)
+class Publication:
+    """A bundle on the topic; ``number`` is its publication's."""
+
+    version: int
+    number: int
+    partition: int
+    offset: int
+
+
+class Published:
+    """Follows the policy topic.
+
+    ``numbers`` has the highest number ever seen of each key: no worker takes one that is not above
+    the one it has, so a learner that stands in for another goes on from there.
+    """
+
+    def __init__(self, kafka: KafkaSettings) -> None:
+        self.numbers: dict[bytes, int] = {}
+        self._last: dict[bytes, Publication] = {}
+        self._log = Compacted(kafka, POLICY, self._saw, self._lost)
+
+    def read(self, seconds: float = 0.0) -> bool:
+        """Take what has come; see :meth:`learner.compacted.Compacted.read`."""
+        return self._log.read(seconds)
+
+    def last(self, scope: str, role: str = "champion") -> Publication | None:
+        """What a worker that begins now would find; None where it would find nothing sound."""
+        return self._last.get(policy_key(scope, role))
+
+    def term(self, scope: str, role: str = "champion") -> int:
+        """The latest term under which anything was published."""
+        return self.numbers.get(policy_key(scope, role), 0) // NUMBERS_A_TERM
+
+    def close(self) -> None:
+        """Leave the broker."""
+        self._log.close()
+
+    def _saw(self, record: Any) -> None:
+        key = record.key or b""
+        self._last.pop(key, None)
+        try:
+            policy, _ = unpack(record.value or b"")
+        except PolicyRefused:
+            return  # no worker takes it either
+        if key != policy_key(policy.scope, policy.role):
+            return
+        highest = self.numbers.get(key, 0)
+        self.numbers[key] = max(highest, policy.publication)
+        if policy.publication >= highest:  # else it is one that workers pass over
+            self._last[key] = Publication(
+                policy.version, policy.publication, record.partition, record.offset
+            )
+
+    def _lost(self, partition: int, first: int) -> None:
+        """Forget what lay in ``partition`` before offset ``first``."""
+        self._last = {
+            key: lain
+            for key, lain in self._last.items()
+            if lain.partition != partition or lain.offset >= first
+        }

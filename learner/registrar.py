@@ -1,0 +1,254 @@
+"""The thread that talks to MLflow, so that no wait for it is a wait of the learner.
+
+The learner hands over what is to be registered and asks for policies; it takes the answers when
+they are there. What was handed over waits, through outages and restarts, until it is settled.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from typing import Any, Final
+
+from decoder.contracts.bundle import Policy
+from decoder.contracts.errors import RegistryError
+from learner.registry import Registry, Standing
+
+log = logging.getLogger(__name__)
+
+FOLLOW_SECONDS: Final = 3.0
+"""How soon an alias that a person moved is noticed; one query of the registry a page of models."""
+RETRY_SECONDS: Final = 15.0
+TRIES: Final = 10
+WAITING: Final = 64
+"""Registrations kept while MLflow is away, each some ten kilobytes; the oldest give way."""
+CLOSE_SECONDS: Final = 15.0
+"""One request under way, with MLflow's own retry."""
+
+
+@dataclass(frozen=True)
+class Registration:
+    """A policy to be registered, and promoted if it is still ``against`` what it was judged.
+
+    ``against`` is the digest of the champion it won over; "" of a scope's first policy, which is
+    promoted where there is no champion.
+    """
+
+    policy: Policy
+    against: str = ""
+    params: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
+    window: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def key(self) -> tuple[str, bool]:
+        """Of these one waits: a later winner takes the place of an earlier one."""
+        return self.policy.scope, bool(self.against)
+
+
+@dataclass(frozen=True)
+class Settled:
+    """``registration`` is ``version`` now; ``refusal`` says why it was not promoted, or ""."""
+
+    registration: Registration
+    version: int
+    refusal: str
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Where the aliases of all scopes stand."""
+
+    standings: Mapping[str, Standing]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A policy that was asked for."""
+
+    policy: Policy
+
+
+Answer = Settled | Seen | Loaded
+
+
+def _is_due(registration: Registration, standings: Mapping[str, Standing]) -> bool:
+    """A candidate waits until the first policy it may have won over is registered itself."""
+    standing = standings.get(registration.policy.scope)
+    return not registration.against or (standing is not None and standing.champion is not None)
+
+
+class Registrar:
+    """Keeps ``registry`` to one thread between :meth:`start` and :meth:`close`.
+
+    ``may`` is asked from that thread whether a scope is ours to write to. ``away_since`` is when
+    MLflow stopped to answer, in seconds since the epoch, or 0.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        may: Callable[[str], bool],
+        waiting: Iterable[Registration] = (),
+    ) -> None:
+        self.away_since = 0.0
+        self._registry = registry
+        self._may = may
+        self._waiting = OrderedDict((each.key, each) for each in waiting)
+        self._tries: Counter[tuple[str, bool]] = Counter()
+        self._unusable: set[tuple[str, int]] = set()
+        self._asked: set[tuple[str, int]] = set()
+        self._answers: SimpleQueue[Answer] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="hvd-registrar", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop after the request under way; what still waits stays in :meth:`waiting`."""
+        self._stopping.set()
+        self._wake.set()
+        if self._thread.ident is not None:
+            self._thread.join(CLOSE_SECONDS)
+
+    def hand(self, registration: Registration) -> None:
+        """Have it registered as soon as MLflow answers and the scope is ours."""
+        with self._lock:
+            self._waiting[registration.key] = registration
+            if len(self._waiting) > WAITING:
+                (scope, _), _ = self._waiting.popitem(last=False)
+                log.warning("scope %s: its candidate gives way, too many wait for MLflow", scope)
+        self._wake.set()
+
+    def waiting(self) -> list[Registration]:
+        """What is not settled, oldest first: it belongs into the checkpoint."""
+        with self._lock:
+            return list(self._waiting.values())
+
+    def ask(self, wanted: Iterable[tuple[str, int]]) -> None:
+        """Have these versions (scope, version) loaded."""
+        asked = set(wanted)
+        with self._lock:
+            fresh = not asked <= self._asked
+            self._asked = asked
+        if fresh:
+            self._wake.set()
+
+    def answers(self) -> list[Answer]:
+        """What has been answered since the last call."""
+        found: list[Answer] = []
+        while True:
+            try:
+                found.append(self._answers.get_nowait())
+            except Empty:
+                return found
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            pause = FOLLOW_SECONDS
+            try:
+                self._turn()
+                if self.away_since:
+                    log.info("MLflow answers again")
+                self.away_since = 0.0
+            except RegistryError as error:
+                pause = RETRY_SECONDS
+                self._complain(error)
+            except Exception:  # a bug here must not leave a learner that never promotes again
+                pause = RETRY_SECONDS
+                log.exception("the registry's thread failed and goes on")
+            self._wake.wait(pause)
+            if pause == RETRY_SECONDS:
+                self._stopping.wait(min(pause, 1.0))  # what is handed over must not hurry outages
+            self._wake.clear()
+
+    def _turn(self) -> None:
+        standings = self._registry.standings()  # raises when MLflow is away, and then all wait
+        ours = [r for r in self.waiting() if self._may(r.policy.scope) and _is_due(r, standings)]
+        for registration in ours:
+            if not self._stopping.is_set():
+                self._try(registration)
+        self._answers.put(Seen(self._registry.standings() if ours else standings))
+        with self._lock:
+            asked = sorted(self._asked)
+        for scope, version in asked:
+            if self._stopping.is_set():
+                return
+            self._load(scope, version)
+
+    def _try(self, registration: Registration) -> None:
+        """Settle it. One that MLflow refuses while it answers others must not stay in their way."""
+        try:
+            self._settle(registration)
+        except RegistryError as error:
+            self._tries[registration.key] += 1
+            log.warning("%s; trial %d of %d", error, self._tries[registration.key], TRIES)
+            if self._tries[registration.key] < TRIES:
+                return
+            self._drop(registration)
+        self._tries.pop(registration.key, None)
+
+    def _drop(self, registration: Registration) -> None:
+        with self._lock:
+            if self._waiting.get(registration.key) is registration:
+                del self._waiting[registration.key]
+
+    def _settle(self, registration: Registration) -> None:
+        scope = registration.policy.scope
+        version = self._registry.register(
+            registration.policy,
+            registration.params,
+            registration.metrics,
+            registration.tags,
+            registration.window,
+        )
+        refusal = self._refusal(registration)
+        if not refusal:
+            if not self._may(scope):
+                return  # whoever has the scope now judges for itself
+            self._registry.promote(scope, version)
+        self._drop(registration)
+        self._answers.put(Settled(registration, version, refusal))
+
+    def _refusal(self, registration: Registration) -> str:
+        """Why a person's word stands against its promotion. Looked up at the last moment: aliases
+        have no compare-and-set, so a move within the next milliseconds is lost; a pin is not."""
+        scope = registration.policy.scope
+        standing = self._registry.standing(scope)
+        if standing.pinned is not None:
+            return f"version {standing.pinned} is pinned"
+        if standing.champion is None:
+            return "" if not registration.against else "there is no champion any more"
+        if not registration.against:
+            return f"version {standing.champion} is champion"
+        if self._registry.digest(scope, standing.champion) != registration.against:
+            return f"version {standing.champion} was made champion meanwhile"
+        return ""
+
+    def _load(self, scope: str, version: int) -> None:
+        try:
+            policy = self._registry.load(scope, version)
+        except RegistryError as error:
+            if (scope, version) not in self._unusable:
+                log.warning("%s; what is served stays", error)
+                self._unusable.add((scope, version))
+            return
+        self._unusable.discard((scope, version))
+        with self._lock:
+            self._asked.discard((scope, version))
+        self._answers.put(Loaded(policy))
+
+    def _complain(self, error: RegistryError) -> None:
+        if not self.away_since:
+            self.away_since = time.time()
+            log.warning("%s; %d registrations wait, learning goes on", error, len(self._waiting))

@@ -1,0 +1,127 @@
+"""The scopes a learner has heard of: some awake in memory, the rest lying in their files.
+
+A scope's name comes from the topic, where anybody may make one up: so only ``awake`` of them are
+held in memory, the ones heard of last, and ``KNOWN`` at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from safetensors import SafetensorError
+
+from decoder.contracts.errors import ContractError
+from decoder.policy.first import first_policy
+from learner import checkpoint
+from learner.scope import Scope
+from learner.settings import LearnerSettings
+
+log = logging.getLogger(__name__)
+
+KNOWN: Final = 1_000
+"""Scopes kept at all; a file has at most some megabytes."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a checkpoint says of a scope: its file, and events with a draft or without."""
+
+    file: str
+    events: int
+
+
+class Scopes:
+    """Scopes by name, made when they are first asked for; ``awake`` holds those in memory.
+
+    ``entries`` is in the order in which they were last heard of.
+    """
+
+    def __init__(
+        self,
+        settings: LearnerSettings,
+        entries: Iterable[tuple[str, Entry]] = (),
+        serial: int = 0,
+    ) -> None:
+        self.awake: OrderedDict[str, Scope] = OrderedDict()
+        self.entries: OrderedDict[str, Entry] = OrderedDict(entries)
+        self.serial = serial
+        self._settings = settings
+        self._folder = settings.state_dir / "scopes"
+        self._changed: set[str] = set()
+        self._saved = {entry.file for entry in self.entries.values()}
+
+    def of(self, name: str, events: int = 0) -> Scope:
+        """The scope ``name``, woken or made, that has come to ``events`` more; to be changed."""
+        if name not in self.awake:
+            if len(self.awake) >= self._settings.awake_scopes:
+                self._rest(next(iter(self.awake)))
+            self.awake[name] = self._woken(name)
+        self.awake.move_to_end(name)
+        entry = self.entries.get(name, Entry("", 0))
+        self.entries[name] = replace(entry, events=entry.events + events)
+        self.entries.move_to_end(name)
+        if len(self.entries) > KNOWN:
+            self.entries.popitem(last=False)
+        self._changed.add(name)
+        return self.awake[name]
+
+    def abandon(self, name: str) -> None:
+        """Go back to what was saved of ``name`` last: what is in memory cannot be relied on."""
+        self.awake.pop(name, None)
+        self._changed.discard(name)
+
+    def save(self) -> None:
+        """Write what has changed. Files that the checkpoint before names are still there.
+
+        Raises:
+            OSError: the disk refuses; the next call tries again.
+        """
+        for name in sorted(self._changed & self.awake.keys()):
+            self._write(name)
+
+    def sweep(self) -> None:
+        """After a checkpoint: delete files that neither it nor the one before it names."""
+        named = {entry.file for entry in self.entries.values()}
+        for path in self._folder.glob("*"):
+            if path.name not in named | self._saved:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+        self._saved = named
+
+    def _rest(self, name: str) -> None:
+        try:
+            if name in self._changed:
+                self._write(name)
+        except OSError as error:
+            log.error(
+                "scope %s: what it learned since the last checkpoint is lost: %s", name, error
+            )
+        self.abandon(name)
+
+    def _write(self, name: str) -> None:
+        self.serial += 1
+        file = f"{name}.{self.serial}.safetensors"
+        arrays, numbers = self.awake[name].snapshot()
+        checkpoint.write(self._folder / file, arrays, {"scope": numbers})
+        self.entries[name] = replace(self.entries[name], file=file)
+        self._changed.discard(name)
+
+    def _woken(self, name: str) -> Scope:
+        file = self.entries[name].file if name in self.entries else ""
+        if file:
+            try:
+                arrays, numbers = checkpoint.read(self._folder / file)
+                return Scope.restored(name, self._settings, (arrays, numbers["scope"]))
+            except _UNUSABLE as error:
+                log.error("scope %s: %s is unusable (%s): starting anew", name, file, error)
+        return Scope(name, self._settings, first_policy(name))
+
+
+_UNUSABLE: Final[tuple[type[Exception], ...]] = (
+    OSError, SafetensorError, ContractError, KeyError, ValueError, TypeError, IndexError,
+)  # fmt: skip

@@ -1,0 +1,101 @@
+"""What outlives the process beside the scopes: how far was read, what was counted, what waits."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from decoder.contracts.errors import ContractError
+from decoder.policy.probes import from_bytes, to_bytes
+from learner import checkpoint
+from learner.registrar import Registration
+from learner.scopes import Entry, Scopes
+from learner.sequences import Sequences
+from learner.settings import LearnerSettings
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class State:
+    """What a checkpoint holds. The numbers are those of ``EventSource`` and ``Intake``."""
+
+    scopes: Scopes
+    offsets: Mapping[int, int] = field(default_factory=dict)
+    skipped: int = 0
+    sequences: Sequences = field(default_factory=Sequences)
+    refused: Mapping[str, int] = field(default_factory=dict)
+    repeated: int = 0
+    faults: int = 0
+    waiting: Sequence[Registration] = ()
+
+
+def save(settings: LearnerSettings, state: State) -> None:
+    """Write what changed of the scopes, then the checkpoint that names their files.
+
+    Raises:
+        OSError: the disk refuses; what was saved before is in force.
+    """
+    state.scopes.save()
+    arrays = {
+        f"waiting.{index}": np.frombuffer(to_bytes(each.policy), np.uint8)
+        for index, each in enumerate(state.waiting)
+    }
+    numbers = {
+        "offsets": {str(p): offset for p, offset in state.offsets.items()},
+        "skipped": state.skipped,
+        "sequences": state.sequences.known(),
+        "missing": state.sequences.missing,
+        "duplicates": state.sequences.duplicates,
+        "refused": dict(state.refused),
+        "repeated": state.repeated,
+        "faults": state.faults,
+        "waiting": [_told(each) for each in state.waiting],
+        "serial": state.scopes.serial,
+        # a list: JSON with sorted keys loses an order
+        "scopes": [[name, asdict(entry)] for name, entry in state.scopes.entries.items()],
+    }
+    checkpoint.save(settings.checkpoint_path, arrays, numbers)
+    state.scopes.sweep()
+
+
+def resumed(settings: LearnerSettings) -> State:
+    """What the newest sound checkpoint says; an empty state where there is none."""
+    loaded = checkpoint.load(settings.checkpoint_path)
+    if loaded is None:
+        log.info("no checkpoint at %s: starting anew", settings.checkpoint_path)
+        return State(Scopes(settings))
+    arrays, numbers = loaded
+    try:
+        entries = [(str(name), Entry(**entry)) for name, entry in numbers["scopes"]]
+        known = [(str(life), int(p), int(due)) for life, p, due in numbers["sequences"]]
+        return State(
+            Scopes(settings, entries, int(numbers["serial"])),
+            {int(p): int(offset) for p, offset in numbers["offsets"].items()},
+            int(numbers["skipped"]),
+            Sequences(known, int(numbers["missing"]), int(numbers["duplicates"])),
+            {str(reason): int(n) for reason, n in numbers["refused"].items()},
+            int(numbers["repeated"]),
+            int(numbers["faults"]),
+            [
+                Registration(from_bytes(arrays[f"waiting.{index}"].tobytes()), **told)
+                for index, told in enumerate(numbers["waiting"])
+            ],
+        )
+    except (KeyError, ValueError, TypeError, ContractError) as error:
+        log.error("checkpoint is not of this version (%s): starting anew", error)
+        return State(Scopes(settings))
+
+
+def _told(registration: Registration) -> dict[str, Any]:
+    return {
+        "against": registration.against,
+        "params": dict(registration.params),
+        "metrics": dict(registration.metrics),
+        "tags": dict(registration.tags),
+        "window": dict(registration.window),
+    }

@@ -1,0 +1,128 @@
+"""The topics as the project needs them: made where they are missing, put right where they are not.
+
+A draft topic that is compacted keeps one record a worker; a policy topic that is not forgets the
+champion. Both work until a worker starts and finds nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Mapping
+from typing import Any, Final
+
+from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient, NewTopic
+from kafka.errors import KafkaError, TopicAlreadyExistsError
+
+from decoder.contracts.errors import BrokerError
+from decoder.contracts.settings import KafkaSettings
+from decoder.contracts.topics import DRAFTS, TOPICS, Topic
+
+log = logging.getLogger(__name__)
+
+REQUEST_MS: Final = 5_000
+CLEANUP: Final = "cleanup.policy"
+RETENTION: Final = "retention.ms"
+SHORT_MS: Final = 3_600_000
+"""A learner that is away for an hour is not unusual: a topic that keeps less is spoken of."""
+
+
+class BrokerAway(BrokerError):
+    """Nobody answers there yet."""
+
+
+def make_right(kafka: KafkaSettings, limits: Mapping[str, str] | None = None) -> None:
+    """Create the topics that are missing, and mend the clean-up of those that have another.
+
+    What a broker does not tell (the embedded one knows no setting that it was not given) is taken
+    to be right. Partitions are left as they are: any number does.
+
+    Args:
+        limits: settings of topics that are made and are not compacted, such as ``retention.bytes``.
+
+    Raises:
+        BrokerAway: the broker cannot be reached.
+        BrokerError: it refuses; with the command that would do it.
+    """
+    if not listens(kafka):
+        raise BrokerAway(f"no broker at {kafka.bootstrap_servers}")
+    try:
+        admin = KafkaAdminClient(
+            **kafka.client_options(), request_timeout_ms=REQUEST_MS, bootstrap_timeout_ms=REQUEST_MS
+        )
+    except (KafkaError, OSError) as error:
+        raise BrokerAway(f"no broker at {kafka.bootstrap_servers} ({error})") from error
+    try:
+        there = set(admin.list_topics())
+        for topic in TOPICS:
+            if topic.name not in there:
+                _create(admin, topic, {} if topic.compacted else dict(limits or {}))
+        told = _told(admin)
+        for topic in TOPICS:
+            _mend(admin, kafka, topic, told.get(topic.name, {}))
+    except (KafkaError, OSError) as error:
+        raise BrokerError(
+            f"Kafka at {kafka.bootstrap_servers} cannot hold the topics: {error}"
+        ) from error
+    finally:
+        admin.close()
+
+
+def listens(kafka: KafkaSettings) -> bool:
+    """Whether one of the addresses accepts connections: asked before a client is made, which would
+    keep trying for seconds, and leave its sockets behind.
+    """
+    for address in kafka.bootstrap_servers.split(","):
+        host, _, port = address.strip().rpartition(":")
+        try:
+            socket.create_connection(
+                (host.strip("[]"), int(port)), timeout=REQUEST_MS / 1e3
+            ).close()
+        except (OSError, ValueError):
+            continue
+        return True
+    return False
+
+
+def _create(admin: Any, topic: Topic, limits: Mapping[str, str]) -> None:
+    new = NewTopic(topic.name, 1, -1, topic_configs={CLEANUP: topic.cleanup, **limits})
+    try:
+        admin.create_topics([new])
+        log.info("made topic %s", topic.name)
+    except TopicAlreadyExistsError:
+        pass  # another process was quicker
+
+
+def _told(admin: Any) -> dict[str, dict[str, str]]:
+    """The settings of each topic, as far as the broker says them."""
+    resources = [ConfigResource(ConfigResourceType.TOPIC, topic.name) for topic in TOPICS]
+    try:
+        answer = admin.describe_configs(resources, config_filter="all")
+    except KafkaError as error:
+        log.warning("the broker does not say how its topics are set (%s); going on", error)
+        return {}
+    return {
+        name: {key: str(entry["value"]) for key, entry in settings.items()}
+        for name, settings in answer.get("topic", {}).items()
+    }
+
+
+def _mend(admin: Any, kafka: KafkaSettings, topic: Topic, told: Mapping[str, str]) -> None:
+    cleanup = told.get(CLEANUP, topic.cleanup)
+    if cleanup != topic.cleanup:
+        right = {CLEANUP: topic.cleanup}
+        log.warning("topic %s has %s=%s: set to %s", topic.name, CLEANUP, cleanup, topic.cleanup)
+        try:
+            admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic.name, right)])
+        except KafkaError as error:
+            raise BrokerError(
+                f"topic {topic.name} has {CLEANUP}={cleanup} and this learner may not change it "
+                f"({error}): kafka-configs.sh --bootstrap-server {kafka.bootstrap_servers} --alter "
+                f"--topic {topic.name} --add-config {CLEANUP}={topic.cleanup}"
+            ) from error
+    kept = int(told.get(RETENTION, "-1"))
+    if topic is DRAFTS and 0 <= kept < SHORT_MS:
+        log.warning(
+            "topic %s keeps records for %d s only: a learner away for longer loses the rest",
+            topic.name, kept // 1_000,
+        )  # fmt: skip

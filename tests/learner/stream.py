@@ -1,0 +1,88 @@
+"""Records on a real broker, read and written as a worker and an onlooker would."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+
+from decoder.contracts.events import DraftEvent, Origin, encode_batch
+from decoder.contracts.settings import KafkaSettings
+from decoder.contracts.status import LearnerStatus, decode_status
+from decoder.contracts.topics import DRAFTS, STATUS, Topic
+from learner.loop import Learner
+from learner.registry import Registry
+from learner.settings import LearnerSettings
+
+SCOPE = "scope01"
+ORIGIN = Origin(SCOPE, "w1", "1f" * 8)
+
+
+def settings_in(folder: Path, registry: Registry, **changes: Any) -> LearnerSettings:
+    values = {
+        "mlflow_tracking_uri": registry.tracking_uri,
+        "state_dir": folder / "learner",
+        "buffer_events": 4000,
+        "min_events": 400,
+        "candidate_every": 200,
+    }
+    return LearnerSettings(**{**values, **changes})
+
+
+def batches(
+    events: Sequence[DraftEvent], size: int = 50, origin: Origin = ORIGIN, first: int = 0
+) -> list[bytes]:
+    cuts = range(0, len(events), size)
+    return [encode_batch(events[cut : cut + size], origin, first + i) for i, cut in enumerate(cuts)]
+
+
+def produce(kafka: KafkaSettings, values: Sequence[bytes], topic: Topic = DRAFTS) -> None:
+    producer = KafkaProducer(**kafka.client_options(), compression_type="gzip")
+    for value in values:
+        producer.send(topic.name, value=value)
+    producer.flush()
+    producer.close()
+
+
+def consume(kafka: KafkaSettings, topic: Topic) -> list[Any]:
+    consumer = KafkaConsumer(**kafka.client_options(), group_id=None, enable_auto_commit=False)
+    place = TopicPartition(topic.name, 0)
+    consumer.assign([place])
+    consumer.seek_to_beginning()
+    found: list[Any] = []
+    end = consumer.end_offsets([place])[place]
+    while consumer.position(place) < end:  # a fetch that took too long is empty, and not the end
+        for records in consumer.poll(timeout_ms=400).values():
+            found += records
+    consumer.close()
+    return found
+
+
+def last_status(kafka: KafkaSettings) -> LearnerStatus:
+    status = decode_status(consume(kafka, STATUS)[-1].value)
+    assert isinstance(status, LearnerStatus)
+    return status
+
+
+def connected(settings: LearnerSettings, kafka: KafkaSettings) -> Learner:
+    learner = Learner(settings, kafka)
+    learner.registrar.start()
+    assert learner.source.connect(threading.Event())
+    return learner
+
+
+def step_until(learner: Learner, done: Callable[[], bool], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline, "the learner did not get there"
+        learner.step()
+
+
+def stop(learner: Learner) -> None:
+    """As :func:`learner.loop.run` does."""
+    learner.checkpoint()
+    learner.close()

@@ -1,0 +1,181 @@
+"""Poison of every kind is set aside and counted; what follows it is learned from."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from decoder.contracts.errors import EventRefused
+from decoder.contracts.events import LIMITS, decode_batch, encode_batch
+from decoder.contracts.features import FEATURES
+from decoder.contracts.settings import KafkaSettings
+from decoder.policy.first import first_policy
+from learner.dead_letters import DeadLetters, headers_of
+from learner.intake import Intake
+from learner.rows import COLUMNS
+from learner.scope import Scope
+from learner.settings import LearnerSettings
+from learner.source import Fetched
+from tests.learner.conftest import free_port
+from tests.learner.stream import ORIGIN, batches
+from tests.learner.traffic import Traffic
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+EVENTS = Traffic(seed=3).events(8)
+NOW_MS = 1_000
+WIRE = json.loads(encode_batch(EVENTS[:8], ORIGIN, 0))
+DEEP = 50_000
+WORST = [
+    2**31,
+    2**40,
+    2**53,
+    2**63,
+    10**400,
+    -1,
+    -(2**40),
+    1e300,
+    -1e300,
+    0,
+    1,
+    "NaN",
+    None,
+    [],
+    {},
+]
+
+
+class Kept(DeadLetters):
+    """The real one, which also keeps what it was given; no broker is there to take it."""
+
+    def __init__(self) -> None:
+        super().__init__(KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}"))
+        self._retry_at = float("inf")
+        self.given: list[tuple[Fetched, EventRefused]] = []
+
+    def send(self, record: Fetched, error: EventRefused) -> None:
+        self.given.append((record, error))
+        super().send(record, error)
+
+
+@pytest.fixture
+def intake() -> Intake:
+    return Intake(Kept())
+
+
+def fetched(value: bytes, offset: int = 0) -> Fetched:
+    return Fetched(0, offset, NOW_MS, b"w", value)
+
+
+def spoilt(part: str, name: str, value: Any, index: int = 3) -> bytes:
+    record = json.loads(json.dumps(WIRE))
+    record[part][name][index] = value
+    return json.dumps(record).encode()
+
+
+def poison() -> list[bytes]:
+    """Every number of a record at its extremes, and a hundred records mutated at random."""
+    numbers = [("columns", name) for name in (*LIMITS, "model_accepted")]
+    features = [("features", name) for name in FEATURES]
+    values = [spoilt(p, n, v) for p, n in numbers + features for v in WORST]
+    draw = random.Random(0)
+    whole = json.dumps(WIRE).encode()
+    for _ in range(100):
+        data = bytearray(whole)
+        for _ in range(draw.randint(1, 4)):
+            data[draw.randrange(len(data))] = draw.randrange(256)
+        values.append(bytes(data))
+    bombs = [b"[" * DEEP + b"]" * DEEP, b'{"columns":' * DEEP + b"1" + b"}" * DEEP]
+    return [*values, *bombs, b"", b"null", whole[:-1], b"\xff" * 100]
+
+
+def test_the_extremes_of_every_number_are_learned_from_or_refused(intake: Intake) -> None:
+    scope = Scope("s", LearnerSettings(buffer_events=500, min_events=50), first_policy("s"))
+    bad = poison()
+    for offset, value in enumerate(bad):
+        sequenced = value.replace(b'"sequence": 0', b'"sequence": %d' % offset)
+        admitted = intake.admit(fetched(sequenced, offset))
+        if admitted is not None:
+            for name in COLUMNS:
+                column = getattr(admitted.rows, name)
+                if name not in ("rate", "model_accepted"):
+                    assert np.isfinite(column).all(), name
+            scope.feed(admitted.rows)
+    assert intake.refused.total() > 500 and set(intake.refused) <= {
+        "malformed",
+        "range",
+        "contract",
+        "schema",
+    }
+    assert intake.dead.failed == intake.refused.total()
+    before = scope.total
+    for number, value in enumerate(batches(EVENTS, size=40, first=len(bad))):
+        admitted = intake.admit(fetched(value, len(bad) + number))
+        assert admitted is not None
+        scope.feed(admitted.rows)
+    assert scope.total == before + len(EVENTS)
+    assert all(
+        np.isfinite(array).all()
+        for array in scope.snapshot()[0].values()
+        if array.dtype.kind == "f" and array.ndim > 1
+    )
+
+
+def test_a_refusal_says_why_and_from_where(intake: Intake) -> None:
+    assert intake.admit(fetched(spoilt("columns", "draft_len", 2**40), 7)) is None
+    ((record, error),) = intake.dead.given  # type: ignore[attr-defined]
+    told = dict(headers_of(record, error))
+    assert told["__streams.errors.offset"] == b"7" and told["__streams.errors.partition"] == b"0"
+    assert told["__streams.errors.exception"] == b"EventRefused"
+    assert b"draft_len outside 0..512" in told["__streams.errors.message"]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"contract": "hvd.drafts.v3"}, "contract"),
+        ({"schema_id": "of another"}, "schema"),
+        ({"features": {}}, "schema"),
+        ({"sequence": -1}, "range"),
+        ({"rows": 9}, "malformed"),
+    ],
+)
+def test_reasons_are_told_apart(intake: Intake, change: dict[str, Any], reason: str) -> None:
+    assert intake.admit(fetched(json.dumps({**WIRE, **change}).encode())) is None
+    assert intake.refused == {reason: 1}
+
+
+def test_events_from_another_century_are_refused(intake: Intake) -> None:
+    value = encode_batch([EVENTS[0]._replace(time=4e9)], ORIGIN, 0)
+    assert intake.admit(fetched(value)) is None and intake.refused == {"range": 1}
+
+
+def test_a_record_that_comes_again_is_counted_and_not_learned_from_again(intake: Intake) -> None:
+    first, second = batches(EVENTS[:40], size=20)
+    admitted = [intake.admit(fetched(value)) for value in (first, second, first)]
+    assert [a is None for a in admitted] == [False, False, True]
+    assert (intake.repeated, intake.sequences.duplicates) == (20, 1)
+
+
+def test_a_made_up_sequence_does_not_count_past_what_a_status_holds(intake: Intake) -> None:
+    for n in range(3):
+        record = json.loads(json.dumps(WIRE))
+        record["life"] = f"{n:04x}"
+        for sequence in (0, 2**53):
+            record["sequence"] = sequence
+            assert intake.admit(fetched(json.dumps(record).encode())) is not None
+    assert intake.sequences.missing == 2**53
+
+
+def test_what_was_written_by_a_worker_is_admitted_whole(intake: Intake) -> None:
+    (value,) = batches(EVENTS, size=len(EVENTS))
+    admitted = intake.admit(fetched(value))
+    assert admitted is not None and (admitted.scope, admitted.events) == (ORIGIN.scope, len(EVENTS))
+    assert len(admitted.rows) == len(decode_batch(value).events)

@@ -1,0 +1,108 @@
+"""One holder a scope, whoever asks, dies, sleeps or comes back."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from decoder.contracts.topics import LEASE
+from learner import lease
+from learner.lease import Claim, Lease, counts, read_claim
+from tests.learner.conftest import Broker
+from tests.learner.stream import produce
+
+
+@pytest.fixture
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "TTL_SECONDS", 2.0)
+    monkeypatch.setattr(lease, "RENEW_SECONDS", 0.4)
+    monkeypatch.setattr(lease, "LOOK_SECONDS", 0.05)
+
+
+def turn_until(done: Callable[[], bool], *leases: Lease) -> None:
+    deadline = time.monotonic() + 30.0
+    while not done():
+        assert time.monotonic() < deadline, "it never came true"
+        for each in leases:
+            each.turn({"s": 0})
+        held = [each.holder for each in leases if each.holds("s")]
+        assert len(held) <= 1, held
+        time.sleep(0.02)
+
+
+@pytest.mark.usefixtures("_quick")
+def test_one_holds_and_a_lost_one_is_replaced(broker: Broker) -> None:
+    one, two = Lease(broker.kafka, "one"), Lease(broker.kafka, "two")
+    turn_until(lambda: one.holds("s"), one)
+    turn_until(lambda: two.holder_of("s") == "one", one, two)
+    assert one.term("s") == 1 and one.holds("s", margin=0.5) and not one.holds("s", margin=9.0)
+    assert not one.holds("another")
+    turn_until(lambda: two.holds("s"), two)  # the first sleeps
+    assert two.term("s") == 2 and not one.holds("s")
+    turn_until(lambda: one.holder_of("s") == "two", one, two)  # and wakes
+    two.close()
+    turn_until(lambda: one.holds("s"), one)  # what is released is not waited for
+    assert one.term("s") == 3
+    again = Lease(broker.kafka, "one")  # killed and started again, in the same place
+    turn_until(lambda: again.holds("s"), again)
+    assert again.term("s") == 4
+    one.close()
+    again.close()
+
+
+@pytest.mark.usefixtures("_quick")
+def test_of_many_that_ask_at_once_one_has_it(broker: Broker) -> None:
+    askers = [Lease(broker.kafka, f"asker-{n}") for n in range(4)]
+    turn_until(lambda: any(each.holds("s") for each in askers), *askers)
+    turn_until(lambda: len({each.holder_of("s") for each in askers}) == 1, *askers)
+    for each in askers:
+        each.close()
+
+
+@pytest.mark.usefixtures("_quick")
+def test_poison_on_the_topic_holds_nothing(broker: Broker) -> None:
+    produce(broker.kafka, [b"", b"[" * 10_000, b"null", b'{"term": -1}', b"\xff"], LEASE)
+    one = Lease(broker.kafka, "one")
+    turn_until(lambda: one.holds("s"), one)
+    one.close()
+
+
+@pytest.mark.usefixtures("_quick")
+def test_a_topic_made_anew_does_not_give_old_terms_again(broker: Broker) -> None:
+    one = Lease(broker.kafka, "one")
+    turn_until(lambda: one.holds("s"), one)
+    deadline = time.monotonic() + 30.0
+    while one.term("s") < 7 or not one.holds("s"):
+        assert time.monotonic() < deadline
+        one.turn({"s": 6})
+        time.sleep(0.02)
+    one.close()
+
+
+def test_what_is_no_claim_is_passed_over() -> None:
+    sound = {"holder": "h", "term": 1, "beat": 0, "released": False}
+    assert read_claim(json.dumps(sound).encode()) == Claim("h", 1, 0)
+    for spoilt in ({"term": 0}, {"term": 2**40}, {"beat": -1}, {"term": "x"}, {"beat": None}):
+        assert read_claim(json.dumps({**sound, **spoilt}).encode()) is None
+
+
+CLAIMS = st.lists(
+    st.builds(Claim, st.sampled_from("ab"), st.integers(1, 3), st.integers(0, 3), st.booleans()),
+    max_size=12,
+)
+
+
+@given(CLAIMS)
+def test_a_term_has_one_holder_for_ever(claims: list[Claim]) -> None:
+    held: Claim | None = None
+    holders: dict[int, str] = {}
+    for claim in claims:
+        if counts(claim, held):
+            assert held is None or claim.term >= held.term
+            held = claim
+            assert holders.setdefault(held.term, held.holder) == held.holder

@@ -1,0 +1,81 @@
+"""A thousand names on the topic, a handful of scopes in memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from learner import checkpoint, scopes, state
+from learner.rows import from_events
+from learner.scopes import Scopes
+from learner.settings import LearnerSettings
+from tests.learner.traffic import Traffic
+
+ROWS = from_events(Traffic(seed=2).events(10))
+
+
+def settings_in(folder: Path) -> LearnerSettings:
+    return LearnerSettings(state_dir=folder, awake_scopes=3, buffer_events=500, min_events=50)
+
+
+def same(one: checkpoint.Arrays, other: checkpoint.Arrays) -> bool:
+    return one.keys() == other.keys() and all(
+        np.array_equal(one[n], other[n], equal_nan=one[n].dtype.kind == "f") for n in one
+    )
+
+
+def test_a_scope_that_rested_goes_on_as_if_it_had_not(tmp_path: Path) -> None:
+    kept, never = Scopes(settings_in(tmp_path / "a")), Scopes(settings_in(tmp_path / "b"))
+    for cut in range(0, 200, 25):
+        part = ROWS.take(np.arange(cut, cut + 25))
+        kept.of("mine", 25).feed(part)
+        for other in "abc":
+            kept.of(other, 25).feed(part)
+        assert "mine" not in kept.awake and len(kept.awake) == 3
+        never.of("mine", 25).feed(part)
+    assert kept.entries["mine"].events == 200
+    (arrays, numbers), (others, twins) = kept.of("mine").snapshot(), never.of("mine").snapshot()
+    assert numbers == twins and same(arrays, others)
+
+
+def test_a_thousand_names_stay_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scopes, "KNOWN", 40)
+    settings = settings_in(tmp_path)
+    held = Scopes(settings)
+    few = ROWS.take(np.arange(2))
+    for number in range(100):
+        held.of(f"made-up-{number}", 2).feed(few)
+    assert len(held.awake) == 3 and len(held.entries) == 40
+    for _ in range(2):  # files go once no checkpoint names them
+        state.save(settings, state.State(held))
+    assert len(list((tmp_path / "scopes").iterdir())) == 40
+    again = state.resumed(settings).scopes
+    assert list(again.entries) == [f"made-up-{n}" for n in range(60, 100)] and not again.awake
+    assert again.of("made-up-60").total == 2
+
+
+def test_a_damaged_file_costs_its_scope_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = settings_in(tmp_path)
+    held = Scopes(settings)
+    for name in ("one", "two"):
+        held.of(name, 50).feed(ROWS.take(np.arange(50)))
+    state.save(settings, state.State(held, {0: 9}))
+    (tmp_path / "scopes" / held.entries["one"].file).write_bytes(b"gone")
+    again = state.resumed(settings)
+    assert again.offsets == {0: 9}
+    assert (again.scopes.of("one").total, again.scopes.of("two").total) == (0, 50)
+    assert "one" in caplog.text and "unusable" in caplog.text
+
+
+def test_a_scope_goes_back_to_what_was_saved(tmp_path: Path) -> None:
+    settings = settings_in(tmp_path)
+    held = Scopes(settings)
+    held.of("one", 50).feed(ROWS.take(np.arange(50)))
+    state.save(settings, state.State(held))
+    held.of("one", 50).feed(ROWS.take(np.arange(50, 100)))
+    held.abandon("one")
+    assert held.of("one").total == 50
