@@ -102,7 +102,6 @@ class Registry:
             decision = {
                 "kind": policy.kind,
                 "threshold": policy.threshold,
-                "rate": policy.rate,
                 "use_model": policy.use_model,
             }
             self._log(run_id, {**params, **decision, **trained_on, "version": number}, metrics, 0)

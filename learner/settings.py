@@ -19,11 +19,10 @@ class LearnerSettings(Settings):
     mlflow_tracking_uri: str = "sqlite:///mlruns/mlflow.db"
     state_dir: Path = Path("var/learner")  # checkpoint and the list of refused records
     buffer_events: int = Field(default=20_000, ge=500)  # per scope, about 200 bytes an event
-    min_events: int = Field(default=400, ge=50)  # labelled events before a scope's first candidate
-    candidate_every: int = Field(default=600, ge=1)  # distinct events between candidates
-    candidate_seconds: float = Field(default=15.0, ge=0.0)  # and at least this long between them
+    rows_per_second: float = Field(default=100.0, gt=0.0)  # learned from, a scope: 1% of a core
+    min_events: int = Field(default=400, ge=50)  # labelled events before a scope learns at all
+    candidate_every: int = Field(default=600, ge=1)  # of them, between two contestants
     kind: Literal["survival", "payoff"] = "survival"  # of a scope whose champion has no network
-    updates_per_second: float = Field(default=20.0, gt=0.0)  # optimiser steps, over all scopes
 
     @property
     def checkpoint_path(self) -> Path:
