@@ -22,6 +22,7 @@ from decoder.contracts.errors import PolicyRefused
 from decoder.contracts.features import FEATURES, NUM_FEATURES
 from decoder.policy.pricing import NOMINAL
 from decoder.policy.probes import from_bytes
+from decoder.rate import START
 
 log = logging.getLogger(__name__)
 
@@ -146,5 +147,5 @@ def _choice_us(policy: Policy, requests: int) -> float:
     features[:, FEATURES.index("draft_len")] = DRAFT_LEN
     owners = np.arange(requests)
     began = time.thread_time()
-    choose(policy, features, owners, requests, requests, NOMINAL, policy.rate, MODEL_LEN)
+    choose(policy, features, owners, requests, requests, NOMINAL, START, MODEL_LEN)
     return (time.thread_time() - began) * 1e6

@@ -2,13 +2,16 @@
 
 Deciding by the rate that deciding so achieves is the fixed point of the rate rule (Dinkelbach 1967:
 from below, every step of that iteration raises the rate), so a worker that follows its own rate
-needs no tuning when its load changes. The learner's rate is where it starts.
+needs no tuning, neither at the start nor when its load changes.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
+START: Final = 2.0
+"""What a worker takes its rate to be before the first step: between drafting nothing, which commits
+one token in such a time, and text that is copied."""
 MEMORY: Final = 256.0
 """Steps over which the rate is taken, however many requests share them."""
 PRIOR: Final = 8.0
@@ -26,7 +29,7 @@ class LiveRate:
     counts for ``MEMORY`` steps of the present one, or a batch of one would follow them for long.
     """
 
-    def __init__(self, start: float) -> None:
+    def __init__(self, start: float = START) -> None:
         self._tokens = start * PRIOR
         self._time = self._cycles = PRIOR
         self._batch = 0.0

@@ -94,7 +94,7 @@ class DraftRouter:
         self.counters = Counters()
         self.costs = costs or LiveCosts(live=False)
         self.floor = floor
-        self.rate = LiveRate(policy.rate)
+        self.rate = LiveRate()
         self.cache = cache
         self._classes = token_classes
         self._sink = sink

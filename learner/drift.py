@@ -1,71 +1,67 @@
-"""Notices that the champion has become worse, and since when. The only module that imports river.
+"""Notices that the traffic changed: a quick learner foresees it better than a careful one.
 
-ADWIN (Bifet and Gavalda, 2007) keeps the longest recent window of numbers with one mean; when it
-cuts the window, what remains is what came after the change.
+Two learners see the same drafts. While nothing changes, the careful one is the better; after a
+change, what it knows is in its way. The difference of their log-likelihoods, a number for each
+cluster of drafts, is watched by a sum of bets that may begin at any time (:mod:`learner.evidence`),
+cache drafts and model drafts in streams of their own: a drafter that was swapped says nothing of
+the text.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
-import numpy as np
-from numpy.typing import NDArray
-from river.drift import ADWIN
+from learner.clusters import Floats
+from learner.evidence import Bets
 
-from decoder.contracts.features import FloatArray
-
-DELTA: Final = 0.002
-"""river's default: the chance of a false alarm at a check, for independent numbers. Drafts of one
-request are not independent, so alarms are a little more frequent; the floor makes them cheap."""
-
-FLOOR: Final = 50
-"""Events trusted at least after an alarm. Where the change was noticed at once, some of them are
-older: with 300, their contrary labels doubled the error for the next two thousand events."""
+STREAMS: Final = ("cache", "model")
+BOUND: Final = math.log(2e5)
+"""Evidence that is an alarm: without a change once in 200,000 clusters of a stream at most, which
+are some eight million drafts."""
 
 
-def residuals(
-    predicted: FloatArray, accepted: FloatArray, censored: NDArray[np.bool_]
-) -> FloatArray:
-    """Absolute error [n] in tokens; where ``censored``, only how far the bound was missed."""
-    error = predicted - accepted
-    missed: FloatArray = np.where(censored, np.minimum(error, 0.0), error)
-    return np.abs(missed)
+@dataclass(frozen=True)
+class Alarm:
+    """The traffic changed for the drafts of ``stream``; found at ``row`` of those learned from."""
+
+    row: int
+    stream: str
+    evidence: float  # logarithm
 
 
 class Detector:
-    """Watches one scope's stream of the champion's residuals. Not kept over a restart.
-
-    ``reset`` belongs to every change of champion: another network has another error, which says
-    nothing about the traffic.
-    """
+    """Watches one scope. After an alarm it starts anew, and nothing is forgotten."""
 
     def __init__(self) -> None:
-        self._adwin: Any = ADWIN(delta=DELTA)
-        self._fed = 0
+        self.bets = {stream: Bets(restarts=True) for stream in STREAMS}
 
-    def reset(self, baseline: FloatArray | None = None) -> None:
-        """Start anew, from the new champion's residuals [n] on held-out drafts it already met.
+    def take(self, advantages: Sequence[Floats], row: int) -> list[Alarm]:
+        """Take in, of final clusters, the quick learner's advantages [streams]. Mutates."""
+        alarms = []
+        for cluster in advantages:
+            for stream, advantage in zip(STREAMS, cluster.tolist(), strict=True):
+                bets = self.bets[stream]
+                if advantage:  # a cluster may hold no model draft that was verified
+                    bets.take(advantage)
+                if bets.evidence >= BOUND:
+                    alarms.append(Alarm(row, stream, bets.evidence))
+                    self.bets[stream] = Bets(restarts=True)
+        return alarms
 
-        Without them, a change that comes together with a new champion would pass for its usual
-        error.
+    def snapshot(self) -> dict[str, Any]:
+        """Everything :meth:`restored` needs, JSON-ready."""
+        return {stream: bets.snapshot() for stream, bets in self.bets.items()}
+
+    @classmethod
+    def restored(cls, numbers: dict[str, Any]) -> Detector:
+        """The detector as it was.
+
+        Raises:
+            KeyError, ValueError, TypeError: the numbers are not of this version.
         """
-        self._adwin = ADWIN(delta=DELTA)
-        self._fed = 0
-        for error in () if baseline is None else baseline.tolist():
-            self._adwin.update(error)
-
-    def update(self, errors: FloatArray) -> int | None:
-        """Feed residuals [n] in order of arrival.
-
-        Returns:
-            After a rise of the error, how many of the newest events came since, at least ``FLOOR``;
-            None otherwise. A fall also moves the window, but it is no reason to forget anything.
-        """
-        rise: int | None = None
-        for index, error in enumerate(errors.tolist()):
-            before = self._adwin.estimation
-            self._adwin.update(error)
-            self._fed += 1
-            if self._adwin.drift_detected and self._adwin.estimation > before:
-                rise = min(int(self._adwin.width), self._fed) + len(errors) - 1 - index
-        return None if rise is None else max(rise, FLOOR)
+        detector = cls()
+        detector.bets = {stream: Bets.restored(numbers[stream]) for stream in STREAMS}
+        return detector

@@ -1,58 +1,76 @@
-"""Candidate against champion on the same held-out recent drafts, with the functions workers run.
+"""The word on a contestant whose evidence suffices: is it, beside being truer, not slower?
 
-The gate resamples requests, not drafts (paired bootstrap, Efron and Tibshirani 1993, chapter 16):
-drafts of one request share their luck. It is seeded, so the same evidence gives the same verdict.
+Rate is what serving is about, but a rate is too coarse to find one per cent by: it is the side
+condition. It is simulated with the functions that workers decide by, at the rate that was in force
+and the costs that were measured, on drafts of sessions that began after the contestant was made.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from decoder.contracts.bundle import Policy
-from decoder.policy.estimate import decide_each, estimate
+from decoder.policy.estimate import estimate, predict
 from learner.costs import Costs
-from learner.drift import residuals
+from learner.losses import Floats, residuals
 from learner.rows import Rows
-from learner.tune import Stretches, stretches
+from learner.tune import speed
 
-MIN_DRAFTS: Final = 40
-MIN_REQUESTS: Final = 3
-"""Below these the bootstrap has nothing to resample, and the champion stays."""
-RESAMPLES: Final = 400
-CONFIDENCE: Final = 0.9
-"""Share of resamples that must agree. A wrong promotion costs one interval until the next verdict
-corrects it, a missed one the same: there is no reason to be stricter."""
-MIN_GAIN: Final = 0.002
-"""Relative. A smaller gain in rate is not worth a swap on every worker."""
-MIN_MAE_GAIN: Final = 0.02
-"""Relative. With equal rates, this much less error is kept for the traffic to come."""
 MAX_LOSS: Final = 0.002
-"""Relative rate a candidate with clearly less error may lose on this sample and still be equal."""
+"""Relative rate that a contestant may lose on the drafts it is judged on."""
+LEAST_DRAFTS: Final = 40
+"""Below these a rate says nothing, and the champion stays."""
+DECILES: Final = 10
+DEPTHS: Final = (1, 2, 4, 8, 16)
+"""Draft positions at which survival is held against what was seen."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What a policy expected of drafts it was judged on, beside what came.
+
+    ``deciles`` [DECILES, 2] are mean accepted lengths, expected and real, of tenths of the drafts in
+    the order of what was expected; ``depths`` [DEPTHS, 2] the chance to survive that many tokens,
+    of the drafts that are as long. Censored labels are left out; NaN where nothing was seen.
+    """
+
+    deciles: Floats
+    depths: Floats
+
+    def metrics(self) -> dict[str, float]:
+        """The figures by name, for the registry; those that are NaN left out."""
+        named = {f"decile_{n}": row for n, row in enumerate(self.deciles.tolist(), 1)}
+        named |= {f"survival_{n}": row for n, row in zip(DEPTHS, self.depths.tolist(), strict=True)}
+        return {
+            f"{name}_{what}": value
+            for name, row in named.items()
+            for what, value in zip(("expected", "real"), row, strict=True)
+            if np.isfinite(value)
+        }
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Who won and by which figures; rates in tokens per second (or nominal step), MAE in tokens.
+    """Who won and by which figures.
 
-    ``confidence`` is the share of resamples in which the candidate's rate is the higher one,
-    ``mae_confidence`` the same for the lower error.
+    ``evidence`` is the natural logarithm of the wealth won by betting on the contestant, over
+    ``clusters`` of drafts. Rates are in tokens per second (or nominal step), MAE in tokens.
     """
 
     promote: bool
     reason: str
+    evidence: float
+    clusters: int
     rate: float = 0.0
     champion_rate: float = 0.0
-    confidence: float = 0.0
     mae: float = 0.0
     champion_mae: float = 0.0
-    mae_confidence: float = 0.0
     drafts: int = 0
-    requests: int = 0
-    decided: bool = True  # false: not enough evidence, ask again later
+    calibration: Calibration | None = field(default=None, compare=False)
 
     @property
     def gain(self) -> float:
@@ -60,107 +78,78 @@ class Verdict:
         return self.rate / self.champion_rate - 1.0 if self.champion_rate > 0 else 0.0
 
     def metrics(self) -> dict[str, float]:
-        """The figures by name, for MLflow."""
-        return {
+        """The figures by name, for the registry."""
+        found = {
+            "evidence": self.evidence,
+            "gate_clusters": float(self.clusters),
+            "gate_drafts": float(self.drafts),
             "rate": self.rate,
             "champion_rate": self.champion_rate,
             "rate_gain": self.gain,
-            "confidence": self.confidence,
             "mae": self.mae,
             "champion_mae": self.champion_mae,
-            "mae_confidence": self.mae_confidence,
-            "gate_drafts": float(self.drafts),
-            "gate_requests": float(self.requests),
         }
+        return found | (self.calibration.metrics() if self.calibration else {})
 
 
-def judge(candidate: Policy, champion: Policy, rows: Rows, costs: Costs, seed: int = 0) -> Verdict:
-    """Whether ``candidate`` replaces ``champion``, on held-out ``rows`` neither was fitted to.
+def judge(
+    contestant: Policy, champion: Policy, rows: Rows, costs: Costs, evidence: float, clusters: int
+) -> Verdict:
+    """Whether ``contestant``, for which ``evidence`` of ``clusters`` speaks, replaces ``champion``.
 
-    It wins with a higher rate (by ``MIN_GAIN``, in ``CONFIDENCE`` of the resamples), or with an
-    equal rate and clearly less error. A candidate that predicts anything but finite numbers loses.
+    Args:
+        rows: of sessions that began after the contestant was made.
     """
-    requests, group = np.unique(rows.request, return_inverse=True)
-    parts = stretches(rows)
-    if len(rows) < MIN_DRAFTS or len(requests) < MIN_REQUESTS:
-        reason = f"only {len(rows)} held-out drafts of {len(requests)} requests"
-        return Verdict(False, reason, drafts=len(rows), requests=len(requests), decided=False)
-    mine = _sums(candidate, rows, costs, parts, group)
-    theirs = _sums(champion, rows, costs, parts, group)
-    if mine is None:
-        reason = "the candidate holds or predicts numbers that are not finite"
-        return Verdict(False, reason, drafts=len(rows), requests=len(requests))
-    if theirs is None:
-        theirs = np.zeros_like(mine)  # a broken champion is worth nothing
-        theirs[:, 1:] = 1e9
-    weights = np.random.default_rng(seed).multinomial(
-        len(requests), np.full(len(requests), 1.0 / len(requests)), size=RESAMPLES
-    )
+    if len(rows) < LEAST_DRAFTS:
+        return Verdict(
+            False, f"only {len(rows)} drafts to judge by", evidence, clusters, drafts=len(rows)
+        )
     scale = 1e6 if costs.measured else 1.0
-    rate, mae = _figures(mine.sum(axis=0), scale)
-    champion_rate, champion_mae = _figures(theirs.sum(axis=0), scale)
-    rates, maes = _figures((weights @ mine).T, scale)
-    champion_rates, champion_maes = _figures((weights @ theirs).T, scale)
-    figures = Verdict(
-        promote=False,
+    rates = [scale * speed(policy, rows, costs) for policy in (contestant, champion)]
+    errors = [error_of(policy, rows) for policy in (contestant, champion)]
+    found = Verdict(
+        promote=rates[0] >= rates[1] * (1.0 - MAX_LOSS),
         reason="",
-        rate=float(rate),
-        champion_rate=float(champion_rate),
-        confidence=float((rates > champion_rates).mean()),
-        mae=float(mae),
-        champion_mae=float(champion_mae),
-        mae_confidence=float((maes < champion_maes).mean()),
+        evidence=evidence,
+        clusters=clusters,
+        rate=rates[0],
+        champion_rate=rates[1],
+        mae=errors[0],
+        champion_mae=errors[1],
         drafts=len(rows),
-        requests=len(requests),
+        calibration=calibrate(contestant, rows),
     )
-    return _decided(figures, costs.measured)
+    word = "foresees better and is not slower" if found.promote else "foresees better but is slower"
+    unit = "tok/s" if costs.measured else "tokens per nominal step"
+    reason = (
+        f"{word}: evidence e^{evidence:.1f} of {clusters} clusters, rate {rates[0]:.4g} against "
+        f"{rates[1]:.4g} {unit} ({found.gain:+.1%}), MAE {errors[0]:.3f} against {errors[1]:.3f}"
+    )
+    return replace(found, reason=reason)
 
 
-def _sums(
-    policy: Policy, rows: Rows, costs: Costs, parts: Stretches, group: NDArray[np.intp]
-) -> NDArray[np.float64] | None:
-    """[requests, 4]: tokens, time they need, absolute error, drafts; None if not all finite.
-
-    ``group`` [n] is each draft's request, numbered in the order of the hashes.
-    """
-    situation = costs.situation
+def error_of(policy: Policy, rows: Rows) -> float:
+    """Mean absolute error in tokens, a prediction that is no number counting as none; 0 without
+    rows."""
+    if not len(rows):
+        return 0.0
     with np.errstate(all="ignore"):
-        found = estimate(policy, rows.features, situation.model_len)
-    predicted = found.expected
-    numbers = [predicted, *(array for layer in policy.layers for array in layer)]
-    if not (np.isfinite(policy.threshold) and all(np.isfinite(n).all() for n in numbers)):
-        return None
-    committed, time = costs.outcome(rows, decide_each(policy, found, situation, rows.batch_size))
-    error = residuals(predicted, rows.accepted, rows.censored)
-    owner = np.unique(parts.request, return_inverse=True)[1]
-    by_stretch = (parts.tokens, parts.needed(committed, time))
-    by_draft = (error, np.ones(len(rows)))
-    columns = [np.bincount(owner, column) for column in by_stretch]
-    columns += [np.bincount(group, column) for column in by_draft]
-    return np.stack(columns, axis=1)
+        expected = np.nan_to_num(predict(policy, rows.features))
+    return float(residuals(expected, rows.accepted, rows.censored).mean(dtype=np.float64))
 
 
-def _figures(
-    sums: NDArray[np.float64], scale: float
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Rate and MAE of sums [4, ...]."""
-    return scale * sums[0] / sums[1], sums[2] / sums[3]
-
-
-def _decided(figures: Verdict, measured: bool) -> Verdict:
-    unit = "tok/s" if measured else "tokens per nominal step"
-    rates = f"{figures.rate:.4g} against {figures.champion_rate:.4g} {unit} ({figures.gain:+.1%})"
-    errors = f"MAE {figures.mae:.3f} against {figures.champion_mae:.3f}"
-    faster = figures.gain >= MIN_GAIN and figures.confidence >= CONFIDENCE
-    closer = (
-        figures.mae <= figures.champion_mae * (1.0 - MIN_MAE_GAIN)
-        and figures.mae_confidence >= CONFIDENCE
-    )
-    equal = closer and figures.gain >= -MAX_LOSS
-    if faster:
-        reason = f"faster: {rates} in {figures.confidence:.0%} of resamples; {errors}"
-    elif equal:
-        reason = f"as fast and closer: {errors}; {rates}"
-    else:
-        reason = f"not better with confidence: {rates} in {figures.confidence:.0%}; {errors}"
-    return replace(figures, promote=faster or equal, reason=reason)
+def calibrate(policy: Policy, rows: Rows) -> Calibration:
+    """How far what ``policy`` expects of ``rows`` can be relied on."""
+    rows = rows.take(~rows.censored)
+    found = estimate(policy, rows.features, 0)
+    deciles = np.full((DECILES, 2), np.nan)
+    for n, tenth in enumerate(np.array_split(np.argsort(found.expected, kind="stable"), DECILES)):
+        if len(tenth):
+            deciles[n] = found.expected[tenth].mean(), rows.accepted[tenth].mean()
+    depths = np.full((len(DEPTHS), 2), np.nan)
+    for n, depth in enumerate(DEPTHS if found.curves is not None else ()):
+        reached: NDArray[np.bool_] = rows.draft_len >= depth
+        if found.curves is not None and reached.any():
+            seen = rows.accepted[reached] >= depth
+            depths[n] = found.curves[reached, depth - 1].mean(), seen.mean()
+    return Calibration(deciles, depths)

@@ -1,62 +1,175 @@
-"""What each kind of network is trained to minimise, censored labels counting for what they know."""
+"""What each kind of network is trained to minimise, and how well a policy foresaw what came.
+
+One likelihood serves both. A cache draft faces one position after the other and breaks off at one of
+them, unless it is accepted whole or its label is censored: a label that is a lower bound counts for
+what it knows. A model draft does the same with one chance for all its positions.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch.nn.functional import logsigmoid
 
-from decoder.contracts.bundle import BUCKET_ENDS, BUCKETS
+from decoder.contracts.bundle import BUCKET_ENDS, BUCKETS, Kind, Policy
+from decoder.contracts.features import FEATURES, FloatArray
+from decoder.policy.estimate import network
 from decoder.policy.rule import MODEL
 from decoder.policy.survival import BUCKET_OF
 from learner.rows import Rows
 
-MODEL_WEIGHT: Final = 1.0
-"""Weight of the model arm's likelihood beside the cache arm's; both are per draft token."""
+Floats = NDArray[np.float64]
+
+LIMIT: Final = 1e-3
+"""Least chance, and least distance from certainty, of the law of a policy that names only a mean:
+without it, one that is certain and wrong would have an infinite loss."""
+HALVINGS: Final = 20
+"""Of the interval in which the chance behind a mean is looked for: to a millionth."""
 
 
-def payoff_loss(
-    output: torch.Tensor, accepted: torch.Tensor, censored: torch.Tensor
-) -> torch.Tensor:
-    """Mean squared error [] of ``output`` [n] in tokens squared (paper, Table 10).
+class Faced(NamedTuple):
+    """What became of n drafts, in counts."""
 
-    A censored label is a lower bound: a prediction below it costs, one above it does not.
-    """
-    error = output - accepted
-    return torch.where(censored, error.clamp(max=0.0), error).square().mean()
+    positions: FloatArray  # [n, BUCKETS] positions a cache draft faced, the one it broke at included
+    broke: NDArray[np.bool_]  # [n] whether it broke off
+    where: NDArray[np.int64]  # [n] bucket of the position behind the accepted ones
+    held: FloatArray  # [n] accepted tokens of a verified model draft, 0 without one
+    tried: FloatArray  # [n] tokens it faced
 
 
-def survived(accepted: NDArray[np.integer]) -> NDArray[np.float32]:
+def survived(accepted: NDArray[np.integer]) -> FloatArray:
     """Positions of each bucket [n, BUCKETS] that drafts of ``accepted`` [n] tokens survived."""
     ends = np.concatenate([[0], BUCKET_ENDS, [np.iinfo(np.int64).max]])
     inside: NDArray[np.integer] = np.clip(accepted[:, None], ends[:-1], ends[1:]) - ends[:-1]
     return inside.astype(np.float32)
 
 
-def survival_loss(outputs: torch.Tensor, rows: Rows) -> torch.Tensor:
-    """Mean negative log-likelihood [] of what became of ``rows``, in nats a draft.
+def faced(rows: Rows) -> Faced:
+    """What became of the drafts of ``rows``."""
+    accepted = rows.accepted.astype(np.int64)
+    broke = (accepted < rows.draft_len) & ~rows.censored
+    where = BUCKET_OF[np.minimum(accepted, len(BUCKET_OF) - 1)]
+    positions = survived(accepted)
+    positions[np.flatnonzero(broke), where[broke]] += 1.0
+    seen = np.isfinite(rows.model_accepted) & (rows.arm == MODEL)
+    held = np.where(seen, rows.model_accepted, 0.0).astype(np.float32)
+    tried = held + (seen & (held < rows.verified_len))
+    return Faced(positions, broke, where, held, tried)
 
-    A cache draft contributes one term for each position it lived through and, unless it was
-    accepted whole or its label is censored, one for where it broke off. A model draft contributes
-    the same with one chance for all its positions, where it was verified at all.
+
+def survival_likelihood(logits: FloatArray, found: Faced) -> Floats:
+    """Log-likelihood [n], nats, of what became of cache drafts with ``logits`` [n, BUCKETS]."""
+    return _cache_likelihood(logits, _softplus(logits, _sigmoid(logits)), found)
+
+
+def model_likelihood(odds: FloatArray, found: Faced) -> Floats:
+    """The same of model drafts, ``odds`` [n] being the log-odds that one more token is accepted."""
+    return _model_likelihood(odds, _softplus(odds, _sigmoid(odds)), found)
+
+
+def survival_loss(outputs: FloatArray, rows: Rows) -> tuple[float, FloatArray]:
+    """Mean negative log-likelihood of ``rows``, nats a draft, and its gradient by the outputs.
 
     Args:
         outputs: float32 [n, BUCKETS + 1] of the network.
+
+    Returns:
+        the loss, and float32 [n, BUCKETS + 1].
     """
-    hazard, odds = outputs[:, :BUCKETS], outputs[:, BUCKETS]
-    accepted = rows.accepted.astype(np.int64)
-    lived = torch.from_numpy(survived(accepted))
-    broke = (accepted < rows.draft_len) & ~rows.censored
-    where = torch.from_numpy(BUCKET_OF[np.minimum(accepted, len(BUCKET_OF) - 1)])
-    cache = -(lived * logsigmoid(-hazard)).sum(dim=1)
-    ending = logsigmoid(hazard.gather(1, where[:, None])[:, 0])
-    cache = cache - torch.where(torch.from_numpy(broke), ending, torch.zeros_like(ending))
-    seen = np.isfinite(rows.model_accepted) & (rows.arm == MODEL)
-    yielded = np.where(seen, rows.model_accepted, 0.0).astype(np.float32)
-    stopped = (seen & (yielded < rows.verified_len)).astype(np.float32)
-    model = -(torch.from_numpy(yielded) * logsigmoid(odds))
-    model = model - torch.from_numpy(stopped) * logsigmoid(-odds)
-    return (cache + MODEL_WEIGHT * model).mean()
+    found, gradient = faced(rows), _sigmoid(outputs)
+    rises = _softplus(outputs, gradient)
+    total = _cache_likelihood(outputs[:, :BUCKETS], rises[:, :BUCKETS], found)
+    total += _model_likelihood(outputs[:, BUCKETS], rises[:, BUCKETS], found)
+    gradient[:, :BUCKETS] *= found.positions
+    gradient[np.flatnonzero(found.broke), found.where[found.broke]] -= 1.0
+    gradient[:, BUCKETS] *= found.tried
+    gradient[:, BUCKETS] -= found.held
+    gradient /= len(rows)
+    return -float(total.mean()), gradient
+
+
+def payoff_loss(outputs: FloatArray, rows: Rows) -> tuple[float, FloatArray]:
+    """Mean squared error of ``outputs`` [n, 1], tokens squared (paper, Table 10), and its gradient.
+
+    A censored label is a lower bound: a prediction below it costs, one above it does not.
+    """
+    error = outputs - rows.accepted[:, None]
+    error[rows.censored] = np.minimum(error[rows.censored], 0.0)
+    return float(np.square(error, dtype=np.float64).mean()), error * np.float32(2.0 / len(rows))
+
+
+def residuals(
+    predicted: FloatArray, accepted: FloatArray, censored: NDArray[np.bool_]
+) -> FloatArray:
+    """Absolute error [n] in tokens; where ``censored``, only how far the bound was missed."""
+    error = predicted - accepted
+    missed: FloatArray = np.where(censored, np.minimum(error, 0.0), error)
+    return np.abs(missed)
+
+
+class Foresight(NamedTuple):
+    """What a policy had to say of n drafts: the log-likelihood of what became of the cache drafts,
+    nats, and the log-odds that one more token of a model draft is accepted."""
+
+    cache: Floats
+    odds: FloatArray
+
+
+def foresight(policy: Policy, rows: Rows, found: Faced) -> Foresight:
+    """How well ``policy`` foresaw ``rows``, which came to ``found``."""
+    if policy.kind == "frequency":
+        return foresight_of(policy.kind, rows.features[:, _SCORE, None], rows, found)
+    return foresight_of(policy.kind, network(policy, rows.features), rows, found)
+
+
+def foresight_of(kind: Kind, outputs: FloatArray, rows: Rows, found: Faced) -> Foresight:
+    """The same of a network's ``outputs`` [n, outputs] for ``rows``.
+
+    What names only a mean is taken to mean the geometric law that has it, cut off at the draft's
+    length, and has no word on model drafts.
+    """
+    if kind == "survival":
+        cache = survival_likelihood(outputs[:, :BUCKETS], found)
+        return Foresight(cache, outputs[:, BUCKETS].copy())
+    chance = _chance_of(outputs[:, 0].astype(np.float64), rows.draft_len)
+    cache = rows.accepted * np.log(chance) + found.broke * np.log1p(-chance)
+    return Foresight(cache, np.zeros(len(rows), np.float32))
+
+
+_SCORE: Final = FEATURES.index("score")
+
+
+def _chance_of(mean: Floats, lengths: NDArray[np.integer]) -> Floats:
+    """The chance at which geometric drafts of ``lengths`` [n] have ``mean`` [n] to expect."""
+    low, high = np.full(len(mean), LIMIT), np.full(len(mean), 1.0 - LIMIT)
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2.0
+        expected = middle * (1.0 - middle**lengths) / (1.0 - middle)
+        below = expected < mean
+        low, high = np.where(below, middle, low), np.where(below, high, middle)
+    return (low + high) / 2.0
+
+
+def _cache_likelihood(logits: FloatArray, rises: FloatArray, found: Faced) -> Floats:
+    lived = (found.positions * rises).sum(axis=1, dtype=np.float64)
+    ended = logits[np.arange(len(logits)), found.where]
+    likelihood: Floats = np.where(found.broke, ended, 0.0) - lived
+    return likelihood
+
+
+def _model_likelihood(odds: FloatArray, rises: FloatArray, found: Faced) -> Floats:
+    return (found.held * odds - found.tried * rises).astype(np.float64)
+
+
+def _sigmoid(x: FloatArray) -> FloatArray:
+    """Chances of the log-odds ``x``, none below what a float32 can take the logarithm of."""
+    one = np.float32(1.0)
+    found: FloatArray = one / (one + np.exp(np.minimum(-x, np.float32(80.0))))
+    return found
+
+
+def _softplus(x: FloatArray, chance: FloatArray) -> FloatArray:
+    """``log(1 + exp(x))``, from the ``_sigmoid`` of ``x``."""
+    found: FloatArray = np.maximum(x - np.log(chance), 0.0)
+    return found

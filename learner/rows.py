@@ -74,6 +74,11 @@ def empty(n: int = 0) -> Rows:
     )
 
 
+def joined(parts: Sequence[Rows]) -> Rows:
+    """The rows of all ``parts``, at least one, in their order."""
+    return Rows(**{name: np.concatenate([getattr(p, name) for p in parts]) for name in COLUMNS})
+
+
 def hash_id(text: str) -> int:
     """A 64-bit hash of an id that is the same in every process and on every machine."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")

@@ -1,9 +1,14 @@
-"""What the learner knows of one scope, and the verbs of one step on it."""
+"""What the learner knows of one scope: a function of the drafts it was fed, in their order.
+
+Rows queue up and are worked off in blocks of ``BLOCK``; what does not fill one waits, and is part
+of the snapshot. So neither how they were read, nor how fast, nor a restart changes what is learned
+or promoted. A block is first foreseen by all who are judged, then learned from.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -11,51 +16,36 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decoder.contracts.bundle import Policy
-from decoder.contracts.events import DraftEvent
-from decoder.contracts.features import FloatArray
-from decoder.policy.estimate import predict
-from decoder.policy.probes import from_bytes, to_bytes
-from learner import checkpoint, train
+from learner import train
 from learner.buffer import Buffer, Snapshot
-from learner.costs import NOMINAL, measure
-from learner.drift import Detector, residuals
-from learner.gate import Verdict, judge
-from learner.rows import COLUMNS, Rows, empty
+from learner.checkpoint import under, within
+from learner.clusters import Clusters
+from learner.contest import FIRST, SEATS, Contest, Contestant, mark
+from learner.costs import NOMINAL, Costs, measure
+from learner.drift import STREAMS, Alarm, Detector
+from learner.gate import Verdict, error_of, judge
+from learner.learners import NAMES, QUICK, Learners
+from learner.losses import faced
+from learner.rows import COLUMNS, Rows, empty, joined
+from learner.sample import Sample
 from learner.settings import LearnerSettings
-from learner.tune import Tuning, tune
+from learner.tune import tuned
 
 log = logging.getLogger(__name__)
 
 BLOCK: Final = 64
-BATCH: Final = 128
-RECENT_SHARE: Final = 0.5
-"""Half of a minibatch comes from the newest drafts, half from all that are trusted: the first half
-follows the traffic, the second keeps what is rare in it."""
-RECENT_DRAFTS: Final = 1_500
-UPDATES_PER_EVENT: Final = 0.25
-"""With minibatches of 128 a draft is seen about as often as in twice the paper's twenty epochs,
-spread over its stay in the buffer. Four times the work on synthetic traffic learned no faster."""
-RATES: Final = (train.QUICK, train.CAREFUL)
-"""Networks learn side by side, one at each rate, from the same drafts; held-out drafts say which of
-them is the candidate. No one rate does for traffic as usual and for traffic that turned about."""
-WARM_UP: Final = 150
-"""Optimiser steps of a new network before its first candidate; it owes them whatever has come."""
-OWED_UPDATES: Final = 400
-"""Updates owed at most, so that a long backlog is not answered by a minute of training."""
-HELD_OUT: Final = 1_200
-"""Newest drafts of each held-out split that tune and judge; older traffic has no vote."""
-COSTED_ROWS: Final = 4_000
-BASELINE: Final = 500
-"""Held-out drafts that tell the drift detector what a new champion's usual error is."""
-SOON: Final = 200
-"""Events until the next candidate, instead of the usual interval, after an alarm or a verdict that
-lacked evidence."""
-MAE_ROWS: Final = 500
+JUDGED: Final = 4_000
+"""Newest drafts on which the rate of a contestant is simulated."""
+COSTED: Final = 4_000
+RECHECK: Final = 8
+"""Clusters until the rate of a contestant that was found slower is looked at again."""
+MAE_MEMORY: Final = 512.0
+"""Drafts over which the champion's error is taken."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A policy of version 0 with how it was tuned and what the gate said."""
+    """A policy of version 0 that won, which learner made it, and by which figures."""
 
     policy: Policy
     origin: str
@@ -63,190 +53,163 @@ class Candidate:
 
 
 class Scope:
-    """One scope: buffer, network, drift detector, and the champion to beat.
+    """One scope: buffer, learners, detector, and the contest about what is served.
 
-    ``champion_known`` is false until the registry has said, once, whether there is a champion.
-    ``version`` is the champion's, 0 before the first promotion.
+    ``total`` counts rows ever fed, ``mae`` is the champion's mean absolute error in tokens on the
+    newest, ``alarms`` those of each stream.
     """
 
-    def __init__(self, name: str, settings: LearnerSettings, champion: Policy) -> None:
+    def __init__(self, name: str, settings: LearnerSettings, first: Policy) -> None:
+        """Begin with ``first`` in force: it stays a contestant whenever another is served."""
         self.name = name
         self.settings = settings
+        self.total = self.candidates = self.promotions = 0
+        self.last_alarm_at = 0.0  # seconds since the epoch, by the clock of the rows
+        self.mae = 0.0
+        self.alarms = dict.fromkeys(STREAMS, 0)
         self.buffer = Buffer(settings.buffer_events)
-        self.trainers: list[train.Trainer] = []  # one for each of RATES, or none yet
-        self.champion = champion
-        self.alarms = {"drafts": 0}
-        self.last_alarm_at = 0.0
-        self._waiting = empty()
-        self._won: Candidate | None = None
+        self.learners = Learners()
+        self.contest = Contest(first)
         self.detector = Detector()
-        self.next_candidate_at = settings.min_events  # in events of the buffer's total
-        self.updates = self.drifts = self.candidates = self.promotions = 0
-        self.last_drift_at = 0.0
-        self._owed = 0.0
-        self._errors: FloatArray = np.zeros(0, np.float32)
+        self._sample = Sample(settings.rows_per_second)
+        self._clusters = Clusters(SEATS + len(STREAMS))
+        self._waiting = empty()
+        self._next_contestant = settings.min_events  # row of the buffer
+        self._won: Candidate | None = None
+        self._offered = ""  # mark of the candidate that was handed out last
 
     @property
-    def total(self) -> int:
-        """Drafts fed."""
-        return self.buffer.total + len(self._waiting)
-
-    def feed(self, rows: Rows) -> list[str]:
-        """Learn from ``rows``, in blocks; the alarms."""
-        waiting = joined(self._waiting, rows)
-        while len(waiting) >= BLOCK:
-            self._block(waiting.take(np.arange(BLOCK)))
-            waiting = waiting.take(np.arange(BLOCK, len(waiting)))
-        self._waiting = waiting
-        return []
-
-    def _block(self, rows: Rows) -> None:
-        self.buffer.store(rows)
-        self._owed = len(rows) / 2
-        self.learn(len(rows) // 2, seed=self.buffer.total)
-        if self.is_due():
-            candidate = self.propose()
-            self.candidates += candidate.verdict.decided
-            self._won = candidate if candidate.verdict.promote else self._won
-
-    def candidate(self) -> Candidate | None:
-        """What won since the last call."""
-        won, self._won = self._won, None
-        return won
-
-    def admit(self, events: Sequence[DraftEvent], life: str = "") -> Rows:
-        """Store the drafts of the events of ``life`` that are new; their rows."""
-        rows = self.buffer.admit(events, life)
-        self._owed = min(self._owed + UPDATES_PER_EVENT * len(rows), OWED_UPDATES)
-        return rows
-
-    def watch(self, rows: Rows, now: float) -> bool:
-        """Feed the champion's residuals on new ``rows``; True when the traffic changed for it.
-
-        On a change only events since then are trusted, the normaliser follows them, and the next
-        candidate is due soon.
-        """
-        if not len(rows):
-            return False
-        errors = residuals(predict(self.champion, rows.features), rows.accepted, rows.censored)
-        self._errors = np.concatenate([self._errors, errors.astype(np.float32)])[-MAE_ROWS:]
-        since = self.detector.update(errors)
-        if since is None:
-            return False
-        self.drifts += 1
-        self.last_drift_at = now
-        self.buffer.trust_last(since)
-        self.next_candidate_at = min(self.next_candidate_at, self.buffer.total + SOON)
-        moved = train.normaliser(self.buffer.recent(RECENT_DRAFTS).features)
-        for trainer in self.trainers:
-            train.renormalise(trainer, *moved)
-        return True
-
-    def learn(self, updates: int, seed: int) -> int:
-        """Up to ``updates`` steps of every optimiser, as far as owed to new events; how many."""
-        steps = min(updates, int(self._owed))
-        slots = self.buffer.slots("train")
-        if steps <= 0 or self.buffer.total < self.settings.min_events or not len(slots):
-            return 0
-        if not self.trainers:
-            self.trainers = [self._begin(slots, rate) for rate in RATES]
-            self._owed = max(self._owed, WARM_UP)
-            steps = min(updates, int(self._owed))
-        draw = np.random.default_rng(seed)
-        recent = slots[-RECENT_DRAFTS:]
-        newest = int(BATCH * RECENT_SHARE)
-        for _ in range(steps):
-            picked = np.concatenate(
-                [draw.choice(recent, newest), draw.choice(slots, BATCH - newest)]
-            )
-            rows = self.buffer.at(picked)
-            for trainer in self.trainers:
-                train.update(trainer, rows)
-        self.updates += steps
-        self._owed -= steps
-        for index, trainer in enumerate(self.trainers):
-            if not train.is_finite(trainer):
-                log.error("scope %s: weights are no longer finite, starting over", self.name)
-                self.trainers[index] = self._begin(slots, trainer.rate)
-        return steps
-
-    def is_due(self) -> bool:
-        """Whether enough events came for the next candidate."""
-        enough = self.buffer.total >= max(self.next_candidate_at, self.settings.min_events)
-        warm = any(trainer.updates >= WARM_UP for trainer in self.trainers)
-        return enough and warm
-
-    def propose(self) -> Candidate:
-        """Tune and judge the better network; the next candidate is then an interval away."""
-        self.next_candidate_at = self.buffer.total + self.settings.candidate_every
-        measured = measure(self.buffer.recent(COSTED_ROWS))
-        held = self.buffer.rows("tune", HELD_OUT)
-        judged = self.buffer.rows("gate", HELD_OUT)
-        best = min(self.trainers, key=lambda t: train.held_out_loss(t, held))
-        raw = train.export(best, self.name, self.champion.threshold, judged.features)
-        tuning = tune(raw, held, measured, self.champion)
-        policy = replace(
-            raw,
-            threshold=tuning.threshold,
-            rate=tuning.rate,
-            use_model=tuning.use_model,
-            model_payoff=tuning.model_payoff,
-        )
-        verdict = judge(policy, self.champion, judged, measured or NOMINAL, self.buffer.total)
-        if not verdict.decided:
-            self.next_candidate_at = self.buffer.total + min(SOON, self.settings.candidate_every)
-        return Candidate(
-            replace(policy, provenance=self._provenance(best, tuning, verdict)), "careful", verdict
-        )
-
-    def crown(self, new: Policy) -> None:
-        """Take over what the registry says is served."""
-        if (new.version, new.kind) == (self.champion.version, self.champion.kind):
-            return
-        self.champion = new
-        self.promotions += new.provenance.get("origin") == "learner"
-        held = self.buffer.rows("gate", BASELINE)
-        errors = residuals(predict(new, held.features), held.accepted, held.censored)
-        self.detector.reset(errors)
-        self._errors = errors.astype(np.float32)
-
-    @property
-    def mae(self) -> float:
-        """The champion's mean absolute error in tokens on the newest events."""
-        return float(self._errors.mean()) if len(self._errors) else 0.0
+    def champion(self) -> Policy:
+        """What is served."""
+        return self.contest.champion
 
     @property
     def version(self) -> int:
-        """Version of the champion."""
+        """Of the champion."""
         return self.champion.version
 
-    def window(self) -> dict[str, int]:
-        """What the network may have learned from, for the registry."""
-        return {
-            "events": self.buffer.total - max(self.buffer.trusted_from, 0),
-            "events_total": self.buffer.total,
-            "train_drafts": len(self.buffer.slots("train")),
-            "updates": self.updates,
-            "drifts": self.drifts,
-        }
+    @property
+    def updates(self) -> int:
+        """Optimiser steps taken by each network."""
+        return self.learners.updates
 
-    def _begin(self, slots: NDArray[np.int64], rate: float) -> train.Trainer:
-        """From the champion's weights, or at random with the normaliser of what is there."""
-        if self.champion.layers:
-            return train.continue_from(self.champion, rate)
-        seen = train.normaliser(self.buffer.at(slots).features)
-        return train.start(self.settings.kind, *seen, rate=rate)
+    def feed(self, rows: Rows) -> list[Alarm]:
+        """Take in ``rows``, each once, in their order; the alarms that they raised. Mutates."""
+        self.total += len(rows)
+        rows = joined([self._waiting, self._sample.take(rows)])
+        alarms: list[Alarm] = []
+        whole = len(rows) - len(rows) % BLOCK
+        for first in range(0, whole, BLOCK):
+            alarms += self._work(rows.take(np.arange(first, first + BLOCK)))
+        self._waiting = rows.take(np.arange(whole, len(rows)))
+        return alarms
 
-    def _provenance(
-        self, trainer: train.Trainer, tuning: Tuning, verdict: Verdict
-    ) -> dict[str, Any]:
-        costs = tuning.costs
+    def candidate(self) -> Candidate | None:
+        """Who has won since the last call and is not registered yet; the newest. Mutates."""
+        won, self._won = self._won, None
+        if won is not None:
+            self.candidates += 1
+            self._offered = mark(won.policy)
+        return won
+
+    def crown(self, policy: Policy) -> None:
+        """``policy`` is what is served from now on, whoever decided so. Mutates.
+
+        The learners go on if it is the candidate that was handed out last, else from its weights.
+        """
+        taken = mark(policy)
+        if taken == mark(self.champion):
+            self.contest.champion = policy  # the same under another version
+            return
+        self.contest.crown(policy, self.buffer.total)
+        self._won = None
+        self.mae = error_of(policy, self.buffer.recent(int(MAE_MEMORY)))
+        if taken == self._offered:
+            self.promotions += 1
+        elif policy.layers and self.learners.trainers:
+            self.learners.begin(policy, self.settings.kind, self.buffer)
+
+    def _work(self, block: Rows) -> list[Alarm]:
+        """Foresee a block, weigh who foresaw it best, store it, learn from it, and decide."""
+        found = faced(block)
+        numbers = np.zeros((len(block), SEATS + len(STREAMS)))
+        numbers[:, :SEATS] = self.contest.advantages(block, found)
+        if self.learners.trainers:
+            numbers[:, SEATS:] = self.learners.weigh(block, found)
+        self._follow_error(block)
+        closed = self._clusters.add(block.session, numbers)
+        self.contest.take(closed)
+        row = self.buffer.total + len(block)
+        alarms = self.detector.take([cluster.sums[SEATS:] for cluster in closed], row)
+        self.buffer.add(block)
+        if self.learners.trainers:
+            self.learners.learn(self.buffer)
+        elif row >= self.settings.min_events:
+            self.learners.begin(self.champion, self.settings.kind, self.buffer)
+        for alarm in alarms:
+            self.alarms[alarm.stream] += 1
+            self.last_alarm_at = float(block.time[-1])
+        if alarms:
+            self._seat(0, QUICK)
+        self._renew()
+        self._decide()
+        return alarms
+
+    def _follow_error(self, block: Rows) -> None:
+        weight = len(block) / min(self.buffer.total + len(block), MAE_MEMORY)
+        self.mae += weight * (error_of(self.champion, block) - self.mae)
+
+    def _renew(self) -> None:
+        """Give a seat that is vacant to the learner that foresees best, where one is due."""
+        if self.buffer.total < self._next_contestant or not self.learners.trainers:
+            return
+        self._next_contestant = self.buffer.total + self.settings.candidate_every
+        seat = self.contest.vacant()
+        if seat is not None:
+            self.learners.follow()
+            self._seat(seat, self.learners.leader)
+
+    def _seat(self, seat: int, learner: int) -> None:
+        """Let the network of ``learner``, as it is, contend from now on."""
+        trainer = self.learners.trainers[learner]
+        recent = self.buffer.recent(COSTED)
+        raw = train.export(trainer, self.name, self.champion.threshold, recent.features[-BLOCK:])
+        policy, note = tuned(raw, recent, measure(recent), self.champion)
+        if not all(np.isfinite(array).all() for layer in policy.layers for array in layer):
+            log.error("scope %s: weights are no longer finite, starting over", self.name)
+            self.learners.begin(self.champion, self.settings.kind, self.buffer)
+            return
+        policy = replace(policy, provenance={"origin": "learner", "note": note})
+        self.contest.seats[seat] = Contestant(policy, self.buffer.total, NAMES[learner])
+
+    def _decide(self) -> None:
+        """Let the strongest whose evidence suffices win, unless it is slower."""
+        for seat in self.contest.passed():
+            one = self.contest.seats[seat]
+            if one is None or one.judged < one.recheck:
+                continue
+            judged = self.buffer.begun_since(one.since, JUDGED)
+            costs = measure(self.buffer.recent(COSTED)) or NOMINAL
+            verdict = judge(
+                one.policy, self.champion, judged, costs, one.bets.evidence, one.judged
+            )
+            if not verdict.promote:
+                one.recheck = one.judged + RECHECK
+                continue
+            made = self._provenance(one, verdict, costs)
+            self._won = Candidate(replace(one.policy, version=0, provenance=made), one.origin, verdict)
+            if seat != FIRST:
+                self.contest.seats[seat] = None
+            else:
+                one.recheck = one.judged + RECHECK
+            return
+
+    def _provenance(self, one: Contestant, verdict: Verdict, costs: Costs) -> dict[str, Any]:
         return {
-            "origin": "learner",
-            "note": tuning.note,
+            **one.policy.provenance,
             "verdict": verdict.reason,
             "window": self.window(),
-            "learning_rate": trainer.rate,
+            "learner": one.origin,
             "costs": {
                 "fixed_us": costs.fixed_us,
                 "token_us": costs.token_us,
@@ -256,54 +219,66 @@ class Scope:
             },
         }
 
-    def snapshot(self) -> Snapshot:
-        """Everything :meth:`restored` needs, champion included: it must not need the registry."""
-        arrays, numbers = self.buffer.snapshot()
-        state = {
-            "buffer": numbers,
-            "trainers": [],
-            "next_candidate_at": self.next_candidate_at,
-            "last_drift_at": self.last_drift_at,
-            "owed": self._owed,
-            **{name: getattr(self, name) for name in _COUNTERS},
+    def window(self) -> Mapping[str, int | float]:
+        """What the networks may have learned from, for the registry."""
+        return {
+            "events": len(self.buffer),
+            "events_total": self.total,
+            "share": self._sample.share,
+            "updates": self.updates,
+            **{f"alarms_{stream}": count for stream, count in self.alarms.items()},
         }
-        arrays = checkpoint.under("buffer.", arrays)
-        arrays |= checkpoint.under("waiting.", {n: getattr(self._waiting, n) for n in COLUMNS})
-        arrays["champion"] = np.frombuffer(to_bytes(self.champion), np.uint8)
-        for index, trainer in enumerate(self.trainers):
-            weights, numbers = train.snapshot(trainer)
-            state["trainers"].append(numbers)
-            arrays |= checkpoint.under(f"trainer.{index}.", weights)
-        return arrays, state
+
+    def snapshot(self) -> Snapshot:
+        """Everything :meth:`restored` needs, policies included: it must not need the registry."""
+        arrays: dict[str, NDArray[Any]] = {}
+        state: dict[str, Any] = {name: getattr(self, name) for name in _NUMBERS}
+        for name, part in (
+            ("buffer", self.buffer),
+            ("learners", self.learners),
+            ("contest", self.contest),
+            ("sample", self._sample),
+            ("clusters", self._clusters),
+        ):
+            held, state[name] = part.snapshot()
+            arrays |= under(f"{name}.", held)
+        arrays |= under("waiting.", {name: getattr(self._waiting, name) for name in COLUMNS})
+        return arrays, state | {"detector": self.detector.snapshot(), "alarms": dict(self.alarms)}
 
     @classmethod
     def restored(cls, name: str, settings: LearnerSettings, snapshot: Snapshot) -> Scope:
-        """The scope as it was; only the drift detector starts anew.
+        """The scope as it was; what it is fed next has the effect it would have had.
 
         Raises:
-            KeyError, ValueError, PolicyRefused: the snapshot is not one of this version.
+            KeyError, ValueError, TypeError, PolicyRefused: the snapshot is not of this version.
         """
         arrays, state = snapshot
-        scope = cls(name, settings, from_bytes(arrays["champion"].tobytes(), name))
-        scope._waiting = Rows(**checkpoint.within("waiting.", arrays))
-        scope.buffer = Buffer.restored(
-            (checkpoint.within("buffer.", arrays), state["buffer"]), settings.buffer_events
-        )
-        scope.trainers = [
-            train.restored(checkpoint.within(f"trainer.{index}.", arrays), numbers)
-            for index, numbers in enumerate(state["trainers"])
-        ]
-        scope.next_candidate_at = int(state["next_candidate_at"])
-        scope.last_drift_at = float(state["last_drift_at"])
-        scope._owed = float(state["owed"])
-        for counter in _COUNTERS:
-            setattr(scope, counter, int(state[counter]))
+
+        def part(of: str) -> Snapshot:
+            return within(f"{of}.", arrays), state[of]
+
+        contested = Contest.restored(part("contest"))
+        scope = cls(name, settings, contested.first)
+        scope.contest = contested
+        scope.buffer = Buffer.restored(part("buffer"), settings.buffer_events)
+        scope.learners = Learners.restored(part("learners"))
+        scope.detector = Detector.restored(state["detector"])
+        scope.alarms = {stream: int(state["alarms"][stream]) for stream in STREAMS}
+        scope._sample = Sample.restored(settings.rows_per_second, part("sample"))
+        scope._clusters = Clusters.restored(SEATS + len(STREAMS), part("clusters"))
+        waiting = within("waiting.", arrays)
+        scope._waiting = Rows(**{column: waiting[column] for column in COLUMNS})
+        for number, kind in _NUMBERS.items():
+            setattr(scope, number, kind(state[number]))
         return scope
 
 
-def joined(one: Rows, other: Rows) -> Rows:
-    """``one``, then ``other``."""
-    return Rows(**{n: np.concatenate([getattr(one, n), getattr(other, n)]) for n in COLUMNS})
-
-
-_COUNTERS: Final = ("updates", "drifts", "candidates", "promotions")
+_NUMBERS: Final = {
+    "total": int,
+    "candidates": int,
+    "promotions": int,
+    "last_alarm_at": float,
+    "mae": float,
+    "_next_contestant": int,
+    "_offered": str,
+}

@@ -21,8 +21,9 @@ class LearnerSettings(Settings):
     state_dir: Path = Path("var/learner")  # checkpoint, scopes and the name that holds leases
     awake_scopes: int = Field(default=32, ge=1)  # in memory at once; the others rest in files
     buffer_events: int = Field(default=20_000, ge=500)  # per scope, about 200 bytes an event
-    min_events: int = Field(default=400, ge=50)  # labelled events before a scope's first candidate
-    candidate_every: int = Field(default=600, ge=1)  # distinct events between candidates
+    rows_per_second: float = Field(default=100.0, gt=0.0)  # learned from, a scope: 1% of a core
+    min_events: int = Field(default=400, ge=50)  # labelled events before a scope learns at all
+    candidate_every: int = Field(default=600, ge=1)  # of them, between two contestants
     kind: Literal["survival", "payoff"] = "survival"  # of a scope whose champion has no network
 
     @property

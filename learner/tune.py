@@ -1,4 +1,4 @@
-"""The decision that buys most tokens per second with what a network predicts.
+"""What a policy's choices come to on recorded drafts, and the threshold that buys most by it.
 
 **Rate.** A text has a given number of tokens, and its copied stretches and its new ones have
 theirs. A sum of tokens over a sum of times, taken over the visited states, instead keeps the number
@@ -10,7 +10,7 @@ of copied and new spans, the threshold chosen this way from always-model logs re
 the best fixed threshold's rate, the plain ratio 0.91-0.99. A censored draft counts with what was
 really committed.
 
-**Threshold.** Every threshold that tells the drafts apart is tried, exactly, in one pass over the
+**Threshold** of the kinds that have one. Every threshold that tells the drafts apart is tried, exactly, in one pass over the
 sorted predictions.
 """
 
@@ -26,21 +26,18 @@ from decoder.contracts.bundle import Policy
 from decoder.contracts.features import FloatArray
 from decoder.policy.estimate import PAPER_THRESHOLD, decide_each, estimate, predict
 from decoder.policy.pricing import part_of
-from decoder.policy.rule import CACHE, MODEL, NONE
-from learner.costs import MIN_ARM, NOMINAL, Costs, Floats
-from learner.rows import Rows
+from decoder.policy.rule import CACHE, MODEL, NONE, Choice
+from learner.costs import MIN_ARM, Costs, Floats
+from learner.rows import UNKNOWN, Rows
 
 MIN_TUNE: Final = 40
-"""Held-out drafts before a threshold is fitted to them."""
+"""Drafts before a threshold is fitted to them."""
 SEGMENT: Final = 8
 """Drafts of a request taken as one stretch: one alone would charge every unlucky draft as a stretch
 without luck, the whole request is the plain ratio again."""
 UNSEEN_MARGIN: Final = 1.05
 """To leave a model drafter for drafting nothing, an arm whose cost was read off the line and never
 seen, the line must promise this factor; once tried, measured costs decide."""
-
-
-ITERATIONS: Final = 4
 LEAST_RATE: Final = 0.5
 """Tokens in the time of a plain step: drafting nothing reaches one."""
 
@@ -138,82 +135,58 @@ def _between(ranked: FloatArray, k: int) -> float:
     return float(middle if middle > ranked[k] else ranked[k - 1])
 
 
-@dataclass(frozen=True)
-class Tuning:
-    """Decision parameters for a policy and why.
-
-    ``rate`` is the survival kind's parameter, ``speed`` what the held-out drafts are expected to
-    reach with it, in tokens per microsecond.
-    """
-
-    threshold: float
-    rate: float
-    use_model: bool
-    model_payoff: float
-    speed: float
-    note: str
-    costs: Costs
-
-
-def tune(policy: Policy, rows: Rows, measured: Costs | None, champion: Policy) -> Tuning:
-    """Decision parameters for ``policy`` on held-out ``rows``; nothing is mutated.
+def tuned(
+    policy: Policy, rows: Rows, measured: Costs | None, champion: Policy
+) -> tuple[Policy, str]:
+    """``policy`` with the decision parameters of its kind, and a word on where they are from.
 
     Where costs, drafts or the other arm have not been seen enough, what the champion does stays,
-    and the paper's threshold of 6 stands in for a champion that never had one.
+    and the paper's threshold of 6 stands in for a champion that never had one. A survival policy
+    has no parameter: a worker decides by the rate that it achieves.
     """
-    alike = champion.kind == policy.kind
-    kept = Tuning(
-        threshold=champion.threshold if alike else PAPER_THRESHOLD,
-        rate=champion.rate if alike else policy.rate,
-        use_model=champion.use_model,
-        model_payoff=champion.model_payoff,
-        speed=0.0,
-        note="step costs are not measured yet" if measured is None else "few held-out drafts",
-        costs=measured or NOMINAL,
-    )
-    if measured is None or len(rows) < MIN_TUNE:
-        return kept
-    payoff = measured.model_accepted if measured.has_model else champion.model_payoff
-    kept = replace(kept, model_payoff=payoff)
+    seen = measured is not None and measured.has_model
+    payoff = measured.model_accepted if measured is not None and seen else champion.model_payoff
     if policy.kind == "survival":
         # Arm none competes in every cycle there, so that nothing is switched off for good.
-        rate, speed = _fixed_point(policy, rows, measured)
-        return replace(kept, rate=rate, use_model=True, speed=speed, note="rate at its fixed point")
+        return replace(policy, use_model=True, model_payoff=payoff), "decides by the live rate"
+    kept = replace(
+        policy,
+        threshold=champion.threshold if champion.kind == policy.kind else PAPER_THRESHOLD,
+        use_model=champion.use_model,
+        model_payoff=payoff,
+    )
+    if measured is None or len(rows) < MIN_TUNE:
+        return kept, "step costs are not measured yet" if measured is None else "few drafts"
     use_model, note = _use_model(measured, champion)
     kept = replace(kept, use_model=use_model)
     if not measured.has_model and measured.seen[NONE] < MIN_ARM:
-        return replace(kept, note=f"{note}; no other arm observed, threshold kept")
+        return kept, f"{note}; no other arm observed, threshold kept"
     found = scan(
         predict(policy, rows.features),
         measured.always(rows, CACHE),
         measured.always(rows, MODEL if use_model and measured.has_model else NONE),
         stretches(rows),
     )
-    return replace(kept, threshold=found.threshold, speed=found.rate, note=note)
+    return replace(kept, threshold=found.threshold), note
 
 
-def _fixed_point(policy: Policy, rows: Rows, costs: Costs) -> tuple[float, float]:
-    """The rate at which deciding by a rate achieves that rate, and its speed.
-
-    Near the optimum the achieved rate hardly depends on the one decided by, so that a search for
-    the best would follow noise; the fixed point is the optimum of the ratio (Dinkelbach 1967).
-    """
-    batch = int(np.median(rows.batch_size))
-    plain = float(part_of(costs.situation.costs, batch, 0, 0))
-    rate, speed = policy.rate, 0.0
-    for _ in range(ITERATIONS):
-        speed = _speed(replace(policy, rate=rate), rows, costs)
-        rate = max(speed * plain, LEAST_RATE)
-    return rate, speed
-
-
-def _speed(policy: Policy, rows: Rows, costs: Costs) -> float:
-    """Tokens per microsecond that ``policy`` is expected to reach on ``rows``."""
+def speed(policy: Policy, rows: Rows, costs: Costs) -> float:
+    """Tokens per microsecond that ``policy`` is expected to reach on ``rows``, deciding by the rate
+    that was in force."""
     situation = costs.situation
     found = estimate(policy, rows.features, situation.model_len)
-    choice = decide_each(policy, found, situation, rows.batch_size)
+    choice = decide_each(policy, found, situation, rows.batch_size, _rates(rows, costs))
     parts = stretches(rows)
     return float(parts.tokens.sum() / parts.needed(*costs.outcome(rows, choice)).sum())
+
+
+def _rates(rows: Rows, costs: Costs) -> Floats:
+    """The rate [n] in force; where another parameter was, what was achieved by it."""
+    arms = np.where(rows.arm == UNKNOWN, NONE, rows.arm).astype(np.int8)
+    committed, time = costs.outcome(rows, Choice(arms, rows.verified_len))
+    plain = part_of(costs.situation.costs, rows.batch_size, 0, 0)
+    achieved = max(float(committed.sum() / (time / plain).sum()), LEAST_RATE)
+    return np.where(np.isfinite(rows.rate), rows.rate, achieved).astype(np.float64)
 
 
 def _use_model(costs: Costs, champion: Policy) -> tuple[bool, str]:

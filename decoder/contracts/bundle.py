@@ -60,9 +60,8 @@ class Policy:
 
     ``layers`` are (weight [in, out], bias [out]) float32 pairs of a ReLU network over
     ``(x - mean) / std``. ``threshold`` is in tokens and belongs to the kinds ``frequency`` (what
-    counting says, with nothing learned) and ``payoff``; ``rate``, tokens a request
-    commits in the time of a step that verifies no draft, to ``survival``: it is what a worker
-    starts from, and what its own rate replaces. ``use_model`` is false
+    counting says, with nothing learned) and ``payoff``; what decides for ``survival`` is
+    the rate that a worker achieves, and no bundle brings it. ``use_model`` is false
     when the learner found the model draft slower than drafting nothing. ``model_payoff`` is the
     mean accepted length of model drafts when the policy was made. ``publication`` counts what was
     published for this scope and ``role``; 0 is a policy that never was.
@@ -75,7 +74,6 @@ class Policy:
     mean: FloatArray = field(default_factory=lambda: np.zeros(NUM_FEATURES, np.float32))
     std: FloatArray = field(default_factory=lambda: np.ones(NUM_FEATURES, np.float32))
     layers: tuple[tuple[FloatArray, FloatArray], ...] = ()
-    rate: float = 2.0
     use_model: bool = True
     model_payoff: float = 0.0
     publication: int = 0
@@ -110,13 +108,8 @@ class Policy:
 
     @property
     def parameter_name(self) -> str:
-        """Which parameter decides: ``rate`` of a survival policy, else ``threshold``."""
+        """What decides: of a survival policy the worker's live ``rate``, else ``threshold``."""
         return "rate" if self.kind == "survival" else "threshold"
-
-    @property
-    def parameter(self) -> float:
-        """The decision parameter as the policy brings it; a worker's own rate replaces it."""
-        return self.rate if self.kind == "survival" else self.threshold
 
 
 def frequency_policy(scope: str, threshold: float = 2.0) -> Policy:
@@ -141,7 +134,6 @@ def pack(policy: Policy, probe_outputs: FloatArray) -> bytes:
             "version": policy.version,
             "kind": policy.kind,
             "threshold": policy.threshold,
-            "rate": policy.rate,
             "use_model": policy.use_model,
             "model_payoff": policy.model_payoff,
             "publication": policy.publication,
@@ -213,7 +205,6 @@ def _policy(header: dict[str, Any], arrays: Arrays) -> Policy:
         scope=_name(header, "scope"),
         version=_whole(header, "version", _VERSIONS),
         threshold=_real(header, "threshold"),
-        rate=_real(header, "rate"),
         kind=cast("Kind", _name(header, "kind")),
         mean=arrays["mean"],
         std=arrays["std"],
@@ -298,8 +289,8 @@ def _check(policy: Policy) -> None:
         policy.probe_inputs,
         *(a for pair in policy.layers for a in pair),
     ]
-    finite = all(np.isfinite(a).all() for a in numbers) and policy.rate > 0
-    parameters = (policy.threshold, policy.rate, policy.model_payoff)
+    finite = all(np.isfinite(a).all() for a in numbers)
+    parameters = (policy.threshold, policy.model_payoff)
     if not finite or not all(_LEAST < p < _MOST for p in parameters) or (policy.std <= 0).any():
         raise PolicyRefused("nonfinite", "policy holds numbers that are not finite")
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from decoder.contracts.bundle import BUCKETS, Policy
 from decoder.contracts.features import FEATURES, FloatArray
@@ -85,15 +85,21 @@ _DRAFT_LEN: Final = FEATURES.index("draft_len")
 
 
 def decide_each(
-    policy: Policy, estimated: Estimate, situation: Situation, batch: NDArray[np.integer]
+    policy: Policy,
+    estimated: Estimate,
+    situation: Situation,
+    batch: NDArray[np.integer],
+    rate: ArrayLike,
 ) -> Choice:
-    """Arm and draft length of n rows of different steps, each shared by ``batch`` [n] requests."""
+    """Arm and draft length of n rows of different steps, each shared by ``batch`` [n] requests and
+    decided at ``rate``, one or [n], in tokens that a request commits in the time of a plain step.
+    """
     if policy.kind != "survival":
         return _threshold(policy, estimated, situation)
     assert estimated.curves is not None
     if not policy.use_model:
         situation = replace(situation, model_len=0)
-    return choose_each(estimated.curves, estimated.model, batch, policy.rate, situation)
+    return choose_each(estimated.curves, estimated.model, batch, rate, situation)
 
 
 def _threshold(policy: Policy, estimated: Estimate, situation: Situation) -> Choice:

@@ -187,13 +187,13 @@ def part_of(
     return found
 
 
-def value_of(costs: CostTable, rows: ArrayLike, rate: float) -> Floats:
+def value_of(costs: CostTable, rows: ArrayLike, rate: ArrayLike) -> Floats:
     """Time that a committed token of a step of ``rows`` requests is worth.
 
     Args:
         rate: tokens a request commits in the time of a step that verifies no draft.
     """
-    found: Floats = costs.verifying(rows) / (rate * np.asarray(rows))
+    found: Floats = costs.verifying(rows) / (np.asarray(rate) * np.asarray(rows))
     return found
 
 

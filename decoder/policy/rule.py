@@ -2,8 +2,8 @@
 
 What a choice costs and brings is defined in :mod:`decoder.policy.pricing`: a committed token is
 worth ``value = plain / (rate * batch)``, where ``plain`` is the time of a step that verifies no
-draft and ``rate`` the tokens a request gets done in such a time, the one decision parameter, tuned
-by the learner. A choice is worth ``value * (tokens committed) - (time of the step)``; maximising it
+draft and ``rate`` the tokens a request gets done in such a time, the one decision parameter, which
+a worker takes from what it commits (``decoder.rate``). A choice is worth ``value * (tokens committed) - (time of the step)``; maximising it
 maximises the long-run rate (Dinkelbach's argument for ratios), and a threshold on the accepted
 length is the special case of constant costs and a constant model draft.
 
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from decoder.contracts.features import FloatArray
 from decoder.policy.pricing import MAX_TOKENS, CostTable, part_of, value_of
@@ -53,7 +53,7 @@ def choose_each(
     curves: FloatArray,
     model: FloatArray,
     batch: NDArray[np.integer],
-    rate: float,
+    rate: ArrayLike,
     situation: Situation,
 ) -> Choice:
     """The best choice of each of n independent rows.
@@ -62,7 +62,7 @@ def choose_each(
         curves: float32 [n, w] of ``survival``.
         model: float32 [n], expected accepted length of the model draft.
         batch: integers [n], requests that share the row's step, each as this one.
-        rate: tokens a request commits in the time of a plain step.
+        rate: tokens a request commits in the time of a plain step, one or [n].
     """
     n, width = curves.shape
     costs, k = situation.costs, situation.model_len

@@ -123,9 +123,8 @@ def load_policies(asked: Asked, target: Target, wanted: Sequence[str]) -> dict[s
 
 def describe(policy: Policy) -> str:
     """A policy in a few words, for the settings of a run."""
-    parameter = "rate" if policy.kind == "survival" else "threshold"
-    value = policy.rate if policy.kind == "survival" else policy.threshold
-    return f"version {policy.version}, {policy.kind}, {parameter} {value:g}"
+    decided = "live rate" if policy.kind == "survival" else f"threshold {policy.threshold:g}"
+    return f"version {policy.version}, {policy.kind}, {decided}"
 
 
 def settings_of(

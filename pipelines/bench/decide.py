@@ -24,6 +24,7 @@ from decoder.drafting.suffix import CacheDraft
 from decoder.payoff.featurize import DraftState, featurize
 from decoder.payoff.memory import History, TenantMemory, memory_keys
 from decoder.policy.pricing import MAX_TOKENS, CostTable
+from decoder.rate import START
 from learner.train import HIDDEN
 
 BUDGET_US: Final = 49.0
@@ -88,7 +89,7 @@ def _timed(
     began = clock()
     features = featurize(batch, table)
     featurized = clock()
-    choose(policy, features, np.arange(n), n, n, costs, policy.rate, MODEL_LEN)
+    choose(policy, features, np.arange(n), n, n, costs, START, MODEL_LEN)
     return featurized - began, clock() - featurized
 
 

@@ -22,10 +22,10 @@ from decoder.policy.pricing import NOMINAL, CostTable
 from decoder.policy.rule import ARMS, NONE
 from decoder.router import Committed, Decision, DraftRouter, RequestOptions
 from decoder.settings import WorkerSettings
-from learner.rows import from_events
+from learner.rows import from_events, joined
 from pipelines.replay.dialogue import DialogueCache, Turn, turns
 from pipelines.replay.model_arm import model_acceptance
-from pipelines.replay.states import UNLIMITED, Floats, ListSink, Progress, States, joined
+from pipelines.replay.states import UNLIMITED, Floats, ListSink, Progress, States
 from pipelines.replay.tally import Cycles
 from pipelines.replay.traces import Trace
 

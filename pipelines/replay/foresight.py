@@ -17,9 +17,9 @@ from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import TraceError
 from decoder.policy.estimate import PAPER_THRESHOLD
 from learner import train
-from learner.rows import Rows
+from learner.rows import Rows, joined
 from pipelines.replay.split import fraction, some_sessions
-from pipelines.replay.states import States, joined
+from pipelines.replay.states import States
 from pipelines.replay.tally import NOTHING, Tally
 from pipelines.replay.traces import Trace
 

@@ -27,7 +27,7 @@ from decoder.payoff.featurize import DraftState, featurize
 from decoder.payoff.memory import History, Keys, TenantMemory, memory_keys
 from decoder.router import Committed, DraftRouter, RequestOptions
 from decoder.settings import WorkerSettings
-from learner.rows import COLUMNS, Rows, empty, hash_id
+from learner.rows import Rows, empty, hash_id
 from pipelines.replay.dialogue import DialogueCache, Turn, turns
 from pipelines.replay.traces import Trace
 
@@ -274,8 +274,3 @@ def replay(
         router.stop(name, "stop")
     router.settle()
     return sink.events
-
-
-def joined(parts: Sequence[Rows]) -> Rows:
-    """The rows of all ``parts``, at least one, in their order."""
-    return Rows(**{n: np.concatenate([getattr(p, n) for p in parts]) for n in COLUMNS})

@@ -1,5 +1,4 @@
-"""A survival policy from recordings: learned on the cycles of simulated decoders, and priced by
-the rate that it achieves.
+"""A survival policy from recordings: learned on the cycles of simulated decoders.
 
 Every-token states would do for the network, but not for its memory and history: a server sees only
 the positions it stops at, and features that were averaged over all of them mean something else.
@@ -17,22 +16,16 @@ from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import TraceError
 from decoder.engines.reference.method import Method, method
 from decoder.policy.estimate import PAPER_THRESHOLD
-from decoder.policy.pricing import NOMINAL
 from decoder.settings import WorkerSettings
 from learner import train
-from learner.rows import Rows
+from learner.rows import Rows, joined
 from pipelines.replay.engine import hybrid, simulate
-from pipelines.replay.split import some_sessions
-from pipelines.replay.states import Floats, joined
-from pipelines.replay.tally import NOTHING
+from pipelines.replay.states import Floats
 from pipelines.replay.traces import Trace
 
 LEAST: Final = 500
 """Labelled drafts without which nothing is trained."""
 EPOCHS: Final = 30
-ITERATIONS: Final = 2
-PRICED_ON: Final = 60
-"""Generations of each part that are decoded to find the rate."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +53,7 @@ def learn(
     model_mean: float | None,
     scope: str,
 ) -> tuple[Policy, Rows]:
-    """A survival policy of version 0 for nominal costs, and what it was trained on.
+    """A survival policy of version 0, and what it was trained on.
 
     Args:
         model_mean: accepted length of model drafts where a recording does not hold it.
@@ -80,14 +73,4 @@ def learn(
     trainer = train.fit(rows, "survival", EPOCHS)
     policy = train.export(trainer, scope, PAPER_THRESHOLD, rows.features)
     seen = rows.model_accepted[np.isfinite(rows.model_accepted)]
-    policy = replace(policy, model_payoff=float(seen.mean()) if len(seen) else 0.0)
-    for _ in range(ITERATIONS):
-        total = NOTHING
-        for p in parts:
-            priced = some_sessions(list(p.traces), PRICED_ON)
-            by = hybrid("hybrid", policy)
-            cycles, _ = simulate(priced, p.warm_up, by, token_classes, settings, model_mean)
-            total += cycles.tally(NOMINAL)
-        # A plain step is the unit of nominal costs, so this is in tokens a plain step.
-        policy = replace(policy, rate=total.rate)
-    return policy, rows
+    return replace(policy, model_payoff=float(seen.mean()) if len(seen) else 0.0), rows

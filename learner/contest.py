@@ -1,0 +1,209 @@
+"""Contestants against the champion: evidence by what each foresaw of drafts it cannot have learned.
+
+A contestant is a network in training as it was at some moment, or the first policy. It is judged on
+clusters (:mod:`learner.clusters`) born after that moment by the log-likelihood of what became of
+their drafts, a proper score: nobody gains by saying anything but what he believes. A few are alive
+at once, and one that has not won by its age makes room: the young see what changed a lot, the old
+what gains one per cent. The first policy is a contestant whenever it is not the champion, and its
+evidence may begin at any time, so that a long bad stretch can always be undone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from decoder.contracts.bundle import Policy
+from decoder.contracts.features import FloatArray
+from decoder.policy.probes import from_bytes, to_bytes
+from learner.clusters import Cluster
+from learner.evidence import Bets
+from learner.losses import Faced, Floats, foresight, model_likelihood
+from learner.rows import Rows
+
+AGES: Final = (16, 64, 256)
+"""Clusters after which a contestant makes room, by its seat."""
+FIRST: Final = len(AGES)
+SEATS: Final = len(AGES) + 1
+"""The last seat is the first policy's."""
+ALPHA: Final = 0.01
+"""Chance that a contestant no better than the champion ever passes."""
+RETURN: Final = math.log(1_000.0)
+"""Evidence at which the first policy comes back: where it is no better than the champion, once in a
+thousand clusters at most."""
+HOPELESS: Final = math.log(0.05)
+PROMISING: Final = math.log(4.0)
+"""Evidence with which a contestant may stay beyond its age."""
+LEVEL_MEMORY: Final = 72.0
+"""Tokens of model drafts over which their level is taken: two dozen drafts, as a worker does."""
+WORST: Final = -100.0
+"""Log-likelihood of a draft by a policy that foresees nothing that is a number."""
+
+
+@dataclass
+class Level:
+    """How far the model drafts of late were off what a policy foresaw, in log-odds.
+
+    A worker corrects that in two dozen drafts, so it is corrected before a policy is judged.
+    """
+
+    shift: float = 0.0
+    known: float = 0.0
+
+    def judge(self, odds: FloatArray, found: Faced) -> Floats:
+        """Log-likelihood [n] of the model drafts, as the level stood; then follow them. Mutates."""
+        shifted = odds + np.float32(self.shift)
+        likelihood = model_likelihood(shifted, found)
+        tried = float(found.tried.sum())
+        if tried:
+            chance = 1.0 / (1.0 + np.exp(-shifted.astype(np.float64)))
+            slope = float((found.held - found.tried * chance).sum())
+            curve = float((found.tried * chance * (1.0 - chance)).sum())
+            self.known = self.known * (1.0 - 1.0 / LEVEL_MEMORY) ** tried + curve
+            self.shift += slope / (self.known + 1.0)
+        return likelihood
+
+
+@dataclass
+class Contestant:
+    """A policy that would be champion, and what speaks for it.
+
+    ``since`` is the row from which on it may be judged, ``judged`` counts clusters, ``recheck`` is
+    the count at which its rate is looked at again, and ``origin`` says which learner made it.
+    """
+
+    policy: Policy
+    since: int
+    origin: str
+    bets: Bets = field(default_factory=Bets)
+    level: Level = field(default_factory=Level)
+    judged: int = 0
+    recheck: int = 0
+
+
+class Contest:
+    """The champion, and who sits in which seat; seats may be empty."""
+
+    def __init__(self, first: Policy) -> None:
+        self.first = first
+        self.champion = first
+        self.seats: list[Contestant | None] = [None] * SEATS
+        self._level = Level()
+
+    def crown(self, champion: Policy, row: int) -> None:
+        """``champion`` is served from ``row`` on: all evidence was against another. Mutates."""
+        self.champion, self._level = champion, Level()
+        self.seats = [None] * SEATS
+        if mark(champion) != mark(self.first):
+            self.seats[FIRST] = Contestant(self.first, row, "first", Bets(restarts=True))
+
+    def advantages(self, rows: Rows, found: Faced) -> Floats:
+        """What each seat's log-likelihood of ``rows`` is above the champion's, float64 [n, SEATS];
+        0 where nobody sits. The levels of model drafts follow."""
+        champion = self._likelihood(self.champion, self._level, rows, found)
+        advantages = np.zeros((len(rows), SEATS))
+        for seat, one in enumerate(self.seats):
+            if one is not None:
+                mine = self._likelihood(one.policy, one.level, rows, found)
+                advantages[:, seat] = mine - champion
+        return advantages
+
+    @staticmethod
+    def _likelihood(policy: Policy, level: Level, rows: Rows, found: Faced) -> Floats:
+        with np.errstate(all="ignore"):
+            said = foresight(policy, rows, found)
+            total = said.cache + level.judge(said.odds, found)
+        if not math.isfinite(level.shift):
+            level.shift = level.known = 0.0
+        return np.nan_to_num(total, nan=WORST, posinf=WORST, neginf=WORST)
+
+    def take(self, closed: Sequence[Cluster]) -> None:
+        """Take in final clusters, whose first columns are :meth:`advantages`. Mutates."""
+        for cluster in closed:
+            for seat, one in enumerate(self.seats):
+                if one is not None and cluster.born >= one.since:
+                    one.bets.take(float(cluster.sums[seat]))
+                    one.judged += 1
+
+    def passed(self) -> list[int]:
+        """Seats whose evidence suffices, the strongest first."""
+        bounds = [-math.log(ALPHA)] * FIRST + [RETURN]
+        found = [
+            (one.bets.evidence, seat)
+            for seat, one in enumerate(self.seats)
+            if one is not None and one.bets.evidence >= bounds[seat]
+        ]
+        return [seat for _, seat in sorted(found, reverse=True)]
+
+    def vacant(self) -> int | None:
+        """A seat for a new contestant, if any: empty, without hope, or held beyond its age."""
+        for seat, age in enumerate(AGES):
+            one = self.seats[seat]
+            if one is None or one.bets.hope < HOPELESS:
+                return seat
+            if one.judged >= age and one.bets.evidence < PROMISING:
+                return seat
+        return None
+
+    def snapshot(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+        """Everything :meth:`restored` needs, policies included."""
+        arrays = {"first": _bundle(self.first), "champion": _bundle(self.champion)}
+        seats: list[dict[str, Any] | None] = []
+        for seat, one in enumerate(self.seats):
+            if one is None:
+                seats.append(None)
+                continue
+            arrays[f"seat.{seat}"] = _bundle(one.policy)
+            seats.append(
+                {
+                    "since": one.since,
+                    "origin": one.origin,
+                    "bets": one.bets.snapshot(),
+                    "level": [one.level.shift, one.level.known],
+                    "judged": one.judged,
+                    "recheck": one.recheck,
+                }
+            )
+        return arrays, {"seats": seats, "level": [self._level.shift, self._level.known]}
+
+    @classmethod
+    def restored(cls, snapshot: tuple[dict[str, NDArray[Any]], dict[str, Any]]) -> Contest:
+        """The contest as it was.
+
+        Raises:
+            KeyError, ValueError, TypeError, PolicyRefused: the snapshot is not of this version.
+        """
+        arrays, numbers = snapshot
+        contest = cls(from_bytes(arrays["first"].tobytes()))
+        contest.champion = from_bytes(arrays["champion"].tobytes())
+        contest._level = Level(*map(float, numbers["level"]))
+        for seat, held in enumerate(numbers["seats"]):
+            if held is not None:
+                contest.seats[seat] = Contestant(
+                    from_bytes(arrays[f"seat.{seat}"].tobytes()),
+                    int(held["since"]),
+                    str(held["origin"]),
+                    Bets.restored(held["bets"]),
+                    Level(*map(float, held["level"])),
+                    int(held["judged"]),
+                    int(held["recheck"]),
+                )
+        return contest
+
+
+def mark(policy: Policy) -> str:
+    """The same for policies that choose alike, whatever they are called."""
+    sha = hashlib.sha256(f"{policy.kind} {policy.threshold} {policy.use_model}".encode())
+    for part in (part for layer in policy.folded for part in layer):
+        sha.update(np.ascontiguousarray(part).tobytes())
+    return sha.hexdigest()
+
+
+def _bundle(policy: Policy) -> NDArray[np.uint8]:
+    return np.frombuffer(to_bytes(policy), np.uint8)

@@ -1,0 +1,138 @@
+"""Networks that learn side by side from the same drafts, and which of them foresees best.
+
+The quick one follows the traffic, the careful one does not learn a handful of requests by heart; no
+one learning rate does for traffic as usual and for traffic that turned about. What each foresees of
+drafts before it learns from them is added up with a share that always goes on to the other (the
+fixed share of Herbster and Warmuth 1998, "Tracking the best expert"): so the better one of late is
+found within some dozen drafts of its becoming so, and nothing that was learned is thrown away.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from decoder.contracts.bundle import Kind, Policy
+from learner import train
+from learner.buffer import Buffer, Snapshot
+from learner.checkpoint import under, within
+from learner.losses import Faced, Floats, foresight_of, model_likelihood
+from learner.rows import Rows
+
+NAMES: Final = ("careful", "quick")
+CAREFUL, QUICK = range(2)
+RATES: Final = (train.CAREFUL, train.QUICK)
+BATCH: Final = 128
+RECENT_SHARE: Final = 0.5
+"""Half of a minibatch comes from the newest drafts, half from all that are held: the first half
+follows the traffic, the second keeps what is rare in it."""
+RECENT_DRAFTS: Final = 1_500
+STEPS: Final = 8
+"""Of each network for a block of drafts: each is seen sixteen times, spread over its stay."""
+WARM_UP: Final = 150
+"""Steps that networks which begin at random take at once."""
+SHARE: Final = 0.02
+"""Of each one's weight that goes to the others with every block."""
+BEHIND: Final = 0.05
+"""Weight below which a network goes on from where the leader stands."""
+
+
+class Learners:
+    """The networks of a scope; none before :meth:`begin`.
+
+    ``weights`` [networks] add up to one: how much each is trusted to foresee best.
+    """
+
+    def __init__(self) -> None:
+        self.trainers: list[train.Trainer] = []
+        self.weights: Floats = np.full(len(NAMES), 1.0 / len(NAMES))
+        self.updates = 0
+
+    @property
+    def leader(self) -> int:
+        """Index of the one that foresees best of late."""
+        return int(self.weights.argmax())
+
+    def begin(self, champion: Policy, kind: Kind, buffer: Buffer) -> None:
+        """Start from the champion's weights, or as networks of ``kind`` at random. Mutates."""
+        self.weights = np.full(len(NAMES), 1.0 / len(NAMES))
+        if champion.layers:
+            self.trainers = [train.continue_from(champion, rate) for rate in RATES]
+            return
+        seen = train.normaliser(buffer.recent(len(buffer)).features)
+        self.trainers = [train.start(kind, *seen, rate=train.QUICK) for _ in RATES]
+        self.learn(buffer, WARM_UP)
+        for trainer, rate in zip(self.trainers, RATES, strict=True):
+            trainer.rate = rate
+
+    def weigh(self, rows: Rows, found: Faced) -> Floats:
+        """Compare the networks on drafts that they have not learned from. Mutates ``weights``.
+
+        Returns:
+            float64 [n, 2], how much better the quick one foresaw cache and model drafts, in nats.
+        """
+        said = np.empty((len(NAMES), len(rows), 2))
+        for index, trainer in enumerate(self.trainers):
+            outputs = train.outputs_of(trainer, rows.features)
+            foresaw = foresight_of(trainer.kind, outputs, rows, found)
+            said[index, :, 0] = foresaw.cache
+            said[index, :, 1] = model_likelihood(foresaw.odds, found)
+        total = said.sum(axis=(1, 2))
+        held = self.weights * np.exp(total - total.max())
+        held = held / held.sum()
+        self.weights = (1.0 - SHARE) * held + SHARE / len(NAMES)
+        advantages: Floats = said[QUICK] - said[CAREFUL]
+        return advantages
+
+    def learn(self, buffer: Buffer, steps: int = STEPS) -> None:
+        """Take ``steps`` of every network on minibatches of the buffer. Mutates.
+
+        What is drawn depends on how many rows the buffer has ever had, and on nothing else.
+        """
+        draw = np.random.default_rng(buffer.total)
+        last, held = buffer.total, len(buffer)
+        newest = int(BATCH * RECENT_SHARE)
+        for _ in range(steps):
+            recent = last - 1 - draw.integers(0, min(held, RECENT_DRAFTS), newest)
+            every = last - 1 - draw.integers(0, held, BATCH - newest)
+            rows = buffer.at(np.concatenate([recent, every]))
+            for trainer in self.trainers:
+                train.update(trainer, rows)
+        self.updates += steps
+
+    def follow(self) -> None:
+        """Let who is far behind go on from where the leader stands. Mutates."""
+        leader = self.leader
+        for index, weight in enumerate(self.weights):
+            if weight < BEHIND and index != leader:
+                train.take_over(self.trainers[index], self.trainers[leader])
+
+    def snapshot(self) -> Snapshot:
+        """Everything :meth:`restored` needs."""
+        arrays: dict[str, NDArray[Any]] = {"weights": self.weights}
+        trainers = []
+        for name, trainer in zip(NAMES, self.trainers, strict=False):
+            held, numbers = train.snapshot(trainer)
+            arrays |= under(f"{name}.", held)
+            trainers.append(numbers)
+        return arrays, {"trainers": trainers, "updates": self.updates}
+
+    @classmethod
+    def restored(cls, snapshot: Snapshot) -> Learners:
+        """The networks as they were.
+
+        Raises:
+            KeyError, ValueError: the snapshot is not one of this version.
+        """
+        arrays, numbers = snapshot
+        learners = cls()
+        learners.weights, learners.updates = arrays["weights"].copy(), int(numbers["updates"])
+        learners.trainers = [
+            train.restored(within(f"{name}.", arrays), held)
+            for name, held in zip(NAMES, numbers["trainers"], strict=False)
+        ]
+        return learners
+
+
