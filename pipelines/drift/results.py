@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
+from decoder.contracts.errors import SettingsError
 from pipelines.drift.measure import Run
 
 ROOT: Final = Path(__file__).parents[2]
@@ -26,19 +27,30 @@ class Results:
     """The file ``runs.jsonl`` of a folder."""
 
     def __init__(self, folder: Path, resume: bool = True) -> None:
-        """Open the results in ``folder``; without ``resume`` what is there is thrown away."""
+        """Open the results in ``folder``; without ``resume`` what is there is thrown away.
+
+        Raises:
+            SettingsError: what is there is not of this version.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / "runs.jsonl"
         if not resume:
             self._path.unlink(missing_ok=True)
         self._runs: dict[str, Run] = {}
-        if self._path.exists():
-            for line in self._path.read_text(encoding="utf-8").splitlines():
-                try:
-                    held = json.loads(line)
-                    self._runs[held.pop("key")] = Run(**held)
-                except (ValueError, KeyError, TypeError):
-                    continue  # cut short by an interrupt, or of another version: made anew
+        held = self._path.read_text(encoding="utf-8") if self._path.exists() else ""
+        if held and not held.endswith("\n"):  # cut short by an interrupt
+            held = held[: held.rfind("\n") + 1]
+            self._path.write_text(held, encoding="utf-8")
+        for line in held.splitlines():
+            try:
+                record = json.loads(line)
+                key = record.pop("key")
+                self._runs[key] = Run(**record)
+            except (ValueError, KeyError, TypeError) as error:
+                raise SettingsError(
+                    f"{self._path} is not of this version: begin anew with --anew, or elsewhere "
+                    "with --out."
+                ) from error
 
     def get(self, key: str) -> Run | None:
         """The run known by ``key``."""

@@ -13,7 +13,6 @@ import torch
 
 from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import TraceError
-from decoder.policy.probes import to_bytes
 from decoder.settings import WorkerSettings
 from pipelines.drift import oracle
 from pipelines.drift.columns import Columns
@@ -108,7 +107,7 @@ class Study:
         self._plan, self._recordings, self._results = plan, recordings, results
         self._first, self._step = first, step
         self._settings = WorkerSettings.load()
-        self._first_digest = hashlib.sha256(to_bytes(first)).hexdigest()
+        self._first_digest = digest_of(first)
 
     def run(self) -> None:
         """Run what is not kept yet. Sets torch to one thread in this process."""
@@ -154,6 +153,14 @@ SHAPING: Final = {
     "suffix_max_offset", "suffix_min_prob",
 }  # fmt: skip
 """Settings of a worker that a run depends on."""
+
+
+def digest_of(policy: Policy) -> str:
+    """Of what decides; the bytes of a bundle are not the same each time it is written."""
+    sha = hashlib.sha256(f"{policy.kind} {policy.parameter} {policy.model_payoff}".encode())
+    for array in (policy.mean, policy.std, *(part for layer in policy.layers for part in layer)):
+        sha.update(array.tobytes())
+    return sha.hexdigest()
 
 
 def ran(name: str, scenario: Scenario, sent: Traffic, columns: Columns, library: Library) -> Run:
