@@ -103,8 +103,7 @@ class Columns:
             policy = paper(self._known(), self._library.token_classes, drafts)
             return Column(policy, Worker(drafts, adapts=False))
         if name == "live":
-            policy, rows = self._trained()
-            return Column(replace(_only(rows), rate=policy.rate), ours)
+            return Column(_only(self._trained()[1]), ours)
         if name in ("frozen", "adaptive-frozen"):
             return Column(self._trained()[0], ours, name in LEARNS)
         if name == "counting":

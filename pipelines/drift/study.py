@@ -157,7 +157,7 @@ SHAPING: Final = {
 
 def digest_of(policy: Policy) -> str:
     """Of what decides; the bytes of a bundle are not the same each time it is written."""
-    sha = hashlib.sha256(f"{policy.kind} {policy.parameter} {policy.model_payoff}".encode())
+    sha = hashlib.sha256(f"{policy.kind} {policy.threshold} {policy.model_payoff}".encode())
     for array in (policy.mean, policy.std, *(part for layer in policy.layers for part in layer)):
         sha.update(array.tobytes())
     return sha.hexdigest()
