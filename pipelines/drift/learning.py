@@ -25,7 +25,6 @@ class Learning:
     scope: Scope
     alarms: list[int] = field(default_factory=list)
     promotions: list[int] = field(default_factory=list)
-    verdicts: int = 0
 
     @classmethod
     def begun(cls, champion: Policy) -> Learning:
@@ -44,7 +43,6 @@ class Learning:
         if not scope.is_due():
             return None
         candidate = scope.propose()
-        self.verdicts += 1
         if not candidate.verdict.promote:
             return None
         policy = replace(candidate.policy, version=scope.version + 1)

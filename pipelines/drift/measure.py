@@ -44,7 +44,6 @@ class Run:
     cycles: Sequence[int]
     alarms: Sequence[int] = ()
     promotions: Sequence[int] = ()
-    verdicts: int = 0
 
     def rate(self, mask: Mask) -> float:
         """Tokens in the time of a plain step, over the requests of ``mask`` [n]."""
@@ -168,7 +167,6 @@ def learned(
         "alarms": list(run.alarms),
         "false_alarms": true.count(False),
         "promotions": list(run.promotions),
-        "verdicts": run.verdicts,
     }
     late = found.windows["late"]
     if late.any() and {"first", "refit"} <= runs.keys():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -189,6 +189,4 @@ def _kept(decoded: Decoded, learning: Learning | None = None) -> Run:
     )
     if learning is None:
         return run
-    return Run(
-        run.tokens, run.us, run.cycles, learning.alarms, learning.promotions, learning.verdicts
-    )
+    return replace(run, alarms=learning.alarms, promotions=learning.promotions)
