@@ -310,6 +310,10 @@ def drift(
     resume: Annotated[
         bool, typer.Option("--resume/--anew", help="Go on where an earlier run stopped.")
     ] = True,
+    record: Annotated[
+        int,
+        typer.Option(min=0, help="First let the embedded model answer, so many of each workload."),
+    ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     """Measure what learning is worth when traffic changes, on recordings; needs no engine.

@@ -96,10 +96,12 @@ def run(options: Options, tokenizer: Any, first: Policy, console: Console) -> di
 
     Raises:
         SettingsError: the options are wrong.
-        TraceError: not one scenario can be run.
+        TraceError: there are no recordings, or not one scenario can be run.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     asked = plan(options)
+    if options.traces is None and not any(recordings().glob("*.jsonl")):
+        raise TraceError("no recordings: name a folder with --traces, or make some, --record 60.")
     classes = token_class_table(tokenizer.convert_ids_to_tokens(list(range(len(tokenizer)))))
     with Shown(console) as shown:
         source = Recordings(options.traces or recordings(), tokenizer, classes, shown.step)

@@ -139,6 +139,8 @@ def test_recordings_that_are_not_there_are_told(
 ) -> None:
     with pytest.raises(TraceError, match="no trace files"):
         drift(options(traces=tmp_path / "nowhere"))
+    with pytest.raises(TraceError, match="name a folder with --traces, or make some"):
+        drift(options(traces=None))
     with pytest.raises(TraceError, match="left out, no recordings of kind agentic"):
         drift(options(scenarios=["agents-to-chat"]))
     with pytest.raises(ModelError, match="cannot read policy"):
