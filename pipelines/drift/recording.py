@@ -54,7 +54,7 @@ def record(folder: Path, count: int) -> None:
                 for writer in writers:
                     writer.may_loop = True
                 made = write(model, iter(writers), tokenizer.eos_token_id, bridge, layers=(0,))
-                lines = []
+                lines: list[str] = []
                 for tokens, prompt, *_ in made:
                     shown, output = tokens[:prompt], tokens[prompt:]
                     accepted = foreseen(engine, shown, output)
