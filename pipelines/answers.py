@@ -33,7 +33,7 @@ def answer(model_path: Path, out: Path, count: int, seed: int = SEED) -> None:
     from transformers import AutoTokenizer
 
     out.parent.mkdir(parents=True, exist_ok=True)
-    have = _whole_lines(out)
+    have = whole_lines(out)
     if have >= count:
         return
     tokenizer, model = AutoTokenizer.from_pretrained(model_path), Llama.load(model_path)
@@ -58,7 +58,7 @@ def greedy_writers(endless: Iterator[Ask]) -> Iterator[Writer]:
             yield writer
 
 
-def _whole_lines(path: Path) -> int:
+def whole_lines(path: Path) -> int:
     """Lines of a file; one that was cut off at its end is removed."""
     if not path.exists():
         return 0

@@ -314,6 +314,60 @@ def replay(
             out.print(table)
 
 
+@app.command()
+def drift(
+    traces: Annotated[
+        Path | None,
+        typer.Option(help="Folder of trace files (*.jsonl); default: the project's own."),
+    ] = None,
+    scenario: Annotated[
+        list[str] | None,
+        typer.Option(help="A scenario's name or file; may be given again. Default: all that ship."),
+    ] = None,
+    seeds: Annotated[str, typer.Option(help="Seeds, with commas between them.")] = "1,2,3",
+    policies: Annotated[
+        str, typer.Option(help="Policies, with commas between them; default: all.")
+    ] = "",
+    first: Annotated[
+        Path | None, typer.Option(help="First policy to start from; default: the one that ships.")
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Checkpoint directory or hub name; default: embedded.")
+    ] = None,
+    scale: Annotated[
+        float, typer.Option(min=0.01, max=100.0, help="Times the generations of each segment.")
+    ] = 1.0,
+    folder: Annotated[
+        Path, typer.Option("--out", help="Where runs are kept and the page is written.")
+    ] = Path("reports/drift"),
+    resume: Annotated[
+        bool, typer.Option("--resume/--anew", help="Go on where an earlier run stopped.")
+    ] = True,
+    record: Annotated[
+        int,
+        typer.Option(min=0, help="First let the embedded model answer, so many of each workload."),
+    ] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+) -> None:
+    """Measure what learning is worth when traffic changes, on recordings; needs no engine.
+
+    Writes report.html and results.json. What is done is kept: Ctrl-C loses one run.
+    Example: hvd drift --traces traces --scenario agents-to-chat --seeds 1
+    """
+    from pipelines.drift import command
+    from pipelines.replay.command import load_tokenizer
+
+    options = command.Options(traces, scenario or [], seeds, policies, scale, folder, resume)
+    summary = command.run(options, load_tokenizer(tokenizer), command.first_policy(first), err)
+    for notice in summary["notices"]:
+        err.print(escape(notice), style="yellow", highlight=False, soft_wrap=True)
+    if as_json:
+        sys.stdout.write(json.dumps(summary, indent=1) + "\n")
+    else:
+        out.print(command.outcome(summary))
+        out.print(f"Report: [bold]{folder / 'report.html'}[/bold]")
+
+
 def _terminated(number: int, frame: FrameType | None) -> NoReturn:
     raise KeyboardInterrupt  # the same way out as Ctrl-C: everything started is stopped
 

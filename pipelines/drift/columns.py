@@ -1,0 +1,152 @@
+"""The policies that are compared: each one's making, and how it is served.
+
+===============  ==================================================================  =======
+name             policy                                                              learns
+===============  ==================================================================  =======
+paper            the paper's features and regression, threshold 6, its draft length  no
+live             the paper's features; survival by the rate rule, live costs, rate,  no
+                 floor and looks at the drafter: a worker's minute
+frozen           and history, memory and both trees: all features                    no
+adaptive-frozen  and weights: ``frozen``, with the learner                           yes
+counting         counted score against a threshold of 2: what a new scope had        no
+first            the policy that any scope begins with                               no
+adaptive         ``first``, with the learner                                         yes
+refit            as ``frozen``, trained on other traffic like that after the change  no
+oracle           hindsight
+===============  ==================================================================  =======
+
+``paper``, ``live`` and ``frozen`` were trained on the traffic before the change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from decoder.contracts.bundle import Policy, frequency_policy
+from decoder.contracts.features import FEATURES
+from decoder.engines.reference.method import PAPER_FACTOR
+from decoder.policy.estimate import PAPER_THRESHOLD
+from decoder.settings import WorkerSettings
+from learner import train
+from learner.rows import Rows
+from pipelines.drift.scenario import Scenario
+from pipelines.drift.stream import Worker
+from pipelines.drift.traffic import Library, lessons
+from pipelines.replay.engine import simulate
+from pipelines.replay.states import Floats
+from pipelines.replay.survival import EPOCHS, Part, learn, walks
+from pipelines.replay.traces import Trace
+
+NAMES: Final = (
+    "paper", "live", "frozen", "adaptive-frozen", "counting", "first", "adaptive", "refit",
+    "oracle",
+)  # fmt: skip
+LEARNS: Final = ("adaptive", "adaptive-frozen")
+KNOWN: Final = 100
+"""Generations that were there to train on before the change."""
+OTHERS: Final = 200
+"""Generations like those after the change that a refit is trained on."""
+PAPER_EPOCHS: Final = 20
+PAPER_FEATURES: Final = frozenset(
+    (
+        "score", "match_len", "draft_len", "log_prompt_len", "log_generated_len",
+        "relative_position", "cache_share", "payoff_last", "payoff_2nd_last", "payoff_3rd_last",
+        "payoff_mean", "payoff_max", *(f for f in FEATURES if f.startswith("share_")),
+    )
+)  # fmt: skip
+"""The paper's Table 9."""
+_OTHER: Final = np.array([name not in PAPER_FEATURES for name in FEATURES])
+
+
+@dataclass(frozen=True)
+class Column:
+    """A policy and how it is served; ``learns`` from what it serves."""
+
+    policy: Policy
+    worker: Worker
+    learns: bool = False
+
+
+class Columns:
+    """The policies of one scenario and seed, each trained when it is first asked for."""
+
+    def __init__(
+        self, scenario: Scenario, library: Library, seed: int, settings: WorkerSettings,
+        first: Policy,
+    ) -> None:  # fmt: skip
+        served = settings
+        if scenario.factor:
+            served = settings.model_copy(update={"suffix_max_factor": scenario.factor})
+        self._scenario, self._library, self._seed = scenario, library, seed
+        self._settings, self._served, self._first = settings, served, first
+        self._frozen: tuple[Policy, Rows] | None = None
+
+    @property
+    def settings(self) -> WorkerSettings:
+        """Of the workers that serve."""
+        return self._served
+
+    def column(self, name: str) -> Column:
+        """The policy called ``name``, but for the oracle, which is none.
+
+        Raises:
+            TraceError: there is too little to train it on.
+        """
+        ours = Worker(self._served)
+        if name == "paper":
+            factor = {"suffix_max_factor": PAPER_FACTOR}
+            drafts = self._served.model_copy(update=factor)
+            policy = paper(self._known(), self._library.token_classes, drafts)
+            return Column(policy, Worker(drafts, adapts=False))
+        if name == "live":
+            return Column(_only(self._trained()[1]), ours)
+        if name in ("frozen", "adaptive-frozen"):
+            return Column(self._trained()[0], ours, name in LEARNS)
+        if name == "counting":
+            return Column(frequency_policy("drift"), ours)
+        if name == "refit":
+            traces = lessons(self._scenario.changed, self._library, self._seed, OTHERS)
+            return Column(self._survival(traces, self._served)[0], ours)
+        return Column(self._first, ours, name in LEARNS)
+
+    def _known(self) -> list[Trace]:
+        return lessons([self._scenario.known], self._library, self._seed, KNOWN)
+
+    def _trained(self) -> tuple[Policy, Rows]:
+        if self._frozen is None:
+            self._frozen = self._survival(self._known(), self._settings)
+        return self._frozen
+
+    def _survival(self, traces: Sequence[Trace], settings: WorkerSettings) -> tuple[Policy, Rows]:
+        return learn([Part(traces)], self._library.token_classes, settings, None, "drift")
+
+
+def paper(traces: Sequence[Trace], token_classes: Floats, settings: WorkerSettings) -> Policy:
+    """The paper's policy, from the drafts that its frequency hybrid meets on ``traces``."""
+    rows = simulate(traces, [], walks()[1], token_classes, settings)[1].rows
+    trainer = train.fit(_blind(rows), "payoff", PAPER_EPOCHS)
+    return _deaf(train.export(trainer, "drift", PAPER_THRESHOLD, rows.features))
+
+
+def _only(rows: Rows) -> Policy:
+    """A survival policy that knows the paper's features and no other."""
+    trainer = train.fit(_blind(rows), "survival", EPOCHS)
+    return _deaf(train.export(trainer, "drift", PAPER_THRESHOLD, rows.features))
+
+
+def _blind(rows: Rows) -> Rows:
+    features = rows.features.copy()
+    features[:, _OTHER] = 0.0
+    return replace(rows, features=features)
+
+
+def _deaf(policy: Policy) -> Policy:
+    """``policy``, which was trained on zeros in their place, without weights for other features."""
+    (weight, bias), *rest = policy.layers
+    weight = weight.copy()
+    weight[_OTHER] = 0.0
+    return replace(policy, layers=((weight, bias), *rest))

@@ -1,0 +1,174 @@
+"""``hvd drift``: options in, progress while it runs, a page, a table or JSON out."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from decoder.contracts.bundle import Policy
+from decoder.contracts.errors import SettingsError, TraceError
+from decoder.payoff.token_classes import token_class_table
+from decoder.worker import SHIPPED_POLICIES
+from pipelines import machine
+from pipelines.drift.columns import NAMES
+from pipelines.drift.page import page
+from pipelines.drift.results import Results
+from pipelines.drift.scenario import chosen
+from pipelines.drift.study import Plan, Recordings, Study
+from pipelines.replay.command import Shown, load_policy
+
+WORDS: Final = (
+    "refit",
+    "adaptive",
+    "first",
+    "frozen",
+    "adaptive-frozen",
+    "counting",
+    "live",
+    "paper",
+)
+"""Policies of the printed table, in its order."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What was asked for on the command line; no ``traces`` are the project's own recordings."""
+
+    traces: Path | None
+    scenarios: Sequence[str]
+    seeds: str
+    policies: str
+    scale: float
+    out: Path
+    resume: bool
+
+
+def recordings() -> Path:
+    """Where the project's own recordings are kept once they are made."""
+    return machine.cache_directory() / "drift"
+
+
+def plan(options: Options) -> Plan:
+    """The plan that ``options`` ask for.
+
+    Raises:
+        SettingsError: a seed, policy or scenario is none.
+    """
+    try:
+        seeds = [int(seed) for seed in options.seeds.split(",")]
+    except ValueError as error:
+        raise SettingsError(
+            f"--seeds {options.seeds!r}: give whole numbers with commas between them."
+        ) from error
+    if min(seeds) < 0:
+        raise SettingsError(f"--seeds {options.seeds!r}: a seed is not negative.")
+    asked = [name for name in options.policies.split(",") if name] or list(NAMES)
+    unknown = sorted(set(asked) - set(NAMES))
+    if unknown:
+        raise SettingsError(f"no policy {unknown[0]!r}: there are {', '.join(NAMES)}.")
+    policies = [name for name in NAMES if name in asked]
+    return Plan(chosen(options.scenarios), seeds, policies, options.scale)
+
+
+def first_policy(path: Path | None) -> Policy:
+    """The bundle in ``path``, or the one that ships.
+
+    Raises:
+        ModelError: there is none.
+        PolicyRefused: it is damaged, or made for other features.
+    """
+    if path is None:
+        path = next(iter(sorted(SHIPPED_POLICIES.glob("*.safetensors"))), SHIPPED_POLICIES)
+    return load_policy(path)
+
+
+def run(options: Options, tokenizer: Any, first: Policy, console: Console) -> dict[str, Any]:
+    """Run the study; writes ``results.json`` and ``report.html`` into the folder, also of what is
+    done when it is interrupted.
+
+    Raises:
+        SettingsError: the options are wrong.
+        TraceError: there are no recordings, or not one scenario can be run.
+    """
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    asked = plan(options)
+    if options.traces is None and not any(recordings().glob("*.jsonl")):
+        raise TraceError("no recordings: name a folder with --traces, or make some, --record 60.")
+    classes = token_class_table(tokenizer.convert_ids_to_tokens(list(range(len(tokenizer)))))
+    with Shown(console) as shown:
+        source = Recordings(options.traces or recordings(), tokenizer, classes, shown.step)
+        study = Study(asked, source, Results(options.out, options.resume), first, shown.step)
+        try:
+            study.run()
+        finally:
+            summary = _written(study, source, asked, options.out)
+    if not study.found:
+        raise TraceError(f"nothing was measured: {study.notices[-1]}")
+    return summary
+
+
+def _written(study: Study, source: Recordings, asked: Plan, folder: Path) -> dict[str, Any]:
+    notices = [*source.notices, *study.notices]
+    summary: dict[str, Any] = {
+        "scenarios": study.found,
+        "settings": {"seeds": list(asked.seeds), "policies": list(asked.policies),
+                     "scale": asked.scale, "machine": machine.description()},
+        "notices": notices,
+    }  # fmt: skip
+    text = json.dumps(summary, indent=1, allow_nan=False)
+    (folder / "results.json").write_text(text + "\n", encoding="utf-8")
+    shown = page(study.found, study.runs, study.notices)
+    (folder / "report.html").write_text(shown, encoding="utf-8")
+    return summary
+
+
+def outcome(summary: dict[str, Any]) -> Table:
+    """Shares of the oracle's rate after the change, mean over the seeds."""
+    found = summary["scenarios"]
+    policies = [name for name in WORDS if any(name in f["policies"] for f in found)]
+    made = Table(title="Share of the oracle's rate after the change", caption=_CAPTION)
+    made.add_column("scenario", overflow="fold", min_width=12)
+    for name in (*policies, "adaptive / best", "oracle"):
+        made.add_column(name, justify="right")
+    for scenario in dict.fromkeys(f["name"] for f in found):
+        seeds = [f for f in found if f["name"] == scenario]
+        shares = (_mean(seeds, name, "oracle_fraction_after") for name in policies)
+        guards = [guard(f) for f in seeds]
+        known = [g for g in guards if g is not None]
+        made.add_row(
+            scenario,
+            *shares,
+            f"{min(known):.3f}" if known else "-",
+            _mean(seeds, "oracle", "rate_after", 2),
+        )
+    return made
+
+
+def guard(figures: dict[str, Any]) -> float | None:
+    """Rate of the learner over the better of the first policy and the one trained before."""
+    policies = figures["policies"]
+    if not {"adaptive", "first", "frozen"} <= policies.keys():
+        return None
+    best = max(policies["first"]["rate"], policies["frozen"]["rate"])
+    return float(policies["adaptive"]["rate"] / best) if best else None
+
+
+def _mean(seeds: Sequence[dict[str, Any]], policy: str, figure: str, digits: int = 3) -> str:
+    values = [
+        f["policies"][policy][figure] for f in seeds if figure in f["policies"].get(policy, {})
+    ]
+    return f"{np.mean(values):.{digits}f}" if values else "-"
+
+
+_CAPTION: Final = (
+    "Mean over seeds. adaptive / best: over all requests, the worst seed, against the better of "
+    "first and frozen. oracle: tokens in the time of a plain step."
+)

@@ -1,0 +1,76 @@
+"""The project's own recordings: its workloads, answered greedily by the embedded model, with what
+the shipped drafter would have had accepted at each token. Made once, in the user's cache."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from rich.progress import Progress
+
+from decoder.contracts.errors import ModelError
+from pipelines.answers import whole_lines
+from pipelines.drafter.asks import LONGEST, Ask, turn
+from pipelines.drafter.compose import Writer, write
+from pipelines.drafter.lockstep import Llama
+from pipelines.embedded import drafter_path, ensure_model
+from pipelines.workloads import WORKLOADS, prompts
+
+AT_ONCE: Final = 32
+"""Answers written and kept together: what an interrupt loses."""
+SEED: Final = 77
+
+
+def record(folder: Path, count: int) -> None:
+    """Append to a file of each workload in ``folder`` until it holds ``count`` recordings.
+
+    Resumable; takes about two seconds a recording on two cores.
+
+    Raises:
+        ModelError: no drafter ships for the embedded model.
+    """
+    from transformers import AutoTokenizer
+
+    from decoder.engines.reference.engine import ReferenceEngine
+    from decoder.engines.reference.recording import record as foreseen
+
+    folder.mkdir(parents=True, exist_ok=True)
+    target, drafter = ensure_model(), drafter_path()
+    if drafter is None:
+        raise ModelError("no drafter ships for the embedded model: make one, hvd train-drafter.")
+    tokenizer, model = AutoTokenizer.from_pretrained(target), Llama.load(target)
+    engine = ReferenceEngine.load(target, drafter)
+    _, bridge = turn(tokenizer)
+    with Progress() as progress:
+        for workload in WORKLOADS:
+            path = folder / f"{workload}.jsonl"
+            have = whole_lines(path)
+            bar = progress.add_task(f"recording {workload}", total=count, completed=have)
+            asked = itertools.islice(_asks(workload, tokenizer), have, count)
+            while writers := [Writer.of(a, 0.0) for a in itertools.islice(asked, AT_ONCE)]:
+                for writer in writers:
+                    writer.may_loop = True
+                made = write(model, iter(writers), tokenizer.eos_token_id, bridge, layers=(0,))
+                lines: list[str] = []
+                for tokens, prompt, *_ in made:
+                    shown, output = tokens[:prompt], tokens[prompt:]
+                    accepted = foreseen(engine, shown, output)
+                    session = f"{workload}-{have + len(lines)}"
+                    line = {"session": session, "prompt": shown, "output": output}
+                    lines.append(json.dumps(line | {"model_accepted": accepted}) + "\n")
+                with path.open("a", encoding="utf-8") as file:
+                    file.writelines(lines)
+                have += len(writers)
+                progress.update(bar, completed=have)
+
+
+def _asks(workload: str, tokenizer: Any) -> Iterator[Ask]:
+    for prompt in prompts(workload, "train", SEED):
+        ids = tokenizer.apply_chat_template(
+            list(prompt.messages), add_generation_prompt=True, return_dict=False
+        )
+        if len(ids) <= LONGEST:
+            yield Ask(ids, False)
