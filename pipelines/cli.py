@@ -211,9 +211,7 @@ def bootstrap(
     ] = False,
     model_accepts: Annotated[
         float,
-        typer.Option(
-            help="Check: model drafts' mean accepted length; 0: no drafter."
-        ),
+        typer.Option(help="Check: model drafts' mean accepted length; 0: no drafter."),
     ] = 2.2,
     vocabulary: Annotated[
         int | None,
@@ -358,7 +356,7 @@ def drift(
     from pipelines.replay.command import load_tokenizer
 
     options = command.Options(traces, scenario or [], seeds, policies, scale, folder, resume)
-    summary = command.run(options, load_tokenizer(tokenizer), command.first_policy(first), err)
+    summary = command.run(options, load_tokenizer(tokenizer), command.first_of(first), err)
     for notice in summary["notices"]:
         err.print(escape(notice), style="yellow", highlight=False, soft_wrap=True)
     if as_json:

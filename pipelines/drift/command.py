@@ -16,7 +16,7 @@ from rich.table import Table
 from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import SettingsError, TraceError
 from decoder.payoff.token_classes import token_class_table
-from decoder.worker import SHIPPED_POLICIES
+from decoder.policy.first import first_policy
 from pipelines import machine
 from pipelines.drift.columns import NAMES
 from pipelines.drift.page import page
@@ -78,16 +78,14 @@ def plan(options: Options) -> Plan:
     return Plan(chosen(options.scenarios), seeds, policies, options.scale)
 
 
-def first_policy(path: Path | None) -> Policy:
-    """The bundle in ``path``, or the one that ships.
+def first_of(path: Path | None) -> Policy:
+    """The bundle in ``path``, or the first policy that ships.
 
     Raises:
         ModelError: there is none.
         PolicyRefused: it is damaged, or made for other features.
     """
-    if path is None:
-        path = next(iter(sorted(SHIPPED_POLICIES.glob("*.safetensors"))), SHIPPED_POLICIES)
-    return load_policy(path)
+    return first_policy("drift") if path is None else load_policy(path)
 
 
 def run(options: Options, tokenizer: Any, first: Policy, console: Console) -> dict[str, Any]:

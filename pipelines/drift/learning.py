@@ -7,15 +7,12 @@ the next step on.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Final
 
 from decoder.contracts.bundle import Policy
 from decoder.contracts.events import DraftEvent
+from learner.rows import from_events
 from learner.scope import Scope
 from learner.settings import LearnerSettings
-
-NO_LIMIT: Final = 1 << 20
-"""Optimiser steps that may be taken at once; as many are taken as drafts have come for."""
 
 
 @dataclass
@@ -28,24 +25,17 @@ class Learning:
 
     @classmethod
     def begun(cls, champion: Policy) -> Learning:
-        """A new scope whose champion is ``champion``."""
-        scope = Scope("drift", LearnerSettings())
-        scope.crown(replace(champion, scope="drift", version=1))
-        return cls(scope)
+        """A new scope that begins with ``champion``."""
+        return cls(Scope("drift", LearnerSettings(), replace(champion, scope="drift", version=1)))
 
     def told(self, index: int, events: list[DraftEvent]) -> Policy | None:
         """Take in the events of request ``index``; a policy that won. Mutates."""
-        scope = self.scope
-        rows = scope.admit(events)
-        if scope.watch(rows, events[-1].time if events else 0.0):
+        if self.scope.feed(from_events(events)):
             self.alarms.append(index)
-        scope.learn(NO_LIMIT, seed=scope.buffer.total + scope.updates)
-        if not scope.is_due():
+        won = self.scope.candidate()
+        if won is None:
             return None
-        candidate = scope.propose()
-        if not candidate.verdict.promote:
-            return None
-        policy = replace(candidate.policy, version=scope.version + 1)
-        scope.crown(policy)
+        policy = replace(won.policy, version=self.scope.version + 1)
+        self.scope.crown(policy)
         self.promotions.append(index)
         return policy

@@ -18,12 +18,13 @@ from decoder.payoff.token_classes import token_class_table
 from decoder.policy.first import read_first
 from decoder.policy.probes import to_bytes
 from decoder.settings import WorkerSettings
+from learner.rows import joined
 from pipelines.first.check import Compared, compare
 from pipelines.first.make import GENERATIONS, Sample, card, fit, over_counting, sample, without
 from pipelines.first.sets import ALLOWED, TraceSet, files_of, read_set
 from pipelines.first.tokenizer import trained_tokenizer
 from pipelines.replay.command import Shown, load_tokenizer
-from pipelines.replay.states import Floats, joined
+from pipelines.replay.states import Floats
 
 CONTEXT: Final = 16_384
 """Tokens that a prompt and its output may have."""

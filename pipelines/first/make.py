@@ -15,12 +15,12 @@ from decoder.engines.reference.method import Method
 from decoder.policy.estimate import PAPER_THRESHOLD
 from decoder.settings import WorkerSettings
 from learner import train
-from learner.rows import Rows, hash_id
+from learner.rows import Rows, hash_id, joined
 from pipelines.first.sets import TraceSet
 from pipelines.replay.engine import hybrid, simulate
 from pipelines.replay.model_arm import drawn_acceptance
 from pipelines.replay.split import some_sessions
-from pipelines.replay.states import Floats, joined
+from pipelines.replay.states import Floats
 from pipelines.replay.survival import EPOCHS, LEAST, walks
 from pipelines.replay.traces import Trace
 
