@@ -9,9 +9,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,9 @@ with warnings.catch_warnings():
 
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import TOPICS
+from learner.loop import Learner
 from learner.registry import Registry
+from learner.settings import LearnerSettings
 
 logging.getLogger("kafka").setLevel(logging.CRITICAL)
 torch.set_num_threads(1)  # as the learner does; two threads on busy cores take fifty times longer
@@ -82,6 +85,23 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
         yield started
     finally:
         started.stop()
+
+
+@pytest.fixture
+def connected(broker: Broker) -> Iterator[Callable[[LearnerSettings], Learner]]:
+    """Makes learners that are connected, and closes them all."""
+    made: list[Learner] = []
+
+    def connect(settings: LearnerSettings) -> Learner:
+        learner = Learner(settings, broker.kafka)
+        made.append(learner)
+        learner.registrar.start()
+        assert learner.source.connect(threading.Event())
+        return learner
+
+    yield connect
+    for learner in made:
+        learner.close()
 
 
 @pytest.fixture
