@@ -181,7 +181,10 @@ def test_the_workers_metrics_are_on_the_page_of_the_api(
         label = f'{{worker="{worker.process}"}}'
         return all(
             f"hvd_{name}{label} {float(value)}" in lines
-            for name, value in (("tokens_total", worker.tokens), ("policy_version", worker.policy_version))
+            for name, value in (
+                ("tokens_total", worker.tokens),
+                ("policy_version", worker.policy_version),
+            )
         )
 
     reader.until("the worker's tokens and policy on the page", shown)
