@@ -75,6 +75,7 @@ def test_learns_promotes_publishes_and_resumes(
     produce(broker.kafka, [*good[:7], *poison, good[3], *good[7:]])
     learner = connected(settings)
     step_until(learner, lambda: version_of(learner) > 1)
+    step_until(learner, lambda: learner.publisher.published.last(SCOPE) is not None)
     learner._report()
     stop(learner)
     scope = learner.scopes.awake[SCOPE]
