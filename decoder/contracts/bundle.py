@@ -154,8 +154,8 @@ def pack(policy: Policy, probe_outputs: FloatArray) -> bytes:
 
 
 def _ordered(data: bytes) -> bytes:
-    """``data`` with the keys of its header in order: safetensors writes metadata in any, and the same
-    policy is to be the same bytes."""
+    """``data`` with the keys of its header in order: safetensors writes metadata in any order, and
+    the same policy is to be the same bytes."""
     size = int.from_bytes(data[:8], "little")
     told = json.loads(data[8 : 8 + size])
     header = json.dumps(told, sort_keys=True, separators=(",", ":")).encode()
