@@ -28,7 +28,7 @@ TRIES: Final = 10
 WAITING: Final = 64
 """Registrations kept while MLflow is away, each some ten kilobytes; the oldest give way."""
 CLOSE_SECONDS: Final = 5.0
-"""For the request under way. One that is cut off is made again at the next start, without a twin."""
+"""For the request under way. One that is cut off is made again at the next start: no twin."""
 
 
 @dataclass(frozen=True)
