@@ -52,7 +52,8 @@ class Intake:
         try:
             batch = decode_batch(record.value)
             _check_time(batch, record)
-        except EventRefused as error:
+        except Exception as failure:  # noqa: BLE001 -- of a record that lies there, every start would die
+            error = _refusal(failure)
             self.refused[error.reason] += 1
             self.dead.send(record, error)
             return None
@@ -60,6 +61,12 @@ class Intake:
             self.repeated += len(batch)
             return None
         return Admitted(batch.origin.scope, len(batch), from_batch(batch))
+
+
+def _refusal(failure: Exception) -> EventRefused:
+    if isinstance(failure, EventRefused):
+        return failure
+    return EventRefused(f"a record that cannot be read: {failure!r}")
 
 
 def _check_time(batch: EventBatch, record: Fetched) -> None:

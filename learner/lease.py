@@ -154,8 +154,8 @@ class Lease:
                 acks="all",
                 bootstrap_timeout_ms=1_000,
                 max_block_ms=500,
-                delivery_timeout_ms=int(RENEW_SECONDS * 1e3),
-                request_timeout_ms=int(RENEW_SECONDS * 500),
+                delivery_timeout_ms=4_000,
+                request_timeout_ms=2_000,
             )
         self._beat += 1
         claim = Claim(self.holder, self._terms[scope], self._beat, released)

@@ -63,6 +63,7 @@ class Learner:
         self.publisher = PolicyPublisher(kafka)
         self.status = StatusProducer(kafka)
         self.standings: Mapping[str, Standing] = {}
+        self._seen = False  # whether the registry has said, once, what stands in it
         self._checkpoint_at = time.monotonic() + CHECKPOINT_SECONDS
         self._follow_at = self._status_at = 0.0
 
@@ -149,7 +150,7 @@ class Learner:
 
     def _take(self, answer: Settled | Seen | Loaded) -> None:
         if isinstance(answer, Seen):
-            self.standings = answer.standings
+            self.standings, self._seen = answer.standings, True
             self._follow_at = 0.0
         elif isinstance(answer, Loaded):
             self._serve(answer)
@@ -167,6 +168,8 @@ class Learner:
         except (KafkaError, OSError) as error:
             log.debug("the policy topic cannot be read: %s", error)
             self._follow_at = time.monotonic() + RETRY_SECONDS
+            return
+        if not self._seen:
             return
         wanted = set()
         for name, standing in self.standings.items():

@@ -27,8 +27,8 @@ RETRY_SECONDS: Final = 15.0
 TRIES: Final = 10
 WAITING: Final = 64
 """Registrations kept while MLflow is away, each some ten kilobytes; the oldest give way."""
-CLOSE_SECONDS: Final = 15.0
-"""One request under way, with MLflow's own retry."""
+CLOSE_SECONDS: Final = 5.0
+"""For the request under way. One that is cut off is made again at the next start: no twin."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ Answer = Settled | Seen | Loaded
 def _is_due(registration: Registration, standings: Mapping[str, Standing]) -> bool:
     """A candidate waits until the first policy it may have won over is registered itself."""
     standing = standings.get(registration.policy.scope)
-    return not registration.against or (standing is not None and standing.champion is not None)
+    return not registration.against or (standing is not None and standing.served is not None)
 
 
 class Registrar:

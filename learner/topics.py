@@ -91,6 +91,11 @@ def _create(admin: Any, topic: Topic, limits: Mapping[str, str]) -> None:
         log.info("made topic %s", topic.name)
     except TopicAlreadyExistsError:
         pass  # another process was quicker
+    except KafkaError as error:
+        raise BrokerError(
+            f"topic {topic.name} is missing and this process may not make it ({error}): "
+            f"kafka-topics.sh --create --topic {topic.name} --config {CLEANUP}={topic.cleanup}"
+        ) from error
 
 
 def _told(admin: Any) -> dict[str, dict[str, str]]:

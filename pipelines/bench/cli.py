@@ -146,6 +146,33 @@ def decide(
 
 
 @app.command()
+def learner(
+    events: Annotated[
+        int, typer.Option(min=10_000, help="Events taken in, with one scope and with ten.")
+    ] = 10_000_000,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+) -> None:
+    """What a learner takes in on one core, with one scope and with ten; no broker, no registry.
+
+    Aims: 50,000 events a second, and as much memory after ten million events as after one.
+    """
+    import torch
+    from rich.progress import Progress
+
+    from pipelines.bench.learner import measure, table
+
+    torch.set_num_threads(1)
+    with Progress(console=err, transient=True) as progress:
+        task = progress.add_task("taking in events", total=2 * events)
+        runs = [measure(events, n, lambda done: progress.advance(task, done)) for n in (1, 10)]
+    if as_json:
+        found = {**runs[0].as_dict(), "ten_scopes": runs[1].as_dict()}
+        sys.stdout.write(json.dumps(found, indent=1) + "\n")
+    else:
+        out.print(table(runs))
+
+
+@app.command()
 def trouble(
     arms: Annotated[
         str, typer.Option(help="What to break in turn: drafter, cache, batch (four vLLM servers).")

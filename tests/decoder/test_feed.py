@@ -54,7 +54,7 @@ def test_keys_name_scope_and_role() -> None:
 def test_only_the_newest_of_many_is_put_in_force(kafka: KafkaSettings) -> None:
     applied: list[Policy] = []
     producer = KafkaProducer(acks="all", **kafka.client_options())
-    last = 40  # a fetch holds some megabyte: this is read in several
+    last = 12  # a fetch holds some megabyte: this is read in several
     for number in range(1, last + 1):
         producer.send(POLICY.name, key=policy_key("scope", "champion"), value=bundle(1, number))
     producer.flush()

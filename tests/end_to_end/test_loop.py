@@ -24,7 +24,7 @@ from decoder.contracts.topics import POLICY, policy_key
 from decoder.drafting.suffix import SuffixCache
 from decoder.labels import naive_accepted_length
 from decoder.settings import WorkerSettings
-from learner.registry import PROMOTION_TAG, Registry, model_name
+from learner.registry import Registry
 from pipelines.bootstrap import embedded_scope
 from pipelines.stack import Home, Ports, Stack, running
 from pipelines.workloads import prompts
@@ -47,7 +47,6 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("HVD_LEARNER_MIN_EVENTS", "200")
         environment.setenv("HVD_LEARNER_CANDIDATE_EVERY", "150")
-        environment.setenv("HVD_LEARNER_CANDIDATE_SECONDS", "1")
         environment.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
         # What is asked here is whether the policy in force is obeyed, the floor may overrule it.
         environment.setenv("HVD_WORKER_FLOOR", "0")
@@ -71,7 +70,7 @@ def answers(stack: Stack, reader: Reader) -> dict[str, Answer]:
     A person has taken promotion into their hands and lets counting decide, so that both arms are
     verified often.
     """
-    reader.until("the bootstrap policy", lambda: any(w.policy_version == 1 for w in reader.workers))
+    reader.until("a worker", lambda: bool(reader.workers))
     promote(stack, reader, threshold=1.5)
     found = {}
     for kind, count in REQUESTS.items():
@@ -87,12 +86,11 @@ def answers(stack: Stack, reader: Reader) -> dict[str, Answer]:
 
 
 def promote(stack: Stack, reader: Reader, threshold: float) -> int:
-    """Register a policy that counts, move the alias to it, wait for the worker."""
+    """Register a policy that counts, pin it, wait for the worker."""
     registry, scope = Registry(stack.tracking_uri), embedded_scope()
-    assert registry.champion(scope) is not None
-    registry._client.set_registered_model_tag(model_name(scope), PROMOTION_TAG, "manual")
     version = registry.register(frequency_policy(scope, threshold))
-    registry.promote(scope, version)
+    name = registry.model_name(scope)
+    registry._client.set_registered_model_alias(name, "pinned", str(version))
     reader.until("the swap", lambda: reader.workers[-1].policy_version == version)
     assert reader.workers[-1].threshold == threshold
     return version
@@ -183,7 +181,10 @@ def test_the_workers_metrics_are_on_the_page_of_the_api(
         label = f'{{worker="{worker.process}"}}'
         return all(
             f"hvd_{name}{label} {float(value)}" in lines
-            for name, value in (("tokens_total", worker.tokens), ("policy_version", 2))
+            for name, value in (
+                ("tokens_total", worker.tokens),
+                ("policy_version", worker.policy_version),
+            )
         )
 
     reader.until("the worker's tokens and policy on the page", shown)

@@ -9,9 +9,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,11 +23,13 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import mlflow
     from kafka.admin import KafkaAdminClient, NewTopic
-    from kafka.errors import KafkaError
 
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import TOPICS
+from learner.loop import Learner
 from learner.registry import Registry
+from learner.settings import LearnerSettings
+from learner.topics import listens
 
 logging.getLogger("kafka").setLevel(logging.CRITICAL)
 torch.set_num_threads(1)  # as the learner does; two threads on busy cores take fifty times longer
@@ -59,14 +62,12 @@ class Broker:
         admin.close()
 
     def wait(self) -> KafkaAdminClient:
+        """A client; none is made before the broker listens, since one that fails leaves sockets."""
         deadline = time.monotonic() + 60
-        while True:
-            try:
-                return KafkaAdminClient(**self.kafka.client_options(), bootstrap_timeout_ms=1000)
-            except (KafkaError, OSError):
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.1)
+        while not listens(self.kafka):
+            assert time.monotonic() < deadline, "the broker does not start"
+            time.sleep(0.05)
+        return KafkaAdminClient(**self.kafka.client_options(), bootstrap_timeout_ms=20_000)
 
     def stop(self) -> None:
         os.killpg(self.process.pid, signal.SIGTERM)  # what is started is a launcher of the broker
@@ -82,6 +83,23 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
         yield started
     finally:
         started.stop()
+
+
+@pytest.fixture
+def connected(broker: Broker) -> Iterator[Callable[[LearnerSettings], Learner]]:
+    """Makes learners that are connected, and closes them all."""
+    made: list[Learner] = []
+
+    def connect(settings: LearnerSettings) -> Learner:
+        learner = Learner(settings, broker.kafka)
+        made.append(learner)
+        learner.registrar.start()
+        assert learner.source.connect(threading.Event())
+        return learner
+
+    yield connect
+    for learner in made:
+        learner.close()
 
 
 @pytest.fixture

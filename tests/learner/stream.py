@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -68,11 +67,7 @@ def last_status(kafka: KafkaSettings) -> LearnerStatus:
     return status
 
 
-def connected(settings: LearnerSettings, kafka: KafkaSettings) -> Learner:
-    learner = Learner(settings, kafka)
-    learner.registrar.start()
-    assert learner.source.connect(threading.Event())
-    return learner
+Connect = Callable[[LearnerSettings], Learner]
 
 
 def step_until(learner: Learner, done: Callable[[], bool], seconds: float = 60.0) -> None:

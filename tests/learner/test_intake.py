@@ -24,11 +24,6 @@ from tests.learner.conftest import free_port
 from tests.learner.stream import ORIGIN, batches
 from tests.learner.traffic import Traffic
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
-
 EVENTS = Traffic(seed=3).events(8)
 NOW_MS = 1_000
 WIRE = json.loads(encode_batch(EVENTS[:8], ORIGIN, 0))

@@ -61,13 +61,17 @@ def read_up_to(folder: Path) -> int:
     return 0 if loaded is None else int(loaded[1]["offsets"].get("0", 0))
 
 
-def run_until(broker: Broker, folder: Path, done: int, how: signal.Signals) -> None:
-    """Let a learner run until its checkpoint has come to ``done`` records; then end it."""
+def run_until(
+    broker: Broker, folder: Path, done: int, how: signal.Signals, late: float = 0.0
+) -> None:
+    """Let a learner run until ``late`` seconds after its checkpoint has come to ``done`` records;
+    then end it."""
     process = started(broker, folder)
     deadline = time.monotonic() + 240.0
     while read_up_to(folder) < done:
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.01)
+    time.sleep(late)
     process.send_signal(how)
     process.wait(60)
 
@@ -94,8 +98,8 @@ def test_evidence_detector_and_offsets_are_those_of_a_run_never_killed(
     run_until(broker, whole, len(sent), signal.SIGTERM)
     draw = random.Random(1)
     for number in range(KILLS):
-        run_until(broker, killed, len(sent) * number // KILLS + 1, signal.SIGKILL)
-        time.sleep(draw.random() * 0.2)
+        done, late = len(sent) * number // KILLS + 1, draw.random() * 0.3
+        run_until(broker, killed, done, signal.SIGKILL, late)
     run_until(broker, killed, len(sent), signal.SIGTERM)
     (arrays, numbers), (others, twins) = state_of(whole), state_of(killed)
     assert numbers == twins and arrays.keys() == others.keys()

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decoder.contracts.topics import LEASE
@@ -19,7 +19,7 @@ from tests.learner.stream import produce
 
 @pytest.fixture
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "TTL_SECONDS", 2.0)
+    monkeypatch.setattr(lease, "TTL_SECONDS", 4.0)
     monkeypatch.setattr(lease, "RENEW_SECONDS", 0.4)
     monkeypatch.setattr(lease, "LOOK_SECONDS", 0.05)
 
@@ -97,6 +97,7 @@ CLAIMS = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(CLAIMS)
 def test_a_term_has_one_holder_for_ever(claims: list[Claim]) -> None:
     held: Claim | None = None

@@ -14,11 +14,6 @@ from decoder.contracts.topics import DRAFTS, POLICY, TOPICS
 from learner.topics import BrokerAway, make_right
 from tests.learner.conftest import Broker, free_port
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
-
 
 def set_as(kafka: KafkaSettings, name: str) -> dict[str, Any]:
     admin = KafkaAdminClient(**kafka.client_options())

@@ -1,0 +1,74 @@
+"""Publications are numbered by scope, role and term, above whatever lies on the topic."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+from kafka import KafkaProducer
+from kafka.admin import KafkaAdminClient, NewTopic
+
+from decoder.contracts.errors import BrokerError
+from decoder.contracts.settings import KafkaSettings
+from decoder.contracts.status import LearnerStatus
+from decoder.contracts.topics import POLICY
+from learner import compacted
+from learner.publish import PolicyPublisher, StatusProducer
+from learner.published import Published
+from tests.conftest import random_policy
+from tests.learner.conftest import Broker, free_port
+
+
+def test_each_scope_and_role_is_numbered_by_itself(broker: Broker) -> None:
+    publisher = PolicyPublisher(broker.kafka)
+    for scope, role, term in (("a", "champion", 1), ("a", "trial", 1), ("b", "champion", 3)):
+        publisher.publish(random_policy(scope=scope), term, role)
+    publisher.publish(random_policy(scope="a"), 1)
+    publisher.close()
+    assert publisher.published.numbers == {
+        b"a/champion": 1_000_002, b"a/trial": 1_000_001, b"b/champion": 3_000_001,
+    }  # fmt: skip
+    producer = KafkaProducer(**broker.kafka.client_options())
+    for key, value in ((b"a/champion", b"poison"), (b"a/trial", None), (b"\xff", b"?")):
+        producer.send(POLICY.name, key=key, value=value).get(10)
+    producer.close()
+
+    other = PolicyPublisher(broker.kafka)
+    assert other.publish(random_policy(scope="a"), 1).publication == 1_000_003
+    assert other.publish(random_policy(scope="b"), 4).publication == 4_000_001
+    assert other.published.term("b") == 4 and other.published.last("a", "trial") is None
+    with pytest.raises(BrokerError, match="later term"):
+        other.publish(random_policy(scope="b"), 3)
+    other.close()
+
+
+def test_a_champion_that_is_gone_from_the_topic_is_missed(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compacted, "REVIEW_SECONDS", 0.0)
+    publisher = PolicyPublisher(broker.kafka)
+    publisher.publish(random_policy(scope="a"), 1)
+    seen = Published(broker.kafka)
+    assert seen.read(10.0) and seen.last("a") is not None
+    admin = KafkaAdminClient(**broker.kafka.client_options())
+    admin.delete_topics([POLICY.name])
+    admin.create_topics([NewTopic(POLICY.name, 1, -1)])
+    admin.close()
+    seen.read(1.0)
+    seen.read(1.0)
+    assert seen.last("a") is None and seen.term("a") == 1
+    seen.close()
+    publisher.close()
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # a client that found no broker leaves some
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_publishing_without_a_broker() -> None:
+    kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}")
+    with pytest.raises(BrokerError, match="not acknowledged"):
+        PolicyPublisher(kafka).publish(random_policy(), 1)
+    status = StatusProducer(kafka)
+    for _ in range(2):
+        status.send(LearnerStatus(process="p", scope="s", time=1.0))
+    assert status.failed == 2
+    gc.collect()

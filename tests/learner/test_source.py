@@ -1,0 +1,65 @@
+"""Reading goes on from the checkpoint's offsets, and says what it could not read."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from decoder.contracts.settings import KafkaSettings
+from learner.source import EventSource, Fetched
+from tests.learner.conftest import Broker
+from tests.learner.stream import batches, produce
+from tests.learner.traffic import Traffic
+
+EVENTS = Traffic(seed=9).events(10)
+
+
+def at(partition: int, offset: int) -> Fetched:
+    return Fetched(partition, offset, 0, None, b"")
+
+
+def test_a_new_source_reads_from_stored_offsets(broker: Broker) -> None:
+    produce(broker.kafka, batches(EVENTS))
+    source = EventSource(broker.kafka, {0: 2})
+    assert source.connect(threading.Event())
+    received: list[Fetched] = []
+    while len(received) < 2:
+        received += source.poll(0.1)
+    assert [record.offset for record in received] == [2, 3] and source.offsets == {0: 2}
+    source.done(received)
+    assert source.offsets == {0: 4} and source.skipped == 0
+    source.close()
+
+
+def test_an_offset_that_is_not_there_any_more_is_read_from_the_earliest(
+    broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    produce(broker.kafka, batches(EVENTS))
+    source = EventSource(broker.kafka, {0: 100})
+    assert source.connect(threading.Event())
+    received: list[Fetched] = []
+    while len(received) < 4:
+        received += source.poll(0.1)
+    source.done(received)
+    assert source.offsets == {0: 4} and "was made anew" in caplog.text
+    source.close()
+
+
+def test_what_was_removed_before_it_was_read_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+    source = EventSource(KafkaSettings(), {0: 5}, skipped=1)
+    source.done([at(0, 9), at(1, 700), at(0, 10), at(1, 701)])
+    assert source.offsets == {0: 11, 1: 702} and source.skipped == 5
+    assert "4 records of partition 0 were removed" in caplog.text
+
+
+def test_a_source_that_finds_nothing_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+    rests: list[float] = []
+    source = EventSource(KafkaSettings(), {})
+    monkeypatch.setattr(source, "_assign", lambda: True)
+    monkeypatch.setattr(
+        source, "_consumer", SimpleNamespace(poll=lambda timeout_ms: {}, close=lambda: None)
+    )
+    monkeypatch.setattr("learner.source.time.sleep", rests.append)
+    assert source.poll(0.25) == [] and 0.25 in rests
