@@ -32,7 +32,8 @@ KINDS: Final[Mapping[str, list[str]]] = tomllib.loads(
 TURNS: Final = 8
 """First turns of a session that are used, so that no single dialogue is most of a segment."""
 SIDE_BY_SIDE: Final = 4
-"""Sessions whose turns are interleaved, as those of several users are."""
+"""Sessions whose turns are interleaved, as those of several users are; at least as many as
+requests run at a time."""
 HONEST, HOSTILE = "honest", "hostile"
 Side = Literal["serve", "train"]
 
@@ -143,7 +144,7 @@ def _stream(
         order = iter([[trace] for trace in made])
     open_sessions: deque[deque[tuple[Trace, str]]] = deque()
     while True:
-        while len(open_sessions) < SIDE_BY_SIDE:
+        while len(open_sessions) < max(SIDE_BY_SIDE, segment.concurrency):
             turns = next((t for t in order if t[0].session not in used), None)
             if turns is None:
                 break
