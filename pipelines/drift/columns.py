@@ -11,7 +11,7 @@ adaptive-frozen  and weights: ``frozen``, with the learner                      
 counting         counted score against a threshold of 2: what a new scope had        no
 first            the policy that any scope begins with                               no
 adaptive         ``first``, with the learner                                         yes
-refit            as ``frozen``, trained on other traffic like that after the change  no
+refit            as ``frozen``, trained on other traffic like that since the change  no
 oracle           hindsight
 ===============  ==================================================================  =======
 
@@ -111,7 +111,7 @@ class Columns:
         if name == "counting":
             return Column(frequency_policy("drift"), ours)
         if name == "refit":
-            traces = lessons(self._scenario.changed, self._library, self._seed, self._others)
+            traces = lessons(self._scenario.later, self._library, self._seed, self._others)
             return Column(self._survival(traces, self._served)[0], ours)
         return Column(self._first, ours, name in LEARNS)
 

@@ -143,8 +143,8 @@ def test_changes_are_what_differs() -> None:
     first, second = of("one"), of("one", 99, drafter={"known": 0.1, "new": 0.1})
     assert scenario(first, second).changes(1) == ["drafter"]
     assert scenario(first, second).changes(0) == []
-    assert scenario(first, second, first).changed == (second,)
-    assert scenario(first).changed == (first,)
+    assert scenario(first, second, first, second).later == (second, first)
+    assert scenario(first).later == (first,)
     assert scenario(first, history=of("two")).changes(0) == ["kinds"]
 
 
