@@ -91,6 +91,9 @@ class Segment(_Part):
     templates: int = Field(
         default=0, ge=0, description="generations repeated with changed arguments"
     )
+    breaks: int = Field(
+        default=0, ge=0, description="prompts hold the output, every so many tokens of it wrong"
+    )
     hostile: float = Field(
         default=0,
         ge=0,

@@ -35,6 +35,8 @@ SIDE_BY_SIDE: Final = 4
 """Sessions whose turns are interleaved, as those of several users are; at least as many as
 requests run at a time."""
 HONEST, HOSTILE = "honest", "hostile"
+BROKEN: Final = 4
+"""A hostile tenant's prompts hold its outputs with one of so many tokens wrong."""
 Side = Literal["serve", "train"]
 
 
@@ -193,8 +195,9 @@ def _sent(
 ) -> Iterator[tuple[Trace, str]]:
     for turn in turns:
         trace = turn
-        if tenant == HOSTILE:
-            trace = alterations.misleading(trace, library.token_classes, draw)
+        breaks = BROKEN if tenant == HOSTILE else segment.breaks
+        if breaks:
+            trace = alterations.misleading(trace, breaks, library.token_classes, draw)
         if segment.drafter is not None or trace.model_accepted is None:
             drafter = segment.drafter or Drafter()
             trace = alterations.foreseen(trace, drafter, library.model_len, draw)
