@@ -333,7 +333,8 @@ def drift(
         str | None, typer.Option(help="Checkpoint directory or hub name; default: embedded.")
     ] = None,
     scale: Annotated[
-        float, typer.Option(min=0.01, max=100.0, help="Times the generations of each segment.")
+        float,
+        typer.Option(min=0.01, max=100.0, help="Times all generations: below 1 for a quick look."),
     ] = 1.0,
     folder: Annotated[
         Path, typer.Option("--out", help="Where runs are kept and the page is written.")

@@ -25,8 +25,6 @@ SPAN: Final = 3.0
 """Mean tokens for which an output that left its recording stays away from it."""
 ARGUMENTS: Final = 0.15
 """Share of a template's token types, the rarest ones, that are its arguments."""
-BROKEN: Final = 4
-"""A hostile tenant's prompts hold its outputs with every so many tokens wrong."""
 CONTEXT: Final = 2
 """Tokens by which a drafter knows how a text has continued before."""
 
@@ -118,14 +116,14 @@ def filled_in(
     return made
 
 
-def misleading(trace: Trace, token_classes: Floats, draw: Draw) -> Trace:
-    """A request whose prompt holds its output, but for every ``BROKEN``-th token.
+def misleading(trace: Trace, every: int, token_classes: Floats, draw: Draw) -> Trace:
+    """A request whose prompt holds its output, but for one token of ``every`` so many.
 
     Each copy of it is found, looks as good as any, and soon breaks off.
     """
     output = np.asarray(trace.output, np.int32)
     wrong = output.copy()
-    at = np.arange(BROKEN - 1, len(wrong), BROKEN)
+    at = np.arange(every - 1, len(wrong), every)
     wrong[at] = draw.integers(len(token_classes), size=len(at))
     prompt = np.concatenate([np.asarray(trace.prompt, np.int32), wrong])
     return replace(trace, prompt=prompt, output=output, model_accepted=None)

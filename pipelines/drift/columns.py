@@ -11,7 +11,7 @@ adaptive-frozen  and weights: ``frozen``, with the learner                      
 counting         counted score against a threshold of 2: what a new scope had        no
 first            the policy that any scope begins with                               no
 adaptive         ``first``, with the learner                                         yes
-refit            as ``frozen``, trained on other traffic like that after the change  no
+refit            as ``frozen``, trained on other traffic like that since the change  no
 oracle           hindsight
 ===============  ==================================================================  =======
 
@@ -76,13 +76,15 @@ class Columns:
 
     def __init__(
         self, scenario: Scenario, library: Library, seed: int, settings: WorkerSettings,
-        first: Policy,
+        first: Policy, scale: float = 1.0,
     ) -> None:  # fmt: skip
+        """Nothing is trained yet; ``scale`` multiplies ``KNOWN`` and ``OTHERS``."""
         served = settings
         if scenario.factor:
             served = settings.model_copy(update={"suffix_max_factor": scenario.factor})
         self._scenario, self._library, self._seed = scenario, library, seed
         self._settings, self._served, self._first = settings, served, first
+        self._known_most, self._others = round(scale * KNOWN), round(scale * OTHERS)
         self._frozen: tuple[Policy, Rows] | None = None
 
     @property
@@ -109,12 +111,12 @@ class Columns:
         if name == "counting":
             return Column(frequency_policy("drift"), ours)
         if name == "refit":
-            traces = lessons(self._scenario.changed, self._library, self._seed, OTHERS)
+            traces = lessons(self._scenario.later, self._library, self._seed, self._others)
             return Column(self._survival(traces, self._served)[0], ours)
         return Column(self._first, ours, name in LEARNS)
 
     def _known(self) -> list[Trace]:
-        return lessons([self._scenario.known], self._library, self._seed, KNOWN)
+        return lessons([self._scenario.known], self._library, self._seed, self._known_most)
 
     def _trained(self) -> tuple[Policy, Rows]:
         if self._frozen is None:

@@ -117,7 +117,7 @@ def figures(
     }
     for name in LEARNS:
         if name in runs:
-            made[name] = learned(name, scenario, runs, found)
+            made[name] = learned(name, runs, found)
     if "adaptive" in made:
         keys = ("recovery_requests", "alarms", "false_alarms", "promotions")
         made |= {key: made["adaptive"][key] for key in keys}
@@ -149,14 +149,11 @@ def _ratio(one: Run, other: Run, mask: Mask, session: NDArray[np.int64]) -> list
     return [float(theirs.sum() / mine.sum()), float(low), float(high)]
 
 
-def learned(
-    name: str, scenario: Scenario, runs: Mapping[str, Run], found: Course
-) -> dict[str, Any]:
+def learned(name: str, runs: Mapping[str, Run], found: Course) -> dict[str, Any]:
     """How the learner of column ``name`` did: recoveries by change, alarms, promotions."""
     run = runs[name]
     recoveries = [
-        recovery(run, _reference(scenario, change["segment"], runs), found, place)
-        for place, change in enumerate(found.changes)
+        recovery(run, runs.get("refit"), found, place) for place in range(len(found.changes))
     ]
     true = [
         any(c["at"] <= at < c["at"] + c["ramp"] + NOTICED for c in found.changes)
@@ -175,12 +172,6 @@ def learned(
         if best > base:
             made["gap_recovered"] = (run.rate(late) - base) / (best - base)
     return made
-
-
-def _reference(scenario: Scenario, segment: int, runs: Mapping[str, Run]) -> Run | None:
-    """What was trained on traffic like that of ``segment``."""
-    returns = not scenario.segments[segment].changes_from(scenario.known) and not scenario.factor
-    return runs.get("frozen" if returns else "refit")
 
 
 def recovery(run: Run, reference: Run | None, found: Course, place: int) -> int | None:

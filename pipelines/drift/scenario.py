@@ -91,6 +91,9 @@ class Segment(_Part):
     templates: int = Field(
         default=0, ge=0, description="generations repeated with changed arguments"
     )
+    breaks: int = Field(
+        default=0, ge=0, description="prompts hold the output, every so many tokens of it wrong"
+    )
     hostile: float = Field(
         default=0,
         ge=0,
@@ -143,10 +146,13 @@ class Scenario(_Part):
         return [*found, "factor"] if self.factor else found
 
     @property
-    def changed(self) -> tuple[Segment, ...]:
-        """The segments that differ from what was known; all, if none does."""
-        differing = tuple(s for s in self.segments if s.changes_from(self.known))
-        return differing or self.segments
+    def later(self) -> tuple[Segment, ...]:
+        """What comes after the first change, each kind of segment once; all, if nothing does."""
+        found: list[Segment] = []
+        for segment in self.segments[1:] or self.segments:
+            if all(segment.changes_from(other) for other in found):
+                found.append(segment)
+        return tuple(found)
 
     def scaled(self, scale: float) -> Scenario:
         """The same with ``scale`` times the generations."""

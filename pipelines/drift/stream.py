@@ -33,7 +33,7 @@ from pipelines.replay.states import UNLIMITED, Floats
 
 Told = Callable[[int, list[DraftEvent]], Policy | None]
 """Told the number of a request that is done and its events; a policy to put in force, or None."""
-AHEAD: Final = 64
+AHEAD: Final = 128
 """Requests looked through for one whose session is not under way."""
 
 
@@ -166,9 +166,13 @@ class _Service:
             self._start(index)
 
     def _startable(self) -> int | None:
+        """Place among the waiting of the next that may start: none of another segment's time."""
+        segment = self._requests[self._waiting[0]].segment
         for place in range(min(len(self._waiting), AHEAD)):
-            session = self._requests[self._waiting[place]].trace.session
-            if session not in self._sessions:
+            request = self._requests[self._waiting[place]]
+            if request.segment != segment:
+                return None
+            if request.trace.session not in self._sessions:
                 return place
         return None
 

@@ -33,7 +33,7 @@ Step = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Plan:
-    """What to run. ``scale`` multiplies the generations of all segments."""
+    """What to run. ``scale`` multiplies generations, those that are trained on included."""
 
     scenarios: Sequence[Scenario]
     seeds: Sequence[int]
@@ -127,13 +127,13 @@ class Study:
     def _one(self, scenario: Scenario, seed: int, done: int, whole: int) -> None:
         library = self._recordings.library(scenario, self._settings.model_draft_tokens)
         sent = traffic(scenario, library, seed)
-        columns = Columns(scenario, library, seed, self._settings, self._first)
+        columns = Columns(scenario, library, seed, self._settings, self._first, self._plan.scale)
         runs: dict[str, Run] = {}
         for place, name in enumerate(self._plan.policies):
             self._step(f"{scenario.name}, seed {seed}: {name}", done + place, whole)
             key = key_of(
                 scenario.model_dump_json(),
-                str(seed),
+                f"{seed} {self._plan.scale}",
                 name,
                 self._recordings.digest,
                 self._settings.model_dump_json(include=SHAPING),

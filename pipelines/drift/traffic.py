@@ -32,8 +32,11 @@ KINDS: Final[Mapping[str, list[str]]] = tomllib.loads(
 TURNS: Final = 8
 """First turns of a session that are used, so that no single dialogue is most of a segment."""
 SIDE_BY_SIDE: Final = 4
-"""Sessions whose turns are interleaved, as those of several users are."""
+"""Sessions whose turns are interleaved, as those of several users are; at least as many as
+requests run at a time."""
 HONEST, HOSTILE = "honest", "hostile"
+BROKEN: Final = 4
+"""A hostile tenant's prompts hold its outputs with one of so many tokens wrong."""
 Side = Literal["serve", "train"]
 
 
@@ -143,7 +146,7 @@ def _stream(
         order = iter([[trace] for trace in made])
     open_sessions: deque[deque[tuple[Trace, str]]] = deque()
     while True:
-        while len(open_sessions) < SIDE_BY_SIDE:
+        while len(open_sessions) < max(SIDE_BY_SIDE, segment.concurrency):
             turns = next((t for t in order if t[0].session not in used), None)
             if turns is None:
                 break
@@ -192,8 +195,9 @@ def _sent(
 ) -> Iterator[tuple[Trace, str]]:
     for turn in turns:
         trace = turn
-        if tenant == HOSTILE:
-            trace = alterations.misleading(trace, library.token_classes, draw)
+        breaks = BROKEN if tenant == HOSTILE else segment.breaks
+        if breaks:
+            trace = alterations.misleading(trace, breaks, library.token_classes, draw)
         if segment.drafter is not None or trace.model_accepted is None:
             drafter = segment.drafter or Drafter()
             trace = alterations.foreseen(trace, drafter, library.model_len, draw)

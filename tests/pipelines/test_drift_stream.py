@@ -79,6 +79,19 @@ def test_requests_of_a_step_share_its_time() -> None:
     assert together < alone / 3
 
 
+def test_as_many_run_at_a_time_as_the_segment_says() -> None:
+    traces = [replace(t, session=f"{i}/{t.session}") for i, t in enumerate(mixed() * 6)]
+    asked = [Request(t, i // 20) for i, t in enumerate(with_model(traces[:60]))]
+    conditions = [Conditions(COSTS), Conditions(COSTS, 5), Conditions(COSTS)]
+    begun = events_of(asked, conditions)
+    sizes: dict[int, list[int]] = {0: [], 1: [], 2: []}
+    for index, events in begun[:19] + begun[20:]:  # others join the last one of a segment
+        sizes[asked[index].segment] += [event.batch_size for event in events]
+    assert set(sizes[0]) == set(sizes[2]) == {1}
+    assert max(sizes[1]) == 5
+    assert np.mean(sizes[1]) > 4
+
+
 def test_the_time_of_a_step_is_the_segments_own() -> None:
     slow = Machine(plain=3.0, token=0.0, draft=0.0, draft_token=0.0).costs
     never = frequency_policy("drift", float("inf"))
@@ -97,18 +110,21 @@ def test_two_runs_are_equal_to_the_last_digit() -> None:
     np.testing.assert_array_equal(one.us, two.us)
 
 
-def events_of(asked: list[Request], conditions: list[Conditions]) -> list[list[DraftEvent]]:
-    found: list[list[DraftEvent]] = []
+def events_of(
+    asked: list[Request], conditions: list[Conditions]
+) -> list[tuple[int, list[DraftEvent]]]:
+    found: list[tuple[int, list[DraftEvent]]] = []
 
     def told(index: int, events: list[DraftEvent]) -> None:
-        found.append(events)
+        found.append((index, events))
 
     decode(asked, conditions, COUNTING, Worker(SETTINGS), token_classes(), told)
     return found
 
 
 def test_events_carry_the_recorded_clock_and_no_other() -> None:
-    events = [e for each in events_of(requests(copying_traces(1, 6)), ALONE) for e in each]
+    told = events_of(requests(copying_traces(1, 6)), ALONE)
+    events = [e for _, each in told for e in each]
     assert len(events) > 30
     for event in events:
         plain = event.arm == "none"

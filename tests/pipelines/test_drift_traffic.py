@@ -143,8 +143,8 @@ def test_changes_are_what_differs() -> None:
     first, second = of("one"), of("one", 99, drafter={"known": 0.1, "new": 0.1})
     assert scenario(first, second).changes(1) == ["drafter"]
     assert scenario(first, second).changes(0) == []
-    assert scenario(first, second, first).changed == (second,)
-    assert scenario(first).changed == (first,)
+    assert scenario(first, second, first, second).later == (second, first)
+    assert scenario(first).later == (first,)
     assert scenario(first, history=of("two")).changes(0) == ["kinds"]
 
 
@@ -201,7 +201,7 @@ def test_templates_are_repeated_with_arguments_of_their_own() -> None:
 def test_a_misleading_prompt_breaks_every_copy() -> None:
     classes = np.zeros((5_000, 6), np.float32)
     output = np.arange(40) + 1_000
-    made = alterations.misleading(Trace("s", [1, 2], output), classes, np.random.default_rng(0))
+    made = alterations.misleading(Trace("s", [1, 2], output), 4, classes, np.random.default_rng(0))
     shown = np.asarray(made.prompt[2:])
     same = shown == output
     assert same[:3].all()
