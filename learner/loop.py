@@ -1,4 +1,4 @@
-"""The learner: consume, detect drift, train, tune, gate, register, publish, checkpoint.
+"""The learner: consume, learn, register, publish, checkpoint.
 
 One thread, one step after another, several scopes. Kafka or MLflow going away is logged and tried
 again later; what was learned until then is kept.
@@ -14,14 +14,14 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import torch
-
+from decoder.contracts.bundle import frequency_policy
 from decoder.contracts.errors import BrokerError, ContractError, RegistryError
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import LearnerStatus
 from learner import checkpoint
 from learner.publish import PolicyPublisher, StatusProducer
 from learner.registry import Registry, Standing
+from learner.rows import from_events
 from learner.scope import Candidate, Scope
 from learner.sequences import Sequences
 from learner.settings import LearnerSettings
@@ -35,8 +35,6 @@ FOLLOW_SECONDS: Final = 3.0
 RETRY_SECONDS: Final = 15.0
 CHECKPOINT_SECONDS: Final = 10.0
 STATUS_SECONDS: Final = 1.0
-BURST_SECONDS: Final = 1.0
-"""Optimiser steps saved up while waiting, so that a pause is not followed by a long burst."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +57,10 @@ class Learner:
         self.registry = Registry(settings.mlflow_tracking_uri)
         self.status = StatusProducer(kafka)
         self.published: dict[str, int] = {}
+        self.consumed: dict[str, int] = {}  # events by scope, since this process began
         self._standings: dict[str, Standing] = {}
-        self._allowance = 0.0
-        now = time.monotonic()
-        self._learned_at = self._checkpoint_at = now
-        self._follow_at = self._status_at = self._candidate_at = 0.0
+        self._checkpoint_at = time.monotonic()
+        self._follow_at = self._status_at = 0.0
         resumed = self._resume()
         self.publisher = PolicyPublisher(kafka, resumed.publications)
         self.source = EventSource(kafka, resumed.offsets, settings.refused_path, resumed.sequences)
@@ -73,24 +70,21 @@ class Learner:
         """One turn; takes about ``POLL_SECONDS`` when idle."""
         # 1. Consume. Offsets move in memory only.
         received = self.source.poll(POLL_SECONDS)
-        # 2. Store each event once, and 3. compare the champion with what really was accepted, in
-        #    order of arrival: a detector that saw the events later would date the change wrongly.
+        # 2. Judge by the drafts, and learn from them, in order of arrival.
         for record in received:
             self._admit(record)
-        # 4. Train, within the allowance of CPU the serving processes leave us.
-        self._learn()
-        # 5. Tune, gate and register, where enough was learned since the last time.
+        # 3. Register who won.
         for scope in self.scopes.values():
-            if scope.is_due() and time.monotonic() >= self._candidate_at:
-                self._candidate_at = time.monotonic() + self.settings.candidate_seconds
-                self._propose(scope)
-        # 6. Publish whatever the alias names, whoever moved it.
+            candidate = scope.candidate()
+            if candidate is not None:
+                self._propose(scope, candidate)
+        # 4. Publish whatever the alias names, whoever moved it.
         if time.monotonic() >= self._follow_at:
             self._follow()
-        # 7. Only now the offsets: a crash before this line replays events, whose ids are known.
+        # 5. Only now the offsets: a crash before this line replays events, whose ids are known.
         if time.monotonic() >= self._checkpoint_at:
             self.checkpoint()
-        # 8. Say how it goes.
+        # 6. Say how it goes.
         if time.monotonic() >= self._status_at:
             self._report()
 
@@ -150,53 +144,35 @@ class Learner:
             return Resumed()
 
     def _admit(self, record: Received) -> None:
-        name, life = record.batch.origin.scope, record.batch.origin.life
+        name = record.batch.origin.scope
         if name not in self.scopes:
-            self.scopes[name] = Scope(name, self.settings)
+            self.scopes[name] = Scope(name, self.settings, frequency_policy(name))
             self._follow_at = 0.0  # is there a champion already?
         scope = self.scopes[name]
-        rows = scope.admit(record.batch.events, life)
-        if scope.watch(rows, time.time()):
-            log.info("scope %s: traffic changed, MAE now %.2f tokens", name, scope.mae)
+        self.consumed[name] = self.consumed.get(name, 0) + len(record.batch.events)
+        for alarm in scope.feed(from_events(record.batch.events)):
+            log.info("scope %s: the traffic changed for %s drafts", name, alarm.stream)
 
-    def _learn(self) -> None:
-        now = time.monotonic()
-        earned = (now - self._learned_at) * self.settings.updates_per_second
-        most = self.settings.updates_per_second * BURST_SECONDS
-        self._allowance = min(self._allowance + earned, most)
-        self._learned_at = now
-        for scope in self.scopes.values():
-            done = scope.learn(int(self._allowance), seed=scope.buffer.total + scope.updates)
-            self._allowance -= done
-
-    def _propose(self, scope: Scope) -> None:
-        """Tune and judge the network as it is; register it, and promote it if it won."""
-        candidate = scope.propose()
-        if not candidate.verdict.decided:
-            log.info("scope %s: no verdict yet, %s", scope.name, candidate.verdict.reason)
-            return
+    def _propose(self, scope: Scope, candidate: Candidate) -> None:
+        """Register who won, and promote it where no person decides."""
+        held = self._standings.get(scope.name)
+        by_hand = held is not None and held.manual
         try:
             version = self._register(scope, candidate)
-            scope.candidates += 1
-            held = self._standings.get(scope.name)
-            by_hand = held is not None and held.manual
-            if candidate.verdict.promote and not by_hand:
+            if not by_hand:
                 self.registry.promote(scope.name, version)
-                scope.promotions += 1
                 self._follow_at = self._checkpoint_at = 0.0
         except RegistryError as error:
             log.warning("%s; the next candidate tries again", error)
             return
-        word = "refused"
-        if candidate.verdict.promote:
-            word = "left to a person" if by_hand else "promoted"
+        word = "left to a person" if by_hand else "promoted"
         log.info("scope %s: version %d %s: %s", scope.name, version, word, candidate.verdict.reason)
 
     def _register(self, scope: Scope, candidate: Candidate) -> int:
         return self.registry.register(
             candidate.policy,
-            params={"note": candidate.tuning.note, "champion": scope.version},
-            metrics={**candidate.verdict.metrics(), "tuned_speed": candidate.tuning.speed},
+            params={"learner": candidate.origin, "champion": scope.version},
+            metrics=candidate.verdict.metrics(),
             tags={"verdict": candidate.verdict.reason, "origin": "learner"},
             window=scope.window(),
         )
@@ -206,8 +182,6 @@ class Learner:
         self._follow_at = time.monotonic() + FOLLOW_SECONDS
         try:
             self._standings = self.registry.standings()
-            for name in self.scopes.keys() - self._standings.keys():
-                self.scopes[name].crown(None)
         except RegistryError as error:
             log.warning("%s; what was published stays", error)
             self._follow_at = time.monotonic() + RETRY_SECONDS
@@ -222,12 +196,8 @@ class Learner:
     def _serve(self, standing: Standing) -> None:
         scope = self.scopes.get(standing.scope)
         if standing.champion is None:
-            if scope is not None:
-                scope.crown(None)
             return
-        behind = scope is not None and (
-            not scope.champion_known or scope.version != standing.champion
-        )
+        behind = scope is not None and scope.version != standing.champion
         if self.published.get(standing.scope) == standing.champion and not behind:
             return
         policy = self.registry.load(standing.scope, standing.champion)
@@ -256,31 +226,26 @@ class Learner:
             self.status.send(
                 LearnerStatus(
                     scope=scope.name,
-                    events_consumed=scope.buffer.total + scope.buffer.plain,
-                    events_duplicate=scope.buffer.duplicates,
-                    drafts_consumed=scope.buffer.total,
+                    events_consumed=self.consumed.get(scope.name, 0),
+                    drafts_consumed=scope.total,
                     buffer=len(scope.buffer),
                     updates=scope.updates,
-                    drifts=scope.drifts,
-                    last_drift_at=scope.last_drift_at,
+                    drifts=sum(scope.alarms.values()),
+                    last_drift_at=scope.last_alarm_at,
                     mae=scope.mae,
                     candidates=scope.candidates,
                     promotions=scope.promotions,
                     champion_version=scope.version,
                     publication=self.publisher.number_of(scope.name),
-                    parameter=scope.champion.parameter,
-                    parameter_name=scope.champion.parameter_name,
+                    parameter=scope.champion.threshold,
+                    parameter_name="threshold",
                     **common,
                 )
             )
 
 
 def run(settings: LearnerSettings, kafka: KafkaSettings, stop: threading.Event) -> None:
-    """Learn until ``stop`` is set; a last checkpoint is written before returning.
-
-    Sets torch to one thread in this process: the cores belong to the model that serves.
-    """
-    torch.set_num_threads(1)
+    """Learn until ``stop`` is set; a last checkpoint is written before returning."""
     learner = Learner(settings, kafka)
     try:
         if learner.source.connect(stop):

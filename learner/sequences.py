@@ -23,17 +23,18 @@ class Sequences:
         self.missing = 0
         self.duplicates = 0
 
-    def observe(self, life: str, partition: int, sequence: int) -> None:
-        """Take in the number of one record. Mutates the counts."""
+    def observe(self, life: str, partition: int, sequence: int) -> bool:
+        """Take in the number of one record; whether it is new. Mutates the counts."""
         due = self._next.get((life, partition), sequence)
         if sequence < due:
             self.duplicates += 1
-            return
+            return False
         self.missing += sequence - due
         self._next[life, partition] = sequence + 1
         self._next.move_to_end((life, partition))
         if len(self._next) > LIVES:
             self._next.popitem(last=False)
+        return True
 
     def known(self) -> list[tuple[str, int, int]]:
         """What a later one goes on from."""

@@ -103,8 +103,8 @@ class EventSource:
 
         The wait is not the client's, which fetches without pause from a broker that answers empty
         fetches at once.
-        Refused records are passed over. A broker that went away yields nothing and a log line; the
-        client reconnects by itself.
+        Refused records are passed over, and those that came before. A broker that went away yields
+        nothing and a log line; the client reconnects by itself.
         """
         try:
             if time.monotonic() >= self._partitions_at:
@@ -128,8 +128,8 @@ class EventSource:
                 except EventRefused as error:
                     self._set_aside(tp.partition, record, error)
                     continue
-                self.sequences.observe(batch.origin.life, tp.partition, batch.sequence)
-                received.append(Received(tp.partition, record.offset, batch))
+                if self.sequences.observe(batch.origin.life, tp.partition, batch.sequence):
+                    received.append(Received(tp.partition, record.offset, batch))
         return received
 
     def lag(self) -> int:
