@@ -22,10 +22,11 @@ class Buffer:
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.total = 0
+        self._held = 0
         self._ring = empty(capacity)
 
     def __len__(self) -> int:
-        return min(self.total, self.capacity)
+        return self._held
 
     def add(self, rows: Rows) -> None:
         """Store ``rows``, at most ``capacity`` of them, over the oldest. Mutates."""
@@ -33,6 +34,7 @@ class Buffer:
         for name in COLUMNS:
             getattr(self._ring, name)[slots] = getattr(rows, name)
         self.total += len(rows)
+        self._held = min(self._held + len(rows), self.capacity)
 
     def recent(self, last: int) -> Rows:
         """The newest rows, at most ``last``, oldest first, copied."""

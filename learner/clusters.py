@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Snapshot = tuple[dict[str, NDArray[Any]], dict[str, Any]]
 
-CAP: Final = 64
+CAP: Final = 16
 """Drafts of a cluster, about those of a request: with one number for a whole agent's session of
 hours, a contestant would wait for days for thirty of them."""
-SILENCE: Final = 64
+SILENCE: Final = 32
 PATIENCE: Final = 8
 """A cluster is over when nothing of it came among the last SILENCE rows, and PATIENCE more for each
 that is open: the more requests at a time, the longer one of them waits for its turn."""
@@ -29,8 +29,8 @@ MOST_OPEN: Final = 1_024
 SESSIONS: Final = 8_192
 """Sessions whose birth is remembered, the ones heard of last."""
 LONG: Final = 4_096
-"""Rows after which a session counts as born anew: a tenant that sends all its traffic as one session
-would else have no vote on anything that was ever learned."""
+"""Rows after which a session counts as born anew: a tenant that sends all its traffic as one
+session would else have no vote on anything that was ever learned."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from learner.evidence import Bets
 from learner.losses import Faced, Floats, foresight, model_likelihood
 from learner.rows import Rows
 
-AGES: Final = (16, 64, 256)
+AGES: Final = (32, 128, 512)
 """Clusters after which a contestant makes room, by its seat."""
 FIRST: Final = len(AGES)
 SEATS: Final = len(AGES) + 1

@@ -18,7 +18,7 @@ from learner.clusters import Floats
 from learner.evidence import Bets
 
 STREAMS: Final = ("cache", "model")
-BOUND: Final = math.log(2e5)
+BOUND: Final = math.log(5e5)
 """Evidence that is an alarm: without a change once in 200,000 clusters of a stream at most, which
 are some eight million drafts."""
 

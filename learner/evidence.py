@@ -8,8 +8,8 @@ random variables by betting"). Nobody knows the best stake, so the money is spre
 
 Where what is looked for may begin at any time, a new gambler starts at every cluster, and the sum
 of what all of them hold is watched (the e-detector of Shin, Ramdas and Rinaldo 2023, in the form of
-Shiryaev and Roberts): until a false alarm at the bound ``b`` it takes ``b`` clusters in the mean, at
-least.
+Shiryaev and Roberts): until a false alarm at the bound ``b`` it takes at least ``b`` clusters in
+the mean.
 
 A number counts at most ``REACH`` times what is usual of those before it, up or down: so the claims
 are about means of numbers cut there.
@@ -24,7 +24,7 @@ import numpy as np
 STAKES: Final = np.array([0.05, 0.1, 0.2, 0.4, 0.8])
 """Shares of a gambler's wealth that a cluster may cost: the best for an advantage of a twentieth of
 its own spread to one of its whole spread."""
-REACH: Final = 2.0
+REACH: Final = 1.0
 """Mean distances from zero at which a number is cut."""
 SETTLING: Final = 3
 """Clusters that tell what is usual before the first bet."""
@@ -79,5 +79,5 @@ class Bets:
         bets = cls(bool(numbers["restarts"]))
         bets.taken, bets._usual = int(numbers["taken"]), float(numbers["usual"])
         held = [-np.inf if log is None else float(log) for log in numbers["held"]]
-        bets._held = np.array(held).reshape(STAKES.shape)
+        bets._held[:] = held
         return bets

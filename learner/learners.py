@@ -134,5 +134,3 @@ class Learners:
             for name, held in zip(NAMES, numbers["trainers"], strict=False)
         ]
         return learners
-
-

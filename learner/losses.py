@@ -1,8 +1,8 @@
 """What each kind of network is trained to minimise, and how well a policy foresaw what came.
 
-One likelihood serves both. A cache draft faces one position after the other and breaks off at one of
-them, unless it is accepted whole or its label is censored: a label that is a lower bound counts for
-what it knows. A model draft does the same with one chance for all its positions.
+One likelihood serves both. A cache draft faces one position after the other and breaks off at one
+of them, unless it is accepted whole or its label is censored: a label that is a lower bound counts
+for what it knows. A model draft does the same with one chance for all its positions.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ HALVINGS: Final = 20
 class Faced(NamedTuple):
     """What became of n drafts, in counts."""
 
-    positions: FloatArray  # [n, BUCKETS] positions a cache draft faced, the one it broke at included
+    positions: (
+        FloatArray  # [n, BUCKETS] positions a cache draft faced, its last included
+    )
     broke: NDArray[np.bool_]  # [n] whether it broke off
     where: NDArray[np.int64]  # [n] bucket of the position behind the accepted ones
     held: FloatArray  # [n] accepted tokens of a verified model draft, 0 without one
@@ -148,7 +150,8 @@ def _chance_of(mean: Floats, lengths: NDArray[np.integer]) -> Floats:
         expected = middle * (1.0 - middle**lengths) / (1.0 - middle)
         below = expected < mean
         low, high = np.where(below, middle, low), np.where(below, high, middle)
-    return (low + high) / 2.0
+    middle = (low + high) / 2.0
+    return middle
 
 
 def _cache_likelihood(logits: FloatArray, rises: FloatArray, found: Faced) -> Floats:

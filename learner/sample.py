@@ -20,7 +20,7 @@ INNER: Final = (0.1, 0.9)
 """Quantiles of a window's times that stand for its span: a clock that is wrong, and the leap from
 one worker's backlog to the next, move them little."""
 SLACK: Final = 4.0
-"""The share is doubled only where a quarter of what may be learned from comes, or it would flutter."""
+"""The share is doubled only where a quarter of what is wanted comes, or it would flutter."""
 MOST_HALVINGS: Final = 30
 
 

@@ -7,7 +7,6 @@ or promoted. A block is first foreseen by all who are judged, then learned from.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -31,12 +30,12 @@ from learner.sample import Sample
 from learner.settings import LearnerSettings
 from learner.tune import tuned
 
-log = logging.getLogger(__name__)
-
 BLOCK: Final = 64
 JUDGED: Final = 4_000
 """Newest drafts on which the rate of a contestant is simulated."""
 COSTED: Final = 4_000
+LIKELY: Final = 1e4
+"""Below this are all features of drafts that a bundle may bring as probes."""
 RECHECK: Final = 8
 """Clusters until the rate of a contestant that was found slower is looked at again."""
 MAE_MEMORY: Final = 512.0
@@ -74,7 +73,7 @@ class Scope:
         self._sample = Sample(settings.rows_per_second)
         self._clusters = Clusters(SEATS + len(STREAMS))
         self._waiting = empty()
-        self._next_contestant = settings.min_events  # row of the buffer
+        self._next_contestant = 0  # row of the buffer
         self._won: Candidate | None = None
         self._offered = ""  # mark of the candidate that was handed out last
 
@@ -144,7 +143,7 @@ class Scope:
         self.buffer.add(block)
         if self.learners.trainers:
             self.learners.learn(self.buffer)
-        elif row >= self.settings.min_events:
+        elif self.champion.layers or row >= self.settings.min_events:
             self.learners.begin(self.champion, self.settings.kind, self.buffer)
         for alarm in alarms:
             self.alarms[alarm.stream] += 1
@@ -173,12 +172,11 @@ class Scope:
         """Let the network of ``learner``, as it is, contend from now on."""
         trainer = self.learners.trainers[learner]
         recent = self.buffer.recent(COSTED)
-        raw = train.export(trainer, self.name, self.champion.threshold, recent.features[-BLOCK:])
+        likely = recent.features[(np.abs(recent.features) < LIKELY).all(axis=1)]
+        if not len(likely):
+            return  # a bundle is refused without a probe that may exist
+        raw = train.export(trainer, self.name, self.champion.threshold, likely[-BLOCK:])
         policy, note = tuned(raw, recent, measure(recent), self.champion)
-        if not all(np.isfinite(array).all() for layer in policy.layers for array in layer):
-            log.error("scope %s: weights are no longer finite, starting over", self.name)
-            self.learners.begin(self.champion, self.settings.kind, self.buffer)
-            return
         policy = replace(policy, provenance={"origin": "learner", "note": note})
         self.contest.seats[seat] = Contestant(policy, self.buffer.total, NAMES[learner])
 
@@ -190,14 +188,14 @@ class Scope:
                 continue
             judged = self.buffer.begun_since(one.since, JUDGED)
             costs = measure(self.buffer.recent(COSTED)) or NOMINAL
-            verdict = judge(
-                one.policy, self.champion, judged, costs, one.bets.evidence, one.judged
-            )
+            verdict = judge(one.policy, self.champion, judged, costs, one.bets.evidence, one.judged)
             if not verdict.promote:
                 one.recheck = one.judged + RECHECK
                 continue
             made = self._provenance(one, verdict, costs)
-            self._won = Candidate(replace(one.policy, version=0, provenance=made), one.origin, verdict)
+            self._won = Candidate(
+                replace(one.policy, version=0, provenance=made), one.origin, verdict
+            )
             if seat != FIRST:
                 self.contest.seats[seat] = None
             else:

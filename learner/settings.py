@@ -23,7 +23,7 @@ class LearnerSettings(Settings):
     buffer_events: int = Field(default=20_000, ge=500)  # per scope, about 200 bytes an event
     rows_per_second: float = Field(default=100.0, gt=0.0)  # learned from, a scope: 1% of a core
     min_events: int = Field(default=400, ge=50)  # labelled events before a scope learns at all
-    candidate_every: int = Field(default=600, ge=1)  # of them, between two contestants
+    candidate_every: int = Field(default=256, ge=1)  # of them, between two contestants
     kind: Literal["survival", "payoff"] = "survival"  # of a scope whose champion has no network
 
     @property

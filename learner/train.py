@@ -30,6 +30,7 @@ learned by heart: going on at the rate above, a good network became worse on the
 at this one better. Traffic that has turned about needs the other."""
 MOMENTUM: Final = 0.9
 SQUARES: Final = 0.999
+PULL = 1.0
 TINY: Final = 1e-8
 """Of Adam: the memories of gradient and squared gradient, and what keeps a quotient finite."""
 STEEPEST: Final = 10.0
@@ -47,7 +48,8 @@ Layers = Sequence[tuple[FloatArray, FloatArray]]
 class Trainer:
     """A network in training. Weights only mean something together with ``mean`` and ``std``.
 
-    ``weights`` and the moments hold all layers in one row, each weight [in, out] before its bias.
+    ``weights`` and the moments hold all layers in one row, each weight [in, out] before its bias;
+    ``anchor`` is such a row too: where a network that was good already began, or its present place.
     """
 
     kind: Kind
@@ -58,6 +60,8 @@ class Trainer:
     mean: FloatArray
     std: FloatArray
     rate: float
+    anchor: FloatArray
+    pull: float = 0.0
     updates: int = 0
 
     def layers(self, row: FloatArray | None = None) -> list[tuple[FloatArray, FloatArray]]:
@@ -85,6 +89,7 @@ def start(
     layers: Layers = (),
     seed: int = SEED,
     rate: float = QUICK,
+    pull: float = 0.0,
 ) -> Trainer:
     """A trainer that continues from ``layers`` ([in, out] weights), or begins at random.
 
@@ -101,13 +106,15 @@ def start(
         layers = made
     widths = (NUM_FEATURES, *(len(bias) for _, bias in layers))
     weights = np.concatenate([part.ravel() for layer in layers for part in layer])
-    still = np.zeros_like(weights)
-    return Trainer(kind, widths, weights, still, still.copy(), mean.copy(), std.copy(), rate)
+    still, anchor = np.zeros_like(weights), weights.copy()
+    return Trainer(
+        kind, widths, weights, still, still.copy(), mean.copy(), std.copy(), rate, anchor, pull
+    )
 
 
 def continue_from(policy: Policy, rate: float = QUICK) -> Trainer:
     """A trainer at the weights of ``policy``, which must have a network."""
-    return start(policy.kind, policy.mean, policy.std, policy.layers, rate=rate)
+    return start(policy.kind, policy.mean, policy.std, policy.layers, rate=rate, pull=PULL)
 
 
 def outputs_of(trainer: Trainer, features: FloatArray) -> FloatArray:
@@ -153,6 +160,8 @@ def update(trainer: Trainer, rows: Rows) -> float:
     length = trainer.rate / (1.0 - MOMENTUM**trainer.updates)
     root = np.sqrt(trainer.squares) * (1.0 - SQUARES**trainer.updates) ** -0.5
     trainer.weights -= length * trainer.momentum / (root + TINY)
+    if trainer.pull:
+        trainer.weights += (trainer.rate * trainer.pull) * (trainer.anchor - trainer.weights)
     return value
 
 
@@ -215,6 +224,7 @@ def snapshot(trainer: Trainer) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]
         "updates": trainer.updates,
         "kind": trainer.kind,
         "rate": trainer.rate,
+        "pull": trainer.pull,
         "widths": list(trainer.widths),
     }
 
@@ -228,14 +238,16 @@ def restored(arrays: dict[str, NDArray[Any]], numbers: dict[str, Any]) -> Traine
     """
     widths = tuple(int(width) for width in numbers["widths"])
     weights = sum((inputs + 1) * outputs for inputs, outputs in itertools.pairwise(widths))
-    if any(len(arrays[name]) != weights for name in _ROWS[:3]):
+    if any(len(arrays[name]) != weights for name in _ROWS[:4]):
         raise ValueError(f"a network of widths {widths} has {weights} weights")
     rows = {name: arrays[name].copy() for name in _ROWS}
-    rate, updates = float(numbers["rate"]), int(numbers["updates"])
-    return Trainer(kind=numbers["kind"], widths=widths, rate=rate, updates=updates, **rows)
+    rate, pull, updates = float(numbers["rate"]), float(numbers["pull"]), int(numbers["updates"])
+    return Trainer(
+        kind=numbers["kind"], widths=widths, rate=rate, pull=pull, updates=updates, **rows
+    )
 
 
-_ROWS: Final = ("weights", "momentum", "squares", "mean", "std")
+_ROWS: Final = ("weights", "momentum", "squares", "anchor", "mean", "std")
 
 
 def _forward(trainer: Trainer, features: FloatArray) -> list[FloatArray]:

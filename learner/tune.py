@@ -10,8 +10,8 @@ of copied and new spans, the threshold chosen this way from always-model logs re
 the best fixed threshold's rate, the plain ratio 0.91-0.99. A censored draft counts with what was
 really committed.
 
-**Threshold** of the kinds that have one. Every threshold that tells the drafts apart is tried, exactly, in one pass over the
-sorted predictions.
+**Threshold** of the kinds that have one. Every threshold that tells the drafts apart is tried,
+exactly, in one pass over the sorted predictions.
 """
 
 from __future__ import annotations

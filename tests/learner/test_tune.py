@@ -15,7 +15,7 @@ from decoder.policy.rule import CACHE, MODEL, NONE
 from learner import train
 from learner.costs import Costs, measure, robust_line
 from learner.rows import from_events
-from learner.tune import Stretches, scan, stretches, tune
+from learner.tune import Stretches, scan, speed, stretches, tuned
 from tests.learner.traffic import FIXED_US, MODEL_US, TOKEN_US, Traffic
 
 ROWS = from_events(Traffic(seed=2).events(100))
@@ -105,22 +105,25 @@ def test_a_request_pays_its_share_of_the_batch() -> None:
 
 
 def test_tunes_between_good_and_bad_drafts() -> None:
-    tuning = tune(NETWORK, ROWS, measure(ROWS), frequency_policy("s"))
-    assert 1.0 < tuning.threshold < 8.0 and tuning.use_model
-    assert tuning.model_payoff == pytest.approx(2.0, abs=0.15)
+    policy, _ = tuned(NETWORK, ROWS, measure(ROWS), frequency_policy("s"))
+    assert 1.0 < policy.threshold < 8.0 and policy.use_model
+    assert policy.model_payoff == pytest.approx(2.0, abs=0.15)
 
 
 def test_leaves_a_drafter_that_does_not_pay() -> None:
     rows = from_events(Traffic(seed=3, model_accepted=0.1).events(100))
-    assert not tune(NETWORK, rows, measure(rows), frequency_policy("s")).use_model
+    assert not tuned(NETWORK, rows, measure(rows), frequency_policy("s"))[0].use_model
 
 
 def test_an_arm_never_seen_needs_a_margin() -> None:
     costs = Costs(100.0, 0.0, (0.0, 3.0, 0.0), seen=(0, 50, 50))
     champion = frequency_policy("s")
-    assert tune(NETWORK, ROWS, costs, champion).use_model
-    assert not tune(NETWORK, ROWS, replace(costs, extra_us=(0.0, 30.0, 0.0)), champion).use_model
-    assert not tune(NETWORK, ROWS, replace(costs, seen=(50, 50, 50)), champion).use_model
+    for other, use_model in (
+        (costs, True),
+        (replace(costs, extra_us=(0.0, 30.0, 0.0)), False),
+        (replace(costs, seen=(50, 50, 50)), False),
+    ):
+        assert tuned(NETWORK, ROWS, other, champion)[0].use_model is use_model
 
 
 @pytest.mark.parametrize("use_model", [True, False])
@@ -129,6 +132,22 @@ def test_keeps_what_the_champion_does_where_nothing_was_seen(use_model: bool) ->
     only_cache = ROWS.take(ROWS.arm == CACHE)
     assert measure(ROWS.take(ROWS.arm != CACHE)) is None
     for costs in (None, measure(only_cache)):
-        tuning = tune(NETWORK, ROWS, costs, champion)
-        assert (tuning.threshold, tuning.use_model) == (4.5, use_model)
-        assert tune(NETWORK, ROWS, costs, frequency_policy("s")).threshold == PAPER_THRESHOLD
+        policy, _ = tuned(NETWORK, ROWS, costs, champion)
+        assert (policy.threshold, policy.use_model) == (4.5, use_model)
+        other, _ = tuned(NETWORK, ROWS, costs, frequency_policy("s"))
+        assert other.threshold == PAPER_THRESHOLD
+
+
+def test_a_survival_policy_has_nothing_to_tune_but_what_its_drafter_brings() -> None:
+    network = train.export(train.fit(ROWS, "survival", 5), "s", 6.0, ROWS.features)
+    policy, note = tuned(network, ROWS, measure(ROWS), frequency_policy("s"))
+    assert policy == replace(network, model_payoff=policy.model_payoff) and "live" in note
+    assert policy.model_payoff == pytest.approx(2.0, abs=0.15)
+
+
+def test_the_tuned_threshold_is_the_fastest() -> None:
+    costs = measure(ROWS)
+    assert costs is not None
+    policy, _ = tuned(NETWORK, ROWS, costs, frequency_policy("s"))
+    others = [replace(policy, threshold=t) for t in (0.0, 0.5, 2.0, 4.0, 10.0, 1e6)]
+    assert speed(policy, ROWS, costs) >= max(speed(p, ROWS, costs) for p in others)
