@@ -17,11 +17,11 @@ from pipelines.first.sets import TraceSet
 from pipelines.replay.engine import hybrid, simulate
 from pipelines.replay.split import Shares, some_sessions, split
 from pipelines.replay.states import Floats
-from pipelines.replay.survival import walks
+from pipelines.replay.survival import EPOCHS, walks
 
 REFIT: Final = 200
 """Generations that a refit learns from, or as many as the training side has."""
-TESTED: Final = 100
+TESTED: Final = 200
 """Generations decoded, in whole sessions."""
 EARLY: Final = 50
 """Requests in which a new scope has learned nothing yet."""
@@ -85,7 +85,7 @@ def compare(
     model: ModelArm = "chain" if accepts else "none"
     by = [replace(walk, model=model) for walk in walks()]
     known = some_sessions(parts.train, REFIT)
-    refit = fit(rows_of(known, token_classes, settings, drafter, by))
+    refit = fit(rows_of(known, token_classes, settings, drafter, by), EPOCHS)
     asked = with_drafter(
         some_sessions(parts.test, TESTED), drafter, settings.model_draft_tokens, SEED
     )

@@ -75,3 +75,10 @@ def test_a_person_s_own_file_goes_first_and_may_be_for_any_scope(tmp_path: Path)
     path.write_bytes(to_bytes(random_policy(scope="elsewhere")))
     with pytest.raises(PolicyRefused):
         initial_policy(WorkerSettings(policy_file=path), "scope")
+
+
+def test_its_page_tells_of_every_set_it_was_made_of() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "first-policy.md").read_text()
+    for s in first_policy("scope").provenance["sets"]:
+        row = (s["name"], s["licence"], s["sessions"], s["generations"], f"{s['drafts']:,}")
+        assert "| " + " | ".join(map(str, row)) + " |" in page
