@@ -150,17 +150,7 @@ def pack(policy: Policy, probe_outputs: FloatArray) -> bytes:
     for index, (weight, bias) in enumerate(policy.layers):
         arrays[f"layers.{index}.weight"], arrays[f"layers.{index}.bias"] = weight, bias
     arrays = {name: np.ascontiguousarray(a, np.float32) for name, a in arrays.items()}
-    return _ordered(save(arrays, metadata={"policy": header, "digest": _digest(arrays, header)}))
-
-
-def _ordered(data: bytes) -> bytes:
-    """``data`` with the keys of its header in order: safetensors writes metadata in any order, and
-    the same policy is to be the same bytes."""
-    size = int.from_bytes(data[:8], "little")
-    told = json.loads(data[8 : 8 + size])
-    header = json.dumps(told, sort_keys=True, separators=(",", ":")).encode()
-    header += b" " * (-len(header) % 8)  # arrays begin at a multiple of eight
-    return len(header).to_bytes(8, "little") + header + data[8 + size :]
+    return save(arrays, metadata={"policy": header, "digest": _digest(arrays, header)})
 
 
 def unpack(data: bytes) -> tuple[Policy, FloatArray]:
