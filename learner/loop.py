@@ -15,7 +15,6 @@ import time
 from collections.abc import Mapping
 from typing import Final
 
-import torch
 from kafka.errors import KafkaError
 
 from decoder.contracts.errors import BrokerError
@@ -283,13 +282,10 @@ def prepare(kafka: KafkaSettings, stop: threading.Event) -> None:
 def run(settings: LearnerSettings, kafka: KafkaSettings, stop: threading.Event) -> None:
     """Learn until ``stop`` is set; a last checkpoint is written before returning.
 
-    Sets torch to one thread in this process: the cores belong to the model that serves.
-
     Raises:
         SettingsError: another learner works in the same folder.
         BrokerError: see :func:`prepare`.
     """
-    torch.set_num_threads(1)
     with occupied(settings.state_dir):
         prepare(kafka, stop)
         learner = Learner(settings, kafka)

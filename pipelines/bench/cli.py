@@ -156,12 +156,10 @@ def learner(
 
     Aims: 50,000 events a second, and as much memory after ten million events as after one.
     """
-    import torch
     from rich.progress import Progress
 
     from pipelines.bench.learner import measure, table
 
-    torch.set_num_threads(1)
     with Progress(console=err, transient=True) as progress:
         task = progress.add_task("taking in events", total=2 * events)
         runs = [measure(events, n, lambda done: progress.advance(task, done)) for n in (1, 10)]
