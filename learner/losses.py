@@ -31,9 +31,7 @@ HALVINGS: Final = 20
 class Faced(NamedTuple):
     """What became of n drafts, in counts."""
 
-    positions: (
-        FloatArray  # [n, BUCKETS] positions a cache draft faced, its last included
-    )
+    positions: FloatArray  # [n, BUCKETS] positions a cache draft faced, its last included
     broke: NDArray[np.bool_]  # [n] whether it broke off
     where: NDArray[np.int64]  # [n] bucket of the position behind the accepted ones
     held: FloatArray  # [n] accepted tokens of a verified model draft, 0 without one

@@ -10,9 +10,7 @@ from learner.drift import Alarm, Detector
 
 
 def fed(detector: Detector, numbers: np.ndarray) -> list[Alarm]:
-    return [
-        alarm for row, cluster in enumerate(numbers) for alarm in detector.take([cluster], row)
-    ]
+    return [alarm for row, cluster in enumerate(numbers) for alarm in detector.take([cluster], row)]
 
 
 def stream(draw: np.random.Generator, cache: float, model: float, n: int) -> np.ndarray:
