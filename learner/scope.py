@@ -21,7 +21,7 @@ from learner.checkpoint import under, within
 from learner.clusters import Clusters
 from learner.contest import FIRST, SEATS, Contest, Contestant, mark
 from learner.costs import NOMINAL, Costs, measure
-from learner.drift import STREAMS, Alarm, Detector
+from learner.drift import STREAMS, Alarm, Detector, beyond
 from learner.gate import Verdict, error_of, judge
 from learner.learners import NAMES, QUICK, Learners
 from learner.losses import faced
@@ -134,7 +134,7 @@ class Scope:
         numbers = np.zeros((len(block), SEATS + len(STREAMS)))
         numbers[:, :SEATS] = self.contest.advantages(block, found)
         if self.learners.trainers:
-            numbers[:, SEATS:] = self.learners.weigh(block, found)
+            numbers[:, SEATS:] = beyond(self.learners.weigh(block, found), found.tried)
         self._follow_error(block)
         closed = self._clusters.add(block.session, numbers)
         self.contest.take(closed)

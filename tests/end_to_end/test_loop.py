@@ -47,7 +47,6 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("HVD_LEARNER_MIN_EVENTS", "200")
         environment.setenv("HVD_LEARNER_CANDIDATE_EVERY", "150")
-        environment.setenv("HVD_LEARNER_CANDIDATE_SECONDS", "1")
         environment.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
         # What is asked here is whether the policy in force is obeyed, the floor may overrule it.
         environment.setenv("HVD_WORKER_FLOOR", "0")

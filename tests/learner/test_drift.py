@@ -6,13 +6,11 @@ import json
 
 import numpy as np
 
-from learner.drift import Alarm, Detector
+from learner.drift import MARGINS, Alarm, Detector, beyond
 
 
 def fed(detector: Detector, numbers: np.ndarray) -> list[Alarm]:
-    return [
-        alarm for row, cluster in enumerate(numbers) for alarm in detector.take([cluster], row)
-    ]
+    return [alarm for row, cluster in enumerate(numbers) for alarm in detector.take([cluster], row)]
 
 
 def stream(draw: np.random.Generator, cache: float, model: float, n: int) -> np.ndarray:
@@ -30,6 +28,13 @@ def test_a_change_is_found_in_its_own_stream() -> None:
         found = fed(Detector(), numbers)
         assert {a.stream for a in found} == {changed} and len(found) == 1
         assert 1_000 < found[0].row <= 1_045
+
+
+def test_an_advantage_within_the_margin_tells_of_no_change() -> None:
+    tried = np.float32([0, 1, 4])
+    advantages = MARGINS * np.array([[1, 0], [1, 1], [1, 4]])
+    assert np.abs(beyond(advantages, tried)).max() < 1e-9
+    assert beyond(advantages * 2, tried)[0].tolist() == [MARGINS[0], 0.0]
 
 
 def test_clusters_without_a_model_draft_say_nothing_of_it() -> None:
