@@ -22,7 +22,7 @@ from learner.clusters import Clusters
 from learner.contest import FIRST, SEATS, Contest, Contestant, mark
 from learner.costs import NOMINAL, Costs, measure
 from learner.drift import STREAMS, Alarm, Detector, beyond
-from learner.gate import Verdict, error_of, judge
+from learner.gate import MIN_GAIN, Verdict, error_of, judge
 from learner.learners import NAMES, QUICK, Learners
 from learner.losses import faced
 from learner.rows import COLUMNS, Rows, empty, joined
@@ -188,7 +188,10 @@ class Scope:
                 continue
             judged = self.buffer.begun_since(one.since, JUDGED)
             costs = measure(self.buffer.recent(COSTED)) or NOMINAL
-            verdict = judge(one.policy, self.champion, judged, costs, one.bets.evidence, one.judged)
+            least = MIN_GAIN if seat != FIRST else 0.0  # going back is what is safe
+            verdict = judge(
+                one.policy, self.champion, judged, costs, one.bets.evidence, one.judged, least
+            )
             if not verdict.promote:
                 one.recheck = one.judged + RECHECK
                 continue
