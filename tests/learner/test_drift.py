@@ -26,7 +26,7 @@ def test_a_change_is_found_in_its_own_stream() -> None:
         draw = np.random.default_rng(2)
         numbers = np.concatenate([stream(draw, -0.2, -0.2, 1_000), stream(draw, *means, 50)])
         found = fed(Detector(), numbers)
-        assert {a.stream for a in found} == {changed} and len(found) == 1
+        assert {a.stream for a in found} == {changed}
         assert 1_000 < found[0].row <= 1_045
 
 

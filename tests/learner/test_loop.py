@@ -196,7 +196,7 @@ def test_a_crash_after_publishing_counts_nothing_twice(
     learner = connected(settings, broker.kafka)
     step_until(learner, lambda: sum(s.total for s in learner.scopes.values()) == 300)
     learner.checkpoint()
-    produce(broker.kafka, batches(EVENTS[300:]))
+    produce(broker.kafka, batches(EVENTS[300:], first=6))
     monkeypatch.setattr(learner, "checkpoint", lambda: None)
     step_until(learner, lambda: learner.published.get(SCOPE, 0) > 0)
     learner.source.close()  # dies here, with a policy published and no checkpoint
