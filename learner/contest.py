@@ -34,9 +34,10 @@ SEATS: Final = len(AGES) + 1
 """The last seat is the first policy's."""
 ALPHA: Final = 0.01
 """Chance that a contestant no better than the champion ever passes."""
-RETURN: Final = math.log(1_000.0)
-"""Evidence at which the first policy comes back: where it is no better than the champion, once in a
-thousand clusters at most."""
+RETURN: Final = math.log(100.0)
+"""Evidence at which the first policy comes back: where it is no better than the champion, and as
+fast, once in a hundred clusters at most. At ten times the bound it stayed away for half as long
+again after a shift, which is what an adapted policy loses most by."""
 HOPELESS: Final = math.log(0.05)
 PROMISING: Final = math.log(4.0)
 """Evidence with which a contestant may stay beyond its age."""

@@ -1,10 +1,13 @@
-"""Networks that learn side by side from the same drafts, and which of them foresees best.
+"""Networks that learn side by side, and which of them foresees best.
 
-The quick one follows the traffic, the careful one does not learn a handful of requests by heart; no
-one learning rate does for traffic as usual and for traffic that turned about. What each foresees of
-drafts before it learns from them is added up with a share that always goes on to the other (the
-fixed share of Herbster and Warmuth 1998, "Tracking the best expert"): so the better one of late is
-found within some dozen drafts of its becoming so, and nothing that was learned is thrown away.
+They differ in their memory and in nothing else: the careful one learns from all drafts that are
+held, the quick one from the newest. So while nothing changes the quick one is no better, however
+much there is to learn; after a change it is, which is what ``learner.drift`` waits for. With two
+learning rates instead, the faster one was the better for a thousand requests of the same traffic.
+What each foresees of drafts before it learns from them is added up, with a share that always goes
+on to the other (the fixed share of Herbster and Warmuth 1998, "Tracking the best expert"): so the
+better one of late is found within some dozen drafts of its becoming so, and nothing that was
+learned is thrown away.
 """
 
 from __future__ import annotations
@@ -23,14 +26,11 @@ from learner.rows import Rows
 
 NAMES: Final = ("careful", "quick")
 CAREFUL, QUICK = range(2)
-RATES: Final = (train.CAREFUL, train.QUICK)
 BATCH: Final = 128
-RECENT_SHARE: Final = 0.5
-"""Half of a minibatch comes from the newest drafts, half from all that are held: the first half
-follows the traffic, the second keeps what is rare in it."""
-RECENT_DRAFTS: Final = 1_500
+RECENT: Final = 600
+"""Newest drafts, which the quick one learns from."""
 STEPS: Final = 8
-"""Of each network for a block of drafts: each is seen sixteen times, spread over its stay."""
+"""Of each network for a block of drafts, each of which is seen sixteen times by either."""
 WARM_UP: Final = 150
 """Steps that networks which begin at random take at once."""
 SHARE: Final = 0.02
@@ -59,13 +59,11 @@ class Learners:
         """Start from the champion's weights, or as networks of ``kind`` at random. Mutates."""
         self.weights = np.full(len(NAMES), 1.0 / len(NAMES))
         if champion.layers:
-            self.trainers = [train.continue_from(champion, rate) for rate in RATES]
+            self.trainers = [train.continue_from(champion, train.CAREFUL) for _ in NAMES]
             return
         seen = train.normaliser(buffer.recent(len(buffer)).features)
-        self.trainers = [train.start(kind, *seen, rate=train.QUICK) for _ in RATES]
+        self.trainers = [train.start(kind, *seen, rate=train.QUICK) for _ in NAMES]
         self.learn(buffer, WARM_UP)
-        for trainer, rate in zip(self.trainers, RATES, strict=True):
-            trainer.rate = rate
 
     def weigh(self, rows: Rows, found: Faced) -> Floats:
         """Compare the networks on drafts that they have not learned from. Mutates ``weights``.
@@ -92,14 +90,11 @@ class Learners:
         What is drawn depends on how many rows the buffer has ever had, and on nothing else.
         """
         draw = np.random.default_rng(buffer.total)
-        last, held = buffer.total, len(buffer)
-        newest = int(BATCH * RECENT_SHARE)
+        spans = (len(buffer), min(len(buffer), RECENT))
         for _ in range(steps):
-            recent = last - 1 - draw.integers(0, min(held, RECENT_DRAFTS), newest)
-            every = last - 1 - draw.integers(0, held, BATCH - newest)
-            rows = buffer.at(np.concatenate([recent, every]))
-            for trainer in self.trainers:
-                train.update(trainer, rows)
+            for trainer, span in zip(self.trainers, spans, strict=True):
+                ago = 1 + draw.integers(0, span, BATCH)
+                train.update(trainer, buffer.at(buffer.total - ago))
         self.updates += steps
 
     def follow(self) -> None:

@@ -142,14 +142,14 @@ _SCORE: Final = FEATURES.index("score")
 
 def _chance_of(mean: Floats, lengths: NDArray[np.integer]) -> Floats:
     """The chance at which geometric drafts of ``lengths`` [n] have ``mean`` [n] to expect."""
-    low, high = np.full(len(mean), LIMIT), np.full(len(mean), 1.0 - LIMIT)
+    low: Floats = np.full(len(mean), LIMIT)
+    high: Floats = np.full(len(mean), 1.0 - LIMIT)
     for _ in range(HALVINGS):
         middle = (low + high) / 2.0
         expected = middle * (1.0 - middle**lengths) / (1.0 - middle)
         below = expected < mean
         low, high = np.where(below, middle, low), np.where(below, high, middle)
-    middle = (low + high) / 2.0
-    return middle
+    return (low + high) / 2.0
 
 
 def _cache_likelihood(logits: FloatArray, rises: FloatArray, found: Faced) -> Floats:

@@ -21,8 +21,8 @@ from learner.checkpoint import under, within
 from learner.clusters import Clusters
 from learner.contest import FIRST, SEATS, Contest, Contestant, mark
 from learner.costs import NOMINAL, Costs, measure
-from learner.drift import STREAMS, Alarm, Detector
-from learner.gate import Verdict, error_of, judge
+from learner.drift import STREAMS, Alarm, Detector, beyond
+from learner.gate import MIN_GAIN, Verdict, error_of, judge
 from learner.learners import NAMES, QUICK, Learners
 from learner.losses import faced
 from learner.rows import COLUMNS, Rows, empty, joined
@@ -134,7 +134,7 @@ class Scope:
         numbers = np.zeros((len(block), SEATS + len(STREAMS)))
         numbers[:, :SEATS] = self.contest.advantages(block, found)
         if self.learners.trainers:
-            numbers[:, SEATS:] = self.learners.weigh(block, found)
+            numbers[:, SEATS:] = beyond(self.learners.weigh(block, found), found.tried)
         self._follow_error(block)
         closed = self._clusters.add(block.session, numbers)
         self.contest.take(closed)
@@ -188,7 +188,10 @@ class Scope:
                 continue
             judged = self.buffer.begun_since(one.since, JUDGED)
             costs = measure(self.buffer.recent(COSTED)) or NOMINAL
-            verdict = judge(one.policy, self.champion, judged, costs, one.bets.evidence, one.judged)
+            least = MIN_GAIN if seat != FIRST else 0.0  # going back is what is safe
+            verdict = judge(
+                one.policy, self.champion, judged, costs, one.bets.evidence, one.judged, least
+            )
             if not verdict.promote:
                 one.recheck = one.judged + RECHECK
                 continue

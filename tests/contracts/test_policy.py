@@ -125,7 +125,6 @@ DEEP = 100_000
         ({"threshold": 10**400}, "malformed"),
         ({"threshold": float("inf")}, "nonfinite"),
         ({"threshold": float("nan")}, "nonfinite"),
-        ({"rate": 0.0}, "nonfinite"),
         ({"model_payoff": float("nan")}, "nonfinite"),
     ],
 )
@@ -237,6 +236,6 @@ def test_decision_is_the_threshold_rule(
     lengths = np.full(n, 64, np.int32)
     situation = Situation(NOMINAL, 4 if has_model else 0)
     found = Estimate(values, lengths, np.zeros(n, np.float32))
-    choice = decide_each(policy, found, situation, np.ones(n, np.int64))
+    choice = decide_each(policy, found, situation, np.ones(n, np.int64), 2.0)
     otherwise = MODEL if has_model and use_model else NONE
     assert list(choice.arms) == [CACHE if p >= 6.0 else otherwise for p in predicted]

@@ -64,7 +64,7 @@ def policy() -> Policy:
     weight[SCORE, :BUCKETS] = 1.0
     bias = np.zeros(BUCKETS + 1, np.float32)
     bias[BUCKETS] = np.log(CHANCE / (1 - CHANCE))
-    return Policy("s", 1, 2.0, "survival", layers=((weight, bias),), rate=2.0, model_payoff=1.3)
+    return Policy("s", 1, 2.0, "survival", layers=((weight, bias),), model_payoff=1.3)
 
 
 @dataclass(frozen=True)

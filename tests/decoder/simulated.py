@@ -32,7 +32,7 @@ def trusting_policy(hazard: float = 0.01, chance: float = 0.6) -> Policy:
     bias = np.full(BUCKETS + 1, np.log(hazard / (1 - hazard)), np.float32)
     bias[BUCKETS] = np.log(chance / (1 - chance))
     layers = ((np.zeros((NUM_FEATURES, BUCKETS + 1), np.float32), bias),)
-    return Policy("s", 1, 2.0, "survival", layers=layers, rate=2.0, model_payoff=1.3)
+    return Policy("s", 1, 2.0, "survival", layers=layers, model_payoff=1.3)
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""A worker's own rate: starts where the learner left it, then follows what is committed."""
+"""A worker's own rate: starts anywhere, then follows what is committed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from decoder.rate import LEAST, LiveRate
 
 
-def test_it_starts_from_the_policys_rate_and_forgets_it() -> None:
+def test_it_forgets_what_it_started_from() -> None:
     rate = LiveRate(2.5)
     assert rate.value == pytest.approx(2.5)
     for _ in range(2000):

@@ -245,7 +245,7 @@ def test_a_rate_policy_under_live_costs_and_the_floor_is_lossless_too(model: Mod
     breaks_off = np.full(OUTPUTS["survival"], 3.0, np.float32)
     breaks_off[:2] = -1.0
     nothing = np.zeros((NUM_FEATURES, len(breaks_off)), np.float32)
-    policy = Policy("", 1, 0.0, kind="survival", layers=((nothing, breaks_off),), rate=1.5)
+    policy = Policy("", 1, 0.0, kind="survival", layers=((nothing, breaks_off),))
     table = CostTable("dear", (1, 101), (1.0, 11.0), draft_us=0.2)
     engine, served = tiny_engine(2), Method("served", policy, model)
     fixed = Session(engine, served, costs=LiveCosts(table, live=False))

@@ -7,7 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from decoder.contracts.bundle import frequency_policy
 from learner import checkpoint
+from learner.rows import from_events
 from learner.scope import Scope
 from learner.settings import LearnerSettings
 from tests.learner.traffic import Traffic
@@ -84,18 +86,15 @@ def test_both_damaged_means_starting_anew(tmp_path: Path) -> None:
 
 def test_a_scope_comes_back_as_it_was(tmp_path: Path) -> None:
     settings = LearnerSettings(buffer_events=1000, min_events=100)
-    scope = Scope("s", settings)
-    scope.crown(None)
-    scope.watch(scope.admit(Traffic(seed=8).events(20)), now=1.0)
-    assert scope.learn(200, seed=1) == 150
+    scope = Scope("s", settings, frequency_policy("s"))
+    scope.feed(from_events(Traffic(seed=8).events(20)))
     path = tmp_path / "c.safetensors"
     checkpoint.save(path, *scope.snapshot())
     loaded = checkpoint.load(path)
     assert loaded is not None
     again = Scope.restored("s", settings, loaded)
     for one in (scope, again):
-        one.admit(Traffic(seed=9).events(4))
-        assert one.learn(10, seed=2) == 10
-    assert again.window() == scope.window() and again.is_due() == scope.is_due()
-    mine, theirs = scope.propose(), again.propose()
-    assert mine.verdict == theirs.verdict and mine.tuning == theirs.tuning
+        one.feed(from_events(Traffic(seed=9).events(20)))
+    (mine, state), (theirs, other) = scope.snapshot(), again.snapshot()
+    assert state == other and mine.keys() == theirs.keys()
+    assert all(mine[name].tobytes() == theirs[name].tobytes() for name in mine)
