@@ -211,9 +211,7 @@ def bootstrap(
     ] = False,
     model_accepts: Annotated[
         float,
-        typer.Option(
-            help="Check: model drafts' mean accepted length; 0: no drafter."
-        ),
+        typer.Option(help="Check: model drafts' mean accepted length; 0: no drafter."),
     ] = 2.2,
     vocabulary: Annotated[
         int | None,
