@@ -76,7 +76,7 @@ def measure(events: int, scopes: int, progress: Callable[[int], None]) -> Figure
         held = Scopes(LearnerSettings(state_dir=Path(folder)))
         spent, rss, decided = 0.0, 0.0, []
         first_at: float | None = None
-        for number, record in enumerate(records(events // RECORD, scopes)):
+        for number, record in enumerate(records(-(-events // RECORD), scopes)):
             began = time.process_time()
             admitted = intake.admit(record)
             if admitted is None:
@@ -93,7 +93,7 @@ def measure(events: int, scopes: int, progress: Callable[[int], None]) -> Figure
             if number * RECORD <= EARLY:
                 rss = peak_mb()
             progress(RECORD)
-        count = events // RECORD * RECORD
+        count = -(-events // RECORD) * RECORD
         return Figures(
             scopes, count, count / spent, rss, peak_mb(), len(decided),
             float(np.median(decided)) if decided else None, first_at,
