@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,8 +24,8 @@ AT_ONCE: Final = 32
 SEED: Final = 77
 
 
-def record(folder: Path, count: int) -> None:
-    """Append to a file of each workload in ``folder`` until it holds ``count`` recordings.
+def record(folder: Path, count: int, workloads: Sequence[str] = WORKLOADS) -> None:
+    """Append to a file of each of ``workloads`` in ``folder`` until it holds ``count`` recordings.
 
     Resumable; takes about two seconds a recording on two cores.
 
@@ -45,7 +45,7 @@ def record(folder: Path, count: int) -> None:
     engine = ReferenceEngine.load(target, drafter)
     _, bridge = turn(tokenizer)
     with Progress() as progress:
-        for workload in WORKLOADS:
+        for workload in workloads:
             path = folder / f"{workload}.jsonl"
             have = whole_lines(path)
             bar = progress.add_task(f"recording {workload}", total=count, completed=have)
