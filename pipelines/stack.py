@@ -19,7 +19,7 @@ from typing import Final
 import httpx
 from rich.console import Console
 
-from decoder.contracts.errors import ModelError, PolicyRefused, ProcessError
+from decoder.contracts.errors import ProcessError
 from decoder.contracts.settings import KafkaSettings
 from pipelines import broker, embedded, machine, processes
 from pipelines.processes import Child
@@ -165,8 +165,6 @@ def running(
         if TRACKING_VARIABLE not in os.environ:
             with _step(console, f"registry {uri}"):
                 _start_registry(ports.mlflow, home, children, environment)
-        with _step(console, "policy"):
-            _first_policy(uri, console)
         api = f"http://127.0.0.1:{ports.api}"
         with _step(console, f"worker {api} and learner"):
             arguments = [*HVD, "serve", "--port", str(ports.api), *serve_options]
@@ -229,12 +227,3 @@ def _start_registry(
     children.insert(0, registry)
     url = f"http://127.0.0.1:{port}/health"
     processes.wait_until(registry, lambda: responds(url), REGISTRY_SECONDS, children)
-
-
-def _first_policy(tracking_uri: str, console: Console) -> None:
-    from pipelines.bootstrap import ensure_registered
-
-    try:
-        ensure_registered(tracking_uri)
-    except (ModelError, PolicyRefused) as error:
-        console.print(f"  [yellow]no first policy is registered: {error}[/yellow]")

@@ -25,7 +25,7 @@ from decoder.contracts.bundle import frequency_policy
 from decoder.contracts.settings import KafkaSettings
 from decoder.policy.probes import to_bytes
 from pipelines import broker, embedded, machine, processes
-from pipelines.bootstrap import embedded_scope
+from pipelines.embedded import embedded_scope
 from pipelines.stack import HVD
 from pipelines.workloads import prompts
 from tests.end_to_end.service import Answer, Reader, ask
