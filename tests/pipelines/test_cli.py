@@ -30,6 +30,7 @@ def test_help_teaches_every_command() -> None:
         "model",
         "train-drafter",
         "bootstrap",
+        "drift",
     ):
         assert command in done.stdout
 
