@@ -7,12 +7,16 @@ the next step on.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from decoder.contracts.bundle import Policy
 from decoder.contracts.events import DraftEvent
 from learner.rows import from_events
 from learner.scope import Scope
 from learner.settings import LearnerSettings
+
+ALL: Final = 1e9
+"""Rows a second: recordings run faster than a clock, and every one is learned from."""
 
 
 @dataclass
@@ -26,7 +30,8 @@ class Learning:
     @classmethod
     def begun(cls, champion: Policy) -> Learning:
         """A new scope that begins with ``champion``."""
-        return cls(Scope("drift", LearnerSettings(), replace(champion, scope="drift", version=1)))
+        settings = LearnerSettings(rows_per_second=ALL)
+        return cls(Scope("drift", settings, replace(champion, scope="drift", version=1)))
 
     def told(self, index: int, events: list[DraftEvent]) -> Policy | None:
         """Take in the events of request ``index``; a policy that won. Mutates."""
