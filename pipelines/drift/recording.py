@@ -12,7 +12,6 @@ from typing import Any, Final
 from rich.progress import Progress
 
 from decoder.contracts.errors import ModelError
-from pipelines.answers import whole_lines
 from pipelines.drafter.asks import LONGEST, Ask, turn
 from pipelines.drafter.compose import Writer, write
 from pipelines.drafter.lockstep import Llama
@@ -47,7 +46,7 @@ def record(folder: Path, count: int, workloads: Sequence[str] = WORKLOADS) -> No
     with Progress() as progress:
         for workload in workloads:
             path = folder / f"{workload}.jsonl"
-            have = whole_lines(path)
+            have = _whole_lines(path)
             bar = progress.add_task(f"recording {workload}", total=count, completed=have)
             asked = itertools.islice(_asks(workload, tokenizer), have, count)
             while writers := [Writer.of(a, 0.0) for a in itertools.islice(asked, AT_ONCE)]:
@@ -74,3 +73,14 @@ def _asks(workload: str, tokenizer: Any) -> Iterator[Ask]:
         )
         if len(ids) <= LONGEST:
             yield Ask(ids, False)
+
+
+def _whole_lines(path: Path) -> int:
+    """Lines of a file; one that was cut off at its end is removed."""
+    if not path.exists():
+        return 0
+    data = path.read_bytes()
+    whole = data[: data.rfind(b"\n") + 1]
+    if len(whole) < len(data):
+        path.write_bytes(whole)
+    return whole.count(b"\n")

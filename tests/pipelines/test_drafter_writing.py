@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import json
-import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
-from pipelines import answers
-from pipelines.answers import greedy_writers
 from pipelines.drafter import compose
 from pipelines.drafter.asks import Ask, asks
 from pipelines.drafter.compose import Writer, write
@@ -149,50 +145,13 @@ def test_an_answer_that_repeats_itself_ends_before_one_that_does_not() -> None:
     assert length(itertools.count(10)) == compose.LONGEST_ANSWER - 1
 
 
-def test_an_answer_for_the_first_policy_repeats_itself_to_its_limit_as_in_service() -> None:
-    (writer,) = greedy_writers(iter([Ask([1, 3], False)]))
+def test_an_answer_that_may_repeats_itself_to_its_limit_as_in_service() -> None:
+    writer = Writer.of(Ask([1, 3], False), 0.0)
+    writer.may_loop = True
     repeated = itertools.cycle(range(10, 15))
     taken = next(n for n, t in enumerate(repeated) if not writer.take(t, END, BRIDGE))
     assert taken == compose.LONGEST_ANSWER - 1
     assert writer.temperature == 0.0
-
-
-def test_answers_go_on_behind_the_last_whole_line(
-    target: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, path = target
-    monkeypatch.setattr(compose, "SLOTS", 2)
-    monkeypatch.setattr(compose, "LONGEST_ANSWER", 12)
-    monkeypatch.setattr(answers, "asks", drawn)
-    monkeypatch.setattr(answers, "turn", lambda tokenizer: ([], BRIDGE))
-    monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda path: Ending())
-    out = tmp_path / "new" / "answers.jsonl"
-    answers.answer(path, out, 3)
-    first = out.read_text()
-    out.write_text(first + '{"prompt": [1, 2')
-    answers.answer(path, out, 5)
-    assert out.read_text().startswith(first)
-    lines = [json.loads(line) for line in out.read_text().splitlines()]
-    assert len(lines) == 5
-    for line in lines:
-        text = [*line["prompt"], *line["output"]]
-        likeliest = (expected(model, text)[1] @ model.lm_head.weight.detach().T).argmax(-1)
-        assert likeliest[len(line["prompt"]) - 1 : -1].tolist() == line["output"]
-    answers.answer(path, out, 4)
-    assert len(out.read_text().splitlines()) == 5
-
-
-class Ending:
-    """A tokenizer of which only the end of text is asked."""
-
-    eos_token_id = END
-
-
-def drawn(tokenizer: Any, seed: int) -> Iterator[Ask]:
-    """Endless prompts of random tokens."""
-    rng = random.Random(seed)
-    while True:
-        yield Ask([rng.randrange(8, 64) for _ in range(rng.randint(4, 9))], False)
 
 
 class Letters:
