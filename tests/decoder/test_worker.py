@@ -72,7 +72,7 @@ def test_every_cycle_is_on_the_topic_and_accounted_for(
     decode(worker, "first", secret="a client's own word")
     publisher = PolicyPublisher(kafka)
     champion = replace(random_policy(version=7), threshold=0.0)
-    publisher.publish(champion)
+    champion = publisher.publish(champion, term=1)
     until(lambda: worker.status().policy_version == 7)
     publisher.close()
     decode(worker, "second")
@@ -80,7 +80,7 @@ def test_every_cycle_is_on_the_topic_and_accounted_for(
     status = worker.status()
     assert status.events_unaccounted == status.queue_depth == 0
     assert status.events_made == status.events_sent == sum(status.cycles.values()) > 20
-    assert (status.publication, status.policy_role) == (1, "champion")
+    assert (status.publication, status.policy_role) == (champion.publication, "champion")
     found = batches(kafka)
     assert [b.sequence for b in found] == list(range(len(found)))
     assert {b.origin.life for b in found} == {status.life}
@@ -91,6 +91,6 @@ def test_every_cycle_is_on_the_topic_and_accounted_for(
     drafts = [e for e in events if e.draft_len]
     assert len(drafts) == status.drafts_labelled and 0 < len(drafts) < len(events)
     assert {(e.policy_version, e.publication, e.role, e.parameter_name) for e in events} == {
-        (0, 0, "first", "rate"), (7, 1, "champion", "threshold"),
+        (0, 0, "first", "rate"), (7, champion.publication, "champion", "threshold"),
     }  # fmt: skip
     assert all(e.verified_len <= e.drafted_len <= e.draft_len for e in drafts if e.arm == "cache")

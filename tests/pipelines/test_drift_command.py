@@ -144,7 +144,7 @@ def test_recordings_that_are_not_there_are_told(
     with pytest.raises(TraceError, match="left out, no recordings of kind agentic"):
         drift(options(scenarios=["agents-to-chat"]))
     with pytest.raises(ModelError, match="cannot read policy"):
-        command.first_policy(tmp_path / "gone")
+        command.first_of(tmp_path / "gone")
 
 
 @pytest.fixture(scope="module")

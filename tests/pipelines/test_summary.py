@@ -30,7 +30,8 @@ def recorded(lost: int = 0, versions: tuple[int, ...] = (1, 2)) -> Ledger:
             )
         )
         ledger.add_status(learner_status(100.0 + second, min(4 * second, count - lost)))
-    ledger.add_events(ORIGIN, [event(i, 100.0 + i / 4) for i in range(count)])
+    made = [(i, versions[i >= count // 2]) for i in range(count)]
+    ledger.add_events(ORIGIN, [event(i, 100.0 + i / 4, policy_version=v) for i, v in made])
     ledger.phases = [
         Phase("A agentic", ("edits", "tools"), 100.0, 105.0),
         Phase("B conversation", ("chat", "code"), 105.0, 110.0),
