@@ -45,12 +45,16 @@ class Buffer:
         """The rows of these ``numbers``, each among the newest ``capacity``, copied."""
         return self._ring.take(numbers % self.capacity)
 
-    def begun_since(self, number: int, last: int) -> Rows:
-        """Of the newest ``last`` rows those of sessions of which none from before row ``number`` is
-        held; oldest first, copied."""
+    def since(self, number: int, last: int) -> Rows:
+        """Of the rows from ``number`` on the newest ``last``, oldest first, copied."""
+        return self.recent(min(last, self.total - number))
+
+    def begun_since(self, number: int, last: int, memory: int) -> Rows:
+        """Of the newest ``last`` rows those of sessions of which there is none among the ``memory``
+        rows before ``number``; oldest first, copied."""
         numbers = np.arange(self.total - len(self), self.total)
         sessions = self._ring.session[numbers % self.capacity]
-        older = np.unique(sessions[numbers < number])
+        older = np.unique(sessions[(numbers < number) & (numbers >= number - memory)])
         fresh = numbers[(numbers >= number) & ~np.isin(sessions, older)]
         return self.at(fresh[-last:])
 

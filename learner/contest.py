@@ -24,7 +24,7 @@ from decoder.contracts.features import FloatArray
 from decoder.policy.probes import from_bytes, to_bytes
 from learner.clusters import Cluster
 from learner.evidence import Bets
-from learner.losses import Faced, Floats, foresight, model_likelihood
+from learner.losses import Faced, Floats, bounded, foresight, model_likelihood
 from learner.rows import Rows
 
 AGES: Final = (32, 128, 512)
@@ -40,11 +40,9 @@ fast, once in a hundred clusters at most. At ten times the bound it stayed away 
 again after a shift, which is what an adapted policy loses most by."""
 HOPELESS: Final = math.log(0.05)
 PROMISING: Final = math.log(4.0)
-"""Evidence with which a contestant may stay beyond its age."""
+"""Evidence with which a contestant may stay beyond its age, unless it was found slower."""
 LEVEL_MEMORY: Final = 72.0
 """Tokens of model drafts over which their level is taken: two dozen drafts, as a worker does."""
-WORST: Final = -100.0
-"""Log-likelihood of a draft by a policy that foresees nothing that is a number."""
 
 
 @dataclass
@@ -67,7 +65,8 @@ class Level:
             slope = float((found.held - found.tried * chance).sum())
             curve = float((found.tried * chance * (1.0 - chance)).sum())
             self.known = self.known * (1.0 - 1.0 / LEVEL_MEMORY) ** tried + curve
-            self.shift += slope / (self.known + 1.0)
+            # A quarter bounds the curvature: a step by that of a near certainty would overshoot.
+            self.shift += slope / (max(self.known, tried / 4.0) + 1.0)
         return likelihood
 
 
@@ -122,7 +121,7 @@ class Contest:
             total = said.cache + level.judge(said.odds, found)
         if not math.isfinite(level.shift):
             level.shift = level.known = 0.0
-        return np.nan_to_num(total, nan=WORST, posinf=WORST, neginf=WORST)
+        return bounded(total)
 
     def take(self, closed: Sequence[Cluster]) -> None:
         """Take in final clusters, whose first columns are :meth:`advantages`. Mutates."""
@@ -148,7 +147,7 @@ class Contest:
             one = self.seats[seat]
             if one is None or one.bets.hope < HOPELESS:
                 return seat
-            if one.judged >= age and one.bets.evidence < PROMISING:
+            if one.judged >= age and (one.bets.evidence < PROMISING or one.recheck):
                 return seat
         return None
 

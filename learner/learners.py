@@ -21,7 +21,7 @@ from decoder.contracts.bundle import Kind, Policy
 from learner import train
 from learner.buffer import Buffer, Snapshot
 from learner.checkpoint import under, within
-from learner.losses import Faced, Floats, foresight_of, model_likelihood
+from learner.losses import Faced, Floats, bounded, foresight_of, model_likelihood
 from learner.rows import Rows
 
 NAMES: Final = ("careful", "quick")
@@ -77,6 +77,7 @@ class Learners:
             foresaw = foresight_of(trainer.kind, outputs, rows, found)
             said[index, :, 0] = foresaw.cache
             said[index, :, 1] = model_likelihood(foresaw.odds, found)
+        said = bounded(said)
         total = said.sum(axis=(1, 2))
         held = self.weights * np.exp(total - total.max())
         held = held / held.sum()

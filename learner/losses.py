@@ -21,6 +21,9 @@ from learner.rows import Rows
 
 Floats = NDArray[np.float64]
 
+WORST: Final = -100.0
+"""Log-likelihood that a draft counts as at least: one absurd feature would otherwise outweigh a
+thousand clusters, and a policy that foresees no number at all has none."""
 LIMIT: Final = 1e-3
 """Least chance, and least distance from certainty, of the law of a policy that names only a mean:
 without it, one that is certain and wrong would have an infinite loss."""
@@ -106,6 +109,12 @@ def residuals(
     error = predicted - accepted
     missed: FloatArray = np.where(censored, np.minimum(error, 0.0), error)
     return np.abs(missed)
+
+
+def bounded(likelihood: Floats) -> Floats:
+    """``likelihood`` from ``WORST`` to zero; what is no number is the worst."""
+    found: Floats = np.clip(np.nan_to_num(likelihood, nan=WORST, posinf=WORST), WORST, 0.0)
+    return found
 
 
 class Foresight(NamedTuple):

@@ -14,11 +14,12 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.contracts.bundle import Policy
+from decoder.contracts.bundle import MAX_DRAFT, Policy
+from decoder.contracts.features import FEATURES
 from learner import train
 from learner.buffer import Buffer, Snapshot
 from learner.checkpoint import under, within
-from learner.clusters import Clusters
+from learner.clusters import LONG, Clusters
 from learner.contest import FIRST, SEATS, Contest, Contestant, mark
 from learner.costs import NOMINAL, Costs, measure
 from learner.drift import STREAMS, Alarm, Detector, beyond
@@ -38,6 +39,8 @@ LIKELY: Final = 1e4
 """Below this are all features of drafts that a bundle may bring as probes."""
 RECHECK: Final = 8
 """Clusters until the rate of a contestant that was found slower is looked at again."""
+OFFERED: Final = 8
+"""Candidates that are known again when in force: while the registry is slow, another may win."""
 MAE_MEMORY: Final = 512.0
 """Drafts over which the champion's error is taken."""
 
@@ -75,7 +78,7 @@ class Scope:
         self._waiting = empty()
         self._next_contestant = 0  # row of the buffer
         self._won: Candidate | None = None
-        self._offered = ""  # mark of the candidate that was handed out last
+        self._offered: list[str] = []  # marks of the candidates that were handed out last
 
     @property
     def champion(self) -> Policy:
@@ -108,13 +111,13 @@ class Scope:
         won, self._won = self._won, None
         if won is not None:
             self.candidates += 1
-            self._offered = mark(won.policy)
+            self._offered = [*self._offered[1 - OFFERED :], mark(won.policy)]
         return won
 
     def crown(self, policy: Policy) -> None:
         """``policy`` is what is served from now on, whoever decided so. Mutates.
 
-        The learners go on if it is the candidate that was handed out last, else from its weights.
+        The learners go on if it is a candidate that was handed out lately, else from its weights.
         """
         taken = mark(policy)
         if taken == mark(self.champion):
@@ -123,7 +126,7 @@ class Scope:
         self.contest.crown(policy, self.buffer.total)
         self._won = None
         self.mae = error_of(policy, self.buffer.recent(int(MAE_MEMORY)))
-        if taken == self._offered:
+        if taken in self._offered:
             self.promotions += 1
         elif policy.layers and self.learners.trainers:
             self.learners.begin(policy, self.settings.kind, self.buffer)
@@ -172,7 +175,11 @@ class Scope:
         """Let the network of ``learner``, as it is, contend from now on."""
         trainer = self.learners.trainers[learner]
         recent = self.buffer.recent(COSTED)
-        likely = recent.features[(np.abs(recent.features) < LIKELY).all(axis=1)]
+        drafts = recent.features[:, _DRAFT_LEN]
+        sound = (
+            (np.abs(recent.features) < LIKELY).all(axis=1) & (drafts >= 0) & (drafts <= MAX_DRAFT)
+        )
+        likely = recent.features[sound]
         if not len(likely):
             return  # a bundle is refused without a probe that may exist
         raw = train.export(trainer, self.name, self.champion.threshold, likely[-BLOCK:])
@@ -186,7 +193,11 @@ class Scope:
             one = self.contest.seats[seat]
             if one is None or one.judged < one.recheck:
                 continue
-            judged = self.buffer.begun_since(one.since, JUDGED)
+            judged = (
+                self.buffer.since(one.since, JUDGED)  # it has learned from none of them
+                if seat == FIRST
+                else self.buffer.begun_since(one.since, JUDGED, LONG)
+            )
             costs = measure(self.buffer.recent(COSTED)) or NOMINAL
             least = MIN_GAIN if seat != FIRST else 0.0  # going back is what is safe
             verdict = judge(
@@ -195,14 +206,13 @@ class Scope:
             if not verdict.promote:
                 one.recheck = one.judged + RECHECK
                 continue
-            made = self._provenance(one, verdict, costs)
-            self._won = Candidate(
-                replace(one.policy, version=0, provenance=made), one.origin, verdict
-            )
-            if seat != FIRST:
-                self.contest.seats[seat] = None
-            else:
+            won = replace(one.policy, version=0)
+            if seat == FIRST:  # as it is: the registry has it
                 one.recheck = one.judged + RECHECK
+            else:
+                won = replace(won, provenance=self._provenance(one, verdict, costs))
+                self.contest.seats[seat] = None
+            self._won = Candidate(won, one.origin, verdict)
             return
 
     def _provenance(self, one: Contestant, verdict: Verdict, costs: Costs) -> dict[str, Any]:
@@ -281,5 +291,6 @@ _NUMBERS: Final = {
     "last_alarm_at": float,
     "mae": float,
     "_next_contestant": int,
-    "_offered": str,
+    "_offered": list,
 }
+_DRAFT_LEN: Final = FEATURES.index("draft_len")

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
 from pydantic_core import PydanticSerializationError, to_json
 
-from decoder.contracts.bundle import MAX_DRAFT
+from decoder.contracts.bundle import ANY_SCOPE, MAX_DRAFT
 from decoder.contracts.errors import EventRefused
 from decoder.contracts.features import FEATURES, NUM_FEATURES, SCHEMA_ID, FloatArray
 from decoder.contracts.identity import Named, Pseudonyms, is_pseudonym, is_readable
@@ -323,6 +323,8 @@ def decode_batch(value: bytes) -> EventBatch:
 
 
 def _decoded(record: _Record) -> EventBatch:
+    if record.scope == ANY_SCOPE:
+        raise EventRefused("draft events of no scope: a worker has one of its own", "range")
     if record.schema_id != SCHEMA_ID:
         raise EventRefused(
             f"draft events of schema {record.schema_id}, this reader has {SCHEMA_ID}", "schema"

@@ -39,10 +39,10 @@ def test_keeps_the_newest(n: int, capacity: int) -> None:
 
 def test_a_session_of_which_something_is_older_did_not_begin_since() -> None:
     buffer = filled(1_000)
-    fresh = buffer.begun_since(105, 1_000)
+    fresh = buffer.begun_since(105, 1_000, 1_000)
     assert same(fresh, ROWS.take(np.arange(110, 300)))
-    assert same(buffer.begun_since(105, 50), ROWS.take(np.arange(250, 300)))
-    assert len(buffer.begun_since(300, 50)) == 0
+    assert same(buffer.begun_since(105, 50, 1_000), ROWS.take(np.arange(250, 300)))
+    assert len(buffer.begun_since(300, 50, 1_000)) == 0
 
 
 def test_comes_back_from_a_snapshot_into_any_size() -> None:

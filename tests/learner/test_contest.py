@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from decoder.contracts.bundle import Policy, frequency_policy
+from decoder.policy.rule import MODEL
 from learner import train
 from learner.clusters import Cluster
 from learner.contest import AGES, FIRST, SEATS, Contest, Contestant, Level, mark
-from learner.losses import faced
-from learner.rows import Rows, from_events
+from learner.losses import WORST, faced
+from learner.rows import COLUMNS, Rows, from_events
 from tests.learner.traffic import Traffic
 
 ROWS = from_events(Traffic(seed=4).events(30))
@@ -139,3 +140,32 @@ def _feed(contested: Contest, rows: Rows) -> None:
         block = rows.take(np.arange(first, first + 60))
         sums = contested.advantages(block, faced(block)).sum(axis=0)
         contested.take([Cluster(100, len(block), sums)])
+
+
+def test_a_contestant_that_was_found_slower_makes_room_at_its_age() -> None:
+    contested = Contest(COUNTING)
+    for seat, age in enumerate(AGES):
+        contested.seats[seat] = one = Contestant(GOOD, 0, "quick", recheck=8)
+        won(contested, seat, age)
+        assert one.bets.evidence > 1.0
+    assert contested.vacant() == 0
+
+
+def test_a_level_settles_where_a_sure_drafter_collapses() -> None:
+    rng = np.random.default_rng(0)
+    level, shifts = Level(), []
+    for _ in range(12):
+        accepted = np.minimum(rng.geometric(0.55, 48) - 1, 4)
+        rows = Rows(**{name: getattr(ROWS, name)[:48].copy() for name in COLUMNS})
+        rows.arm[:], rows.model_accepted[:], rows.verified_len[:] = MODEL, accepted, 4
+        level.judge(np.full(48, 3.0, np.float32), faced(rows))
+        shifts.append(level.shift)
+    assert all(-6.0 < shift < 0.0 for shift in shifts) and abs(shifts[-1] + 3.2) < 0.5
+
+
+def test_an_absurd_feature_counts_no_more_than_a_draft_can() -> None:
+    contested = Contest(COUNTING)
+    contested.seats[0] = Contestant(GOOD, 0, "quick")
+    rows = ROWS.take(np.arange(8))
+    rows.features[:, 0] = 1e9
+    assert np.abs(contested.advantages(rows, faced(rows))).max() <= -WORST

@@ -68,7 +68,7 @@ def passes(candidate: Policy, champion: Policy, seed: int) -> int | None:
         contest.take(clusters.add(block.session, contest.advantages(block, faced(block))))
         buffer.add(block)
         if contest.passed() == [0]:
-            judged = buffer.begun_since(0, len(rows))
+            judged = buffer.begun_since(0, len(rows), 0)
             costs = measure(judged) or NOMINAL
             if judge(candidate, champion, judged, costs, one.bets.evidence, one.judged).promote:
                 return (first + 60) // 20
