@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from decoder.contracts.bundle import Policy
 from decoder.policy.estimate import estimate, predict
-from learner.costs import Costs
 from learner.losses import Floats, residuals
+from learner.measured import Costs
 from learner.rows import Rows
 from learner.tune import speed
 

@@ -21,11 +21,11 @@ from learner.buffer import Buffer, Snapshot
 from learner.checkpoint import under, within
 from learner.clusters import LONG, Clusters
 from learner.contest import FIRST, SEATS, Contest, Contestant, mark
-from learner.costs import NOMINAL, Costs, measure
 from learner.drift import STREAMS, Alarm, Detector, beyond
 from learner.gate import MIN_GAIN, Verdict, error_of, judge
 from learner.learners import NAMES, QUICK, Learners
 from learner.losses import faced
+from learner.measured import NOMINAL, Costs, measure
 from learner.rows import COLUMNS, Rows, empty, joined
 from learner.sample import Sample
 from learner.settings import LearnerSettings

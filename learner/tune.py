@@ -27,7 +27,7 @@ from decoder.contracts.features import FloatArray
 from decoder.policy.estimate import PAPER_THRESHOLD, decide_each, estimate, predict
 from decoder.policy.pricing import part_of
 from decoder.policy.rule import CACHE, MODEL, NONE, Choice
-from learner.costs import MIN_ARM, Costs, Floats
+from learner.measured import MIN_ARM, Costs, Floats
 from learner.rows import UNKNOWN, Rows
 
 MIN_TUNE: Final = 40

@@ -18,7 +18,7 @@ from typing import Final
 from rich.console import Console
 
 from decoder.contracts.errors import ModelError
-from decoder.scope import scope_of
+from decoder.scope_id import scope_of
 from pipelines import machine
 
 SERVED_NAME: Final = "smollm2-135m"

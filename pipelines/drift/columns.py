@@ -38,7 +38,7 @@ from pipelines.drift.stream import Worker
 from pipelines.drift.traffic import Library, lessons
 from pipelines.replay.engine import simulate
 from pipelines.replay.states import Floats
-from pipelines.replay.survival import EPOCHS, Part, learn, walks
+from pipelines.replay.survival import EPOCHS, Part, learn, teachers
 from pipelines.replay.traces import Trace
 
 NAMES: Final = (
@@ -129,7 +129,7 @@ class Columns:
 
 def paper(traces: Sequence[Trace], token_classes: Floats, settings: WorkerSettings) -> Policy:
     """The paper's policy, from the drafts that its frequency hybrid meets on ``traces``."""
-    rows = simulate(traces, [], walks()[1], token_classes, settings)[1].rows
+    rows = simulate(traces, [], teachers()[1], token_classes, settings)[1].rows
     trainer = train.fit(_blind(rows), "payoff", PAPER_EPOCHS)
     return _deaf(train.export(trainer, "drift", PAPER_THRESHOLD, rows.features))
 

@@ -17,7 +17,7 @@ from pipelines.first.sets import TraceSet
 from pipelines.replay.engine import hybrid, simulate
 from pipelines.replay.split import Shares, some_sessions, split
 from pipelines.replay.states import Floats
-from pipelines.replay.survival import EPOCHS, walks
+from pipelines.replay.survival import EPOCHS, teachers
 
 REFIT: Final = 200
 """Generations that a refit learns from, or as many as the training side has."""
@@ -83,7 +83,7 @@ def compare(
     parts = split(found.traces, SHARES)
     drafter = accepts, accepts
     model: ModelArm = "chain" if accepts else "none"
-    by = [replace(walk, model=model) for walk in walks()]
+    by = [replace(teacher, model=model) for teacher in teachers()]
     known = some_sessions(parts.train, REFIT)
     refit = fit(rows_of(known, token_classes, settings, drafter, by), EPOCHS)
     asked = with_drafter(

@@ -21,7 +21,7 @@ from pipelines.replay.engine import hybrid, simulate
 from pipelines.replay.model_arm import drawn_acceptance
 from pipelines.replay.split import some_sessions
 from pipelines.replay.states import Floats
-from pipelines.replay.survival import LEAST, walks
+from pipelines.replay.survival import LEAST, teachers
 from pipelines.replay.traces import Trace
 
 GENERATIONS: Final = 100
@@ -75,11 +75,11 @@ def rows_of(
     by: Sequence[Method] = (),
 ) -> Rows:
     """The labelled drafts of ``traces``, decoded from an empty cache by each of ``by``, or by the
-    walks that survival policies learn from."""
+    teachers that survival policies learn from."""
     parts = []
-    for seed, walk in enumerate(by or walks(), start=SEED):
+    for seed, teacher in enumerate(by or teachers(), start=SEED):
         drafted = with_drafter(traces, accepts, settings.model_draft_tokens, seed)
-        parts.append(simulate(drafted, [], walk, token_classes, settings)[1].rows)
+        parts.append(simulate(drafted, [], teacher, token_classes, settings)[1].rows)
     return joined(parts)
 
 
@@ -122,7 +122,7 @@ def over_counting(
     asked = with_drafter(one.traces, ACCEPTS, settings.model_draft_tokens, SEED)
     rates = [
         simulate(asked, [], by, token_classes, settings)[0].tally().rate
-        for by in (hybrid("first", policy), walks()[1])
+        for by in (hybrid("first", policy), teachers()[1])
     ]
     return rates[0] / rates[1]
 

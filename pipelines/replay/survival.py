@@ -36,7 +36,7 @@ class Part:
     warm_up: Sequence[Trace] = ()
 
 
-def walks() -> tuple[Method, Method]:
+def teachers() -> tuple[Method, Method]:
     """The decoders whose cycles are learned from.
 
     The model arm is only seen where it is taken: one takes it always, the other where counting
@@ -63,9 +63,9 @@ def learn(
     """
     rows = joined(
         [
-            simulate(p.traces, p.warm_up, walk, token_classes, settings, model_mean)[1].rows
+            simulate(p.traces, p.warm_up, teacher, token_classes, settings, model_mean)[1].rows
             for p in parts
-            for walk in walks()
+            for teacher in teachers()
         ]
     )
     if len(rows) < LEAST:

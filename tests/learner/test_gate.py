@@ -9,8 +9,8 @@ import pytest
 
 from decoder.contracts.bundle import Policy, frequency_policy
 from learner import train
-from learner.costs import NOMINAL, measure
 from learner.gate import DEPTHS, calibrate, error_of, judge
+from learner.measured import NOMINAL, measure
 from learner.rows import from_events
 from tests.learner.traffic import Traffic
 

@@ -16,9 +16,9 @@ from learner import train
 from learner.buffer import Buffer
 from learner.clusters import Clusters
 from learner.contest import SEATS, Contest, Contestant
-from learner.costs import NOMINAL, measure
 from learner.gate import judge
 from learner.losses import faced
+from learner.measured import NOMINAL, measure
 from learner.rows import Rows, from_events
 from learner.tune import speed
 from tests.learner.traffic import Traffic

@@ -13,7 +13,7 @@ from decoder.contracts.bundle import frequency_policy
 from decoder.policy.estimate import PAPER_THRESHOLD
 from decoder.policy.rule import CACHE, MODEL, NONE
 from learner import train
-from learner.costs import Costs, measure, robust_line
+from learner.measured import Costs, measure, robust_line
 from learner.rows import from_events
 from learner.tune import Stretches, scan, speed, stretches, tuned
 from tests.learner.traffic import FIXED_US, MODEL_US, TOKEN_US, Traffic

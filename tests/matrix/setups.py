@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from decoder.contracts.bundle import frequency_policy
 from decoder.policy.probes import to_bytes
-from decoder.scope import scope_of
+from decoder.scope_id import scope_of
 from pipelines import embedded, machine
 from pipelines.bench.serve_setups import Setup as Stock
 from pipelines.bench.serve_setups import command

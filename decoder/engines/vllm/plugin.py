@@ -26,7 +26,7 @@ from decoder.engines.vllm.ranks import Ranks
 from decoder.engines.vllm.sampling import mend_sampling
 from decoder.payoff.token_classes import token_class_table
 from decoder.policy.pricing import CostTable
-from decoder.scope import scope_of
+from decoder.scope_id import scope_of
 from decoder.settings import WorkerSettings
 from decoder.tenancy.key import VARIABLE, ensure_key, key_of
 

@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from decoder.contracts.errors import ModelError
-from decoder.scope import checkpoint_digest, scope_of
+from decoder.scope_id import checkpoint_digest, scope_of
 
 
 def checkpoint(path: Path, seed: int, metadata: dict[str, str] | None = None) -> str:
