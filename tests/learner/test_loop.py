@@ -150,11 +150,12 @@ def test_a_rollback_while_a_candidate_is_registered_stands(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    produce(broker.kafka, batches(EVENTS))
+    produce(broker.kafka, batches(EVENTS[:300]))
     registry.register(random_policy(seed=5, scope=SCOPE))
     registry.promote(SCOPE, 1)
     other = registry.register(random_policy(seed=6, scope=SCOPE))
     learner = connected(settings_in(tmp_path, registry))
+    step_until(learner, lambda: total_of(learner) == 300 and version_of(learner) == 1)
     through = learner.registrar._registry.register
 
     def moved_meanwhile(*args: object, **kwargs: object) -> int:
@@ -163,6 +164,7 @@ def test_a_rollback_while_a_candidate_is_registered_stands(
         return version
 
     monkeypatch.setattr(learner.registrar._registry, "register", moved_meanwhile)
+    produce(broker.kafka, batches(EVENTS[300:], first=6))
     step_until(learner, lambda: version_of(learner) == other)
     stop(learner)
     assert registry.standings()[SCOPE].champion == other
