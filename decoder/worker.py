@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decoder.admission import Admission, check_pace
-from decoder.contracts.bundle import FIRST, Policy, frequency_policy
-from decoder.contracts.errors import PolicyRefused
+from decoder.contracts.bundle import Policy
 from decoder.contracts.events import Origin
 from decoder.contracts.features import SCHEMA_ID
 from decoder.contracts.settings import KafkaSettings
@@ -27,7 +26,7 @@ from decoder.drafting.suffix import SuffixCache
 from decoder.feed import PolicyFeed
 from decoder.floor import Floor
 from decoder.hindsight import event_of
-from decoder.policy.first import first_policy
+from decoder.policy.first import first_or_counting
 from decoder.policy.probes import from_bytes
 from decoder.router import DraftRouter
 from decoder.settings import WorkerSettings
@@ -134,11 +133,7 @@ def initial_policy(settings: WorkerSettings, scope: str) -> Policy:
         chosen = from_bytes(settings.policy_file.read_bytes(), scope)
         check_pace(chosen)
         return replace(chosen, scope=scope)
-    try:
-        return first_policy(scope)
-    except PolicyRefused as refused:
-        log.warning("cache drafts are judged by their counted score at first: %s", refused)
-        return replace(frequency_policy(scope), role=FIRST)
+    return first_or_counting(scope)
 
 
 def make_worker(

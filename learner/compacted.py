@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from kafka import KafkaConsumer, TopicPartition
+from kafka.errors import UnknownTopicOrPartitionError
 
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import Topic
@@ -16,14 +17,13 @@ ANSWER_MS: Final = 20
 pause from a broker that answers empty fetches at once."""
 REVIEW_SECONDS: Final = 30.0
 """How often it is asked what the topic still holds."""
-ALL: Final = 2**63
 
 
 class Compacted:
     """Hands every record of ``topic`` to ``take``, in the order of its partition.
 
-    ``lost`` is told, now and then, each partition's first offset that is still there; or ``ALL``,
-    when the partition was made anew.
+    ``lies`` is told, now and then, which offsets of a partition may still be there: of one that was
+    made anew, none.
     """
 
     def __init__(
@@ -31,9 +31,9 @@ class Compacted:
         kafka: KafkaSettings,
         topic: Topic,
         take: Callable[[Any], None],
-        lost: Callable[[int, int], None] | None = None,
+        lies: Callable[[int, range], None] = lambda partition, offsets: None,
     ) -> None:
-        self._kafka, self._topic, self._take, self._lost = kafka, topic, take, lost
+        self._kafka, self._topic, self._take, self._lies = kafka, topic, take, lies
         self._consumer: Any = None
         self._places: list[TopicPartition] = []
         self._ends: dict[TopicPartition, int] = {}
@@ -46,7 +46,7 @@ class Compacted:
             seconds: how long to go on until it has.
 
         Raises:
-            KafkaError, OSError: the broker is away; the next call begins anew.
+            KafkaError, OSError: broker or topic are away; the next call begins anew.
         """
         try:
             self._connect()
@@ -57,6 +57,8 @@ class Compacted:
                     for record in records:
                         self._take(record)
                 done = all(self._consumer.position(p) >= end for p, end in self._ends.items())
+                if done:
+                    self._ends = {}  # once is enough, and a topic made anew has others
                 if not polled and (done or time.monotonic() >= deadline):
                     return done
         except BaseException:
@@ -81,16 +83,22 @@ class Compacted:
                 request_timeout_ms=5_000,
             )
             partitions = sorted(self._consumer.partitions_for_topic(self._topic.name) or ())
+            if not partitions:
+                raise UnknownTopicOrPartitionError(self._topic.name)
             self._places = [TopicPartition(self._topic.name, p) for p in partitions]
             self._consumer.assign(self._places)
             self._consumer.seek_to_beginning(*self._places)
             self._ends = self._consumer.end_offsets(self._places)
-            self._review_at = time.monotonic() + REVIEW_SECONDS
-        elif self._lost is not None and time.monotonic() >= self._review_at:
-            self._review_at = time.monotonic() + REVIEW_SECONDS
-            ends = self._consumer.end_offsets(self._places)
-            for place, first in self._consumer.beginning_offsets(self._places).items():
-                anew = ends[place] < self._consumer.position(place)
-                self._lost(place.partition, ALL if anew else first)
-                if anew:
-                    self._consumer.seek_to_beginning(place)
+            self._review(self._ends)
+        elif time.monotonic() >= self._review_at:
+            self._review(self._consumer.end_offsets(self._places))
+
+    def _review(self, ends: dict[TopicPartition, int]) -> None:
+        """Tell what lies there up to ``ends``, and begin again with what was made anew."""
+        self._review_at = time.monotonic() + REVIEW_SECONDS
+        for place, first in self._consumer.beginning_offsets(self._places).items():
+            anew = ends[place] < self._consumer.position(place)
+            self._lies(place.partition, range(0 if anew else first, 0 if anew else ends[place]))
+            if anew:
+                self._ends.pop(place, None)
+                self._consumer.seek_to_beginning(place)

@@ -81,6 +81,7 @@ class Lease:
         self._read_at: dict[str, float] = {}
         self._terms: dict[str, int] = {}  # claimed by this process
         self._sent: dict[str, deque[tuple[int, float]]] = {}  # beat, and when
+        self._until: dict[str, float] = {}  # by our clock; of scopes that are ours
         self._beat = 0
         self._look_at = 0.0
 
@@ -103,12 +104,8 @@ class Lease:
             self._look_at = time.monotonic() + RETRY_SECONDS
 
     def holds(self, scope: str, margin: float = 0.0) -> bool:
-        """Whether ``scope`` is ours, and for ``margin`` seconds to come."""
-        claim = self._held.get(scope)
-        if claim is None or claim.released or not self._is_mine(scope):
-            return False
-        sent = next((at for beat, at in self._sent[scope] if beat == claim.beat), None)
-        return sent is not None and time.monotonic() + margin < sent + TTL_SECONDS
+        """Whether ``scope`` is ours, and for ``margin`` seconds to come. Any thread may ask."""
+        return time.monotonic() + margin < self._until.get(scope, 0.0)
 
     def term(self, scope: str) -> int:
         """The term under which ``scope`` is held."""
@@ -139,12 +136,14 @@ class Lease:
         claim = self._held.get(scope)
         if claim is None:
             self._terms[scope] = known + 1
-        elif not self._is_mine(scope) or claim.term < known:
+        elif claim.term < known or not self.holds(scope, RENEW_SECONDS):
+            # A term that may run out before it is renewed is not renewed: somebody else may claim.
             ours = claim.holder == self.holder  # of the process that was here before this one
             free = claim.released or ours or now >= self._read_at[scope] + TTL_SECONDS
             if not free:
                 return
             self._terms[scope] = max(claim.term, known) + 1
+            self._until.pop(scope, None)
         self._write(scope)
 
     def _write(self, scope: str, released: bool = False) -> None:
@@ -164,9 +163,12 @@ class Lease:
         value = json.dumps(asdict(claim)).encode()
         self._producer.send(LEASE.name, value=value, key=scope.encode(), partition=0)
 
-    def _is_mine(self, scope: str) -> bool:
-        claim = self._held[scope]
-        return claim.holder == self.holder and claim.term == self._terms.get(scope)
+    def _ends_at(self, scope: str, claim: Claim) -> float:
+        """Until when ``claim`` is our lease; 0 where it is none."""
+        if claim.released or (claim.holder, claim.term) != (self.holder, self._terms.get(scope)):
+            return 0.0
+        sent = dict(self._sent[scope]).get(claim.beat)
+        return 0.0 if sent is None else sent + TTL_SECONDS
 
     def _saw(self, record: Any) -> None:
         claim = read_claim(record.value)
@@ -178,3 +180,4 @@ class Lease:
             log.info("scope %s: held by %s, term %d", scope, claim.holder, claim.term)
         self._held[scope] = claim
         self._read_at[scope] = time.monotonic()
+        self._until[scope] = self._ends_at(scope, claim)

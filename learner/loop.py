@@ -20,7 +20,7 @@ from kafka.errors import KafkaError
 from decoder.contracts.errors import BrokerError
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import LearnerStatus
-from decoder.policy.first import first_policy
+from decoder.policy.first import first_or_counting
 from learner import state, topics
 from learner.dead_letters import DeadLetters
 from learner.home import holder_of, occupied
@@ -59,7 +59,7 @@ class Learner:
         self.lease = Lease(kafka, holder_of(settings.state_dir))
         registry = Registry(settings.mlflow_tracking_uri, settings.registry_prefix)
         self.registrar = Registrar(registry, self.lease.holds, resumed.waiting)
-        self.publisher = PolicyPublisher(kafka)
+        self.publisher = PolicyPublisher(kafka, resumed.published)
         self.status = StatusProducer(kafka)
         self.standings: Mapping[str, Standing] = {}
         self._seen = False  # whether the registry has said, once, what stands in it
@@ -100,6 +100,7 @@ class Learner:
                 state.State(
                     self.scopes, source.offsets, source.skipped, intake.sequences, intake.refused,
                     intake.repeated, self.faults, self.registrar.waiting(),
+                    self.publisher.published.numbers,
                 ),
             )  # fmt: skip
         except OSError as error:
@@ -114,8 +115,8 @@ class Learner:
 
     def _learn(self, admitted: Admitted) -> None:
         name = admitted.scope
-        scope = self.scopes.of(name, admitted.events)
         try:
+            scope = self.scopes.of(name, admitted.events)
             alarms = scope.feed(admitted.rows)
             won = scope.candidate()
         except Exception:  # one record must not end the learner of all scopes, nor of this one
@@ -155,8 +156,9 @@ class Learner:
             self._serve(answer)
         else:
             name = answer.registration.policy.scope
+            what = "a candidate" if answer.version is None else f"version {answer.version}"
             word = f"left to a person: {answer.refusal}" if answer.refusal else "promoted"
-            log.info("scope %s: version %d %s", name, answer.version, word)
+            log.info("scope %s: %s %s", name, what, word)
             self._checkpoint_at = 0.0
 
     def _follow(self) -> None:
@@ -181,7 +183,7 @@ class Learner:
         for name in self._established():
             served = self.standings.get(name, Standing(name)).served
             if served is None and self.lease.holds(name) and (name, False) not in waiting:
-                self.registrar.hand(Registration(first_policy(name), tags={"origin": "first"}))
+                self.registrar.hand(Registration(first_or_counting(name), tags={"origin": "first"}))
 
     def _serve(self, loaded: Loaded) -> None:
         """Publish a policy, if the topic lacks it and the scope is ours; then judge against it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -29,8 +30,9 @@ STATUS_RETRY_SECONDS: Final = 10.0
 class PolicyPublisher:
     """Puts bundles on the policy topic, where compaction keeps the last of each scope and role."""
 
-    def __init__(self, kafka: KafkaSettings) -> None:
-        self.published = Published(kafka)
+    def __init__(self, kafka: KafkaSettings, numbers: Mapping[bytes, int] = {}) -> None:
+        """``numbers``: the highest known of each key, as :class:`learner.published.Published`."""
+        self.published = Published(kafka, numbers)
         self._kafka = kafka
         self._producer: Any = None
 

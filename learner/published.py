@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -29,13 +30,14 @@ class Published:
     """Follows the policy topic.
 
     ``numbers`` has the highest number ever seen of each key: no worker takes one that is not above
-    the one it has, so a learner that stands in for another goes on from there.
+    the one it has, so a learner that stands in for another goes on from there. It begins with what
+    is given, which a broker that was made anew has forgotten and a living worker has not.
     """
 
-    def __init__(self, kafka: KafkaSettings) -> None:
-        self.numbers: dict[bytes, int] = {}
+    def __init__(self, kafka: KafkaSettings, numbers: Mapping[bytes, int] = {}) -> None:
+        self.numbers = dict(numbers)
         self._last: dict[bytes, Publication] = {}
-        self._log = Compacted(kafka, POLICY, self._saw, self._lost)
+        self._log = Compacted(kafka, POLICY, self._saw, self._keep)
 
     def read(self, seconds: float = 0.0) -> bool:
         """Take what has come; see :meth:`learner.compacted.Compacted.read`."""
@@ -69,10 +71,10 @@ class Published:
                 policy.version, policy.publication, record.partition, record.offset
             )
 
-    def _lost(self, partition: int, first: int) -> None:
-        """Forget what lay in ``partition`` before offset ``first``."""
+    def _keep(self, partition: int, offsets: range) -> None:
+        """Forget what lay in ``partition`` elsewhere than at ``offsets``."""
         self._last = {
             key: lain
             for key, lain in self._last.items()
-            if lain.partition != partition or lain.offset >= first
+            if lain.partition != partition or lain.offset in offsets
         }

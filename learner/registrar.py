@@ -16,7 +16,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Final
 
 from decoder.contracts.bundle import Policy
-from decoder.contracts.errors import RegistryError
+from decoder.contracts.errors import PolicyRefused, RegistryError
 from learner.registry import Registry, Standing
 
 log = logging.getLogger(__name__)
@@ -54,10 +54,13 @@ class Registration:
 
 @dataclass(frozen=True)
 class Settled:
-    """``registration`` is ``version`` now; ``refusal`` says why it was not promoted, or ""."""
+    """``registration`` is ``version`` now; ``refusal`` says why it was not promoted, or "".
+
+    One that was refused before it was registered has no version.
+    """
 
     registration: Registration
-    version: int
+    version: int | None
     refusal: str
 
 
@@ -79,9 +82,10 @@ Answer = Settled | Seen | Loaded
 
 
 def _is_due(registration: Registration, standings: Mapping[str, Standing]) -> bool:
-    """A candidate waits until the first policy it may have won over is registered itself."""
-    standing = standings.get(registration.policy.scope)
-    return not registration.against or (standing is not None and standing.served is not None)
+    """A candidate waits until the first policy it may have won over is registered itself; all wait
+    while a person's pin stands, else each winner meanwhile would be a version."""
+    standing = standings.get(registration.policy.scope, Standing(registration.policy.scope))
+    return standing.pinned is None and (not registration.against or standing.served is not None)
 
 
 class Registrar:
@@ -177,7 +181,7 @@ class Registrar:
         ours = [r for r in self.waiting() if self._may(r.policy.scope) and _is_due(r, standings)]
         for registration in ours:
             if not self._stopping.is_set():
-                self._try(registration)
+                self._try(registration, standings)
         self._answers.put(Seen(self._registry.standings() if ours else standings))
         with self._lock:
             asked = sorted(self._asked)
@@ -186,10 +190,14 @@ class Registrar:
                 return
             self._load(scope, version)
 
-    def _try(self, registration: Registration) -> None:
+    def _try(self, registration: Registration, standings: Mapping[str, Standing]) -> None:
         """Settle it. One that MLflow refuses while it answers others must not stay in their way."""
+        scope = registration.policy.scope
         try:
-            self._settle(registration)
+            self._settle(registration, standings.get(scope, Standing(scope)))
+        except PolicyRefused as error:
+            log.error("scope %s: a policy that nobody could read is dropped: %s", scope, error)
+            self._drop(registration)
         except RegistryError as error:
             self._tries[registration.key] += 1
             log.warning("%s; trial %d of %d", error, self._tries[registration.key], TRIES)
@@ -203,44 +211,58 @@ class Registrar:
             if self._waiting.get(registration.key) is registration:
                 del self._waiting[registration.key]
 
-    def _settle(self, registration: Registration) -> None:
-        scope = registration.policy.scope
-        version = self._registry.register(
-            registration.policy,
-            registration.params,
-            registration.metrics,
-            registration.tags,
-            registration.window,
-        )
-        refusal = self._refusal(registration)
+    def _settle(self, registration: Registration, standing: Standing) -> None:
+        scope, version = registration.policy.scope, None
+        refusal = self._refusal(registration, standing)
         if not refusal:
+            version = self._registry.register(
+                registration.policy,
+                registration.params,
+                registration.metrics,
+                registration.tags,
+                registration.window,
+            )
+            # Looked up again at the last moment: aliases have no compare-and-set, so a move within
+            # the next milliseconds is lost; a pin is not.
+            refusal = self._refusal(registration, self._registry.standing(scope))
+        if version is not None and not refusal:
             if not self._may(scope):
                 return  # whoever has the scope now judges for itself
             self._registry.promote(scope, version)
         self._drop(registration)
         self._answers.put(Settled(registration, version, refusal))
 
-    def _refusal(self, registration: Registration) -> str:
-        """Why a person's word stands against its promotion. Looked up at the last moment: aliases
-        have no compare-and-set, so a move within the next milliseconds is lost; a pin is not."""
-        scope = registration.policy.scope
-        standing = self._registry.standing(scope)
+    def _refusal(self, registration: Registration, standing: Standing) -> str:
+        """Why a person's word stands against its promotion; an unusable champion is none."""
+        scope = standing.scope
         if standing.pinned is not None:
             return f"version {standing.pinned} is pinned"
         if standing.champion is None:
             return "" if not registration.against else "there is no champion any more"
         if not registration.against:
             return f"version {standing.champion} is champion"
+        if self._is_unusable(scope, standing.champion):
+            return ""
         if self._registry.digest(scope, standing.champion) != registration.against:
             return f"version {standing.champion} was made champion meanwhile"
         return ""
+
+    def _is_unusable(self, scope: str, version: int) -> bool:
+        """Whether it could not be read before and cannot now: MLflow may only have been away."""
+        if (scope, version) not in self._unusable:
+            return False
+        try:
+            self._registry.load(scope, version)
+        except RegistryError:
+            return True
+        return False
 
     def _load(self, scope: str, version: int) -> None:
         try:
             policy = self._registry.load(scope, version)
         except RegistryError as error:
             if (scope, version) not in self._unusable:
-                log.warning("%s; what is served stays", error)
+                log.warning("%s; what is served stays until a candidate wins", error)
                 self._unusable.add((scope, version))
             return
         self._unusable.discard((scope, version))

@@ -103,7 +103,12 @@ class Registry:
         Returns:
             The version; :meth:`load` stamps it into the policy, so that what a worker reports can
             be found here.
+
+        Raises:
+            PolicyRefused: nobody could read its bundle; nothing was made.
         """
+        bundle = to_bytes(replace(policy, version=0, publication=0))
+        from_bytes(bundle, policy.scope)
         with self._reaching("register a version"):
             name, digest = self.model_name(policy.scope), digest_of(policy)
             self._ensure_model(name)
@@ -120,9 +125,9 @@ class Registry:
                 )
                 run_id = run.info.run_id
                 with tempfile.TemporaryDirectory() as folder:
-                    bundle = Path(folder) / Path(ARTIFACT).name
-                    bundle.write_bytes(to_bytes(replace(policy, version=0, publication=0)))
-                    self._client.log_artifact(run_id, str(bundle), str(Path(ARTIFACT).parent))
+                    path = Path(folder) / Path(ARTIFACT).name
+                    path.write_bytes(bundle)
+                    self._client.log_artifact(run_id, str(path), str(Path(ARTIFACT).parent))
                 self._log(run_id, {**params, **decision, **trained_on}, metrics, 0)
                 self._client.set_terminated(run_id)
                 version = self._client.create_model_version(
@@ -164,13 +169,17 @@ class Registry:
                     return found
 
     def digest(self, scope: str, version: int) -> str:
-        """What the policy of a version is known by."""
+        """What the policy of a version is known by, read from the artefact of one without tag."""
         with self._reaching(f"read version {version}"):
             held = self._client.get_model_version(self.model_name(scope), str(version))
-            return str(held.tags.get(DIGEST_TAG, ""))
+            known = held.tags.get(DIGEST_TAG)
+        return digest_of(self.load(scope, version)) if known is None else str(known)
 
     def load(self, scope: str, version: int) -> Policy:
         """The policy of a version, read from its artefact, checked, and stamped with the version.
+
+        Versions that were made before digests were kept have no tag: the number in the bundle has
+        to do.
 
         Raises:
             RegistryError: also when the artefact is missing, damaged, or not this version's.
@@ -187,7 +196,8 @@ class Registry:
                 f"artefact of {name} version {version} is unusable: {error}. "
                 "Move the alias to a sound version."
             ) from error
-        if digest_of(policy) != held.tags.get(DIGEST_TAG):
+        known = held.tags.get(DIGEST_TAG)
+        if policy.version not in (0, version) if known is None else digest_of(policy) != known:
             raise RegistryError(f"artefact of {name} version {version} is another policy's")
         return replace(policy, version=version)
 

@@ -16,7 +16,7 @@ from typing import Final
 from safetensors import SafetensorError
 
 from decoder.contracts.errors import ContractError
-from decoder.policy.first import first_policy
+from decoder.policy.first import first_or_counting
 from learner import checkpoint
 from learner.scope import Scope
 from learner.settings import LearnerSettings
@@ -119,7 +119,7 @@ class Scopes:
                 return Scope.restored(name, self._settings, (arrays, numbers["scope"]))
             except _UNUSABLE as error:
                 log.error("scope %s: %s is unusable (%s): starting anew", name, file, error)
-        return Scope(name, self._settings, first_policy(name))
+        return Scope(name, self._settings, first_or_counting(name))
 
 
 _UNUSABLE: Final[tuple[type[Exception], ...]] = (

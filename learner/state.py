@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -22,7 +22,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class State:
-    """What a checkpoint holds. The numbers are those of ``EventSource`` and ``Intake``."""
+    """What a checkpoint holds. The numbers are those of ``EventSource``, ``Intake`` and
+    ``Published``."""
 
     scopes: Scopes
     offsets: Mapping[int, int] = field(default_factory=dict)
@@ -32,6 +33,7 @@ class State:
     repeated: int = 0
     faults: int = 0
     waiting: Sequence[Registration] = ()
+    published: Mapping[bytes, int] = field(default_factory=dict)
 
 
 def save(settings: LearnerSettings, state: State) -> None:
@@ -55,6 +57,7 @@ def save(settings: LearnerSettings, state: State) -> None:
         "repeated": state.repeated,
         "faults": state.faults,
         "waiting": [_told(each) for each in state.waiting],
+        "published": {key.decode(): number for key, number in state.published.items()},
         "serial": state.scopes.serial,
         # a list: JSON with sorted keys loses an order
         "scopes": [[name, asdict(entry)] for name, entry in state.scopes.entries.items()],
@@ -81,14 +84,24 @@ def resumed(settings: LearnerSettings) -> State:
             {str(reason): int(n) for reason, n in numbers["refused"].items()},
             int(numbers["repeated"]),
             int(numbers["faults"]),
-            [
-                Registration(from_bytes(arrays[f"waiting.{index}"].tobytes()), **told)
-                for index, told in enumerate(numbers["waiting"])
-            ],
+            _waiting(arrays, numbers["waiting"]),
+            # absent from checkpoints of before it was kept
+            {key.encode(): int(n) for key, n in numbers.get("published", {}).items()},
         )
-    except (KeyError, ValueError, TypeError, ContractError) as error:
+    except _UNREADABLE as error:
         log.error("checkpoint is not of this version (%s): starting anew", error)
         return State(Scopes(settings))
+
+
+def _waiting(arrays: checkpoint.Arrays, told: list[dict[str, Any]]) -> list[Registration]:
+    """Those that can be read: one that cannot must not cost the others, and all the scopes."""
+    found = []
+    for index, each in enumerate(told):
+        try:
+            found.append(Registration(from_bytes(arrays[f"waiting.{index}"].tobytes()), **each))
+        except _UNREADABLE as error:
+            log.error("a registration that waited is dropped: %s", error)
+    return found
 
 
 def _told(registration: Registration) -> dict[str, Any]:
@@ -99,3 +112,6 @@ def _told(registration: Registration) -> dict[str, Any]:
         "tags": dict(registration.tags),
         "window": dict(registration.window),
     }
+
+
+_UNREADABLE: Final[tuple[type[Exception], ...]] = (KeyError, ValueError, TypeError, ContractError)

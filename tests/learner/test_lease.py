@@ -56,6 +56,16 @@ def test_one_holds_and_a_lost_one_is_replaced(broker: Broker) -> None:
 
 
 @pytest.mark.usefixtures("_quick")
+def test_a_lease_that_ran_out_is_claimed_anew_and_not_renewed(broker: Broker) -> None:
+    one = Lease(broker.kafka, "one")
+    turn_until(lambda: one.holds("s"), one)
+    turn_until(lambda: not one.holds("s"))  # it sleeps, and another may claim meanwhile
+    turn_until(lambda: one.holds("s"), one)
+    assert one.term("s") == 2
+    one.close()
+
+
+@pytest.mark.usefixtures("_quick")
 def test_of_many_that_ask_at_once_one_has_it(broker: Broker) -> None:
     askers = [Lease(broker.kafka, f"asker-{n}") for n in range(4)]
     turn_until(lambda: any(each.holds("s") for each in askers), *askers)

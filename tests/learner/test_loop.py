@@ -7,6 +7,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +18,12 @@ from decoder.contracts.events import encode_batch
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DEAD, POLICY, policy_key
 from decoder.policy.probes import from_bytes
-from learner import loop, registrar
+from learner import loop, registrar, state
 from learner.loop import Learner, run
-from learner.registry import Registry
+from learner.registrar import Registration
+from learner.registry import Registry, digest_of
 from learner.scope import Scope
+from learner.scopes import Scopes
 from tests.conftest import random_policy
 from tests.learner.conftest import Broker, client_of, free_port
 from tests.learner.stream import (
@@ -147,11 +150,12 @@ def test_a_rollback_while_a_candidate_is_registered_stands(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    produce(broker.kafka, batches(EVENTS))
+    produce(broker.kafka, batches(EVENTS[:300]))
     registry.register(random_policy(seed=5, scope=SCOPE))
     registry.promote(SCOPE, 1)
     other = registry.register(random_policy(seed=6, scope=SCOPE))
     learner = connected(settings_in(tmp_path, registry))
+    step_until(learner, lambda: total_of(learner) == 300 and version_of(learner) == 1)
     through = learner.registrar._registry.register
 
     def moved_meanwhile(*args: object, **kwargs: object) -> int:
@@ -160,6 +164,7 @@ def test_a_rollback_while_a_candidate_is_registered_stands(
         return version
 
     monkeypatch.setattr(learner.registrar._registry, "register", moved_meanwhile)
+    produce(broker.kafka, batches(EVENTS[300:], first=6))
     step_until(learner, lambda: version_of(learner) == other)
     stop(learner)
     assert registry.standings()[SCOPE].champion == other
@@ -313,6 +318,41 @@ def test_what_cannot_be_learned_from_ends_nothing(
     step_until(learner, lambda: learner.source.offsets == {0: 7})
     assert learner.faults == 1 and total_of(learner) == 300
     stop(learner)
+
+
+def test_one_unusable_registration_does_not_cost_the_checkpoint(
+    tmp_path: Path, registry: Registry, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = settings_in(tmp_path, registry)
+    scopes = Scopes(settings)
+    scopes.of(SCOPE, 3)
+    sound = Registration(random_policy(1, SCOPE))
+    spoilt = Registration(replace(sound.policy, threshold=float("nan")), against="x")
+    numbers = {policy_key(SCOPE, "champion"): 7_000_003}
+    state.save(settings, state.State(scopes, {0: 5}, waiting=[spoilt, sound], published=numbers))
+    again = state.resumed(settings)
+    assert again.scopes.entries[SCOPE].events == 3 and again.offsets == {0: 5}
+    assert [digest_of(each.policy) for each in again.waiting] == [digest_of(sound.policy)]
+    assert again.published == numbers and "is dropped" in caplog.text
+
+
+@pytest.mark.parametrize("data", [None, b"spoilt"])
+def test_without_a_first_policy_it_begins_with_counting(
+    broker: Broker,
+    connected: Connect,
+    registry: Registry,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    data: bytes | None,
+) -> None:
+    if data is not None:
+        (tmp_path / "first.safetensors").write_bytes(data)
+    monkeypatch.setattr("decoder.policy.first.SHIPPED", tmp_path / "first.safetensors")
+    produce(broker.kafka, batches(EVENTS))
+    learner = connected(settings_in(tmp_path, registry))
+    step_until(learner, lambda: version_of(learner) > 1)
+    stop(learner)
+    assert registry.load(SCOPE, 1).kind == "frequency" and learner.faults == 0
 
 
 def test_run_waits_for_the_broker_and_stops_when_told(

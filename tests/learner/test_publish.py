@@ -42,6 +42,15 @@ def test_each_scope_and_role_is_numbered_by_itself(broker: Broker) -> None:
     other.close()
 
 
+def test_numbers_go_on_above_what_is_known_otherwise(broker: Broker) -> None:
+    publisher = PolicyPublisher(broker.kafka, {b"a/champion": 7_000_003, b"b/champion": 12})
+    term = publisher.published.term
+    assert (term("a"), term("b"), term("c")) == (7, 0, 0)
+    assert publisher.publish(random_policy(scope="a"), 8).publication == 8_000_001
+    assert publisher.publish(random_policy(scope="b"), 1).publication == 1_000_001
+    publisher.close()
+
+
 def test_a_champion_that_is_gone_from_the_topic_is_missed(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

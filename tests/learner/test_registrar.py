@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from decoder.contracts.errors import RegistryError
 from learner import registrar
 from learner.registrar import Loaded, Registrar, Registration, Seen, Settled
-from learner.registry import Registry, digest_of
+from learner.registry import ARTIFACT, Registry, digest_of
 from tests.conftest import random_policy
 from tests.learner.conftest import client_of
 
@@ -65,19 +67,68 @@ def test_what_is_not_ours_waits(desk: Registrar) -> None:
     answers_until(desk, bool)
 
 
-@pytest.mark.parametrize("word", ["moved", "pinned"])
-def test_a_persons_word_stands(desk: Registrar, registry: Registry, word: str) -> None:
-    mine, other = registry.register(FIRST), registry.register(random_policy(5, "ab12"))
-    registry.promote("ab12", other if word == "moved" else mine)
-    if word == "pinned":
-        name = registry.model_name("ab12")
-        client_of(registry).set_registered_model_alias(name, "pinned", str(mine))
+def versions(registry: Registry) -> int:
+    name = registry.model_name("ab12")
+    return len(client_of(registry).search_model_versions(f"name = '{name}'"))
+
+
+def test_a_champion_that_a_person_moved_stands(desk: Registrar, registry: Registry) -> None:
+    other = registry.register(random_policy(5, "ab12"))
+    registry.promote("ab12", other)
     desk.hand(Registration(WINNER, against=digest_of(FIRST)))
     desk.start()
     (settled,) = answers_until(desk, bool)
-    assert isinstance(settled, Settled) and settled.version == 3
-    assert ("was made champion" if word == "moved" else "is pinned") in settled.refusal
-    assert registry.standing("ab12").champion == (other if word == "moved" else mine)
+    assert isinstance(settled, Settled) and settled.version is None
+    assert "was made champion" in settled.refusal
+    assert registry.standing("ab12").champion == other and versions(registry) == 1
+
+
+def test_winners_wait_while_a_version_is_pinned(desk: Registrar, registry: Registry) -> None:
+    first = registry.register(FIRST)
+    registry.promote("ab12", first)
+    name = registry.model_name("ab12")
+    client_of(registry).set_registered_model_alias(name, "pinned", str(first))
+    desk.start()
+    for seed in (1, 2, 3):
+        desk.hand(Registration(random_policy(seed, "ab12"), against=digest_of(FIRST)))
+        time.sleep(0.3)
+    assert versions(registry) == 1 and len(desk.waiting()) == 1
+    client_of(registry).delete_registered_model_alias(name, "pinned")
+    (settled,) = answers_until(desk, bool)
+    assert isinstance(settled, Settled) and (settled.version, settled.refusal) == (2, "")
+
+
+def test_a_damaged_champion_is_no_obstacle(
+    desk: Registrar, registry: Registry, caplog: pytest.LogCaptureFixture
+) -> None:
+    damaged = registry.register(random_policy(5, "ab12"))
+    registry.promote("ab12", damaged)
+    held = client_of(registry).get_model_version(registry.model_name("ab12"), str(damaged))
+    bundle = Path(str(held.source).removeprefix("file://")) / Path(ARTIFACT).name
+    bundle.write_bytes(b"spoilt")
+    desk.ask([("ab12", damaged)])
+    desk.start()
+    deadline = time.monotonic() + 30.0
+    while "is unusable" not in caplog.text:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    desk.hand(Registration(WINNER, against=digest_of(FIRST)))
+    (settled,) = answers_until(desk, bool)
+    assert isinstance(settled, Settled) and (settled.version, settled.refusal) == (2, "")
+    assert caplog.text.count("is unusable") == 1
+
+
+def test_what_nobody_could_read_is_dropped(
+    desk: Registrar, registry: Registry, caplog: pytest.LogCaptureFixture
+) -> None:
+    registry.promote("ab12", registry.register(FIRST))
+    desk.hand(Registration(replace(WINNER, threshold=float("nan")), against=digest_of(FIRST)))
+    desk.start()
+    deadline = time.monotonic() + 30.0
+    while desk.waiting():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert versions(registry) == 1 and "nobody could read is dropped" in caplog.text
 
 
 def test_what_mlflow_refuses_for_good_stands_in_nobodys_way(

@@ -12,6 +12,7 @@ from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import RegistryError
 from decoder.contracts.features import NUM_FEATURES
 from decoder.policy.estimate import predict
+from decoder.policy.probes import to_bytes
 from learner import registry as module
 from learner.registry import ARTIFACT, Registry, Standing, digest_of
 from tests.conftest import random_policy
@@ -69,6 +70,21 @@ def test_the_same_policy_is_one_version(registry: Registry) -> None:
     published = replace(policy, version=1, publication=9, role="trial")
     assert digest_of(published) == digest_of(policy) != digest_of(random_policy(1, "ab12"))
     assert registry.digest("ab12", 1) == digest_of(registry.load("ab12", 1)) == digest_of(policy)
+
+
+def test_a_version_of_before_digests_were_kept_is_known_by_its_number(registry: Registry) -> None:
+    policies = [random_policy(seed, scope="ab12") for seed in (0, 1)]
+    client, name = client_of(registry), registry.model_name("ab12")
+    for version, policy in enumerate(policies, 1):
+        registry.register(policy)
+        client.delete_model_version_tag(name, str(version), module.DIGEST_TAG)
+    path = artefact(registry, policies[0], 1)
+    for number in (0, 1):
+        path.write_bytes(to_bytes(replace(policies[0], version=number)))
+        assert digest_of(registry.load("ab12", 1)) == registry.digest("ab12", 1)
+    path.write_bytes(to_bytes(replace(policies[1], version=2)))
+    with pytest.raises(RegistryError, match="another policy's"):
+        registry.digest("ab12", 1)
 
 
 @pytest.mark.parametrize("dying", ["create_run", "log_artifact", "create_model_version"])
