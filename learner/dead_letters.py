@@ -10,12 +10,12 @@ import logging
 import time
 from typing import Any, Final
 
-from kafka import KafkaProducer
 from kafka.errors import KafkaError
 
 from decoder.contracts.errors import EventRefused
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DEAD, DRAFTS
+from learner.impatient import impatient_producer
 from learner.source import Fetched
 
 log = logging.getLogger(__name__)
@@ -62,15 +62,7 @@ class DeadLetters:
             return
         try:
             if self._producer is None:
-                self._producer = KafkaProducer(
-                    **self._kafka.client_options(),
-                    acks=1,
-                    enable_idempotence=False,
-                    bootstrap_timeout_ms=1_000,
-                    max_block_ms=BLOCK_MS,
-                    delivery_timeout_ms=5_000,
-                    request_timeout_ms=3_000,
-                )
+                self._producer = impatient_producer(self._kafka, BLOCK_MS)
             sent = self._producer.send(
                 DEAD.name, value=record.value, key=record.key, headers=headers_of(record, error)
             )
@@ -85,5 +77,6 @@ class DeadLetters:
 
     def _lost(self, failure: BaseException) -> None:
         self.failed += 1
+        if time.monotonic() >= self._retry_at:  # many may be under way when the first one fails
+            log.warning("%s does not take dead letters (%s); they are counted", DEAD.name, failure)
         self._retry_at = time.monotonic() + RETRY_SECONDS
-        log.warning("%s does not take dead letters (%s); they are counted", DEAD.name, failure)

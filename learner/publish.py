@@ -17,6 +17,7 @@ from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import LearnerStatus
 from decoder.contracts.topics import POLICY, STATUS, policy_key
 from decoder.policy.probes import to_bytes
+from learner.impatient import impatient_producer
 from learner.published import NUMBERS_A_TERM, Published
 
 log = logging.getLogger(__name__)
@@ -102,15 +103,7 @@ class StatusProducer:
             return
         try:
             if self._producer is None:
-                self._producer = KafkaProducer(
-                    **self._kafka.client_options(),
-                    acks=1,
-                    enable_idempotence=False,
-                    bootstrap_timeout_ms=1_000,
-                    max_block_ms=STATUS_BLOCK_MS,
-                    delivery_timeout_ms=5_000,
-                    request_timeout_ms=3_000,
-                )
+                self._producer = impatient_producer(self._kafka, STATUS_BLOCK_MS)
             value = status.model_dump_json().encode()
             self._producer.send(STATUS.name, value=value, key=status.process.encode())
         except (KafkaError, OSError) as error:

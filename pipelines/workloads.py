@@ -12,8 +12,8 @@ code      write a new function from a description                short
 chat      explain, list, tell                                    rare
 ========  =====================================================  =============
 
-Every prompt belongs to one side of a fixed split: what the drafter and the bootstrap policy are
-trained on (``train``) is never what a demo, a test or a benchmark measures (``heldout``).
+Every prompt belongs to one side of a fixed split: what the drafter is trained on (``train``)
+is never what a demo, a test or a benchmark measures (``heldout``).
 """
 
 from __future__ import annotations
