@@ -54,7 +54,7 @@ def serve(
     Arguments after -- go to 'vllm serve' as they are.
     Example: hvd serve --model ./llama-8b --drafter ./llama-8b-eagle3 -- --max-model-len 8192
     """
-    from pipelines import serve as worker
+    from pipelines.serve import command as worker
 
     worker.serve(worker.chosen(model, drafter, host, port, dtype, context.args))
 
@@ -75,7 +75,7 @@ def up(
 ) -> None:
     """Start broker, registry, worker and learner, and keep them until Ctrl-C."""
     from pipelines import embedded
-    from pipelines.stack import Home, Ports, running
+    from pipelines.stack.running import Home, Ports, running
 
     ports = Ports(api_port, kafka_port, mlflow_port)
     with running(ports, Home.of_checkout(), out) as stack:
@@ -111,8 +111,8 @@ def demo(
     Needs no network, no GPU and no free port. Ends by itself within ten minutes. Exit status 1: an
     event was lost, or fewer than two policies were applied.
     """
-    from pipelines import dashboard, report
-    from pipelines import demo as whole
+    from pipelines.demo import dashboard, report
+    from pipelines.demo import run as whole
 
     run = whole.run(minutes, err if as_json else out)
     page = report.write(run.ledger, run.summary, run.began, REPORTS)
@@ -178,7 +178,8 @@ def train_drafter(
     """Make an EAGLE3 drafter for the embedded model: its states, training, export."""
     from typing import get_args
 
-    from pipelines import drafting, embedded
+    from pipelines import embedded
+    from pipelines.drafter import command as drafting
 
     step = next((s for s in get_args(drafting.Step) if s == only), None)
     if only is not None and step is None:

@@ -15,8 +15,9 @@ from typing import Final
 from decoder.contracts.bundle import ANY_SCOPE
 from decoder.contracts.errors import PolicyRefused
 from decoder.policy.first import SHIPPED, first_policy
-from pipelines import broker, embedded, machine
-from pipelines.stack import TRACKING_VARIABLE, Ports, responds
+from pipelines import embedded, machine
+from pipelines.stack import broker
+from pipelines.stack.running import TRACKING_VARIABLE, Ports, responds
 
 PINS: Final = {
     "torch": "2.13.0",

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import httpx
 
-from pipelines import processes
-from pipelines.stack import WORKER_SECONDS, responds
+from pipelines.stack import processes
+from pipelines.stack.running import WORKER_SECONDS, responds
 
 PATIENCE_S = 120.0
 

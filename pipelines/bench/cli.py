@@ -11,7 +11,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from pipelines.bench import gpu_cli, serve_cli
+from pipelines.bench.gpu import command as gpu_cli
+from pipelines.bench.serve import command as serve_cli
 
 app = typer.Typer(
     help="Measure decoding methods against each other.", no_args_is_help=True, add_completion=False
@@ -82,8 +83,9 @@ def decode(
     generations and an HTML report to --out; run again, it goes on where it stopped. Ctrl-C
     reports what is there.
     """
-    from pipelines.bench import launch, metrics, report, tables
+    from pipelines.bench import metrics, tables
     from pipelines.bench.asked import Asked, parts
+    from pipelines.bench.decode import launch, report
 
     asked = Asked(
         prompts, parts(datasets), methods, limit, warmup, max_tokens, max_prompt_tokens,
@@ -189,9 +191,9 @@ def trouble(
     servers, with --prompts for each of those under way. The hybrid's rate is held to that of the
     best fixed arm, 200 cycles after each change. Ctrl-C reports what is there.
     """
-    from pipelines.bench import launch
     from pipelines.bench.asked import parts
-    from pipelines.bench.trouble import measure_all, table
+    from pipelines.bench.decode import launch
+    from pipelines.bench.trouble.run import measure_all, table
 
     stretches, ended = measure_all(parts(arms), prompts, max_tokens, threads, crowd, err)
     if as_json is not None:

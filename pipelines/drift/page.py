@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.bench.sections import section, table
+from pipelines.bench.decode.sections import section, table
 from pipelines.drift.measure import Run
 from pipelines.drift.scenario import PLAIN_US, Scenario
 

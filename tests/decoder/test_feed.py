@@ -17,7 +17,8 @@ from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import POLICY, policy_key, policy_role
 from decoder.feed import POLL_S, PolicyFeed
 from decoder.policy.probes import to_bytes
-from pipelines import broker, machine, processes
+from pipelines import machine
+from pipelines.stack import broker, processes
 from tests.conftest import random_policy
 
 

@@ -31,7 +31,8 @@ from decoder.contracts.status import WorkerStatus, decode_status
 from decoder.contracts.topics import DRAFTS, STATUS
 from decoder.telemetry.queue import EventQueue
 from decoder.telemetry.shipper import BATCH, Shipper
-from pipelines import broker, machine, processes
+from pipelines import machine
+from pipelines.stack import broker, processes
 from tests.contracts.test_events import EVENT, ORIGIN, PLAIN
 
 # a kafka client that found no broker leaves its sockets to the garbage collector

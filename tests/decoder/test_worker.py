@@ -20,7 +20,8 @@ from decoder.router import RequestOptions
 from decoder.settings import WorkerSettings
 from decoder.worker import Worker, make_worker
 from learner.publish import PolicyPublisher
-from pipelines import broker, machine, processes
+from pipelines import machine
+from pipelines.stack import broker, processes
 from tests.conftest import random_policy
 from tests.decoder.test_router import Target
 

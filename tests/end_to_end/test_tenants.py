@@ -13,7 +13,7 @@ import pytest
 
 from decoder.contracts.identity import Pseudonyms
 from pipelines import embedded, machine
-from pipelines.serve import METRICS_VARIABLE, ServeOptions, serve_command
+from pipelines.serve.command import METRICS_VARIABLE, ServeOptions, serve_command
 from tests.server import Server, serving
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]

@@ -13,7 +13,7 @@ import pytest
 from decoder.settings import WorkerSettings
 from decoder.tenancy.identities import Identities
 from decoder.tenancy.key import VARIABLE
-from pipelines.serve import MIDDLEWARE
+from pipelines.serve.command import MIDDLEWARE
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of vLLM and what it imports
 

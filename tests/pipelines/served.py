@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pipelines.bench.prompts import Prompt
-from pipelines.bench.serve_counters import Counters
-from pipelines.bench.serve_load import Reply
-from pipelines.bench.serve_runs import Level
-from pipelines.bench.serve_setups import Setup
-from pipelines.serve import ServeOptions
+from pipelines.bench.serve.counters import Counters
+from pipelines.bench.serve.load import Reply
+from pipelines.bench.serve.passes import Level
+from pipelines.bench.serve.setups import Setup
+from pipelines.serve.command import ServeOptions
 
 NONE, SUFFIX = Setup("none", "none"), Setup("suffix-k8", "suffix", 8)
 EAGLE3, HYBRID = Setup("eagle3-k3", "eagle3", 3, True), Setup("hybrid", "hybrid")

@@ -22,8 +22,8 @@ from decoder.contracts.errors import SettingsError
 from decoder.contracts.features import NUM_FEATURES
 from decoder.drafting.eagle3 import save_head
 from decoder.policy.probes import to_bytes
-from pipelines.bench import launch
 from pipelines.bench.asked import Asked
+from pipelines.bench.decode import launch
 from tests.engines.tiny import VOCABULARY, learned_policy, tiny_head, tiny_target
 
 WORDS = [f"w{i}" for i in range(VOCABULARY)]

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from decoder.contracts.errors import SettingsError
-from pipelines.bench import datasets, paper
+from pipelines.bench import datasets
+from pipelines.bench.decode import paper
 from pipelines.bench.prompts import FAMILIES
 
 HOTPOT = {

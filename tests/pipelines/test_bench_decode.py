@@ -17,7 +17,7 @@ from decoder.engines.reference.method import method
 from decoder.engines.reference.session import Session
 from decoder.settings import WorkerSettings
 from pipelines.bench import methods
-from pipelines.bench.decode import Plan, remember, rotated, run
+from pipelines.bench.decode.run import Plan, remember, rotated, run
 from pipelines.bench.metrics import differing, records
 from pipelines.bench.prompts import Prompt, PromptSet
 from pipelines.bench.results import Results, Store, read

@@ -17,11 +17,13 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 
 from decoder.contracts.errors import SettingsError
 from decoder.drafting.eagle3 import Eagle3Head, HeadConfig, save_head
-from pipelines.bench import decode as bench_decode
-from pipelines.bench import gpu, gpu_costs, gpu_decode
-from pipelines.bench.gpu_model import Target, View, random_cache, random_model, rotation, tree_bias
-from pipelines.bench.gpu_shapes import EMBEDDED, PAPER, TINY, Shape, named
-from pipelines.bench.gpu_steps import TREE_TOKENS, prepared
+from pipelines.bench.decode import run as bench_decode
+from pipelines.bench.gpu import costs as gpu_costs
+from pipelines.bench.gpu import decode as gpu_decode
+from pipelines.bench.gpu import run as gpu
+from pipelines.bench.gpu.model import Target, View, random_cache, random_model, rotation, tree_bias
+from pipelines.bench.gpu.shapes import EMBEDDED, PAPER, TINY, Shape, named
+from pipelines.bench.gpu.steps import TREE_TOKENS, prepared
 from pipelines.bench.results import Cycle, Outcome
 from pipelines.workloads import WORKLOADS
 
@@ -345,7 +347,7 @@ def test_the_report_is_whole_and_needs_torch_alone(tmp_path: Path) -> None:
     script = (
         "import sys\n"
         f"sys.modules.update(dict.fromkeys({missing}))\n"  # None: importing it raises ImportError
-        "from pipelines.bench import gpu\n"
+        "from pipelines.bench.gpu import run as gpu\n"
         "sys.exit(gpu.main(sys.argv[1:]))"
     )
     out = tmp_path / "new" / "gpu.json"

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from decoder.contracts.errors import ModelError, SettingsError
+from pipelines.bench.decode.structure import SIGNALS, recurring_share, structure
 from pipelines.bench.prompts import Prompt, TokenPrompt, fit, read_folder, tokenise
-from pipelines.bench.structure import SIGNALS, recurring_share, structure
 
 MESSAGE = {"role": "user", "content": "Name three rivers."}
 

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from pipelines.bench import report, sections, tables
+from pipelines.bench import tables
+from pipelines.bench.decode import report, sections
+from pipelines.bench.decode.structure import structure
 from pipelines.bench.metrics import summary
 from pipelines.bench.results import Cycle, Labelled, Outcome, PromptFacts, Results
-from pipelines.bench.structure import structure
 
 METHODS = ["greedy", "eagle3", "suffix", "frequency", "hybrid", "oracle"]
 SETS = (("mbpp", "code", ""), ("leval", "long_context", "InfiniteBench"), ("odd", "other", ""))

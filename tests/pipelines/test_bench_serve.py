@@ -15,10 +15,10 @@ import pytest
 from rich.console import Console
 
 from decoder.contracts.errors import ProcessError, SettingsError
-from pipelines.bench import serve as bench
-from pipelines.bench.serve_report import unequal
-from pipelines.bench.serve_runs import Journal, ServerRun
-from pipelines.bench.serve_setups import Setup
+from pipelines.bench.serve import run as bench
+from pipelines.bench.serve.passes import Journal, ServerRun
+from pipelines.bench.serve.report import unequal
+from pipelines.bench.serve.setups import Setup
 from tests.pipelines.served import HYBRID, NONE, OPTIONS, SUFFIX, asked, level
 
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from pipelines.bench.serve_counters import Counters, parse, settled
-from pipelines.bench.serve_cpu import session_seconds
-from pipelines.bench.serve_load import Reply
-from pipelines.bench.serve_runs import Level, ServerRun
-from pipelines.bench.serve_setups import Setup
-from pipelines.bench.serve_summary import summarise, tables
+from pipelines.bench.serve.counters import Counters, parse, settled
+from pipelines.bench.serve.cpu import session_seconds
+from pipelines.bench.serve.load import Reply
+from pipelines.bench.serve.passes import Level, ServerRun
+from pipelines.bench.serve.setups import Setup
+from pipelines.bench.serve.summary import summarise, tables
 from tests.pipelines.served import EAGLE3, HYBRID, NONE, SUFFIX, level
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from decoder.contracts.errors import SettingsError
 from pipelines.bench.prompts import Prompt, PromptSet
-from pipelines.bench.serve_load import body, run, token_chunks
-from pipelines.bench.serve_prompts import dealt, from_workloads
+from pipelines.bench.serve.load import body, run, token_chunks
+from pipelines.bench.serve.prompts import dealt, from_workloads
 from tests.pipelines.served import asked
 
 

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from decoder.contracts.errors import ModelError, SettingsError
-from pipelines.bench.serve_setups import Setup, command, setups
+from pipelines.bench.serve.setups import Setup, command, setups
 from pipelines.cli import app
 from tests.pipelines.served import HYBRID, NONE, OPTIONS, SUFFIX
 

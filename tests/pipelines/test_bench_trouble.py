@@ -14,11 +14,9 @@ from decoder.contracts.events import Arm
 from decoder.engines.reference.engine import ReferenceEngine
 from decoder.engines.reference.generation import CycleRecord
 from decoder.settings import WorkerSettings
-from pipelines.bench import serve
-from pipelines.bench.saturation import in_force
-from pipelines.bench.saturation import measure as saturate
-from pipelines.bench.serve_setups import Setup
-from pipelines.bench.trouble import (
+from pipelines.bench.serve import run as serve
+from pipelines.bench.serve.setups import Setup
+from pipelines.bench.trouble.run import (
     FIXED,
     PHASES,
     FailingCache,
@@ -27,6 +25,8 @@ from pipelines.bench.trouble import (
     Trouble,
     measure,
 )
+from pipelines.bench.trouble.saturation import in_force
+from pipelines.bench.trouble.saturation import measure as saturate
 from tests.decoder.simulated import trusting_policy
 from tests.engines.tiny import tiny_head, tiny_target
 

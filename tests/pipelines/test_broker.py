@@ -9,9 +9,10 @@ from decoder.contracts.errors import BrokerError
 from decoder.contracts.events import encode_batch
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DRAFTS, POLICY, STATUS
-from pipelines import broker, machine, processes
-from pipelines.ledger import Ledger
-from pipelines.observer import Observer, take
+from pipelines import machine
+from pipelines.stack import broker, processes
+from pipelines.watch.ledger import Ledger
+from pipelines.watch.observer import Observer, take
 from tests.pipelines.records import ORIGIN, WORKER, event, worker_status
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import broker, doctor, machine
-from pipelines.stack import Ports
+from pipelines import doctor, machine
+from pipelines.stack import broker
+from pipelines.stack.running import Ports
 
 ROOT = Path(__file__).parents[2]
 

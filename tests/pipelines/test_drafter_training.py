@@ -16,6 +16,7 @@ from torch import Tensor
 from decoder.contracts.errors import ModelError
 from decoder.drafting.eagle3 import Eagle3Head, HeadConfig, load_head
 from pipelines.drafter.acceptance import DRAFTED, evaluate
+from pipelines.drafter.command import Step, make_drafter, provenance
 from pipelines.drafter.conversations import Sequence, Shards, chain_rows, draft_vocabulary, pack
 from pipelines.drafter.copying import (
     connect_copiers,
@@ -29,7 +30,6 @@ from pipelines.drafter.extract import write_shard
 from pipelines.drafter.run import Run, Settings, Target
 from pipelines.drafter.train import ROUND, _batches, train
 from pipelines.drafter.unroll import Pack, unroll
-from pipelines.drafting import Step, make_drafter, provenance
 
 VOCABULARY, HIDDEN, DRAFT = 40, 32, 24
 LAYERS = (1, 2, 3)

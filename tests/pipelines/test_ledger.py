@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pipelines.ledger import Ledger, Phase
+from pipelines.watch.ledger import Ledger, Phase
 from tests.pipelines.records import ORIGIN, SCOPE, WORKER, event, learner_status, worker_status
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from decoder.contracts.errors import ProcessError
-from pipelines import processes
+from pipelines.stack import processes
 
 STUBBORN = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "

@@ -12,7 +12,7 @@ from decoder.contracts.settings import KafkaSettings
 from decoder.settings import WorkerSettings
 from learner.settings import LearnerSettings
 from pipelines import embedded, machine
-from pipelines.serve import (
+from pipelines.serve.command import (
     METRICS_VARIABLE,
     MIDDLEWARE,
     ServeOptions,

@@ -10,8 +10,9 @@ from rich.console import Console
 
 from decoder.contracts.errors import ModelError, ProcessError
 from decoder.contracts.settings import KafkaSettings
-from pipelines import broker, embedded, machine
-from pipelines.stack import TRACKING_VARIABLE, Home, Ports, child_environment, running
+from pipelines import embedded, machine
+from pipelines.stack import broker
+from pipelines.stack.running import TRACKING_VARIABLE, Home, Ports, child_environment, running
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from pipelines import dashboard, report
-from pipelines.ledger import Answer, Ledger, Phase
-from pipelines.summary import Summary, summarise
+from pipelines.demo import dashboard, report
+from pipelines.demo.summary import Summary, summarise
+from pipelines.watch.ledger import Answer, Ledger, Phase
 from tests.pipelines.records import ORIGIN, WORKER, event, learner_status, worker_status
 
 

@@ -4,9 +4,9 @@ import httpx
 import pytest
 
 from decoder.contracts.errors import ProcessError
-from pipelines.demo import phases_for, traffic_seconds
-from pipelines.ledger import Answer, Ledger
-from pipelines.traffic import FAILURES_ALLOWED, PLANS, Traffic, send
+from pipelines.demo.run import phases_for, traffic_seconds
+from pipelines.demo.traffic import FAILURES_ALLOWED, PLANS, Traffic, send
+from pipelines.watch.ledger import Answer, Ledger
 from pipelines.workloads import WORKLOADS, Prompt
 from tests.pipelines.records import WORKER
 

@@ -1,0 +1,290 @@
+"""The run of ``hvd bench decode``: methods against each other, prompt by prompt in one process.
+
+For each prompt every method decodes in turn, in an order that rotates from prompt to prompt, and
+the datasets take turns as well, so that whatever else the machine does falls on all of them alike.
+A method has a session, and with it a suffix cache, of its own for each dataset. Warm-up prompts
+fill those caches and are not measured.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from decoder.contracts.errors import HvdError
+from decoder.router import Committed, RequestOptions
+from pipelines.bench.decode.structure import structure
+from pipelines.bench.prompts import PromptSet, Template, TokenPrompt, TooLong, fit, tokenise
+from pipelines.bench.results import Cycle, Labelled, Outcome, PromptFacts, Results, Store
+
+if TYPE_CHECKING:
+    from decoder.costs import LiveCosts
+    from decoder.engines.reference.engine import ReferenceEngine
+    from decoder.engines.reference.generation import Generation
+    from decoder.engines.reference.method import Method
+    from decoder.engines.reference.session import Session
+
+MACHINE_WARM_UP: Final = (32, 8)
+"""Prompt and output tokens of the first, discarded generation of each method: it pays for what a
+process does once (thread pools, allocator, code paths)."""
+
+Tick = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to run on each dataset. Lengths are in tokens; ``minutes`` None is without end."""
+
+    methods: tuple[Method, ...]
+    templates: tuple[Template, ...] = ("chat",)
+    limit: int = 20
+    warmup: int = 1
+    max_tokens: int = 128
+    max_prompt_tokens: int | None = None
+    too_long: TooLong = "skip"
+    minutes: float | None = None
+
+    def room(self, context: int) -> int:
+        """Prompt tokens that leave place for the output in a context of ``context``."""
+        return min(context - self.max_tokens, self.max_prompt_tokens or context)
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One dataset in one template: its prompts, and what decodes them."""
+
+    measured: tuple[TokenPrompt, ...]
+    spare: tuple[TokenPrompt, ...]
+    sessions: dict[str, Session]
+
+
+def rotated(methods: Sequence[Method], index: int) -> list[Method]:
+    """The order of prompt ``index``: greedy first where an oracle has to know its output."""
+    turn = index % len(methods)
+    order = [*methods[turn:], *methods[:turn]]
+    if any(m.oracle for m in methods):
+        order.sort(key=lambda m: m.name != "greedy")
+    return order
+
+
+def run(
+    engine: ReferenceEngine, sets: Sequence[PromptSet], plan: Plan, store: Store, tick: Tick
+) -> Results:
+    """Decode every prompt of ``sets`` that ``store`` does not hold yet, one of each set in turn.
+
+    Ctrl-C ends it early with what is there and marks the results as interrupted; when the plan's
+    minutes are over it ends after the prompt under way.
+
+    Args:
+        tick: called before each generation, with what comes next.
+    """
+    results = store.results
+    ends = time.monotonic() + 60 * plan.minutes if plan.minutes else None
+    try:
+        costs = warm_up_machine(engine, plan)
+        lanes: dict[int, Lane] = {}
+        pairs = [(found, template) for found in sets for template in plan.templates]
+        for turn in range(plan.limit):
+            for place, (found, template) in enumerate(pairs):
+                if place not in lanes:
+                    lanes[place] = open_lane(engine, found, template, plan, store, costs)
+                lane = lanes[place]
+                if turn >= len(lane.measured) or known(lane.measured[turn], results):
+                    continue
+                if ends is not None and time.monotonic() > ends:
+                    results.out_of_time = True
+                    return results
+                order = rotated(plan.methods, turn + place)
+                _measure(lane.measured[turn], order, lane.sessions, plan, store, tick)
+    except KeyboardInterrupt:
+        results.interrupted = True
+    return results
+
+
+def known(prompt: TokenPrompt, results: Results) -> bool:
+    """Whether every method of the run has decoded ``prompt`` already."""
+    found = results.outcomes.get(facts_key(prompt), {})
+    return set(results.settings["methods"]) <= set(found)
+
+
+def facts_key(prompt: TokenPrompt) -> tuple[str, str, str]:
+    """How the results name ``prompt``."""
+    return prompt.prompt.dataset, prompt.template, prompt.prompt.id
+
+
+def warm_up_machine(engine: ReferenceEngine, plan: Plan) -> dict[str, LiveCosts]:
+    """Let every method decode a little of anything, and forget it.
+
+    Returns:
+        a profile for each learned method, which goes on learning from the run as in a server.
+    """
+    from decoder.costs import LiveCosts
+    from decoder.engines.reference.profile import profile
+    from decoder.engines.reference.session import Session
+
+    length, answer = MACHINE_WARM_UP
+    output: list[int] | None = None
+    for method in rotated(plan.methods, 0):
+        session = Session(engine, method)
+        generation = session.generate(
+            [1 + i % 8 for i in range(length)], answer, known=output if method.oracle else None
+        )
+        output = generation.tokens
+    learned = [m for m in plan.methods if m.policy.kind == "survival"]
+    return {m.name: LiveCosts(profile(engine, m)) for m in learned}
+
+
+def open_lane(
+    engine: ReferenceEngine,
+    found: PromptSet,
+    template: Template,
+    plan: Plan,
+    store: Store,
+    costs: dict[str, LiveCosts],
+) -> Lane:
+    """Prompts and sessions of a dataset: warmed up, and brought to where an earlier run stopped."""
+    usable = list(_usable(engine, found, template, plan, store))
+    measured, spare = tuple(usable[: plan.limit]), tuple(usable[plan.limit :])
+    sessions = {m.name: opened(engine, m, costs.get(m.name)) for m in plan.methods}
+    left = [p for p in measured if not known(p, store.results)]
+    if left:
+        plain = next((s for s in sessions.values() if not s.method.cache), None)
+        for prompt in spare:
+            decoding = plain or next(iter(sessions.values()))
+            tokens = decoding.generate(list(prompt.ids), plan.max_tokens).tokens
+            for session in sessions.values():
+                if session is not decoding:
+                    remember(session, prompt.ids, tokens, plan.max_tokens)
+        for prompt in measured:
+            if prompt not in left:
+                for name, outcome in store.results.outcomes[facts_key(prompt)].items():
+                    remember(sessions[name], prompt.ids, outcome.tokens, plan.max_tokens)
+    return Lane(measured, spare, sessions)
+
+
+def opened(engine: ReferenceEngine, method: Method, costs: LiveCosts | None) -> Session:
+    """A session of ``method``; one that decides by costs has the floor that a server gives it."""
+    from decoder.engines.reference.session import Session
+    from decoder.floor import Floor
+
+    floor = Floor(method.model != "none") if costs is not None else None
+    return Session(engine, method, costs=costs, floor=floor)
+
+
+def remember(
+    session: Session, prompt: Sequence[int], tokens: Sequence[int], max_tokens: int
+) -> None:
+    """Let a session's caches see a generation token by token, without decoding it.
+
+    Mutates the session's router; the events of the walk are dropped, and so are its step times (a
+    step of 0 tokens is none that a cost table learns from).
+    """
+    if not session.method.cache:
+        return
+    import numpy as np
+
+    context, name = session.engine.max_model_len, "remembered"
+    before = len(session.sink)
+    session.router.start(name, np.asarray(prompt, np.int32), RequestOptions(max_tokens, context))
+    for token in tokens:
+        session.router.observe([Committed(name, [token], 0)], step_tokens=0)
+        session.router.choose([name])
+    session.router.stop(name, "stop")
+    del session.sink[before:]
+
+
+def _usable(
+    engine: ReferenceEngine, found: PromptSet, template: Template, plan: Plan, store: Store
+) -> Iterator[TokenPrompt]:
+    """The first prompts that fit: those to measure, then those to warm up with."""
+    wanted = plan.limit + plan.warmup
+    for prompt in found.prompts:
+        if not wanted:
+            return
+        try:
+            ready = tokenise(prompt, engine.tokenizer, template)
+            yield fit(ready, plan.room(engine.max_model_len), plan.too_long)
+        except ValueError as error:
+            store.problem(f"{found.name}: prompt {prompt.id} skipped: {error}.")
+        else:
+            wanted -= 1
+
+
+def _measure(
+    prompt: TokenPrompt,
+    order: Sequence[Method],
+    sessions: dict[str, Session],
+    plan: Plan,
+    store: Store,
+    tick: Tick,
+) -> None:
+    """``prompt`` by every method; nothing is kept of one that some method could not decode."""
+    outcomes: list[Outcome] = []
+    output: list[int] | None = None
+    for method in order:
+        tick(f"{prompt.prompt.dataset}: {method.name}")
+        session = sessions[method.name]
+        before = len(session.sink)
+        try:
+            generation = session.generate(
+                list(prompt.ids), plan.max_tokens, known=output if method.oracle else None
+            )
+        except HvdError as error:
+            where = f"{prompt.prompt.dataset}: prompt {prompt.prompt.id}"
+            store.problem(f"{where} left out, {method.name} failed: {error}")
+            return
+        if method.name == "greedy":
+            output = generation.tokens
+        drafts = tuple(
+            Labelled(float(e.predicted), e.accepted, bool(e.censored))
+            for e in session.sink[before:]
+        )
+        outcomes.append(outcome_of(prompt, method.name, generation, drafts))
+    store.prompt(facts(prompt))
+    for outcome in outcomes:
+        store.outcome(outcome)
+
+
+def outcome_of(
+    prompt: TokenPrompt, method: str, generation: Generation, drafts: tuple[Labelled, ...]
+) -> Outcome:
+    """The record that is kept of one generation."""
+    return Outcome(
+        dataset=prompt.prompt.dataset,
+        template=prompt.template,
+        prompt=prompt.prompt.id,
+        method=method,
+        tokens=tuple(generation.tokens),
+        cycles=tuple(
+            Cycle(
+                arm=c.arm,
+                cache_len=c.cache_len,
+                verified=c.verified,
+                accepted=c.accepted,
+                draft_us=round(c.draft_us, 1),
+                verify_us=round(c.verify_us, 1),
+            )
+            for c in generation.cycles
+        ),
+        finish=generation.finish,
+        prefill_us=generation.prefill_us,
+        decode_us=generation.decode_us,
+        drafts=drafts,
+    )
+
+
+def facts(prompt: TokenPrompt) -> PromptFacts:
+    """The record that is kept of a measured prompt."""
+    source = prompt.prompt
+    return PromptFacts(
+        dataset=source.dataset,
+        template=prompt.template,
+        prompt=source.id,
+        family=source.family,
+        standin_for=source.standin_for,
+        tokens=len(prompt.ids),
+        cut=prompt.cut,
+        structure={k: round(v, 4) for k, v in structure(source.text).items()},
+    )

@@ -1,0 +1,1 @@
+"""hvd bench serve: real servers against each other under load."""

@@ -1,0 +1,122 @@
+"""What ``hvd bench serve`` compares: one way of starting the server each.
+
+======== =========================================================================================
+none     vLLM without speculation
+suffix   vLLM's own suffix decoding, one setup for each draft limit k
+eagle3   vLLM's own EAGLE3, one setup for each k, with its padded drafter batch and without:
+         padding drafts in fixed shapes and keeps asynchronous scheduling, the other drafts no
+         token for requests that have none to verify
+hybrid   this project's plugin, telemetry off
+======== =========================================================================================
+
+Everything but the speculative configuration and the plugin's switches is the same in all of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, get_args
+
+from decoder.contracts.errors import ModelError, SettingsError
+from pipelines.serve.command import ServeOptions, serve_command
+
+Method = Literal["none", "suffix", "eagle3", "hybrid"]
+METHODS: Final[tuple[Method, ...]] = get_args(Method)
+SUFFIX_DEPTH: Final = 24
+"""vLLM's default depth of the suffix trees; drafts cannot be longer, so a larger k raises it."""
+PLUGIN_SWITCHES: Final = ("HVD_WORKER_ENABLED", "VLLM_USE_V2_MODEL_RUNNER")
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One server to measure: ``k`` drafted tokens at most; ``padded`` is EAGLE3's alone."""
+
+    name: str
+    method: Method
+    k: int | None = None
+    padded: bool | None = None
+
+    def speculative_config(self, drafter: str | None) -> dict[str, Any] | None:
+        """vLLM's ``--speculative-config`` for a stock server; None without speculation."""
+        if self.method == "suffix":
+            assert self.k is not None
+            return {
+                "method": "suffix",
+                "num_speculative_tokens": self.k,
+                "suffix_decoding_max_tree_depth": max(SUFFIX_DEPTH, self.k),
+            }
+        if self.method == "eagle3":
+            return {
+                "method": "eagle3",
+                "model": drafter,
+                "num_speculative_tokens": self.k,
+                "disable_padded_drafter_batch": not self.padded,
+            }
+        return None
+
+
+def setups(
+    methods: Sequence[str], eagle3_k: Sequence[int], suffix_k: Sequence[int], drafter: str | None
+) -> tuple[Setup, ...]:
+    """The servers that measuring ``methods`` takes, ``none`` first: the others are held to it.
+
+    Raises:
+        SettingsError: an unknown method, or one without any k to try.
+        ModelError: EAGLE3 without a drafter.
+    """
+    unknown = [m for m in methods if m not in METHODS]
+    if unknown or not methods:
+        raise SettingsError(
+            f"no configuration {', '.join(unknown) or 'was named'}: choose from "
+            f"{', '.join(METHODS)}."
+        )
+    if "eagle3" in methods and drafter is None:
+        raise ModelError("eagle3 needs a drafter made for the model: name one with --drafter.")
+    for method, ks in (("eagle3", eagle3_k), ("suffix", suffix_k)):
+        if method in methods and not ks:
+            raise SettingsError(f"give at least one draft length with --{method}-k.")
+    made: list[Setup] = []
+    for method in (m for m in METHODS if m in methods):
+        if method == "suffix":
+            made += [Setup(f"suffix-k{k}", method, k) for k in suffix_k]
+        elif method == "eagle3":
+            for k in eagle3_k:
+                made.append(Setup(f"eagle3-k{k}", method, k, padded=True))
+                made.append(Setup(f"eagle3-k{k}-unpadded", method, k, padded=False))
+        else:
+            made.append(Setup(method, method))
+    return tuple(made)
+
+
+def command(
+    setup: Setup,
+    options: ServeOptions,
+    environment: Mapping[str, str],
+    flags: frozenset[str],
+    on_cpu: bool,
+    policy: Path | None = None,
+) -> tuple[list[str], dict[str, str]]:
+    """Argument list and environment of the server for ``setup``.
+
+    Args:
+        options: as ``hvd serve`` takes them; the drafter is used where the method has one.
+        policy: bundle the hybrid decides by; None: the one it would start with.
+    """
+    arguments, env = serve_command(options, environment, flags, on_cpu)
+    at = arguments.index("--speculative-config")
+    if setup.method == "hybrid":
+        env["HVD_WORKER_TELEMETRY"] = "false"
+        if policy is not None:
+            env["HVD_WORKER_POLICY_FILE"] = str(policy.resolve())
+        return arguments, env
+    for name in PLUGIN_SWITCHES:  # what the caller set himself stays
+        if name in environment and name != "HVD_WORKER_ENABLED":
+            env[name] = environment[name]
+        else:
+            env.pop(name, None)
+    config = setup.speculative_config(options.drafter)
+    stock = [] if config is None else ["--speculative-config", json.dumps(config)]
+    return [*arguments[:at], *stock, *arguments[at + 2 :]], env

@@ -1,0 +1,296 @@
+"""What becomes of speed when an arm breaks: ``hvd bench trouble``.
+
+The embedded model decodes its own workloads by every fixed arm and by the hybrid as a server runs
+it, prompt by prompt in turn. After a healthy stretch one arm breaks:
+
+=======  ======================================================================================
+drafter  the EAGLE3 head's output layer is replaced by random weights: nothing it drafts holds
+cache    every cache draft has its tokens changed and keeps its counts: no match continues
+batch    many requests at once, on vLLM: see :mod:`pipelines.bench.trouble.saturation`
+=======  ======================================================================================
+
+then it is mended. The hybrid has ``SETTLES`` cycles to find out each time; what is measured are the
+prompts begun after that, the same for all methods. A share is *typical* when each cycle is given
+the median time of its kind over all methods, which a stalled minute cannot move.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+from decoder.contracts.bundle import ANY_SCOPE, Policy
+from decoder.contracts.errors import ModelError, SettingsError
+from decoder.costs import LiveCosts
+from decoder.drafting.suffix import CacheDraft, SuffixCache, Tokens
+from decoder.engines.reference.method import Method, method
+from decoder.engines.reference.packed import pack
+from decoder.engines.reference.profile import profile
+from decoder.engines.reference.session import Session
+from decoder.floor import Floor
+from decoder.policy.first import first_policy
+from pipelines import embedded, workloads
+from pipelines.bench.metrics import typical_rate, typical_times
+
+if TYPE_CHECKING:
+    from decoder.engines.reference.engine import ReferenceEngine
+    from decoder.engines.reference.generation import CycleRecord
+
+Trouble = Literal["drafter", "cache", "batch"]
+TROUBLES: Final[tuple[Trouble, ...]] = get_args(Trouble)
+FIXED: Final = ("greedy", "eagle3", "suffix")
+PHASES: Final = ("healthy", "broken", "mended")
+SETTLES: Final = 200
+"""Cycles after a change that are not measured."""
+
+Tick = Callable[[str], None]
+
+
+class FailingCache(SuffixCache):
+    """A suffix cache whose matches never continue while ``failing``."""
+
+    failing = False
+
+    def propose(self, request: str, context: Tokens, limit: int) -> CacheDraft | None:
+        """The draft that there is, its tokens changed."""
+        draft = super().propose(request, context, limit)
+        if draft is None or not self.failing:
+            return draft
+        return replace(draft, tokens=[token ^ 1 for token in draft.tokens])
+
+
+@dataclass
+class Speed:
+    """One method in one phase; ``prompts`` are the measured ones.
+
+    ``cycles`` is empty where only a server knows them.
+    """
+
+    decoded: int = 0
+    seconds: float = 0.0
+    prompts: int = 0
+    cycles: list[CycleRecord] = field(default_factory=list)
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second of decoding."""
+        return self.decoded / self.seconds if self.seconds else 0.0
+
+    def add(
+        self, tokens: int, seconds: float, prompts: int = 1, cycles: Iterable[CycleRecord] = ()
+    ) -> None:
+        """Add measured prompts."""
+        self.decoded += tokens
+        self.seconds += seconds
+        self.prompts += prompts
+        self.cycles.extend(cycles)
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """What one phase came to. ``fallback`` is the arm the floor had in force at its end."""
+
+    trouble: Trouble
+    phase: str
+    speeds: dict[str, Speed]
+    settled_after: int
+    fallback: str
+    falls: int
+
+    @property
+    def best(self) -> str:
+        """The fastest fixed arm."""
+        return max(self.speeds.keys() - {"hybrid"}, key=lambda name: self.speeds[name].rate)
+
+    @property
+    def share(self) -> float:
+        """The hybrid's rate over that of the best fixed arm."""
+        return self.speeds["hybrid"].rate / self.speeds[self.best].rate
+
+    @property
+    def share_typical(self) -> float | None:
+        """The same if every cycle took the median time of its kind; None without cycles."""
+        times = typical_times(self.speeds.values())
+        rates = {name: typical_rate([speed], times) for name, speed in self.speeds.items()}
+        hybrid = rates.pop("hybrid")
+        return hybrid / max(r for r in rates.values() if r) if hybrid else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {
+            **{f.name: getattr(self, f.name) for f in fields(self) if f.name != "speeds"},
+            "tok_per_s": {name: round(s.rate, 2) for name, s in self.speeds.items()},
+            "best_fixed": self.best,
+            "hybrid_to_best": round(self.share, 3),
+            "hybrid_to_best_typical": self.share_typical and round(self.share_typical, 3),
+            "hybrid_arms": dict(Counter(c.arm for c in self.speeds["hybrid"].cycles)),
+            "prompts": self.speeds["hybrid"].prompts,
+        }
+
+
+def measure_all(
+    arms: Sequence[str],
+    measured: int,
+    tokens: int,
+    threads: int | None,
+    crowd: int,
+    console: Console,
+) -> tuple[list[Stretch], bool]:
+    """Break each of ``arms`` in turn; what is there, and whether it went to the end.
+
+    Raises:
+        SettingsError: no such arm.
+        ModelError: the embedded model or its drafter is not installed.
+        ProcessError: a server did not start, or died.
+    """
+    wanted = [name for name in TROUBLES if name in arms]
+    if len(wanted) < len(set(arms)) or not wanted:
+        raise SettingsError(f"--arms {','.join(arms)}: choose from {', '.join(TROUBLES)}.")
+    found: list[Stretch] = []
+    with console.status("") as shown:
+
+        def stretches() -> Iterator[Stretch]:
+            if broken := [name for name in wanted if name != "batch"]:
+                yield from _in_reference(broken, measured, tokens, threads, shown.update)
+            if "batch" in wanted:
+                from pipelines.bench.trouble.saturation import measure as saturate
+
+                yield from saturate(measured, tokens, crowd, shown.update)
+
+        try:
+            for stretch in stretches():
+                found.append(stretch)
+                said = f"{stretch.trouble} {stretch.phase}: {stretch.share:.2f} of {stretch.best}"
+                console.print(said, highlight=False)
+        except KeyboardInterrupt:
+            return found, False
+    return found, True
+
+
+def _in_reference(
+    arms: Sequence[Trouble], measured: int, tokens: int, threads: int | None, tick: Tick
+) -> Iterator[Stretch]:
+    from decoder.engines.reference.engine import ReferenceEngine
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    model, drafter = str(embedded.ensure_model()), embedded.drafter_path()
+    if drafter is None:
+        raise ModelError("no drafter ships with this installation: install it again.")
+    engine = ReferenceEngine.load(model, drafter)
+    policy = first_policy(ANY_SCOPE)
+    for name in arms:
+        yield from measure(engine, policy, name, _prompts(engine), measured, tokens, tick)
+
+
+def measure(
+    engine: ReferenceEngine,
+    policy: Policy,
+    trouble: Trouble,
+    asked: Iterator[list[int]],
+    measured: int,
+    tokens: int,
+    tick: Tick,
+    settles: int = SETTLES,
+) -> Iterator[Stretch]:
+    """Break one arm and mend it.
+
+    Args:
+        policy: what the hybrid decides by.
+        asked: prompts, without end.
+        measured: prompts of each phase that count.
+        tokens: of an answer, at most.
+
+    Yields:
+        a stretch for each of ``PHASES``, as soon as it is known.
+    """
+    methods = [*(method(name) for name in FIXED), method("hybrid", policy=policy)]
+    sessions = {m.name: _session(engine, m) for m in methods}
+    for phase in PHASES:
+        with _broken(engine, sessions, trouble if phase == "broken" else None):
+            speeds = {m.name: Speed() for m in methods}
+            settled = turn = 0
+            while speeds["hybrid"].prompts < measured:
+                prompt, counts = next(asked), settled >= settles
+                turned = turn % len(methods)
+                for m in [*methods[turned:], *methods[:turned]]:
+                    tick(f"{trouble} {phase}: {m.name}")
+                    generation = sessions[m.name].generate(prompt, tokens)
+                    if counts:
+                        decoded, seconds = len(generation.tokens) - 1, generation.decode_us / 1e6
+                        speeds[m.name].add(decoded, seconds, cycles=generation.cycles)
+                    elif m.name == "hybrid":
+                        settled += len(generation.cycles)
+                turn += 1
+        floor = sessions["hybrid"].router.floor
+        assert floor is not None
+        yield Stretch(trouble, phase, speeds, settled, floor.in_force, floor.falls)
+
+
+def _session(engine: ReferenceEngine, m: Method) -> Session:
+    cache = FailingCache(m.drafting(engine.settings)) if m.cache else None
+    if m.name != "hybrid":
+        return Session(engine, m, cache=cache)
+    return Session(engine, m, costs=LiveCosts(profile(engine, m)), floor=Floor(True), cache=cache)
+
+
+def _prompts(engine: ReferenceEngine) -> Iterator[list[int]]:
+    streams = [workloads.prompts(name) for name in workloads.WORKLOADS]
+    for prompt in itertools.chain.from_iterable(zip(*streams, strict=True)):
+        ids: Sequence[int] = engine.tokenizer.apply_chat_template(
+            list(prompt.messages), add_generation_prompt=True, return_dict=False
+        )
+        if len(ids) < engine.max_model_len // 4:
+            yield list(ids)
+
+
+@contextmanager
+def _broken(
+    engine: ReferenceEngine, sessions: dict[str, Session], trouble: Trouble | None
+) -> Iterator[None]:
+    head = engine.head
+    assert head is not None
+    whole = head.lm_head
+    caches = [s.cache for s in sessions.values() if isinstance(s.cache, FailingCache)]
+    if trouble == "drafter":
+        head.register_module("lm_head", _random_like(engine))
+    for cache in caches:
+        cache.failing = trouble == "cache"
+    try:
+        yield
+    finally:
+        head.register_module("lm_head", whole)
+        for cache in caches:
+            cache.failing = False
+
+
+def _random_like(engine: ReferenceEngine) -> nn.Module:
+    assert engine.head is not None
+    config = engine.head.config
+    torch.manual_seed(0)
+    layer = nn.Sequential(nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False))
+    pack(layer)
+    return layer
+
+
+def table(stretches: Sequence[Stretch]) -> Table:
+    """For a terminal."""
+    shown = Table(
+        "trouble", "phase", *FIXED, "hybrid", "hybrid / best fixed", "typical",
+        "in force at the end",
+        title="tokens a second",
+    )  # fmt: skip
+    for s in stretches:
+        rates = [f"{speed.rate:.1f}" for speed in s.speeds.values()]
+        typical = "" if s.share_typical is None else f"{s.share_typical:.2f}"
+        shown.add_row(s.trouble, s.phase, *rates, f"{s.share:.2f} ({s.best})", typical, s.fallback)
+    return shown

@@ -1,0 +1,130 @@
+"""What becomes of speed when the batch fills: the trouble ``batch`` of ``hvd bench trouble``.
+
+One vLLM server for each fixed method and one for the hybrid are up together and work in turn, so
+that what the machine does meanwhile falls on all alike. First one request at a time is under way,
+then a crowd, which makes every token of a step dear, then one again. The hybrid has ``SETTLES``
+engine steps to find out each time; what is measured are the requests sent after those, the same to
+all servers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from pipelines import workloads
+from pipelines.bench.prompts import Prompt
+from pipelines.bench.serve import load as serve_load
+from pipelines.bench.serve import run as serve
+from pipelines.bench.serve.counters import Counters, parse
+from pipelines.bench.serve.passes import Level
+from pipelines.bench.serve.setups import setups
+from pipelines.bench.trouble.run import PHASES, SETTLES, Speed, Stretch, Tick
+from pipelines.serve.command import chosen
+
+METHODS: Final = ("none", "eagle3", "suffix", "hybrid")
+EAGLE3_K: Final = 2
+SUFFIX_K: Final = 24
+LARGEST_PROMPT: Final = 4_000
+"""Characters: about a thousand tokens, which leave room for an answer in any context."""
+SETTLING: Final = 3
+MEASURED: Final = 4
+"""Requests for each one under way that a server answers, before they count and when they do, until
+it is the next one's turn: so many that most of the time all places are taken."""
+
+
+def measure(
+    measured: int,
+    tokens: int,
+    crowd: int,
+    tick: Tick,
+    launch: serve.Launch = serve.launch_vllm,
+    settles: int = SETTLES,
+) -> Iterator[Stretch]:
+    """Fill the batch and empty it.
+
+    Args:
+        measured: requests of each phase that count, for each one under way.
+        tokens: of an answer, at most.
+        crowd: requests under way in the middle phase.
+
+    Yields:
+        a stretch for each of ``PHASES``, as soon as it is known.
+
+    Raises:
+        ModelError: the embedded model or its drafter is not installed.
+        ProcessError: a server did not start, or died.
+    """
+    plan = _plan(tokens, crowd)
+    stream = _prompts()
+    with ExitStack() as stack:
+        logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hvd-saturation-")))
+        servers = []
+        for setup in plan.setups:
+            tick(f"batch: starting {setup.name}")
+            log = logs / f"{setup.name}.log"
+            servers.append(stack.enter_context(serve.running(plan, setup, log, launch)))
+        hybrid = servers[-1]
+        for phase, at_once in zip(PHASES, (1, crowd, 1), strict=True):
+            before, settled = _steps(hybrid), 0
+            while settled < settles:
+                prompts = list(itertools.islice(stream, SETTLING * at_once))
+                for server in servers:
+                    tick(f"batch {phase}: {server.setup.name} settles")
+                    _send(plan, server, prompts, at_once)
+                settled = _steps(hybrid) - before
+            speeds = {METHODS[i]: Speed() for i in range(len(servers))}
+            turns = max(measured // MEASURED, 1)
+            for turn in range(turns):
+                prompts = list(itertools.islice(stream, measured // turns * at_once))
+                turned = turn % len(servers)
+                for server in [*servers[turned:], *servers[:turned]]:
+                    tick(f"batch {phase}: {server.setup.name}")
+                    made, seconds = _send(plan, server, prompts, at_once).steady
+                    speeds[server.setup.method].add(made, seconds, len(prompts))
+            fallback, falls = in_force(hybrid.page())
+            yield Stretch("batch", phase, speeds, settled, fallback, falls)
+
+
+def in_force(page: str) -> tuple[str, int]:
+    """The arm that the floor has in force ("policy": none), and how often one was, by a page."""
+    arm, falls = "policy", 0
+    for family in text_string_to_metric_families(page):
+        for sample in family.samples:
+            if sample.name == "hvd_fallback" and sample.value:
+                arm = sample.labels["arm"]
+            elif sample.name == "hvd_fallbacks_total":
+                falls = int(sample.value)
+    return arm, falls
+
+
+def _plan(tokens: int, crowd: int) -> serve.Plan:
+    # A context of this size holds every prompt, and four servers fit in one machine's memory.
+    options = chosen(None, None, "127.0.0.1", 0, "auto", ("--max-model-len", "2048"))
+    compared = setups(METHODS, [EAGLE3_K], [SUFFIX_K], options.drafter)
+    one_each = [s for s in compared if s.padded is not False]
+    one_each.sort(key=lambda s: METHODS.index(s.method))
+    return serve.Plan(tuple(one_each), options, (1, crowd, 1), (), (), tokens)
+
+
+def _prompts() -> Iterator[Prompt]:
+    streams = [workloads.prompts(name) for name in workloads.WORKLOADS]
+    for prompt in itertools.chain.from_iterable(zip(*streams, strict=True)):
+        if sum(len(m["content"]) for m in prompt.messages) < LARGEST_PROMPT:
+            yield Prompt(prompt.id, prompt.workload, prompt.workload, prompt.messages)
+
+
+def _send(plan: serve.Plan, server: serve.Server, prompts: Sequence[Prompt], at_once: int) -> Level:
+    wall, replies = serve_load.run(server.url, plan.model, prompts, at_once, plan.max_tokens)
+    server.check(replies)
+    return Level(at_once, wall, tuple(replies), Counters())
+
+
+def _steps(server: serve.Server) -> int:
+    return parse(server.page()).steps

@@ -1,0 +1,1 @@
+"""hvd demo: the whole loop in ten minutes."""

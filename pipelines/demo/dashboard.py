@@ -1,0 +1,118 @@
+"""What a running stack looks like in a terminal: one panel, or one line for a log file."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from decoder.contracts.status import WorkerStatus
+from pipelines.demo.summary import Summary
+from pipelines.watch.ledger import ARMS, Ledger
+
+WINDOW_SECONDS: Final = 15.0
+BAR_WIDTH: Final = 24
+COLOURS: Final = {"cache": "green", "model": "blue", "none": "bright_black"}
+
+
+def _shown(value: float | None, unit: str = "", digits: int = 1) -> str:
+    return "-" if value is None else f"{value:.{digits}f}{unit}"
+
+
+def line(ledger: Ledger, left: float) -> str:
+    """The state of a run in one line of text."""
+    now = time.time()
+    window = ledger.between(now - WINDOW_SECONDS, now)
+    phase = ledger.phases[-1].name if ledger.phases else "starting"
+    worker = ledger.statuses[-1] if ledger.statuses else None
+    learner = ledger.learner[-1] if ledger.learner else None
+    shares = " ".join(f"{arm} {window.arm_shares[arm]:.0%}" for arm in ARMS)
+    return (
+        f"{phase}: {window.tok_per_s:.1f} tok/s, arms {shares}, "
+        f"cache accepts {window.accepted_by_arm['cache']:.1f}, "
+        f"MAE {_shown(window.mae, digits=2)}, "
+        f"policy v{worker.policy_version if worker else '-'} "
+        f"{_parameter(worker)}, "
+        f"events {ledger.produced} made {ledger.consumed} learned from, "
+        f"candidates {learner.candidates if learner else 0}, {left:.0f} s left"
+    )
+
+
+def _parameter(worker: WorkerStatus | None) -> str:
+    if worker is None:
+        return "no policy"
+    name, value = worker.parameter
+    fallen = f", floor: {worker.fallback}" if worker.fallback else ""
+    return f"{name} {value:.2f}{fallen}"
+
+
+def panel(ledger: Ledger, left: float) -> RenderableType:
+    """The same as a panel with bars."""
+    now = time.time()
+    window = ledger.between(now - WINDOW_SECONDS, now)
+    phase = ledger.phases[-1] if ledger.phases else None
+    title = f"{phase.name}: {', '.join(phase.workloads)}" if phase else "starting"
+
+    arms = Table(box=None, padding=(0, 2), expand=False)
+    for column in ("arm", "share of cycles", "", "accepted / cycle"):
+        arms.add_column(column, justify="left" if column in ("arm", "share of cycles") else "right")
+    for arm in ARMS:
+        share = window.arm_shares[arm]
+        bar = Text("█" * round(share * BAR_WIDTH), style=COLOURS[arm])
+        accepted = window.accepted_by_arm[arm]
+        arms.add_row(arm, bar, f"{share:.0%}", "-" if arm == "none" else f"{accepted:.2f}")
+
+    numbers = Table(box=None, show_header=False, padding=(0, 2))
+    for _ in range(4):
+        numbers.add_column()
+    worker = ledger.statuses[-1] if ledger.statuses else None
+    learner = ledger.learner[-1] if ledger.learner else None
+    numbers.add_row(
+        *("tokens/s", f"[bold]{window.tok_per_s:.1f}[/bold]"),
+        *("predictor error", f"{_shown(window.mae, ' tokens', 2)}"),
+    )
+    if worker is not None:
+        numbers.add_row(
+            *("policy", f"v{worker.policy_version}, {worker.swaps} swaps"),
+            *("decides by", _parameter(worker)),
+        )
+        numbers.add_row(
+            *("events", f"{worker.events_made} made, {worker.events_dropped} dropped"),
+            *("queue", f"{worker.queue_depth} waiting"),
+        )
+    if learner is not None:
+        numbers.add_row(
+            *("learner", f"{learner.events_consumed} events, {learner.updates} updates"),
+            *("lag", f"{learner.lag} records"),
+        )
+        numbers.add_row(
+            *("candidates", f"{learner.candidates}, {learner.promotions} promoted"),
+            *("drifts", str(learner.drifts)),
+        )
+    requests = len(ledger.answers)
+    subtitle = f"{requests} requests, {left:.0f} s left; last {WINDOW_SECONDS:.0f} s shown"
+    return Panel(Group(arms, Text(), numbers), title=title, subtitle=subtitle, expand=False)
+
+
+def outcome(summary: Summary) -> RenderableType:
+    """The figures of a finished run, by phase."""
+    table = Table("phase", "tok/s", *ARMS, "cache accepts", "MAE", box=None, padding=(0, 2))
+    for name, rate in summary.tok_per_s.items():
+        shares = summary.arm_shares[name]
+        table.add_row(
+            name,
+            f"{rate:.1f}",
+            *(f"{shares[arm]:.0%}" for arm in ARMS),
+            f"{summary.accepted_by_arm[name]['cache']:.2f}",
+            _shown(summary.mae[name], digits=2),
+        )
+    events = (
+        f"{summary.events_produced} draft events made, {summary.events_consumed} learned from, "
+        f"{summary.events_lost} lost; policies in force: {summary.policy_versions_applied}; "
+        f"slowest swap {summary.swap_ms_max:.1f} ms"
+    )
+    return Group(table, Text(events))

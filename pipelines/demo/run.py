@@ -1,0 +1,153 @@
+"""``hvd demo``: the whole loop in a few minutes.
+
+Start the stack; send agentic traffic, then conversation, then agentic traffic again; show how the
+service follows; wait until every event has reached the learner; stop; write the report.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+from rich.live import Live
+
+from decoder.contracts.errors import ProcessError
+from pipelines import machine
+from pipelines.demo import dashboard
+from pipelines.demo.summary import Summary, summarise
+from pipelines.demo.traffic import PLANS, Plan, Traffic
+from pipelines.stack.running import Home, Ports, Stack, running
+from pipelines.watch.ledger import Ledger
+from pipelines.watch.observer import Observer
+from pipelines.workloads import prompts
+
+DEFAULT_MINUTES: Final = 7.0
+WHOLE_SECONDS: Final = 540.0
+"""When the traffic of a demo whose length was not asked for ends, however slow the start was: the
+last answers, events and the report take the rest of ten minutes."""
+SHORTEST_SECONDS: Final = 60.0
+THREE_PHASES_SECONDS: Final = 240.0
+"""Below this, a third phase would leave none of them time to learn in."""
+SETTLE_SECONDS: Final = 20.0
+LINE_SECONDS: Final = 10.0
+HOME: Final = Path("var/demo")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A demo that is over."""
+
+    ledger: Ledger
+    summary: Summary
+    began: float
+
+
+def phases_for(seconds: float) -> list[tuple[Plan, float]]:
+    """The phases that fit into ``seconds`` of traffic, each with its own length."""
+    plans = PLANS if seconds >= THREE_PHASES_SECONDS else PLANS[:2]
+    whole = sum(plan.share for plan in plans)
+    return [(plan, seconds * plan.share / whole) for plan in plans]
+
+
+def traffic_seconds(minutes: float | None, spent: float) -> float:
+    """Time for traffic: what was asked for, else the usual, shortened by a slow start."""
+    if minutes is not None:
+        return minutes * 60.0
+    return max(SHORTEST_SECONDS, min(DEFAULT_MINUTES * 60.0, WHOLE_SECONDS - spent))
+
+
+def run(minutes: float | None, console: Console) -> Run:
+    """Run the demo from start to stop; state of an earlier demo is removed first.
+
+    Raises:
+        BrokerError, ProcessError, ModelError, RegistryError: a part did not start, or died.
+    """
+    started = time.monotonic()
+    shutil.rmtree(HOME, ignore_errors=True)
+    ledger = Ledger(worker=f"demo-{os.getpid()}")
+    home, ports = Home.under(HOME.resolve()), Ports.free()
+    console.print(f"Logs in [bold]{HOME / 'logs'}[/bold].")
+    with console.status("reading the prompts"):
+        for workload in {w for plan in PLANS for w in plan.workloads}:
+            next(prompts(workload))  # parses the standard library, once
+    with running(ports, home, console, ledger.worker) as stack:
+        observer = Observer(stack.kafka, ledger)
+        observer.start()
+        traffic = Traffic(stack.api, stack.model, ledger)
+        try:
+            _first_word(stack, ledger)
+            before, began = ledger.consumed, time.time()
+            seconds = traffic_seconds(minutes, time.monotonic() - started)
+            checks = (stack.check, traffic.check, observer.check)
+            _drive(traffic, ledger, phases_for(seconds), checks, console)
+            with console.status("waiting until every event has reached the learner"):
+                traffic.end()
+                _settle(stack, ledger, before)
+        finally:
+            traffic.stopping.set()
+            observer.close()
+    return Run(ledger, summarise(ledger, machine.description(), began, before), began)
+
+
+def _first_word(stack: Stack, ledger: Ledger, seconds: float = 30.0) -> None:
+    """Wait until worker and learner have reported: rates need a reading before the traffic."""
+    deadline = time.monotonic() + seconds
+    while not (ledger.statuses and ledger.learner):
+        stack.check()
+        if time.monotonic() > deadline:
+            silent = "learner" if ledger.statuses else "worker"
+            raise ProcessError(f"the {silent} runs but reports nothing: see its log in {HOME}.")
+        time.sleep(0.2)
+
+
+def _drive(
+    traffic: Traffic,
+    ledger: Ledger,
+    phases: list[tuple[Plan, float]],
+    checks: Sequence[Callable[[], None]],
+    console: Console,
+) -> None:
+    end = time.monotonic() + sum(seconds for _, seconds in phases)
+    live = (
+        Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+    )
+    if live is not None:
+        live.start()
+    try:
+        said = time.monotonic()
+        for index, (plan, seconds) in enumerate(phases):
+            traffic.begin(plan, seed=index)
+            deadline = time.monotonic() + seconds
+            while (now := time.monotonic()) < deadline:
+                for check in checks:
+                    check()
+                if live is not None:
+                    live.update(dashboard.panel(ledger, end - now), refresh=True)
+                elif now - said >= LINE_SECONDS:
+                    console.print(
+                        dashboard.line(ledger, end - now), highlight=False, soft_wrap=True
+                    )
+                    said = now
+                time.sleep(min(0.5, deadline - now))
+    finally:
+        if live is not None:
+            live.stop()
+
+
+def _settle(stack: Stack, ledger: Ledger, before: int) -> None:
+    """Wait until the learner has every event the worker made, or long enough."""
+    quiet = time.time() + 1.5  # a status sent after the last request's labels
+    deadline = time.monotonic() + SETTLE_SECONDS
+    while time.monotonic() < deadline:
+        stack.check()
+        worker, learner = ledger.statuses[-1], ledger.learner[-1]
+        fresh = min(worker.time, learner.time) > quiet
+        if fresh and ledger.produced == ledger.consumed - before == len(ledger.events):
+            return
+        time.sleep(0.2)

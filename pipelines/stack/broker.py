@@ -1,0 +1,126 @@
+"""The embedded Kafka broker, for one machine; and the topics, on whatever broker there is.
+
+``noida-db`` is a small binary that speaks the Kafka protocol. It saves its topics every second or
+so, and when it is stopped; killed, it may forget the last moments, which Kafka with replicas does
+not. A real cluster is used instead as soon as ``HVD_KAFKA_BOOTSTRAP_SERVERS`` names one: same
+client, same topics.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from decoder.contracts.errors import BrokerError
+from decoder.contracts.settings import KafkaSettings
+from pipelines import machine
+from pipelines.stack import processes
+from pipelines.stack.processes import Child
+
+PACKAGE: Final = "noida_db"
+START_SECONDS: Final = 30.0
+REQUEST_MS: Final = 5_000
+VARIABLE: Final = "HVD_KAFKA_BOOTSTRAP_SERVERS"
+EMBEDDED_LIMITS: Final = {"retention.bytes": str(8 << 20), "segment.bytes": str(1 << 20)}
+"""The embedded broker holds its topics in memory and rewrites them to disk whole, three times their
+size: unlimited, 30 MB of telemetry would cost it a quarter of a core."""
+
+
+def is_external() -> bool:
+    """Whether the environment names a broker, so that none is started here."""
+    return VARIABLE in os.environ
+
+
+def program() -> str:
+    """The broker's binary, inside its package. The package's own command is a wrapper that leaves
+    the binary running when it is told to stop.
+
+    Raises:
+        BrokerError: it is not installed.
+    """
+    found = importlib.util.find_spec(PACKAGE)
+    if found is None or not found.origin:
+        raise BrokerError(
+            f"the embedded broker is not installed: run 'pip install noida-db', or set {VARIABLE} "
+            "to a Kafka you have."
+        )
+    return str(Path(found.origin).parent / "noida-db")
+
+
+def start_broker(port: int, data: Path, log: Path) -> Child:
+    """Start the embedded broker and wait until it answers.
+
+    Args:
+        data: where it keeps its topics; what is there is served again.
+
+    Raises:
+        BrokerError: not installed, or the port is taken.
+        ProcessError: it ended, or did not answer in time.
+    """
+    if not machine.is_free(port):
+        raise BrokerError(
+            f"port {port} is taken, so no Kafka broker can start there: stop what listens on it, "
+            f"or set {VARIABLE}=127.0.0.1:{port} if that is a broker you want to use."
+        )
+    arguments = [program(), "start", "--only", "kafka", "--kafka-port", str(port)]
+    data.mkdir(parents=True, exist_ok=True)
+    child = processes.start("broker", [*arguments, "--data-dir", str(data)], log)
+    kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{port}")
+    try:
+        processes.wait_until(child, lambda: answers(kafka), START_SECONDS)
+    except BaseException:
+        processes.stop([child])
+        raise
+    return child
+
+
+def _admin(kafka: KafkaSettings) -> Any:
+    from kafka import KafkaAdminClient
+
+    logging.getLogger("kafka").setLevel(logging.CRITICAL)  # refused connections are expected here
+    return KafkaAdminClient(
+        **kafka.client_options(), request_timeout_ms=REQUEST_MS, bootstrap_timeout_ms=REQUEST_MS
+    )
+
+
+def answers(kafka: KafkaSettings) -> bool:
+    """Whether a broker is there and lists its topics."""
+    from kafka.errors import KafkaError
+
+    from learner.topics import listens
+
+    if not listens(kafka):
+        return False
+
+    try:
+        admin = _admin(kafka)
+        try:
+            admin.list_topics()
+        finally:
+            admin.close()
+    except (KafkaError, OSError):
+        return False
+    return True
+
+
+def ensure_topics(kafka: KafkaSettings, limits: Mapping[str, str] | None = None) -> None:
+    """Create the project's topics where they are missing, and mend how they are cleaned up.
+
+    Args:
+        limits: topic settings for those that are not compacted, such as ``retention.bytes``.
+
+    Raises:
+        BrokerError: the broker cannot be reached or refuses.
+    """
+    from learner.topics import listens, make_right
+
+    if not listens(kafka):
+        raise BrokerError(
+            f"nothing listens at {kafka.bootstrap_servers}. Is Kafka running, and does {VARIABLE} "
+            "name it?"
+        )
+    make_right(kafka, limits)
