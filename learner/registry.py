@@ -57,7 +57,7 @@ class Standing:
 
 def digest_of(policy: Policy) -> str:
     """What a policy is known by, whatever version, publication or role it has been given."""
-    plain = replace(policy, version=0, publication=0, role=ROLES[0])
+    plain = replace(policy, version=0, publication=0, role=ROLES[0], share=0.0)
     bundle = pack(plain, np.zeros(len(plain.probe_inputs), np.float32))
     size = int.from_bytes(bundle[:8], "little")
     return str(json.loads(bundle[8 : 8 + size])["__metadata__"]["digest"])
@@ -107,7 +107,7 @@ class Registry:
         Raises:
             PolicyRefused: nobody could read its bundle; nothing was made.
         """
-        bundle = to_bytes(replace(policy, version=0, publication=0))
+        bundle = to_bytes(replace(policy, version=0, publication=0, share=0.0))
         from_bytes(bundle, policy.scope)
         with self._reaching("register a version"):
             name, digest = self.model_name(policy.scope), digest_of(policy)

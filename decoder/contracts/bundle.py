@@ -34,8 +34,9 @@ MAX_DRAFT: Final = 512
 """Longest cache draft that can be configured."""
 
 CHAMPION: Final = "champion"
+TRIAL: Final = "trial"
 FIRST: Final = "first"
-ROLES: Final = (CHAMPION, "trial", FIRST)
+ROLES: Final = (CHAMPION, TRIAL, FIRST)
 """What a published policy is for: what is served, what is compared with it, and what serves where
 there is nothing else. Part of its key on the topic."""
 ANY_SCOPE: Final = "any"
@@ -64,7 +65,8 @@ class Policy:
     the rate that a worker achieves, and no bundle brings it. ``use_model`` is false
     when the learner found the model draft slower than drafting nothing. ``model_payoff`` is the
     mean accepted length of model drafts when the policy was made. ``publication`` counts what was
-    published for this scope and ``role``; 0 is a policy that never was.
+    published for this scope and ``role``; 0 is a policy that never was. ``share`` is the part of
+    its steps that a worker gives to a policy of role ``trial``; of no meaning in another.
     """
 
     scope: str
@@ -78,6 +80,7 @@ class Policy:
     model_payoff: float = 0.0
     publication: int = 0
     role: str = CHAMPION
+    share: float = 0.0
     schema_id: str = SCHEMA_ID
     probe_inputs: FloatArray = field(
         default_factory=lambda: np.zeros((0, NUM_FEATURES), np.float32)
@@ -138,6 +141,8 @@ def pack(policy: Policy, probe_outputs: FloatArray) -> bytes:
             "model_payoff": policy.model_payoff,
             "publication": policy.publication,
             "role": policy.role,
+            # absent as it was before there were trials, so that digests stay what they were
+            **({"share": policy.share} if policy.share else {}),
             "schema_id": policy.schema_id,
             "provenance": policy.provenance,
         },
@@ -224,6 +229,7 @@ def _policy(header: dict[str, Any], arrays: Arrays) -> Policy:
         model_payoff=_real(header, "model_payoff"),
         publication=_whole(header, "publication", _PUBLICATIONS),
         role=_name(header, "role"),
+        share=_real(header, "share") if "share" in header else 0.0,
         schema_id=_name(header, "schema_id"),
         probe_inputs=arrays["probe_inputs"],
         provenance=provenance,
@@ -299,6 +305,8 @@ def _check(policy: Policy) -> None:
         *(a for pair in policy.layers for a in pair),
     ]
     finite = all(np.isfinite(a).all() for a in numbers)
+    if not 0.0 <= policy.share <= 1.0:
+        raise PolicyRefused("malformed", f"policy with a share of {policy.share}, not 0 to 1")
     parameters = (policy.threshold, policy.model_payoff)
     if not finite or not all(_LEAST < p < _MOST for p in parameters) or (policy.std <= 0).any():
         raise PolicyRefused("nonfinite", "policy holds numbers that are not finite")

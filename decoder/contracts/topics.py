@@ -27,7 +27,8 @@ DEAD: Final = Topic("hvd.drafts.v2.dead", key="worker", compacted=False)
 POLICY: Final = Topic("hvd.policy.v2", key="scope/role", compacted=True)
 STATUS: Final = Topic("hvd.status.v2", key="process", compacted=False)
 LEASE: Final = Topic("hvd.lease.v2", key="scope", compacted=True)
-TOPICS: Final = (DRAFTS, DEAD, POLICY, STATUS, LEASE)
+TRIALS: Final = Topic("hvd.trials.v2", key="worker", compacted=False)
+TOPICS: Final = (DRAFTS, DEAD, POLICY, STATUS, LEASE, TRIALS)
 
 
 def policy_key(scope: str, role: str) -> bytes:

@@ -1,0 +1,98 @@
+"""Rounds of a trial: what each side made of its block of steps, on the trials topic.
+
+A worker that compares sides lets them decide in turn, a block of steps each, in an order drawn by
+lot. When the last block of a round is over, the round is one record. The first steps of a block,
+which still verify what the side before has drafted, are left out of all its numbers but
+``late_us``.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+
+from decoder.contracts.bundle import CHAMPION, FIRST, TRIAL
+from decoder.contracts.errors import ContractError
+
+CONTRACT: Final = "hvd.trials.v2"
+MAX_BLOCKS: Final = 16
+MAX_GROUPS: Final = 64
+
+PLAIN: Final = "plain"
+SUFFIX: Final = "suffix"
+MODEL: Final = "model"
+SIDES: Final = (CHAMPION, TRIAL, FIRST, PLAIN, SUFFIX, MODEL)
+"""Who decides in a block: the policy in force, a policy on trial, the first policy, nobody (no
+speculation), stock suffix decoding, and the model draft in every cycle. Readers keep sides that
+they do not know."""
+
+Count = Annotated[int, Field(ge=0, le=2**53)]
+Micros = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]
+Name = Annotated[str, StringConstraints(max_length=64)]
+
+
+class Group(BaseModel):
+    """What a block made for one tenant and workload, both as they stand in draft events.
+
+    A step's time belongs to its requests together: ``cost_us`` is a group's part of it.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+
+    tenant: Name = ""
+    workload: Name = ""
+    tokens: Count
+    cost_us: Micros
+
+
+class Block(BaseModel):
+    """One side's steps in a round. Times in microseconds.
+
+    ``us`` is wall time, ``cost_us`` the same steps at the costs in force, by which a pause of the
+    machine is nobody's fault. Both hold ``late_us``: what it took to read, for this side's drafts,
+    the text that the drafter had left unread while other sides decided.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+
+    side: Name
+    version: Count = 0
+    publication: Count = 0
+    steps: Count
+    requests: Count  # advanced by these steps, each once
+    tokens: Count  # committed
+    us: Micros
+    cost_us: Micros
+    late_us: Micros = 0.0
+    groups: Annotated[tuple[Group, ...], Field(max_length=MAX_GROUPS, strict=False)] = ()
+
+
+class Round(BaseModel):
+    """One record: a block of each side that took part, in the order they were played."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+
+    contract: Literal["hvd.trials.v2"] = CONTRACT
+    scope: Annotated[str, StringConstraints(pattern=r"^[a-z0-9._-]{1,64}$")]
+    worker: Annotated[str, StringConstraints(max_length=256)]
+    life: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{1,32}$")]
+    number: Count  # of the round within its worker's life, from 0
+    time: Annotated[float, Field(ge=0, le=2.0**36)]  # seconds since the epoch, at its end
+    blocks: Annotated[tuple[Block, ...], Field(min_length=1, max_length=MAX_BLOCKS, strict=False)]
+
+    def block(self, side: str) -> Block | None:
+        """The block of ``side``, if it took part."""
+        return next((block for block in self.blocks if block.side == side), None)
+
+
+def decode_round(value: bytes) -> Round:
+    """Read a record of the trials topic.
+
+    Raises:
+        ContractError: not a round of this contract, or a number out of its range.
+    """
+    try:
+        return Round.model_validate_json(value)
+    except (ValidationError, RecursionError) as error:
+        raise ContractError(f"trial round refused: {error}".splitlines()[0]) from error

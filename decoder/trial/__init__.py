@@ -1,0 +1,1 @@
+"""Trials: sides that decide in turn, and what their blocks say of each other."""
