@@ -271,8 +271,11 @@ class Registry:
     def _standing(self, model: Any) -> Standing:
         named = {alias: int(version) for alias, version in model.aliases.items()}
         return Standing(
-            model.name.removeprefix(self.prefix),
-            *(named.get(alias) for alias in ("champion", "pinned", "trial", "candidate")),
+            scope=model.name.removeprefix(self.prefix),
+            champion=named.get("champion"),
+            pinned=named.get("pinned"),
+            trial=named.get("trial"),
+            candidate=named.get("candidate"),
             name=model.name,
         )
 
