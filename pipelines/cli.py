@@ -212,7 +212,7 @@ def bootstrap(
     ] = False,
     model_accepts: Annotated[
         float,
-        typer.Option(help="Check: model drafts' mean accepted length; 0: no drafter."),
+        typer.Option(min=0.0, help="Check: model drafts' mean accepted length; 0: no drafter."),
     ] = 2.2,
     vocabulary: Annotated[
         int | None,
