@@ -148,6 +148,14 @@ class LearnerStatus(BaseModel):
     registry_away_since: float = 0.0  # seconds since the epoch; 0: it answers
     scopes_awake: Count = 0
     scopes_known: Count = 0
+    rollout: str = ""  # trial, watch, or "" where no policy is compared with the champion
+    trial_version: Count = 0  # of the policy compared: on watch, the champion before this one
+    trial_share: float = 0.0  # of a worker's steps
+    trial_ratio: float = 0.0  # its rate over the champion's at the costs in force; 0: no pairs yet
+    trial_low: float = 0.0  # bounds of the ratio; 0: too few pairs to give any
+    trial_high: float = 0.0
+    trial_pairs: Count = 0  # rounds in which both took part
+    rollout_said: str = ""  # the last move of this learner in the scope, and why
 
 
 Status = Annotated[WorkerStatus | LearnerStatus, Field(discriminator="role")]

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 import httpx
@@ -144,12 +145,14 @@ def running(
     console: Console,
     worker_name: str | None = None,
     serve_options: tuple[str, ...] = (),
+    settings: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Stack]:
     """Start the stack, wait until it serves, and stop it on leaving, however it is left.
 
     Args:
         worker_name: how the worker calls itself in telemetry.
         serve_options: further arguments of ``hvd serve``.
+        settings: variables of worker and learner; the caller's environment goes before them.
 
     Raises:
         BrokerError, ProcessError, ModelError, RegistryError: the stack did not come up.
@@ -160,7 +163,7 @@ def running(
             embedded.ensure_model(Console(quiet=True))
         kafka = _start_broker(ports, home, children, console)
         uri = os.environ.get(TRACKING_VARIABLE) or f"http://127.0.0.1:{ports.mlflow}"
-        environment = child_environment(os.environ, kafka, uri, home.learner)
+        environment = child_environment({**settings, **os.environ}, kafka, uri, home.learner)
         if worker_name is not None:
             environment["HVD_WORKER_NAME"] = worker_name
         if TRACKING_VARIABLE not in os.environ:

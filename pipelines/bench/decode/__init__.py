@@ -1,1 +1,1 @@
-"""hvd bench decode: decoding methods against each other on the same prompts, one request at a time."""
+"""hvd bench decode: decoding methods on the same prompts, one request at a time."""
