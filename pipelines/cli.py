@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import sys
-import time
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Literal, NoReturn
@@ -27,7 +26,6 @@ app = typer.Typer(
     ),
     rich_markup_mode="rich",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.add_typer(bench_app, name="bench")
@@ -73,30 +71,15 @@ def up(
     kafka_port: Annotated[int, typer.Option(min=1, max=65535)] = 9092,
     mlflow_port: Annotated[int, typer.Option(min=1, max=65535)] = 5000,
 ) -> None:
-    """Start broker, registry, worker and learner, and keep them until Ctrl-C."""
-    from pipelines import embedded
-    from pipelines.stack.running import Home, Ports, running
+    """Start broker, registry, worker and learner, and keep them up until Ctrl-C.
 
-    ports = Ports(api_port, kafka_port, mlflow_port)
-    with running(ports, Home.of_checkout(), out) as stack:
-        request = {
-            "model": embedded.SERVED_NAME,
-            "messages": [{"role": "user", "content": "Name three rivers."}],
-            "max_tokens": 64,
-            "temperature": 0,
-        }
-        out.print(f"\nAPI     {stack.api}/v1\nMLflow  {stack.tracking_uri}")
-        out.print(f"Kafka   {stack.kafka.bootstrap_servers}\nLogs    var/logs\n")
-        out.print(
-            f"curl -s {stack.api}/v1/chat/completions -H 'Content-Type: application/json' "
-            f"-d '{json.dumps(request)}'",
-            soft_wrap=True,
-            highlight=False,
-        )
-        out.print("\nCtrl-C stops everything.")
-        while True:
-            stack.check()
-            time.sleep(1.0)
+    What ends is started again, and said. Once all is ready it prints what to try first: a request,
+    a topic, a rollback. Topics, versions and what was learned are kept for the next time.
+    """
+    from pipelines.stack.running import Home, Ports
+    from pipelines.stack.up import up as stay
+
+    stay(Ports(api_port, kafka_port, mlflow_port), Home.of_checkout(), out)
 
 
 @app.command()
@@ -375,9 +358,10 @@ def _terminated(number: int, frame: FrameType | None) -> NoReturn:
 def main() -> None:
     """Entry point: an error of ours is one sentence and exit status 2, Ctrl-C is 130."""
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _terminated)
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup
+            signal.signal(number, _terminated)
     try:
-        app()
+        app(prog_name="hvd")
     except HvdError as error:
         name = type(error).__name__
         err.print(f"[red]{name}:[/red] {escape(str(error))}", highlight=False, soft_wrap=True)
