@@ -330,6 +330,9 @@ def drift(
         int,
         typer.Option(min=0, help="First let the embedded model answer, so many of each workload."),
     ] = 0,
+    false_alarms: Annotated[
+        int, typer.Option(min=0, help="Instead: alarms in so many drafts of unchanging traffic.")
+    ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     """Measure what learning is worth when traffic changes, on recordings; needs no engine.
@@ -341,11 +344,21 @@ def drift(
     from pipelines.replay.command import load_tokenizer
 
     options = command.Options(traces, scenario or [], seeds, policies, scale, folder, resume)
-    summary = command.run(options, load_tokenizer(tokenizer), command.first_of(first), err)
-    for notice in summary["notices"]:
-        err.print(escape(notice), style="yellow", highlight=False, soft_wrap=True)
+    if record:
+        from pipelines.drift import recording
+
+        recording.record(command.recordings(), record)
+    start_from, ids = command.first_of(first), load_tokenizer(tokenizer)
+    if false_alarms:
+        summary = command.false_alarms(options, false_alarms, ids, start_from, err)
+    else:
+        summary = command.run(options, ids, start_from, err)
+        for notice in summary["notices"]:
+            err.print(escape(notice), style="yellow", highlight=False, soft_wrap=True)
     if as_json:
         sys.stdout.write(json.dumps(summary, indent=1) + "\n")
+    elif false_alarms:
+        out.print(command.alarmed(summary))
     else:
         out.print(command.outcome(summary))
         out.print(f"Report: [bold]{folder / 'report.html'}[/bold]")
