@@ -7,7 +7,8 @@ for what it knows. A model draft does the same with one chance for all its posit
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,7 +45,8 @@ class Faced(NamedTuple):
 
     def part(self, first: int, last: int) -> Faced:
         """Of the drafts from ``first`` to before ``last``; views."""
-        return Faced(*(column[first:last] for column in self))
+        columns: Iterable[Any] = self
+        return Faced(*(column[first:last] for column in columns))
 
 
 def survived(accepted: NDArray[np.integer]) -> FloatArray:
