@@ -29,7 +29,7 @@ def up(ports: Ports, home: Home, console: Console, serve_options: tuple[str, ...
         now = time.strftime("%H:%M:%S")
         console.print(f"{now} {escape(what)}", highlight=False, soft_wrap=True)
 
-    with running(ports, home, console, serve_options=serve_options) as stack:
+    with running(ports, home, console) as stack:
         console.print(greeting(stack, home), highlight=False, soft_wrap=True)
         keep(stack.parts, stack.children, say)
 

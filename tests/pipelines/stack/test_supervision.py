@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from pipelines.stack import processes, supervision
 from pipelines.stack.parts import Part, begin
 from pipelines.stack.supervision import Pauses, Watch, look
+from tests.pipelines.stack.test_processes import runs
 
 QUICK = Pauses(first=0.05, longest=0.2, steady=60.0, look=0.02)
 SLEEPS = "import time; print('here I am'); time.sleep(600)"
@@ -105,13 +109,6 @@ def test_what_a_part_left_behind_is_cleaned_before_it_starts_again(tmp_path, chi
     until(lambda: not runs(left), lambda: None)
 
 
-def runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 def test_what_does_not_get_ready_in_time_is_stopped_and_tried_again(tmp_path, children) -> None:
     worker = part(SLEEPS, tmp_path, "worker", is_ready=lambda: False, patience_s=0.1)
     said: list[str] = []
@@ -154,3 +151,27 @@ def test_two_that_end_together_both_come_back_and_an_interrupt_ends_it(tmp_path,
         supervision.keep(parts, children, say, QUICK)
     after = {name: child.process.pid for name, child in children.items()}
     assert after.keys() == before.keys() and not set(after.values()) & set(before.values())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupt_at_any_moment_leaves_nothing_behind(number, tmp_path) -> None:
+    rng = random.Random(number)
+    command = [sys.executable, "-u", "-m", "tests.pipelines.stack.flapping", str(tmp_path)]
+    for _ in range(4):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as kept:
+            assert kept.stdout is not None
+            for _ in range(rng.randrange(1, 12)):
+                kept.stdout.readline()
+            time.sleep(rng.random() * 0.1)
+            below = psutil.Process(kept.pid).children(recursive=True)
+            kept.send_signal(number)
+            kept.send_signal(signal.SIGINT)
+            kept.stdout.read()
+        _, alive = psutil.wait_procs(below, timeout=30)
+        assert not alive
+        marked = [p for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in _line(p)]
+        assert not marked
+
+
+def _line(process: psutil.Process) -> str:
+    return " ".join(process.info["cmdline"] or ())
