@@ -13,7 +13,7 @@ from pipelines import machine
 from pipelines.stack import broker, processes
 from pipelines.watch.ledger import Ledger
 from pipelines.watch.observer import Observer, take
-from tests.pipelines.records import ORIGIN, WORKER, event, worker_status
+from tests.pipelines.watch.records import ORIGIN, WORKER, event, worker_status
 
 
 @pytest.fixture

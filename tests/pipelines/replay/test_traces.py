@@ -14,7 +14,7 @@ from pipelines.replay import traces as reading
 from pipelines.replay.messages import conversation, scripts
 from pipelines.replay.split import Shares, limited, part_of, split
 from pipelines.replay.traces import Trace, read, read_token_traces
-from tests.pipelines.replay_samples import word_tokenizer
+from tests.pipelines.replay.samples import word_tokenizer
 
 TOKENIZER = word_tokenizer()
 Write = Callable[..., Path]

@@ -22,7 +22,7 @@ from pipelines.replay.states import every_token
 from pipelines.replay.tally import NOTHING, Cycles
 from pipelines.replay.traces import Trace
 from tests.conftest import random_policy
-from tests.pipelines.replay_samples import copying_traces, dialogue, token_classes
+from tests.pipelines.replay.samples import copying_traces, dialogue, token_classes
 
 SETTINGS = WorkerSettings()
 K = SETTINGS.model_draft_tokens

@@ -17,7 +17,7 @@ from pipelines.bench.serve.load import Reply
 from pipelines.bench.serve.passes import Level, ServerRun
 from pipelines.bench.serve.setups import Setup
 from pipelines.bench.serve.summary import summarise, tables
-from tests.pipelines.served import EAGLE3, HYBRID, NONE, SUFFIX, level
+from tests.pipelines.bench.serve.served import EAGLE3, HYBRID, NONE, SUFFIX, level
 
 
 def test_counters_of_all_engines_are_added_up_and_absent_ones_are_zero() -> None:

@@ -12,7 +12,7 @@ from decoder.contracts.errors import SettingsError
 from pipelines.bench.prompts import Prompt, PromptSet
 from pipelines.bench.serve.load import body, run, token_chunks
 from pipelines.bench.serve.prompts import dealt, from_workloads
-from tests.pipelines.served import asked
+from tests.pipelines.bench.serve.served import asked
 
 
 def test_every_concurrency_gets_the_same_mix_and_no_prompt_twice() -> None:

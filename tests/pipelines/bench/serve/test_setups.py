@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from decoder.contracts.errors import ModelError, SettingsError
 from pipelines.bench.serve.setups import Setup, command, setups
 from pipelines.cli import app
-from tests.pipelines.served import HYBRID, NONE, OPTIONS, SUFFIX
+from tests.pipelines.bench.serve.served import HYBRID, NONE, OPTIONS, SUFFIX
 
 
 def test_each_draft_length_is_a_setup_and_eagle3_runs_padded_and_not() -> None:

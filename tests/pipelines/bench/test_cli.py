@@ -71,7 +71,7 @@ def bench(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         timeout=300,
         cwd=home,
         env={**os.environ, "COLUMNS": "100", "NO_COLOR": "1",
-             "PYTHONPATH": str(Path(__file__).parents[2])},
+             "PYTHONPATH": str(Path(__file__).parents[3])},
     )  # fmt: skip
 
 

@@ -29,7 +29,7 @@ from pipelines.replay.study import Plan
 from pipelines.replay.tally import Tally
 from pipelines.replay.traces import Trace
 from tests.conftest import random_policy
-from tests.pipelines.replay_samples import copying_traces, word_tokenizer
+from tests.pipelines.replay.samples import copying_traces, word_tokenizer
 from tests.pipelines.test_cli import hvd
 
 TOKENIZER = word_tokenizer()

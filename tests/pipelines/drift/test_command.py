@@ -19,7 +19,7 @@ from pipelines.drift import command, study
 from pipelines.drift.columns import LEARNS, NAMES, PAPER_FEATURES, Column, Columns
 from pipelines.drift.scenario import Scenario, Segment
 from pipelines.drift.traffic import Library
-from tests.pipelines.replay_samples import copying_traces, token_classes, word_tokenizer
+from tests.pipelines.replay.samples import copying_traces, token_classes, word_tokenizer
 
 TOKENIZER = word_tokenizer()
 SILENT = Console(quiet=True)

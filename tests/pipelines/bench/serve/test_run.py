@@ -17,25 +17,25 @@ from rich.console import Console
 from decoder.contracts.errors import ProcessError, SettingsError
 from pipelines.bench.serve import run as bench
 from pipelines.bench.serve.passes import Journal, ServerRun
+from pipelines.bench.serve.plan import Plan
 from pipelines.bench.serve.report import unequal
 from pipelines.bench.serve.setups import Setup
-from tests.pipelines.served import HYBRID, NONE, OPTIONS, SUFFIX, asked, level
+from pipelines.stack import processes
+from tests.pipelines.bench.serve.served import HYBRID, NONE, OPTIONS, SUFFIX, asked, level
 
 
-def plan(*compared: Setup, rounds: int = 1, max_tokens: int = 6) -> bench.Plan:
+def plan(*compared: Setup, rounds: int = 1, max_tokens: int = 6) -> Plan:
     prompts = ((asked("a short one"),), (asked("b"), asked("a prompt of many characters")))
-    return bench.Plan(
-        compared, OPTIONS, (1, 2), prompts, (asked("w"), asked("ww")), max_tokens, rounds
-    )
+    return Plan(compared, OPTIONS, (1, 2), prompts, (asked("w"), asked("ww")), max_tokens, rounds)
 
 
 def launching(
     habits: dict[str, str], started: list[str]
-) -> Callable[[bench.Plan, Setup, int], tuple[list[str], dict[str, str]]]:
-    def launch(plan: bench.Plan, setup: Setup, port: int) -> tuple[list[str], dict[str, str]]:
+) -> Callable[[Plan, Setup, int], tuple[list[str], dict[str, str]]]:
+    def launch(plan: Plan, setup: Setup, port: int) -> tuple[list[str], dict[str, str]]:
         started.append(setup.name)
         habit = habits.get(setup.name, "")
-        module = "tests.pipelines.fake_vllm"
+        module = "tests.pipelines.bench.serve.fake_vllm"
         return [sys.executable, "-m", module, str(port), habit], dict(os.environ)
 
     return launch
@@ -68,14 +68,14 @@ def test_servers_of_a_round_can_be_up_together_and_one_that_fails_holds_up_no_ot
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alive, children = [], []
-    start = bench.processes.start
+    start = processes.start
 
     def remembered(*args: Any) -> Any:
         alive.append(sum(child.is_alive for child in children))
         children.append(start(*args))
         return children[-1]
 
-    monkeypatch.setattr(bench.processes, "start", remembered)
+    monkeypatch.setattr(processes, "start", remembered)
     out = tmp_path / "o.json"
     habits = {"suffix-k8": "tire"}
     whole = replace(plan(NONE, SUFFIX, HYBRID), together=True)
@@ -132,13 +132,13 @@ def test_ctrl_c_stops_the_server_keeps_what_is_measured_and_the_run_goes_on_late
 ) -> None:
     started: list[str] = []
     children = []
-    start = bench.processes.start
+    start = processes.start
 
     def remembered(*args: Any) -> Any:
         children.append(start(*args))
         return children[-1]
 
-    monkeypatch.setattr(bench.processes, "start", remembered)
+    monkeypatch.setattr(processes, "start", remembered)
     out, whole = tmp_path / "o.json", plan(NONE, HYBRID)
     with pytest.raises(KeyboardInterrupt):
         bench.run(whole, out, quiet(), launching({"hybrid": "interrupt"}, started))

@@ -14,19 +14,12 @@ from decoder.contracts.events import Arm
 from decoder.engines.reference.engine import ReferenceEngine
 from decoder.engines.reference.generation import CycleRecord
 from decoder.settings import WorkerSettings
-from pipelines.bench.serve import run as serve
+from pipelines.bench.serve.plan import Plan
 from pipelines.bench.serve.setups import Setup
-from pipelines.bench.trouble.run import (
-    FIXED,
-    PHASES,
-    FailingCache,
-    Speed,
-    Stretch,
-    Trouble,
-    measure,
-)
+from pipelines.bench.trouble.run import FIXED, FailingCache, measure
 from pipelines.bench.trouble.saturation import in_force
 from pipelines.bench.trouble.saturation import measure as saturate
+from pipelines.bench.trouble.stretches import PHASES, Speed, Stretch, Trouble
 from tests.decoder.simulated import trusting_policy
 from tests.engines.tiny import tiny_head, tiny_target
 
@@ -95,10 +88,11 @@ def test_a_failing_cache_proposes_what_never_comes() -> None:
 
 
 def test_a_batch_fills_and_empties_at_servers_that_take_turns() -> None:
-    def launch(plan: serve.Plan, setup: Setup, port: int) -> tuple[list[str], dict[str, str]]:
+    def launch(plan: Plan, setup: Setup, port: int) -> tuple[list[str], dict[str, str]]:
         assert plan.options.model, "the embedded model"
         started.append(setup.name)
-        return [sys.executable, "-m", "tests.pipelines.fake_vllm", str(port)], dict(os.environ)
+        module = "tests.pipelines.bench.serve.fake_vllm"
+        return [sys.executable, "-m", module, str(port)], dict(os.environ)
 
     started: list[str] = []
     said: list[str] = []

@@ -1,11 +1,11 @@
 """A server that talks like vLLM's and decodes by a rule: the tests' stand-in for a real one.
 
-``python -m tests.pipelines.fake_vllm PORT [HABIT]``. The answer to a prompt is ``max_tokens`` ids
-that count up from the length of its text, two in each event, as if every cycle accepted one drafted
-token. Habits: ``differ`` counts from one higher; ``refuse`` answers every request with status 400;
-``refuse-long`` those of more than 20 characters; ``interrupt`` sends its parent a Ctrl-C at the
-first request of more than 20 characters; ``tire`` refuses all requests after the third; ``die``
-ends at once.
+``python -m tests.pipelines.bench.serve.fake_vllm PORT [HABIT]``. The answer to a prompt is
+``max_tokens`` ids that count up from the length of its text, two in each event, as if every cycle
+accepted one drafted token. Habits: ``differ`` counts from one higher; ``refuse`` answers every
+request with status 400; ``refuse-long`` those of more than 20 characters; ``interrupt`` sends its
+parent a Ctrl-C at the first request of more than 20 characters; ``tire`` refuses all requests after
+the third; ``die`` ends at once.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from pipelines.replay.engine import hybrid, simulate
 from pipelines.replay.model_arm import model_acceptance
 from pipelines.replay.states import every_token
 from pipelines.replay.traces import Trace
-from tests.pipelines.replay_samples import copying_traces, dialogue, token_classes
+from tests.pipelines.replay.samples import copying_traces, dialogue, token_classes
 
 SETTINGS = WorkerSettings()
 COSTS = Machine().costs

@@ -8,7 +8,7 @@ from pipelines.demo.run import phases_for, traffic_seconds
 from pipelines.demo.traffic import FAILURES_ALLOWED, PLANS, Traffic, send
 from pipelines.watch.ledger import Answer, Ledger
 from pipelines.workloads import WORKLOADS, Prompt
-from tests.pipelines.records import WORKER
+from tests.pipelines.watch.records import WORKER
 
 PROMPT = Prompt("chat-heldout-1", "chat", ({"role": "user", "content": "Name three rivers."},))
 

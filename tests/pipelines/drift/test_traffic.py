@@ -13,7 +13,7 @@ from pipelines.drift import alterations
 from pipelines.drift.scenario import Drafter, Machine, Scenario, Segment, chosen, read, shipped
 from pipelines.drift.traffic import HOSTILE, KINDS, TURNS, Library, lessons, traffic
 from pipelines.replay.traces import Trace
-from tests.pipelines.replay_samples import copying_traces, dialogue, token_classes
+from tests.pipelines.replay.samples import copying_traces, dialogue, token_classes
 
 CLASSES = token_classes()
 

@@ -18,7 +18,7 @@ from pipelines.replay import states
 from pipelines.replay.dialogue import DialogueCache, turns
 from pipelines.replay.states import States, every_token, replay
 from pipelines.replay.traces import Trace
-from tests.pipelines.replay_samples import VOCABULARY, copying_traces, dialogue, token_classes
+from tests.pipelines.replay.samples import VOCABULARY, copying_traces, dialogue, token_classes
 
 SETTINGS = WorkerSettings()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from decoder.contracts.errors import ModelError, ProcessError
+from decoder.contracts.errors import ProcessError
 from decoder.contracts.settings import KafkaSettings
 from pipelines import embedded, machine
 from pipelines.stack import broker
@@ -68,28 +68,3 @@ def test_children_refuse_no_setting_that_the_stack_gives_them(tmp_path, monkeypa
 def test_free_ports_differ() -> None:
     ports = Ports.free()
     assert len({ports.api, ports.kafka, ports.mlflow}) == 3
-
-
-def test_an_expanded_model_is_left_as_it_is(expanded_model) -> None:
-    assert embedded.ensure_model() == expanded_model
-    assert [p.name for p in expanded_model.parent.iterdir()] == [expanded_model.name]
-
-
-def test_the_embedded_model_is_found_without_importing_its_package() -> None:
-    import sys
-
-    assert embedded.gguf_file().suffix == ".gguf"
-    assert embedded.PACKAGE not in sys.modules
-
-
-def test_a_missing_model_package_is_named(monkeypatch) -> None:
-    monkeypatch.setattr(embedded, "PACKAGE", "no_such_package")
-    with pytest.raises(ModelError, match="make setup"):
-        embedded.gguf_file()
-
-
-def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(ModelError, match="cannot write the model"):
-        embedded.ensure_model()

@@ -22,7 +22,7 @@ from pipelines.first.sets import files_of, licences_of, read_set
 from pipelines.first.tokenizer import trained_tokenizer
 from pipelines.replay.model_arm import drawn_acceptance
 from pipelines.replay.traces import Trace
-from tests.pipelines.replay_samples import copying_traces, word_tokenizer
+from tests.pipelines.replay.samples import copying_traces, word_tokenizer
 
 QUIET = Console(quiet=True)
 

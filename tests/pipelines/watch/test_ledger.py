@@ -5,7 +5,14 @@ from dataclasses import replace
 import pytest
 
 from pipelines.watch.ledger import Ledger, Phase
-from tests.pipelines.records import ORIGIN, SCOPE, WORKER, event, learner_status, worker_status
+from tests.pipelines.watch.records import (
+    ORIGIN,
+    SCOPE,
+    WORKER,
+    event,
+    learner_status,
+    worker_status,
+)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from pipelines.demo import dashboard, report
 from pipelines.demo.summary import Summary, summarise
 from pipelines.watch.ledger import Answer, Ledger, Phase
-from tests.pipelines.records import ORIGIN, WORKER, event, learner_status, worker_status
+from tests.pipelines.watch.records import ORIGIN, WORKER, event, learner_status, worker_status
 
 
 def recorded(lost: int = 0, versions: tuple[int, ...] = (1, 2)) -> Ledger:
