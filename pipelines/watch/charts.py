@@ -6,8 +6,7 @@ nothing.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -18,7 +17,7 @@ from decoder.contracts.features import FloatArray
 from decoder.policy.estimate import predict
 from pipelines.watch.drafts import ARMS
 from pipelines.watch.ledger import Ledger, Window
-from pipelines.watch.uplift import NAMED, OVER, RECENT, course
+from pipelines.watch.uplift import NAMED, OVER, RECENT, course, is_bounded
 
 POINTS: Final = 80
 MIN_WINDOW_S: Final = 12.0
@@ -108,7 +107,7 @@ def _ratio(ledger: Ledger, marks: Record) -> Record:
     rounds = [r for r in list(ledger.rounds) if r.scope == ledger.scope]
     for name, side in OVER.items():
         points = course(rounds, side, POINTS)
-        bounded = [(t, e) for t, e in points if e.low > 0.0 and math.isfinite(e.high)]
+        bounded = [(t, e) for t, e in points if is_bounded(e)]
         ends = [(t, e.low) for t, e in bounded] + [(t, e.high) for t, e in reversed(bounded)]
         colour, label = COLOURS[name], f"over {NAMED[name]}"
         shown = True if name == "over_plain" else "legendonly"
@@ -136,7 +135,10 @@ def _ratio(ledger: Ledger, marks: Record) -> Record:
         "steps played in turn on the same requests. The band holds with 95% at all times at once; "
         f"the dotted line goes by the last {RECENT} pairs. Click a name to see the others."
     )
-    return _over_time("ratio", "What the service is worth", note, data, "ratio", marks)
+    even = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": 1, "y1": 1}
+    line = {"color": COLOURS["none"], "width": 1}
+    marked = {**marks, "shapes": [*marks["shapes"], {**even, "line": line}]}
+    return _over_time("ratio", "What the service is worth", note, data, "ratio", marked)
 
 
 def _points(points: Iterable[tuple[float, float]]) -> Record:
@@ -187,7 +189,7 @@ def _line(name: str, x: list[str], y: Sequence[float | None], colour: str) -> Re
 
 def _calibration(ledger: Ledger) -> Record:
     features, accepted = ledger.drafts.recent
-    data = []
+    data: list[Record] = []
     for name, policy, colour in _judged(ledger):
         said, came, counts = tenths(policy, features, accepted)
         data.append(
@@ -247,9 +249,10 @@ def tenths(
     said = predict(policy, features)
     order = np.argsort(said, kind="stable")
     parts = np.array_split(order, TENTHS)
-    mean: Callable[[FloatArray], list[float]] = lambda values: [
-        round(float(values[part].mean()), 3) for part in parts
-    ]
+
+    def mean(values: FloatArray) -> list[float]:
+        return [round(float(values[part].mean()), 3) for part in parts]
+
     return mean(said), mean(accepted), [len(part) for part in parts]
 
 

@@ -57,7 +57,7 @@ def serving(kafka: KafkaSettings, port: int, models: str = "") -> Iterator[str]:
     figures = _Figures(ledger, models)
 
     class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:  # noqa: N802 -- http.server's name
+        def do_GET(self) -> None:
             if self.path == "/":
                 self._answer("text/html; charset=utf-8", page(figures.now(), live=True))
             elif self.path == "/figures.json":

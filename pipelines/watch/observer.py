@@ -16,6 +16,7 @@ from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import decode_status
 from decoder.contracts.topics import DRAFTS, POLICY, STATUS, TRIALS
 from decoder.contracts.trials import decode_round
+from learner.topics import listens
 from pipelines.watch.ledger import Ledger
 
 POLL_S: Final = 0.25
@@ -93,6 +94,10 @@ class Observer:
         from kafka.errors import KafkaError
 
         while not self._closing.is_set():
+            # a client that finds no broker leaves sockets open
+            if self.patient and not listens(self.kafka):
+                self._closing.wait(PAUSE_S)
+                continue
             try:
                 consumer: Any = KafkaConsumer(group_id=None, **self.kafka.client_options())
                 try:

@@ -18,7 +18,7 @@ from decoder.contracts.status import LearnerStatus, WorkerStatus
 from decoder.contracts.trials import Round
 from pipelines.watch.charts import charts, zone
 from pipelines.watch.ledger import Ledger
-from pipelines.watch.uplift import NAMED, OVER, Uplift, shown, uplifts
+from pipelines.watch.uplift import NAMED, OVER, Uplift, is_bounded, shown, uplifts
 
 TEMPLATE: Final = Path(__file__).with_name("page.html")
 SHORTEST_S: Final = 60.0
@@ -104,8 +104,8 @@ def _tile(name: str, one: Uplift) -> Record:
     whole = one.whole
     if not whole.pairs:
         return {"id": name, "label": f"over {NAMED[name]}", "value": "-", "detail": "not played"}
-    known = whole.low > 0.0
-    interval = f"{whole.low:.2f} to {whole.high:.2f}" if known else "too few for an interval"
+    bounded = f"95%: {whole.low:.2f} to {whole.high:.2f}"
+    interval = bounded if is_bounded(whole) else "too few for an interval"
     return {
         "id": name,
         "label": f"over {NAMED[name]}",
@@ -121,9 +121,7 @@ def _phase_table(ledger: Ledger, found: Mapping[str, Uplift]) -> Record:
         window = ledger.between(phase.began, phase.ended)
         ratios = [shown(found[name].phases[phase.name]) for name in OVER]
         workloads = ", ".join(phase.workloads)
-        rows.append(
-            [phase.name, _time(phase.began), workloads, f"{window.tok_per_s:.1f}", *ratios]
-        )
+        rows.append([phase.name, _time(phase.began), workloads, f"{window.tok_per_s:.1f}", *ratios])
     if rows:
         rows.append(["all", "", "", "", *(shown(found[name].whole) for name in OVER)])
         rows.append(
@@ -139,11 +137,11 @@ def _side_table(rounds: Sequence[Round]) -> Record:
         mine = sums.setdefault(block.side, [0.0] * 4)
         for i, value in enumerate((1, block.steps, block.tokens, block.us)):
             mine[i] += value
-    rows = [
-        [side, f"{n:.0f}", f"{steps:.0f}", f"{tokens:.0f}"]
-        + [f"{tokens / max(steps, 1):.2f}", f"{1e6 * tokens / max(us, 1.0):.1f}"]
-        for side, (n, steps, tokens, us) in sorted(sums.items())
-    ]
+    rows = []
+    for side, (blocks, steps, tokens, us) in sorted(sums.items()):
+        counts = [f"{n:.0f}" for n in (blocks, steps, tokens)]
+        rates = [f"{tokens / max(steps, 1.0):.2f}", f"{1e6 * tokens / max(us, 1.0):.1f}"]
+        rows.append([side, *counts, *rates])
     return {"title": "Sides of the trial", "head": head, "rows": rows}
 
 

@@ -41,9 +41,14 @@ class Uplift:
         return {**bounds(self.whole), "at_costs": bounds(self.at_costs), "phases": phases}
 
 
+def is_bounded(one: Effect) -> bool:
+    """Whether there are pairs enough for an interval."""
+    return one.low > 0.0 and math.isfinite(one.high)
+
+
 def bounds(one: Effect) -> dict[str, float | int | None]:
     """``ratio``, ``low``, ``high`` and ``pairs``; None where there is nothing to go by."""
-    known = 0.0 < one.low and math.isfinite(one.high)
+    known = is_bounded(one)
     return {
         "ratio": round(one.ratio, 4) if one.pairs else None,
         "low": round(one.low, 4) if known else None,
@@ -94,6 +99,6 @@ def shown(one: Effect) -> str:
     """``1.62 (1.51 to 1.74)``; the ratio alone while its interval is open, "-" without any."""
     if not one.pairs:
         return "-"
-    if not 0.0 < one.low or not math.isfinite(one.high):
+    if not is_bounded(one):
         return f"about {one.ratio:.2f}"
     return f"{one.ratio:.2f} ({one.low:.2f} to {one.high:.2f})"
