@@ -14,7 +14,8 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlparse
@@ -43,11 +44,18 @@ _ENVIRONMENT: Final = {
 
 @dataclass(frozen=True)
 class Standing:
-    """A scope in the registry: the versions that aliases ``champion`` and ``pinned`` name."""
+    """A scope in the registry: the versions that its aliases name.
+
+    ``champion`` and ``pinned`` decide what is served, ``trial`` is what a person wants compared
+    with it, ``candidate`` the last one registered. ``name`` is the registered model's.
+    """
 
     scope: str
     champion: int | None = None
     pinned: int | None = None
+    trial: int | None = None
+    candidate: int | None = field(default=None, compare=False)
+    name: str = field(default="", compare=False)
 
     @property
     def served(self) -> int | None:
@@ -140,12 +148,60 @@ class Registry:
             self._client.set_registered_model_alias(name, "candidate", str(number))
             return number
 
-    def promote(self, scope: str, version: int) -> None:
-        """Move alias ``champion`` of ``scope`` to ``version``."""
+    def promote(self, scope: str, version: int, why: Mapping[str, str] = {}) -> None:
+        """Move alias ``champion`` of ``scope`` to ``version``.
+
+        Args:
+            why: becomes tags of the version: ``moved_by``, ``why``, and figures that speak for it;
+                ``moved_at`` is added, in UTC.
+        """
+        moved = {"moved_at": datetime.now(UTC).isoformat(timespec="seconds"), **why}
+        self.tag(scope, version, moved)  # first: what was cut off in between is done again
         with self._reaching(f"promote version {version}"):
             self._client.set_registered_model_alias(
                 self.model_name(scope), "champion", str(version)
             )
+
+    def tag(self, scope: str, version: int, tags: Mapping[str, str]) -> None:
+        """Set ``tags`` of a version, over those of the same names."""
+        with self._reaching(f"tag version {version}"):
+            for key, value in tags.items():
+                self._client.set_model_version_tag(self.model_name(scope), str(version), key, value)
+
+    def retire(self, scope: str, keep: int) -> list[int]:
+        """Delete what ``scope`` has beyond ``keep`` versions, the oldest without an alias first.
+
+        Their artefacts go, too; their runs stay.
+
+        Returns:
+            The versions that were deleted, ascending.
+        """
+        name = self.model_name(scope)
+        with self._reaching("retire versions"):
+            held = {int(v.version): v for v in self._versions(name)}
+            named = {int(v) for v in self._client.get_registered_model(name).aliases.values()}
+            spare = max(len(held) - keep, 0)
+            retired = [version for version in sorted(held) if version not in named][:spare]
+            for version in retired:
+                self._client.delete_model_version(name, str(version))
+                self._delete_artefact(held[version].source)
+            return retired
+
+    def _versions(self, name: str) -> Iterator[Any]:
+        token = None
+        while True:
+            page = self._client.search_model_versions(
+                f"name = '{name}'", max_results=PAGE, page_token=token
+            )
+            yield from page
+            token = page.token
+            if not token:
+                return
+
+    def _delete_artefact(self, source: str) -> None:
+        from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+        get_artifact_repository(source, tracking_uri=self.tracking_uri).delete_artifacts()
 
     def standing(self, scope: str) -> Standing:
         """Where the aliases of ``scope`` stand at this moment; it has been registered before."""
@@ -213,11 +269,14 @@ class Registry:
         return self.load(scope, standing.served)
 
     def _standing(self, model: Any) -> Standing:
-        champion, pinned = (model.aliases.get(alias) for alias in ("champion", "pinned"))
+        named = {alias: int(version) for alias, version in model.aliases.items()}
         return Standing(
-            model.name.removeprefix(self.prefix),
-            None if champion is None else int(champion),
-            None if pinned is None else int(pinned),
+            scope=model.name.removeprefix(self.prefix),
+            champion=named.get("champion"),
+            pinned=named.get("pinned"),
+            trial=named.get("trial"),
+            candidate=named.get("candidate"),
+            name=model.name,
         )
 
     def _version_of(self, name: str, digest: str) -> int | None:

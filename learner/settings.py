@@ -25,6 +25,11 @@ class LearnerSettings(Settings):
     min_events: int = Field(default=400, ge=50)  # labelled events before a scope learns at all
     candidate_every: int = Field(default=256, ge=1)  # of them, between two contestants
     kind: Literal["survival", "payoff"] = "survival"  # of a scope whose champion has no network
+    start: Literal["first", "counting"] = "first"  # what a new scope begins with, and falls back to
+    rollout: Literal["auto", "approve", "off"] = "auto"  # off: what wins offline is served at once
+    trial_margin: float = Field(default=0.03, gt=0.0, lt=0.5)  # loss in rate that must be excluded
+    trial_minutes: float = Field(default=30.0, gt=0.0)  # of rounds, until a trial has to be decided
+    keep_versions: int = Field(default=20, ge=1)  # of a scope; older ones without alias are retired
 
     @property
     def checkpoint_path(self) -> Path:

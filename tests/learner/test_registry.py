@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -62,6 +63,52 @@ def test_a_pin_overrides_the_champion(registry: Registry) -> None:
     assert registry.champion("ab12").version == 2  # type: ignore[union-attr]
     client_of(registry).delete_registered_model_alias(name, "pinned")
     assert registry.champion("ab12").version == 1  # type: ignore[union-attr]
+
+
+def test_a_move_says_who_when_and_why(registry: Registry) -> None:
+    version = registry.register(random_policy(scope="ab12"))
+    registry.promote("ab12", version, {"moved_by": "learner", "why": "won", "trial.ratio": "1.05"})
+    name = registry.model_name("ab12")
+    tags = client_of(registry).get_model_version(name, str(version)).tags
+    assert (tags["moved_by"], tags["why"], tags["trial.ratio"]) == ("learner", "won", "1.05")
+    assert datetime.fromisoformat(tags["moved_at"]).tzinfo == UTC
+    registry.tag("ab12", version, {"why": "a person said so"})
+    tags = client_of(registry).get_model_version(name, str(version)).tags
+    assert (tags["moved_by"], tags["why"]) == ("learner", "a person said so")
+
+
+def test_nothing_is_promoted_that_does_not_exist(registry: Registry) -> None:
+    registry.register(random_policy(scope="ab12"))
+    with pytest.raises(RegistryError, match="tag version 7"):
+        registry.promote("ab12", 7)
+    assert registry.standing("ab12") == Standing("ab12")
+
+
+def test_the_oldest_without_alias_are_retired_artefacts_and_all(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PAGE", 2)
+    policies = [random_policy(seed, scope="ab12") for seed in range(6)]
+    for policy in policies:
+        registry.register(policy)
+    registry.promote("ab12", 1)
+    client, name = client_of(registry), registry.model_name("ab12")
+    client.set_registered_model_alias(name, "trial", "3")
+    assert registry.standing("ab12") == Standing("ab12", champion=1, trial=3)
+    gone = artefact(registry, policies[1], 2)
+    run = client.get_model_version(name, "2").run_id
+    assert registry.retire("ab12", 6) == []
+    assert registry.retire("ab12", 4) == [2, 4]
+    assert registry.retire("ab12", 4) == []
+    assert {int(v.version) for v in client.search_model_versions(f"name = '{name}'")} == {
+        1,
+        3,
+        5,
+        6,
+    }
+    assert not gone.exists() and client.get_run(run).info.status == "FINISHED"
+    assert registry.retire("ab12", 0) == [5]  # aliases are somebody's word
+    assert digest_of(registry.load("ab12", 1)) == digest_of(policies[0])
 
 
 def test_the_same_policy_is_one_version(registry: Registry) -> None:

@@ -59,6 +59,7 @@ def serve(
     from pipelines.bench.prompts import Prompt, read_folder, tokenise
     from pipelines.bench.serve import prompts as serve_prompts
     from pipelines.bench.serve import run as bench
+    from pipelines.bench.serve.plan import Plan
     from pipelines.bench.serve.report import unequal
     from pipelines.bench.serve.setups import setups
     from pipelines.bench.serve.summary import tables
@@ -93,7 +94,7 @@ def serve(
         _complain(sentence)
     (warm_up,) = serve_prompts.from_workloads(max(levels), ["chat"])
     made = bench.run(
-        bench.Plan(
+        Plan(
             compared, options, levels, tuple(map(tuple, hands)), warm_up.prompts, max_tokens,
             rounds, policy, decides_by, together,
         ),

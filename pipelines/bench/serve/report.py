@@ -8,14 +8,12 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipelines import machine
 from pipelines.bench.serve.passes import ServerRun, replace_file
+from pipelines.bench.serve.plan import Plan
 from pipelines.bench.serve.summary import summarise
-
-if TYPE_CHECKING:
-    from pipelines.bench.serve.run import Plan
 
 
 def report(plan: Plan, runs: Sequence[ServerRun], skipped: dict[str, str]) -> dict[str, Any]:

@@ -10,102 +10,35 @@ soon as it is done: a run that was interrupted goes on where it stopped.
 from __future__ import annotations
 
 import functools
-import os
-import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-import httpx
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress, TaskID
 
 from decoder.contracts.errors import ProcessError
-from pipelines import machine
 from pipelines.bench.prompts import Prompt
 from pipelines.bench.serve import load as serve_load
 from pipelines.bench.serve.counters import Counters, parse, settled
 from pipelines.bench.serve.cpu import session_seconds
-from pipelines.bench.serve.load import Reply, name_of
 from pipelines.bench.serve.passes import Journal, Level, ServerRun
+from pipelines.bench.serve.plan import Plan
 from pipelines.bench.serve.report import report, write
-from pipelines.bench.serve.setups import Setup, command
-from pipelines.serve import command as serve
-from pipelines.serve.command import ServeOptions
-from pipelines.stack import processes
-from pipelines.stack.running import responds
+from pipelines.bench.serve.server import Launch, Server, launch_vllm, running
+from pipelines.bench.serve.setups import Setup
 
 COUNTER_SECONDS: Final = 10.0
 """How long the server's counters may lag behind its answers."""
-START_SECONDS: Final = 900.0
-"""A large model that is compiled and captured takes minutes."""
 WARM_UP_TOKENS: Final = 16
 
 
-@dataclass(frozen=True)
-class Plan:
-    """A whole benchmark: ``prompts`` holds one list for each of ``concurrency``.
-
-    ``decides_by`` describes the policy that the hybrid starts with, ``policy`` if that is named.
-    ``together``: all servers of a round are up at once and work in turn at each concurrency.
-    """
-
-    setups: tuple[Setup, ...]
-    options: ServeOptions
-    concurrency: tuple[int, ...]
-    prompts: tuple[tuple[Prompt, ...], ...]
-    warm_up: tuple[Prompt, ...]
-    max_tokens: int
-    rounds: int = 1
-    policy: Path | None = None
-    decides_by: str = "counted score"
-    together: bool = False
-
-    @property
-    def model(self) -> str:
-        """How the server calls the model."""
-        return self.options.served_name or self.options.model
-
-    def setting(self) -> dict[str, Any]:
-        """What two runs must share for their figures to be put together."""
-        return {
-            "model": self.options.model,
-            "drafter": self.options.drafter,
-            "dtype": self.options.dtype,
-            "server_arguments": list(self.options.extra),
-            "policy": None if self.policy is None else str(self.policy),
-            "environment": {
-                k: v for k, v in sorted(os.environ.items()) if k.startswith(("HVD_", "VLLM_"))
-            },
-            "concurrency": list(self.concurrency),
-            "max_tokens": self.max_tokens,
-            "together": self.together,
-            "prompts": [[name_of(p) for p in level] for level in self.prompts],
-        }
-
-
-Launch = Callable[[Plan, Setup, int], tuple[list[str], dict[str, str]]]
-"""Argument list and environment of a setup's server on a port of 127.0.0.1."""
 Show = Callable[[Setup, str, int], None]
 """Takes what a setup's server is doing and how many requests it answered since."""
-
-
-def launch_vllm(plan: Plan, setup: Setup, port: int) -> tuple[list[str], dict[str, str]]:
-    """vLLM's server, stock or with the plugin.
-
-    Raises:
-        ModelError, ProcessError, SettingsError: see :func:`pipelines.serve.command.check`.
-    """
-    options = replace(plan.options, port=port)
-    serve.check(options)
-    on_cpu = not machine.has_accelerator()
-    made = command(setup, options, os.environ, machine.cpu_flags(), on_cpu, plan.policy)
-    serve.empty_metrics(options, made[1])
-    return made
 
 
 def run(plan: Plan, out: Path, console: Console, launch: Launch = launch_vllm) -> dict[str, Any]:
@@ -242,58 +175,6 @@ def _level(
     now = session_seconds(server.child.process.pid)
     cpu = None if now is None or used is None else now - used
     return Level(concurrency, wall, tuple(replies), counters, cpu)
-
-
-@contextmanager
-def running(plan: Plan, setup: Setup, log: Path, launch: Launch) -> Iterator[Server]:
-    """A server for ``setup``, ready; stopped on leaving, however it is left."""
-    port = machine.free_port()
-    arguments, environment = launch(plan, setup, port)
-    url = f"http://127.0.0.1:{port}"
-    child = processes.start(setup.name, arguments, log, environment)
-    try:
-        processes.wait_until(child, lambda: responds(f"{url}/health"), START_SECONDS)
-        yield Server(setup, child, url)
-    finally:
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave it
-        try:
-            processes.stop([child])
-        finally:
-            signal.signal(signal.SIGINT, before)
-
-
-@dataclass(frozen=True)
-class Server:
-    """A running server."""
-
-    setup: Setup
-    child: processes.Child
-    url: str
-
-    def check(self, replies: Sequence[Reply]) -> None:
-        """Do nothing unless the server died, or answered not one of its requests.
-
-        Raises:
-            ProcessError: it did.
-        """
-        self.child.check()
-        failed = [r for r in replies if r.error]
-        if replies and len(failed) == len(replies):
-            raise ProcessError(
-                f"{self.setup.name} answered none of {len(failed)} requests; the first got: "
-                f"{failed[0].error}. Its log: {self.child.log}"
-            )
-
-    def page(self) -> str:
-        """Its metrics, in Prometheus' text format.
-
-        Raises:
-            ProcessError: it does not answer.
-        """
-        try:
-            return httpx.get(f"{self.url}/metrics", timeout=30.0).raise_for_status().text
-        except httpx.HTTPError as error:
-            raise ProcessError(f"{self.url}/metrics cannot be read: {error}.") from error
 
 
 def _counters(server: Server, tokens: int) -> Counters:

@@ -17,11 +17,10 @@ the median time of its kind over all methods, which a stalled minute cannot move
 from __future__ import annotations
 
 import itertools
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
 
 import torch
 from rich.console import Console
@@ -39,20 +38,21 @@ from decoder.engines.reference.session import Session
 from decoder.floor import Floor
 from decoder.policy.first import first_policy
 from pipelines import embedded, workloads
-from pipelines.bench.metrics import typical_rate, typical_times
+from pipelines.bench.trouble import saturation
+from pipelines.bench.trouble.stretches import (
+    PHASES,
+    SETTLES,
+    TROUBLES,
+    Speed,
+    Stretch,
+    Tick,
+    Trouble,
+)
 
 if TYPE_CHECKING:
     from decoder.engines.reference.engine import ReferenceEngine
-    from decoder.engines.reference.generation import CycleRecord
 
-Trouble = Literal["drafter", "cache", "batch"]
-TROUBLES: Final[tuple[Trouble, ...]] = get_args(Trouble)
 FIXED: Final = ("greedy", "eagle3", "suffix")
-PHASES: Final = ("healthy", "broken", "mended")
-SETTLES: Final = 200
-"""Cycles after a change that are not measured."""
-
-Tick = Callable[[str], None]
 
 
 class FailingCache(SuffixCache):
@@ -66,75 +66,6 @@ class FailingCache(SuffixCache):
         if draft is None or not self.failing:
             return draft
         return replace(draft, tokens=[token ^ 1 for token in draft.tokens])
-
-
-@dataclass
-class Speed:
-    """One method in one phase; ``prompts`` are the measured ones.
-
-    ``cycles`` is empty where only a server knows them.
-    """
-
-    decoded: int = 0
-    seconds: float = 0.0
-    prompts: int = 0
-    cycles: list[CycleRecord] = field(default_factory=list)
-
-    @property
-    def rate(self) -> float:
-        """Tokens a second of decoding."""
-        return self.decoded / self.seconds if self.seconds else 0.0
-
-    def add(
-        self, tokens: int, seconds: float, prompts: int = 1, cycles: Iterable[CycleRecord] = ()
-    ) -> None:
-        """Add measured prompts."""
-        self.decoded += tokens
-        self.seconds += seconds
-        self.prompts += prompts
-        self.cycles.extend(cycles)
-
-
-@dataclass(frozen=True)
-class Stretch:
-    """What one phase came to. ``fallback`` is the arm the floor had in force at its end."""
-
-    trouble: Trouble
-    phase: str
-    speeds: dict[str, Speed]
-    settled_after: int
-    fallback: str
-    falls: int
-
-    @property
-    def best(self) -> str:
-        """The fastest fixed arm."""
-        return max(self.speeds.keys() - {"hybrid"}, key=lambda name: self.speeds[name].rate)
-
-    @property
-    def share(self) -> float:
-        """The hybrid's rate over that of the best fixed arm."""
-        return self.speeds["hybrid"].rate / self.speeds[self.best].rate
-
-    @property
-    def share_typical(self) -> float | None:
-        """The same if every cycle took the median time of its kind; None without cycles."""
-        times = typical_times(self.speeds.values())
-        rates = {name: typical_rate([speed], times) for name, speed in self.speeds.items()}
-        hybrid = rates.pop("hybrid")
-        return hybrid / max(r for r in rates.values() if r) if hybrid else None
-
-    def as_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return {
-            **{f.name: getattr(self, f.name) for f in fields(self) if f.name != "speeds"},
-            "tok_per_s": {name: round(s.rate, 2) for name, s in self.speeds.items()},
-            "best_fixed": self.best,
-            "hybrid_to_best": round(self.share, 3),
-            "hybrid_to_best_typical": self.share_typical and round(self.share_typical, 3),
-            "hybrid_arms": dict(Counter(c.arm for c in self.speeds["hybrid"].cycles)),
-            "prompts": self.speeds["hybrid"].prompts,
-        }
 
 
 def measure_all(
@@ -162,9 +93,7 @@ def measure_all(
             if broken := [name for name in wanted if name != "batch"]:
                 yield from _in_reference(broken, measured, tokens, threads, shown.update)
             if "batch" in wanted:
-                from pipelines.bench.trouble.saturation import measure as saturate
-
-                yield from saturate(measured, tokens, crowd, shown.update)
+                yield from saturation.measure(measured, tokens, crowd, shown.update)
 
         try:
             for stretch in stretches():

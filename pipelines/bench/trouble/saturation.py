@@ -21,11 +21,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from pipelines import workloads
 from pipelines.bench.prompts import Prompt
 from pipelines.bench.serve import load as serve_load
-from pipelines.bench.serve import run as serve
 from pipelines.bench.serve.counters import Counters, parse
 from pipelines.bench.serve.passes import Level
+from pipelines.bench.serve.plan import Plan
+from pipelines.bench.serve.server import Launch, Server, launch_vllm, running
 from pipelines.bench.serve.setups import setups
-from pipelines.bench.trouble.run import PHASES, SETTLES, Speed, Stretch, Tick
+from pipelines.bench.trouble.stretches import PHASES, SETTLES, Speed, Stretch, Tick
 from pipelines.serve.command import chosen
 
 METHODS: Final = ("none", "eagle3", "suffix", "hybrid")
@@ -44,7 +45,7 @@ def measure(
     tokens: int,
     crowd: int,
     tick: Tick,
-    launch: serve.Launch = serve.launch_vllm,
+    launch: Launch = launch_vllm,
     settles: int = SETTLES,
 ) -> Iterator[Stretch]:
     """Fill the batch and empty it.
@@ -69,7 +70,7 @@ def measure(
         for setup in plan.setups:
             tick(f"batch: starting {setup.name}")
             log = logs / f"{setup.name}.log"
-            servers.append(stack.enter_context(serve.running(plan, setup, log, launch)))
+            servers.append(stack.enter_context(running(plan, setup, log, launch)))
         hybrid = servers[-1]
         for phase, at_once in zip(PHASES, (1, crowd, 1), strict=True):
             before, settled = _steps(hybrid), 0
@@ -104,13 +105,13 @@ def in_force(page: str) -> tuple[str, int]:
     return arm, falls
 
 
-def _plan(tokens: int, crowd: int) -> serve.Plan:
+def _plan(tokens: int, crowd: int) -> Plan:
     # A context of this size holds every prompt, and four servers fit in one machine's memory.
     options = chosen(None, None, "127.0.0.1", 0, "auto", ("--max-model-len", "2048"))
     compared = setups(METHODS, [EAGLE3_K], [SUFFIX_K], options.drafter)
     one_each = [s for s in compared if s.padded is not False]
     one_each.sort(key=lambda s: METHODS.index(s.method))
-    return serve.Plan(tuple(one_each), options, (1, crowd, 1), (), (), tokens)
+    return Plan(tuple(one_each), options, (1, crowd, 1), (), (), tokens)
 
 
 def _prompts() -> Iterator[Prompt]:
@@ -120,11 +121,11 @@ def _prompts() -> Iterator[Prompt]:
             yield Prompt(prompt.id, prompt.workload, prompt.workload, prompt.messages)
 
 
-def _send(plan: serve.Plan, server: serve.Server, prompts: Sequence[Prompt], at_once: int) -> Level:
+def _send(plan: Plan, server: Server, prompts: Sequence[Prompt], at_once: int) -> Level:
     wall, replies = serve_load.run(server.url, plan.model, prompts, at_once, plan.max_tokens)
     server.check(replies)
     return Level(at_once, wall, tuple(replies), Counters())
 
 
-def _steps(server: serve.Server) -> int:
+def _steps(server: Server) -> int:
     return parse(server.page()).steps

@@ -1,0 +1,55 @@
+"""What a serving benchmark compares, on what, and how much of it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipelines.bench.prompts import Prompt
+from pipelines.bench.serve.load import name_of
+from pipelines.bench.serve.setups import Setup
+from pipelines.serve.command import ServeOptions
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A whole benchmark: ``prompts`` holds one list for each of ``concurrency``.
+
+    ``decides_by`` describes the policy that the hybrid starts with, ``policy`` if that is named.
+    ``together``: all servers of a round are up at once and work in turn at each concurrency.
+    """
+
+    setups: tuple[Setup, ...]
+    options: ServeOptions
+    concurrency: tuple[int, ...]
+    prompts: tuple[tuple[Prompt, ...], ...]
+    warm_up: tuple[Prompt, ...]
+    max_tokens: int
+    rounds: int = 1
+    policy: Path | None = None
+    decides_by: str = "counted score"
+    together: bool = False
+
+    @property
+    def model(self) -> str:
+        """How the server calls the model."""
+        return self.options.served_name or self.options.model
+
+    def setting(self) -> dict[str, Any]:
+        """What two runs must share for their figures to be put together."""
+        return {
+            "model": self.options.model,
+            "drafter": self.options.drafter,
+            "dtype": self.options.dtype,
+            "server_arguments": list(self.options.extra),
+            "policy": None if self.policy is None else str(self.policy),
+            "environment": {
+                k: v for k, v in sorted(os.environ.items()) if k.startswith(("HVD_", "VLLM_"))
+            },
+            "concurrency": list(self.concurrency),
+            "max_tokens": self.max_tokens,
+            "together": self.together,
+            "prompts": [[name_of(p) for p in level] for level in self.prompts],
+        }

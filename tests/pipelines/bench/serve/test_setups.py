@@ -1,0 +1,95 @@
+"""What the serving benchmark compares: how servers are started, and what a person may ask for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from decoder.contracts.errors import ModelError, SettingsError
+from pipelines.bench.serve.setups import Setup, command, setups
+from pipelines.cli import app
+from tests.pipelines.bench.serve.served import HYBRID, NONE, OPTIONS, SUFFIX
+
+
+def test_each_draft_length_is_a_setup_and_eagle3_runs_padded_and_not() -> None:
+    made = setups(["hybrid", "eagle3", "suffix", "none"], [3, 5], [8], "head")
+    assert [s.name for s in made] == [
+        "none", "suffix-k8", "eagle3-k3", "eagle3-k3-unpadded", "eagle3-k5", "eagle3-k5-unpadded",
+        "hybrid",
+    ]  # fmt: skip
+
+
+def test_stock_servers_get_vllms_own_configuration() -> None:
+    suffix = Setup("suffix-k64", "suffix", 64).speculative_config(None)
+    assert suffix == {
+        "method": "suffix", "num_speculative_tokens": 64, "suffix_decoding_max_tree_depth": 64,
+    }  # fmt: skip
+    for padded in (True, False):
+        config = Setup("e", "eagle3", 3, padded).speculative_config("head")
+        assert config == {
+            "method": "eagle3", "model": "head", "num_speculative_tokens": 3,
+            "disable_padded_drafter_batch": not padded,
+        }  # fmt: skip
+    assert NONE.speculative_config("head") is None
+
+
+def test_servers_differ_in_speculation_alone() -> None:
+    environment = {"HVD_WORKER_ENABLED": "1", "PATH": "/bin"}
+
+    def started(setup: Setup) -> tuple[list[str], dict[str, str]]:
+        return command(setup, OPTIONS, environment, frozenset(), on_cpu=True, policy=Path("p"))
+
+    (ours, our_env), (plain, plain_env) = started(HYBRID), started(NONE)
+    at = ours.index("--speculative-config")
+    assert plain == ours[:at] + ours[at + 2 :]
+    assert set(our_env.items()) - set(plain_env.items()) == {
+        ("HVD_WORKER_ENABLED", "1"),
+        ("HVD_WORKER_TELEMETRY", "false"),
+        ("HVD_WORKER_POLICY_FILE", str(Path("p").resolve())),
+        ("VLLM_USE_V2_MODEL_RUNNER", "0"),
+    }
+    assert set(plain_env.items()) <= set(our_env.items())
+    stock, stock_env = started(SUFFIX)
+    assert stock[:at] + stock[at + 2 :] == plain
+    assert json.loads(stock[at + 1]) == SUFFIX.speculative_config(None)
+    assert stock_env == plain_env
+
+
+def test_a_runner_the_person_chose_stays_chosen() -> None:
+    environment = {"VLLM_USE_V2_MODEL_RUNNER": "1"}
+    assert (
+        command(NONE, OPTIONS, environment, frozenset(), True)[1] | environment
+        == (command(NONE, OPTIONS, environment, frozenset(), True)[1])
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ((["ngram"], [3], [8], "h"), SettingsError, "ngram.*none, suffix, eagle3, hybrid"),
+        (([], [3], [8], "h"), SettingsError, "choose from"),
+        ((["eagle3"], [3], [8], None), ModelError, "--drafter"),
+        ((["suffix"], [3], [], None), SettingsError, "--suffix-k"),
+    ],
+)
+def test_what_cannot_be_compared_is_said(arguments: Any, error: Any, words: str) -> None:
+    with pytest.raises(error, match=words):
+        setups(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--concurrency", "1,many"], "--concurrency '1,many'"),
+        (["--eagle3-k", "0"], "--eagle3-k '0'"),
+        (["--policy", "/nowhere/p.safetensors"], "/nowhere/p.safetensors: no such file"),
+    ],
+)
+def test_options_that_make_no_sense_are_named(arguments: list[str], words: str) -> None:
+    result = CliRunner().invoke(app, ["bench", "serve", *arguments])
+    assert isinstance(result.exception, SettingsError)
+    assert words in str(result.exception)

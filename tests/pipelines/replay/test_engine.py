@@ -1,0 +1,216 @@
+"""Simulated decoding: exact under greedy decoding, and the same as the engine it stands for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from decoder.contracts.bundle import frequency_policy
+from decoder.contracts.errors import TraceError
+from decoder.engines.reference.method import Method, method
+from decoder.policy.pricing import NOMINAL, CostTable
+from decoder.policy.rule import CACHE, MODEL, NONE
+from decoder.settings import WorkerSettings
+from pipelines.replay import walks
+from pipelines.replay.engine import hybrid, simulate
+from pipelines.replay.model_arm import constant_acceptance, model_acceptance
+from pipelines.replay.states import every_token
+from pipelines.replay.tally import NOTHING, Cycles
+from pipelines.replay.traces import Trace
+from tests.conftest import random_policy
+from tests.pipelines.replay.samples import copying_traces, dialogue, token_classes
+
+SETTINGS = WorkerSettings()
+K = SETTINGS.model_draft_tokens
+
+
+def run(traces: list[Trace], by: Method, accepts: float = 2.2) -> Cycles:
+    return simulate(traces, [], by, token_classes(), SETTINGS, accepts)[0]
+
+
+def methods() -> list[Method]:
+    named = [method(n) for n in ("greedy", "eagle3", "suffix", "frequency", "arctic", "fixed")]
+    return [*named, hybrid("hybrid", random_policy())]
+
+
+@pytest.mark.parametrize("by", methods(), ids=lambda m: m.name)
+def test_cycles_write_the_recorded_output_whatever_is_chosen(by: Method) -> None:
+    traces = [*copying_traces(1), *dialogue(2)]
+    cycles = run(traces, by)
+    for index, trace in enumerate(traces):
+        mine = cycles.trace == index
+        following = cycles.position[mine] + cycles.committed[mine]
+        assert cycles.position[mine][0] == 1
+        assert following[-1] == len(trace.output)
+        np.testing.assert_array_equal(following[:-1], cycles.position[mine][1:])
+    assert (cycles.accepted <= cycles.verified).all()
+    assert (cycles.accepted <= cycles.committed).all()
+    assert (cycles.committed <= cycles.accepted + 1).all()
+
+
+def test_arms_are_those_the_method_has() -> None:
+    traces = copying_traces(4)
+    seen = {m.name: set(run(traces, m).arm.tolist()) for m in methods()}
+    assert seen["greedy"] == {NONE}
+    assert seen["eagle3"] == {MODEL}
+    assert seen["suffix"] == {NONE, CACHE}
+    assert seen["frequency"] == {MODEL, CACHE}
+
+
+def test_a_model_draft_accepts_what_was_recorded() -> None:
+    (trace,) = copying_traces(3, 1, 40)
+    recorded = [i % (K + 1) for i in range(40)]
+    trace = Trace("s", trace.prompt, trace.output, model_accepted=recorded)
+    cycles = run([trace], method("eagle3"))
+    assert len(cycles.position) > 8
+    for position, accepted in zip(cycles.position, cycles.accepted, strict=True):
+        assert accepted == min(recorded[position], 40 - position)
+
+
+def test_no_draft_reaches_behind_the_limit_of_the_request() -> None:
+    (trace,) = copying_traces(3, 1, 40)
+    cycles = run([Trace("s", trace.prompt, trace.output, allowed=40)], method("frequency"))
+    assert (cycles.position + cycles.verified + 1 <= 40).all()
+
+
+@pytest.mark.parametrize("mean", [0.0, 1.0, 2.2, 3.7, 4.0])
+def test_a_constant_acceptance_has_its_mean_on_every_stretch(mean: float) -> None:
+    accepted = constant_acceptance(mean, 1000)
+    assert set(accepted) <= {int(mean), int(mean) + 1}
+    for begin in range(0, 990, 7):
+        stretch = accepted[begin : begin + 10]
+        assert abs(stretch.sum() - 10 * mean) < 1.001
+
+
+def test_a_recording_without_a_model_arm_needs_an_assumption() -> None:
+    (trace,) = copying_traces(1, 1)
+    with pytest.raises(TraceError, match="--model-accepts"):
+        model_acceptance(trace, None)
+
+
+def test_an_oracle_or_a_tree_is_refused() -> None:
+    for name in ("oracle", "eagle3-tree"):
+        with pytest.raises(TraceError, match=name):
+            run(copying_traces(1), method(name))
+
+
+def test_time_is_what_the_cost_table_says() -> None:
+    arm = np.array([NONE, MODEL, CACHE], np.int8)
+    ints = [np.array(v, np.int32) for v in ([0, 0, 0], [1, 2, 7], [0, 4, 10], [0, 4, 6], [1, 5, 7])]
+    trace, position, verified, accepted, committed = ints
+    cycles = Cycles(trace, position, arm, verified, accepted, committed)
+    nominal = cycles.tally()
+    assert nominal.time == pytest.approx(1.0 + (1.0 + 4 * 0.006) + (1.0 + 10 * 0.006))
+    assert nominal.rate == pytest.approx(13 / nominal.time)
+    assert (nominal.by_arm, nominal.accepted) == ((1, 1, 1), (0, 4, 6))
+    steep = CostTable("test", (1, 11), (2.0, 12.0), draft_us=3.0, draft_token_us=0.5)
+    assert cycles.tally(steep).time == pytest.approx(2.0 + (6.0 + 3.0 + 4 * 0.5) + 12.0)
+    assert (nominal + NOTHING) == nominal
+
+
+def field_of(traces: list[Trace], accepts: float = 2.2) -> tuple[walks.Field, np.ndarray]:
+    states = every_token(traces, [], token_classes(), SETTINGS)
+    field = walks.field_of(traces, states, accepts, K)
+    return field, states.rows.features[:, walks.SCORE]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 1000),
+    threshold=st.sampled_from([0.0, 1.0, 2.0, 4.0, 9.0, float("inf")]),
+    accepts=st.sampled_from([0.0, 1.3, 2.2, 4.0]),
+)
+def test_a_walk_counts_what_the_engine_counts(seed: int, threshold: float, accepts: float) -> None:
+    traces = [*copying_traces(seed, 3, 40, allowed=41), *dialogue(seed, 2)]
+    field, score = field_of(traces, accepts)
+    walked = walks.walk(field, walks.arms_at(field, score, threshold))
+    by = hybrid("frequency", frequency_policy("", threshold))
+    assert walked == run(traces, by, accepts).tally()
+
+
+def test_a_walk_without_a_model_is_the_suffix_method() -> None:
+    traces = copying_traces(8)
+    field, score = field_of(traces)
+    bare = walks.without_model(field)
+    suffix = replace(method("suffix"), draft_factor=None)  # drafts as long as the field's
+    assert walks.walk(bare, walks.arms_at(bare, score, 0.0)) == run(traces, suffix).tally()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_threshold_beats_the_oracle(seed: int) -> None:
+    field, score = field_of(copying_traces(seed, 8))
+    best = walks.walk(field, *walks.oracle(field))
+    rates = [walks.walk(field, walks.arms_at(field, score, t)).rate for t in walks.GRID]
+    assert best.rate > max(rates)
+    tuned = walks.tune(field, score)
+    assert walks.walk(field, walks.arms_at(field, score, tuned)).rate == max(rates)
+
+
+def test_the_oracle_takes_in_each_cycle_what_commits_most_for_its_time() -> None:
+    field, _ = field_of(copying_traces(2))
+    arms, verified = walks.oracle(field)
+    dense = NOMINAL.dense
+    for p in range(1, len(arms), 3):
+        options = [(1.0, 0), (1 + field.model[p], field.model_len[p])]
+        options += [(1 + n, n) for n in range(1, field.cache[p] + 1)]
+        best = max(tokens / dense[1 + cost] for tokens, cost in options)
+        gained = (0, field.model[p], field.cache[p])[arms[p]]
+        assert (1 + gained) / dense[1 + verified[p]] == pytest.approx(best)
+
+
+@pytest.mark.parametrize("seed", [0, 2])
+def test_the_simulator_counts_what_the_reference_engine_counts(seed: int) -> None:
+    """The engine decodes for real; its recording is then decoded by the same methods."""
+    from decoder.engines.reference.recording import record
+    from decoder.engines.reference.session import Session
+    from tests.engines.tiny import learned_policy, tiny_engine, tiny_prompt
+
+    engine, tokens = tiny_engine(seed), 60
+    prompts = [tiny_prompt(each) for each in (seed, 5, seed, 8)]
+    greedy = Session(engine, method("greedy"))
+    outputs = [greedy.generate(prompt, tokens).tokens for prompt in prompts]
+    traces = [
+        Trace(str(i), p, o, allowed=tokens, model_accepted=record(engine, p, o))
+        for i, (p, o) in enumerate(zip(prompts, outputs, strict=True))
+    ]
+    tried = [method(n) for n in ("greedy", "eagle3", "suffix", "frequency", "arctic", "fixed")]
+    tried.append(method("hybrid", policy=learned_policy()))
+    tried.append(method("hybrid", policy=random_policy()))
+    arms: set[int] = set()
+    for by in tried:
+        session = Session(engine, by)
+        real = [
+            (i, c.position, c.arm, c.verified, c.accepted)
+            for i, prompt in enumerate(prompts)
+            for c in session.generate(prompt, tokens).cycles
+        ]
+        cycles, _ = simulate(traces, [], by, engine.token_classes, engine.settings)
+        names = np.array(["none", "model", "cache"])[cycles.arm]
+        columns = (cycles.trace, cycles.position, names, cycles.verified, cycles.accepted)
+        made = list(zip(*(c.tolist() for c in columns), strict=True))
+        assert made == real, by.name
+        arms |= set(cycles.arm.tolist())
+    assert arms == {NONE, MODEL, CACHE}
+
+
+def test_the_simulator_ends_where_the_engine_stops() -> None:
+    from decoder.engines.reference.recording import record
+    from decoder.engines.reference.session import Session
+    from tests.engines.tiny import tiny_engine, tiny_prompt
+
+    engine, prompt = tiny_engine(2), tiny_prompt(2)
+    output = Session(engine, method("greedy")).generate(prompt, 60).tokens
+    stop = frozenset({output[40]})
+    for name in ("eagle3", "suffix", "frequency"):
+        made = Session(engine, method(name)).generate(prompt, 60, stop_ids=stop)
+        assert made.finish == "stop"
+        recorded = record(engine, prompt, made.tokens)
+        trace = Trace("s", prompt, made.tokens, allowed=60, model_accepted=recorded)
+        cycles, _ = simulate([trace], [], method(name), engine.token_classes, engine.settings)
+        assert [(c.position, c.verified, c.accepted) for c in made.cycles] == list(
+            zip(cycles.position, cycles.verified, cycles.accepted, strict=True)
+        )

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from decoder.contracts.errors import BrokerError
+from decoder.contracts.events import encode_batch
+from decoder.contracts.settings import KafkaSettings
+from decoder.contracts.topics import DRAFTS, POLICY, STATUS, TRIALS
+from pipelines import machine
+from pipelines.stack import broker, processes
+from pipelines.watch.ledger import Ledger
+from pipelines.watch.observer import Observer, take
+from tests.pipelines.watch.records import ORIGIN, SCOPE, WORKER, event, rounds, worker_status
+
+
+@pytest.fixture
+def kafka(tmp_path: Path):
+    port = machine.free_port()
+    child = broker.start_broker(port, tmp_path / "data", tmp_path / "broker.log")
+    yield KafkaSettings(bootstrap_servers=f"127.0.0.1:{port}")
+    processes.stop([child])
+
+
+def produce(kafka: KafkaSettings, *records: tuple[str, bytes]) -> None:
+    from kafka import KafkaProducer
+
+    producer = KafkaProducer(acks="all", **kafka.client_options())
+    for topic, value in records:
+        producer.send(topic, key=b"key", value=value).get(10)
+    producer.close()
+
+
+def topics_of(kafka: KafkaSettings) -> set[str]:
+    from kafka import KafkaAdminClient
+
+    admin = KafkaAdminClient(**kafka.client_options())
+    names = set(admin.list_topics())
+    admin.close()
+    return names
+
+
+def until(condition, seconds: float = 60.0) -> None:
+    import time
+
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.05)
+
+
+def test_topics_are_created_once(kafka: KafkaSettings) -> None:
+    broker.ensure_topics(kafka, broker.EMBEDDED_LIMITS)
+    broker.ensure_topics(kafka, broker.EMBEDDED_LIMITS)
+    assert {DRAFTS.name, POLICY.name, STATUS.name} <= topics_of(kafka)
+
+
+def test_an_observer_sees_what_comes_after_it_and_counts_what_keeps_no_contract(kafka) -> None:
+    broker.ensure_topics(kafka)
+    produce(kafka, (DRAFTS.name, encode_batch([event(0, 1.0)], ORIGIN, 0)))
+    ledger = Ledger(WORKER)
+    observer = Observer(kafka, ledger)
+    observer.start()
+    produce(
+        kafka,
+        (DRAFTS.name, encode_batch([event(1, 2.0), event(2, 3.0)], ORIGIN, 1)),
+        (DRAFTS.name, b"not an event"),
+        (STATUS.name, worker_status(3.0, 60).model_dump_json().encode()),
+        (POLICY.name, b"not a bundle"),
+        (TRIALS.name, rounds(1, 3.0, 1.0, {"champion": 40.0})[0].model_dump_json().encode()),
+    )
+    until(lambda: ledger.drafts.seen == ledger.refused == 2 and ledger.statuses and ledger.rounds)
+    observer.close()
+    assert ledger.statuses[0].tokens == 60
+    assert ledger.rounds[0].blocks[0].side == "champion"
+
+
+def test_records_survive_a_restart_of_the_broker(tmp_path) -> None:
+    from kafka import KafkaConsumer, TopicPartition
+
+    port = machine.free_port()
+    kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{port}")
+    log = tmp_path / "broker.log"
+    child = broker.start_broker(port, tmp_path / "data", log)
+    broker.ensure_topics(kafka)
+    produce(kafka, (POLICY.name, b"kept"))
+    processes.stop([child])
+    child = broker.start_broker(port, tmp_path / "data", log)
+    try:
+        consumer = KafkaConsumer(group_id=None, **kafka.client_options())
+        place = TopicPartition(POLICY.name, 0)
+        consumer.assign([place])
+        consumer.seek_to_beginning(place)
+        values: list[bytes] = []
+
+        def read() -> bool:
+            values.extend(r.value for records in consumer.poll(200).values() for r in records)
+            return bool(values)
+
+        until(read)
+        consumer.close()
+    finally:
+        processes.stop([child])
+    assert values == [b"kept"]
+
+
+def test_a_taken_port_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(BrokerError, match=f"port {port} is taken"):
+            broker.start_broker(port, tmp_path, tmp_path / "broker.log")
+
+
+def test_a_broker_that_is_not_there_is_named() -> None:
+    nowhere = KafkaSettings(bootstrap_servers=f"127.0.0.1:{machine.free_port()}")
+    assert not broker.answers(nowhere)
+    with pytest.raises(BrokerError, match=nowhere.bootstrap_servers):
+        broker.ensure_topics(nowhere)
+
+
+def test_a_deleted_policy_ends_its_role() -> None:
+    ledger = Ledger(WORKER)
+    ledger.add_status(worker_status(3.0, 60))
+    take(ledger, POLICY.name, f"{SCOPE}/trial".encode(), None, 4.0)
+    assert [(p.role, p.version) for p in ledger.published] == [("trial", None)]
+    take(ledger, STATUS.name, None, None, 5.0)
+    assert ledger.refused == 0

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from decoder.contracts.errors import ProcessError
+from pipelines.stack import processes
+
+STUBBORN = (
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+    "print('up'); time.sleep(60)"
+)
+PARENT = (
+    "import subprocess, sys, time; "
+    "c = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); "
+    "print(c.pid, flush=True); time.sleep(60)"
+)
+
+
+def python(code: str, log: Path, niceness: int = 0) -> processes.Child:
+    return processes.start("child", [sys.executable, "-u", "-c", code], log, niceness=niceness)
+
+
+def wrote(child: processes.Child) -> bool:
+    return child.log.stat().st_size > 0
+
+
+def test_a_process_that_dies_is_reported_with_the_end_of_its_log(tmp_path) -> None:
+    child = python("print('first'); print('the reason'); raise SystemExit(3)", tmp_path / "log")
+    with pytest.raises(ProcessError, match=r"child ended with status 3(.|\n)*the reason"):
+        processes.wait_until(child, lambda: False, 30.0)
+
+
+def test_a_process_that_dies_while_another_starts_is_noticed(tmp_path) -> None:
+    dead = python("raise SystemExit(1)", tmp_path / "dead")
+    alive = python("import time; time.sleep(60)", tmp_path / "alive")
+    try:
+        with pytest.raises(ProcessError, match="ended with status 1"):
+            processes.wait_until(alive, lambda: False, 30.0, [dead])
+    finally:
+        processes.stop([alive, dead])
+
+
+def test_a_process_that_never_gets_ready_is_reported(tmp_path) -> None:
+    child = python("import time; print('waiting for godot'); time.sleep(60)", tmp_path / "log")
+    try:
+        processes.wait_until(child, lambda: wrote(child), 30.0)
+        with pytest.raises(ProcessError, match=r"not ready after 0 s(.|\n)*godot"):
+            processes.wait_until(child, lambda: False, 0.2)
+    finally:
+        processes.stop([child])
+
+
+def test_a_program_that_does_not_exist_is_named(tmp_path) -> None:
+    with pytest.raises(ProcessError, match="child cannot be started"):
+        processes.start("child", ["/no/such/program"], tmp_path / "log")
+
+
+def test_what_ignores_sigterm_is_killed(tmp_path) -> None:
+    child = python(STUBBORN, tmp_path / "log")
+    processes.wait_until(child, lambda: wrote(child), 30.0)
+    processes.stop([child], seconds=0.2)
+    assert not child.is_alive
+
+
+def test_the_children_of_a_child_end_with_it(tmp_path) -> None:
+    child = python(PARENT, tmp_path / "log")
+    processes.wait_until(child, lambda: wrote(child), 30.0)
+    grandchild = int(child.log.read_text())
+    processes.stop([child])
+    deadline = time.monotonic() + 60.0
+    while runs(grandchild):
+        assert time.monotonic() < deadline, "the grandchild is still there"
+        time.sleep(0.05)
+
+
+def runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_niceness_is_given_to_the_child(tmp_path) -> None:
+    child = python("import os; print(os.nice(0))", tmp_path / "log", niceness=7)
+    child.process.wait()
+    assert int(child.log.read_text()) == min(os.nice(0) + 7, 19)

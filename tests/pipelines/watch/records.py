@@ -1,0 +1,84 @@
+"""Records for tests: events and statuses with the fields that matter set."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from decoder.contracts.events import DraftEvent, EventBatch, Origin, decode_batch, encode_batch
+from decoder.contracts.features import NUM_FEATURES
+from decoder.contracts.status import LearnerStatus, WorkerStatus
+from decoder.contracts.trials import Block, Round
+
+WORKER = "worker-under-test"
+SCOPE = "0123456789abcdef"
+ORIGIN = Origin(SCOPE, WORKER, "1f" * 8)
+
+
+def event(number: int, time: float, **changes: Any) -> DraftEvent:
+    fields: dict[str, Any] = {
+        "number": number,
+        "time": time,
+        "request": "0" * 24,
+        "tenant": "",
+        "session": "",
+        "choice": 0,
+        "workload": "edits",
+        "cycle": number,
+        "position": number,
+        "policy_version": 1,
+        "publication": 1,
+        "role": "champion",
+        "side": "",
+        "parameter": 2.0,
+        "parameter_name": "threshold",
+        "predicted": 3.0,
+        "predicted_model": 1.0,
+        "arm": "cache",
+        "draft_len": 8,
+        "drafted_len": 8,
+        "verified_len": 8,
+        "accepted": 5,
+        "label": "verified",
+        "censored": "",
+        "model_accepted": None,
+        "batch_size": 1,
+        "step_tokens": 9,
+        "draft_us": 50.0,
+        "step_us": 40_000.0,
+        "features": np.zeros(NUM_FEATURES, np.float32),
+    }
+    return DraftEvent(**{**fields, **changes})
+
+
+def worker_status(time: float, tokens: int, **changes: Any) -> WorkerStatus:
+    return WorkerStatus(process=WORKER, scope=SCOPE, time=time, tokens=tokens, **changes)
+
+
+def learner_status(time: float, consumed: int, **changes: Any) -> LearnerStatus:
+    return LearnerStatus(
+        process="learner", scope=SCOPE, time=time, events_consumed=consumed, **changes
+    )
+
+
+def batch(events: list[DraftEvent], origin: Origin = ORIGIN) -> EventBatch:
+    """``events`` as they come off the topic."""
+    return decode_batch(encode_batch(events, origin, 0))
+
+
+def rounds(
+    count: int, began: float, every: float, rates: dict[str, float], noise: float = 0.05
+) -> list[Round]:
+    """Rounds ``every`` so many seconds in which each side makes about ``rates`` tokens a second."""
+    rng = np.random.default_rng(0)
+    made = []
+    for number in range(count):
+        blocks = []
+        for side, rate in rates.items():
+            tokens = max(1, round(rate * (1.0 + noise * rng.standard_normal())))
+            numbers: dict[str, Any] = {"steps": 32, "requests": 3, "tokens": tokens}
+            blocks.append(Block(side=side, us=1e6, cost_us=1e6, **numbers))
+        facts = {"scope": SCOPE, "worker": WORKER, "life": ORIGIN.life, "number": number}
+        made.append(Round(time=began + every * (number + 1), blocks=tuple(blocks), **facts))
+    return made
