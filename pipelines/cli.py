@@ -92,13 +92,14 @@ def demo(
     """Serve, learn and watch for a few minutes; writes reports/demo/report.html.
 
     Needs no network, no GPU and no free port. Ends by itself within ten minutes. Exit status 1: an
-    event was lost, or fewer than two policies were applied.
+    event was lost, no learned policy came into force, or it was not shown to be faster than plain
+    decoding.
     """
-    from pipelines.demo import dashboard, report
+    from pipelines.demo import dashboard
     from pipelines.demo import run as whole
 
     run = whole.run(minutes, err if as_json else out)
-    page = report.write(run.ledger, run.summary, run.began, REPORTS)
+    page = whole.write(run, REPORTS)
     if as_json:
         sys.stdout.write(json.dumps(run.summary.as_dict(), indent=1) + "\n")
     else:
@@ -233,7 +234,17 @@ def bootstrap(
 
 @app.command()
 def replay(
-    traces: Annotated[list[Path], typer.Argument(help="Trace files: JSON Lines.")],
+    traces: Annotated[list[Path] | None, typer.Argument(help="Trace files: JSON Lines.")] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            help="In their place a folder of prompts: the embedded model answers them, once, and "
+            "every rule decodes the recordings."
+        ),
+    ] = None,
+    nominal: Annotated[
+        bool, typer.Option("--nominal", help="Prompts: nominal costs, not those measured here.")
+    ] = False,
     tokenizer: Annotated[
         str | None, typer.Option(help="Checkpoint directory or hub name; default: embedded.")
     ] = None,
@@ -281,6 +292,16 @@ def replay(
     if train_share + warm_up_share >= 1.0:
         raise typer.BadParameter("leave sessions for the test", param_hint="--train-share")
     bundle = command.load_policy(policy) if policy else None
+    if prompts is not None:
+        ruled = command.by_rules(command.Asked(prompts, limit or 12, bundle, nominal), err)
+        if as_json:
+            sys.stdout.write(json.dumps(ruled, indent=1) + "\n")
+        else:
+            for table in command.rule_tables(ruled):
+                out.print(table)
+        return
+    if not traces:
+        raise typer.BadParameter("name trace files, or prompts with --prompts")
     shares = Shares(train_share, warm_up_share)
     if kind not in ("payoff", "survival"):
         raise typer.BadParameter("choose payoff or survival", param_hint="--kind")
