@@ -33,7 +33,7 @@ def figures(live: Live, seed: int, played: Played) -> dict[str, Any]:
             for window, found in over_plain.items()
         }
     starts = [_number(played, at) for at in played.began]
-    changes = [
+    changes: list[dict[str, Any]] = [
         {"at": at, "what": ["workloads"], "ramp": 0, "segment": number}
         for number, at in enumerate(starts)
         if number
