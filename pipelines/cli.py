@@ -92,13 +92,14 @@ def demo(
     """Serve, learn and watch for a few minutes; writes reports/demo/report.html.
 
     Needs no network, no GPU and no free port. Ends by itself within ten minutes. Exit status 1: an
-    event was lost, or fewer than two policies were applied.
+    event was lost, no learned policy came into force, or it was not shown to be faster than plain
+    decoding.
     """
-    from pipelines.demo import dashboard, report
+    from pipelines.demo import dashboard
     from pipelines.demo import run as whole
 
     run = whole.run(minutes, err if as_json else out)
-    page = report.write(run.ledger, run.summary, run.began, REPORTS)
+    page = whole.write(run, REPORTS)
     if as_json:
         sys.stdout.write(json.dumps(run.summary.as_dict(), indent=1) + "\n")
     else:
@@ -195,7 +196,7 @@ def bootstrap(
     ] = False,
     model_accepts: Annotated[
         float,
-        typer.Option(help="Check: model drafts' mean accepted length; 0: no drafter."),
+        typer.Option(min=0.0, help="Check: model drafts' mean accepted length; 0: no drafter."),
     ] = 2.2,
     vocabulary: Annotated[
         int | None,
@@ -233,7 +234,17 @@ def bootstrap(
 
 @app.command()
 def replay(
-    traces: Annotated[list[Path], typer.Argument(help="Trace files: JSON Lines.")],
+    traces: Annotated[list[Path] | None, typer.Argument(help="Trace files: JSON Lines.")] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            help="In their place a folder of prompts: the embedded model answers them, once, and "
+            "every rule decodes the recordings."
+        ),
+    ] = None,
+    nominal: Annotated[
+        bool, typer.Option("--nominal", help="Prompts: nominal costs, not those measured here.")
+    ] = False,
     tokenizer: Annotated[
         str | None, typer.Option(help="Checkpoint directory or hub name; default: embedded.")
     ] = None,
@@ -281,6 +292,16 @@ def replay(
     if train_share + warm_up_share >= 1.0:
         raise typer.BadParameter("leave sessions for the test", param_hint="--train-share")
     bundle = command.load_policy(policy) if policy else None
+    if prompts is not None:
+        ruled = command.by_rules(command.Asked(prompts, limit or 12, bundle, nominal), err)
+        if as_json:
+            sys.stdout.write(json.dumps(ruled, indent=1) + "\n")
+        else:
+            for table in command.rule_tables(ruled):
+                out.print(table)
+        return
+    if not traces:
+        raise typer.BadParameter("name trace files, or prompts with --prompts")
     shares = Shares(train_share, warm_up_share)
     if kind not in ("payoff", "survival"):
         raise typer.BadParameter("choose payoff or survival", param_hint="--kind")
@@ -330,6 +351,9 @@ def drift(
         int,
         typer.Option(min=0, help="First let the embedded model answer, so many of each workload."),
     ] = 0,
+    false_alarms: Annotated[
+        int, typer.Option(min=0, help="Instead: alarms in so many drafts of unchanging traffic.")
+    ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     """Measure what learning is worth when traffic changes, on recordings; needs no engine.
@@ -341,11 +365,21 @@ def drift(
     from pipelines.replay.command import load_tokenizer
 
     options = command.Options(traces, scenario or [], seeds, policies, scale, folder, resume)
-    summary = command.run(options, load_tokenizer(tokenizer), command.first_of(first), err)
-    for notice in summary["notices"]:
-        err.print(escape(notice), style="yellow", highlight=False, soft_wrap=True)
+    if record:
+        from pipelines.drift import recording
+
+        recording.record(command.recordings(), record)
+    start_from, ids = command.first_of(first), load_tokenizer(tokenizer)
+    if false_alarms:
+        summary = command.false_alarms(options, false_alarms, ids, start_from, err)
+    else:
+        summary = command.run(options, ids, start_from, err)
+        for notice in summary["notices"]:
+            err.print(escape(notice), style="yellow", highlight=False, soft_wrap=True)
     if as_json:
         sys.stdout.write(json.dumps(summary, indent=1) + "\n")
+    elif false_alarms:
+        out.print(command.alarmed(summary))
     else:
         out.print(command.outcome(summary))
         out.print(f"Report: [bold]{folder / 'report.html'}[/bold]")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -19,9 +20,11 @@ from decoder.payoff.token_classes import token_class_table
 from decoder.policy.first import first_policy
 from pipelines import machine
 from pipelines.drift.columns import NAMES
+from pipelines.drift.measure import Run
 from pipelines.drift.page import page
 from pipelines.drift.results import Results
 from pipelines.drift.scenario import chosen
+from pipelines.drift.stationary import Stream, measure, totals
 from pipelines.drift.study import Plan, Recordings, Study
 from pipelines.replay.command import Shown, load_policy
 
@@ -96,14 +99,10 @@ def run(options: Options, tokenizer: Any, first: Policy, console: Console) -> di
         SettingsError: the options are wrong.
         TraceError: there are no recordings, or not one scenario can be run.
     """
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     asked = plan(options)
-    if options.traces is None and not any(recordings().glob("*.jsonl")):
-        raise TraceError("no recordings: name a folder with --traces, or make some, --record 60.")
-    classes = token_class_table(tokenizer.convert_ids_to_tokens(list(range(len(tokenizer)))))
     with Shown(console) as shown:
-        source = Recordings(options.traces or recordings(), tokenizer, classes, shown.step)
-        study = Study(asked, source, Results(options.out, options.resume), first, shown.step)
+        source = _recordings(options, tokenizer, shown)
+        study = Study(asked, source, Results(options.out, Run, options.resume), first, shown.step)
         try:
             study.run()
         finally:
@@ -111,6 +110,34 @@ def run(options: Options, tokenizer: Any, first: Policy, console: Console) -> di
     if not study.found:
         raise TraceError(f"nothing was measured: {study.notices[-1]}")
     return summary
+
+
+def false_alarms(
+    options: Options, rows: int, tokenizer: Any, first: Policy, console: Console
+) -> dict[str, Any]:
+    """Count alarms in so many rows of traffic that does not change; writes ``false-alarms.json``.
+
+    Raises:
+        TraceError: there are no recordings.
+        SettingsError: what the folder holds is not of this version.
+    """
+    torch.set_num_threads(1)
+    with Shown(console) as shown:
+        source = _recordings(options, tokenizer, shown)
+        results = Results(options.out, Stream, options.resume, "streams")
+        summary = totals(measure(rows, source, results, first, shown.step))
+    summary["machine"] = machine.description()
+    text = json.dumps(summary, indent=1, allow_nan=False)
+    (options.out / "false-alarms.json").write_text(text + "\n", encoding="utf-8")
+    return summary
+
+
+def _recordings(options: Options, tokenizer: Any, shown: Shown) -> Recordings:
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if options.traces is None and not any(recordings().glob("*.jsonl")):
+        raise TraceError("no recordings: name a folder with --traces, or make some, --record 60.")
+    classes = token_class_table(tokenizer.convert_ids_to_tokens(list(range(len(tokenizer)))))
+    return Recordings(options.traces or recordings(), tokenizer, classes, shown.step)
 
 
 def _written(study: Study, source: Recordings, asked: Plan, folder: Path) -> dict[str, Any]:
@@ -147,6 +174,22 @@ def outcome(summary: dict[str, Any]) -> Table:
             f"{min(known):.3f}" if known else "-",
             _mean(seeds, "oracle", "rate_after", 2),
         )
+    return made
+
+
+def alarmed(summary: dict[str, Any]) -> Table:
+    """Alarms by kind of text."""
+    made = Table(title="Alarms where nothing changes")
+    for name in ("text", "sessions", "rows", "alarms, cache", "alarms, model"):
+        made.add_column(name, justify="left" if name == "text" else "right")
+    streams = summary["streams"]
+    for kind in dict.fromkeys(each["kind"] for each in streams):
+        of_kind = [each for each in streams if each["kind"] == kind]
+        sums = (sum(each[name] for each in of_kind) for name in ("rows", "cache", "model"))
+        made.add_row(kind, str(of_kind[0]["sessions"]), *(f"{n:,}" for n in sums))
+    alarms = summary["alarms"]
+    whole = (summary["rows"], alarms["cache"], alarms["model"])
+    made.add_row("all", "", *(f"{n:,}" for n in whole))
     return made
 
 
