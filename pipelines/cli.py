@@ -354,11 +354,16 @@ def drift(
     false_alarms: Annotated[
         int, typer.Option(min=0, help="Instead: alarms in so many drafts of unchanging traffic.")
     ] = 0,
+    live: Annotated[
+        bool,
+        typer.Option("--live", help="Instead: the live scenarios, on a stack that it starts."),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     """Measure what learning is worth when traffic changes, on recordings; needs no engine.
 
-    Writes report.html and results.json. What is done is kept: Ctrl-C loses one run.
+    Writes report.html and results.json. What is done is kept: Ctrl-C loses one run. --live plays
+    two short scenarios through vLLM, Kafka and MLflow, six minutes each.
     Example: hvd drift --traces traces --scenario agents-to-chat --seeds 1
     """
     from pipelines.drift import command
@@ -369,20 +374,23 @@ def drift(
         from pipelines.drift import recording
 
         recording.record(command.recordings(), record)
-    start_from, ids = command.first_of(first), load_tokenizer(tokenizer)
-    if false_alarms:
-        summary = command.false_alarms(options, false_alarms, ids, start_from, err)
+    if live:
+        summary = command.live(options, err)
+        shown, written = command.compared(summary), "live.json"
+    elif false_alarms:
+        ids = load_tokenizer(tokenizer)
+        summary = command.false_alarms(options, false_alarms, ids, command.first_of(first), err)
+        shown, written = command.alarmed(summary), "false-alarms.json"
     else:
-        summary = command.run(options, ids, start_from, err)
+        summary = command.run(options, load_tokenizer(tokenizer), command.first_of(first), err)
         for notice in summary["notices"]:
             err.print(escape(notice), style="yellow", highlight=False, soft_wrap=True)
+        shown, written = command.outcome(summary), "report.html"
     if as_json:
         sys.stdout.write(json.dumps(summary, indent=1) + "\n")
-    elif false_alarms:
-        out.print(command.alarmed(summary))
     else:
-        out.print(command.outcome(summary))
-        out.print(f"Report: [bold]{folder / 'report.html'}[/bold]")
+        out.print(shown)
+        out.print(f"Report: [bold]{folder / written}[/bold]")
 
 
 def _terminated(number: int, frame: FrameType | None) -> NoReturn:
