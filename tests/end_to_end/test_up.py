@@ -97,7 +97,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     said = folder / "said"
     with said.open("wb") as out:
         process = subprocess.Popen(
-            [*HVD, "up", *map(str, itertools.chain.from_iterable(named.items()))],
+            ["env", "--default-signal", *HVD, "up", *map(str, itertools.chain.from_iterable(named.items()))],
             cwd=folder, env=environment,
             stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
         )  # fmt: skip
