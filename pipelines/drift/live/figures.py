@@ -65,18 +65,18 @@ def figures(live: Live, seed: int, played: Played) -> dict[str, Any]:
         "recovery_requests": [None] * len(changes),
         "alarms": alarms,
         "false_alarms": noticed.count(False),
-        "promotions": [_number(played, at) for at, _ in played.versions[1:]],
+        "promotions": [_number(played, at) for at in played.learned],
     }
 
 
 def _windows(played: Played, rounds: Sequence[Round]) -> dict[str, list[Round]]:
-    """Rounds of the whole, ``after`` the last change, and with the learned policy in force."""
+    """Rounds of the whole, ``after`` the last change, and with a learned policy in force."""
     found = {"all": list(rounds)}
     if len(played.began) > 1:
         found["before"] = [r for r in rounds if r.time < played.began[1]]
         found["after"] = [r for r in rounds if r.time >= played.began[-1]]
-    if len(played.versions) > 1:
-        found["learned"] = [r for r in rounds if r.time >= played.versions[1][0]]
+    if played.learned:
+        found["learned"] = [r for r in rounds if r.time >= played.learned[0]]
     return found
 
 

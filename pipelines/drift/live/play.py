@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -15,14 +15,13 @@ import httpx
 from rich.console import Console
 
 from decoder.contracts.bundle import FIRST
-from decoder.contracts.errors import ContractError, ProcessError
-from decoder.contracts.settings import KafkaSettings
-from decoder.contracts.status import LearnerStatus, decode_status
-from decoder.contracts.topics import STATUS, TRIALS, Topic
+from decoder.contracts.errors import ProcessError
 from decoder.contracts.trials import PLAIN
 from pipelines.demo.traffic import CONCURRENCY, REQUEST_SECONDS, send
 from pipelines.drift.live.scenario import Live, Phase
 from pipelines.stack.running import Home, Ports, Stack, running
+from pipelines.watch.ledger import Ledger
+from pipelines.watch.observer import Observer
 from pipelines.workloads import Prompt, prompts
 
 HOLDOUT: Final = 0.9
@@ -37,14 +36,14 @@ class Played:
     """What a scenario came to. Times in seconds since the epoch.
 
     ``began`` of each phase, ``answered`` of each request in the order of the answers, ``rounds`` as
-    they lay on the topic, ``versions`` the champion's with the time it was first said, ``alarms``
-    when one was.
+    they lay on the topic, ``learned`` when each policy that was learned here came into force, and
+    ``alarms`` when one was raised.
     """
 
     began: Sequence[float]
     answered: Sequence[float]
     rounds: Sequence[str]
-    versions: Sequence[Sequence[float]]
+    learned: Sequence[float]
     alarms: Sequence[float]
 
 
@@ -62,16 +61,24 @@ def play(live: Live, seed: int, console: Console, tell: Callable[[int], None]) -
         "HVD_LEARNER_START": live.start,
         "HVD_LEARNER_ROLLOUT": "off",  # as in the study: what wins the gate is served
     }
+    ledger = Ledger()
     with (
         tempfile.TemporaryDirectory(prefix="hvd-live-") as folder,
         running(Ports.free(), Home.under(Path(folder)), console, settings=settings) as stack,
     ):
-        began, answered = _sent(stack, live, seed, tell)
-        time.sleep(SETTLE_SECONDS)
-        stack.check()
-        rounds = list(_values(stack.kafka, TRIALS))
-        versions, alarms = _told(_values(stack.kafka, STATUS))
-    return Played(began, answered, [value.decode() for value in rounds], versions, alarms)
+        observer = Observer(stack.kafka, ledger)
+        observer.start()
+        try:
+            began, answered = _sent(stack, live, seed, tell)
+            time.sleep(SETTLE_SECONDS)
+            stack.check()
+            observer.check()
+        finally:
+            observer.close()
+    learned = set(ledger.learned_versions())
+    in_force = [at for at, version in ledger.policy_switches() if version in learned]
+    rounds = [each.model_dump_json() for each in ledger.rounds]
+    return Played(began, answered, rounds, in_force, ledger.alarms())
 
 
 def asked(phase: Phase, seed: int) -> list[Prompt]:
@@ -103,42 +110,3 @@ def _sent(
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
     return began, sorted(answered)
-
-
-def _values(kafka: KafkaSettings, topic: Topic) -> Iterator[bytes]:
-    """Values of all records that lie on ``topic`` now, in the order of each partition."""
-    from kafka import KafkaConsumer, TopicPartition
-
-    consumer: Any = KafkaConsumer(group_id=None, **kafka.client_options())
-    try:
-        places = [
-            TopicPartition(topic.name, partition)
-            for partition in sorted(consumer.partitions_for_topic(topic.name) or {0})
-        ]
-        consumer.assign(places)
-        consumer.seek_to_beginning(*places)
-        ends = consumer.end_offsets(places)
-        while any(consumer.position(place) < ends[place] for place in places):
-            for records in consumer.poll(timeout_ms=500).values():
-                yield from (record.value for record in records if record.value is not None)
-    finally:
-        consumer.close()
-
-
-def _told(statuses: Iterator[bytes]) -> tuple[list[tuple[float, float]], list[float]]:
-    """Champions' versions with the time each was first said, and times of alarms."""
-    versions: list[tuple[float, float]] = []
-    alarms: list[float] = []
-    raised = 0
-    for value in statuses:
-        try:
-            status = decode_status(value)
-        except ContractError:
-            continue  # a worker's of another version is no business of these figures
-        if not isinstance(status, LearnerStatus) or not status.champion_version:
-            continue
-        if not versions or versions[-1][1] != status.champion_version:
-            versions.append((status.time, float(status.champion_version)))
-        alarms += [status.time] * (status.drifts - raised)
-        raised = status.drifts
-    return versions, alarms

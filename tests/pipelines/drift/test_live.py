@@ -50,7 +50,7 @@ def played() -> Played:
     draw = np.random.default_rng(0)
     told = [*rounds(draw, 4.0, 1_000.0, 60), *rounds(draw, 3.2, 1_060.0, 60)]
     answers = [1_000.0 + 13.0 * n for n in range(1, 10)]
-    return Played([999.0, 1_059.5], answers, told, [(1_001.0, 1.0), (1_090.0, 2.0)], [1_070.0])
+    return Played([999.0, 1_059.5], answers, told, [1_090.0], [1_070.0])
 
 
 def test_shipped_scenarios_are_two_and_their_prompts_repeat() -> None:
@@ -94,7 +94,7 @@ def test_rates_are_over_plain_decoding_by_window_with_intervals(played: Played) 
 
 
 def test_what_was_not_compared_has_no_rate(played: Played) -> None:
-    found = figures(TWO, 1, Played(played.began, played.answered, [], played.versions, []))
+    found = figures(TWO, 1, Played(played.began, played.answered, [], played.learned, []))
     assert found["policies"]["adaptive"]["rate"] is None
     assert found["ratios"]["adaptive/first"]["all"][1:] == [None, None]
     json.dumps(found, allow_nan=False)
