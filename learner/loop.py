@@ -71,10 +71,12 @@ class Learner:
         """One turn; takes about ``POLL_SECONDS`` when idle."""
         # 1. Consume, and learn from each record once, in order of arrival.
         records = self.source.poll(POLL_SECONDS)
+        read = dict(self.source.offsets)
         for record in records:
+            read[record.partition] = record.offset + 1
             admitted = self.intake.admit(record)
             if admitted is not None:
-                self._learn(admitted)
+                self._learn(admitted, read)
         # 2. Only what is learned from, or refused for good, counts as read.
         self.source.done(records)
         # 3. Keep what is ours to promote and publish.
@@ -114,7 +116,7 @@ class Learner:
         ):  # fmt: skip
             part.close()
 
-    def _learn(self, admitted: Admitted) -> None:
+    def _learn(self, admitted: Admitted, read: Mapping[int, int]) -> None:
         name = admitted.scope
         try:
             scope = self.scopes.of(name, admitted.events)
@@ -132,7 +134,7 @@ class Learner:
             log.info("scope %s: traffic changed, MAE now %.2f tokens", name, scope.mae)
         if won is not None:
             log.info("scope %s: a candidate won: %s", name, won.verdict.reason)
-            self.registrar.hand(registration_of(scope, won, self.source.offsets))
+            self.registrar.hand(registration_of(scope, won, read))
 
     def _established(self) -> set[str]:
         """Scopes that belong into the registry."""

@@ -15,6 +15,7 @@ from rich.markup import escape
 
 from decoder.contracts.errors import HvdError
 from pipelines.bench.cli import app as bench_app
+from pipelines.policy.command import app as policy_app
 
 app = typer.Typer(
     name="hvd",
@@ -29,6 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(bench_app, name="bench")
+app.add_typer(policy_app, name="policy")
 out, err = Console(), Console(stderr=True)
 
 REPORTS = Path("reports/demo")
