@@ -195,6 +195,14 @@ class Ledger:
         said = [s.last_drift_at for s in list(self.learner) if s.drifts]
         return sorted(set(said))
 
+    def moves(self) -> list[tuple[float, str]]:
+        """What the learner did with policies on trial, and why, in its own words."""
+        found: list[tuple[float, str]] = []
+        for status in list(self.learner):
+            if status.rollout_said and (not found or found[-1][1] != status.rollout_said):
+                found.append((status.time, status.rollout_said))
+        return found
+
     def _of_last(self) -> list[WorkerStatus]:
         statuses = list(self.statuses)
         return [s for s in statuses if s.process == statuses[-1].process]

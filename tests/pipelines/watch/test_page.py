@@ -20,7 +20,15 @@ from pipelines.watch.ledger import Ledger, Phase
 from pipelines.watch.live import serving
 from pipelines.watch.page import page, record
 from tests.pipelines.watch.browser import needs_browser, opened, text_of
-from tests.pipelines.watch.records import SCOPE, WORKER, batch, event, rounds, worker_status
+from tests.pipelines.watch.records import (
+    SCOPE,
+    WORKER,
+    batch,
+    event,
+    learner_status,
+    rounds,
+    worker_status,
+)
 
 RATES = {CHAMPION: 60.0, "plain": 40.0, "suffix": 55.0}
 
@@ -66,8 +74,10 @@ def test_a_page_of_nothing_is_a_page() -> None:
 def test_versions_link_to_the_registry() -> None:
     ledger = seen()
     ledger.add_policy(1001.0, SCOPE, CHAMPION, first_policy(SCOPE))
-    tables = record(ledger, "A run", models="http://mlflow/versions/")["tables"]
+    ledger.add_status(learner_status(1002.0, 10, rollout_said="v2 is on trial"))
+    tables = record(ledger, "A run", versions="http://mlflow/versions/")["tables"]
     (versions,) = (t for t in tables if t["title"] == "Policy versions")
+    assert any(row[2] == "v2 is on trial" for row in versions["rows"])
     links = [row[1] for row in versions["rows"] if isinstance(row[1], dict)]
     assert {"text": "v2", "href": "http://mlflow/versions/2"} in links
 
