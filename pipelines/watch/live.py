@@ -21,7 +21,7 @@ TITLE: Final = "Adaptive decoding, live"
 HISTORY_S: Final = 3600.0
 ASK_S: Final = 30.0
 """Between two questions to a registry that has no model of the scope yet."""
-FRESH_S: Final = 2.0
+FRESH_S: Final = 4.0
 """Figures are computed anew no more often: however many look on, it costs a part of a core."""
 
 

@@ -169,7 +169,7 @@ def test_a_browser_reads_the_ratio_off_the_live_page_and_sees_it_change(kafka) -
         assert text_of(document, "made").startswith("live")
         produce(kafka, began + 60.0, {**RATES, CHAMPION: 40.0})
         figures_when(url, 60)
-        assert float(text_of(opened(url, seconds=8.0), "over_plain")) < ratio - 0.1
+        assert float(text_of(opened(url, seconds=12.0), "over_plain")) < ratio - 0.1
 
 
 def test_the_live_page_outlives_a_broker_that_is_not_there() -> None:
