@@ -70,16 +70,19 @@ def up(
     api_port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
     kafka_port: Annotated[int, typer.Option(min=1, max=65535)] = 9092,
     mlflow_port: Annotated[int, typer.Option(min=1, max=65535)] = 5000,
+    page_port: Annotated[
+        int, typer.Option(min=1, max=65535, help="Of the page that shows what it brings, live.")
+    ] = 8010,
 ) -> None:
     """Start broker, registry, worker and learner, and keep them up until Ctrl-C.
 
     What ends is started again, and said. Once all is ready it prints what to try first: a request,
-    a topic, a rollback. Topics, versions and what was learned are kept for the next time.
+    a page, a topic, a rollback. Topics, versions and what was learned are kept for the next time.
     """
     from pipelines.stack.running import Home, Ports
     from pipelines.stack.up import up as stay
 
-    stay(Ports(api_port, kafka_port, mlflow_port), Home.of_checkout(), out)
+    stay(Ports(api_port, kafka_port, mlflow_port), page_port, Home.of_checkout(), out)
 
 
 @app.command()
@@ -234,7 +237,17 @@ def bootstrap(
 
 @app.command()
 def replay(
-    traces: Annotated[list[Path], typer.Argument(help="Trace files: JSON Lines.")],
+    traces: Annotated[list[Path] | None, typer.Argument(help="Trace files: JSON Lines.")] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            help="In their place a folder of prompts: the embedded model answers them, once, and "
+            "every rule decodes the recordings."
+        ),
+    ] = None,
+    nominal: Annotated[
+        bool, typer.Option("--nominal", help="Prompts: nominal costs, not those measured here.")
+    ] = False,
     tokenizer: Annotated[
         str | None, typer.Option(help="Checkpoint directory or hub name; default: embedded.")
     ] = None,
@@ -282,6 +295,16 @@ def replay(
     if train_share + warm_up_share >= 1.0:
         raise typer.BadParameter("leave sessions for the test", param_hint="--train-share")
     bundle = command.load_policy(policy) if policy else None
+    if prompts is not None:
+        ruled = command.by_rules(command.Asked(prompts, limit or 12, bundle, nominal), err)
+        if as_json:
+            sys.stdout.write(json.dumps(ruled, indent=1) + "\n")
+        else:
+            for table in command.rule_tables(ruled):
+                out.print(table)
+        return
+    if not traces:
+        raise typer.BadParameter("name trace files, or prompts with --prompts")
     shares = Shares(train_share, warm_up_share)
     if kind not in ("payoff", "survival"):
         raise typer.BadParameter("choose payoff or survival", param_hint="--kind")
@@ -334,11 +357,16 @@ def drift(
     false_alarms: Annotated[
         int, typer.Option(min=0, help="Instead: alarms in so many drafts of unchanging traffic.")
     ] = 0,
+    live: Annotated[
+        bool,
+        typer.Option("--live", help="Instead: the live scenarios, on a stack that it starts."),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     """Measure what learning is worth when traffic changes, on recordings; needs no engine.
 
-    Writes report.html and results.json. What is done is kept: Ctrl-C loses one run.
+    Writes report.html and results.json. What is done is kept: Ctrl-C loses one run. --live plays
+    two short scenarios through vLLM, Kafka and MLflow, six minutes each.
     Example: hvd drift --traces traces --scenario agents-to-chat --seeds 1
     """
     from pipelines.drift import command
@@ -349,20 +377,23 @@ def drift(
         from pipelines.drift import recording
 
         recording.record(command.recordings(), record)
-    start_from, ids = command.first_of(first), load_tokenizer(tokenizer)
-    if false_alarms:
-        summary = command.false_alarms(options, false_alarms, ids, start_from, err)
+    if live:
+        summary = command.live(options, err)
+        shown, written = command.compared(summary), "live.json"
+    elif false_alarms:
+        ids = load_tokenizer(tokenizer)
+        summary = command.false_alarms(options, false_alarms, ids, command.first_of(first), err)
+        shown, written = command.alarmed(summary), "false-alarms.json"
     else:
-        summary = command.run(options, ids, start_from, err)
+        summary = command.run(options, load_tokenizer(tokenizer), command.first_of(first), err)
         for notice in summary["notices"]:
             err.print(escape(notice), style="yellow", highlight=False, soft_wrap=True)
+        shown, written = command.outcome(summary), "report.html"
     if as_json:
         sys.stdout.write(json.dumps(summary, indent=1) + "\n")
-    elif false_alarms:
-        out.print(command.alarmed(summary))
     else:
-        out.print(command.outcome(summary))
-        out.print(f"Report: [bold]{folder / 'report.html'}[/bold]")
+        out.print(shown)
+        out.print(f"Report: [bold]{folder / written}[/bold]")
 
 
 def _terminated(number: int, frame: FrameType | None) -> NoReturn:
