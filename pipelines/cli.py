@@ -72,16 +72,19 @@ def up(
     api_port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
     kafka_port: Annotated[int, typer.Option(min=1, max=65535)] = 9092,
     mlflow_port: Annotated[int, typer.Option(min=1, max=65535)] = 5000,
+    page_port: Annotated[
+        int, typer.Option(min=1, max=65535, help="Of the page that shows what it brings, live.")
+    ] = 8010,
 ) -> None:
     """Start broker, registry, worker and learner, and keep them up until Ctrl-C.
 
     What ends is started again, and said. Once all is ready it prints what to try first: a request,
-    a topic, a rollback. Topics, versions and what was learned are kept for the next time.
+    a page, a topic, a rollback. Topics, versions and what was learned are kept for the next time.
     """
     from pipelines.stack.running import Home, Ports
     from pipelines.stack.up import up as stay
 
-    stay(Ports(api_port, kafka_port, mlflow_port), Home.of_checkout(), out)
+    stay(Ports(api_port, kafka_port, mlflow_port), page_port, Home.of_checkout(), out)
 
 
 @app.command()

@@ -156,7 +156,9 @@ def test_two_that_end_together_both_come_back_and_an_interrupt_ends_it(tmp_path,
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupt_at_any_moment_leaves_nothing_behind(number, tmp_path) -> None:
     rng = random.Random(number)
-    command = [sys.executable, "-u", "-m", "tests.pipelines.stack.flapping", str(tmp_path)]
+    # env: what started the tests may ignore SIGINT, and children inherit that
+    python = ["env", "--default-signal", sys.executable, "-u"]
+    command = [*python, "-m", "tests.pipelines.stack.flapping", str(tmp_path)]
     for _ in range(4):
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as kept:
             assert kept.stdout is not None
