@@ -18,6 +18,7 @@ from pipelines.bench.cli import app as bench_app
 from pipelines.drafter.cli import train_drafter
 from pipelines.drift.cli import drift
 from pipelines.first.cli import bootstrap
+from pipelines.policy.command import app as policy_app
 from pipelines.replay.cli import replay
 
 app = typer.Typer(
@@ -33,6 +34,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(bench_app, name="bench")
+app.add_typer(policy_app, name="policy")
 out, err = Console(), Console(stderr=True)
 
 REPORTS = Path("reports/demo")

@@ -34,7 +34,10 @@ def up(ports: Ports, page_port: int, home: Home, console: Console) -> NoReturn:
         now = time.strftime("%H:%M:%S")
         console.print(f"{now} {escape(what)}", highlight=False, soft_wrap=True)
 
-    with running(ports, home, console) as stack, serving(stack.kafka, page_port) as page:
+    with (
+        running(ports, home, console) as stack,
+        serving(stack.kafka, page_port, stack.tracking_uri) as page,
+    ):
         console.print(greeting(stack, page, home), highlight=False, soft_wrap=True)
         keep(stack.parts, stack.children, say)
 
