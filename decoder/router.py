@@ -20,7 +20,7 @@ before it, never a sampled draft token: so rejection sampling stays lossless.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 import numpy as np
@@ -85,6 +85,7 @@ class DraftRouter:
         costs: LiveCosts | None = None,
         floor: Floor | None = None,
         turns: Turns | None = None,
+        choice: Callable[..., Chosen] = choose,
     ) -> None:
         """Put a router together.
 
@@ -96,6 +97,7 @@ class DraftRouter:
             floor: None lets the policy have its way whatever it costs, looks at nothing, and never
                 sleeps.
             turns: of the sides that are compared; None compares none.
+            choice: a rival's rule in the place of :func:`decoder.choice.choose`.
         """
         self.policy = policy
         self.turns = turns
@@ -105,7 +107,7 @@ class DraftRouter:
         self.rate = LiveRate()
         self.cache = cache
         self._classes = token_classes
-        self._sink = sink
+        self._sink, self._choice = sink, choice
         self._complaints = Complaints()
         self._longest = longest
         self._model_len = min(model_draft_tokens, longest) if has_model else 0
@@ -358,8 +360,9 @@ class DraftRouter:
         most: int | None,
     ) -> tuple[Side | None, Chosen]:
         """Who decides, and what; a side that cannot leaves it to the champion."""
+        rule = self._choice if side is None or side.shown == "worker" else choose
         try:
-            return side, choose(
+            return side, rule(
                 champion if side is None else side.policy, features, np.array(owners, np.int64),
                 n, rows, self.costs.table, self.rate.value, self._model_len,
                 chance=self.model_arm.chance, shorter=self._shorter, most=most,
