@@ -151,6 +151,8 @@ def make_worker(
     has_model: bool,
     *,
     longest: int = 64,
+    target: str = "",
+    drafter: str = "",
 ) -> Worker:
     """Put a worker together and start the threads that its settings switch on.
 
@@ -158,6 +160,7 @@ def make_worker(
         token_classes: float32 [vocabulary, classes].
         has_model: whether the engine has a model drafter.
         longest: draft tokens of a request that the engine was started for.
+        target, drafter: what a person calls them, for telemetry.
     """
     queue = EventQueue(settings.queue_size, event_of)
     policy = initial_policy(settings, scope)
@@ -174,7 +177,7 @@ def make_worker(
 
     worker = Worker(settings, scope, router, Admission(scope, apply, policy), queue)
     if settings.telemetry:
-        origin = Origin(scope, settings.name, worker.life)
+        origin = Origin(scope, settings.name, worker.life, target, drafter)
         worker.shipper = Shipper(kafka, queue, origin, worker.status)
         worker.feed = PolicyFeed(kafka, scope, worker.admission)
         worker.shipper.start()
