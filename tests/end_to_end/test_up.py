@@ -43,7 +43,7 @@ PARTS = {
 }
 KILLED = [*((name,) for name in PARTS), *itertools.combinations(PARTS, 2)]
 CLIENTS = 3
-PATIENCE_S = 300.0
+PATIENCE_S = 600.0
 UNDER_WAY_S = 0.3
 """A request is killed under when it has been under way for so long, of a second or more."""
 
@@ -86,7 +86,11 @@ def until(what: str, condition: Callable[[], bool]) -> None:
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     embedded.ensure_model()
     folder, ports = tmp_path_factory.mktemp("up"), Ports.free()
-    named = {"--api-port": ports.api, "--kafka-port": ports.kafka, "--mlflow-port": ports.mlflow}
+    numbers = (ports.api, ports.kafka, ports.mlflow, machine.free_port())
+    named = zip(
+        ("--api-port", "--kafka-port", "--mlflow-port", "--page-port"), numbers, strict=True
+    )
+    given = map(str, itertools.chain.from_iterable(named))
     environment = {
         **os.environ,
         "PYTHONPATH": str(Path(__file__).parents[2]),
@@ -97,12 +101,12 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     said = folder / "said"
     with said.open("wb") as out:
         process = subprocess.Popen(
-            [*HVD, "up", *map(str, itertools.chain.from_iterable(named.items()))],
+            ["env", "--default-signal", *HVD, "up", *given],
             cwd=folder, env=environment,
             stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
         )  # fmt: skip
     reader = Reader(KafkaSettings(bootstrap_servers=f"127.0.0.1:{ports.kafka}"))
-    asked = [*itertools.islice(prompts("edits"), 3), *itertools.islice(prompts("qa"), 3)]
+    asked = [next(prompts(kind)) for kind in ("edits", "tools", "qa", "chat")]
     made = Service(process, said, ports, reader, asked, [])
     try:
         until("the greeting", lambda: process.poll() is not None or _greeted(made))

@@ -156,7 +156,9 @@ def test_two_that_end_together_both_come_back_and_an_interrupt_ends_it(tmp_path,
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupt_at_any_moment_leaves_nothing_behind(number, tmp_path) -> None:
     rng = random.Random(number)
-    command = [sys.executable, "-u", "-m", "tests.pipelines.stack.flapping", str(tmp_path)]
+    # env: what started the tests may ignore SIGINT, and children inherit that
+    python = ["env", "--default-signal", sys.executable, "-u"]
+    command = [*python, "-m", "tests.pipelines.stack.flapping", str(tmp_path)]
     for _ in range(4):
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as kept:
             assert kept.stdout is not None
@@ -171,6 +173,18 @@ def test_an_interrupt_at_any_moment_leaves_nothing_behind(number, tmp_path) -> N
         assert not alive
         marked = [p for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in _line(p)]
         assert not marked
+
+
+def test_children_end_when_who_keeps_them_up_is_killed(tmp_path) -> None:
+    python = [sys.executable, "-u", "-m"]
+    command = [*python, "tests.pipelines.stack.flapping", str(tmp_path), "600"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as kept:
+        assert kept.stdout is not None
+        kept.stdout.readline()
+        below = psutil.Process(kept.pid).children()
+        kept.kill()
+    _, alive = psutil.wait_procs(below, timeout=60)
+    assert len(below) == 3 and not alive
 
 
 def _line(process: psutil.Process) -> str:
