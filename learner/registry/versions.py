@@ -85,7 +85,7 @@ class Registry:
             name, digest = self._models.ensured(policy.scope, tags), digest_of(policy)
             number = self._version_of(name, digest)
             if number is None:
-                run = runs.start(self._connection, name, policy, params, metrics, tags, window)
+                run = runs.start(self._connection, policy, params, metrics, tags, window)
                 run_id = run.info.run_id
                 logged = runs.log_model(self._connection, run, policy, bundle, tags)
                 self._client.set_terminated(run_id)
@@ -120,9 +120,8 @@ class Registry:
             The run's id.
         """
         with self._reaching("log a refused candidate"):
-            name = self._models.named(policy.scope) or self._models.name_for(policy.scope, tags)
             told = {**tags, "refused": "true"}
-            run = runs.start(self._connection, name, policy, params, metrics, told, window)
+            run = runs.start(self._connection, policy, params, metrics, told, window)
             self._client.set_terminated(run.info.run_id)
             return str(run.info.run_id)
 
