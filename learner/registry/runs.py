@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from decoder.contracts.bundle import Policy
-from learner.registry import charts, lineage, loadable
+from learner.registry import lineage, loadable
 from learner.registry.connection import Connection
 from learner.registry.standing import SCOPE_TAG
 
@@ -43,7 +43,6 @@ def start(
     data = lineage.dataset_input(window)
     if data is not None:
         client.log_inputs(run_id, [data])
-    draw(connection, run_id, charts.of_training(metrics, window))
     return run
 
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import PolicyRefused, RegistryError
 from decoder.policy.probes import from_bytes, to_bytes
-from learner.registry import lineage, loadable, moves, runs
+from learner.registry import charts, lineage, loadable, moves, runs
 from learner.registry.connection import Connection
 from learner.registry.models import Models
 from learner.registry.standing import (
@@ -103,6 +103,8 @@ class Registry:
                     model_id=logged.model_id,
                 )
                 number = int(version.version)
+                # last: a second's work, and what it decorates is there
+                runs.draw(self._connection, run_id, charts.of_training(metrics, window))
             self._client.set_registered_model_alias(name, "candidate", str(number))
             return number
 
@@ -122,6 +124,7 @@ class Registry:
         with self._reaching("log a refused candidate"):
             told = {**tags, "refused": "true"}
             run = runs.start(self._connection, policy, params, metrics, told, window)
+            runs.draw(self._connection, run.info.run_id, charts.of_training(metrics, window))
             self._client.set_terminated(run.info.run_id)
             return str(run.info.run_id)
 
