@@ -175,5 +175,17 @@ def test_an_interrupt_at_any_moment_leaves_nothing_behind(number, tmp_path) -> N
         assert not marked
 
 
+def test_children_end_when_who_keeps_them_up_is_killed(tmp_path) -> None:
+    python = [sys.executable, "-u", "-m"]
+    command = [*python, "tests.pipelines.stack.flapping", str(tmp_path), "600"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as kept:
+        assert kept.stdout is not None
+        kept.stdout.readline()
+        below = psutil.Process(kept.pid).children()
+        kept.kill()
+    _, alive = psutil.wait_procs(below, timeout=60)
+    assert len(below) == 3 and not alive
+
+
 def _line(process: psutil.Process) -> str:
     return " ".join(process.info["cmdline"] or ())
