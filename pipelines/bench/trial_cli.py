@@ -11,9 +11,8 @@ from transformers import AutoTokenizer
 from decoder.contracts.bundle import ANY_SCOPE
 from decoder.contracts.errors import TraceError
 from decoder.policy.first import first_policy
-from pipelines import embedded
+from pipelines import embedded, machine
 from pipelines.bench import trial, trial_live
-from pipelines.drift.command import recordings
 from pipelines.replay.traces import Trace, read
 
 
@@ -36,7 +35,7 @@ def run(
 
 def _traces(files: Sequence[Path], limit: int) -> list[Trace]:
     """Recordings of all files in turn; with a model arm if all have one."""
-    paths = list(files) or sorted(recordings().glob("*.jsonl"))
+    paths = list(files) or sorted((machine.cache_directory() / "drift").glob("*.jsonl"))
     tokenizer = AutoTokenizer.from_pretrained(embedded.ensure_model())
     found = [read(path, tokenizer).traces[:limit] for path in paths]
     mixed = [t for row in itertools.zip_longest(*found) for t in row if t and len(t.output) > 1]
