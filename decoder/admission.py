@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 
 from decoder.choice import choose
-from decoder.contracts.bundle import ANY_SCOPE, CHAMPION, FIRST, ROLES, Policy
+from decoder.contracts.bundle import ANY_SCOPE, CHAMPION, FIRST, ROLES, TRIAL, Policy
 from decoder.contracts.errors import PolicyRefused
 from decoder.contracts.features import FEATURES, NUM_FEATURES
 from decoder.policy.pricing import NOMINAL
@@ -42,7 +42,8 @@ class Admission:
     """Applies champions of one scope through ``apply``, and first policies while there is nothing
     better; keeps what was in force, and the tally.
 
-    ``held`` has the last good policy of each role but the champion's, for later use. ``refusals``
+    ``held`` has the last good policy of each role but the champion's: what a trial compares with
+    the champion. ``refusals``
     counts bundles by reason, ``ignored`` those passed over: ``older`` than the publication taken
     last, of a ``role`` unknown here, or for ``any`` scope where this one has its own first policy.
     """
@@ -82,6 +83,11 @@ class Admission:
             log.exception("policy bundle refused, the one in force stays")
         return False
 
+    def end_trial(self) -> None:
+        """Hold no policy on trial any more; without one nothing happens."""
+        if self.held.pop(TRIAL, None) is not None:
+            log.info("the trial has ended")
+
     def _take(self, policy: Policy, role: str, began: float) -> bool:
         if policy.role != role:
             raise PolicyRefused("role", f"policy of role {policy.role} published as {role}")
@@ -91,6 +97,11 @@ class Admission:
         ours = replace(policy, scope=self._scope)
         if role == CHAMPION or (role == FIRST and self._has_nothing_better()):
             self._put_in_force(ours, began)
+        else:
+            log.info(
+                "policy version %d (%s), publication %d, is held as %s",
+                ours.version, ours.kind, ours.publication, role,
+            )  # fmt: skip
         if role != CHAMPION:
             self.held[role] = ours
         self._taken[policy.scope, role] = policy.publication

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from decoder.admission import Admission
+from decoder.contracts.bundle import TRIAL
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import POLICY, policy_role
 
@@ -119,10 +120,17 @@ class PolicyFeed:
             log.debug("policy feed: %r", error)
 
     def take(self, records: Iterable[Any]) -> None:
-        """Offer the newest bundle of each key for this scope: no other is worth a swap."""
-        latest: dict[bytes, bytes] = {}
+        """Offer the newest bundle of each key for this scope: no other is worth a swap.
+
+        A trial ends with a record that has no value; what is served is not withdrawn so.
+        """
+        latest: dict[tuple[bytes, str], bytes | None] = {}
         for record in records:
-            if policy_role(record.key, self._scope) is not None and record.value is not None:
-                latest[record.key] = record.value
-        for key, value in latest.items():
-            self._admission.offer(value, policy_role(key, self._scope) or "")
+            role = policy_role(record.key, self._scope)
+            if role is not None and (record.value is not None or role == TRIAL):
+                latest[record.key, role] = record.value
+        for (_, role), value in latest.items():
+            if value is None:
+                self._admission.end_trial()
+            else:
+                self._admission.offer(value, role)

@@ -20,13 +20,13 @@ before it, never a sampled draft token: so rejection sampling stays lossless.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.choice import choose
+from decoder.choice import Chosen, choose
 from decoder.complaints import Complaints
 from decoder.contracts.bundle import MAX_DRAFT, Policy
 from decoder.costs import LiveCosts
@@ -79,6 +79,7 @@ class DraftRouter:
         shorter: bool = True,
         costs: LiveCosts | None = None,
         floor: Floor | None = None,
+        choice: Callable[..., Chosen] = choose,
     ) -> None:
         """Put a router together.
 
@@ -89,6 +90,7 @@ class DraftRouter:
             costs: the live table; None for nominal costs that never change.
             floor: None lets the policy have its way whatever it costs, looks at nothing, and never
                 sleeps.
+            choice: a rival's rule in the place of :func:`decoder.choice.choose`.
         """
         self.policy = policy
         self.counters = Counters()
@@ -97,7 +99,7 @@ class DraftRouter:
         self.rate = LiveRate()
         self.cache = cache
         self._classes = token_classes
-        self._sink = sink
+        self._sink, self._choice = sink, choice
         self._complaints = Complaints()
         self._longest = longest
         self._model_len = min(model_draft_tokens, longest) if has_model else 0
@@ -254,7 +256,7 @@ class DraftRouter:
             drafts.append(draft)
             rooms.append(room)
         features = featurize(states, self._classes)
-        wanted = choose(
+        wanted = self._choice(
             policy, features, np.array(owners, np.int64), len(requests), len(names),
             self.costs.table, self.rate.value, self._model_len, chance=self.model_arm.chance,
             ratio=self.model_arm.ratio, shorter=self._shorter, most=most,

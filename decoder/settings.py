@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import socket
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
-from pydantic_settings import SettingsConfigDict
+from pydantic import Field, field_validator
+from pydantic_settings import NoDecode, SettingsConfigDict
 
 from decoder.contracts.settings import Settings
+from decoder.contracts.trials import HOLDOUT_SIDES
 
 
 class WorkerSettings(Settings):
@@ -31,6 +32,19 @@ class WorkerSettings(Settings):
     metrics: bool = Field(True, description="publish Prometheus metrics")
     queue_size: int = Field(65_536, ge=1, description="draft events held while Kafka is away")
     policy_file: Path | None = Field(None, description="bundle to start from, before Kafka answers")
+    start: Literal["first", "counting"] = Field(
+        "first",
+        description="what decides before anything is learned: the first policy, or counted scores",
+    )
+    holdout: float = Field(
+        0.02,
+        ge=0,
+        le=0.9,
+        description="part of the steps that the sides compared for ever share; 0 compares none",
+    )
+    sides: Annotated[tuple[str, ...], NoDecode] = Field(
+        ("plain",), description=f"who they are, with commas: {', '.join(HOLDOUT_SIDES)}"
+    )
     floor: bool = Field(True, description="fall back to the best fixed arm while it is faster")
     model_draft_tokens: int = Field(4, ge=1, le=16, description="tokens of an EAGLE3 chain at most")
     tenants: Literal["middleware", "client", "shared"] = Field(
@@ -55,3 +69,12 @@ class WorkerSettings(Settings):
     cache_gib: float = Field(
         2.0, gt=0, le=4096, description="GiB that suffix trees take, of all tenants together"
     )
+
+    @field_validator("sides", mode="before")
+    @classmethod
+    def _named(cls, value: Any) -> tuple[str, ...]:
+        given = value.split(",") if isinstance(value, str) else value
+        names = tuple(dict.fromkeys(name for part in given if (name := str(part).strip())))
+        if any(name not in HOLDOUT_SIDES for name in names):
+            raise ValueError(f"name some of {', '.join(HOLDOUT_SIDES)}, with commas between them")
+        return names

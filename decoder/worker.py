@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decoder.admission import Admission, check_pace
-from decoder.contracts.bundle import Policy
+from decoder.contracts.bundle import TRIAL, Policy, frequency_policy
 from decoder.contracts.events import Origin
 from decoder.contracts.features import SCHEMA_ID
 from decoder.contracts.settings import KafkaSettings
@@ -57,6 +57,7 @@ class Worker:
         counters, policy = self.router.counters, self.router.policy
         shipper = self.shipper
         floor, costs = self.router.floor, self.router.costs.table
+        trial = self.admission.held.get(TRIAL)
         return WorkerStatus(
             process=self.settings.name,
             scope=self.scope,
@@ -103,6 +104,9 @@ class Worker:
             cache_bytes=self.router.cache.held_bytes,
             cache_evicted=self.router.cache.evicted,
             faults=self.faults,
+            trial_version=trial.version if trial else 0,
+            trial_publication=trial.publication if trial else 0,
+            trial_share=trial.share if trial else 0.0,
         )
 
     def close(self) -> None:
@@ -122,7 +126,10 @@ def _middle(times: Iterable[float]) -> float:
 
 
 def initial_policy(settings: WorkerSettings, scope: str) -> Policy:
-    """The bundle named in the settings, else the first policy; counting if that is unusable.
+    """The bundle named in the settings, else what they start from; counting if the first policy
+    is unusable.
+
+    Counting that was asked for is no first policy, so none takes its place.
 
     Raises:
         PolicyRefused: the bundle named in the settings is unusable; a person chose it, so it must
@@ -133,7 +140,7 @@ def initial_policy(settings: WorkerSettings, scope: str) -> Policy:
         chosen = from_bytes(settings.policy_file.read_bytes(), scope)
         check_pace(chosen)
         return replace(chosen, scope=scope)
-    return first_or_counting(scope)
+    return frequency_policy(scope) if settings.start == "counting" else first_or_counting(scope)
 
 
 def make_worker(
@@ -144,6 +151,8 @@ def make_worker(
     has_model: bool,
     *,
     longest: int = 64,
+    target: str = "",
+    drafter: str = "",
 ) -> Worker:
     """Put a worker together and start the threads that its settings switch on.
 
@@ -151,6 +160,7 @@ def make_worker(
         token_classes: float32 [vocabulary, classes].
         has_model: whether the engine has a model drafter.
         longest: draft tokens of a request that the engine was started for.
+        target, drafter: what a person calls them, for telemetry.
     """
     queue = EventQueue(settings.queue_size, event_of)
     policy = initial_policy(settings, scope)
@@ -167,7 +177,7 @@ def make_worker(
 
     worker = Worker(settings, scope, router, Admission(scope, apply, policy), queue)
     if settings.telemetry:
-        origin = Origin(scope, settings.name, worker.life)
+        origin = Origin(scope, settings.name, worker.life, target, drafter)
         worker.shipper = Shipper(kafka, queue, origin, worker.status)
         worker.feed = PolicyFeed(kafka, scope, worker.admission)
         worker.shipper.start()

@@ -39,6 +39,8 @@ a side has a tenth of the steps."""
 MOST: Final = 50_000
 """Pairs kept, two megabytes: where blocks of a few tokens differ by as much as they have, they tell
 one per cent."""
+POINTS: Final = 40
+"""Of the picture of a comparison."""
 WIDTH: Final = 6
 """Numbers of a pair."""
 
@@ -139,6 +141,18 @@ class Comparison:
             found = Figures(cost, wall, first, first_wall)
             self._figures = (len(self.pairs), len(self.firsts), found)
         return self._figures[2]
+
+    def points(self) -> list[tuple[float, float, float, float]]:
+        """The comparison over time: seconds since the epoch, ratio, and the interval's ends. Pauses
+        are left out, and pairs taken to have come evenly."""
+        found = []
+        for part in range(1, POINTS + 1):
+            pairs = self.played * part // POINTS
+            so_far = _effect(self.pairs[: pairs * WIDTH], 2)
+            if math.isfinite(so_far.high):
+                at = self.played_at - self.seconds * (1.0 - part / POINTS)
+                found.append((at, so_far.ratio, so_far.low, so_far.high))
+        return found
 
     def outcome(self, settings: LearnerSettings) -> Outcome | None:
         """How it ends, if it ends now."""

@@ -92,10 +92,10 @@ class Learners:
         """
         draw = np.random.default_rng(buffer.total)
         spans = (len(buffer), min(len(buffer), RECENT))
-        for _ in range(steps):
-            for trainer, span in zip(self.trainers, spans, strict=True):
-                ago = 1 + draw.integers(0, span, BATCH)
-                train.update(trainer, buffer.at(buffer.total - ago))
+        ago = np.array([[draw.integers(0, span, BATCH) for span in spans] for _ in range(steps)])
+        for index, trainer in enumerate(self.trainers):
+            rows = buffer.at(buffer.total - 1 - ago[:, index].ravel())
+            train.updates(trainer, rows, BATCH)
         self.updates += steps
 
     def follow(self) -> None:

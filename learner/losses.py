@@ -7,7 +7,8 @@ for what it knows. A model draft does the same with one chance for all its posit
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +40,13 @@ class Faced(NamedTuple):
     where: NDArray[np.int64]  # [n] bucket of the position behind the accepted ones
     held: FloatArray  # [n] accepted tokens of a verified model draft, 0 without one
     tried: FloatArray  # [n] tokens it faced
+    accepted: FloatArray  # [n] of the cache draft
+    censored: NDArray[np.bool_]  # [n] whether that is a lower bound
+
+    def part(self, first: int, last: int) -> Faced:
+        """Of the drafts from ``first`` to before ``last``; views."""
+        columns: Iterable[Any] = self
+        return Faced(*(column[first:last] for column in columns))
 
 
 def survived(accepted: NDArray[np.integer]) -> FloatArray:
@@ -58,7 +66,7 @@ def faced(rows: Rows) -> Faced:
     seen = np.isfinite(rows.model_accepted) & (rows.arm == MODEL)
     held = np.where(seen, rows.model_accepted, 0.0).astype(np.float32)
     tried = held + (seen & (held < rows.verified_len))
-    return Faced(positions, broke, where, held, tried)
+    return Faced(positions, broke, where, held, tried, rows.accepted, rows.censored)
 
 
 def survival_likelihood(logits: FloatArray, found: Faced) -> Floats:
@@ -71,8 +79,8 @@ def model_likelihood(odds: FloatArray, found: Faced) -> Floats:
     return _model_likelihood(odds, _softplus(odds, _sigmoid(odds)), found)
 
 
-def survival_loss(outputs: FloatArray, rows: Rows) -> tuple[float, FloatArray]:
-    """Mean negative log-likelihood of ``rows``, nats a draft, and its gradient by the outputs.
+def survival_loss(outputs: FloatArray, found: Faced) -> tuple[float, FloatArray]:
+    """Mean negative log-likelihood of drafts, nats a draft, and its gradient by the outputs.
 
     Args:
         outputs: float32 [n, BUCKETS + 1] of the network.
@@ -80,7 +88,7 @@ def survival_loss(outputs: FloatArray, rows: Rows) -> tuple[float, FloatArray]:
     Returns:
         the loss, and float32 [n, BUCKETS + 1].
     """
-    found, gradient = faced(rows), _sigmoid(outputs)
+    gradient = _sigmoid(outputs)
     rises = _softplus(outputs, gradient)
     total = _cache_likelihood(outputs[:, :BUCKETS], rises[:, :BUCKETS], found)
     total += _model_likelihood(outputs[:, BUCKETS], rises[:, BUCKETS], found)
@@ -88,18 +96,18 @@ def survival_loss(outputs: FloatArray, rows: Rows) -> tuple[float, FloatArray]:
     gradient[np.flatnonzero(found.broke), found.where[found.broke]] -= 1.0
     gradient[:, BUCKETS] *= found.tried
     gradient[:, BUCKETS] -= found.held
-    gradient /= len(rows)
+    gradient /= len(outputs)
     return -float(total.mean()), gradient
 
 
-def payoff_loss(outputs: FloatArray, rows: Rows) -> tuple[float, FloatArray]:
+def payoff_loss(outputs: FloatArray, found: Faced) -> tuple[float, FloatArray]:
     """Mean squared error of ``outputs`` [n, 1], tokens squared (paper, Table 10), and its gradient.
 
     A censored label is a lower bound: a prediction below it costs, one above it does not.
     """
-    error = outputs - rows.accepted[:, None]
-    error[rows.censored] = np.minimum(error[rows.censored], 0.0)
-    return float(np.square(error, dtype=np.float64).mean()), error * np.float32(2.0 / len(rows))
+    error = outputs - found.accepted[:, None]
+    error[found.censored] = np.minimum(error[found.censored], 0.0)
+    return float(np.square(error, dtype=np.float64).mean()), error * np.float32(2.0 / len(outputs))
 
 
 def residuals(

@@ -18,8 +18,8 @@ from typing import Any, Final
 
 from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import PolicyRefused, RegistryError
-from learner.moves import Move, Moved, Refused, carry_out
-from learner.registry import EXPERIMENT, Registry, Standing
+from learner.moves import Move, Moved, carry_out
+from learner.registry import Registry, Standing
 
 log = logging.getLogger(__name__)
 
@@ -124,7 +124,7 @@ class Registrar:
         self._unusable: set[tuple[str, int]] = set()
         self._asked: set[tuple[str, int]] = set()
         self._moves: deque[Move] = deque(maxlen=MOVES)
-        self._refused: deque[Refused] = deque(maxlen=WAITING)
+        self._refused: deque[Registration] = deque(maxlen=WAITING)
         self._answers: SimpleQueue[Answer] = SimpleQueue()
         self._lock = threading.Lock()
         self._wake = threading.Event()
@@ -162,8 +162,8 @@ class Registrar:
             self._moves.append(move)
         self._wake.set()
 
-    def note(self, refused: Refused) -> None:
-        """Have it logged as a run, if MLflow answers soon enough."""
+    def note(self, refused: Registration) -> None:
+        """Have what the gate refused logged as a run, if MLflow answers soon enough."""
         with self._lock:
             self._refused.append(refused)
 
@@ -257,9 +257,7 @@ class Registrar:
     def _log_refused(self) -> None:
         while self._refused and not self._stopping.is_set():
             one = self._refused[0]
-            name = self._registry.model_name(one.scope)
-            with self._registry.log_run(EXPERIMENT, one.params, one.tags, name) as metrics:
-                metrics(one.metrics, 0)
+            self._registry.refuse(one.policy, one.params, one.metrics, one.tags, one.window)
             with self._lock:
                 self._refused.popleft()
 

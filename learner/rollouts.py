@@ -195,7 +195,7 @@ class Rollouts:
         ended = rollout.follow(standing, time.time())
         if ended is not None:
             self._handed.pop(scope, None)
-            self._registrar.move(Move(scope, self._tags(ended.one, ended.outcome)))
+            self._registrar.move(self._told(scope, ended.one, ended.outcome))
         if rollout.one is not was:
             self._begun(scope, rollout)
         if rollout.decide(self.settings) is not None:
@@ -205,21 +205,28 @@ class Rollouts:
             self._registrar.move(move)
 
     def _begun(self, scope: str, rollout: Rollout) -> None:
-        if rollout.one is not None:
+        one = rollout.one
+        if one is not None:
             log.info("scope %s: %s", scope, rollout.said)
-            self._registrar.move(Move(scope, self._tags(rollout.one, None)))
+            move = self._told(scope, one, None)
+            self._registrar.move(replace(move, begun=one.version if one.kind == "trial" else None))
 
     def _move(self, scope: str, one: Comparison, outcome: Outcome) -> Move:
-        """What is to be done about ``outcome``; who approves moves aliases himself."""
-        tags = self._tags(one, outcome)
+        """What is to be done about ``outcome``; who approves moves the champion himself."""
+        move = self._told(scope, one, outcome)
+        if one.kind == "trial":
+            move = replace(move, points=one.points())
         if outcome.word not in ("promote", "roll back") or self.settings.rollout == "approve":
-            return Move(scope, tags)
-        from_ = f"rolled back from version {one.over}: " if outcome.word == "roll back" else ""
-        why = {"moved_by": self._lease.holder, "why": from_ + outcome.why}
-        return Move(scope, tags, one.over, one.version, why)
+            return move
+        back = f"rolled back from version {one.over}: " if outcome.word == "roll back" else ""
+        return replace(move, over=one.over, to=one.version, why=back + outcome.why)
 
-    def _tags(self, one: Comparison, outcome: Outcome | None) -> dict[int, dict[str, str]]:
-        return tags_of(one, outcome, self._lease.holder, self.settings.rollout == "approve")
+    def _told(self, scope: str, one: Comparison, outcome: Outcome | None) -> Move:
+        """Tags of ``one``, begun or ended, and the end of its alias."""
+        by, approve = self._lease.holder, self.settings.rollout == "approve"
+        tags = tags_of(one, outcome, by, approve)
+        why = outcome.why if outcome else "compared with the champion"
+        return Move(scope, by, why, tags, ended=one.version if outcome else None)
 
     def _withdraw(self, scope: str) -> None:
         try:

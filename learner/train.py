@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from decoder.contracts.bundle import OUTPUTS, PROBES, Kind, Policy
 from decoder.contracts.features import NUM_FEATURES, FloatArray
-from learner.losses import payoff_loss, survival_loss
+from learner.losses import Faced, faced, payoff_loss, survival_loss
 from learner.rows import Rows
 
 HIDDEN: Final[dict[Kind, tuple[int, ...]]] = {"payoff": (256, 256), "survival": (64, 64)}
@@ -112,28 +112,13 @@ def continue_from(policy: Policy, rate: float = QUICK) -> Trainer:
 
 def outputs_of(trainer: Trainer, features: FloatArray) -> FloatArray:
     """Raw outputs [n, outputs] of the network for ``features`` [n, features]."""
-    return _forward(trainer, features)[-1]
-
-
-def loss(trainer: Trainer, outputs: FloatArray, rows: Rows) -> tuple[float, FloatArray]:
-    """Mean loss of the trainer's kind on ``rows``, and its gradient by ``outputs``."""
-    return (survival_loss if trainer.kind == "survival" else payoff_loss)(outputs, rows)
+    return _forward(trainer, _entering(trainer, features))[-1]
 
 
 def gradient(trainer: Trainer, rows: Rows) -> tuple[float, FloatArray]:
-    """Mean loss on ``rows``, and its gradient by the weights, in a row like them."""
-    entered = _forward(trainer, rows.features)
-    value, back = loss(trainer, entered[-1], rows)
-    found = np.empty_like(trainer.weights)
-    parts, layers = trainer.layers(found), trainer.layers()
-    for index in reversed(range(len(layers))):
-        weight, bias = parts[index]
-        np.matmul(entered[index].T, back, out=weight)
-        back.sum(axis=0, out=bias)
-        if index:
-            back = back @ layers[index][0].T
-            back *= entered[index] > 0.0
-    return value, found
+    """Mean loss of the trainer's kind on ``rows``, and its gradient by the weights, in a row like
+    them."""
+    return _gradient(trainer, _entering(trainer, rows.features), faced(rows))
 
 
 def update(trainer: Trainer, rows: Rows) -> float:
@@ -141,19 +126,20 @@ def update(trainer: Trainer, rows: Rows) -> float:
 
     A loss or a gradient that is not finite leaves the weights alone.
     """
+    return updates(trainer, rows, len(rows))[0]
+
+
+def updates(trainer: Trainer, rows: Rows, batch: int) -> list[float]:
+    """:func:`update` on each ``batch`` of ``rows`` in their order, as many as they fill.
+
+    What does not depend on the weights is worked out for all of them at once.
+    """
     with np.errstate(all="ignore"):  # what overflows is left alone
-        value, slope = gradient(trainer, rows)
-        steepness = float(np.sqrt(np.square(slope, dtype=np.float64).sum()))
-    if not (np.isfinite(value) and np.isfinite(steepness)):
-        return value if not np.isfinite(value) else float("inf")
-    slope *= np.float32(min(1.0, STEEPEST / max(steepness, TINY)))
-    trainer.updates += 1
-    trainer.momentum += (1.0 - MOMENTUM) * (slope - trainer.momentum)
-    trainer.squares += (1.0 - SQUARES) * (slope * slope - trainer.squares)
-    length = trainer.rate / (1.0 - MOMENTUM**trainer.updates)
-    root = np.sqrt(trainer.squares) * (1.0 - SQUARES**trainer.updates) ** -0.5
-    trainer.weights -= length * trainer.momentum / (root + TINY)
-    return value
+        entering, found = _entering(trainer, rows.features), faced(rows)
+        return [
+            _step(trainer, entering[at : at + batch], found.part(at, at + batch))
+            for at in range(0, len(rows) - batch + 1, batch)
+        ]
 
 
 def fit(
@@ -238,9 +224,16 @@ def restored(arrays: dict[str, NDArray[Any]], numbers: dict[str, Any]) -> Traine
 _ROWS: Final = ("weights", "momentum", "squares", "mean", "std")
 
 
-def _forward(trainer: Trainer, features: FloatArray) -> list[FloatArray]:
+def _entering(trainer: Trainer, features: FloatArray) -> FloatArray:
+    """``features`` [n, features] as the first layer takes them."""
+    entering = features - trainer.mean
+    entering /= trainer.std  # in place: a second large array costs more than the division
+    return entering
+
+
+def _forward(trainer: Trainer, entering: FloatArray) -> list[FloatArray]:
     """What enters each layer, then what leaves the last."""
-    entered = [(features - trainer.mean) / trainer.std]
+    entered = [entering]
     layers = trainer.layers()
     for index, (weight, bias) in enumerate(layers):
         hidden = entered[-1] @ weight
@@ -249,3 +242,34 @@ def _forward(trainer: Trainer, features: FloatArray) -> list[FloatArray]:
             np.maximum(hidden, 0.0, out=hidden)
         entered.append(hidden)
     return entered
+
+
+def _gradient(trainer: Trainer, entering: FloatArray, found: Faced) -> tuple[float, FloatArray]:
+    entered = _forward(trainer, entering)
+    loss_of = survival_loss if trainer.kind == "survival" else payoff_loss
+    value, back = loss_of(entered[-1], found)
+    slope = np.empty_like(trainer.weights)
+    parts, layers = trainer.layers(slope), trainer.layers()
+    for index in reversed(range(len(layers))):
+        weight, bias = parts[index]
+        np.matmul(entered[index].T, back, out=weight)
+        back.sum(axis=0, out=bias)
+        if index:
+            back = back @ layers[index][0].T
+            back *= entered[index] > 0.0
+    return value, slope
+
+
+def _step(trainer: Trainer, entering: FloatArray, found: Faced) -> float:
+    value, slope = _gradient(trainer, entering, found)
+    steepness = float(np.sqrt(np.square(slope, dtype=np.float64).sum()))
+    if not (np.isfinite(value) and np.isfinite(steepness)):
+        return value if not np.isfinite(value) else float("inf")
+    slope *= np.float32(min(1.0, STEEPEST / max(steepness, TINY)))
+    trainer.updates += 1
+    trainer.momentum += (1.0 - MOMENTUM) * (slope - trainer.momentum)
+    trainer.squares += (1.0 - SQUARES) * (slope * slope - trainer.squares)
+    length = trainer.rate / (1.0 - MOMENTUM**trainer.updates)
+    root = np.sqrt(trainer.squares) * (1.0 - SQUARES**trainer.updates) ** -0.5
+    trainer.weights -= length * trainer.momentum / (root + TINY)
+    return value

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import sys
-import time
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Literal, NoReturn
@@ -16,6 +15,7 @@ from rich.markup import escape
 
 from decoder.contracts.errors import HvdError
 from pipelines.bench.cli import app as bench_app
+from pipelines.policy.command import app as policy_app
 
 app = typer.Typer(
     name="hvd",
@@ -27,10 +27,10 @@ app = typer.Typer(
     ),
     rich_markup_mode="rich",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.add_typer(bench_app, name="bench")
+app.add_typer(policy_app, name="policy")
 out, err = Console(), Console(stderr=True)
 
 REPORTS = Path("reports/demo")
@@ -72,31 +72,19 @@ def up(
     api_port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
     kafka_port: Annotated[int, typer.Option(min=1, max=65535)] = 9092,
     mlflow_port: Annotated[int, typer.Option(min=1, max=65535)] = 5000,
+    page_port: Annotated[
+        int, typer.Option(min=1, max=65535, help="Of the page that shows what it brings, live.")
+    ] = 8010,
 ) -> None:
-    """Start broker, registry, worker and learner, and keep them until Ctrl-C."""
-    from pipelines import embedded
-    from pipelines.stack.running import Home, Ports, running
+    """Start broker, registry, worker and learner, and keep them up until Ctrl-C.
 
-    ports = Ports(api_port, kafka_port, mlflow_port)
-    with running(ports, Home.of_checkout(), out) as stack:
-        request = {
-            "model": embedded.SERVED_NAME,
-            "messages": [{"role": "user", "content": "Name three rivers."}],
-            "max_tokens": 64,
-            "temperature": 0,
-        }
-        out.print(f"\nAPI     {stack.api}/v1\nMLflow  {stack.tracking_uri}")
-        out.print(f"Kafka   {stack.kafka.bootstrap_servers}\nLogs    var/logs\n")
-        out.print(
-            f"curl -s {stack.api}/v1/chat/completions -H 'Content-Type: application/json' "
-            f"-d '{json.dumps(request)}'",
-            soft_wrap=True,
-            highlight=False,
-        )
-        out.print("\nCtrl-C stops everything.")
-        while True:
-            stack.check()
-            time.sleep(1.0)
+    What ends is started again, and said. Once all is ready it prints what to try first: a request,
+    a page, a topic, a rollback. Topics, versions and what was learned are kept for the next time.
+    """
+    from pipelines.stack.running import Home, Ports
+    from pipelines.stack.up import up as stay
+
+    stay(Ports(api_port, kafka_port, mlflow_port), page_port, Home.of_checkout(), out)
 
 
 @app.command()
@@ -109,13 +97,14 @@ def demo(
     """Serve, learn and watch for a few minutes; writes reports/demo/report.html.
 
     Needs no network, no GPU and no free port. Ends by itself within ten minutes. Exit status 1: an
-    event was lost, or fewer than two policies were applied.
+    event was lost, no learned policy came into force, or it was not shown to be faster than plain
+    decoding.
     """
-    from pipelines.demo import dashboard, report
+    from pipelines.demo import dashboard
     from pipelines.demo import run as whole
 
     run = whole.run(minutes, err if as_json else out)
-    page = report.write(run.ledger, run.summary, run.began, REPORTS)
+    page = whole.write(run, REPORTS)
     if as_json:
         sys.stdout.write(json.dumps(run.summary.as_dict(), indent=1) + "\n")
     else:
@@ -212,7 +201,7 @@ def bootstrap(
     ] = False,
     model_accepts: Annotated[
         float,
-        typer.Option(help="Check: model drafts' mean accepted length; 0: no drafter."),
+        typer.Option(min=0.0, help="Check: model drafts' mean accepted length; 0: no drafter."),
     ] = 2.2,
     vocabulary: Annotated[
         int | None,
@@ -250,7 +239,17 @@ def bootstrap(
 
 @app.command()
 def replay(
-    traces: Annotated[list[Path], typer.Argument(help="Trace files: JSON Lines.")],
+    traces: Annotated[list[Path] | None, typer.Argument(help="Trace files: JSON Lines.")] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            help="In their place a folder of prompts: the embedded model answers them, once, and "
+            "every rule decodes the recordings."
+        ),
+    ] = None,
+    nominal: Annotated[
+        bool, typer.Option("--nominal", help="Prompts: nominal costs, not those measured here.")
+    ] = False,
     tokenizer: Annotated[
         str | None, typer.Option(help="Checkpoint directory or hub name; default: embedded.")
     ] = None,
@@ -298,6 +297,16 @@ def replay(
     if train_share + warm_up_share >= 1.0:
         raise typer.BadParameter("leave sessions for the test", param_hint="--train-share")
     bundle = command.load_policy(policy) if policy else None
+    if prompts is not None:
+        ruled = command.by_rules(command.Asked(prompts, limit or 12, bundle, nominal), err)
+        if as_json:
+            sys.stdout.write(json.dumps(ruled, indent=1) + "\n")
+        else:
+            for table in command.rule_tables(ruled):
+                out.print(table)
+        return
+    if not traces:
+        raise typer.BadParameter("name trace files, or prompts with --prompts")
     shares = Shares(train_share, warm_up_share)
     if kind not in ("payoff", "survival"):
         raise typer.BadParameter("choose payoff or survival", param_hint="--kind")
@@ -347,25 +356,46 @@ def drift(
         int,
         typer.Option(min=0, help="First let the embedded model answer, so many of each workload."),
     ] = 0,
+    false_alarms: Annotated[
+        int, typer.Option(min=0, help="Instead: alarms in so many drafts of unchanging traffic.")
+    ] = 0,
+    live: Annotated[
+        bool,
+        typer.Option("--live", help="Instead: the live scenarios, on a stack that it starts."),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     """Measure what learning is worth when traffic changes, on recordings; needs no engine.
 
-    Writes report.html and results.json. What is done is kept: Ctrl-C loses one run.
+    Writes report.html and results.json. What is done is kept: Ctrl-C loses one run. --live plays
+    two short scenarios through vLLM, Kafka and MLflow, six minutes each.
     Example: hvd drift --traces traces --scenario agents-to-chat --seeds 1
     """
     from pipelines.drift import command
     from pipelines.replay.command import load_tokenizer
 
     options = command.Options(traces, scenario or [], seeds, policies, scale, folder, resume)
-    summary = command.run(options, load_tokenizer(tokenizer), command.first_of(first), err)
-    for notice in summary["notices"]:
-        err.print(escape(notice), style="yellow", highlight=False, soft_wrap=True)
+    if record:
+        from pipelines.drift import recording
+
+        recording.record(command.recordings(), record)
+    if live:
+        summary = command.live(options, err)
+        shown, written = command.compared(summary), "live.json"
+    elif false_alarms:
+        ids = load_tokenizer(tokenizer)
+        summary = command.false_alarms(options, false_alarms, ids, command.first_of(first), err)
+        shown, written = command.alarmed(summary), "false-alarms.json"
+    else:
+        summary = command.run(options, load_tokenizer(tokenizer), command.first_of(first), err)
+        for notice in summary["notices"]:
+            err.print(escape(notice), style="yellow", highlight=False, soft_wrap=True)
+        shown, written = command.outcome(summary), "report.html"
     if as_json:
         sys.stdout.write(json.dumps(summary, indent=1) + "\n")
     else:
-        out.print(command.outcome(summary))
-        out.print(f"Report: [bold]{folder / 'report.html'}[/bold]")
+        out.print(shown)
+        out.print(f"Report: [bold]{folder / written}[/bold]")
 
 
 def _terminated(number: int, frame: FrameType | None) -> NoReturn:
@@ -375,9 +405,10 @@ def _terminated(number: int, frame: FrameType | None) -> NoReturn:
 def main() -> None:
     """Entry point: an error of ours is one sentence and exit status 2, Ctrl-C is 130."""
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _terminated)
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup
+            signal.signal(number, _terminated)
     try:
-        app()
+        app(prog_name="hvd")
     except HvdError as error:
         name = type(error).__name__
         err.print(f"[red]{name}:[/red] {escape(str(error))}", highlight=False, soft_wrap=True)

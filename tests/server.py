@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+from prometheus_client.parser import text_string_to_metric_families
 
 from pipelines.stack import processes
 from pipelines.stack.running import WORKER_SECONDS, responds
@@ -39,13 +40,12 @@ class Server:
 
 def metric(page: str, name: str, **labels: str) -> float:
     """As :meth:`Server.metric`, of a page."""
-    wanted = [f'{key}="{value}"' for key, value in labels.items()]
-    total = 0.0
-    for line in page.splitlines():
-        series, _, value = line.rpartition(" ")
-        if series.partition("{")[0] == name and all(label in series for label in wanted):
-            total += float(value)
-    return total
+    return sum(
+        sample.value
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+        if sample.name == name and labels.items() <= sample.labels.items()
+    )
 
 
 @contextmanager

@@ -18,6 +18,20 @@ Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
 Counts = dict[str, Count]
 
 
+class SideSums(BaseModel):
+    """What one side made of the steps it was compared in, since the worker started.
+
+    Microseconds; tokens of a step that a comparison took in part are counted in part.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    steps: Count = 0
+    tokens: Annotated[float, Field(ge=0)] = 0.0
+    us: Annotated[float, Field(ge=0)] = 0.0  # wall time
+    cost_us: Annotated[float, Field(ge=0)] = 0.0  # at the costs in force
+
+
 class WorkerStatus(BaseModel):
     """One serving worker.
 
@@ -73,6 +87,15 @@ class WorkerStatus(BaseModel):
     cache_bytes: Count = 0  # of suffix trees, at most
     cache_evicted: Count = 0  # pieces of outputs that gave way
     faults: Count = 0  # steps in which the hybrid failed and the worker decoded plainly
+    sides: dict[str, SideSums] = Field(default_factory=dict)  # compared by turns; the rest: outside
+    side: str = ""  # that decides now; "" outside of a comparison
+    sides_failed: Counts = Field(default_factory=dict)  # faults of a side, which then plays no more
+    trial_version: Count = 0  # of the policy on trial; 0: none
+    trial_publication: Count = 0
+    trial_share: float = 0.0  # part of the steps that it asks for
+    rounds_made: Count = 0
+    rounds_sent: Count = 0  # acknowledged by the broker
+    rounds_dropped: Count = 0  # by a full queue, or refused
 
     @property
     def events_unaccounted(self) -> int:

@@ -26,6 +26,8 @@ SIDES: Final = (CHAMPION, TRIAL, FIRST, PLAIN, SUFFIX, MODEL)
 """Who decides in a block: the policy in force, a policy on trial, the first policy, nobody (no
 speculation), stock suffix decoding, and the model draft in every cycle. Readers keep sides that
 they do not know."""
+HOLDOUT_SIDES: Final = (PLAIN, SUFFIX, MODEL, FIRST)
+"""Those that a worker may compare itself with for ever."""
 
 Count = Annotated[int, Field(ge=0, le=2**53)]
 Micros = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]

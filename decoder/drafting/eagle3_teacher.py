@@ -1,8 +1,7 @@
-"""What a head would have had accepted at every position of a known text, in one batched pass.
+"""What a head drafts at every position of a known text, in one batched pass.
 
-A drafted token counts only while all before it were right, and then it is the text's own: so every
-chain can be fed the text. Each attends to the head's cache of the positions committed when it
-started, and to its own drafted steps, as in serving.
+Each chain attends to the head's cache of the positions committed when it started, and to its own
+drafted steps, as in serving.
 """
 
 from __future__ import annotations
@@ -19,61 +18,46 @@ ROWS: Final = 512
 
 
 @torch.inference_mode()
-def accepted_lengths(
+def chains(
     head: Eagle3Head, embedding: nn.Module, tokens: Tensor, aux: Tensor, rows: Tensor, k: int
-) -> list[int]:
-    """Accepted tokens of the greedy chain of ``k`` that starts at each of ``rows``.
+) -> Tensor:
+    """The greedy chains of ``k`` tokens that start at ``rows``: target ids, int64 (rows, k).
 
     Args:
         embedding: the target's, ids -> (tokens, hidden).
         tokens: int64 (n,) the text.
         aux: (n - 1 or more, layers * hidden) the target's states at its positions.
-        rows: int64, ascending; a chain at row ``p`` knows ``tokens[: p + 2]`` and drafts what
-            follows.
+        rows: int64; a chain at row ``p`` knows ``tokens[: p + 2]`` and drafts what follows.
     """
     followers = embedding(tokens[1:])
     hidden = head.fc(aux[: len(followers)])
     x = head.midlayer.mixed(followers, hidden)
     positions = torch.arange(len(followers), device=tokens.device)
     base = head.midlayer.self_attn.keys_values(x, positions)
-    accepted: list[int] = []
-    for some in rows.split(ROWS):
-        accepted += _unroll(head, followers, tokens, hidden, x, base, some, k).tolist()
-    return accepted
+    parts = [_unroll(head, embedding, hidden[r], x[r], base, r, k) for r in rows.split(ROWS)]
+    return torch.cat(parts)
 
 
 def _unroll(
     head: Eagle3Head,
-    followers: Tensor,
-    tokens: Tensor,
+    embedding: nn.Module,
     hidden: Tensor,
     x: Tensor,
     base: KV,
     rows: Tensor,
     k: int,
 ) -> Tensor:
-    """Accepted length of the chains at ``rows``, int64; each step runs those still right."""
-    layer, targets = head.midlayer, head.target_ids
-    lengths = torch.zeros_like(rows)
-    alive = torch.arange(len(rows), device=rows.device)
-    hidden, x, own = hidden[rows], x[rows], list[KV]()
+    layer, own, drafted = head.midlayer, list[KV](), list[Tensor]()
     for step in range(k):
-        at = rows[alive] + step
+        at = rows + step
         if step:
-            x = layer.mixed(followers[at], hidden)
+            x = layer.mixed(embedding(drafted[-1]), hidden)
             own.append(layer.self_attn.keys_values(x, at))
-        attended = _attend(layer.self_attn.queries(x, at), rows[alive], base, own)
+        attended = _attend(layer.self_attn.queries(x, at), rows, base, own)
         hidden = layer.after_attention(hidden, attended)
-        drafted = targets[head.logits(hidden).argmax(-1)]
-        wanted = at + 2
-        right = wanted < len(tokens)
-        right &= drafted == tokens[wanted.clamp(max=len(tokens) - 1)]
-        alive, hidden = alive[right], hidden[right]
-        own = [KV(kv.keys[:, right], kv.values[:, right]) for kv in own]
-        lengths[alive] += 1
-        if not len(alive):
-            break
-    return lengths
+        best = head.logits(hidden).argmax(-1)
+        drafted.append(best + head.d2t[best])
+    return torch.stack(drafted, 1)
 
 
 def _attend(queries: Tensor, rows: Tensor, base: KV, own: list[KV]) -> Tensor:

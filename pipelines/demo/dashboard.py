@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Final
+from typing import Any, Final
 
 from rich.console import Group, RenderableType
 from rich.panel import Panel
@@ -11,8 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from decoder.contracts.status import WorkerStatus
+from pipelines.demo.sentences import sentences
 from pipelines.demo.summary import Summary
-from pipelines.watch.ledger import ARMS, Ledger
+from pipelines.watch.drafts import ARMS
+from pipelines.watch.ledger import Ledger
+from pipelines.watch.uplift import NAMED, OVER, shown, uplifts
 
 WINDOW_SECONDS: Final = 15.0
 BAR_WIDTH: Final = 24
@@ -30,13 +33,18 @@ def line(ledger: Ledger, left: float) -> str:
     phase = ledger.phases[-1].name if ledger.phases else "starting"
     worker = ledger.statuses[-1] if ledger.statuses else None
     learner = ledger.learner[-1] if ledger.learner else None
+    over = uplifts(list(ledger.rounds), ())
     shares = " ".join(f"{arm} {window.arm_shares[arm]:.0%}" for arm in ARMS)
+    trial = (
+        f" ({learner.rollout} of v{learner.trial_version})" if learner and learner.rollout else ""
+    )
     return (
-        f"{phase}: {window.tok_per_s:.1f} tok/s, arms {shares}, "
-        f"cache accepts {window.accepted_by_arm['cache']:.1f}, "
+        f"{phase}: {shown(over['over_plain'].whole)} times plain decoding, "
+        f"{shown(over['over_suffix'].whole)} suffix, "
+        f"{shown(over['over_first_policy'].whole)} first policy, "
+        f"arms {shares}, cache accepts {window.accepted_by_arm['cache']:.1f}, "
         f"MAE {_shown(window.mae, digits=2)}, "
-        f"policy v{worker.policy_version if worker else '-'} "
-        f"{_parameter(worker)}, "
+        f"policy v{worker.policy_version if worker else '-'}{trial} {_parameter(worker)}, "
         f"events {ledger.produced} made {ledger.consumed} learned from, "
         f"candidates {learner.candidates if learner else 0}, {left:.0f} s left"
     )
@@ -57,6 +65,15 @@ def panel(ledger: Ledger, left: float) -> RenderableType:
     phase = ledger.phases[-1] if ledger.phases else None
     title = f"{phase.name}: {', '.join(phase.workloads)}" if phase else "starting"
 
+    worth = Table(box=None, padding=(0, 2), expand=False)
+    for column in ("tokens / s over", "ratio (95% at any moment)", "pairs"):
+        worth.add_column(column)
+    over = uplifts(list(ledger.rounds), ())
+    for name in OVER:
+        one = over[name].whole
+        emphasis = "[bold]" if name == "over_plain" else ""
+        worth.add_row(NAMED[name], f"{emphasis}{shown(one)}", str(one.pairs))
+
     arms = Table(box=None, padding=(0, 2), expand=False)
     for column in ("arm", "share of cycles", "", "accepted / cycle"):
         arms.add_column(column, justify="left" if column in ("arm", "share of cycles") else "right")
@@ -72,7 +89,7 @@ def panel(ledger: Ledger, left: float) -> RenderableType:
     worker = ledger.statuses[-1] if ledger.statuses else None
     learner = ledger.learner[-1] if ledger.learner else None
     numbers.add_row(
-        *("tokens/s", f"[bold]{window.tok_per_s:.1f}[/bold]"),
+        *("tokens/s, all sides", f"{window.tok_per_s:.1f}"),
         *("predictor error", f"{_shown(window.mae, ' tokens', 2)}"),
     )
     if worker is not None:
@@ -93,13 +110,25 @@ def panel(ledger: Ledger, left: float) -> RenderableType:
             *("candidates", f"{learner.candidates}, {learner.promotions} promoted"),
             *("drifts", str(learner.drifts)),
         )
+        if learner.rollout:
+            numbers.add_row(
+                *(learner.rollout, f"v{learner.trial_version}, {learner.trial_share:.0%} of steps"),
+                *("its ratio", f"{learner.trial_ratio:.2f} from {learner.trial_pairs} pairs"),
+            )
     requests = len(ledger.answers)
     subtitle = f"{requests} requests, {left:.0f} s left; last {WINDOW_SECONDS:.0f} s shown"
-    return Panel(Group(arms, Text(), numbers), title=title, subtitle=subtitle, expand=False)
+    return Panel(
+        Group(worth, Text(), arms, Text(), numbers), title=title, subtitle=subtitle, expand=False
+    )
 
 
 def outcome(summary: Summary) -> RenderableType:
-    """The figures of a finished run, by phase."""
+    """A finished run: ratios by phase, what else was measured, and three sentences."""
+    names = list(OVER)
+    worth = Table("phase", *(f"over {NAMED[n]}" for n in names), box=None, padding=(0, 2))
+    for phase in summary.tok_per_s:
+        worth.add_row(phase, *(_ratio(summary.uplift[n]["phases"][phase]) for n in names))
+    worth.add_row("all", *(f"[bold]{_ratio(summary.uplift[n])}[/bold]" for n in names))
     table = Table("phase", "tok/s", *ARMS, "cache accepts", "MAE", box=None, padding=(0, 2))
     for name, rate in summary.tok_per_s.items():
         shares = summary.arm_shares[name]
@@ -112,7 +141,15 @@ def outcome(summary: Summary) -> RenderableType:
         )
     events = (
         f"{summary.events_produced} draft events made, {summary.events_consumed} learned from, "
-        f"{summary.events_lost} lost; policies in force: {summary.policy_versions_applied}; "
-        f"slowest swap {summary.swap_ms_max:.1f} ms"
+        f"{summary.events_lost} lost; learned policies in force: "
+        f"{summary.policy_versions_applied}; slowest swap {summary.swap_ms_max:.1f} ms"
     )
-    return Group(table, Text(events))
+    said = [Text(sentence) for sentence in sentences(summary)]
+    return Group(worth, Text(), table, Text(events), Text(), *said)
+
+
+def _ratio(one: dict[str, Any]) -> str:
+    if one["ratio"] is None:
+        return "-"
+    interval = "" if one["low"] is None else f" ({one['low']:.2f} to {one['high']:.2f})"
+    return f"{one['ratio']:.2f}{interval}"

@@ -1,15 +1,18 @@
 """``hvd demo``: the whole loop in a few minutes.
 
-Start the stack; send agentic traffic, then conversation, then agentic traffic again; show how the
-service follows; wait until every event has reached the learner; stop; write the report.
+Start the stack with nothing learned; send agentic traffic, then conversation, break the drafter and
+mend it; meanwhile let plain decoding, stock suffix decoding and the frozen first policy take turns
+with the policy in force, and show what it is worth beside them; wait until every event has reached
+the learner; stop; write the report.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -20,10 +23,13 @@ from rich.live import Live
 from decoder.contracts.errors import ProcessError
 from pipelines import machine
 from pipelines.demo import dashboard
+from pipelines.demo.sentences import sentences
 from pipelines.demo.summary import Summary, summarise
 from pipelines.demo.traffic import PLANS, Plan, Traffic
 from pipelines.stack.running import Home, Ports, Stack, running
+from pipelines.watch import page
 from pipelines.watch.ledger import Ledger
+from pipelines.watch.links import versions_at
 from pipelines.watch.observer import Observer
 from pipelines.workloads import prompts
 
@@ -32,11 +38,23 @@ WHOLE_SECONDS: Final = 540.0
 """When the traffic of a demo whose length was not asked for ends, however slow the start was: the
 last answers, events and the report take the rest of ten minutes."""
 SHORTEST_SECONDS: Final = 60.0
-THREE_PHASES_SECONDS: Final = 240.0
-"""Below this, a third phase would leave none of them time to learn in."""
+ALL_PHASES_SECONDS: Final = 240.0
+"""Below this, further phases would leave none of them time to learn in."""
 SETTLE_SECONDS: Final = 20.0
 LINE_SECONDS: Final = 10.0
 HOME: Final = Path("var/demo")
+REGISTRY: Final = "http://127.0.0.1:5000"
+"""Where ``mlflow ui`` shows the registry of a demo that is over."""
+SETTINGS: Final[Mapping[str, str]] = {
+    # from counting, so that learning can be seen; the first policy is a side, and no contestant
+    "HVD_WORKER_START": "counting",
+    "HVD_LEARNER_START": "counting",
+    "HVD_WORKER_SIDES": "plain,suffix,first",
+    # three quarters of all steps: minutes have to show what a deployment sees in a day
+    "HVD_WORKER_HOLDOUT": "0.75",
+    "HVD_LEARNER_TRIAL_MINUTES": "1",
+}
+"""What the demo sets, where the environment says nothing else."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +63,12 @@ class Run:
 
     ledger: Ledger
     summary: Summary
-    began: float
+    versions: str  # address of a version in the registry's own pages, but for its number
 
 
 def phases_for(seconds: float) -> list[tuple[Plan, float]]:
     """The phases that fit into ``seconds`` of traffic, each with its own length."""
-    plans = PLANS if seconds >= THREE_PHASES_SECONDS else PLANS[:2]
+    plans = PLANS if seconds >= ALL_PHASES_SECONDS else PLANS[:2]
     whole = sum(plan.share for plan in plans)
     return [(plan, seconds * plan.share / whole) for plan in plans]
 
@@ -76,7 +94,7 @@ def run(minutes: float | None, console: Console) -> Run:
     with console.status("reading the prompts"):
         for workload in {w for plan in PLANS for w in plan.workloads}:
             next(prompts(workload))  # parses the standard library, once
-    with running(ports, home, console, ledger.worker) as stack:
+    with running(ports, home, console, ledger.worker, settings=SETTINGS) as stack:
         observer = Observer(stack.kafka, ledger)
         observer.start()
         traffic = Traffic(stack.api, stack.model, ledger)
@@ -89,10 +107,11 @@ def run(minutes: float | None, console: Console) -> Run:
             with console.status("waiting until every event has reached the learner"):
                 traffic.end()
                 _settle(stack, ledger, before)
+                versions = versions_at(stack.tracking_uri, ledger.scope, REGISTRY)
         finally:
             traffic.stopping.set()
             observer.close()
-    return Run(ledger, summarise(ledger, machine.description(), began, before), began)
+    return Run(ledger, summarise(ledger, machine.description(), began, before), versions)
 
 
 def _first_word(stack: Stack, ledger: Ledger, seconds: float = 30.0) -> None:
@@ -148,6 +167,25 @@ def _settle(stack: Stack, ledger: Ledger, before: int) -> None:
         stack.check()
         worker, learner = ledger.statuses[-1], ledger.learner[-1]
         fresh = min(worker.time, learner.time) > quiet
-        if fresh and ledger.produced == ledger.consumed - before == len(ledger.events):
+        if fresh and ledger.produced == ledger.consumed - before == ledger.drafts.seen:
             return
         time.sleep(0.2)
+
+
+def write(run: Run, folder: Path) -> Path:
+    """Write ``summary.json`` and the page into ``folder``; the page's path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(run.summary.as_dict(), indent=1, allow_nan=False)
+    (folder / "summary.json").write_text(text + "\n", encoding="utf-8")
+    facts = {
+        "requests": f"{run.summary.requests}, and {run.summary.requests_failed} that failed",
+        "tokens": str(run.summary.tokens),
+        "events lost": str(run.summary.events_lost),
+        "machine": run.summary.machine,
+        "traffic": f"{run.summary.duration_s:.0f} s from {run.summary.date}",
+    }
+    said = [*sentences(run.summary), *run.summary.failings]
+    figures = page.record(run.ledger, "Adaptive decoding: a demo run", said, facts, run.versions)
+    path = folder / "report.html"
+    path.write_text(page.page(figures), encoding="utf-8")
+    return path

@@ -7,11 +7,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 from pipelines.watch.ledger import Ledger, Window
+from pipelines.watch.uplift import uplifts
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What a run came to. Shares are in 0..1, errors and accepted lengths in tokens."""
+    """What a run came to. Shares are in 0..1, errors and accepted lengths in tokens, ratios of
+    tokens a second with the bounds of their intervals."""
 
     date: str
     duration_s: float
@@ -19,19 +21,21 @@ class Summary:
     requests: int
     requests_failed: int
     tokens: int
+    uplift: dict[str, dict[str, Any]]  # over_plain, over_suffix, over_first_policy
+    rounds: int  # of the trial that compares them
     events_produced: int
     events_consumed: int
     events_lost: int
     events_seen: int  # by the demo's own consumer
     events_duplicate: int
     labels: dict[str, int]
-    policy_versions_applied: list[int]
+    policy_versions_applied: list[int]  # of those that learning made
     policy_switches: list[dict[str, float]]
     policies_published: int
     swap_ms_max: float
     choose_us_p50: float
     phases: list[dict[str, Any]]
-    tok_per_s: dict[str, float]
+    tok_per_s: dict[str, float]  # all sides together
     arm_shares: dict[str, dict[str, float]]
     accepted_by_arm: dict[str, dict[str, float]]
     mae: dict[str, float | None]
@@ -50,18 +54,15 @@ class Summary:
         if self.events_produced == 0:
             found.append("the worker made no events")
         if not self.policy_versions_applied:
-            found.append("no policy of the registry reached the worker")
+            found.append("no policy that learning made came into force")
+        low = self.uplift["over_plain"]["low"]
+        if low is None or low <= 1.0:
+            found.append("that it is faster than plain decoding was not shown")
         return found
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready, with ``ok`` and ``failings``."""
         return {**asdict(self), "ok": not self.failings, "failings": self.failings}
-
-
-def versions_applied(ledger: Ledger) -> list[int]:
-    """Distinct registered versions in order of first use; version 0 is no registered policy."""
-    versions = (version for _, version in ledger.policy_switches() if version > 0)
-    return list(dict.fromkeys(versions))
 
 
 def summarise(ledger: Ledger, machine: str, began: float, consumed_before: int = 0) -> Summary:
@@ -77,6 +78,7 @@ def summarise(ledger: Ledger, machine: str, began: float, consumed_before: int =
     answered = [a for a in ledger.answers if not a.error]
     ended = max((p.ended for p in ledger.phases), default=began)
     consumed = ledger.consumed - consumed_before
+    found = uplifts(ledger.rounds, ledger.phases)
     return Summary(
         date=datetime.fromtimestamp(began, UTC).isoformat(timespec="seconds"),
         duration_s=round(ended - began, 1),
@@ -84,18 +86,20 @@ def summarise(ledger: Ledger, machine: str, began: float, consumed_before: int =
         requests=len(answered),
         requests_failed=len(ledger.answers) - len(answered),
         tokens=sum(a.tokens for a in answered),
+        uplift={name: one.as_dict() for name, one in found.items()},
+        rounds=len(ledger.rounds),
         events_produced=ledger.produced,
         events_consumed=consumed,
         events_lost=ledger.produced - consumed,
-        events_seen=len(ledger.events),
+        events_seen=ledger.drafts.seen,
         events_duplicate=learner.events_duplicate if learner else 0,
-        labels=ledger.labels(),
-        policy_versions_applied=versions_applied(ledger),
+        labels=dict(sorted(ledger.drafts.labels.items())),
+        policy_versions_applied=ledger.learned_versions(),
         policy_switches=[
             {"at_s": round(time - began, 1), "version": version}
             for time, version in ledger.policy_switches()
         ],
-        policies_published=ledger.policies,
+        policies_published=sum(p.version is not None for p in ledger.published),
         swap_ms_max=round(max((s.swap_ms_max for s in ledger.statuses), default=0.0), 3),
         choose_us_p50=round(last.choose_us_p50, 1) if last else 0.0,
         phases=[

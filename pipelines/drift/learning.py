@@ -11,7 +11,7 @@ from typing import Final
 
 from decoder.contracts.bundle import Policy
 from decoder.contracts.events import DraftEvent
-from learner.rows import from_events
+from learner.rows import Rows, from_events
 from learner.scope import Scope
 from learner.settings import LearnerSettings
 
@@ -35,7 +35,11 @@ class Learning:
 
     def told(self, index: int, events: list[DraftEvent]) -> Policy | None:
         """Take in the events of request ``index``; a policy that won. Mutates."""
-        if self.scope.feed(from_events(events)):
+        return self.take(index, from_events(events))
+
+    def take(self, index: int, rows: Rows) -> Policy | None:
+        """Take in the drafts of request ``index``; a policy that won. Mutates."""
+        if self.scope.feed(rows):
             self.alarms.append(index)
         won = self.scope.candidate()
         if won is None:

@@ -68,6 +68,10 @@ class Recordings:
             model_len,
         )
 
+    def has(self, kind: str) -> bool:
+        """Whether there is a file of ``kind``."""
+        return not self._paths.keys().isdisjoint(KINDS.get(kind, [kind]))
+
     def _traces(self, stem: str) -> list[Trace]:
         if stem not in self._read:
             path = self._paths[stem]
@@ -99,7 +103,7 @@ class Study:
     """
 
     def __init__(
-        self, plan: Plan, recordings: Recordings, results: Results, first: Policy, step: Step
+        self, plan: Plan, recordings: Recordings, results: Results[Run], first: Policy, step: Step
     ) -> None:
         self.found: list[dict[str, Any]] = []
         self.runs: list[tuple[Scenario, int, dict[str, Run]]] = []

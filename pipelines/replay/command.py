@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -14,13 +15,18 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from decoder.contracts.bundle import Policy
+from decoder.contracts.bundle import ANY_SCOPE, Policy
 from decoder.contracts.errors import ModelError, TraceError
 from decoder.payoff.token_classes import token_class_table
+from decoder.policy.first import first_policy
+from decoder.policy.pricing import NOMINAL
 from decoder.policy.probes import from_bytes
+from decoder.settings import WorkerSettings
+from pipelines.drafter.measure import file_prompts
+from pipelines.replay import recording, rules
 from pipelines.replay.measure import Report, mean_fractions, together
 from pipelines.replay.study import Plan, Replayed, Study
-from pipelines.replay.traces import Notice
+from pipelines.replay.traces import Notice, read
 
 SHOWN: Final = 10
 """Notices shown of each file; the counts by reason are complete."""
@@ -189,6 +195,71 @@ _RATES: Final = (
     "Shares of the hindsight oracle's rate; oracle: its tokens in the time of a plain step. "
     "*: threshold tuned on the training sessions."
 )
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Prompts to record and to replay by every rule; ``nominal`` costs, or those measured here."""
+
+    prompts: Path
+    limit: int = 12
+    policy: Policy | None = None
+    nominal: bool = False
+
+
+def by_rules(asked: Asked, console: Console) -> dict[str, Any]:
+    """Record the prompts of a folder, where that was not done, and replay them by every rule.
+
+    Raises:
+        TraceError: the folder holds no prompts.
+    """
+    sets = file_prompts(asked.prompts, asked.limit)
+    if not sets:
+        raise TraceError(
+            f"no prompts in {asked.prompts}: name a folder with <dataset>.jsonl files."
+        )
+    tokenizer, settings = load_tokenizer(None), WorkerSettings.load()
+    classes = token_class_table(tokenizer.convert_ids_to_tokens(list(range(len(tokenizer)))))
+    with Shown(console) as shown:
+        folder = recording.record(sets, recording.Plan(), shown.step)
+        costs = NOMINAL if asked.nominal else recording.costs_of(folder)
+        policy = asked.policy or first_policy(ANY_SCOPE)
+        found = {}
+        for done, name in enumerate(sets):
+            shown.step(f"replaying {name}", done, len(sets))
+            traces = read(folder / f"{name}.jsonl", None).traces
+            found[name] = rules.all_ruled(traces, policy, classes, settings, costs)
+    return {"costs": costs.setup, "prompts_a_set": asked.limit, **rules.summary(found)}
+
+
+def rule_tables(summary: dict[str, Any]) -> list[Table]:
+    """Each rule's rate over greedy's by set, and what was foreseen of either arm by decile."""
+    means = summary["x_greedy_mean"]
+    shown = [rule for rule in means if rule != "greedy"]
+    rates = Table(title="Tokens a unit of time, over greedy's", caption=_RULED)
+    rates.add_column("set", overflow="fold", min_width=10)
+    for heading in (*shown, "best", "/ best"):
+        rates.add_column(heading, justify="right", overflow="fold")
+    for name, over in summary["x_greedy"].items():
+        best = summary["best_rule"][name]
+        last = (best, f"{summary['hybrid_over_best'][name]:.3f}")
+        rates.add_row(escape(name), *(f"{over[rule]:.2f}" for rule in shown), *last)
+    last = (summary["best_single"], f"{summary['hybrid_over_best_mean']:.3f}")
+    rates.add_row("mean", *(f"{means[rule]:.3f}" for rule in shown), *last)
+    return [rates, _deciles(summary["calibration"])]
+
+
+def _deciles(calibration: dict[str, list[dict[str, float]]]) -> Table:
+    made = Table(title="Accepted tokens foreseen, and what came, by decile")
+    for heading in ("arm", "", *map(str, range(1, 11))):
+        made.add_column(heading, justify="right")
+    for arm, parts in calibration.items():
+        for what in ("foreseen", "came"):
+            made.add_row(arm, what, *(f"{part[what]:.2f}" for part in parts))
+    return made
+
+
+_RULED: Final = "@2: two tokens of a draft for each one matched. Means are geometric."
 
 
 def show_notices(notices: Sequence[Notice], console: Console) -> None:

@@ -12,15 +12,17 @@ from typing import Final
 
 import numpy as np
 
-from decoder.contracts.bundle import Policy
+from decoder.choice import choose
+from decoder.contracts.bundle import MAX_DRAFT, Policy
 from decoder.contracts.errors import TraceError
 from decoder.contracts.events import DraftEvent
 from decoder.costs import LiveCosts
 from decoder.engines.reference.method import Method
+from decoder.floor import Floor
 from decoder.labels import naive_accepted_length
 from decoder.policy.pricing import NOMINAL, CostTable
 from decoder.policy.rule import ARMS, NONE
-from decoder.router import Committed, Decision, DraftRouter, RequestOptions
+from decoder.router import Committed, Decision, DraftRouter, EventSink, RequestOptions
 from decoder.settings import WorkerSettings
 from learner.rows import from_events, joined
 from pipelines.replay.dialogue import DialogueCache, Turn, turns
@@ -41,6 +43,8 @@ def simulate(
     model_mean: float | None = None,
     costs: CostTable = NOMINAL,
     progress: Progress | None = None,
+    floor: Floor | None = None,
+    watch: EventSink | None = None,
 ) -> tuple[Cycles, States]:
     """Decode ``traces`` by ``method``, one after the other.
 
@@ -48,6 +52,8 @@ def simulate(
         warm_up: decoded first, so that the cache and the memory hold them; not in the result.
         model_mean: accepted length of model drafts where a recording does not hold it.
         costs: what the policy believes that cycles cost, and never corrects.
+        floor: as of a worker, with its looks; None lets the policy have its way.
+        watch: is given every cycle too; requests are named by their number, warm-up included.
 
     Returns:
         the cycles, and the labelled cache drafts that were proposed in them.
@@ -57,17 +63,21 @@ def simulate(
     """
     if method.oracle or method.model == "tree":
         raise TraceError(f"method {method.name!r} cannot be simulated from recordings.")
-    cache, sink = DialogueCache(method.drafting(settings)), ListSink()
+    rule = method.rule() if method.rule is not None else None
+    cache, sink = DialogueCache(method.drafting(settings)), ListSink(rule, watch)
     has_model = method.model == "chain"
-    k = settings.model_draft_tokens if has_model else 0
+    longest = min(settings.model_draft_tokens, method.model_limit or MAX_DRAFT)
+    k = longest if has_model else 0
     router = DraftRouter(
         cache,
         method.policy,
         token_classes,
         sink,
         has_model,
-        model_draft_tokens=settings.model_draft_tokens,
+        model_draft_tokens=longest,
         costs=LiveCosts(costs, live=False),
+        floor=floor,
+        choice=rule or choose,
     )
     cycles: list[tuple[int, int, int, int, int, int]] = []
     states: list[States] = [_states([], 0)]

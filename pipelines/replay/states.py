@@ -25,7 +25,7 @@ from decoder.drafting.suffix import CacheDraft, SuffixCache, common_prefix
 from decoder.hindsight import Resolved, event_of
 from decoder.payoff.featurize import DraftState, featurize
 from decoder.payoff.memory import History, Keys, TenantMemory, memory_keys
-from decoder.router import Committed, DraftRouter, RequestOptions
+from decoder.router import Committed, DraftRouter, EventSink, RequestOptions
 from decoder.settings import WorkerSettings
 from learner.rows import Rows, empty, hash_id
 from pipelines.replay.dialogue import DialogueCache, Turn, turns
@@ -246,15 +246,18 @@ class _Batches:
 
 
 class ListSink:
-    """Keeps the events: a router's sink where nothing is shipped."""
+    """Keeps the events of cache drafts, and hands every cycle on to those who listen."""
 
-    def __init__(self) -> None:
+    def __init__(self, *listening: EventSink | None) -> None:
         self.events: list[DraftEvent] = []
+        self._listening = [sink for sink in listening if sink is not None]
 
     def put(self, resolved: Resolved) -> None:
-        """Take one event of a cache draft."""
+        """Take one event."""
         if resolved.label.subject.draft_len:
             self.events.append(event_of(resolved))
+        for sink in self._listening:
+            sink.put(resolved)
 
 
 def replay(

@@ -19,6 +19,7 @@ from decoder.contracts.errors import BrokerError
 from decoder.contracts.settings import KafkaSettings
 from pipelines import machine
 from pipelines.stack import processes
+from pipelines.stack.parts import Part, begin
 from pipelines.stack.processes import Child
 
 PACKAGE: Final = "noida_db"
@@ -51,29 +52,62 @@ def program() -> str:
     return str(Path(found.origin).parent / "noida-db")
 
 
-def start_broker(port: int, data: Path, log: Path) -> Child:
-    """Start the embedded broker and wait until it answers.
+def local(port: int) -> KafkaSettings:
+    """How to reach a broker of this machine."""
+    return KafkaSettings(bootstrap_servers=f"127.0.0.1:{port}")
 
-    Args:
-        data: where it keeps its topics; what is there is served again.
+
+def check_port(port: int) -> None:
+    """Do nothing if a broker can listen on ``port``.
 
     Raises:
-        BrokerError: not installed, or the port is taken.
-        ProcessError: it ended, or did not answer in time.
+        BrokerError: it is taken.
     """
     if not machine.is_free(port):
         raise BrokerError(
             f"port {port} is taken, so no Kafka broker can start there: stop what listens on it, "
             f"or set {VARIABLE}=127.0.0.1:{port} if that is a broker you want to use."
         )
-    arguments = [program(), "start", "--only", "kafka", "--kafka-port", str(port)]
+
+
+def broker_part(port: int, data: Path, log: Path) -> Part:
+    """The embedded broker; it serves once the project's topics are there.
+
+    Args:
+        data: where it keeps its topics; what is there is served again.
+
+    Raises:
+        BrokerError: it is not installed.
+    """
+    arguments = (program(), "start", "--only", "kafka", "--kafka-port", str(port))
+    kafka = local(port)
+
+    def is_ready() -> bool:
+        try:
+            ensure_topics(kafka, EMBEDDED_LIMITS)
+        except BrokerError:
+            return False
+        return True
+
     data.mkdir(parents=True, exist_ok=True)
-    child = processes.start("broker", [*arguments, "--data-dir", str(data)], log)
-    kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{port}")
+    return Part("broker", (*arguments, "--data-dir", str(data)), log, is_ready, START_SECONDS)
+
+
+def start_broker(port: int, data: Path, log: Path) -> Child:
+    """Start the embedded broker, without topics, and wait until it answers.
+
+    Raises:
+        BrokerError: not installed, or the port is taken.
+        ProcessError: it ended, or did not answer in time.
+    """
+    check_port(port)
+    children: dict[str, Child] = {}
+    part = broker_part(port, data, log)
     try:
-        processes.wait_until(child, lambda: answers(kafka), START_SECONDS)
+        child = begin(part, children)
+        processes.wait_until(child, lambda: answers(local(port)), part.patience_s)
     except BaseException:
-        processes.stop([child])
+        processes.stop(list(children.values()))
         raise
     return child
 

@@ -15,6 +15,8 @@ from typing import Final
 from decoder.contracts.errors import ProcessError
 
 TAIL_LINES: Final = 12
+TAIL_BYTES: Final = 16_384
+"""A log that grew for weeks is not read whole for its last lines."""
 STOP_SECONDS: Final = 15.0
 """From SIGTERM to SIGKILL: a worker sends its last events and the learner its last checkpoint."""
 POLL_SECONDS: Final = 0.2
@@ -22,21 +24,39 @@ POLL_SECONDS: Final = 0.2
 
 @dataclass(frozen=True)
 class Child:
-    """A running child: a leader of its own process group, so that its children stop with it."""
+    """A running child: a leader of its own process group, so that its children stop with it.
+
+    ``begins`` is where in its log, in bytes, what it wrote begins.
+    """
 
     name: str
     process: subprocess.Popen[bytes]
     log: Path
+    begins: int = 0
 
     @property
     def is_alive(self) -> bool:
         """Whether it runs."""
         return self.process.poll() is None
 
-    def tail(self) -> str:
-        """The end of its log."""
-        text = self.log.read_text(encoding="utf-8", errors="replace")
-        return "\n".join([line for line in text.splitlines() if line.strip()][-TAIL_LINES:])
+    def tail(self, lines: int = TAIL_LINES) -> str:
+        """The end of what it wrote; empty where that is nothing, or the log is gone."""
+        try:
+            with self.log.open("rb") as file:
+                file.seek(max(self.begins, self.log.stat().st_size - TAIL_BYTES))
+                text = file.read().decode("utf-8", errors="replace")
+        except OSError:
+            return ""
+        return "\n".join([line for line in text.splitlines() if line.strip()][-lines:])
+
+    def ending(self) -> str:
+        """How it ended, as the end of a sentence; empty while it runs."""
+        status = self.process.poll()
+        if status is None:
+            return ""
+        if status < 0:
+            return f"was killed by signal {-status}"
+        return f"ended with status {status}"
 
     def check(self) -> None:
         """Do nothing while it runs.
@@ -44,11 +64,8 @@ class Child:
         Raises:
             ProcessError: it has ended; the message holds the end of its log.
         """
-        status = self.process.poll()
-        if status is not None:
-            raise ProcessError(
-                f"{self.name} ended with status {status}. The end of {self.log}:\n{self.tail()}"
-            )
+        if ending := self.ending():
+            raise ProcessError(f"{self.name} {ending}. The end of {self.log}:\n{self.tail()}")
 
 
 def start(
@@ -57,8 +74,9 @@ def start(
     log: Path,
     environment: Mapping[str, str] | None = None,
     niceness: int = 0,
+    append: bool = False,
 ) -> Child:
-    """Start ``arguments`` in the background, output to ``log``.
+    """Start ``arguments`` in the background, output to ``log``: emptied, or gone on with.
 
     Raises:
         ProcessError: the program cannot be run.
@@ -67,7 +85,8 @@ def start(
     if niceness:
         arguments = ["nice", "-n", str(niceness), *arguments]
     try:
-        with log.open("wb") as out:
+        with log.open("ab" if append else "wb") as out:
+            begins = out.tell()
             process = subprocess.Popen(
                 arguments,
                 stdin=subprocess.DEVNULL,
@@ -79,7 +98,7 @@ def start(
             )
     except OSError as error:
         raise ProcessError(f"{name} cannot be started: {error}") from error
-    return Child(name, process, log)
+    return Child(name, process, log, begins)
 
 
 def wait_until(
@@ -118,7 +137,7 @@ def stop(children: Sequence[Child], seconds: float = STOP_SECONDS) -> None:
             child.process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.process.wait(seconds)
-        # also when the leader is gone: what it started may have outlived it
+        # also when the leader is gone: what it started may have outlived it, and its port with it
         with contextlib.suppress(ProcessLookupError, PermissionError):  # the group is empty already
             os.killpg(child.process.pid, signal.SIGKILL)
         child.process.wait()

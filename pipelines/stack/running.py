@@ -7,7 +7,6 @@ registry named by ``HVD_LEARNER_MLFLOW_TRACKING_URI``.
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -23,7 +22,8 @@ from rich.console import Console
 from decoder.contracts.errors import ProcessError
 from decoder.contracts.settings import KafkaSettings
 from pipelines import embedded, machine
-from pipelines.stack import broker, processes
+from pipelines.stack import broker, interrupts, processes
+from pipelines.stack.parts import Part, begin
 from pipelines.stack.processes import Child
 
 REGISTRY_SECONDS: Final = 120.0
@@ -31,6 +31,8 @@ REGISTRY_SECONDS: Final = 120.0
 WORKER_SECONDS: Final = 300.0
 LEARNER_NICENESS: Final = 10
 """The learner shares the cores with the model that serves, and must lose every contest for them."""
+STOPPED: Final = ("worker", "learner", "registry", "broker")
+"""In this order: the last events still find a broker, the last promotion a registry."""
 TRACKING_VARIABLE: Final = "HVD_LEARNER_MLFLOW_TRACKING_URI"
 HVD: Final = (sys.executable, "-m", "pipelines.cli")
 
@@ -71,13 +73,14 @@ class Home:
 
 @dataclass(frozen=True)
 class Stack:
-    """A running stack. ``children`` are in the order in which they are stopped."""
+    """A running stack: what was started for it, and those of its processes that are there."""
 
     api: str
     tracking_uri: str
     kafka: KafkaSettings
     model: str
-    children: list[Child] = field(default_factory=list)
+    parts: Mapping[str, Part] = field(default_factory=dict)
+    children: dict[str, Child] = field(default_factory=dict)
 
     def check(self) -> None:
         """Do nothing while all processes run.
@@ -85,7 +88,7 @@ class Stack:
         Raises:
             ProcessError: one has ended; with the end of its log.
         """
-        for child in self.children:
+        for child in self.children.values():
             child.check()
 
 
@@ -157,77 +160,93 @@ def running(
     Raises:
         BrokerError, ProcessError, ModelError, RegistryError: the stack did not come up.
     """
-    children: list[Child] = []
-    try:
-        with _step(console, "model"):
-            embedded.ensure_model(Console(quiet=True))
-        kafka = _start_broker(ports, home, children, console)
-        uri = os.environ.get(TRACKING_VARIABLE) or f"http://127.0.0.1:{ports.mlflow}"
-        environment = child_environment({**settings, **os.environ}, kafka, uri, home.learner)
-        if worker_name is not None:
-            environment["HVD_WORKER_NAME"] = worker_name
-        if TRACKING_VARIABLE not in os.environ:
-            with _step(console, f"registry {uri}"):
-                _start_registry(ports.mlflow, home, children, environment)
-        api = f"http://127.0.0.1:{ports.api}"
-        with _step(console, f"worker {api} and learner"):
-            arguments = [*HVD, "serve", "--port", str(ports.api), *serve_options]
-            worker = processes.start("worker", arguments, home.logs / "worker.log", environment)
-            children.insert(0, worker)
-            learner = processes.start(
-                "learner",
-                [*HVD, "learn"],
-                home.logs / "learner.log",
-                {**environment, "OMP_NUM_THREADS": "1"},
-                LEARNER_NICENESS,
-            )
-            children.insert(1, learner)
-            processes.wait_until(
-                worker, lambda: responds(f"{api}/health"), WORKER_SECONDS, children
-            )
-        yield Stack(api, uri, kafka, embedded.SERVED_NAME, children)
-    finally:
-        _stop(children, console)
+    parts: dict[str, Part] = {}
+    children: dict[str, Child] = {}
+
+    def begun(part: Part) -> Child:
+        parts[part.name] = part
+        return begin(part, children)
+
+    def ready(part: Part) -> None:
+        child = begun(part)
+        processes.wait_until(child, part.is_ready, part.patience_s, list(children.values()))
+
+    with interrupts.first_only():
+        try:
+            with _step(console, "model"):
+                embedded.ensure_model(Console(quiet=True))
+            if broker.is_external():
+                kafka = KafkaSettings.load()
+                with _step(console, f"topics on Kafka at {kafka.bootstrap_servers}"):
+                    broker.ensure_topics(kafka)
+            else:
+                kafka = broker.local(ports.kafka)
+                with _step(console, f"broker {kafka.bootstrap_servers}"):
+                    broker.check_port(ports.kafka)
+                    ready(broker.broker_part(ports.kafka, home.broker, home.logs / "broker.log"))
+            uri = os.environ.get(TRACKING_VARIABLE) or f"http://127.0.0.1:{ports.mlflow}"
+            environment = child_environment({**settings, **os.environ}, kafka, uri, home.learner)
+            if worker_name is not None:
+                environment["HVD_WORKER_NAME"] = worker_name
+            if TRACKING_VARIABLE not in os.environ:
+                with _step(console, f"registry {uri}"):
+                    _check_registry_port(ports.mlflow)
+                    ready(_registry(ports.mlflow, home, environment))
+            api = f"http://127.0.0.1:{ports.api}"
+            with _step(console, f"worker {api} and learner"):
+                begun(_learner(home, environment))
+                ready(_worker(ports.api, api, home, environment, serve_options))
+            yield Stack(api, uri, kafka, embedded.SERVED_NAME, parts, children)
+        finally:
+            _stop(children, console)
 
 
-def _stop(children: list[Child], console: Console) -> None:
-    """Stop in order; a second Ctrl-C must not leave half of it running."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        if children:
-            with console.status("stopping"):
-                processes.stop(children)
-    finally:
-        signal.signal(signal.SIGINT, before)
+def _stop(children: Mapping[str, Child], console: Console) -> None:
+    if children:
+        with console.status("stopping"):
+            processes.stop([children[name] for name in STOPPED if name in children])
 
 
-def _start_broker(
-    ports: Ports, home: Home, children: list[Child], console: Console
-) -> KafkaSettings:
-    if broker.is_external():
-        kafka = KafkaSettings.load()
-        with _step(console, f"topics on Kafka at {kafka.bootstrap_servers}"):
-            broker.ensure_topics(kafka)
-        return kafka
-    kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{ports.kafka}")
-    with _step(console, f"broker {kafka.bootstrap_servers}"):
-        log = home.logs / "broker.log"
-        children.append(broker.start_broker(ports.kafka, home.broker, log))
-        broker.ensure_topics(kafka, broker.EMBEDDED_LIMITS)
-    return kafka
-
-
-def _start_registry(
-    port: int, home: Home, children: list[Child], environment: Mapping[str, str]
-) -> None:
+def _check_registry_port(port: int) -> None:
     if not machine.is_free(port):
         raise ProcessError(
             f"port {port} is taken, so MLflow cannot start there: stop what listens on it, or set "
             f"{TRACKING_VARIABLE}=http://127.0.0.1:{port} if that is the registry you want to use."
         )
+
+
+def _registry(port: int, home: Home, environment: Mapping[str, str]) -> Part:
     home.registry.mkdir(parents=True, exist_ok=True)
-    arguments = registry_arguments(port, home.registry)
-    registry = processes.start("registry", arguments, home.logs / "registry.log", environment)
-    children.insert(0, registry)
-    url = f"http://127.0.0.1:{port}/health"
-    processes.wait_until(registry, lambda: responds(url), REGISTRY_SECONDS, children)
+    return Part(
+        "registry",
+        tuple(registry_arguments(port, home.registry)),
+        home.logs / "registry.log",
+        lambda: responds(f"http://127.0.0.1:{port}/health"),
+        REGISTRY_SECONDS,
+        environment,
+    )
+
+
+def _worker(
+    port: int, api: str, home: Home, environment: Mapping[str, str], options: tuple[str, ...]
+) -> Part:
+    return Part(
+        "worker",
+        (*HVD, "serve", "--port", str(port), *options),
+        home.logs / "worker.log",
+        lambda: responds(f"{api}/health"),
+        WORKER_SECONDS,
+        environment,
+    )
+
+
+def _learner(home: Home, environment: Mapping[str, str]) -> Part:
+    return Part(
+        "learner",
+        (*HVD, "learn"),
+        home.logs / "learner.log",
+        lambda: True,  # it listens on no port, and nobody waits for it
+        0.0,
+        {**environment, "OMP_NUM_THREADS": "1"},
+        LEARNER_NICENESS,
+    )

@@ -76,3 +76,27 @@ def test_several_brokers_and_no_password_in_the_repr(monkeypatch: pytest.MonkeyP
     settings = KafkaSettings.load()
     assert settings.client_options()["bootstrap_servers"] == ["a:1", "b:2"]
     assert "secret" not in repr(settings)
+
+
+def test_sides_are_named_with_commas(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert WorkerSettings.load().sides == ("plain",)
+    monkeypatch.setenv("HVD_WORKER_SIDES", "suffix, plain,suffix")
+    assert WorkerSettings.load().sides == ("suffix", "plain")
+    monkeypatch.setenv("HVD_WORKER_SIDES", "")
+    assert WorkerSettings.load().sides == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("SIDES", "plain,champion", "name some of plain, suffix, model, first"),
+        ("HOLDOUT", "0.95", "less than or equal to 0.9"),
+        ("START", "cold", "'first' or 'counting'"),
+    ],
+)
+def test_a_trial_that_cannot_be_is_told_in_a_sentence(
+    name: str, value: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"HVD_WORKER_{name}", value)
+    with pytest.raises(SettingsError, match=f"HVD_WORKER_{name} is not valid: .*{told}"):
+        WorkerSettings.load()

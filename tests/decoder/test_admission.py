@@ -16,6 +16,8 @@ from decoder.contracts.bundle import ANY_SCOPE, OUTPUTS, Kind, Policy, frequency
 from decoder.contracts.errors import PolicyRefused
 from decoder.contracts.features import NUM_FEATURES
 from decoder.policy.probes import to_bytes
+from decoder.settings import WorkerSettings
+from decoder.worker import initial_policy
 from tests.conftest import random_policy
 
 
@@ -72,6 +74,19 @@ def test_other_roles_are_held_and_unknown_ones_passed_over() -> None:
     assert desk.ignored == {"older": 1, "role": 1} and desk.refusals == {"malformed": 1}
 
 
+def test_a_trial_ends_when_it_is_told_to_and_no_champion_ends_it() -> None:
+    desk = Admission("scope", lambda _: None)
+    trial = replace(random_policy(version=7), role="trial", publication=2, share=0.25)
+    assert desk.offer(to_bytes(trial), "trial")
+    assert desk.offer(to_bytes(replace(random_policy(version=8), publication=9)))
+    assert desk.held["trial"].share == 0.25
+    for _ in range(2):  # a record may come twice
+        desk.end_trial()
+        assert "trial" not in desk.held
+    assert desk.offer(to_bytes(replace(trial, version=9, publication=3)), "trial")
+    assert desk.held["trial"].version == 9
+
+
 def first(version: int, publication: int, scope: str = ANY_SCOPE) -> bytes:
     policy = random_policy(version=version, scope=scope)
     return to_bytes(replace(policy, role="first", publication=publication))
@@ -95,6 +110,18 @@ def test_a_policy_that_a_person_chose_gives_way_to_no_first_one() -> None:
     desk = Admission("scope", applied.append, random_policy(version=9))
     assert desk.offer(first(1, publication=1), "first")
     assert not applied and desk.held["first"].version == 1
+
+
+def test_counting_that_was_asked_for_gives_way_to_no_first_policy() -> None:
+    applied: list[Policy] = []
+    start = initial_policy(WorkerSettings(start="counting"), "scope")
+    desk = Admission("scope", applied.append, start)
+    assert start.kind == "frequency"
+    assert desk.offer(first(1, publication=1), "first")
+    assert desk.offer(first(2, publication=2, scope="scope"), "first")
+    assert desk.current is start and not applied and desk.held["first"].version == 2
+    assert desk.offer(to_bytes(replace(random_policy(version=3), publication=1)))
+    assert [p.version for p in applied] == [3]
 
 
 @pytest.mark.parametrize("role", ["champion", "trial"])

@@ -103,6 +103,33 @@ def test_poison_is_counted_and_the_next_policy_heard(kafka: KafkaSettings) -> No
     assert desk.ignored == {"role": 1, "older": 1}
 
 
+def test_a_trial_begins_and_ends_with_the_newest_record_of_its_key(kafka: KafkaSettings) -> None:
+    desk = Admission("scope", lambda _: None)
+    producer = KafkaProducer(acks="all", **kafka.client_options())
+
+    def publish(role: str, value: bytes | None) -> None:
+        producer.send(POLICY.name, key=policy_key("scope", role), value=value).get(10)
+
+    publish("trial", bundle(1, 1, "trial"))
+    publish("trial", None)
+    publish("champion", bundle(2, 1))
+    feed = PolicyFeed(kafka, "scope", desk)
+    feed.start()
+    until(lambda: desk.swaps == 1)
+    assert not desk.held, "it had ended before this worker came"
+    publish("trial", bundle(3, 2, "trial"))
+    until(lambda: "trial" in desk.held)
+    publish("champion", bundle(4, 2))
+    publish("champion", None)
+    until(lambda: desk.swaps == 2)
+    assert desk.held["trial"].version == 3 and desk.current is not None
+    publish("trial", None)
+    until(lambda: "trial" not in desk.held)
+    feed.close()
+    producer.close()
+    assert desk.current.version == 4
+
+
 def test_a_feed_survives_what_no_one_thought_of(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import numpy as np
@@ -219,16 +218,15 @@ def test_a_malformed_bundle_is_refused_and_counted(stack: Stack, reader: Reader)
 
 
 def test_a_killed_learner_stops_nothing(stack: Stack) -> None:
-    learner = next(child for child in stack.children if child.name == "learner")
+    learner = stack.children.pop("learner")
     learner.process.kill()
     learner.process.wait()
-    stack.children.remove(learner)
     assert asked(stack, list(next(prompts("qa")).messages), "without-a-learner").output
 
 
 def test_logs_hold_no_prompt(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> None:
     text = "".join(
         path.read_text(errors="replace")
-        for path in Path(stack.children[0].log).parent.glob("*.log")
+        for path in stack.children["worker"].log.parent.glob("*.log")
     )
     assert "Edit this Python function" not in text

@@ -62,7 +62,7 @@ def test_the_likelihood_is_that_of_what_was_seen() -> None:
     model = [naive_model(outputs[i, BUCKETS], ROWS, i) for i in range(200)]
     assert survival_likelihood(outputs[:, :BUCKETS], found) == pytest.approx(cache, rel=1e-4)
     assert model_likelihood(outputs[:, BUCKETS], found) == pytest.approx(model, rel=1e-4)
-    loss, _ = survival_loss(outputs, ROWS)
+    loss, _ = survival_loss(outputs, found)
     assert loss == pytest.approx(-np.mean(np.add(cache, model)), rel=1e-4)
 
 
@@ -71,12 +71,12 @@ def test_gradients_are_the_slopes_of_their_losses() -> None:
     draw = np.random.default_rng(1)
     for loss_of, width in ((survival_loss, BUCKETS + 1), (payoff_loss, 1)):
         outputs = draw.normal(2.0, 3.0, (6, width)).astype(np.float32)
-        _, gradient = loss_of(outputs.copy(), rows)
+        _, gradient = loss_of(outputs.copy(), faced(rows))
         for i, j in np.ndindex(outputs.shape):
             step = np.zeros_like(outputs)
             step[i, j] = 0.02
-            rise = loss_of(outputs + step, rows)[0] - loss_of(outputs - step, rows)[0]
-            assert gradient[i, j] == pytest.approx(rise / 0.04, abs=2e-3)
+            above, below = (loss_of(outputs + sign * step, faced(rows))[0] for sign in (1, -1))
+            assert gradient[i, j] == pytest.approx((above - below) / 0.04, abs=2e-3)
 
 
 @settings(max_examples=50, deadline=None)
@@ -84,7 +84,7 @@ def test_gradients_are_the_slopes_of_their_losses() -> None:
 def test_a_censored_label_is_a_lower_bound(output: float, bound: float) -> None:
     accepted, censored = np.float32([bound]), np.array([True])
     rows = replace(ROWS.take(np.arange(1)), accepted=accepted, censored=censored)
-    value, slope = payoff_loss(np.float32([[output]]), rows)
+    value, slope = payoff_loss(np.float32([[output]]), faced(rows))
     if output >= bound:
         assert value == 0 and slope[0, 0] == 0
     else:

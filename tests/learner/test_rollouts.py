@@ -20,7 +20,7 @@ from learner.comparison import WIDTH
 from learner.loop import Learner
 from learner.published import Published
 from learner.registrar import Registration
-from learner.registry import Registry, digest_of
+from learner.registry import Registry, Standing, digest_of
 from tests.conftest import random_policy
 from tests.learner.conftest import Broker, client_of
 from tests.learner.rounds import rounds
@@ -166,7 +166,7 @@ def test_a_candidate_that_is_worse_is_dropped(
     told = last_status(broker.kafka)
     assert (told.rollout, told.trial_version, told.trial_share) == ("trial", 3, 0.1)
     assert (told.trial_pairs, told.trial_ratio, told.trial_high) == (0, 0.0, 0.0)
-    assert registry.standing(SCOPE).champion == 1
+    step_until(learner, lambda: registry.standing(SCOPE) == Standing(SCOPE, 1, trial=3))
     work(learner, lambda: not learner.rollouts.busy(SCOPE), workers({3: 0.8}))
     step_until(learner, lambda: on_trial(learner) == 0)
     learner._report()
@@ -176,7 +176,7 @@ def test_a_candidate_that_is_worse_is_dropped(
     assert tags["trial_by"] == learner.lease.holder and tags["trial_at"]
     assert float(tags["trial_high"]) < 1.0 and int(tags["trial_pairs"]) >= 12
     assert "moved_at" not in tags and tags["trial_against"] == "1"
-    assert registry.standing(SCOPE).champion == 1 and is_withdrawn(broker.kafka)
+    assert registry.standing(SCOPE) == Standing(SCOPE, champion=1) and is_withdrawn(broker.kafka)
     last = last_status(broker.kafka)
     assert last.rollout == "" and "slower than the champion" in last.rollout_said
     assert last.rounds_refused == 4 and learner.scopes.awake[SCOPE].version == 1
@@ -425,8 +425,15 @@ def test_versions_without_alias_are_retired_and_what_was_refused_is_a_run(
     stood_up(registry, broker.kafka)
     learner = connected(settings_in(tmp_path, registry, rollout="auto", keep_versions=2))
     won(learner)
+    refused = Registration(replace(WINNER, threshold=7.0), "x", metrics={"rate": 3.0})
+    learner.registrar.note(refused)
     step_until(learner, lambda: on_trial(learner) == 3)
+    step_until(learner, lambda: not learner.registrar._refused)
     stop(learner)
+    client = client_of(registry)
+    experiments = [each.experiment_id for each in client.search_experiments()]
+    (run,) = client.search_runs(experiments, "tags.refused = 'true'")
+    assert run.data.metrics["rate"] == 3.0
     held = client_of(registry).search_model_versions(f"name = '{registry.model_name(SCOPE)}'")
     assert sorted(int(version.version) for version in held) == [1, 3]
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from learner import checkpoint, scopes, state
-from learner.rows import from_events
+from learner.rows import Rows, from_events
 from learner.scopes import Scopes
 from learner.settings import LearnerSettings
 from tests.learner.traffic import Traffic
@@ -79,3 +80,28 @@ def test_a_scope_goes_back_to_what_was_saved(tmp_path: Path) -> None:
     held.of("one", 50).feed(ROWS.take(np.arange(50, 100)))
     held.abandon("one")
     assert held.of("one").total == 50
+
+
+def arriving(n: int, seconds: float, seed: int) -> Rows:
+    """``n`` drafts within so many seconds, twenty a request."""
+    names = np.random.default_rng(seed).integers(0, 2**64, -(-n // 20), np.uint64).repeat(20)[:n]
+    rows = ROWS.take(np.arange(n) % len(ROWS))
+    return replace(rows, request=names, session=names, time=np.linspace(0.0, seconds, n))
+
+
+def test_a_scope_that_sends_a_hundred_times_as_much_costs_its_share_and_nobody_else(
+    tmp_path: Path,
+) -> None:
+    settings = settings_in(tmp_path)
+    loud, quiet = arriving(20_000, 10.0, 1), arriving(200, 10.0, 2)
+    beside, alone = Scopes(settings), Scopes(settings)
+    for turn in range(10):
+        beside.of("loud").feed(loud.take(np.arange(turn * 2_000, (turn + 1) * 2_000)))
+        part = quiet.take(np.arange(turn * 20, (turn + 1) * 20))
+        beside.of("quiet").feed(part)
+        alone.of("quiet").feed(part)
+    # what settles the sample comes on top: a window each time that its share is halved
+    assert beside.of("loud").buffer.total < 3 * 10.0 * settings.rows_per_second
+    assert beside.of("loud").total == 20_000 and beside.of("quiet").buffer.total == 192
+    (arrays, numbers), (others, twins) = (s.of("quiet").snapshot() for s in (beside, alone))
+    assert numbers == twins and same(arrays, others)

@@ -6,6 +6,8 @@ import socket
 import subprocess
 import sys
 
+from pipelines import machine
+
 
 def hvd(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -78,7 +80,36 @@ def test_up_names_the_port_that_is_taken(tmp_path) -> None:
     home.mkdir(parents=True)
     (home / "config.json").write_text("{}")
     with socket.create_server(("127.0.0.1", 0)) as server:
-        port = str(server.getsockname()[1])
-        done = hvd("up", "--kafka-port", port, XDG_CACHE_HOME=str(tmp_path))
+        port, free = str(server.getsockname()[1]), str(machine.free_port())
+        done = hvd("up", "--kafka-port", port, "--page-port", free, XDG_CACHE_HOME=str(tmp_path))
     assert done.returncode == 2
     assert f"port {port} is taken" in done.stderr
+
+
+def test_up_says_what_can_be_tried_first() -> None:
+    done = hvd("up", "--help")
+    assert done.returncode == 0
+    for what in ("request", "page", "topic", "rollback", "started again"):
+        assert what in done.stdout
+
+
+def test_a_shell_completes_commands_options_and_those_of_bench() -> None:
+    def completed(line: str) -> list[str]:
+        words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)}
+        return hvd(_HVD_COMPLETE="complete_bash", **words).stdout.split()
+
+    assert completed("hvd le") == ["learn"]
+    assert "--kafka-port" in completed("hvd up --")
+    assert "serve" in completed("hvd bench s")
+
+
+def test_completion_installs_itself_in_the_shell_that_asks(tmp_path) -> None:
+    command = f"{sys.executable} -m pipelines.cli --install-completion; exit $?"
+    environment = {**os.environ, "HOME": str(tmp_path)}
+    done = subprocess.run(
+        ["bash", "-c", command], check=False, capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    (script,) = (tmp_path / ".bash_completions").iterdir()
+    assert "_HVD_COMPLETE" in script.read_text()
+    assert str(script) in (tmp_path / ".bashrc").read_text()

@@ -1,20 +1,9 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from decoder.contracts.errors import ModelError
 from pipelines import embedded
-
-
-@pytest.fixture
-def expanded_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    home = embedded.model_directory()
-    home.mkdir(parents=True)
-    (home / "config.json").write_text("{}")
-    return home
 
 
 def test_an_expanded_model_is_left_as_it_is(expanded_model) -> None:

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from decoder.contracts.bundle import MAX_DRAFT
 from decoder.contracts.errors import ModelError
 from decoder.contracts.features import TOKEN_CLASSES
 from decoder.drafting.eagle3 import Eagle3Head, load_head
@@ -109,13 +110,15 @@ class ReferenceEngine:
 
     def longest_draft(self, method: Method) -> int:
         """Tokens that the method's model arm can have accepted in one cycle, at most."""
-        return PAPER_TREE.depth if method.model == "tree" else self.settings.model_draft_tokens
+        if method.model == "tree":
+            return PAPER_TREE.depth
+        return min(self.settings.model_draft_tokens, method.model_limit or MAX_DRAFT)
 
     def model_arm(self, method: Method) -> ModelArm | None:
         """The model arm of a new request."""
         if method.model == "none" or self.head is None:
             return None
-        shape = PAPER_TREE if method.model == "tree" else self.settings.model_draft_tokens
+        shape = PAPER_TREE if method.model == "tree" else self.longest_draft(method)
         return ModelArm(self.head, self.target.embedding, shape)
 
     def clock(self) -> float:

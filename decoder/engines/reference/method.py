@@ -7,8 +7,12 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Final, Literal
 
+import numpy as np
+
 from decoder.contracts.bundle import Policy, frequency_policy
 from decoder.contracts.errors import EngineError
+from decoder.contracts.features import FEATURES, NUM_FEATURES
+from decoder.engines.reference.buckets import Buckets
 from decoder.settings import WorkerSettings
 
 ModelArm = Literal["none", "chain", "tree"]
@@ -27,8 +31,9 @@ class Method:
     it. An ``oracle`` chooses in hindsight: the cache draft where more of it is accepted than of
     the model draft, else the model draft; its ``policy`` is not asked. Without ``cache`` there is
     no suffix cache at all, so that a baseline pays for nothing it does not use, and nothing is
-    labelled. ``cache_limit`` cuts every cache draft to that many tokens. ``draft_factor`` stands in
-    for the worker's ``suffix_max_factor``.
+    labelled. ``cache_limit`` cuts every cache draft to that many tokens, ``model_limit`` every
+    model draft. ``draft_factor`` stands in for the worker's ``suffix_max_factor``. ``rule`` makes
+    what chooses in the place of ``policy`` and learns from every label.
     """
 
     name: str
@@ -38,6 +43,8 @@ class Method:
     cache: bool = True
     cache_limit: int | None = None
     draft_factor: float | None = None
+    model_limit: int | None = None
+    rule: Callable[[], Buckets] | None = None
 
     def drafting(self, settings: WorkerSettings) -> WorkerSettings:
         """``settings`` with what the method has of its own."""
@@ -62,6 +69,14 @@ def _frequency(policy: Policy | None, threshold: float | None) -> Policy:
     return frequency_policy("") if threshold is None else _counting(threshold)
 
 
+def _matched(least: int) -> Policy:
+    """The cache draft where at least so many tokens of context matched, whatever it counts."""
+    weight = np.zeros((NUM_FEATURES, 1), np.float32)
+    weight[FEATURES.index("match_len")] = 2.0  # no draft is so short that it would not reach 0.5
+    bias = np.array([1.0 - 2.0 * least], np.float32)
+    return Policy("", 0, 0.5, layers=((weight, bias),))
+
+
 def _baseline(name: str, policy: Policy, model: ModelArm = "chain") -> Method:
     return Method(name, policy, model, draft_factor=PAPER_FACTOR)
 
@@ -76,14 +91,17 @@ METHODS: Final[dict[str, Maker]] = {
     "frequency": lambda p, t, k: _baseline("frequency", _frequency(p, t)),
     "arctic": lambda p, t, k: _baseline("arctic", _counting(k)),
     "fixed": lambda p, t, k: replace(_baseline("fixed", _counting(ALWAYS)), cache_limit=k),
+    "match4": lambda p, t, k: _baseline("match4", _matched(4)),
+    "buckets": lambda p, t, k: Method("buckets", _counting(ALWAYS), "chain", rule=Buckets),
     "hybrid": lambda p, t, k: Method("hybrid", _learned("hybrid", p, t), "chain"),
     "hybrid-tree": lambda p, t, k: Method("hybrid-tree", _learned("hybrid-tree", p, t), "tree"),
     "oracle": lambda p, t, k: Method("oracle", _counting(NEVER), "chain", oracle=True),
 }
 """Makers by name. ``frequency`` is the paper's rule (counted score against a threshold), ``arctic``
-ArcticInference's (score against the length ``k`` of a model draft), ``fixed`` verifies ``k`` tokens
-of whatever the cache proposes; ``hybrid`` is the learned policy. The baselines draft
-as the paper's Table 7 says, ``hybrid`` as the worker does."""
+ArcticInference's (score against the length ``k`` of a model draft), ``match4`` TensorRT-LLM's (at
+least four tokens matched), ``buckets`` that of vLLM after 0.33 (:mod:`.buckets`), ``fixed``
+verifies ``k`` tokens of whatever the cache proposes; ``hybrid`` is the learned policy. The
+baselines draft as the paper's Table 7 says, ``hybrid`` and ``buckets`` as the worker does."""
 
 
 def method(

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from decoder.contracts.errors import EngineError
-from decoder.drafting.eagle3_teacher import accepted_lengths
+from decoder.drafting.eagle3_teacher import chains
 from decoder.engines.reference.engine import ReferenceEngine
+from decoder.labels import naive_accepted_length
 
 
 def record(engine: ReferenceEngine, prompt: Sequence[int], output: Sequence[int]) -> list[int]:
@@ -16,10 +17,31 @@ def record(engine: ReferenceEngine, prompt: Sequence[int], output: Sequence[int]
 
     Entry ``p`` is the accepted length of the drafter's chain in the state in which ``output[:p]``
     is committed, its tokens compared with ``output[p:]``. A request near its limit verifies fewer:
-    there, take the smaller of this and its room. One batched, teacher-forced pass.
+    there, take the smaller of this and its room.
 
     Raises:
         EngineError: there is no drafter, or prompt and output do not fit the context.
+    """
+    return accepted(record_chains(engine, prompt, output), output)
+
+
+def accepted(drafts: Sequence[Sequence[int]], output: Sequence[int]) -> list[int]:
+    """Accepted length of the draft at each position of ``output``."""
+    return [
+        naive_accepted_length(draft, output[p : p + len(draft)]) for p, draft in enumerate(drafts)
+    ]
+
+
+def record_chains(
+    engine: ReferenceEngine, prompt: Sequence[int], output: Sequence[int]
+) -> list[list[int]]:
+    """The drafter's chain at every position of ``output``, in the same states.
+
+    A position at which the drafter knows nothing has an empty one. One batched, teacher-forced
+    pass.
+
+    Raises:
+        EngineError: as :func:`record`.
     """
     if engine.head is None:
         raise EngineError("recording a model arm needs a drafter: load one.")
@@ -34,11 +56,13 @@ def record(engine: ReferenceEngine, prompt: Sequence[int], output: Sequence[int]
     # A prompt of one token leaves the head nothing to read before the first output token.
     unknown = 1 if len(prompt) == 1 else 0
     if len(text) - 1 <= unknown:
-        return [0] * len(output)
+        return [[] for _ in output]
     with torch.inference_mode():
         aux = engine.target.listen(text[:-1])
         tokens = torch.tensor(text, device=aux.device)
         rows = torch.arange(len(prompt) - 2 + unknown, len(text) - 2, device=aux.device)
         k = engine.settings.model_draft_tokens
-        lengths = accepted_lengths(engine.head, engine.target.embedding, tokens, aux, rows, k)
-    return [0] * unknown + lengths
+        found: list[list[int]] = chains(
+            engine.head, engine.target.embedding, tokens, aux, rows, k
+        ).tolist()
+    return [[] for _ in range(unknown)] + found

@@ -12,12 +12,14 @@ from typing import Literal, cast
 import numpy as np
 import torch
 
+from decoder.choice import choose
 from decoder.contracts.errors import EngineError
 from decoder.contracts.events import DraftEvent
 from decoder.costs import LiveCosts
 from decoder.drafting.suffix import CacheDraft, SuffixCache, Tokens
 from decoder.drafting.tree import DraftTree, chain
 from decoder.engines.reference.acceptance import accept_greedy, accept_sampled, distribution
+from decoder.engines.reference.buckets import Buckets
 from decoder.engines.reference.engine import ReferenceEngine
 from decoder.engines.reference.generation import CycleRecord, Generation, Sampling
 from decoder.engines.reference.kv_cache import KVCache
@@ -31,11 +33,17 @@ from decoder.router import Committed, Decision, DraftRouter, RequestOptions
 
 
 class EventLog(list[DraftEvent]):
-    """An event sink that keeps the events."""
+    """An event sink that keeps the events, and tells a rule that learns from them."""
+
+    def __init__(self, rule: Buckets | None = None) -> None:
+        super().__init__()
+        self._rule = rule
 
     def put(self, resolved: Resolved) -> None:
         """Keep one event."""
         self.append(event_of(resolved))
+        if self._rule is not None:
+            self._rule.put(resolved)
 
 
 class NoCache:
@@ -79,7 +87,8 @@ class Session:
         if method.model != "none" and not engine.has_drafter:
             raise EngineError(f"method {method.name!r} drafts with a model: load a drafter.")
         self.engine, self.method = engine, method
-        self.sink = EventLog()
+        rule = method.rule() if method.rule is not None else None
+        self.sink = EventLog(rule)
         if cache is None and method.cache:
             cache = SuffixCache(method.drafting(engine.settings))
         self.cache = cache or cast("SuffixCache", NoCache())
@@ -93,6 +102,7 @@ class Session:
             shorter=method.model == "chain",
             costs=costs,
             floor=floor,
+            choice=rule or choose,
         )
         self._requests = 0
 

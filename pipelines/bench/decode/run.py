@@ -132,7 +132,7 @@ def warm_up_machine(engine: ReferenceEngine, plan: Plan) -> dict[str, LiveCosts]
             [1 + i % 8 for i in range(length)], answer, known=output if method.oracle else None
         )
         output = generation.tokens
-    learned = [m for m in plan.methods if m.policy.kind == "survival"]
+    learned = [m for m in plan.methods if m.policy.kind == "survival" or m.rule is not None]
     return {m.name: LiveCosts(profile(engine, m)) for m in learned}
 
 
@@ -169,7 +169,8 @@ def opened(engine: ReferenceEngine, method: Method, costs: LiveCosts | None) -> 
     from decoder.engines.reference.session import Session
     from decoder.floor import Floor
 
-    floor = Floor(method.model != "none") if costs is not None else None
+    served = costs is not None and method.rule is None
+    floor = Floor(method.model != "none") if served else None
     return Session(engine, method, costs=costs, floor=floor)
 
 

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from prometheus_client.parser import text_string_to_metric_families
+
 PREFIX: Final = "vllm:"
 NAMES: Final = {
     "tokens": "generation_tokens_total",
@@ -46,12 +48,11 @@ def parse(page: str) -> Counters:
     Several engines behind one server are added up.
     """
     sums = dict.fromkeys(NAMES.values(), 0.0)
-    for line in page.splitlines():
-        if not line.startswith(PREFIX):
-            continue
-        name, _, value = line.removeprefix(PREFIX).replace("{", " ", 1).partition(" ")
-        if name in sums:
-            sums[name] += float(value.rsplit(maxsplit=1)[-1])
+    for family in text_string_to_metric_families(page):
+        for sample in family.samples:
+            name = sample.name.removeprefix(PREFIX)
+            if name != sample.name and name in sums:
+                sums[name] += sample.value
     return Counters(*(int(sums[NAMES[n]]) for n in NAMES))
 
 

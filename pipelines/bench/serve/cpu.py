@@ -7,22 +7,24 @@ spinning count as busy: ``OMP_WAIT_POLICY=PASSIVE`` keeps OpenMP from it.
 from __future__ import annotations
 
 import os
-from pathlib import Path
+
+import psutil
 
 
 def session_seconds(leader: int) -> float | None:
     """User and system seconds so far of all living processes in the session of process ``leader``.
 
-    None where there is no ``/proc`` (not Linux).
+    None where none lives.
     """
-    ticks, found = 0, False
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            # the name, in parentheses, may hold anything; proc(5) counts on from behind it
-            fields = stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-        except OSError:  # it has ended
-            continue
-        if fields and int(fields[3]) == leader:
-            found = True
-            ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK") if found else None
+    found = [s for pid in psutil.pids() if (s := _seconds(pid, leader)) is not None]
+    return sum(found) if found else None
+
+
+def _seconds(pid: int, session: int) -> float | None:
+    try:
+        if os.getsid(pid) != session:
+            return None
+        times = psutil.Process(pid).cpu_times()
+    except (psutil.Error, OSError):  # it has ended, or is none of ours
+        return None
+    return float(times.user + times.system)

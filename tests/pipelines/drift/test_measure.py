@@ -115,15 +115,15 @@ def test_hostile_requests_do_not_count() -> None:
 
 def test_runs_are_kept_and_a_line_cut_short_is_made_anew(tmp_path: Path) -> None:
     kept = run(2.0, 3.0, alarms=[1], promotions=[])
-    Results(tmp_path).put(key_of("a", "1"), kept)
+    Results(tmp_path, Run).put(key_of("a", "1"), kept)
     with (tmp_path / "runs.jsonl").open("a") as file:
         file.write('{"key": "half", "tok')
-    again = Results(tmp_path)
+    again = Results(tmp_path, Run)
     assert again.get(key_of("a", "1")) == kept
     assert again.get(key_of("a", "2")) is None
     again.put(key_of("a", "2"), kept)
-    assert Results(tmp_path).get(key_of("a", "2")) == kept
-    assert Results(tmp_path, resume=False).get(key_of("a", "1")) is None
+    assert Results(tmp_path, Run).get(key_of("a", "2")) == kept
+    assert Results(tmp_path, Run, resume=False).get(key_of("a", "1")) is None
 
 
 def test_the_page_draws_each_policy_and_escapes_what_it_shows() -> None:
@@ -144,4 +144,4 @@ def test_the_page_draws_each_policy_and_escapes_what_it_shows() -> None:
 def test_runs_of_another_version_are_refused_in_a_sentence(tmp_path: Path, line: str) -> None:
     (tmp_path / "runs.jsonl").write_text(line + "\n")
     with pytest.raises(SettingsError, match="not of this version: begin anew with --anew"):
-        Results(tmp_path)
+        Results(tmp_path, Run)

@@ -8,12 +8,12 @@ import pytest
 from decoder.contracts.errors import BrokerError
 from decoder.contracts.events import encode_batch
 from decoder.contracts.settings import KafkaSettings
-from decoder.contracts.topics import DRAFTS, POLICY, STATUS
+from decoder.contracts.topics import DRAFTS, POLICY, STATUS, TRIALS
 from pipelines import machine
 from pipelines.stack import broker, processes
 from pipelines.watch.ledger import Ledger
 from pipelines.watch.observer import Observer, take
-from tests.pipelines.watch.records import ORIGIN, WORKER, event, worker_status
+from tests.pipelines.watch.records import ORIGIN, SCOPE, WORKER, event, rounds, worker_status
 
 
 @pytest.fixture
@@ -68,14 +68,13 @@ def test_an_observer_sees_what_comes_after_it_and_counts_what_keeps_no_contract(
         (DRAFTS.name, encode_batch([event(1, 2.0), event(2, 3.0)], ORIGIN, 1)),
         (DRAFTS.name, b"not an event"),
         (STATUS.name, worker_status(3.0, 60).model_dump_json().encode()),
-        (POLICY.name, b"a bundle"),
+        (POLICY.name, b"not a bundle"),
+        (TRIALS.name, rounds(1, 3.0, 1.0, {"champion": 40.0})[0].model_dump_json().encode()),
     )
-    until(
-        lambda: len(ledger.events) == 2 and ledger.refused and ledger.statuses and ledger.policies
-    )
+    until(lambda: ledger.drafts.seen == ledger.refused == 2 and ledger.statuses and ledger.rounds)
     observer.close()
-    assert [e.number for e in ledger.events] == [1, 2]
-    assert (ledger.refused, ledger.policies, ledger.statuses[0].tokens) == (1, 1, 60)
+    assert ledger.statuses[0].tokens == 60
+    assert ledger.rounds[0].blocks[0].side == "champion"
 
 
 def test_records_survive_a_restart_of_the_broker(tmp_path) -> None:
@@ -121,7 +120,10 @@ def test_a_broker_that_is_not_there_is_named() -> None:
         broker.ensure_topics(nowhere)
 
 
-def test_a_deleted_policy_is_no_bundle() -> None:
+def test_a_deleted_policy_ends_its_role() -> None:
     ledger = Ledger(WORKER)
-    take(ledger, POLICY.name, None)
-    assert ledger.policies == 0
+    ledger.add_status(worker_status(3.0, 60))
+    take(ledger, POLICY.name, f"{SCOPE}/trial".encode(), None, 4.0)
+    assert [(p.role, p.version) for p in ledger.published] == [("trial", None)]
+    take(ledger, STATUS.name, None, None, 5.0)
+    assert ledger.refused == 0

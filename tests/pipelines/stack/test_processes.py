@@ -5,6 +5,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from decoder.contracts.errors import ProcessError
@@ -73,15 +74,15 @@ def test_the_children_of_a_child_end_with_it(tmp_path) -> None:
     grandchild = int(child.log.read_text())
     processes.stop([child])
     deadline = time.monotonic() + 60.0
-    while _runs(grandchild):
+    while runs(grandchild):
         assert time.monotonic() < deadline, "the grandchild is still there"
         time.sleep(0.05)
 
 
-def _runs(pid: int) -> bool:
+def runs(pid: int) -> bool:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         return False
 
 

@@ -10,18 +10,9 @@ from rich.console import Console
 
 from decoder.contracts.errors import ProcessError
 from decoder.contracts.settings import KafkaSettings
-from pipelines import embedded, machine
+from pipelines import machine
 from pipelines.stack import broker
 from pipelines.stack.running import TRACKING_VARIABLE, Home, Ports, child_environment, running
-
-
-@pytest.fixture
-def expanded_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    home = embedded.model_directory()
-    home.mkdir(parents=True)
-    (home / "config.json").write_text("{}")
-    return home
 
 
 def test_what_was_started_is_stopped_when_the_rest_cannot_start(

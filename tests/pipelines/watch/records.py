@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from decoder.contracts.events import DraftEvent, Origin
+from decoder.contracts.events import DraftEvent, EventBatch, Origin, decode_batch, encode_batch
 from decoder.contracts.features import NUM_FEATURES
 from decoder.contracts.status import LearnerStatus, WorkerStatus
+from decoder.contracts.trials import Block, Round
 
 WORKER = "worker-under-test"
 SCOPE = "0123456789abcdef"
@@ -59,3 +60,25 @@ def learner_status(time: float, consumed: int, **changes: Any) -> LearnerStatus:
     return LearnerStatus(
         process="learner", scope=SCOPE, time=time, events_consumed=consumed, **changes
     )
+
+
+def batch(events: list[DraftEvent], origin: Origin = ORIGIN) -> EventBatch:
+    """``events`` as they come off the topic."""
+    return decode_batch(encode_batch(events, origin, 0))
+
+
+def rounds(
+    count: int, began: float, every: float, rates: dict[str, float], noise: float = 0.05
+) -> list[Round]:
+    """Rounds ``every`` so many seconds in which each side makes about ``rates`` tokens a second."""
+    rng = np.random.default_rng(0)
+    made = []
+    for number in range(count):
+        blocks = []
+        for side, rate in rates.items():
+            tokens = max(1, round(rate * (1.0 + noise * rng.standard_normal())))
+            numbers: dict[str, Any] = {"steps": 32, "requests": 3, "tokens": tokens}
+            blocks.append(Block(side=side, us=1e6, cost_us=1e6, **numbers))
+        facts = {"scope": SCOPE, "worker": WORKER, "life": ORIGIN.life, "number": number}
+        made.append(Round(time=began + every * (number + 1), blocks=tuple(blocks), **facts))
+    return made

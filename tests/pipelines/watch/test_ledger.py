@@ -4,13 +4,16 @@ from dataclasses import replace
 
 import pytest
 
+from decoder.contracts.bundle import CHAMPION, TRIAL, frequency_policy
 from pipelines.watch.ledger import Ledger, Phase
 from tests.pipelines.watch.records import (
     ORIGIN,
     SCOPE,
     WORKER,
+    batch,
     event,
     learner_status,
+    rounds,
     worker_status,
 )
 
@@ -20,13 +23,10 @@ def ledger() -> Ledger:
     made = Ledger(WORKER)
     for second in range(11):  # 20 tokens a second, then 40
         tokens = 20 * second if second <= 5 else 100 + 40 * (second - 5)
-        cycles = {"cache": 2 * second, "model": second, "none": second}
         made.add_status(
             worker_status(
                 100.0 + second,
                 tokens,
-                cycles=cycles,
-                accepted={"cache": 12 * second, "model": 3 * second},
                 drafts_labelled=second,
                 policy_version=1 if second < 6 else 2,
                 policy_applied_at=0.0 if second < 6 else 105.5,
@@ -40,8 +40,35 @@ def ledger() -> Ledger:
 def test_rates_are_differences_of_counters(ledger: Ledger) -> None:
     first, second = ledger.between(100.0, 105.0), ledger.between(105.0, 110.0)
     assert (first.tok_per_s, second.tok_per_s) == pytest.approx((20.0, 40.0))
-    assert first.arm_shares == pytest.approx({"cache": 0.5, "model": 0.25, "none": 0.25})
-    assert first.accepted_by_arm == pytest.approx({"cache": 6.0, "model": 3.0, "none": 0.0})
+
+
+def test_rates_of_workers_add_up_and_a_new_life_begins_at_nothing(ledger: Ledger) -> None:
+    both = Ledger()
+    for status in ledger.statuses:
+        both.add_status(status)
+        both.add_status(status.model_copy(update={"process": "another", "life": "2e" * 8}))
+    assert both.between(100.0, 105.0).tok_per_s == pytest.approx(40.0)
+    both.add_status(worker_status(111.0, 0, life="3d" * 8))
+    both.add_status(worker_status(112.0, 10, life="3d" * 8))
+    assert both.between(111.0, 112.0).tok_per_s == pytest.approx(10.0)
+
+
+def test_arms_are_those_of_the_policy_in_force_whatever_other_sides_did(ledger: Ledger) -> None:
+    made = [
+        event(0, 101.0, side="", arm="cache", accepted=5, verified_len=4),
+        event(1, 101.0, side="champion", arm="model", model_accepted=2),
+        event(2, 101.2, side="champion", arm="none"),
+        event(3, 101.4, side="champion", arm="none"),
+        event(4, 101.5, side="plain", arm="none"),
+        event(5, 101.5, side="trial", arm="cache", accepted=8, role="trial", policy_version=9),
+        event(6, 105.0, side="", arm="model", model_accepted=1),
+    ]
+    ledger.add_drafts(batch(made))
+    window = ledger.between(100.0, 105.0)
+    assert window.arm_shares == pytest.approx({"cache": 0.25, "model": 0.25, "none": 0.5})
+    assert window.accepted_by_arm == pytest.approx({"cache": 4.0, "model": 2.0, "none": 0.0})
+    assert (window.events, ledger.drafts.seen) == (4, 7)
+    assert 9 not in dict(map(reversed, ledger.policy_switches()))
 
 
 def test_bounds_between_two_readings_are_interpolated(ledger: Ledger) -> None:
@@ -66,17 +93,20 @@ def test_censored_labels_do_not_count_as_errors(ledger: Ledger) -> None:
         event(3, 106.0, predicted=1.0, accepted=1),
         event(4, 106.5, predicted=0.0, accepted=0, draft_len=0, label="", features=None),
     ]
-    ledger.add_events(ORIGIN, events)
+    ledger.add_drafts(batch(events))
     assert ledger.between(100.0, 105.0).mae == pytest.approx(1.5)
     assert ledger.between(105.0, 110.0).mae == 0.0
-    assert ledger.labels() == {"hindsight censored": 1, "verified": 3}
+    assert dict(ledger.drafts.labels) == {"hindsight censored": 1, "verified": 3}
+    features, accepted = ledger.drafts.recent
+    assert (len(features), accepted.tolist()) == (3, [5.0, 3.0, 1.0])
 
 
 def test_events_count_once_and_only_those_of_the_own_worker(ledger: Ledger) -> None:
-    ledger.add_events(ORIGIN, [event(0, 101.0), event(0, 101.0)])
-    ledger.add_events(replace(ORIGIN, worker="another"), [event(1, 101.0)])
-    ledger.add_events(replace(ORIGIN, life="2e" * 8), [event(0, 102.0)])
-    assert [e.time for e in ledger.events] == [101.0, 102.0]
+    ledger.add_drafts(batch([event(0, 101.0), event(0, 101.0)]))
+    ledger.add_drafts(batch([event(0, 101.0)]))
+    ledger.add_drafts(batch([event(1, 101.0)], replace(ORIGIN, worker="another")))
+    ledger.add_drafts(batch([event(0, 102.0)], replace(ORIGIN, life="2e" * 8)))
+    assert ledger.drafts.seen == ledger.drafts.labels["verified"] == 2
 
 
 def test_statuses_of_other_scopes_are_left_out(ledger: Ledger) -> None:
@@ -87,7 +117,42 @@ def test_statuses_of_other_scopes_are_left_out(ledger: Ledger) -> None:
 
 
 def test_a_policy_in_force_between_two_statuses_shows_in_the_events(ledger: Ledger) -> None:
-    ledger.add_events(
-        ORIGIN, [event(0, 107.2, policy_version=3), event(1, 107.3, policy_version=2)]
-    )
+    ledger.add_drafts(batch([event(0, 107.2, policy_version=3), event(1, 107.3, policy_version=2)]))
     assert ledger.policy_switches() == [(100.0, 1), (105.5, 2), (107.2, 3)]
+
+
+def test_learned_versions_are_those_that_the_learner_made_and_that_were_in_force(ledger) -> None:
+    counting = replace(frequency_policy(SCOPE), version=1)
+    made = replace(counting, version=2, provenance={"origin": "learner"})
+    ledger.add_policy(99.0, SCOPE, CHAMPION, counting)
+    ledger.add_policy(104.0, SCOPE, TRIAL, replace(made, share=0.1))
+    ledger.add_policy(104.5, SCOPE, TRIAL, replace(made, version=3))
+    ledger.add_policy(105.0, SCOPE, CHAMPION, made)
+    ledger.add_policy(105.1, SCOPE, TRIAL, None)
+    ledger.add_policy(105.2, "another", CHAMPION, replace(made, scope="another", version=7))
+    assert ledger.learned_versions() == [2]
+    assert [(p.role, p.version, p.share) for p in ledger.published] == [
+        *((CHAMPION, 1, 0.0), (TRIAL, 2, 0.1), (TRIAL, 3, 0.0), (CHAMPION, 2, 0.0)),
+        (TRIAL, None, 0.0),
+    ]
+    assert ledger.bundle(2) == made
+    assert ledger.bundle(7) is None
+
+
+def test_what_is_older_than_is_kept_is_forgotten() -> None:
+    ledger = Ledger(keep_s=60.0)
+    for second in range(200):
+        ledger.add_status(worker_status(float(second), second))
+    for one in rounds(40, 0.0, 5.0, {"champion": 40.0}):
+        ledger.add_round(one)
+    assert ledger.statuses[0].time == 139.0
+    assert ledger.rounds[0].time == 140.0
+
+
+def test_drafts_are_kept_no_longer_than_a_calibration_needs() -> None:
+    ledger = Ledger()
+    numbers = iter(range(10_000))
+    for _ in range(20):
+        ledger.add_drafts(batch([event(next(numbers), 100.0) for _ in range(300)]))
+    features, accepted = ledger.drafts.recent
+    assert len(features) == len(accepted) == 4096

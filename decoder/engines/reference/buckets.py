@@ -1,0 +1,96 @@
+"""A rival: payoffs of cache drafts counted by where they came from, and nothing learned beside.
+
+What vLLM's suffix decoding does after 0.33, with a model draft in the place of no draft: counts by
+source (the request's own text, or others'), length of match and position in the draft, the chance
+of a position being (accepted + 1) / (observed + 2), halved every :data:`HALVES` steps. Drafts and
+arms are priced as a survival policy's are, so that what differs is the estimate alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from decoder.choice import Chosen, chain, draft_length, share_out
+from decoder.contracts.bundle import Policy
+from decoder.contracts.features import FEATURES, FloatArray
+from decoder.hindsight import Resolved
+from decoder.policy.pricing import CostTable, value_of
+
+HALVES: Final = 1024
+"""Steps after which counts lose half their weight."""
+MATCHES: Final = (1, 2, 3, 4, 6, 8, 12, 16)
+"""Longest match of each bucket; a ninth holds what is longer."""
+POSITIONS: Final = 64
+"""Positions counted by themselves; later ones share the last."""
+_LOCAL, _MATCH, _LENGTH = (FEATURES.index(n) for n in ("local", "match_len", "draft_len"))
+_ANY: Final = 1 << 40
+
+
+class Buckets:
+    """Counts of one worker, in the place of :func:`decoder.choice.choose`."""
+
+    def __init__(self) -> None:
+        shape = 2, len(MATCHES) + 1, POSITIONS
+        self._accepted, self._observed = np.zeros(shape), np.zeros(shape)
+        self._steps = 0
+
+    def put(self, resolved: Resolved) -> None:
+        """Count the label of a cache draft, a censored one as far as it is known. Mutates."""
+        label = resolved.label
+        cycle = label.subject
+        if not cycle.draft_len:
+            return
+        source, match = _places(cycle.step.features[cycle.draft : cycle.draft + 1])
+        accepted = min(label.accepted, POSITIONS)
+        broke = not label.censored and label.accepted < cycle.draft_len
+        self._accepted[source, match, :accepted] += 1
+        self._observed[source, match, : accepted + broke] += 1
+
+    def curves(self, features: FloatArray) -> FloatArray:
+        """Survival of each draft through each of its positions: float32 [m, POSITIONS]."""
+        held = (self._accepted + 1.0) / (self._observed + 2.0)
+        found: FloatArray = np.cumprod(held[_places(features)], axis=1, dtype=np.float32)
+        found[np.arange(POSITIONS) >= features[:, _LENGTH, None]] = 0.0
+        return found
+
+    def __call__(
+        self,
+        policy: Policy,
+        features: FloatArray,
+        owners: NDArray[np.int64],
+        n: int,
+        rows: int,
+        costs: CostTable,
+        rate: float,
+        model_len: int,
+        *,
+        chance: float = 0.5,
+        most: int | None = None,
+        **_: Any,
+    ) -> Chosen:
+        """As :func:`decoder.choice.choose`; model drafts yield what they did lately."""
+        self._steps += 1
+        if self._steps % HALVES == 0:
+            self._accepted /= 2.0
+            self._observed /= 2.0
+        curves = np.zeros((n, POSITIONS), np.float32)
+        curves[owners] = self.curves(features)
+        value = float(value_of(costs, rows, rate))
+        room = _ANY if most is None else max(most, 0)
+        drafting = costs.draft_us, costs.draft_token_us, costs.draft_row_us
+        yields = np.zeros((n, max(model_len, 1)), np.float32)
+        for row in yields:
+            chain(chance, 1.0, row)
+        k = draft_length(yields, value, rows, room, costs.dense, drafting) if model_len else 0
+        model = np.ascontiguousarray(yields[:, k - 1]) if k else np.zeros(n, np.float32)
+        arms, lengths = share_out(curves, model, k, value, rows, room, costs.dense, drafting)
+        return Chosen(arms, lengths, curves.sum(axis=1), model, None, k or model_len)
+
+
+def _places(features: FloatArray) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Source and bucket of match [m] of the drafts with ``features`` [m, features]."""
+    source = (features[:, _LOCAL] > 0.5).astype(np.int64)
+    return source, np.searchsorted(MATCHES, features[:, _MATCH]).astype(np.int64)

@@ -1,0 +1,210 @@
+"""Every rule on the same recordings: what each makes of a prompt set, and which is best.
+
+A set's recordings are decoded in their order from an empty cache, by a router that keeps what it
+learns from one to the next, as ``hvd bench decode`` does; times are those of a cost table, so a
+figure has no noise of the machine. :class:`Account` keeps, of every cycle, what was foreseen of
+both arms and what either would have brought.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from decoder.contracts.bundle import Policy
+from decoder.engines.reference.method import Method, method
+from decoder.floor import Floor
+from decoder.hindsight import Resolved
+from decoder.policy.pricing import CostTable
+from decoder.policy.rule import MODEL
+from decoder.settings import WorkerSettings
+from pipelines.replay.engine import hybrid, simulate
+from pipelines.replay.states import Floats
+from pipelines.replay.tally import Cycles
+from pipelines.replay.traces import Trace
+
+HYBRID: Final = "hybrid"
+LONGER: Final = 2.0
+"""Tokens of a cache draft for each one matched, where a name ends in ``@2``."""
+
+
+def rivals(model_len: int) -> dict[str, Method]:
+    """Every fixed rule, and counting that learns as it goes, by name."""
+    plain = ("greedy", "suffix", "frequency", "match4")
+    found = {name: method(name) for name in (*plain, "buckets")}
+    for name in plain[1:]:
+        found[f"{name}@2"] = replace(method(name), draft_factor=LONGER)
+    for k in range(1, model_len + 1):
+        found[f"eagle3:{k}"] = replace(method("eagle3"), model_limit=k)
+    return found
+
+
+@dataclass(frozen=True)
+class Account:
+    """Cycles of one rule on one set, a row each; lengths in tokens.
+
+    ``label`` is what of the cache draft of ``draft_len`` tokens would have been accepted, a lower
+    bound where ``censored``; ``truth`` the same of a model draft of full length.
+    """
+
+    trace: NDArray[np.int64]
+    position: NDArray[np.int64]
+    arm: NDArray[np.int64]
+    verified: NDArray[np.int64]
+    draft_len: NDArray[np.int64]
+    label: NDArray[np.int64]
+    censored: NDArray[np.bool_]
+    expected: Floats
+    model: Floats
+    model_len: NDArray[np.int64]
+    truth: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Ruled:
+    """Tokens and time of n recordings, in the unit of the cost table, and the accounts."""
+
+    tokens: NDArray[np.float64]
+    time: NDArray[np.float64]
+    account: Account
+
+    @property
+    def rate(self) -> float:
+        """Tokens committed in a unit of time."""
+        return float(self.tokens.sum() / self.time.sum())
+
+
+class _Watch:
+    """Notes of every cycle. A router's sink."""
+
+    def __init__(self, traces: Sequence[Trace]) -> None:
+        self._traces = traces
+        self.rows: list[tuple[float, ...]] = []
+
+    def put(self, resolved: Resolved) -> None:
+        """Take in one cycle. Mutates."""
+        label, index = resolved.label, int(resolved.name)
+        cycle = label.subject
+        step, known = cycle.step, self._traces[index].model_accepted
+        truth = int(known[cycle.position]) if known is not None else 0
+        self.rows.append(
+            (
+                index, cycle.position, cycle.arm, cycle.verified_len, cycle.draft_len,
+                label.accepted, bool(resolved.censored), float(step.expected[cycle.row]),
+                float(step.model[cycle.row]), step.model_len, truth,
+            )
+        )  # fmt: skip
+
+    def account(self) -> Account:
+        """All rows, in the order in which they were decoded."""
+        table = np.array(sorted(self.rows), np.float64).reshape(-1, len(fields(Account)))
+        kinds = {"censored": np.bool_, "expected": np.float32, "model": np.float32}
+        columns = zip(fields(Account), table.T, strict=True)
+        return Account(**{f.name: c.astype(kinds.get(f.name, np.int64)) for f, c in columns})
+
+
+def ruled(
+    traces: Sequence[Trace],
+    by: Method,
+    token_classes: Floats,
+    settings: WorkerSettings,
+    costs: CostTable,
+) -> Ruled:
+    """Decode ``traces`` by one rule; a learned one has the floor that a worker gives it."""
+    watch = _Watch(traces)
+    floor = Floor(by.model != "none") if by.policy.kind == "survival" else None
+    cycles, _ = simulate(
+        traces, [], by, token_classes, settings, None, costs, floor=floor, watch=watch
+    )
+    n = len(traces)
+    return Ruled(
+        np.bincount(cycles.trace, cycles.committed, n).astype(np.float64),
+        np.bincount(cycles.trace, times(cycles, costs), n).astype(np.float64),
+        watch.account(),
+    )
+
+
+def times(cycles: Cycles, costs: CostTable) -> NDArray[np.float64]:
+    """Time of each cycle, run alone: float64 [n]."""
+    drafting = [costs.drafting(k, 1) for k in range(int(cycles.verified.max(initial=0)) + 1)]
+    found: NDArray[np.float64] = costs.verifying(1 + cycles.verified) + np.where(
+        cycles.arm == MODEL, np.array(drafting)[cycles.verified], 0.0
+    )
+    return found
+
+
+def all_ruled(
+    traces: Sequence[Trace],
+    policy: Policy,
+    token_classes: Floats,
+    settings: WorkerSettings,
+    costs: CostTable,
+) -> dict[str, Ruled]:
+    """One set by every rival, and by the hybrid that decides by ``policy``."""
+    every = {**rivals(settings.model_draft_tokens), HYBRID: hybrid(HYBRID, policy)}
+    return {n: ruled(traces, by, token_classes, settings, costs) for n, by in every.items()}
+
+
+def summary(sets: Mapping[str, Mapping[str, Ruled]]) -> dict[str, Any]:
+    """Rates over greedy's by set and rule, and the hybrid's over the best rule of each set.
+
+    ``hybrid_over_best_single`` is over the one rule that is best over all sets together.
+    """
+    over = {
+        name: {rule: r.rate / by["greedy"].rate for rule, r in by.items()}
+        for name, by in sets.items()
+    }
+    rules = [rule for rule in next(iter(over.values())) if rule != HYBRID]
+    best = {name: max(rules, key=o.__getitem__) for name, o in over.items()}
+    means = {rule: _geometric([o[rule] for o in over.values()]) for rule in (*rules, HYBRID)}
+    single = max(rules, key=means.__getitem__)
+    against = {name: o[HYBRID] / o[best[name]] for name, o in over.items()}
+    return {
+        "x_greedy": over,
+        "best_rule": best,
+        "hybrid_over_best": against,
+        "x_greedy_mean": means,
+        "hybrid_over_best_mean": _geometric(list(against.values())),
+        "best_single": single,
+        "hybrid_over_best_single": means[HYBRID] / means[single],
+        "calibration": {
+            arm: calibration(*_foreseen([by[HYBRID].account for by in sets.values()], arm))
+            for arm in ("cache", "model")
+        },
+    }
+
+
+def _geometric(values: Sequence[float]) -> float:
+    return float(np.exp(np.mean(np.log(values))))
+
+
+def _foreseen(
+    accounts: Sequence[Account], arm: str
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """What was foreseen of one arm in every cycle, and what it was or would have been."""
+    foreseen, true = [], []
+    for a in accounts:
+        if arm == "cache":
+            kept = (a.draft_len > 0) & ~a.censored
+            foreseen.append(a.expected[kept])
+            true.append(a.label[kept])
+        else:
+            foreseen.append(a.model)
+            true.append(np.minimum(a.truth, a.model_len))
+    return np.concatenate(foreseen).astype(np.float64), np.concatenate(true).astype(np.float64)
+
+
+def calibration(
+    foreseen: NDArray[np.float64], true: NDArray[np.float64], parts: int = 10
+) -> list[dict[str, float]]:
+    """Means of what was foreseen and of what came, by decile of what was foreseen."""
+    order = np.argsort(foreseen, kind="stable")
+    return [
+        {"n": len(part), "foreseen": float(foreseen[part].mean()), "came": float(true[part].mean())}
+        for part in np.array_split(order, parts)
+        if len(part)
+    ]

@@ -1,0 +1,62 @@
+"""Ctrl-C, SIGTERM and SIGHUP while child processes are running: none may be left behind."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, Final
+
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextmanager
+def first_only() -> Iterator[None]:
+    """The first of ``SIGNALS`` raises KeyboardInterrupt, further ones do nothing: what stops the
+    children is not itself stopped halfway.
+
+    What the caller's caller ignores stays ignored, as SIGHUP under nohup. Main thread only.
+    """
+
+    def heard(number: int, frame: FrameType | None) -> None:
+        for each in before:
+            signal.signal(each, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = _handlers()
+    for number in before:
+        signal.signal(number, heard)
+    try:
+        yield
+    finally:
+        _restore(before)
+
+
+@contextmanager
+def held() -> Iterator[None]:
+    """``SIGNALS`` wait until the block has ended.
+
+    A child that was started and is not yet in the list of those to be stopped would outlive us.
+    Nothing is blocked in the kernel, because a child would inherit that.
+    """
+    pending: list[int] = []
+    before = _handlers()
+    for number in before:
+        signal.signal(number, lambda number, frame: pending.append(number))
+    try:
+        yield
+    finally:
+        _restore(before)
+        if pending:
+            signal.raise_signal(pending[0])
+
+
+def _handlers() -> dict[signal.Signals, Any]:
+    found = {number: signal.getsignal(number) for number in SIGNALS}
+    return {number: handler for number, handler in found.items() if handler != signal.SIG_IGN}
+
+
+def _restore(handlers: dict[signal.Signals, Any]) -> None:
+    for number, handler in handlers.items():
+        signal.signal(number, handler)

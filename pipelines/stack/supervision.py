@@ -1,0 +1,125 @@
+"""Keeping a stack up: what ends is started again, with growing pauses, and said.
+
+One part's trouble is no other's: nothing here waits for a part to be ready. Process supervisors of
+others want a configuration or a daemon of their own, or end everything with the first that ends.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, NoReturn
+
+from decoder.contracts.errors import ProcessError
+from pipelines.stack import processes
+from pipelines.stack.parts import Part, begin
+from pipelines.stack.processes import Child
+
+SAID_CHARACTERS: Final = 160
+"""Of a log's last line: a screen's line or two."""
+
+
+@dataclass(frozen=True)
+class Pauses:
+    """Seconds before the first new try, before any at most, and between two looks.
+
+    What has served for ``steady`` seconds begins with the first pause again.
+    """
+
+    first: float = 1.0
+    longest: float = 60.0
+    steady: float = 60.0
+    look: float = 0.2
+
+    def before(self, attempt: int) -> float:
+        """The pause before the ``attempt``-th new try, counted from 1: doubled each time."""
+        return min(self.first * 2.0 ** min(attempt - 1, 30), self.longest)
+
+
+@dataclass
+class Watch:
+    """What is known of one part, in seconds of the monotonic clock.
+
+    ``due`` is when a part that is down is started, or one that starts must serve at the latest.
+    """
+
+    part: Part
+    attempts: int = 0
+    down_since: float | None = None
+    serves_since: float | None = None
+    due: float = 0.0
+
+
+def keep(
+    parts: Mapping[str, Part],
+    children: dict[str, Child],
+    say: Callable[[str], None],
+    pauses: Pauses | None = None,
+) -> NoReturn:
+    """Start again whatever of ``parts`` ends, until an interrupt is raised.
+
+    ``children`` holds their processes; who ended is taken out, who was started is put in.
+    """
+    known = pauses or Pauses()
+    now = time.monotonic()
+    watches = [Watch(part, serves_since=now) for part in parts.values()]
+    while True:
+        for watch in watches:
+            look(watch, children, say, known)
+        time.sleep(known.look)
+
+
+def look(
+    watch: Watch, children: dict[str, Child], say: Callable[[str], None], pauses: Pauses
+) -> None:
+    """Do what one part needs now; waits for nothing but a child that is to be stopped."""
+    part, now = watch.part, time.monotonic()
+    child = children.get(part.name)
+    if child is None:
+        if now >= watch.due:
+            _start(watch, children, say, pauses)
+    elif not child.is_alive:
+        processes.stop([child])  # what it started may live on, and hold its port
+        del children[part.name]
+        _failed(watch, f"{child.ending()}{_last_words(child)}", say, pauses)
+    elif watch.serves_since is None:
+        if part.is_ready():
+            watch.serves_since = time.monotonic()
+            down = watch.serves_since - (watch.down_since or watch.serves_since)
+            watch.down_since = None
+            say(f"{part.name} runs again, {down:.0f} s after it ended")
+        elif now > watch.due:
+            processes.stop([child])
+            del children[part.name]
+            _failed(watch, f"was not ready in time{_last_words(child)}", say, pauses)
+    elif now - watch.serves_since >= pauses.steady:
+        watch.attempts = 0
+
+
+def _start(
+    watch: Watch, children: dict[str, Child], say: Callable[[str], None], pauses: Pauses
+) -> None:
+    watch.due = time.monotonic() + watch.part.patience_s
+    try:
+        begin(watch.part, children, again=True)
+    except ProcessError as error:
+        _failed(watch, str(error), say, pauses)
+
+
+def _failed(watch: Watch, how: str, say: Callable[[str], None], pauses: Pauses) -> None:
+    now = time.monotonic()
+    watch.attempts += 1
+    watch.serves_since = None
+    watch.down_since = now if watch.down_since is None else watch.down_since
+    pause = pauses.before(watch.attempts)
+    watch.due = now + pause
+    say(f"{watch.part.name} {how}; next try in {pause:.0f} s")
+
+
+def _last_words(child: Child) -> str:
+    line = "".join(c for c in child.tail(1) if c.isprintable()).strip()
+    if not line:
+        return ""
+    short = line if len(line) <= SAID_CHARACTERS else f"{line[:SAID_CHARACTERS]}…"
+    return f" ({child.log.name}: {short})"

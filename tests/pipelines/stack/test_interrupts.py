@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from pipelines.stack.interrupts import SIGNALS, first_only, held
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_the_first_signal_interrupts_and_what_stops_things_is_left_in_peace(number) -> None:
+    before = [signal.getsignal(each) for each in SIGNALS]
+    stopped = False
+    with pytest.raises(KeyboardInterrupt), first_only():
+        try:
+            signal.raise_signal(number)
+        finally:
+            for each in SIGNALS:
+                signal.raise_signal(each)
+            stopped = True
+    assert stopped
+    assert [signal.getsignal(each) for each in SIGNALS] == before
+
+
+def test_what_is_ignored_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with first_only():
+            signal.raise_signal(signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_signal_waits_until_a_child_is_in_its_list() -> None:
+    done: list[str] = []
+    with pytest.raises(KeyboardInterrupt), first_only():
+        with held():
+            os.kill(os.getpid(), signal.SIGTERM)
+            done.append("started")
+            done.append("listed")
+        done.append("never")
+    assert done == ["started", "listed"]

@@ -1,0 +1,179 @@
+"""What ends is started again, and said: with small real processes."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pipelines.stack import processes, supervision
+from pipelines.stack.parts import Part, begin
+from pipelines.stack.supervision import Pauses, Watch, look
+from tests.pipelines.stack.test_processes import runs
+
+QUICK = Pauses(first=0.05, longest=0.2, steady=60.0, look=0.02)
+SLEEPS = "import time; print('here I am'); time.sleep(600)"
+FAILS = "import sys; print('no weights to be found'); sys.exit(3)"
+LEAVES_A_CHILD = (
+    "import subprocess, sys, time; "
+    "c = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); "
+    "print(c.pid); time.sleep(600)"
+)
+
+
+@pytest.fixture
+def children() -> Iterator[dict[str, processes.Child]]:
+    made: dict[str, processes.Child] = {}
+    yield made
+    processes.stop(list(made.values()))
+
+
+def part(
+    code: str,
+    folder: Path,
+    name: str = "learner",
+    is_ready: Callable[[], bool] = lambda: True,
+    patience_s: float = 60.0,
+) -> Part:
+    command = (sys.executable, "-u", "-c", code)
+    return Part(name, command, folder / f"{name}.log", is_ready, patience_s)
+
+
+def until(condition: Callable[[], bool], turn: Callable[[], None]) -> None:
+    deadline = time.monotonic() + 60.0
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        turn()
+        time.sleep(0.01)
+
+
+def watching(
+    watched: Watch, children: dict[str, processes.Child], said: list[str]
+) -> Callable[[], None]:
+    return lambda: look(watched, children, said.append, QUICK)
+
+
+def test_what_is_killed_runs_again_and_is_said_in_one_line(tmp_path, children) -> None:
+    learner, said = part(SLEEPS, tmp_path), list[str]()
+    first = begin(learner, children)
+    until(lambda: "here I am" in first.tail(), lambda: None)
+    os.kill(first.process.pid, signal.SIGKILL)
+    until(lambda: len(said) == 2, watching(Watch(learner, serves_since=0.0), children, said))
+    assert said == [
+        "learner was killed by signal 9 (learner.log: here I am); next try in 0 s",
+        "learner runs again, 0 s after it ended",
+    ]
+    assert children["learner"].is_alive and children["learner"].process.pid != first.process.pid
+
+
+def test_the_log_goes_on_and_the_end_of_a_life_is_its_own(tmp_path, children) -> None:
+    learner = part(FAILS, tmp_path)
+    begin(learner, children).process.wait()
+    silent = part("raise SystemExit(1)", tmp_path)
+    again = begin(silent, children, again=True)
+    again.process.wait()
+    assert again.log.read_text() == "no weights to be found\n"
+    assert again.tail() == ""
+
+
+def test_pauses_grow_to_the_longest_and_begin_anew_after_steady_service(tmp_path, children) -> None:
+    pauses = Pauses(first=1.0, longest=60.0)
+    assert [pauses.before(n) for n in (1, 2, 3, 7, 10_000)] == [1.0, 2.0, 4.0, 60.0, 60.0]
+    broken, said = part(FAILS, tmp_path), list[str]()
+    watched = Watch(broken, serves_since=0.0)
+    begin(broken, children)
+    until(lambda: watched.attempts == 3, watching(watched, children, said))
+    assert "learner ended with status 3 (learner.log: no weights to be found)" in said[0]
+    # the first that lives long enough is forgiven
+    mended = Watch(part(SLEEPS, tmp_path), attempts=3, serves_since=None)
+    until(lambda: mended.serves_since is not None, watching(mended, children, said))
+    look(mended, children, said.append, Pauses(steady=0.0))
+    assert mended.attempts == 0
+
+
+def test_what_a_part_left_behind_is_cleaned_before_it_starts_again(tmp_path, children) -> None:
+    registry, said = part(LEAVES_A_CHILD, tmp_path, "registry"), list[str]()
+    first = begin(registry, children)
+    until(lambda: bool(first.tail()), lambda: None)
+    left = int(first.tail())
+    os.kill(first.process.pid, signal.SIGKILL)
+    until(lambda: len(said) == 1, watching(Watch(registry, serves_since=0.0), children, said))
+    until(lambda: not runs(left), lambda: None)
+
+
+def test_what_does_not_get_ready_in_time_is_stopped_and_tried_again(tmp_path, children) -> None:
+    worker = part(SLEEPS, tmp_path, "worker", is_ready=lambda: False, patience_s=0.1)
+    said: list[str] = []
+    watched = Watch(worker, due=0.0)
+    until(lambda: len(said) == 2, watching(watched, children, said))
+    assert all("worker was not ready in time" in line for line in said)
+    assert watched.attempts == 2
+
+
+def test_a_program_that_is_gone_is_tried_again_too(tmp_path, children) -> None:
+    gone = Part("broker", ("/no/such/program",), tmp_path / "log", lambda: True, 1.0)
+    said: list[str] = []
+    until(lambda: len(said) == 2, watching(Watch(gone), children, said))
+    assert "broker cannot be started" in said[0]
+
+
+def test_a_log_line_cannot_write_to_the_terminal_and_is_cut(tmp_path, children) -> None:
+    code = "print('\\x1b[31m' + 'x' * 1000); raise SystemExit(1)"
+    worker, said = part(code, tmp_path, "worker"), list[str]()
+    begin(worker, children).process.wait()
+    look(Watch(worker, serves_since=0.0), children, said.append, QUICK)
+    assert "\x1b" not in said[0] and len(said[0]) < 300
+
+
+def test_two_that_end_together_both_come_back_and_an_interrupt_ends_it(tmp_path, children) -> None:
+    parts = {name: part(SLEEPS, tmp_path, name) for name in ("learner", "worker")}
+    for one in parts.values():
+        begin(one, children)
+    before = {name: child.process.pid for name, child in children.items()}
+    said: list[str] = []
+
+    def say(what: str) -> None:
+        said.append(what)
+        if len(said) == 4:
+            raise KeyboardInterrupt
+
+    for pid in before.values():
+        os.kill(pid, signal.SIGKILL)
+    with pytest.raises(KeyboardInterrupt):
+        supervision.keep(parts, children, say, QUICK)
+    after = {name: child.process.pid for name, child in children.items()}
+    assert after.keys() == before.keys() and not set(after.values()) & set(before.values())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupt_at_any_moment_leaves_nothing_behind(number, tmp_path) -> None:
+    rng = random.Random(number)
+    # env: what started the tests may ignore SIGINT, and children inherit that
+    python = ["env", "--default-signal", sys.executable, "-u"]
+    command = [*python, "-m", "tests.pipelines.stack.flapping", str(tmp_path)]
+    for _ in range(4):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as kept:
+            assert kept.stdout is not None
+            for _ in range(rng.randrange(1, 12)):
+                kept.stdout.readline()
+            time.sleep(rng.random() * 0.1)
+            below = psutil.Process(kept.pid).children(recursive=True)
+            kept.send_signal(number)
+            kept.send_signal(signal.SIGINT)
+            kept.stdout.read()
+        _, alive = psutil.wait_procs(below, timeout=30)
+        assert not alive
+        marked = [p for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in _line(p)]
+        assert not marked
+
+
+def _line(process: psutil.Process) -> str:
+    return " ".join(process.info["cmdline"] or ())
