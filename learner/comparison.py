@@ -72,7 +72,8 @@ class Comparison:
     """Version ``version`` against champion ``over``.
 
     ``since`` is the number of its first publication and ``number`` that of the last, 0 before it
-    is published. ``seconds`` counts time with rounds, ``quiet`` traffic since the last pair;
+    is published. ``seconds`` counts time with rounds, ``quiet`` traffic since the last pair, and
+    ``without`` the champion's rounds since then in which it took no part;
     ``played_at`` and ``heard_at`` are seconds since the epoch; traffic from before it was begun,
     which a learner that is behind reads late, does not count. A pair is WIDTH numbers on end:
     tokens, wall time and time at the costs in force (microseconds) of the one compared, then of the
@@ -87,6 +88,7 @@ class Comparison:
     number: int = 0
     seconds: float = 0.0
     quiet: float = 0.0
+    without: int = 0
     played_at: float = 0.0
     heard_at: float = 0.0
     pairs: array[float] = field(default_factory=lambda: array("d"))
@@ -120,13 +122,14 @@ class Comparison:
             self.firsts.extend(_pair(first, champion))
         ours = mine is not None and mine.version == self.version
         if mine is None or not ours or not 0 < self.since <= mine.publication:
+            self.without += 1
             return
         self.pairs.extend(_pair(mine, champion))
         moment = min(played.time, now)
         if self.played_at:
             self.seconds += min(max(moment - self.played_at, 0.0), GAP_SECONDS)
         self.played_at = max(moment, self.played_at)
-        self.quiet = 0.0
+        self.quiet, self.without = 0.0, 0
 
     def hear(self, at: float) -> None:
         """Drafts of the scope came in a record of ``at``, seconds since the epoch. Mutates."""
@@ -185,8 +188,8 @@ class Comparison:
 
 _TABLES: Final = ("pairs", "firsts")
 _NUMBERS: Final = (
-    "kind", "version", "over", "share", "since", "number", "seconds", "quiet", "played_at",
-    "heard_at",
+    "kind", "version", "over", "share", "since", "number", "seconds", "quiet", "without",
+    "played_at", "heard_at",
 )  # fmt: skip
 
 
@@ -199,16 +202,23 @@ def _of_trial(one: Comparison, settings: LearnerSettings) -> Outcome | None:
         return Outcome(
             "promote", f"a loss of {settings.trial_margin:.0%} is excluded: {told(found)}"
         )
-    if one.quiet >= QUIET_SECONDS and not one.pairs:
-        return Outcome("promote", "no worker plays trials: the offline gate alone decides")
     against = math.isfinite(cost.high) and min(cost.ratio, wall.ratio) < floor
     if _is_over(one, settings):
-        word: Word = "drop" if against else "promote"
-        says = "the estimate speaks against it" if against else "as the offline gate said"
-        return Outcome(word, f"undecided when its time was over, {says}: {told(found)}")
+        return _undecided(one, against)
     if against and cost.pairs >= ENOUGH and _at_best(one, settings) < floor:
         return Outcome("drop", f"without hope: {told(found)}")
     return None
+
+
+def _undecided(one: Comparison, against: bool) -> Outcome:
+    if one.quiet >= QUIET_SECONDS and one.without:
+        refused = "workers play rounds without it: they refused it, or it failed there"
+        return Outcome("drop", refused)
+    if not one.pairs:
+        return Outcome("promote", "no worker plays trials: the offline gate alone decides")
+    says = "the estimate speaks against it" if against else "as the offline gate said"
+    why = f"undecided when its time was over, {says}: {told(one.figures())}"
+    return Outcome("drop" if against else "promote", why)
 
 
 def _at_best(one: Comparison, settings: LearnerSettings) -> float:

@@ -115,6 +115,15 @@ def test_traffic_without_rounds_leaves_the_gate_alone() -> None:
     assert word(one) == "promote" and "gate alone" in str(one.outcome(RULES))
 
 
+def test_what_workers_refuse_is_not_promoted_for_want_of_pairs() -> None:
+    one = played(compared(), 3, 1.0)
+    for each in rounds(5, {"plain": (0, 1.0), CHAMPION: (5, 1.0)}):
+        one.take(each, NOW)
+    for second in range(int(QUIET_SECONDS) + 1):
+        one.hear(NOW + second)
+    assert word(one) == "drop" and "refused it, or it failed" in str(one.outcome(RULES))
+
+
 def test_what_could_not_be_published_is_given_up() -> None:
     one = Comparison("trial", 7, 5, heard_at=NOW)
     for second in range(int(QUIET_SECONDS) + 1):
