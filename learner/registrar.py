@@ -218,13 +218,13 @@ class Registrar:
             if not self._stopping.is_set():
                 self._try(registration, standings)
         self._answers.put(Seen(self._registry.standings() if ours else standings))
-        self._log_refused()
         with self._lock:
             asked = sorted(self._asked)
         for scope, version in asked:
             if self._stopping.is_set():
                 return
             self._load(scope, version)
+        self._log_refused()
 
     def _is_due(self, registration: Registration, standings: Mapping[str, Standing]) -> bool:
         """A candidate waits until the first policy it may have won over is registered itself, and
@@ -255,11 +255,11 @@ class Registrar:
         self._answers.put(done)
 
     def _log_refused(self) -> None:
-        while self._refused and not self._stopping.is_set():
-            one = self._refused[0]
+        """One a turn: its pictures take a second, and what is served goes first."""
+        with self._lock:
+            one = self._refused.popleft() if self._refused else None
+        if one is not None and not self._stopping.is_set():
             self._registry.refuse(one.policy, one.params, one.metrics, one.tags, one.window)
-            with self._lock:
-                self._refused.popleft()
 
     def _try(self, registration: Registration, standings: Mapping[str, Standing]) -> None:
         """Settle it. One that MLflow refuses while it answers others must not stay in their way."""
