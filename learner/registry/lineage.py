@@ -83,7 +83,7 @@ def description(
         "records": _read(window),
         "times": _times(window),
         "costs": _costs(policy),
-        "model draft": f"{policy.model_payoff:.2f} tokens accepted, in the mean",
+        "model draft": f"{policy.model_payoff:.2f} tokens accepted" if policy.model_payoff else "",
         "code": ", ".join(code_version().values()),
     }
     lines += ["", "| | |", "|---|---|"]
