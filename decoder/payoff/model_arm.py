@@ -31,7 +31,7 @@ class ModelArm:
         """Steps since a model draft was verified."""
         chance = chance_of(payoff, length)
         self._held, self._tried = chance, 1.0
-        self._observed = self._predicted = 0.0
+        self._foreseen: dict[str, tuple[float, float]] = {}  # observed and predicted, by whose word
         self._seen = 0
         self._left, self._aged = 0, 0.0  # drafts to come of the step under way; how old the past is
 
@@ -47,16 +47,27 @@ class ModelArm:
     @property
     def ratio(self) -> float:
         """What was accepted over what had been predicted, recently: corrects the predictions."""
-        return (self._observed + PRIOR) / (self._predicted + PRIOR)
+        return self.ratio_of("")
+
+    def ratio_of(self, whose: str) -> float:
+        """:attr:`ratio` of one of the policies that decide by turns, "" being the champion."""
+        observed, predicted = self._foreseen.get(whose, (0.0, 0.0))
+        return (observed + PRIOR) / (predicted + PRIOR)
 
     def observe(
-        self, accepted: int, verified: int, predicted: float | None, drafts: int = 1
+        self,
+        accepted: int,
+        verified: int,
+        predicted: float | None,
+        drafts: int = 1,
+        whose: str = "",
     ) -> None:
         """Take in a verified model draft and the network's own estimate of it. Mutates.
 
         Args:
             predicted: None where no network was asked: then the ratio learns nothing.
             drafts: model drafts that its step verified: together they count for one step.
+            whose: as of :meth:`ratio_of`.
         """
         if self._left <= 0 or self.unseen:
             self._left, self._aged = drafts, 1.0 - math.exp(-self.unseen / AGES)
@@ -68,8 +79,9 @@ class ModelArm:
         self._held += weight * (accepted - self._held)
         self._tried += weight * (accepted + (accepted < verified) - self._tried)
         if predicted is not None:
-            self._observed += usual * (accepted - self._observed)
-            self._predicted += usual * (predicted - self._predicted)
+            observed, before = self._foreseen.get(whose, (0.0, 0.0))
+            observed += usual * (accepted - observed)
+            self._foreseen[whose] = observed, before + usual * (predicted - before)
 
 
 def chance_of(payoff: float, length: int) -> float:
