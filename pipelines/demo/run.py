@@ -22,7 +22,7 @@ from rich.live import Live
 
 from decoder.contracts.errors import ProcessError
 from pipelines import machine
-from pipelines.demo import dashboard
+from pipelines.demo import breakage, dashboard
 from pipelines.demo.sentences import sentences
 from pipelines.demo.summary import Summary, summarise
 from pipelines.demo.traffic import PLANS, Plan, Traffic
@@ -94,7 +94,8 @@ def run(minutes: float | None, console: Console) -> Run:
     with console.status("reading the prompts"):
         for workload in {w for plan in PLANS for w in plan.workloads}:
             next(prompts(workload))  # parses the standard library, once
-    with running(ports, home, console, ledger.worker, settings=SETTINGS) as stack:
+    settings = {**SETTINGS, **breakage.SETTINGS}
+    with running(ports, home, console, ledger.worker, breakage.OPTIONS, settings) as stack:
         observer = Observer(stack.kafka, ledger)
         observer.start()
         traffic = Traffic(stack.api, stack.model, ledger)
@@ -103,7 +104,7 @@ def run(minutes: float | None, console: Console) -> Run:
             before, began = ledger.consumed, time.time()
             seconds = traffic_seconds(minutes, time.monotonic() - started)
             checks = (stack.check, traffic.check, observer.check)
-            _drive(traffic, ledger, phases_for(seconds), checks, console)
+            _drive(traffic, ledger, phases_for(seconds), stack.api, checks, console)
             with console.status("waiting until every event has reached the learner"):
                 traffic.end()
                 _settle(stack, ledger, before)
@@ -129,6 +130,7 @@ def _drive(
     traffic: Traffic,
     ledger: Ledger,
     phases: list[tuple[Plan, float]],
+    api: str,
     checks: Sequence[Callable[[], None]],
     console: Console,
 ) -> None:
@@ -141,6 +143,7 @@ def _drive(
     try:
         said = time.monotonic()
         for index, (plan, seconds) in enumerate(phases):
+            breakage.set_broken(api, plan.broken)
             traffic.begin(plan, seed=index)
             deadline = time.monotonic() + seconds
             while (now := time.monotonic()) < deadline:

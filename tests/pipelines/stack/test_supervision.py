@@ -109,8 +109,15 @@ def test_what_a_part_left_behind_is_cleaned_before_it_starts_again(tmp_path, chi
     until(lambda: not runs(left), lambda: None)
 
 
-def test_what_does_not_get_ready_in_time_is_stopped_and_tried_again(tmp_path, children) -> None:
-    worker = part(SLEEPS, tmp_path, "worker", is_ready=lambda: False, patience_s=0.1)
+def raises() -> bool:
+    raise ValueError("a page that is no page")
+
+
+@pytest.mark.parametrize("is_ready", [lambda: False, raises])
+def test_what_does_not_get_ready_in_time_is_stopped_and_tried_again(
+    is_ready, tmp_path, children
+) -> None:
+    worker = part(SLEEPS, tmp_path, "worker", is_ready, patience_s=0.1)
     said: list[str] = []
     watched = Watch(worker, due=0.0)
     until(lambda: len(said) == 2, watching(watched, children, said))
