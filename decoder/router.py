@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from decoder.choice import Chosen, choose
 from decoder.complaints import Complaints
-from decoder.contracts.bundle import MAX_DRAFT, Policy
+from decoder.contracts.bundle import FIRST, MAX_DRAFT, Policy
 from decoder.costs import LiveCosts
 from decoder.counters import Counters
 from decoder.doze import Doze
@@ -39,7 +39,7 @@ from decoder.labels import Label
 from decoder.looks import Looks
 from decoder.payoff.featurize import DraftState, featurize
 from decoder.payoff.memory import History, TenantMemories
-from decoder.payoff.model_arm import ModelArm
+from decoder.payoff.model_arm import START, ModelArm
 from decoder.policy.pricing import MAX_TOKENS, gain_of, plain_steps
 from decoder.policy.rule import ARMS, CACHE, MODEL, NONE
 from decoder.rate import LiveRate
@@ -104,7 +104,9 @@ class DraftRouter:
         self._longest = longest
         self._model_len = min(model_draft_tokens, longest) if has_model else 0
         self._shorter = shorter
-        self.model_arm = ModelArm(policy.model_payoff or 1.0, self._model_len)
+        # A first policy was made with drafters of its own: it knows nothing of this one.
+        known = policy.model_payoff if policy.role != FIRST else 0.0
+        self.model_arm = ModelArm(known or START, self._model_len)
         self.doze = Doze() if floor is not None else None
         self._looks = Looks(floor, self.model_arm, self._model_len > 0)
         self._events = 0
@@ -258,8 +260,8 @@ class DraftRouter:
         features = featurize(states, self._classes)
         wanted = self._choice(
             policy, features, np.array(owners, np.int64), len(requests), len(names),
-            self.costs.table, self.rate.value, self._model_len, chance=self.model_arm.chance,
-            ratio=self.model_arm.ratio, shorter=self._shorter, most=most,
+            self.costs.table, self.rate.value, self._model_len, odds=self.model_arm.odds,
+            shorter=self._shorter, most=most,
         )  # fmt: skip
         arms = self._looks.arms(
             wanted.arms, [d is not None for d in drafts],
@@ -272,7 +274,7 @@ class DraftRouter:
             int((wanted.arms == MODEL).sum()), len(names), time.time(),
             self.rate.value if policy.kind == "survival" else policy.threshold, wanted.model_len,
             arms.tolist(), wanted.arms.tolist(), wanted.lengths.tolist(), wanted.expected,
-            wanted.model, wanted.foreseen, features, draft_us, policy=policy,
+            wanted.model, features, draft_us, policy=policy,
         )  # fmt: skip
         self._drafted = step.model_len if MODEL in step.arms else 0
         left = MAX_TOKENS if most is None else most
@@ -428,7 +430,7 @@ class DraftRouter:
         if arm == "model" and cycle.committed == reported:
             cycle.model_accepted = accepted
             drafts = cycle.step.arms.count(MODEL)
-            self.model_arm.observe(accepted, cycle.verified_len, cycle.foreseen, drafts)
+            self.model_arm.observe(accepted, cycle.verified_len, drafts)
             whole = accepted == cycle.verified_len
             rest = self.model_arm.payoff(self._model_len - cycle.verified_len) if whole else 0.0
             request.history.learn_model(accepted + rest)
@@ -437,7 +439,7 @@ class DraftRouter:
         """Tell the floor what each option would have made of this cycle."""
         if self.floor is None or not cycle.committed:
             return
-        usual = self.model_arm.payoff(cycle.step.model_len) if cycle.step.model_len else 0.0
+        usual = float(cycle.step.model[cycle.row])
         foreseen = outcomes_of(cycle, accepted, usual, self.costs.table)
         self.floor.add(request.stretch, cycle.committed, foreseen, cycle.step.batch)
 
