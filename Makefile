@@ -19,7 +19,7 @@ HVD    := $(BIN)/hvd
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(TESTERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test test-long check lint format doctor clean
+.PHONY: help setup demo picture up test test-long check lint format doctor clean
 # One step after another, whatever -j says: pip cannot share an environment with itself.
 .NOTPARALLEL:
 
@@ -30,6 +30,10 @@ setup: $(STAMPS)/model ## install everything into .venv and prepare the embedded
 
 demo: setup ## serve, learn and watch for a few minutes, then read reports/demo/report.html
 	$(HVD) demo $(ARGS)
+
+picture: ## docs/demo.png, of the last demo's page (takes Chromium)
+	chromium-headless-shell --no-sandbox --disable-gpu --hide-scrollbars --virtual-time-budget=10000 \
+	  --window-size=1280,1560 --screenshot=$(CURDIR)/docs/demo.png file://$(CURDIR)/reports/demo/report.html
 
 up: setup ## the same stack, to stay: API, Kafka, MLflow and learner until Ctrl-C
 	$(HVD) up $(ARGS)

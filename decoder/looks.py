@@ -33,6 +33,7 @@ class Looks:
         behind: Sequence[int],
         costs: LiveCosts,
         last: tuple[int, int],
+        relieved: bool = True,
     ) -> Arms:
         """The policy's arms [n], unless the floor has relieved it or a look is due.
 
@@ -40,12 +41,15 @@ class Looks:
             proposed: whether each request has a cache draft.
             behind: tokens of each that the drafter has not drafted from.
             last: tokens that the last step ran through the target, and tokens drafted in it.
+            relieved: whether the floor has a say: it judges the champion, and nobody on trial.
         """
         floor, n = self._floor, len(wanted)
         if floor is None or not n:
             return wanted
         arms = wanted
-        if floor.in_force == "cache":
+        if not relieved:
+            pass
+        elif floor.in_force == "cache":
             arms = np.where(proposed, CACHE, NONE).astype(np.int8)
         elif floor.in_force != "policy":
             arms = np.full(n, MODEL if floor.in_force == "model" else NONE, np.int8)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from decoder.contracts.bundle import Policy
+from decoder.contracts.bundle import CHAMPION, Policy
 from decoder.contracts.events import Arm
 from decoder.contracts.features import FloatArray
 from decoder.drafting.suffix import CacheDraft, Tokens
@@ -97,6 +97,12 @@ class Step:
     us: float = 0.0
     policy: Policy | None = None  # that chose
     side: str = ""  # of a trial
+
+    @property
+    def serves(self) -> bool:
+        """Whether the champion decided, in a block of a trial or outside: what a worker serves by
+        learns from no other."""
+        return self.side in ("", CHAMPION)
 
 
 @dataclass(slots=True)

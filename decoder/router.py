@@ -28,11 +28,12 @@ from numpy.typing import NDArray
 
 from decoder.choice import Chosen, choose
 from decoder.complaints import Complaints
-from decoder.contracts.bundle import FIRST, MAX_DRAFT, Policy
+from decoder.contracts.bundle import CHAMPION, FIRST, MAX_DRAFT, Policy
+from decoder.contracts.features import FloatArray
 from decoder.costs import LiveCosts
 from decoder.counters import Counters
 from decoder.doze import Doze
-from decoder.drafting.suffix import STEP_TOKENS, CacheDraft, SuffixCache, Tokens
+from decoder.drafting.suffix import STEP_TOKENS, STOCK, CacheDraft, SuffixCache, Tokens
 from decoder.floor import Floor
 from decoder.hindsight import Resolved, outcomes_of
 from decoder.labels import Label
@@ -40,10 +41,13 @@ from decoder.looks import Looks
 from decoder.payoff.featurize import DraftState, featurize
 from decoder.payoff.memory import History, TenantMemories
 from decoder.payoff.model_arm import START, ModelArm
-from decoder.policy.pricing import MAX_TOKENS, gain_of, plain_steps
+from decoder.policy.pricing import MAX_TOKENS, gain_of, plain_steps, step_time
 from decoder.policy.rule import ARMS, CACHE, MODEL, NONE
 from decoder.rate import LiveRate
 from decoder.requests import Committed, Cycle, Decision, Request, RequestOptions, Step, state_of
+from decoder.trial.block import Groups, Made
+from decoder.trial.sides import Shown, Side
+from decoder.trial.turns import Turns
 
 __all__ = ["Committed", "Counters", "Decision", "DraftRouter", "EventSink", "RequestOptions"]
 
@@ -63,7 +67,8 @@ class DraftRouter:
     """Chooses drafts for the requests of one worker and labels every cache draft it saw.
 
     ``policy`` may be replaced by another thread at any time: it is read once a step, so a step
-    never mixes two policies and a swap waits for nothing.
+    never mixes two policies and a swap waits for nothing. ``turns``, where there are any, say
+    which steps another side decides.
     """
 
     def __init__(
@@ -79,6 +84,7 @@ class DraftRouter:
         shorter: bool = True,
         costs: LiveCosts | None = None,
         floor: Floor | None = None,
+        turns: Turns | None = None,
         choice: Callable[..., Chosen] = choose,
     ) -> None:
         """Put a router together.
@@ -90,9 +96,11 @@ class DraftRouter:
             costs: the live table; None for nominal costs that never change.
             floor: None lets the policy have its way whatever it costs, looks at nothing, and never
                 sleeps.
+            turns: of the sides that are compared; None compares none.
             choice: a rival's rule in the place of :func:`decoder.choice.choose`.
         """
         self.policy = policy
+        self.turns = turns
         self.counters = Counters()
         self.costs = costs or LiveCosts(live=False)
         self.floor = floor
@@ -112,7 +120,9 @@ class DraftRouter:
         self._events = 0
         self._requests: dict[str, Request] = {}
         self._memories = TenantMemories(cache.memory_bytes)
-        self._decided = 0.0  # seconds of the performance counter
+        self._side: Side | None = None  # that decided the step under way, if it was dealt out
+        self._began = self._decided = 0.0  # its choice, seconds of the performance counter
+        self._unpaid_us = 0.0  # of that choice, what its side's like would not do
         self._settled_us = 0.0  # of the time since then
         self._own_us = self._exposed_us = 0.0  # of this step, as in :class:`Counters`
         self._unsettled: list[tuple[Request, Label[Cycle], str]] = []
@@ -162,10 +172,12 @@ class DraftRouter:
         began = time.perf_counter()
         # A choice stands for the step that follows it, and for no later one.
         decided, self._decided = self._decided, 0.0
+        side, self._side = self._side, None
+        serves = side is None or side.name == CHAMPION
         step_us = (began - decided) * 1e6 - self._settled_us if decided else 0.0
         exposed_us = self._exposed_us
         if decided:
-            if self.doze is None or self.doze.awake:
+            if serves and (self.doze is None or self.doze.awake):
                 self.costs.proposed(self._asked, exposed_us)
             self.counters.own_us.append(self._own_us)
             self.counters.exposed_us.append(exposed_us)
@@ -175,11 +187,13 @@ class DraftRouter:
         decoding_alone = step_tokens == sum(1 + o.verified_len for o in outcomes)
         if usual and decoding_alone and decided:
             self.costs.observe(step_tokens, len(outcomes), self._drafted, step_us)
-        decoded, verified, cycles = 0, 0, 0
+        decoded, verified, cycles, before = 0, 0, 0, self.counters.tokens
+        groups: Groups = {}
         for outcome in outcomes:
             request = self._requests.get(outcome.request)
             if request is None or request.ended:
                 continue
+            known = self.counters.tokens
             try:
                 made = self._take(request, outcome, step_tokens, step_us)
             except Exception:  # noqa: BLE001 - told by the complaints
@@ -188,10 +202,16 @@ class DraftRouter:
                 )
                 self._leave_out(request, "fault")
                 continue
+            if side is not None:
+                group = groups.setdefault(
+                    (request.options.tenant, request.options.workload), [0, 0]
+                )
+                group[0] += self.counters.tokens - known
+                group[1] += 1
             if made is not None:
                 decoded, cycles = decoded + made, cycles + 1
                 verified += outcome.verified_len
-        if cycles and step_tokens:
+        if serves and cycles and step_tokens:
             table = self.costs.table
             # Prompts that shared the step are left out: they cost the same whatever was chosen.
             time_taken = plain_steps(
@@ -201,7 +221,12 @@ class DraftRouter:
             if self.doze is not None and self.costs.steps:  # else a table has no unit of time yet
                 gain_us = gain_of(table, cycles, decoded - cycles, verified, self._drafted)
                 self.doze.observe(exposed_us, gain_us, cycles, table.time(cycles))
-        self._spent(began)
+        now = self._spent(began)
+        if decided and outcomes and self.turns is not None and self.turns.dealing:
+            tokens = self.counters.tokens - before
+            whole_us = (now - self._began) * 1e6
+            came_to = self._came_to(side, outcomes, tokens, step_us, whole_us, usual, groups)
+            self.turns.book(side, came_to, decoding_alone)
 
     def _take(
         self, request: Request, outcome: Committed, step_tokens: int, step_us: float
@@ -228,6 +253,29 @@ class DraftRouter:
             self.stop(request.name, request.ended)
         return None if cycle is None else len(committed)
 
+    def _came_to(
+        self,
+        side: Side | None,
+        outcomes: Sequence[Committed],
+        tokens: int,
+        step_us: float,
+        whole_us: float,
+        usual: bool,
+        groups: Groups,
+    ) -> Made:
+        """What a step came to. ``whole_us`` has the router's own work in it, ``step_us`` has not:
+        a side that is shown no draft pays for none of it."""
+        table, rows = self.costs.table, len(outcomes)
+        drafts = sum(outcome.verified_len for outcome in outcomes)
+        cost_us = step_time(table, rows, drafts, self._last[1])
+        late_us = 0.0 if usual else max(step_us - cost_us, 0.0)
+        us = step_us
+        if side is None or side.shown != "none":
+            us = whole_us - self._unpaid_us
+            cost_us += table.proposing(rows)
+        names = tuple(outcome.request for outcome in outcomes)
+        return Made(tokens, names, us, cost_us, late_us, groups)
+
     def choose(self, names: Sequence[str], most: int | None = None) -> list[Decision]:
         """The next draft of each request; one featurize and one estimate for all of them.
 
@@ -237,36 +285,33 @@ class DraftRouter:
             most: draft tokens that the step has room for, of all requests together.
         """
         began = time.perf_counter()
-        policy, followed = self.policy, self._requests
-        requests: list[Request] = []
-        drafts: list[CacheDraft | None] = []
-        rooms, owners, states = [], [], []
+        champion = self.policy
+        side = self.turns.next(champion) if self.turns is not None else None
+        shown = side.shown if side is not None else "worker"
         awake = self.doze is None or self.doze.awake
-        self.counters.asleep += not awake
+        self.counters.asleep += not awake and shown == "worker"
         self._asked = len(names)
-        self.cache.index(STEP_TOKENS if awake else 0)
-        for name in names:
-            request = followed.get(name)
-            room = request.room(self._longest) if request is not None else 0
-            if request is None or room < 1:
-                continue
-            draft = self._propose(request, room) if awake else None
-            if draft is not None:
-                owners.append(len(requests))
-                states.append(state_of(request, draft))
-            requests.append(request)
-            drafts.append(draft)
-            rooms.append(room)
+        self.cache.index(STEP_TOKENS if awake else 0)  # whoever decides: for all alike
+        requests, drafts, rooms = self._drafts(
+            names, shown if awake or shown == "stock" else "none"
+        )
+        owners = [row for row, draft in enumerate(drafts) if draft is not None]
+        described = time.perf_counter()
+        states = [state_of(requests[row], draft) for row, draft in enumerate(drafts) if draft]
         features = featurize(states, self._classes)
-        wanted = self._choice(
-            policy, features, np.array(owners, np.int64), len(requests), len(names),
-            self.costs.table, self.rate.value, self._model_len, odds=self.model_arm.odds,
-            shorter=self._shorter, most=most,
-        )  # fmt: skip
-        arms = self._looks.arms(
-            wanted.arms, [d is not None for d in drafts],
-            [r.length - r.drafted_at for r in requests], self.costs, self._last,
-        )  # fmt: skip
+        side, wanted = self._wanted(
+            side, champion, features, owners, len(requests), len(names), most
+        )
+        policy = side.policy if side is not None else champion
+        arms = wanted.arms
+        if shown == "worker":
+            arms = self._looks.arms(
+                arms, [d is not None for d in drafts],
+                [r.length - r.drafted_at for r in requests], self.costs, self._last,
+                relieved=side is None or side.name == CHAMPION,
+            )  # fmt: skip
+        self._side, self._began = side, began
+        self._unpaid_us = (time.perf_counter() - described) * 1e6 if shown == "stock" else 0.0
         self.counters.probes = self._looks.taken
         draft_us = (time.perf_counter() - began) * 1e6
         step = Step(
@@ -275,6 +320,7 @@ class DraftRouter:
             self.rate.value if policy.kind == "survival" else policy.threshold, wanted.model_len,
             arms.tolist(), wanted.arms.tolist(), wanted.lengths.tolist(), wanted.expected,
             wanted.model, features, draft_us, policy=policy,
+            side=side.name if side is not None else "",
         )  # fmt: skip
         self._drafted = step.model_len if MODEL in step.arms else 0
         left = MAX_TOKENS if most is None else most
@@ -288,6 +334,47 @@ class DraftRouter:
         found = {r.name: d for r, d in zip(requests, decisions, strict=True)}
         return [found.get(name, _NOTHING) for name in names]
 
+    def _drafts(
+        self, names: Sequence[str], shown: Shown
+    ) -> tuple[list[Request], list[CacheDraft | None], list[int]]:
+        """The requests that may have a draft, their cache drafts, and tokens of one at most."""
+        requests: list[Request] = []
+        drafts: list[CacheDraft | None] = []
+        rooms: list[int] = []
+        for name in names:
+            request = self._requests.get(name)
+            room = request.room(self._longest) if request is not None else 0
+            if request is not None and room > 0:
+                drafts.append(None if shown == "none" else self._propose(request, room, shown))
+                requests.append(request)
+                rooms.append(room)
+        return requests, drafts, rooms
+
+    def _wanted(
+        self,
+        side: Side | None,
+        champion: Policy,
+        features: FloatArray,
+        owners: Sequence[int],
+        n: int,
+        rows: int,
+        most: int | None,
+    ) -> tuple[Side | None, Chosen]:
+        """Who decides, and what; a side that cannot leaves it to the champion."""
+        rule = self._choice if side is None or side.shown == "worker" else choose
+        try:
+            return side, rule(
+                champion if side is None else side.policy, features, np.array(owners, np.int64),
+                n, rows, self.costs.table, self.rate.value, self._model_len,
+                odds=self.model_arm.odds, shorter=self._shorter, most=most,
+            )  # fmt: skip
+        except Exception:
+            if side is None or self.turns is None or side.name == CHAMPION:
+                raise
+            self._complaints.exception(f"the side {side.name!r} plays no more: it could not choose")
+            self.turns.fail(side)
+        return self._wanted(None, champion, features, owners, n, rows, most)
+
     def _decide(
         self,
         step: Step,
@@ -298,7 +385,8 @@ class DraftRouter:
         left: int,
     ) -> list[Decision]:
         """Open a cycle of each request; what it verifies, ``left`` draft tokens in all."""
-        relieved = self.floor is not None and self.floor.in_force != "policy"
+        floor = self.floor if step.serves else None
+        relieved = floor is not None and floor.in_force != "policy"
         decisions, found = [], 0
         for row, (request, draft, room) in enumerate(zip(requests, drafts, rooms, strict=True)):
             arm = step.arms[row]
@@ -383,6 +471,8 @@ class DraftRouter:
         if request is None:
             return
         self.counters.stopped += 1
+        if not self._requests:
+            self._decided = 0.0  # nobody waits for the step any more: a pause begins
         try:
             for label in request.labels.close():
                 self._resolve(request, label, censored=reason)
@@ -411,9 +501,11 @@ class DraftRouter:
         self._exposed_us += (now - began) * 1e6
         return now
 
-    def _propose(self, request: Request, room: int) -> CacheDraft | None:
+    def _propose(self, request: Request, room: int, shown: Shown) -> CacheDraft | None:
         context = request.tokens[: request.length]
         try:
+            if shown == "stock":
+                return self.cache.propose(request.name, context, room, STOCK)
             return self.cache.propose(request.name, context, room)
         except Exception:  # noqa: BLE001 - told by the complaints
             self._complaints.exception("a request is left out of drafting: it cannot be looked up")
@@ -437,7 +529,7 @@ class DraftRouter:
 
     def _weigh(self, request: Request, cycle: Cycle, accepted: int) -> None:
         """Tell the floor what each option would have made of this cycle."""
-        if self.floor is None or not cycle.committed:
+        if self.floor is None or not cycle.committed or not cycle.step.serves:
             return
         usual = float(cycle.step.model[cycle.row])
         foreseen = outcomes_of(cycle, accepted, usual, self.costs.table)

@@ -7,6 +7,7 @@ decision, so a worker takes policies of its own scope only.
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
 
 from decoder.contracts.errors import ModelError
@@ -51,6 +52,15 @@ def _identity(model: str, revision: str | None) -> str:
         )
     except (LocalEntryNotFoundError, HfHubHTTPError, ModelError):
         return f"{model}@{revision or 'main'}"  # weights that are not safetensors files on disk
+
+
+def readable(model: str) -> str:
+    """What a person calls a model: the last part of its hub name or directory, at most 64 letters,
+    digits, dots, dashes and underscores."""
+    path = Path(model)
+    if path.parent.name == "snapshots":  # the hub's cache: models--owner--name/snapshots/<commit>
+        path = Path(path.parents[1].name.rpartition("--")[2])
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", path.name)[:64]
 
 
 def scope_of(target: str, drafter: str | None, revision: str | None = None) -> str:

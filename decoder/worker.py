@@ -10,7 +10,7 @@ import logging
 import secrets
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,8 @@ from decoder.contracts.bundle import TRIAL, Policy, frequency_policy
 from decoder.contracts.events import Origin
 from decoder.contracts.features import SCHEMA_ID
 from decoder.contracts.settings import KafkaSettings
-from decoder.contracts.status import WorkerStatus
+from decoder.contracts.status import SideSums, WorkerStatus
+from decoder.contracts.trials import MODEL
 from decoder.costs import LiveCosts
 from decoder.drafting.suffix import SuffixCache
 from decoder.feed import PolicyFeed
@@ -33,6 +34,7 @@ from decoder.settings import WorkerSettings
 from decoder.telemetry.metrics import MetricsPage
 from decoder.telemetry.queue import EventQueue
 from decoder.telemetry.shipper import Shipper
+from decoder.trial.turns import Turns
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +48,8 @@ class Worker:
     router: DraftRouter
     admission: Admission
     queue: EventQueue
-    life: str = field(default_factory=lambda: secrets.token_hex(8))
+    turns: Turns
+    life: str
     shipper: Shipper | None = None
     feed: PolicyFeed | None = None
     page: MetricsPage | None = None
@@ -57,7 +60,7 @@ class Worker:
         counters, policy = self.router.counters, self.router.policy
         shipper = self.shipper
         floor, costs = self.router.floor, self.router.costs.table
-        trial = self.admission.held.get(TRIAL)
+        trial, turns = self.admission.held.get(TRIAL), self.turns
         return WorkerStatus(
             process=self.settings.name,
             scope=self.scope,
@@ -104,6 +107,15 @@ class Worker:
             cache_bytes=self.router.cache.held_bytes,
             cache_evicted=self.router.cache.evicted,
             faults=self.faults,
+            sides={
+                name: SideSums(steps=s.steps, tokens=s.tokens, us=s.us, cost_us=s.cost_us)
+                for name, s in turns.sums.items()
+            },
+            side=turns.playing,
+            sides_failed=dict(turns.failed),
+            rounds_made=turns.made,
+            rounds_sent=shipper.rounds_sent if shipper else 0,
+            rounds_dropped=turns.dropped + (shipper.rounds_dropped if shipper else 0),
             trial_version=trial.version if trial else 0,
             trial_publication=trial.publication if trial else 0,
             trial_share=trial.share if trial else 0.0,
@@ -143,6 +155,13 @@ def initial_policy(settings: WorkerSettings, scope: str) -> Policy:
     return frequency_policy(scope) if settings.start == "counting" else first_or_counting(scope)
 
 
+def _sides(settings: WorkerSettings, has_model: bool) -> tuple[str, ...]:
+    """Those of the settings that this engine can play."""
+    if MODEL in settings.sides and not has_model:
+        log.warning("there is no model drafter: the side %r is left out", MODEL)
+    return tuple(name for name in settings.sides if has_model or name != MODEL)
+
+
 def make_worker(
     settings: WorkerSettings,
     kafka: KafkaSettings,
@@ -151,6 +170,8 @@ def make_worker(
     has_model: bool,
     *,
     longest: int = 64,
+    target: str = "",
+    drafter: str = "",
 ) -> Worker:
     """Put a worker together and start the threads that its settings switch on.
 
@@ -158,24 +179,29 @@ def make_worker(
         token_classes: float32 [vocabulary, classes].
         has_model: whether the engine has a model drafter.
         longest: draft tokens of a request that the engine was started for.
+        target, drafter: what a person calls them, for telemetry.
     """
     queue = EventQueue(settings.queue_size, event_of)
-    policy = initial_policy(settings, scope)
+    policy, life = initial_policy(settings, scope), secrets.token_hex(8)
+
+    def apply(policy: Policy) -> None:
+        router.policy = policy
+
+    admission = Admission(scope, apply, policy)
+    sides = _sides(settings, has_model)
+    turns = Turns(sides, settings.holdout, admission.held, first_or_counting(scope), seed=life)
     router = DraftRouter(
         SuffixCache(settings), policy, token_classes, queue, has_model,
         model_draft_tokens=settings.model_draft_tokens,
         costs=LiveCosts(),
         floor=Floor(has_model) if settings.floor else None,
         longest=longest,
+        turns=turns,
     )  # fmt: skip
-
-    def apply(policy: Policy) -> None:
-        router.policy = policy
-
-    worker = Worker(settings, scope, router, Admission(scope, apply, policy), queue)
+    worker = Worker(settings, scope, router, admission, queue, turns, life)
     if settings.telemetry:
-        origin = Origin(scope, settings.name, worker.life)
-        worker.shipper = Shipper(kafka, queue, origin, worker.status)
+        origin = Origin(scope, settings.name, worker.life, target, drafter)
+        worker.shipper = Shipper(kafka, queue, origin, worker.status, turns)
         worker.feed = PolicyFeed(kafka, scope, worker.admission)
         worker.shipper.start()
         worker.feed.start()

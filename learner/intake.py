@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from decoder.contracts.errors import EventRefused
@@ -21,11 +21,15 @@ one in another century would make everything after it look old."""
 
 @dataclass(frozen=True)
 class Admitted:
-    """The new rows of one record: ``events`` of ``scope``, of which ``rows`` have a draft."""
+    """The new rows of one record: ``events`` of ``scope``, of which ``rows`` have a draft.
+
+    ``served`` names ``target`` and ``drafter``, as far as the worker says.
+    """
 
     scope: str
     events: int
     rows: Rows
+    served: Mapping[str, str] = field(default_factory=dict)
 
 
 class Intake:
@@ -60,7 +64,10 @@ class Intake:
         if not self.sequences.admit(batch.origin.life, record.partition, batch.sequence):
             self.repeated += len(batch)
             return None
-        return Admitted(batch.origin.scope, len(batch), from_batch(batch))
+        origin = batch.origin
+        named = {"target": origin.target, "drafter": origin.drafter}
+        served = {what: name for what, name in named.items() if name}
+        return Admitted(origin.scope, len(batch), from_batch(batch), served)
 
 
 def _refusal(failure: Exception) -> EventRefused:

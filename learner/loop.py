@@ -25,6 +25,7 @@ from learner import state, topics
 from learner.dead_letters import DeadLetters
 from learner.home import holder_of, occupied
 from learner.intake import Admitted, Intake
+from learner.learned_from import learned_from
 from learner.lease import MARGIN_SECONDS, Lease
 from learner.publish import PolicyPublisher, StatusProducer
 from learner.registrar import Loaded, Registrar, Registration, Seen, Settled
@@ -70,10 +71,12 @@ class Learner:
         """One turn; takes about ``POLL_SECONDS`` when idle."""
         # 1. Consume, and learn from each record once, in order of arrival.
         records = self.source.poll(POLL_SECONDS)
+        read = dict(self.source.offsets)
         for record in records:
+            read[record.partition] = record.offset + 1
             admitted = self.intake.admit(record)
             if admitted is not None:
-                self._learn(admitted)
+                self._learn(admitted, read)
         # 2. Only what is learned from, or refused for good, counts as read.
         self.source.done(records)
         # 3. Keep what is ours to promote and publish.
@@ -113,10 +116,11 @@ class Learner:
         ):  # fmt: skip
             part.close()
 
-    def _learn(self, admitted: Admitted) -> None:
+    def _learn(self, admitted: Admitted, read: Mapping[int, int]) -> None:
         name = admitted.scope
         try:
             scope = self.scopes.of(name, admitted.events)
+            scope.served = admitted.served or scope.served
             alarms = scope.feed(admitted.rows)
             won = scope.candidate()
         except Exception:  # one record must not end the learner of all scopes, nor of this one
@@ -130,7 +134,7 @@ class Learner:
             log.info("scope %s: traffic changed, MAE now %.2f tokens", name, scope.mae)
         if won is not None:
             log.info("scope %s: a candidate won: %s", name, won.verdict.reason)
-            self.registrar.hand(registration_of(scope, won))
+            self.registrar.hand(registration_of(scope, won, read))
 
     def _established(self) -> set[str]:
         """Scopes that belong into the registry."""
@@ -183,7 +187,9 @@ class Learner:
         for name in self._established():
             served = self.standings.get(name, Standing(name)).served
             if served is None and self.lease.holds(name) and (name, False) not in waiting:
-                self.registrar.hand(Registration(first_or_counting(name), tags={"origin": "first"}))
+                scope = self.scopes.awake.get(name)
+                tags = {"origin": "first", **(scope.served if scope else {})}
+                self.registrar.hand(Registration(first_or_counting(name), tags=tags))
 
     def _serve(self, loaded: Loaded) -> None:
         """Publish a policy, if the topic lacks it and the scope is ours; then judge against it."""
@@ -254,15 +260,16 @@ class Learner:
         }
 
 
-def registration_of(scope: Scope, won: Candidate) -> Registration:
-    """What the registry is told of a candidate that won over the champion of ``scope``."""
+def registration_of(scope: Scope, won: Candidate, offsets: Mapping[int, int]) -> Registration:
+    """What the registry is told of a candidate that won over the champion of ``scope``, when
+    records had been read up to ``offsets``."""
     return Registration(
         won.policy,
         against=digest_of(scope.champion),
         params={"learner": won.origin, "champion": scope.version},
         metrics=won.verdict.metrics(),
-        tags={"verdict": won.verdict.reason, "origin": "learner"},
-        window=scope.window(),
+        tags={"verdict": won.verdict.reason, "origin": "learner", **scope.served},
+        window=learned_from(scope, won.policy, offsets),
     )
 
 

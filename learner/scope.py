@@ -58,13 +58,15 @@ class Scope:
     """One scope: buffer, learners, detector, and the contest about what is served.
 
     ``total`` counts rows ever fed, ``mae`` is the champion's mean absolute error in tokens on the
-    newest, ``alarms`` those of each stream.
+    newest, ``alarms`` those of each stream. ``served`` is what a person calls target and drafter;
+    no part of the snapshot, since every record says it again.
     """
 
     def __init__(self, name: str, settings: LearnerSettings, first: Policy) -> None:
         """Begin with ``first`` in force: it stays a contestant whenever another is served."""
         self.name = name
         self.settings = settings
+        self.served: Mapping[str, str] = {}
         self.total = self.candidates = self.promotions = 0
         self.last_alarm_at = 0.0  # seconds since the epoch, by the clock of the rows
         self.mae = 0.0

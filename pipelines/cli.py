@@ -7,7 +7,7 @@ import signal
 import sys
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Literal, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -15,6 +15,11 @@ from rich.markup import escape
 
 from decoder.contracts.errors import HvdError
 from pipelines.bench.cli import app as bench_app
+from pipelines.drafter.cli import train_drafter
+from pipelines.drift.cli import drift
+from pipelines.first.cli import bootstrap
+from pipelines.policy.command import app as policy_app
+from pipelines.replay.cli import replay
 
 app = typer.Typer(
     name="hvd",
@@ -29,6 +34,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(bench_app, name="bench")
+app.add_typer(policy_app, name="policy")
 out, err = Console(), Console(stderr=True)
 
 REPORTS = Path("reports/demo")
@@ -70,16 +76,19 @@ def up(
     api_port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
     kafka_port: Annotated[int, typer.Option(min=1, max=65535)] = 9092,
     mlflow_port: Annotated[int, typer.Option(min=1, max=65535)] = 5000,
+    page_port: Annotated[
+        int, typer.Option(min=1, max=65535, help="Of the page that shows what it brings, live.")
+    ] = 8010,
 ) -> None:
     """Start broker, registry, worker and learner, and keep them up until Ctrl-C.
 
     What ends is started again, and said. Once all is ready it prints what to try first: a request,
-    a topic, a rollback. Topics, versions and what was learned are kept for the next time.
+    a page, a topic, a rollback. Topics, versions and what was learned are kept for the next time.
     """
     from pipelines.stack.running import Home, Ports
     from pipelines.stack.up import up as stay
 
-    stay(Ports(api_port, kafka_port, mlflow_port), Home.of_checkout(), out)
+    stay(Ports(api_port, kafka_port, mlflow_port), page_port, Home.of_checkout(), out)
 
 
 @app.command()
@@ -142,247 +151,8 @@ def model() -> None:
     out.print(str(ensure_model()), soft_wrap=True, highlight=False)
 
 
-@app.command()
-def train_drafter(
-    folder: Annotated[Path, typer.Option(help="Working directory; every step resumes.")] = Path(
-        "var"
-    ),
-    save_to: Annotated[
-        Path | None, typer.Option("--out", help="Where the head goes; default: where it ships.")
-    ] = None,
-    tokens: Annotated[
-        int, typer.Option(min=1000, help="Answer tokens that the target writes.")
-    ] = 400_000,
-    minutes: Annotated[float, typer.Option(help="Minutes of training.")] = 60.0,
-    only: Annotated[
-        str | None,
-        typer.Option(help="One step: generate, compose, written, extract or train."),
-    ] = None,
-) -> None:
-    """Make an EAGLE3 drafter for the embedded model: its states, training, export."""
-    from typing import get_args
-
-    from pipelines import embedded
-    from pipelines.drafter import command as drafting
-
-    step = next((s for s in get_args(drafting.Step) if s == only), None)
-    if only is not None and step is None:
-        known = ", ".join(get_args(drafting.Step))
-        raise typer.BadParameter(f"choose one of {known}", param_hint="--only")
-    target, head = embedded.ensure_model(), save_to or embedded.DRAFTER
-    drafting.make_drafter(target, folder, head, tokens, minutes, step)
-
-
-@app.command()
-def bootstrap(
-    traces: Annotated[
-        list[Path], typer.Option(help="Trace files, or a folder of them; may be given again.")
-    ],
-    licence: Annotated[
-        list[str] | None,
-        typer.Option(help="Learn from rows whose license is this; default: MIT and Apache-2.0."),
-    ] = None,
-    generations: Annotated[
-        int, typer.Option(min=1, help="Generations of each file, in whole sessions.")
-    ] = 100,
-    tokenizer: Annotated[
-        str | None, typer.Option(help="Checkpoint directory or hub name; default: embedded.")
-    ] = None,
-    bundle: Annotated[
-        Path | None, typer.Option(help="The policy to write, or to check; default: where it ships.")
-    ] = None,
-    check: Annotated[
-        bool, typer.Option("--check", help="Write nothing: compare with refits and counting.")
-    ] = False,
-    model_accepts: Annotated[
-        float,
-        typer.Option(min=0.0, help="Check: model drafts' mean accepted length; 0: no drafter."),
-    ] = 2.2,
-    vocabulary: Annotated[
-        int | None,
-        typer.Option(min=300, help="Check with a tokenizer of so many entries, trained here."),
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print a check's figures as JSON.")
-    ] = False,
-) -> None:
-    """Make the first policy, which any model serves with until it has its own, or check it.
-
-    It is trained on recorded generations of many kinds (JSON Lines as for hvd replay) and written
-    where it ships from, with a card of what it was made of. --check compares it with policies
-    refitted to each file, leaving out of its training what it is compared on.
-    Example: hvd bootstrap --traces traces --check
-    """
-    from decoder.policy.first import SHIPPED
-    from pipelines.first import command
-    from pipelines.first.sets import ALLOWED
-
-    asked = command.Asked(traces, tuple(licence or ALLOWED), generations, tokenizer)
-    place = bundle or SHIPPED
-    if not check:
-        made = command.make(asked, place, err)
-        out.print(f"wrote {place}", soft_wrap=True)
-        out.print_json(data=made.provenance)
-        return
-    found = command.check(asked, place, model_accepts, vocabulary, err)
-    if as_json:
-        figures = command.figures(found, model_accepts, vocabulary)
-        sys.stdout.write(json.dumps(figures, indent=1) + "\n")
-    else:
-        out.print(command.table(found))
-
-
-@app.command()
-def replay(
-    traces: Annotated[list[Path] | None, typer.Argument(help="Trace files: JSON Lines.")] = None,
-    prompts: Annotated[
-        Path | None,
-        typer.Option(
-            help="In their place a folder of prompts: the embedded model answers them, once, and "
-            "every rule decodes the recordings."
-        ),
-    ] = None,
-    nominal: Annotated[
-        bool, typer.Option("--nominal", help="Prompts: nominal costs, not those measured here.")
-    ] = False,
-    tokenizer: Annotated[
-        str | None, typer.Option(help="Checkpoint directory or hub name; default: embedded.")
-    ] = None,
-    every_token: Annotated[
-        bool,
-        typer.Option(
-            "--every-token/--cycles",
-            help="Train and measure on every token position, or on simulated cycles.",
-        ),
-    ] = True,
-    model_accepts: Annotated[
-        float, typer.Option(help="Model draft's mean accepted length, where not recorded.")
-    ] = 2.2,
-    policy: Annotated[
-        Path | None, typer.Option(help="Measure this bundle; default: train one.")
-    ] = None,
-    kind: Annotated[
-        str,
-        typer.Option(help="What is trained: payoff (the paper's, by a threshold) or survival."),
-    ] = "payoff",
-    train_share: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Share of sessions to train on.")
-    ] = 0.6,
-    warm_up_share: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Share of sessions that only fill the cache.")
-    ] = 0.1,
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="Generations of each file, in whole sessions.")
-    ] = None,
-    context: Annotated[
-        int, typer.Option(min=2, help="Tokens that a prompt and its output may have.")
-    ] = 16_384,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
-) -> None:
-    """Try decoding policies on recorded generations; needs no model.
-
-    Lines hold messages, a prompt and its output, or token ids; sessions are parted by name into
-    training, warm-up and test.
-    Example: hvd replay traces/*.jsonl --limit 200 --json
-    """
-    from pipelines.replay import command
-    from pipelines.replay.split import Shares
-    from pipelines.replay.study import Plan
-
-    if train_share + warm_up_share >= 1.0:
-        raise typer.BadParameter("leave sessions for the test", param_hint="--train-share")
-    bundle = command.load_policy(policy) if policy else None
-    if prompts is not None:
-        ruled = command.by_rules(command.Asked(prompts, limit or 12, bundle, nominal), err)
-        if as_json:
-            sys.stdout.write(json.dumps(ruled, indent=1) + "\n")
-        else:
-            for table in command.rule_tables(ruled):
-                out.print(table)
-        return
-    if not traces:
-        raise typer.BadParameter("name trace files, or prompts with --prompts")
-    shares = Shares(train_share, warm_up_share)
-    if kind not in ("payoff", "survival"):
-        raise typer.BadParameter("choose payoff or survival", param_hint="--kind")
-    chosen: Literal["payoff", "survival"] = "payoff" if kind == "payoff" else "survival"
-    plan = Plan(shares, not every_token, model_accepts, limit, context, bundle, chosen)
-    reports, notices = command.run(traces, plan, command.load_tokenizer(tokenizer), err)
-    command.show_notices(notices, err)
-    if as_json:
-        figures = command.as_dict(reports, plan, notices)
-        sys.stdout.write(json.dumps(figures, indent=1) + "\n")
-    else:
-        for table in command.tables(reports):
-            out.print(table)
-
-
-@app.command()
-def drift(
-    traces: Annotated[
-        Path | None,
-        typer.Option(help="Folder of trace files (*.jsonl); default: the project's own."),
-    ] = None,
-    scenario: Annotated[
-        list[str] | None,
-        typer.Option(help="A scenario's name or file; may be given again. Default: all that ship."),
-    ] = None,
-    seeds: Annotated[str, typer.Option(help="Seeds, with commas between them.")] = "1,2,3",
-    policies: Annotated[
-        str, typer.Option(help="Policies, with commas between them; default: all.")
-    ] = "",
-    first: Annotated[
-        Path | None, typer.Option(help="First policy to start from; default: the one that ships.")
-    ] = None,
-    tokenizer: Annotated[
-        str | None, typer.Option(help="Checkpoint directory or hub name; default: embedded.")
-    ] = None,
-    scale: Annotated[
-        float,
-        typer.Option(min=0.01, max=100.0, help="Times all generations: below 1 for a quick look."),
-    ] = 1.0,
-    folder: Annotated[
-        Path, typer.Option("--out", help="Where runs are kept and the page is written.")
-    ] = Path("reports/drift"),
-    resume: Annotated[
-        bool, typer.Option("--resume/--anew", help="Go on where an earlier run stopped.")
-    ] = True,
-    record: Annotated[
-        int,
-        typer.Option(min=0, help="First let the embedded model answer, so many of each workload."),
-    ] = 0,
-    false_alarms: Annotated[
-        int, typer.Option(min=0, help="Instead: alarms in so many drafts of unchanging traffic.")
-    ] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
-) -> None:
-    """Measure what learning is worth when traffic changes, on recordings; needs no engine.
-
-    Writes report.html and results.json. What is done is kept: Ctrl-C loses one run.
-    Example: hvd drift --traces traces --scenario agents-to-chat --seeds 1
-    """
-    from pipelines.drift import command
-    from pipelines.replay.command import load_tokenizer
-
-    options = command.Options(traces, scenario or [], seeds, policies, scale, folder, resume)
-    if record:
-        from pipelines.drift import recording
-
-        recording.record(command.recordings(), record)
-    start_from, ids = command.first_of(first), load_tokenizer(tokenizer)
-    if false_alarms:
-        summary = command.false_alarms(options, false_alarms, ids, start_from, err)
-    else:
-        summary = command.run(options, ids, start_from, err)
-        for notice in summary["notices"]:
-            err.print(escape(notice), style="yellow", highlight=False, soft_wrap=True)
-    if as_json:
-        sys.stdout.write(json.dumps(summary, indent=1) + "\n")
-    elif false_alarms:
-        out.print(command.alarmed(summary))
-    else:
-        out.print(command.outcome(summary))
-        out.print(f"Report: [bold]{folder / 'report.html'}[/bold]")
+for further in (train_drafter, bootstrap, replay, drift):
+    app.command()(further)
 
 
 def _terminated(number: int, frame: FrameType | None) -> NoReturn:

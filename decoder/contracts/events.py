@@ -7,7 +7,7 @@ are columns of their own names, null where a cycle had no cache draft.
 ::
 
     {"contract": "hvd.drafts.v2", "schema_id": "...", "scope": "...", "worker": "...",
-     "life": "...", "sequence": 7, "rows": 128,
+     "life": "...", "target": "...", "drafter": "...", "sequence": 7, "rows": 128,
      "columns": {"number": [...], "accepted": [...], ...},
      "features": {"log_score": [...], ...}}
 
@@ -125,11 +125,17 @@ _STRANGERS: Final = Pseudonyms()
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where records come from: ``life`` is a random id of the worker's process."""
+    """Where records come from: ``life`` is a random id of the worker's process.
+
+    ``target`` and ``drafter`` are what a person calls the models; "" where a worker does not say,
+    or has no drafter.
+    """
 
     scope: str
     worker: str
     life: str
+    target: str = ""
+    drafter: str = ""
 
 
 @dataclass(frozen=True)
@@ -188,6 +194,8 @@ def encode_batch(events: Sequence[DraftEvent], origin: Origin, sequence: int) ->
             "scope": origin.scope,
             "worker": origin.worker,
             "life": origin.life,
+            "target": origin.target,
+            "drafter": origin.drafter,
             "sequence": sequence,
             "rows": len(events),
             "columns": named,
@@ -250,6 +258,7 @@ def _ends(column: Column) -> tuple[float, float]:
 
 Short = Annotated[str, StringConstraints(max_length=NAME_LENGTH)]
 Line = Annotated[str, StringConstraints(max_length=256)]
+Served = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{0,64}$")]
 
 
 class _Columns(BaseModel):
@@ -296,6 +305,8 @@ class _Record(BaseModel):
     scope: Annotated[str, StringConstraints(pattern=r"^[a-z0-9._-]{1,64}$")]
     worker: Line
     life: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{1,32}$")]
+    target: Served = ""
+    drafter: Served = ""
     sequence: int
     rows: int
     columns: _Columns
@@ -345,7 +356,7 @@ def _decoded(record: _Record) -> EventBatch:
     model = numbers["model_accepted"]
     _check({**numbers, **names}, model[~np.isnan(model)], matrix)
     features = np.ascontiguousarray(matrix, np.float32)
-    origin = Origin(record.scope, record.worker, record.life)
+    origin = Origin(record.scope, record.worker, record.life, record.target, record.drafter)
     return EventBatch(origin, record.sequence, numbers, names, features)
 
 

@@ -1,9 +1,10 @@
 """Rounds of a trial: what each side made of its block of steps, on the trials topic.
 
-A worker that compares sides lets them decide in turn, a block of steps each, in an order drawn by
-lot. When the last block of a round is over, the round is one record. The first steps of a block,
-which still verify what the side before has drafted, are left out of all its numbers but
-``late_us``.
+A worker that compares sides lets them decide in turn, in an order drawn by lot, each for a block of
+steps that is as long as its requests take to commit some tokens each: the same stretch of text for
+all. When the last block of a round is over, the round is one record. A step is its side's from the
+choice to what came of it. The beginning of a block is left out of all its numbers but ``late_us``,
+and so is what its last step committed beyond its end: tokens and times may be parts of a step's.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ HOLDOUT_SIDES: Final = (PLAIN, SUFFIX, MODEL, FIRST)
 """Those that a worker may compare itself with for ever."""
 
 Count = Annotated[int, Field(ge=0, le=2**53)]
+Tokens = Annotated[float, Field(ge=0, le=2.0**53, allow_inf_nan=False)]
 Micros = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]
 Name = Annotated[str, StringConstraints(max_length=64)]
 
@@ -37,14 +39,14 @@ Name = Annotated[str, StringConstraints(max_length=64)]
 class Group(BaseModel):
     """What a block made for one tenant and workload, both as they stand in draft events.
 
-    A step's time belongs to its requests together: ``cost_us`` is a group's part of it.
+    A step's time belongs to its requests together, to each as much: ``cost_us`` is a group's part.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
 
     tenant: Name = ""
     workload: Name = ""
-    tokens: Count
+    tokens: Tokens
     cost_us: Micros
 
 
@@ -63,7 +65,7 @@ class Block(BaseModel):
     publication: Count = 0
     steps: Count
     requests: Count  # advanced by these steps, each once
-    tokens: Count  # committed
+    tokens: Tokens  # committed
     us: Micros
     cost_us: Micros
     late_us: Micros = 0.0

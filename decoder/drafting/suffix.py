@@ -50,6 +50,22 @@ EVERYTHING: Final = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
+class Limits:
+    """Of a lookup: tokens of context and of a draft at most, and ``of_draft`` as
+    :func:`better_of` takes them."""
+
+    depth: int
+    most: int
+    of_draft: tuple[float, float, float, bool]
+
+
+STOCK: Final = Limits(24, 24, (1.0, 0.0, 0.1, False))
+"""What vLLM's suffix decoding draws from its trees where nobody sets anything
+(``SpeculativeConfig`` of vLLM 0.32: depth, factor and least probability; a draft is at most as long
+as a tree is deep)."""
+
+
+@dataclass(frozen=True, slots=True)
 class CacheDraft:
     """A linear draft, deterministic given the prefix and what of it is indexed.
 
@@ -217,16 +233,24 @@ class SuffixCache:
             del active.recent[:-OVERLAP]
         self._shares.grow(active.owner, grown)
 
-    def propose(self, request: str, context: Tokens, limit: int) -> CacheDraft | None:
-        """The best continuation of ``context`` (int32 [n]) of at most ``limit`` tokens, or None."""
+    def propose(
+        self, request: str, context: Tokens, limit: int, limits: Limits | None = None
+    ) -> CacheDraft | None:
+        """The best continuation of ``context`` (int32 [n]) of at most ``limit`` tokens, or None.
+
+        Args:
+            limits: in place of its own; what later lookups find does not hang on such a one.
+        """
         active = self._active[request]
         shared = active.shared
+        asked = limits or Limits(min(active.reach, self.depth), self.most, self.limits)
         draft, matched = better_of(
             None if active.local is None else active.local.tree,
             None if shared is None or not shared.sequences else shared.tree,
-            context[-min(active.reach, self.depth) :], min(limit, self.most), self.limits,
+            context[-asked.depth :], min(limit, asked.most), asked.of_draft,
         )  # fmt: skip
-        active.reach = reach_of(matched)
+        if limits is None:
+            active.reach = reach_of(matched)
         return draft
 
     def stop(self, request: str) -> None:

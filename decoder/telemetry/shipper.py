@@ -1,4 +1,4 @@
-"""The thread that carries events and status from a worker to Kafka.
+"""The thread that carries events, status and rounds of trials from a worker to Kafka.
 
 At least once: a record stays in hand until the broker has acknowledged it, and readers drop
 duplicates by life and number. While the broker is away the queue fills; only a full queue loses
@@ -24,8 +24,10 @@ from decoder.contracts.errors import EventRefused
 from decoder.contracts.events import DraftEvent, Origin, encode_batch
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import WorkerStatus
-from decoder.contracts.topics import DRAFTS, STATUS
+from decoder.contracts.topics import DRAFTS, STATUS, TRIALS
+from decoder.contracts.trials import Round
 from decoder.telemetry.queue import EventQueue
+from decoder.trial.turns import Played, Turns
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +41,10 @@ ACK_TIMEOUT_S: Final = 10.0
 CONNECT_TIMEOUT_S: Final = 2.0
 CLOSE_TIMEOUT_S: Final = 5.0
 COMPLAIN_EVERY_S: Final = 60.0
+ROUNDS_AT_ONCE: Final = 16
+"""Rounds sent before events have their turn again."""
+ROUNDS_RETRY_S: Final = 30.0
+"""Pause after a round that did not get through: events do not wait for what may be lost."""
 TOO_LARGE: Final = ("MessageSizeTooLargeError", "RecordListTooLargeError")
 """Refusals that a smaller record may escape."""
 
@@ -47,7 +53,7 @@ class Shipper:
     """Sends what is in ``queue`` and, once a second, what ``status`` says.
 
     ``status`` builds the worker's status record; it runs in this thread. ``sent``, ``refused`` (by
-    reason) and ``failed`` count events.
+    reason) and ``failed`` count events; rounds of ``turns`` are sent or dropped.
     """
 
     def __init__(
@@ -56,7 +62,9 @@ class Shipper:
         queue: EventQueue,
         origin: Origin,
         status: Callable[[], WorkerStatus],
+        turns: Turns | None = None,
     ) -> None:
+        self._turns = turns
         self._kafka, self._queue, self._status = kafka, queue, status
         self._origin = origin
         self._stopping = threading.Event()
@@ -71,6 +79,8 @@ class Shipper:
         self.sent = 0
         self.refused: Counter[str] = Counter()
         self.failed = 0
+        self.rounds_sent = self.rounds_dropped = 0
+        self._rounds_at = 0.0  # when the next is tried, by the monotonic clock
 
     @property
     def waiting(self) -> int:
@@ -86,6 +96,7 @@ class Shipper:
         self._stopping.set()
         self._thread.join(CLOSE_TIMEOUT_S)
         left, self._given_up = self.waiting, True
+        self.rounds_dropped += len(self._turns.rounds) if self._turns is not None else 0
         if left:
             self.failed += left
             log.error("%d draft events could not be sent to Kafka before the worker closed", left)
@@ -99,6 +110,7 @@ class Shipper:
             try:
                 producer = producer or self._connect()
                 moved = self._send_record(producer)
+                self._send_rounds(producer)
                 if time.monotonic() - said >= STATUS_EVERY_S or stopping:
                     said = time.monotonic()
                     self._send_status(producer)
@@ -177,6 +189,29 @@ class Shipper:
             del self._in_hand[: len(batch)]
         return len(batch)
 
+    def _send_rounds(self, producer: Any) -> None:
+        """Send what was finished; never raises."""
+        rounds = self._turns.rounds if self._turns is not None else None
+        if not rounds or time.monotonic() < self._rounds_at:
+            return
+        from kafka.errors import BrokerResponseError
+
+        key = self._origin.worker.encode()
+        for _ in range(min(len(rounds), ROUNDS_AT_ONCE)):
+            try:
+                value = round_of(rounds[0], self._origin).model_dump_json().encode()
+                producer.send(TRIALS.name, key=key, value=value).get(ACK_TIMEOUT_S)
+            except Exception as error:  # noqa: BLE001 -- events must not wait for a round
+                self._complain("a round of a trial was not sent: %r", error)
+                refused = isinstance(error, BrokerResponseError) and not error.retriable
+                if not refused and not isinstance(error, ValueError):
+                    self._rounds_at = time.monotonic() + ROUNDS_RETRY_S
+                    return
+                self.rounds_dropped += 1
+            else:
+                self.rounds_sent += 1
+            rounds.popleft()
+
     def _refuse(
         self, batch: list[DraftEvent], partition: int, reason: str, error: Exception, smaller: bool
     ) -> int:
@@ -215,3 +250,15 @@ class Shipper:
         if time.monotonic() - self._complained >= COMPLAIN_EVERY_S:
             self._complained = time.monotonic()
             log.warning(message, *arguments)
+
+
+def round_of(played: Played, origin: Origin) -> Round:
+    """The record of a finished round."""
+    return Round(
+        scope=origin.scope,
+        worker=origin.worker,
+        life=origin.life,
+        number=played.number,
+        time=played.time,
+        blocks=tuple(account.block() for account in played.accounts),
+    )

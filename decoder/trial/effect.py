@@ -4,7 +4,8 @@ The two sides' blocks of a round are a pair. The effect is the ratio of their ra
 tokens a second over tokens a second; its interval is an asymptotic confidence sequence
 (Waudby-Smith et al., "Time-uniform central limit theory and asymptotic confidence sequences",
 arXiv 2103.06476): it holds at all times at once, so whoever looks after each round and stops when
-he likes it is wrong no more often than ``ALPHA``.
+he likes it is wrong no more often than ``ALPHA``. That rests on a spread which is known; of few
+pairs it is not, so the interval is widened as Student's is.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ def effect(mine: ArrayLike, other: ArrayLike, alpha: float = ALPHA) -> Effect:
         return Effect(math.exp(log), 0.0, math.inf, n)
     # What each pair does to the ratio of totals, to first order.
     pulls = (a[:, 0] / x[0] - a[:, 1] / x[1]) - (b[:, 0] / y[0] - b[:, 1] / y[1])
-    half = float(pulls.std(ddof=1)) * _boundary(n, alpha)
+    half = float(pulls.std(ddof=1)) * _students(_boundary(n, alpha) * math.sqrt(n), n - 1)
+    half /= math.sqrt(n)
     # exp overflows beyond what anybody would call an estimate
     low, high = math.exp(max(log - half, -50.0)), math.exp(min(log + half, 50.0))
     return Effect(math.exp(log), low, high, n)
@@ -85,3 +87,11 @@ def _boundary(n: int, alpha: float) -> float:
     weight = (known + math.log(known + 1.0)) / TIGHTEST
     spread = n * weight + 1.0
     return math.sqrt(2.0 * spread / (n * n * weight) * math.log(math.sqrt(spread) / alpha))
+
+
+def _students(z: float, freedom: int) -> float:
+    """The quantile of Student's distribution where the normal one's is ``z`` (Cornish and Fisher's
+    expansion, Abramowitz and Stegun 26.7.5)."""
+    first = (z**3 + z) / 4.0
+    second = (5.0 * z**5 + 16.0 * z**3 + 3.0 * z) / 96.0
+    return z + first / freedom + second / freedom**2

@@ -27,8 +27,6 @@ from decoder.policy.pricing import MAX_TOKENS, CostTable
 from decoder.rate import START
 from learner.train import HIDDEN
 
-BUDGET_US: Final = 49.0
-BATCH_BUDGET_US: Final = 10.0
 BATCH: Final = 64
 VOCABULARY: Final = 49_152
 MODEL_LEN: Final = 4

@@ -22,13 +22,14 @@ from rich.live import Live
 
 from decoder.contracts.errors import ProcessError
 from pipelines import machine
-from pipelines.demo import dashboard
+from pipelines.demo import breakage, dashboard
 from pipelines.demo.sentences import sentences
 from pipelines.demo.summary import Summary, summarise
 from pipelines.demo.traffic import PLANS, Plan, Traffic
 from pipelines.stack.running import Home, Ports, Stack, running
 from pipelines.watch import page
 from pipelines.watch.ledger import Ledger
+from pipelines.watch.links import versions_at
 from pipelines.watch.observer import Observer
 from pipelines.workloads import prompts
 
@@ -42,6 +43,8 @@ ALL_PHASES_SECONDS: Final = 240.0
 SETTLE_SECONDS: Final = 20.0
 LINE_SECONDS: Final = 10.0
 HOME: Final = Path("var/demo")
+REGISTRY: Final = "http://127.0.0.1:5000"
+"""Where ``mlflow ui`` shows the registry of a demo that is over."""
 SETTINGS: Final[Mapping[str, str]] = {
     # from counting, so that learning can be seen; the first policy is a side, and no contestant
     "HVD_WORKER_START": "counting",
@@ -60,7 +63,7 @@ class Run:
 
     ledger: Ledger
     summary: Summary
-    began: float
+    versions: str  # address of a version in the registry's own pages, but for its number
 
 
 def phases_for(seconds: float) -> list[tuple[Plan, float]]:
@@ -91,7 +94,8 @@ def run(minutes: float | None, console: Console) -> Run:
     with console.status("reading the prompts"):
         for workload in {w for plan in PLANS for w in plan.workloads}:
             next(prompts(workload))  # parses the standard library, once
-    with running(ports, home, console, ledger.worker, settings=SETTINGS) as stack:
+    settings = {**SETTINGS, **breakage.SETTINGS}
+    with running(ports, home, console, ledger.worker, breakage.OPTIONS, settings) as stack:
         observer = Observer(stack.kafka, ledger)
         observer.start()
         traffic = Traffic(stack.api, stack.model, ledger)
@@ -100,14 +104,15 @@ def run(minutes: float | None, console: Console) -> Run:
             before, began = ledger.consumed, time.time()
             seconds = traffic_seconds(minutes, time.monotonic() - started)
             checks = (stack.check, traffic.check, observer.check)
-            _drive(traffic, ledger, phases_for(seconds), checks, console)
+            _drive(traffic, ledger, phases_for(seconds), stack.api, checks, console)
             with console.status("waiting until every event has reached the learner"):
                 traffic.end()
                 _settle(stack, ledger, before)
+                versions = versions_at(stack.tracking_uri, ledger.scope, REGISTRY)
         finally:
             traffic.stopping.set()
             observer.close()
-    return Run(ledger, summarise(ledger, machine.description(), began, before), began)
+    return Run(ledger, summarise(ledger, machine.description(), began, before), versions)
 
 
 def _first_word(stack: Stack, ledger: Ledger, seconds: float = 30.0) -> None:
@@ -125,6 +130,7 @@ def _drive(
     traffic: Traffic,
     ledger: Ledger,
     phases: list[tuple[Plan, float]],
+    api: str,
     checks: Sequence[Callable[[], None]],
     console: Console,
 ) -> None:
@@ -137,6 +143,7 @@ def _drive(
     try:
         said = time.monotonic()
         for index, (plan, seconds) in enumerate(phases):
+            breakage.set_broken(api, plan.broken)
             traffic.begin(plan, seed=index)
             deadline = time.monotonic() + seconds
             while (now := time.monotonic()) < deadline:
@@ -181,7 +188,7 @@ def write(run: Run, folder: Path) -> Path:
         "traffic": f"{run.summary.duration_s:.0f} s from {run.summary.date}",
     }
     said = [*sentences(run.summary), *run.summary.failings]
-    figures = page.record(run.ledger, "Adaptive decoding: a demo run", said, facts)
+    figures = page.record(run.ledger, "Adaptive decoding: a demo run", said, facts, run.versions)
     path = folder / "report.html"
     path.write_text(page.page(figures), encoding="utf-8")
     return path

@@ -1,4 +1,4 @@
-"""Traffic for a demo: requests of the project's workloads, a few at a time, in phases."""
+"""Traffic for a demo: chat requests of the project's workloads, a few at a time, in phases."""
 
 from __future__ import annotations
 
@@ -24,41 +24,32 @@ FAILURES_ALLOWED: Final = 5
 
 @dataclass(frozen=True)
 class Plan:
-    """One phase to come: its share of the whole time, and the workloads it alternates.
-
-    Without its chat ``template`` a text comes to the model as a client sends it that has forgotten
-    the template: what the drafter, which was trained on templates, meets badly (Table 4 of the
-    paper).
-    """
+    """One phase to come: its share of the whole time, the workloads it alternates, and whether the
+    worker's drafter is ``broken`` meanwhile."""
 
     name: str
     workloads: tuple[str, ...]
     share: float
-    template: bool = True
+    broken: bool = False
 
 
 PLANS: Final = (
     Plan("agentic", ("edits", "tools"), 0.34),
     Plan("conversation", ("chat", "code"), 0.24),
-    Plan("drafter broken", ("chat", "code"), 0.18, template=False),
+    Plan("drafter broken", ("chat", "code"), 0.18, broken=True),
     Plan("drafter mended", ("chat", "code"), 0.24),
 )
 
 
-def request(
-    prompt: Prompt, model: str, template: bool = True, max_tokens: int = MAX_TOKENS
-) -> tuple[str, dict[str, Any]]:
-    """Path and body of the request for ``prompt``: a chat, or bare text without ``template``."""
-    shared = {
+def body(prompt: Prompt, model: str, max_tokens: int = MAX_TOKENS) -> dict[str, Any]:
+    """The request for ``prompt``, as the chat completions API takes it."""
+    return {
         "model": model,
+        "messages": list(prompt.messages),
         "temperature": 0,
         "max_tokens": max_tokens,
         "vllm_xargs": {"hvd_workload": prompt.workload},
     }
-    if template:
-        return "/v1/chat/completions", {**shared, "messages": list(prompt.messages)}
-    text = "\n\n".join(message["content"] for message in prompt.messages)
-    return "/v1/completions", {**shared, "prompt": text}
 
 
 @dataclass
@@ -71,7 +62,6 @@ class Traffic:
     stopping: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _next: Iterator[Prompt] = field(default_factory=lambda: iter(()))
-    _template: bool = True
     _threads: list[threading.Thread] = field(default_factory=list)
     _failures: int = 0
 
@@ -85,7 +75,6 @@ class Traffic:
                 phases[-1] = replace(phases[-1], ended=now)
             phases.append(Phase(plan.name, plan.workloads, now))
             self._next = itertools.chain.from_iterable(zip(*streams, strict=True))
-            self._template = plan.template
         while len(self._threads) < CONCURRENCY:
             thread = threading.Thread(target=self._send_all, daemon=True)
             self._threads.append(thread)
@@ -115,8 +104,8 @@ class Traffic:
         with httpx.Client(base_url=self.url, timeout=REQUEST_SECONDS) as client:
             while not self.stopping.is_set():
                 with self._lock:
-                    prompt, template = next(self._next), self._template
-                answer = send(client, prompt, self.model, template)
+                    prompt = next(self._next)
+                answer = send(client, prompt, self.model)
                 with self._lock:
                     self._failures = self._failures + 1 if answer.error else 0
                     self.ledger.answers.append(answer)
@@ -124,13 +113,12 @@ class Traffic:
                     self.stopping.wait(1.0)
 
 
-def send(client: httpx.Client, prompt: Prompt, model: str, template: bool = True) -> Answer:
+def send(client: httpx.Client, prompt: Prompt, model: str) -> Answer:
     """One request and its answer; a failure becomes an answer with ``error``."""
     began = time.time()
     tokens, error = 0, ""
     try:
-        path, body = request(prompt, model, template)
-        response = client.post(path, json=body)
+        response = client.post("/v1/chat/completions", json=body(prompt, model))
         if response.is_success:
             tokens = int(response.json()["usage"]["completion_tokens"])
         else:

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,10 +21,14 @@ from decoder.payoff.token_classes import token_class_table
 from decoder.policy.first import first_policy
 from pipelines import machine
 from pipelines.drift.columns import NAMES
+from pipelines.drift.live.figures import figures
+from pipelines.drift.live.play import Played, play
+from pipelines.drift.live.scenario import SHIPPED as LIVE
+from pipelines.drift.live.scenario import Live
 from pipelines.drift.measure import Run
 from pipelines.drift.page import page
-from pipelines.drift.results import Results
-from pipelines.drift.scenario import chosen
+from pipelines.drift.results import Results, key_of
+from pipelines.drift.scenario import SHIPPED, Scenario, chosen
 from pipelines.drift.stationary import Stream, measure, totals
 from pipelines.drift.study import Plan, Recordings, Study
 from pipelines.replay.command import Shown, load_policy
@@ -65,6 +70,21 @@ def plan(options: Options) -> Plan:
     Raises:
         SettingsError: a seed, policy or scenario is none.
     """
+    seeds = seeds_of(options)
+    asked = [name for name in options.policies.split(",") if name] or list(NAMES)
+    unknown = sorted(set(asked) - set(NAMES))
+    if unknown:
+        raise SettingsError(f"no policy {unknown[0]!r}: there are {', '.join(NAMES)}.")
+    policies = [name for name in NAMES if name in asked]
+    return Plan(chosen(options.scenarios, Scenario, SHIPPED), seeds, policies, options.scale)
+
+
+def seeds_of(options: Options) -> list[int]:
+    """The seeds that ``options`` ask for.
+
+    Raises:
+        SettingsError: they are none.
+    """
     try:
         seeds = [int(seed) for seed in options.seeds.split(",")]
     except ValueError as error:
@@ -73,12 +93,7 @@ def plan(options: Options) -> Plan:
         ) from error
     if min(seeds) < 0:
         raise SettingsError(f"--seeds {options.seeds!r}: a seed is not negative.")
-    asked = [name for name in options.policies.split(",") if name] or list(NAMES)
-    unknown = sorted(set(asked) - set(NAMES))
-    if unknown:
-        raise SettingsError(f"no policy {unknown[0]!r}: there are {', '.join(NAMES)}.")
-    policies = [name for name in NAMES if name in asked]
-    return Plan(chosen(options.scenarios), seeds, policies, options.scale)
+    return seeds
 
 
 def first_of(path: Path | None) -> Policy:
@@ -130,6 +145,56 @@ def false_alarms(
     text = json.dumps(summary, indent=1, allow_nan=False)
     (options.out / "false-alarms.json").write_text(text + "\n", encoding="utf-8")
     return summary
+
+
+def live(options: Options, console: Console) -> dict[str, Any]:
+    """Play live scenarios on this machine, each with a stack of its own; writes ``live.json``, also
+    of what is done when it is interrupted.
+
+    Raises:
+        SettingsError: a scenario is none, or what the folder holds is not of this version.
+        BrokerError, ProcessError, ModelError, RegistryError: a part did not start, or died.
+    """
+    scenarios = chosen(options.scenarios, Live, LIVE)
+    results = Results(options.out, Played, options.resume, "played")
+    found: list[dict[str, Any]] = []
+    summary = {"scenarios": found, "settings": {"machine": machine.description()}}
+    try:
+        for each in scenarios:
+            for seed in seeds_of(options):
+                key = key_of(each.model_dump_json(), str(seed))
+                played = results.get(key)
+                if played is None:
+                    with Shown(console) as shown:
+                        tell = partial(shown.step, f"{each.name}, seed {seed}", whole=each.requests)
+                        played = play(each, seed, console, tell)
+                    results.put(key, played)
+                found.append(figures(each, seed, played))
+    finally:
+        text = json.dumps(summary, indent=1, allow_nan=False)
+        (options.out / "live.json").write_text(text + "\n", encoding="utf-8")
+    return summary
+
+
+def compared(summary: dict[str, Any]) -> Table:
+    """What learning came to live, a row a scenario, seed and window."""
+    made = Table(caption="Rates over plain decoding in the same minute, on this machine.")
+    for name in ("scenario", "rounds", "first", "adaptive", "adaptive / first", "95%"):
+        made.add_column(name, justify="left" if name == "scenario" else "right")
+    for found in summary["scenarios"]:
+        for window, (ratio, low, high) in found["ratios"]["adaptive/first"].items():
+            rates = (
+                found["policies"][name]["rate" if window == "all" else f"rate_{window}"]
+                for name in ("first", "adaptive")
+            )
+            made.add_row(
+                f"{found['name']}, seed {found['seed']}, {window}",
+                str(found["pairs"][window]),
+                *("-" if rate is None else f"{rate:.3f}" for rate in rates),
+                f"{ratio:.3f}",
+                "-" if low is None else f"{low:.3f}-{high:.3f}",
+            )
+    return made
 
 
 def _recordings(options: Options, tokenizer: Any, shown: Shown) -> Recordings:

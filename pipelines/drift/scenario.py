@@ -9,7 +9,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -21,6 +21,7 @@ PLAIN_US: Final = 20_000.0
 """A step of one token on the machine that scenarios begin on."""
 BESIDE: Final = ("generations", "ramp")
 """What of a segment says how much of it there is, and not what it is."""
+Kind = TypeVar("Kind", bound=BaseModel)
 
 
 class _Part(BaseModel):
@@ -168,31 +169,31 @@ class Scenario(_Part):
         return self.model_copy(update={"segments": tuple(map(some, self.segments))})
 
 
-def shipped() -> list[str]:
-    """Names of the scenarios that ship, in their order."""
-    return sorted(path.stem for path in SHIPPED.glob("*.toml"))
+def shipped(folder: Path = SHIPPED) -> list[str]:
+    """Names of the scenarios that ship in ``folder``, in their order."""
+    return sorted(path.stem for path in folder.glob("*.toml"))
 
 
-def chosen(names: Sequence[str]) -> list[Scenario]:
-    """The scenarios called ``names``, shipped ones or files; all shipped ones if there are none.
+def chosen(names: Sequence[str], kind: type[Kind], folder: Path) -> list[Kind]:
+    """The scenarios called ``names``, those of ``folder`` or files; all of it if there are none.
 
     Raises:
         SettingsError: there is no such scenario, or its file is not one.
     """
-    return [read(_path_of(name)) for name in names or shipped()]
+    return [read(_path_of(name, folder), kind) for name in names or shipped(folder)]
 
 
-def _path_of(name: str) -> Path:
+def _path_of(name: str, folder: Path) -> Path:
     if name.endswith(".toml"):
         return Path(name)
-    if name not in shipped():
+    if name not in shipped(folder):
         raise SettingsError(
-            f"no scenario {name!r}: give a .toml file, or one of {', '.join(shipped())}."
+            f"no scenario {name!r}: give a .toml file, or one of {', '.join(shipped(folder))}."
         )
-    return SHIPPED / f"{name}.toml"
+    return folder / f"{name}.toml"
 
 
-def read(path: Path) -> Scenario:
+def read(path: Path, kind: type[Kind]) -> Kind:
     """The scenario in ``path``.
 
     Raises:
@@ -200,7 +201,7 @@ def read(path: Path) -> Scenario:
     """
     try:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
-        return Scenario.model_validate({"name": path.stem, **found})
+        return kind.model_validate({"name": path.stem, **found})
     except OSError as error:
         raise SettingsError(f"cannot read scenario {path}: {error.strerror or error}.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -15,7 +15,7 @@ import numpy as np
 from arctic_inference.suffix_decoding import SuffixDecodingCache
 from arctic_inference.suffix_decoding._C import SuffixTree
 
-from decoder.drafting.suffix import CacheDraft, SuffixCache, better_of, reach_of
+from decoder.drafting.suffix import CacheDraft, Limits, SuffixCache, better_of, reach_of
 from decoder.settings import WorkerSettings
 from pipelines.replay.tokenise import Ids
 from pipelines.replay.traces import Trace
@@ -85,12 +85,17 @@ class DialogueCache(SuffixCache):
         self._reach[request] += len(tokens)
         self.trees.add_active_response(request, tokens)
 
-    def propose(self, request: str, context: Ids, limit: int) -> CacheDraft | None:
+    def propose(
+        self, request: str, context: Ids, limit: int, limits: Limits | None = None
+    ) -> CacheDraft | None:
         """The best continuation of ``context`` of at most ``limit`` tokens, or None."""
         own, shared = self.trees._local_trees[request], self.trees._global_tree
-        seen = context[-min(self._reach[request], self.depth) :]
-        draft, matched = better_of(own, shared, seen, min(limit, self.most), self.limits)
-        self._reach[request] = reach_of(matched)
+        reach = min(self._reach[request], self.depth)
+        asked = limits or Limits(reach, self.most, self.limits)
+        seen = context[-asked.depth :]
+        draft, matched = better_of(own, shared, seen, min(limit, asked.most), asked.of_draft)
+        if limits is None:
+            self._reach[request] = reach_of(matched)
         return draft
 
     def stop(self, request: str) -> None:

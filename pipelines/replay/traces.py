@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -60,15 +60,6 @@ class Reading:
     def leave_out(self, reason: str, where: str, why: str) -> None:
         """Note that the line at ``where`` (file:line) was not used, or not all of it."""
         self.notices.append(Notice(reason, f"{where}: {why}."))
-
-
-def read_token_traces(path: Path) -> Iterator[Trace]:
-    """Traces of a file that holds token ids only, as the drafter's data does; bad lines are left.
-
-    Raises:
-        TraceError: the file cannot be read.
-    """
-    yield from read(path, None).traces
 
 
 def read(

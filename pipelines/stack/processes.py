@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -20,6 +21,9 @@ TAIL_BYTES: Final = 16_384
 STOP_SECONDS: Final = 15.0
 """From SIGTERM to SIGKILL: a worker sends its last events and the learner its last checkpoint."""
 POLL_SECONDS: Final = 0.2
+BOUND: Final = ("setpriv", "--pdeathsig", "TERM", "--")
+"""Killed ourselves, we can stop nobody: then the kernel tells the child, which would otherwise hold
+its port against the next start. Of util-linux; it is told when the thread that started it ends."""
 
 
 @dataclass(frozen=True)
@@ -81,9 +85,13 @@ def start(
     Raises:
         ProcessError: the program cannot be run.
     """
+    if shutil.which(arguments[0]) is None:
+        raise ProcessError(f"{name} cannot be started: {arguments[0]} is no program.")
     log.parent.mkdir(parents=True, exist_ok=True)
     if niceness:
         arguments = ["nice", "-n", str(niceness), *arguments]
+    if shutil.which(BOUND[0]):
+        arguments = [*BOUND, *arguments]
     try:
         with log.open("ab" if append else "wb") as out:
             begins = out.tell()

@@ -93,7 +93,8 @@ class Stack:
 
 
 def registry_arguments(port: int, home: Path) -> list[str]:
-    """``mlflow server`` over SQLite, artefacts beside it."""
+    """``mlflow server`` over SQLite, artefacts beside it, under names that hold without a server:
+    a notebook or ``hvd policy`` reads the same database when nothing runs."""
     root = home.resolve()
     return [
         *(sys.executable, "-m", "mlflow", "server"),
@@ -102,6 +103,7 @@ def registry_arguments(port: int, home: Path) -> list[str]:
         *("--workers", "1"),
         *("--backend-store-uri", f"sqlite:///{root / 'mlflow.db'}"),
         *("--artifacts-destination", str(root / "artifacts")),
+        *("--default-artifact-root", (root / "artifacts").as_uri()),
     ]
 
 

@@ -84,7 +84,7 @@ def look(
         del children[part.name]
         _failed(watch, f"{child.ending()}{_last_words(child)}", say, pauses)
     elif watch.serves_since is None:
-        if part.is_ready():
+        if _is_ready(part):
             watch.serves_since = time.monotonic()
             down = watch.serves_since - (watch.down_since or watch.serves_since)
             watch.down_since = None
@@ -95,6 +95,13 @@ def look(
             _failed(watch, f"was not ready in time{_last_words(child)}", say, pauses)
     elif now - watch.serves_since >= pauses.steady:
         watch.attempts = 0
+
+
+def _is_ready(part: Part) -> bool:
+    try:
+        return part.is_ready()
+    except Exception:  # noqa: BLE001 -- whatever a client makes of what is half there, the rest stays
+        return False
 
 
 def _start(

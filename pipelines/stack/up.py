@@ -3,39 +3,48 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 import time
+from pathlib import Path
 from typing import NoReturn
 
 from rich.console import Console
 from rich.markup import escape
 
+from decoder.contracts.errors import ProcessError
 from decoder.contracts.topics import STATUS
+from pipelines import machine
 from pipelines.stack.running import Home, Ports, Stack, running
 from pipelines.stack.supervision import keep
+from pipelines.watch.live import serving
 
 
-def up(ports: Ports, home: Home, console: Console, serve_options: tuple[str, ...] = ()) -> NoReturn:
-    """Start the stack and start again whatever ends; leave by an interrupt.
-
-    Args:
-        serve_options: further arguments of ``hvd serve``.
+def up(ports: Ports, page_port: int, home: Home, console: Console) -> NoReturn:
+    """Start the stack and its page, and start again whatever ends; leave by an interrupt.
 
     Raises:
         KeyboardInterrupt: Ctrl-C, SIGTERM or SIGHUP; everything is stopped by then.
         BrokerError, ProcessError, ModelError, RegistryError: a part did not come up at first.
     """
+    if not machine.is_free(page_port):  # known before a minute has gone into the rest
+        raise ProcessError(f"port {page_port} is taken: choose another with --page-port.")
 
     def say(what: str) -> None:
         now = time.strftime("%H:%M:%S")
         console.print(f"{now} {escape(what)}", highlight=False, soft_wrap=True)
 
-    with running(ports, home, console) as stack:
-        console.print(greeting(stack, home), highlight=False, soft_wrap=True)
+    with (
+        running(ports, home, console) as stack,
+        serving(stack.kafka, page_port, stack.tracking_uri) as page,
+    ):
+        console.print(greeting(stack, page, home), highlight=False, soft_wrap=True)
         keep(stack.parts, stack.children, say)
 
 
-def greeting(stack: Stack, home: Home) -> str:
+def greeting(stack: Stack, page: str, home: Home) -> str:
     """Where everything is, and a command for each thing worth trying first, as rich markup."""
+    kafka = stack.kafka.bootstrap_servers
     request = {
         "model": stack.model,
         "messages": [{"role": "user", "content": "Name three rivers."}],
@@ -44,17 +53,19 @@ def greeting(stack: Stack, home: Home) -> str:
     }
     places = {
         "API": f"{stack.api}/v1",
+        "Page": page,
         "MLflow": stack.tracking_uri,
-        "Kafka": stack.kafka.bootstrap_servers,
+        "Kafka": kafka,
         "Logs": str(home.logs),
     }
+    programs = Path(os.path.relpath(Path(sys.executable).parent))  # .venv/bin, in a checkout
     commands = {
         "a request": f"curl -s {stack.api}/v1/chat/completions -H 'Content-Type: application/json' "
         f"-d '{json.dumps(request)}'",
         "what worker and learner say, once a second": (
-            f"python -m kafka.consumer -b {stack.kafka.bootstrap_servers} -t {STATUS.name}"
+            f"{programs / 'python'} -m kafka.consumer -b {kafka} -t {STATUS.name}"
         ),
-        "the policy before this one": "hvd policy rollback",
+        "the policy before this one": f"{programs / 'hvd'} policy rollback",
     }
     lines = [f"{name:<8}{escape(place)}" for name, place in places.items()]
     for what, command in commands.items():

@@ -66,7 +66,12 @@ class Drafts:
         """Sums [7] from ``began`` to ``ended``, seconds since the epoch, in whole seconds: cycles
         by arm, draft tokens accepted in those of cache and model, the sum of absolute errors of
         predicted lengths, and of how many labels."""
-        inside = [sums for second, sums in list(self._seconds.items()) if began <= second < ended]
+        seconds = self._seconds
+        if ended - began < len(seconds):
+            near = range(math.ceil(began), math.ceil(ended))
+            inside = [sums for at in near if (sums := seconds.get(at)) is not None]
+        else:
+            inside = [sums for at, sums in list(seconds.items()) if began <= at < ended]
         return np.sum(inside, axis=0) if inside else np.zeros(_WIDTH)
 
     @property

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from decoder.contracts.bundle import ANY_SCOPE, Policy
 from decoder.contracts.events import EventBatch
@@ -22,6 +23,7 @@ KEPT_BUNDLES: Final = 8
 LEARNED: Final = "learner"
 """Origin, in its provenance, of a policy that learning made."""
 
+Readings = NDArray[np.float64]
 Timed = TypeVar("Timed", WorkerStatus, LearnerStatus, Round)
 
 
@@ -90,6 +92,9 @@ class Ledger:
     drafts: Drafts = field(init=False)
     _published: list[Publication] = field(default_factory=list)
     _bundles: dict[tuple[str, int], Policy] = field(default_factory=dict)
+    _read: tuple[tuple[int, float], list[tuple[Readings, Readings]]] = field(
+        default_factory=lambda: ((0, 0.0), [])
+    )
 
     def __post_init__(self) -> None:
         self.drafts = Drafts(self.keep_s)
@@ -161,20 +166,30 @@ class Ledger:
 
     def _rate(self, began: float, ended: float) -> float:
         """Tokens a second of all workers, within the time for which there are readings."""
-        lives: dict[tuple[str, str], list[WorkerStatus]] = {}
-        for status in list(self.statuses):
-            if status.scope == self.scope:
-                lives.setdefault((status.process, status.life), []).append(status)
+        lives = self._lives()
         if not lives:
             return 0.0
-        first = min(statuses[0].time for statuses in lives.values())
-        last = max(statuses[-1].time for statuses in lives.values())
+        first = min(float(times[0]) for times, _ in lives)
+        last = max(float(times[-1]) for times, _ in lives)
         begin, end = (float(np.clip(t, first, last)) for t in (began, ended))
-        tokens = 0.0
-        for statuses in lives.values():
-            times, counts = [s.time for s in statuses], [float(s.tokens) for s in statuses]
-            tokens += float(np.interp(end, times, counts) - np.interp(begin, times, counts))
+        tokens = sum(
+            float(np.interp(end, times, counts) - np.interp(begin, times, counts))
+            for times, counts in lives
+        )
         return tokens / (end - begin) if end > begin else 0.0
+
+    def _lives(self) -> list[tuple[Readings, Readings]]:
+        """Times [n] and tokens made by then [n] of each worker's life; read once."""
+        statuses = list(self.statuses)
+        state = (len(statuses), statuses[-1].time) if statuses else (0, 0.0)
+        if state != self._read[0]:
+            lives: dict[tuple[str, str], list[tuple[float, float]]] = {}
+            for s in statuses:
+                if s.scope == statuses[-1].scope:
+                    lives.setdefault((s.process, s.life), []).append((s.time, float(s.tokens)))
+            columns = [np.array(sorted(readings)).T for readings in lives.values()]
+            self._read = (state, [(times, counts) for times, counts in columns])
+        return self._read[1]
 
     def policy_switches(self) -> list[tuple[float, int]]:
         """When each policy version came into force on the worker seen last, first to last, the one
@@ -194,6 +209,14 @@ class Ledger:
         """When the learner said that the traffic had changed, seconds since the epoch."""
         said = [s.last_drift_at for s in list(self.learner) if s.drifts]
         return sorted(set(said))
+
+    def moves(self) -> list[tuple[float, str]]:
+        """What the learner did with policies on trial, and why, in its own words."""
+        found: list[tuple[float, str]] = []
+        for status in list(self.learner):
+            if status.rollout_said and (not found or found[-1][1] != status.rollout_said):
+                found.append((status.time, status.rollout_said))
+        return found
 
     def _of_last(self) -> list[WorkerStatus]:
         statuses = list(self.statuses)

@@ -13,21 +13,26 @@ from typing import Any, Final
 from decoder.contracts.errors import ProcessError
 from decoder.contracts.settings import KafkaSettings
 from pipelines.watch.ledger import Ledger
+from pipelines.watch.links import versions_at
 from pipelines.watch.observer import Observer
 from pipelines.watch.page import page, record
 
 TITLE: Final = "Adaptive decoding, live"
 HISTORY_S: Final = 3600.0
-FRESH_S: Final = 2.0
+ASK_S: Final = 30.0
+"""Between two questions to a registry that has no model of the scope yet."""
+FRESH_S: Final = 4.0
 """Figures are computed anew no more often: however many look on, it costs a part of a core."""
 
 
 class _Figures:
     """The newest figures, computed when somebody asks."""
 
-    def __init__(self, ledger: Ledger, models: str) -> None:
+    def __init__(self, ledger: Ledger, tracking_uri: str) -> None:
         self._ledger = ledger
-        self._models = models
+        self._tracking_uri = tracking_uri
+        self._versions: tuple[str, str] = ("", "")  # a scope, and where its versions are
+        self._asked = -ASK_S
         self._lock = threading.Lock()
         self._made = -FRESH_S
         self._record: dict[str, Any] = {}
@@ -35,26 +40,33 @@ class _Figures:
     def now(self) -> dict[str, Any]:
         with self._lock:
             if time.monotonic() - self._made >= FRESH_S:
-                self._record = record(self._ledger, TITLE, models=self._models)
+                self._record = record(self._ledger, TITLE, versions=self._address())
                 self._made = time.monotonic()
             return self._record
 
+    def _address(self) -> str:
+        scope, (known, address) = self._ledger.scope, self._versions
+        if (scope != known or not address) and time.monotonic() - self._asked >= ASK_S:
+            address = versions_at(self._tracking_uri, scope)
+            self._versions, self._asked = (scope, address), time.monotonic()
+        return address if scope == self._versions[0] else ""
+
 
 @contextmanager
-def serving(kafka: KafkaSettings, port: int, models: str = "") -> Iterator[str]:
+def serving(kafka: KafkaSettings, port: int, tracking_uri: str = "") -> Iterator[str]:
     """Serve the page on 127.0.0.1; its address. It shows the last hour, and what comes.
 
     Neither a broker that is away nor a record that keeps no contract ends it.
 
     Args:
         port: 0 for any that is free.
-        models: address under which MLflow shows a version, when its number is added.
+        tracking_uri: of the registry, so that versions are links; "" for none.
 
     Raises:
         ProcessError: the port is taken.
     """
     ledger = Ledger(keep_s=HISTORY_S)
-    figures = _Figures(ledger, models)
+    figures = _Figures(ledger, tracking_uri)
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

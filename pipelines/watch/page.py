@@ -31,13 +31,13 @@ def record(
     title: str,
     sentences: Sequence[str] = (),
     facts: Mapping[str, str] | None = None,
-    models: str = "",
+    versions: str = "",
 ) -> Record:
     """What the page shows of ``ledger``, ready for JSON; all text of it is shown as text.
 
     Args:
         facts: further figures by name.
-        models: address under which MLflow shows a version, when its number is added; "" for none.
+        versions: address of MLflow's page of a version, but for its number; "" for none.
     """
     rounds = [r for r in list(ledger.rounds) if r.scope == ledger.scope]
     found = uplifts(rounds, ledger.phases)
@@ -45,7 +45,7 @@ def record(
     tables = [
         _phase_table(ledger, found),
         _side_table(rounds),
-        _version_table(ledger, models),
+        _version_table(ledger, versions),
         {"title": "Figures", "head": [], "rows": _facts(ledger, facts or {})},
     ]
     return {
@@ -145,7 +145,7 @@ def _side_table(rounds: Sequence[Round]) -> Record:
     return {"title": "Sides of the trial", "head": head, "rows": rows}
 
 
-def _version_table(ledger: Ledger, models: str) -> Record:
+def _version_table(ledger: Ledger, address: str) -> Record:
     head = ["time of day", "version", "what"]
     events: list[tuple[float, int | None, str]] = []
     for p in ledger.published:
@@ -156,12 +156,12 @@ def _version_table(ledger: Ledger, models: str) -> Record:
             events.append((p.time, p.version, f"published as {p.role} ({p.kind}){share}"))
     events += [(at, v, "in force on the worker") for at, v in ledger.policy_switches()]
     events += [(at, None, "the learner says that the traffic changed") for at in ledger.alarms()]
+    events += [(at, None, said) for at, said in ledger.moves()]
     rows: list[list[Any]] = []
     for at, version, what in sorted(events, key=lambda e: e[0])[-60:]:
         name = "" if version is None else f"v{version}"
-        link = models and version
-        rows.append([_day_time(at), {"text": name, "href": f"{models}{version}"} if link else name])
-        rows[-1].append(what)
+        linked = {"text": name, "href": f"{address}{version}"}
+        rows.append([_day_time(at), linked if address and version else name, what])
     return {"title": "Policy versions", "head": head, "rows": rows}
 
 

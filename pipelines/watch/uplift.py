@@ -7,9 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
+
 from decoder.contracts.bundle import CHAMPION, FIRST
 from decoder.contracts.trials import PLAIN, SUFFIX, Round
-from decoder.trial.effect import UNKNOWN, Effect, effect_of
+from decoder.trial.effect import Effect, effect, effect_of
 from pipelines.watch.ledger import Phase
 
 OVER: Final[Mapping[str, str]] = {
@@ -85,14 +87,16 @@ def course(
     Args:
         recent: go by the last so many pairs alone; None: by all until then.
     """
-    paired = [r for r in rounds if r.block(CHAMPION) and r.block(side)]
-    stride = max(1, math.ceil(len(paired) / points))
-    ends = range(len(paired), 0, -stride)
-    seen = [
-        (paired[n - 1].time, effect_of(paired[max(0, n - (recent or n)) : n], CHAMPION, side))
-        for n in reversed(ends)
-    ]
-    return [(time, one) for time, one in seen if one is not UNKNOWN]
+    pairs = [(r.time, r.block(CHAMPION), r.block(side)) for r in rounds]
+    both = [(time, a, b) for time, a, b in pairs if a is not None and b is not None]
+    mine = np.array([(a.tokens, a.us) for _, a, _ in both])
+    other = np.array([(b.tokens, b.us) for _, _, b in both])
+    stride = max(1, math.ceil(len(both) / points))
+    seen = []
+    for end in reversed(range(len(both), 0, -stride)):
+        begin = max(0, end - (recent or end))
+        seen.append((both[end - 1][0], effect(mine[begin:end], other[begin:end])))
+    return [(time, one) for time, one in seen if one.pairs]
 
 
 def shown(one: Effect) -> str:

@@ -55,6 +55,16 @@ def test_round_trip() -> None:
             assert read.features.dtype == np.float32
 
 
+def test_a_record_says_what_is_served_as_far_as_its_worker_does() -> None:
+    named = Origin("scope", "w", "1f" * 8, "Llama-3.1-8B", "llama-3.1-eagle3")
+    record = json.loads(encode_batch([EVENT], named, 0))
+    assert decode_batch(json.dumps(record).encode()).origin == named
+    del record["target"], record["drafter"]  # as workers of before wrote it
+    assert decode_batch(json.dumps(record).encode()).origin == ORIGIN
+    with pytest.raises(EventRefused, match="target"):
+        decode_batch(json.dumps(record | {"target": "a/b\nc"}).encode())
+
+
 def test_numbers_of_numpy_leave_as_numbers() -> None:
     event = EVENT._replace(verified_len=np.int32(3), predicted=np.float32(0.5))
     assert decode_batch(encode_batch([event], ORIGIN, 0)).events[0].verified_len == 3

@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from decoder.contracts.errors import ModelError
-from decoder.scope_id import checkpoint_digest, scope_of
+from decoder.scope_id import checkpoint_digest, readable, scope_of
 
 
 def checkpoint(path: Path, seed: int, metadata: dict[str, str] | None = None) -> str:
@@ -25,6 +25,19 @@ def test_weights_count_and_metadata_does_not(tmp_path: Path) -> None:
     other = checkpoint(tmp_path / "c", 2)
     assert scope_of(a, None) == scope_of(same, None) != scope_of(other, None)
     assert scope_of(a, other) != scope_of(a, None)
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("meta-llama/Llama-3.1-8B", "Llama-3.1-8B"),
+        ("/models/my llama (1)/", "my-llama-1-"),
+        ("/hub/models--meta-llama--Llama-3.1-8B/snapshots/0f3c", "Llama-3.1-8B"),
+        ("x" * 100, "x" * 64),
+    ],
+)
+def test_a_model_has_a_name_that_a_person_knows(model: str, name: str) -> None:
+    assert readable(model) == name
 
 
 def test_a_hub_name_that_is_not_here_has_a_scope_of_its_own(

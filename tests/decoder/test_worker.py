@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 from kafka import KafkaConsumer, TopicPartition
 
+from decoder.contracts.bundle import frequency_policy
 from decoder.contracts.events import EventBatch, decode_batch
 from decoder.contracts.identity import Pseudonyms, is_pseudonym
 from decoder.contracts.settings import KafkaSettings
-from decoder.contracts.topics import DRAFTS
+from decoder.contracts.topics import DRAFTS, TRIALS
+from decoder.contracts.trials import decode_round
 from decoder.router import RequestOptions
 from decoder.settings import WorkerSettings
 from decoder.worker import Worker, make_worker
@@ -39,16 +41,20 @@ def kafka(tmp_path: Path) -> Iterator[KafkaSettings]:
     gc.collect()
 
 
-def batches(kafka: KafkaSettings) -> list[EventBatch]:
+def consumed(kafka: KafkaSettings, topic: str) -> list[bytes]:
     consumer = KafkaConsumer(group_id=None, **kafka.client_options())
-    place = TopicPartition(DRAFTS.name, 0)
+    place = TopicPartition(topic, 0)
     consumer.assign([place])
     consumer.seek_to_beginning(place)
     end, found = consumer.end_offsets([place])[place], []
     while consumer.position(place) < end:
-        found += [decode_batch(r.value) for rs in consumer.poll(200).values() for r in rs]
+        found += [r.value for rs in consumer.poll(200).values() for r in rs]
     consumer.close()
     return found
+
+
+def batches(kafka: KafkaSettings) -> list[EventBatch]:
+    return [decode_batch(value) for value in consumed(kafka, DRAFTS.name)]
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -68,7 +74,7 @@ def decode(worker: Worker, name: str, secret: str = "") -> None:
 def test_every_cycle_is_on_the_topic_and_accounted_for(
     kafka: KafkaSettings, token_classes: np.ndarray
 ) -> None:
-    settings = WorkerSettings(name="w", metrics=False, floor=False)
+    settings = WorkerSettings(name="w", metrics=False, floor=False, holdout=0.0)
     worker = make_worker(settings, kafka, "scope", token_classes, has_model=False)
     decode(worker, "first", secret="a client's own word")
     publisher = PolicyPublisher(kafka)
@@ -95,3 +101,51 @@ def test_every_cycle_is_on_the_topic_and_accounted_for(
         (0, 0, "first", "rate"), (7, champion.publication, "champion", "threshold"),
     }  # fmt: skip
     assert all(e.verified_len <= e.drafted_len <= e.draft_len for e in drafts if e.arm == "cache")
+
+
+def test_rounds_are_on_their_topic_and_add_up_to_the_status(
+    kafka: KafkaSettings, token_classes: np.ndarray
+) -> None:
+    settings = WorkerSettings(
+        name="w", metrics=False, holdout=0.6, sides=("plain", "suffix", "model"), start="counting"
+    )
+    worker = make_worker(settings, kafka, "scope", token_classes, has_model=False)
+    publisher = PolicyPublisher(kafka)
+    trial = replace(frequency_policy("scope"), version=7, role="trial", share=0.3)
+    publisher.publish(trial, term=1)
+    until(lambda: worker.status().trial_version == 7)
+    for number in range(40):
+        decode(worker, f"r{number}")
+    status = worker.status()
+    assert status.trial_share == 0.3 and status.policy_kind == "frequency"
+    until(lambda: worker.status().rounds_sent == worker.status().rounds_made)
+    worker.close()
+    publisher.close()
+    status = worker.status()
+    rounds = [decode_round(value) for value in consumed(kafka, TRIALS.name)]
+    assert [r.number for r in rounds] == list(range(status.rounds_made)) != []
+    assert {(r.scope, r.worker, r.life) for r in rounds} == {("scope", "w", status.life)}
+    assert set(status.sides) == {"outside", "champion", "plain", "suffix", "trial"}, "no drafter"
+    for name in ("champion", "plain", "suffix", "trial"):
+        blocks = [block for r in rounds if (block := r.block(name)) is not None]
+        assert status.sides[name].tokens == pytest.approx(sum(b.tokens for b in blocks))
+        assert status.sides[name].steps == sum(b.steps for b in blocks)
+        assert {b.version for b in blocks} == {7 if name == "trial" else 0}
+    assert status.rounds_dropped == 0 and not status.sides_failed
+    sides = {e.side for b in batches(kafka) for e in b.events}
+    assert sides == {"", "champion", "plain", "suffix", "trial"}
+
+
+def test_rounds_that_the_broker_does_not_take_keep_no_event_waiting(
+    kafka: KafkaSettings, token_classes: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nowhere = replace(TRIALS, name="no such topic!")  # a name that no broker takes
+    monkeypatch.setattr("decoder.telemetry.shipper.TRIALS", nowhere)
+    settings = WorkerSettings(name="w", metrics=False, holdout=0.6)
+    worker = make_worker(settings, kafka, "scope", token_classes, has_model=False)
+    for number in range(20):
+        decode(worker, f"r{number}")
+    until(lambda: worker.status().events_sent == worker.status().events_made)
+    worker.close()
+    status = worker.status()
+    assert status.rounds_made == status.rounds_dropped > 0 and not status.rounds_sent

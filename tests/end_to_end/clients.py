@@ -13,7 +13,7 @@ import httpx
 
 from pipelines.workloads import Prompt
 
-MAX_TOKENS = 48
+MAX_TOKENS = 24
 AGAIN_S = 0.2
 """Before a request that was refused is sent again."""
 

@@ -22,6 +22,7 @@ with warnings.catch_warnings():
     # importing kafka-python and mlflow warns about what they import, which is theirs to mend
     warnings.simplefilter("ignore")
     import mlflow
+    import mlflow.pyfunc
     from kafka.admin import KafkaAdminClient, NewTopic
 
 from decoder.contracts.settings import KafkaSettings

@@ -73,7 +73,7 @@ def test_learns_promotes_publishes_and_resumes(
     broker: Broker, connected: Connect, registry: Registry, tmp_path: Path
 ) -> None:
     settings = settings_in(tmp_path, registry)
-    good = batches(EVENTS)
+    good = batches(EVENTS, origin=replace(ORIGIN, target="Llama-3.1", drafter="eagle3"))
     poison = [b"not json", b"", json.dumps({"contract": "hvd.drafts.v1"}).encode()]
     produce(broker.kafka, [*good[:7], *poison, good[3], *good[7:]])
     learner = connected(settings)
@@ -91,6 +91,9 @@ def test_learns_promotes_publishes_and_resumes(
     assert {h["__streams.errors.topic"] for h in headers} == {b"hvd.drafts.v2"}
     assert all(b"refused" in h["__streams.errors.message"] for h in headers)
 
+    assert registry.model_name(SCOPE) == "hvd-payoff-llama-3.1-eagle3-scope01"
+    made = registry.versions(SCOPE)[-1]
+    assert made.tags["target"] == "Llama-3.1" and "partition 0 before" in made.description
     champion = registry.champion(SCOPE)
     published = consume(broker.kafka, POLICY)
     assert champion is not None and published[-1].key == f"{SCOPE}/champion".encode()

@@ -104,7 +104,7 @@ def test_a_damaged_champion_is_no_obstacle(
     damaged = registry.register(random_policy(5, "ab12"))
     registry.promote("ab12", damaged)
     held = client_of(registry).get_model_version(registry.model_name("ab12"), str(damaged))
-    bundle = Path(str(held.source).removeprefix("file://")) / Path(ARTIFACT).name
+    bundle = Path(str(held.source).removeprefix("file://")) / ARTIFACT
     bundle.write_bytes(b"spoilt")
     desk.ask([("ab12", damaged)])
     desk.start()

@@ -14,8 +14,8 @@ from decoder.contracts.errors import RegistryError
 from decoder.contracts.features import NUM_FEATURES
 from decoder.policy.estimate import predict
 from decoder.policy.probes import to_bytes
-from learner import registry as module
-from learner.registry import ARTIFACT, Registry, Standing, digest_of
+from learner.registry import ARTIFACT, Registry, Standing, digest_of, models, moves
+from learner.registry.versions import DIGEST_TAG
 from tests.conftest import random_policy
 from tests.learner.conftest import client_of
 
@@ -27,7 +27,7 @@ PROBES = np.random.default_rng(0).random((8, NUM_FEATURES)).astype(np.float32)
 
 def artefact(registry: Registry, policy: Policy, version: int) -> Path:
     held = client_of(registry).get_model_version(registry.model_name(policy.scope), str(version))
-    return Path(str(held.source).removeprefix("file://")) / Path(ARTIFACT).name
+    return Path(str(held.source).removeprefix("file://")) / ARTIFACT
 
 
 def test_register_promote_and_roll_back(registry: Registry) -> None:
@@ -84,10 +84,34 @@ def test_nothing_is_promoted_that_does_not_exist(registry: Registry) -> None:
     assert registry.standing("ab12") == Standing("ab12")
 
 
+def test_history_says_who_moved_what_and_forgets_the_oldest(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seed in (0, 1):
+        registry.register(random_policy(seed, scope="ab12"))
+    registry.promote("ab12", 1, {"moved_by": "learner", "why": "the first"})
+    registry.promote("ab12", 2, {"moved_by": "learner", "why": "won"})
+    registry.move("ab12", "pinned", 1, "anna", "looks wrong")
+    registry.move("ab12", "pinned", None, "anna", "")
+    name = registry.model_name("ab12")
+    client_of(registry).set_registered_model_tag(name, "moved.by-hand", "not ours")
+    found = [(m.alias, m.before, m.after, m.by, m.why) for m in registry.history("ab12")]
+    assert found == [
+        ("champion", None, 1, "learner", "the first"),
+        ("champion", 1, 2, "learner", "won"),
+        ("pinned", None, 1, "anna", "looks wrong"),
+        ("pinned", 1, None, "anna", ""),
+    ]
+    assert registry.standing("ab12") == Standing("ab12", champion=2)
+    monkeypatch.setattr(moves, "KEPT", 2)
+    registry.promote("ab12", 1)
+    assert len(registry.history("ab12")) <= 3
+
+
 def test_the_oldest_without_alias_are_retired_artefacts_and_all(
     registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "PAGE", 2)
+    monkeypatch.setattr(models, "PAGE", 2)
     policies = [random_policy(seed, scope="ab12") for seed in range(6)]
     for policy in policies:
         registry.register(policy)
@@ -124,7 +148,7 @@ def test_a_version_of_before_digests_were_kept_is_known_by_its_number(registry: 
     client, name = client_of(registry), registry.model_name("ab12")
     for version, policy in enumerate(policies, 1):
         registry.register(policy)
-        client.delete_model_version_tag(name, str(version), module.DIGEST_TAG)
+        client.delete_model_version_tag(name, str(version), DIGEST_TAG)
     path = artefact(registry, policies[0], 1)
     for number in (0, 1):
         path.write_bytes(to_bytes(replace(policies[0], version=number)))
@@ -134,7 +158,17 @@ def test_a_version_of_before_digests_were_kept_is_known_by_its_number(registry: 
         registry.digest("ab12", 1)
 
 
-@pytest.mark.parametrize("dying", ["create_run", "log_artifact", "create_model_version"])
+STEPS = (
+    "create_registered_model",
+    "create_run",
+    "create_logged_model",
+    "log_model_artifacts",
+    "finalize_logged_model",
+    "create_model_version",
+)
+
+
+@pytest.mark.parametrize("dying", STEPS)
 def test_a_kill_on_the_way_leaves_no_version_without_its_artefact(
     registry: Registry, monkeypatch: pytest.MonkeyPatch, dying: str
 ) -> None:
@@ -155,7 +189,7 @@ def test_a_kill_on_the_way_leaves_no_version_without_its_artefact(
 
 
 def test_models_are_read_page_by_page(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PAGE", 3)
+    monkeypatch.setattr(models, "PAGE", 3)
     for number in range(8):
         client_of(registry).create_registered_model(registry.model_name(f"s{number}"))
     assert sorted(registry.standings()) == [f"s{number}" for number in range(8)]
@@ -195,18 +229,3 @@ def test_an_unreachable_server_is_a_registry_error() -> None:
     away = Registry("http://127.0.0.1:9")
     with pytest.raises(RegistryError, match="could not list models"):
         away.standings()
-
-
-def test_runs_are_logged_and_end(registry: Registry) -> None:
-    with registry.log_run("drafter", {"layers": 1}, name="first") as log:
-        log({"loss": 2.0}, 0)
-        log({"loss": 1.0}, 1)
-    with pytest.raises(ZeroDivisionError), registry.log_run("drafter"):
-        _ = 1 / 0
-    client = client_of(registry)
-    experiment = client.get_experiment_by_name("drafter")
-    assert experiment is not None
-    failed, finished = client.search_runs([experiment.experiment_id])
-    assert (failed.info.status, finished.info.status) == ("FAILED", "FINISHED")
-    history = client.get_metric_history(finished.info.run_id, "loss")
-    assert [(m.step, m.value) for m in history] == [(0, 2.0), (1, 1.0)]

@@ -6,6 +6,8 @@ import socket
 import subprocess
 import sys
 
+from pipelines import machine
+
 
 def hvd(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -78,8 +80,8 @@ def test_up_names_the_port_that_is_taken(tmp_path) -> None:
     home.mkdir(parents=True)
     (home / "config.json").write_text("{}")
     with socket.create_server(("127.0.0.1", 0)) as server:
-        port = str(server.getsockname()[1])
-        done = hvd("up", "--kafka-port", port, XDG_CACHE_HOME=str(tmp_path))
+        port, free = str(server.getsockname()[1]), str(machine.free_port())
+        done = hvd("up", "--kafka-port", port, "--page-port", free, XDG_CACHE_HOME=str(tmp_path))
     assert done.returncode == 2
     assert f"port {port} is taken" in done.stderr
 
@@ -87,7 +89,7 @@ def test_up_names_the_port_that_is_taken(tmp_path) -> None:
 def test_up_says_what_can_be_tried_first() -> None:
     done = hvd("up", "--help")
     assert done.returncode == 0
-    for what in ("request", "topic", "rollback", "started again"):
+    for what in ("request", "page", "topic", "rollback", "started again"):
         assert what in done.stdout
 
 

@@ -26,7 +26,7 @@ from decoder.engines.vllm.ranks import Ranks
 from decoder.engines.vllm.sampling import mend_sampling
 from decoder.payoff.token_classes import token_class_table
 from decoder.policy.pricing import CostTable
-from decoder.scope_id import scope_of
+from decoder.scope_id import readable, scope_of
 from decoder.settings import WorkerSettings
 from decoder.tenancy.key import VARIABLE, ensure_key, key_of
 
@@ -159,6 +159,8 @@ def _worker(runner: GPUModelRunner, settings: WorkerSettings) -> Worker:
         token_class_table(entries + [None] * missing),
         drafter is not None,
         longest=longest,
+        target=readable(model.model),
+        drafter=readable(drafter) if drafter else "",
     )
 
 

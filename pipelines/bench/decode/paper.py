@@ -78,12 +78,6 @@ TABLE_1: Final[dict[str, tuple[str, tuple[Row, Row, Row]]]] = {
 }
 """Table 1: by dataset, its printed name and for each model the ratios over ``BASELINES``."""
 
-TABLE_1_AVERAGE: Final[tuple[Row, Row, Row]] = (
-    (3.16, 1.15, 3.32, 1.30),
-    (2.53, 1.29, 1.95, 0.99),
-    (3.20, 2.04, 2.66, 1.29),
-)
-
 TABLES_11_TO_13: Final[dict[str, tuple[tuple[float | None, ...], ...]]] = {
     "greedy": (
         (39.9, 998.7, None, None, None),

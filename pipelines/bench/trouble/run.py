@@ -30,7 +30,7 @@ from torch import nn
 from decoder.contracts.bundle import ANY_SCOPE, Policy
 from decoder.contracts.errors import ModelError, SettingsError
 from decoder.costs import LiveCosts
-from decoder.drafting.suffix import CacheDraft, SuffixCache, Tokens
+from decoder.drafting.suffix import CacheDraft, Limits, SuffixCache, Tokens
 from decoder.engines.reference.method import Method, method
 from decoder.engines.reference.packed import pack
 from decoder.engines.reference.profile import profile
@@ -60,9 +60,11 @@ class FailingCache(SuffixCache):
 
     failing = False
 
-    def propose(self, request: str, context: Tokens, limit: int) -> CacheDraft | None:
+    def propose(
+        self, request: str, context: Tokens, limit: int, limits: Limits | None = None
+    ) -> CacheDraft | None:
         """The draft that there is, its tokens changed."""
-        draft = super().propose(request, context, limit)
+        draft = super().propose(request, context, limit, limits)
         if draft is None or not self.failing:
             return draft
         return replace(draft, tokens=[token ^ 1 for token in draft.tokens])

@@ -74,6 +74,13 @@ EXPECTED = {
     "bfcl": ["weather", "Is it wet in Rome?"],
 }
 
+PRINTED_AVERAGES = (
+    (3.16, 1.15, 3.32, 1.30),
+    (2.53, 1.29, 1.95, 0.99),
+    (3.20, 2.04, 2.66, 1.29),
+)
+"""The last row of the paper's Table 1."""
+
 
 def test_all_sixteen_of_the_paper_are_there_in_its_order_and_families() -> None:
     assert list(datasets.SOURCES) == list(paper.TABLE_1)
@@ -185,7 +192,7 @@ def test_stand_ins_are_set_beside_what_they_stand_for() -> None:
 
 
 def test_the_papers_averages_follow_from_its_rows() -> None:
-    for model, averages in enumerate(paper.TABLE_1_AVERAGE):
+    for model, averages in enumerate(PRINTED_AVERAGES):
         for column, printed in enumerate(averages):
             values = [rows[model][column] for _, rows in paper.TABLE_1.values()]
             assert sum(values) / len(values) == pytest.approx(printed, abs=0.011)

@@ -135,7 +135,7 @@ def test_three_sentences_say_what_was_shown_and_no_more() -> None:
 
 def test_a_run_is_written_as_figures_and_a_page(tmp_path) -> None:
     ledger = recorded()
-    page = write(Run(ledger, summary_of(ledger), 1000.0), tmp_path)
+    page = write(Run(ledger, summary_of(ledger), ""), tmp_path)
     assert "written" in page.read_text()
     written = json.loads((tmp_path / "summary.json").read_text())
     assert written["ok"] is True
@@ -144,7 +144,7 @@ def test_a_run_is_written_as_figures_and_a_page(tmp_path) -> None:
 
 def test_a_run_that_saw_nothing_is_written_too(tmp_path) -> None:
     ledger = Ledger(WORKER)
-    page = write(Run(ledger, summary_of(ledger), 1000.0), tmp_path)
+    page = write(Run(ledger, summary_of(ledger), ""), tmp_path)
     assert "made no events" in page.read_text()
     assert json.loads((tmp_path / "summary.json").read_text())["ok"] is False
 

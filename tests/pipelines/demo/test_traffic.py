@@ -5,7 +5,7 @@ import pytest
 
 from decoder.contracts.errors import ProcessError
 from pipelines.demo.run import phases_for, traffic_seconds
-from pipelines.demo.traffic import FAILURES_ALLOWED, PLANS, Traffic, request, send
+from pipelines.demo.traffic import FAILURES_ALLOWED, PLANS, Traffic, send
 from pipelines.watch.ledger import Answer, Ledger
 from pipelines.workloads import WORKLOADS, Prompt
 from tests.pipelines.watch.records import WORKER
@@ -33,13 +33,6 @@ def test_a_request_names_its_workload_and_decodes_greedily() -> None:
     assert asked["temperature"] == 0
     assert asked["messages"] == list(PROMPT.messages)
     assert (answer.tokens, answer.error, answer.workload) == (12, "", "chat")
-
-
-def test_without_its_template_a_text_goes_bare() -> None:
-    path, body = request(PROMPT, "smollm2-135m", template=False)
-    assert path == "/v1/completions"
-    assert body["prompt"] == "Name three rivers."
-    assert body["vllm_xargs"] == {"hvd_workload": "chat"}
 
 
 @pytest.mark.parametrize(
@@ -78,7 +71,7 @@ def test_phases_share_the_time_and_the_drafter_is_broken_and_mended_on_one_kind_
     assert sum(seconds for _, seconds in phases) == pytest.approx(420.0)
     *_, sound, broken, mended = [plan for plan, _ in phases]
     assert sound.workloads == broken.workloads == mended.workloads
-    assert [plan.template for plan in (sound, broken, mended)] == [True, False, True]
+    assert [plan.broken for plan in (sound, broken, mended)] == [False, True, False]
     assert len(phases_for(60.0)) == 2
     assert sum(seconds for _, seconds in phases_for(60.0)) == pytest.approx(60.0)
     assert {w for plan in PLANS for w in plan.workloads} <= set(WORKLOADS)

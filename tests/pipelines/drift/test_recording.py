@@ -6,9 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from pipelines.cli import app
+from pipelines.drift import command
 from pipelines.drift.recording import record
 from pipelines.replay.traces import read
+from pipelines.workloads import WORKLOADS
 
 
 @pytest.mark.long
@@ -27,3 +31,17 @@ def test_recordings_are_made_once_and_can_be_replayed(tmp_path: Path) -> None:
     for trace in traces:
         assert trace.model_accepted is not None
         assert len(trace.model_accepted) == len(trace.output) > 1
+
+
+@pytest.mark.long
+def test_the_command_records_first_and_then_measures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "recordings", lambda: tmp_path / "made")
+    (tmp_path / "small.toml").write_text('[[segments]]\nkinds = ["edits"]\ngenerations = 4\n')
+    asked = ["drift", "--record", "8", "--scenario", str(tmp_path / "small.toml"), "--json"]
+    asked += ["--seeds", "1", "--policies", "counting,oracle", "--out", str(tmp_path / "out")]
+    done = CliRunner().invoke(app, asked, catch_exceptions=False)
+    (found,) = json.loads(done.stdout)["scenarios"]
+    assert found["requests"] > 0 and found["policies"]["counting"]["rate"] > 1.0
+    assert {path.stem for path in (tmp_path / "made").iterdir()} == set(WORKLOADS)

@@ -10,7 +10,16 @@ import pytest
 
 from decoder.contracts.errors import SettingsError, TraceError
 from pipelines.drift import alterations
-from pipelines.drift.scenario import Drafter, Machine, Scenario, Segment, chosen, read, shipped
+from pipelines.drift.scenario import (
+    SHIPPED,
+    Drafter,
+    Machine,
+    Scenario,
+    Segment,
+    chosen,
+    read,
+    shipped,
+)
 from pipelines.drift.traffic import HOSTILE, KINDS, TURNS, Library, lessons, traffic
 from pipelines.replay.traces import Trace
 from tests.pipelines.replay.samples import copying_traces, dialogue, token_classes
@@ -38,7 +47,7 @@ def of(kind: str, generations: int = 10, **more: object) -> Segment:
 def test_every_shipped_scenario_can_be_read() -> None:
     names = shipped()
     assert len(names) >= 12
-    for each in chosen(names):
+    for each in chosen(names, Scenario, SHIPPED):
         assert each.about
         assert all(set(s.kinds) - {"alpacaeval_chat"} <= KINDS.keys() for s in each.segments)
 
@@ -61,7 +70,7 @@ def test_a_wrong_scenario_is_refused_in_a_sentence(tmp_path: Path, text: str, sa
     path = tmp_path / "wrong.toml"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(SettingsError) as caught:
-        read(path)
+        read(path, Scenario)
     assert says in str(caught.value)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -69,12 +78,12 @@ def test_a_wrong_scenario_is_refused_in_a_sentence(tmp_path: Path, text: str, sa
 
 def test_a_scenario_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="no scenario 'rain': give a"):
-        chosen(["rain"])
+        chosen(["rain"], Scenario, SHIPPED)
     with pytest.raises(SettingsError, match="cannot read scenario"):
-        chosen([str(tmp_path / "gone.toml")])
+        chosen([str(tmp_path / "gone.toml")], Scenario, SHIPPED)
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(SettingsError, match="is not TOML"):
-        read(tmp_path / "bytes.toml")
+        read(tmp_path / "bytes.toml", Scenario)
 
 
 def test_the_same_seed_sends_the_same_and_another_sends_others() -> None:

@@ -13,7 +13,7 @@ from decoder.contracts.errors import TraceError
 from pipelines.replay import traces as reading
 from pipelines.replay.messages import conversation, scripts
 from pipelines.replay.split import Shares, limited, part_of, split
-from pipelines.replay.traces import Trace, read, read_token_traces
+from pipelines.replay.traces import Trace, read
 from tests.pipelines.replay.samples import word_tokenizer
 
 TOKENIZER = word_tokenizer()
@@ -216,7 +216,7 @@ def test_a_damaged_cache_is_made_anew(write: Write) -> None:
 
 def test_token_traces_need_no_tokenizer(write: Write) -> None:
     path = write({"prompt": [5, 6], "output": [7, 70000]}, {"prompt": "a", "output": "b"})
-    (trace,) = read_token_traces(path)
+    (trace,) = read(path, None).traces
     assert list(trace.output) == [7, 70000]
 
 

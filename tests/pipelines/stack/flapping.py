@@ -1,4 +1,7 @@
-"""``python -m tests.pipelines.stack.flapping FOLDER``: parts that end all the time, kept up."""
+"""``python -m tests.pipelines.stack.flapping FOLDER [SECONDS]``: parts that are kept up.
+
+Without SECONDS they end all the time, and leave a child of their own behind each time.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,13 @@ from pipelines.stack import interrupts, processes
 from pipelines.stack.parts import Part, begin
 from pipelines.stack.supervision import Pauses, keep
 
-CODE = "import subprocess, sys, time; subprocess.Popen(['sleep', '600']); time.sleep(0.05)"
+FLAPS = "import subprocess, time; subprocess.Popen(['sleep', '600']); time.sleep(0.05)"
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, seconds: str = "") -> None:
+    code = f"import time; time.sleep({seconds})" if seconds else FLAPS
     parts = {
-        name: Part(name, (sys.executable, "-c", CODE, str(folder)), folder / name, lambda: True, 1)
+        name: Part(name, (sys.executable, "-c", code, str(folder)), folder / name, lambda: True, 1)
         for name in ("one", "two", "three")
     }
     children: dict[str, processes.Child] = {}
@@ -22,10 +26,11 @@ def main(folder: Path) -> None:
         try:
             for part in parts.values():
                 begin(part, children)
+            print("begun")
             keep(parts, children, print, Pauses(0.001, 0.001, 60.0, 0.001))
         finally:
             processes.stop(list(children.values()))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:])

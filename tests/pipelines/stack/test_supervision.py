@@ -109,8 +109,15 @@ def test_what_a_part_left_behind_is_cleaned_before_it_starts_again(tmp_path, chi
     until(lambda: not runs(left), lambda: None)
 
 
-def test_what_does_not_get_ready_in_time_is_stopped_and_tried_again(tmp_path, children) -> None:
-    worker = part(SLEEPS, tmp_path, "worker", is_ready=lambda: False, patience_s=0.1)
+def raises() -> bool:
+    raise ValueError("a page that is no page")
+
+
+@pytest.mark.parametrize("is_ready", [lambda: False, raises])
+def test_what_does_not_get_ready_in_time_is_stopped_and_tried_again(
+    is_ready, tmp_path, children
+) -> None:
+    worker = part(SLEEPS, tmp_path, "worker", is_ready, patience_s=0.1)
     said: list[str] = []
     watched = Watch(worker, due=0.0)
     until(lambda: len(said) == 2, watching(watched, children, said))
@@ -156,7 +163,9 @@ def test_two_that_end_together_both_come_back_and_an_interrupt_ends_it(tmp_path,
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupt_at_any_moment_leaves_nothing_behind(number, tmp_path) -> None:
     rng = random.Random(number)
-    command = [sys.executable, "-u", "-m", "tests.pipelines.stack.flapping", str(tmp_path)]
+    # env: what started the tests may ignore SIGINT, and children inherit that
+    python = ["env", "--default-signal", sys.executable, "-u"]
+    command = [*python, "-m", "tests.pipelines.stack.flapping", str(tmp_path)]
     for _ in range(4):
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as kept:
             assert kept.stdout is not None
@@ -171,6 +180,18 @@ def test_an_interrupt_at_any_moment_leaves_nothing_behind(number, tmp_path) -> N
         assert not alive
         marked = [p for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in _line(p)]
         assert not marked
+
+
+def test_children_end_when_who_keeps_them_up_is_killed(tmp_path) -> None:
+    python = [sys.executable, "-u", "-m"]
+    command = [*python, "tests.pipelines.stack.flapping", str(tmp_path), "600"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as kept:
+        assert kept.stdout is not None
+        kept.stdout.readline()
+        below = psutil.Process(kept.pid).children()
+        kept.kill()
+    _, alive = psutil.wait_procs(below, timeout=60)
+    assert len(below) == 3 and not alive
 
 
 def _line(process: psutil.Process) -> str:

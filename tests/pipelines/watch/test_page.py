@@ -20,7 +20,15 @@ from pipelines.watch.ledger import Ledger, Phase
 from pipelines.watch.live import serving
 from pipelines.watch.page import page, record
 from tests.pipelines.watch.browser import needs_browser, opened, text_of
-from tests.pipelines.watch.records import SCOPE, WORKER, batch, event, rounds, worker_status
+from tests.pipelines.watch.records import (
+    SCOPE,
+    WORKER,
+    batch,
+    event,
+    learner_status,
+    rounds,
+    worker_status,
+)
 
 RATES = {CHAMPION: 60.0, "plain": 40.0, "suffix": 55.0}
 
@@ -66,8 +74,10 @@ def test_a_page_of_nothing_is_a_page() -> None:
 def test_versions_link_to_the_registry() -> None:
     ledger = seen()
     ledger.add_policy(1001.0, SCOPE, CHAMPION, first_policy(SCOPE))
-    tables = record(ledger, "A run", models="http://mlflow/versions/")["tables"]
+    ledger.add_status(learner_status(1002.0, 10, rollout_said="v2 is on trial"))
+    tables = record(ledger, "A run", versions="http://mlflow/versions/")["tables"]
     (versions,) = (t for t in tables if t["title"] == "Policy versions")
+    assert any(row[2] == "v2 is on trial" for row in versions["rows"])
     links = [row[1] for row in versions["rows"] if isinstance(row[1], dict)]
     assert {"text": "v2", "href": "http://mlflow/versions/2"} in links
 
@@ -159,7 +169,7 @@ def test_a_browser_reads_the_ratio_off_the_live_page_and_sees_it_change(kafka) -
         assert text_of(document, "made").startswith("live")
         produce(kafka, began + 60.0, {**RATES, CHAMPION: 40.0})
         figures_when(url, 60)
-        assert float(text_of(opened(url, seconds=8.0), "over_plain")) < ratio - 0.1
+        assert float(text_of(opened(url, seconds=12.0), "over_plain")) < ratio - 0.1
 
 
 def test_the_live_page_outlives_a_broker_that_is_not_there() -> None:

@@ -1,0 +1,23 @@
+"""Policies in MLflow: versions and their aliases, what they were learned from, and who moved what.
+
+The only room that imports mlflow, and it does so when a :class:`Registry` is first used: the import
+takes two seconds.
+
+============  ======================================================================
+versions      a policy becomes a version, an alias moves, old versions are retired
+models        which registered model is a scope's, and what it is called
+standing      what the registry says of a scope and of a version
+runs          a candidate's run: figures, data set, pictures, logged model
+lineage       what a version says of its making
+charts        the pictures
+loadable      a version as ``mlflow.pyfunc.load_model`` takes it
+as_logged     the code that is logged with it, numpy alone
+moves         who moved which alias, when, and why
+connection    the client, and one kind of error
+============  ======================================================================
+"""
+
+from learner.registry.standing import Standing, Version, digest_of
+from learner.registry.versions import ARTIFACT, Registry
+
+__all__ = ["ARTIFACT", "Registry", "Standing", "Version", "digest_of"]

@@ -1,0 +1,111 @@
+"""A policy as MLflow loads it: reads the bundle and predicts, with numpy alone.
+
+This file is logged with every version and runs wherever ``mlflow.pyfunc.load_model`` is called, so
+it imports nothing of the project. It is the second reader of the bundle format, and a test holds it
+equal to the first. What it needs to know beside the bundle (names of the features, last position of
+each bucket) is in the model's configuration.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from mlflow.models import set_model
+from mlflow.pyfunc import PythonModel
+
+
+def read(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a bundle says of its policy, and its float32 arrays by name.
+
+    Raises:
+        ValueError: its digest does not match.
+    """
+    data = Path(path).read_bytes()
+    begin = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:begin])
+    metadata = header.pop("__metadata__")
+    arrays = {}
+    for name, entry in header.items():
+        first, last = (begin + offset for offset in entry["data_offsets"])
+        arrays[name] = np.frombuffer(data[first:last], "<f4").reshape(entry["shape"])
+    sha = hashlib.sha256(metadata["policy"].encode())
+    for name in sorted(arrays):
+        sha.update(f"{name}{arrays[name].shape}".encode())
+        sha.update(arrays[name].tobytes())
+    if sha.hexdigest() != metadata["digest"]:
+        raise ValueError(f"{path} is damaged: its digest does not match; restore the artefact")
+    return json.loads(metadata["policy"]), arrays
+
+
+class Policy(PythonModel):  # type: ignore[misc]  # mlflow is not typed
+    """Expected payoffs of cache drafts, a row each."""
+
+    def load_context(self, context: Any) -> None:
+        """Read the bundle."""
+        self.policy, self.arrays = read(context.artifacts["policy"])
+        self.features = list(context.model_config["features"])
+        ends = np.array(context.model_config["bucket_ends"])
+        positions = np.arange(1, context.model_config["longest"] + 1)
+        self.bucket_of = np.searchsorted(ends, positions)
+
+    def predict(
+        self, context: object, model_input: pd.DataFrame, params: dict[str, Any] | None = None
+    ) -> pd.DataFrame:
+        """What is expected of n drafts.
+
+        Args:
+            model_input: columns of features by name, or an array [n, features] in their order.
+            params: ``model_len``, tokens of a model draft; 0 without a model drafter.
+
+        Returns:
+            n rows: ``expected``, accepted length of the cache draft in tokens; ``model``, that of
+            a model draft in the same state; ``survival``, the chance that the cache draft survives
+            through each of its positions, empty where the policy knows the expectation alone.
+        """
+        if isinstance(model_input, dict):
+            model_input = pd.DataFrame(model_input)
+        if isinstance(model_input, pd.DataFrame):
+            model_input = model_input[self.features]
+        rows = np.asarray(model_input, np.float32)
+        model_len = int((params or {}).get("model_len", 0)) * self.policy["use_model"]
+        lengths = rows[:, self.features.index("draft_len")].astype(np.int64)
+        if self.policy["kind"] == "survival":
+            outputs = self._network(rows)
+            curves = [
+                self._survival(row, length)
+                for row, length in zip(outputs[:, :-1], lengths, strict=True)
+            ]
+            chance = 1.0 / (1.0 + np.exp(-np.maximum(outputs[:, -1], -80.0)))
+            model = sum((chance**k for k in range(1, model_len + 1)), np.zeros(len(rows)))
+            expected = np.array([curve.sum() for curve in curves], np.float64)
+        else:
+            by_count = self.policy["kind"] == "frequency"
+            raw = rows[:, self.features.index("score")] if by_count else self._network(rows)[:, 0]
+            expected = np.clip(raw.astype(np.float64), 0.0, lengths)
+            curves = [np.zeros(0)] * len(rows)
+            model = np.full(len(rows), self.policy["model_payoff"] * bool(model_len))
+        return pd.DataFrame(
+            {"expected": expected, "model": model, "survival": [c.tolist() for c in curves]}
+        )
+
+    def _network(self, rows: Any) -> Any:
+        """Outputs [n, outputs] for raw features [n, features]."""
+        hidden = (rows - self.arrays["mean"]) / self.arrays["std"]
+        layers = sum(name.endswith(".weight") for name in self.arrays)
+        for n in range(layers):
+            hidden = hidden @ self.arrays[f"layers.{n}.weight"] + self.arrays[f"layers.{n}.bias"]
+            if n < layers - 1:
+                hidden = np.maximum(hidden, 0.0)
+        return hidden.astype(np.float64)
+
+    def _survival(self, logits: Any, length: int) -> Any:
+        """Chance to survive through each position: the product of those not to break off."""
+        return np.exp(-np.cumsum(np.logaddexp(0.0, logits[self.bucket_of[:length]])))
+
+
+set_model(Policy())

@@ -1,0 +1,86 @@
+"""A version as ``mlflow.pyfunc.load_model`` takes it: a folder, written before it is uploaded.
+
+The code that predicts is logged as a file and the policy as its bundle: nothing is pickled, and who
+loads it needs mlflow and numpy, not this project.
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any, Final
+
+from decoder.contracts.bundle import BUCKET_ENDS, MAX_DRAFT, Policy
+from decoder.contracts.features import FEATURES
+from decoder.policy.first import first_or_counting
+
+CODE: Final = Path(__file__).with_name("as_logged.py")
+BUNDLE: Final = "artifacts/policy.safetensors"
+"""Where the bundle lies in the folder."""
+MODEL_LEN: Final = 4
+"""Tokens of a model draft unless the caller says otherwise: as a worker's unless it is set."""
+EXAMPLES: Final = 3
+
+
+def write(policy: Policy, bundle: bytes, folder: Path, logged: Any) -> Path:
+    """Write ``policy`` as a model into ``folder``, which exists.
+
+    Args:
+        bundle: the policy's bytes.
+        logged: MLflow's logged model that it becomes.
+
+    Returns:
+        The model's folder.
+    """
+    import pandas as pd
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # importing it warns of what is mlflow's to mend
+        from mlflow.pyfunc import save_model
+    from mlflow.models import Model, ModelSignature
+    from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema
+    from mlflow.types.schema import Array
+
+    file, path = folder / Path(BUNDLE).name, folder / "model"
+    file.write_bytes(bundle)
+    # A policy that counts brings no probes: drafts of the first policy's show what goes in.
+    rows = policy.probe_inputs if len(policy.probe_inputs) else _probes()
+    example = pd.DataFrame(rows[:EXAMPLES].astype(float), columns=FEATURES)
+    signature = ModelSignature(
+        inputs=Schema([ColSpec(DataType.double, name) for name in FEATURES]),
+        outputs=Schema(
+            [
+                ColSpec(DataType.double, "expected"),
+                ColSpec(DataType.double, "model"),
+                ColSpec(Array(DataType.double), "survival"),
+            ]
+        ),
+        params=ParamSchema([ParamSpec("model_len", DataType.long, MODEL_LEN)]),
+    )
+    save_model(
+        path,
+        python_model=str(CODE),
+        artifacts={"policy": str(file)},
+        model_config={
+            "features": list(FEATURES),
+            "bucket_ends": list(BUCKET_ENDS),
+            "longest": MAX_DRAFT,
+        },
+        signature=signature,
+        input_example=example,
+        pip_requirements=["numpy"],
+        mlflow_model=Model(
+            artifact_path=logged.artifact_location,
+            model_uuid=logged.model_id,
+            run_id=logged.source_run_id,
+            model_id=logged.model_id,
+        ),
+    )
+    return path
+
+
+def _probes() -> Any:
+    import numpy as np
+
+    found = first_or_counting("any").probe_inputs
+    return found if len(found) else np.ones((1, len(FEATURES)), np.float32)

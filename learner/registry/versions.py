@@ -1,0 +1,285 @@
+"""Policies as versions of registered models, and the aliases that say what is served.
+
+What is served is what alias ``pinned`` names, else ``champion``. The learner moves ``candidate``
+and ``champion``; ``pinned`` and ``trial`` are a person's word.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from decoder.contracts.bundle import Policy
+from decoder.contracts.errors import PolicyRefused, RegistryError
+from decoder.policy.probes import from_bytes, to_bytes
+from learner.registry import lineage, loadable, moves, runs
+from learner.registry.connection import Connection
+from learner.registry.models import Models
+from learner.registry.standing import (
+    LOGGED_TAG,
+    Standing,
+    Version,
+    digest_of,
+    standing_of,
+    version_of,
+)
+
+MODEL_PREFIX: Final = "hvd-payoff-"
+ARTIFACT: Final = loadable.BUNDLE
+_BARE: Final = "policy.safetensors"
+"""Where the bundle lies of versions that were made before mlflow could load them."""
+DIGEST_TAG: Final = "digest"
+
+
+class Registry:
+    """Versions of policies at one MLflow tracking URI (``sqlite:///...`` or ``http://...``).
+
+    Two deployments with prefixes of their own share a server. Every method raises
+    :class:`RegistryError` when MLflow cannot be reached or refuses.
+    """
+
+    def __init__(self, tracking_uri: str, prefix: str = MODEL_PREFIX) -> None:
+        self.tracking_uri = tracking_uri
+        self.prefix = prefix
+        self._connection = Connection(tracking_uri)
+        self._models = Models(self._connection, prefix)
+
+    def model_name(self, scope: str) -> str:
+        """The registered model of ``scope``, which may not be there yet."""
+        with self._reaching("find a model"):
+            return self._models.named(scope) or self.prefix + scope
+
+    def register(
+        self,
+        policy: Policy,
+        params: Mapping[str, Any] = {},
+        metrics: Mapping[str, float] = {},
+        tags: Mapping[str, str] = {},
+        window: Mapping[str, Any] = {},
+    ) -> int:
+        """Make ``policy`` a version, if it is none yet, and move ``candidate`` to it.
+
+        It is logged in a run of its own, artefact first: a version exists only with its artefact,
+        and after a kill at any instant the same call makes no second one. Twins are told by
+        :func:`digest_of`.
+
+        Args:
+            tags: of run and version; ``target`` and ``drafter`` name the registered model, too.
+            window: what the policy was trained on, as :mod:`learner.registry.lineage` has it.
+
+        Returns:
+            The version; :meth:`load` stamps it into the policy, so that what a worker reports can
+            be found here.
+
+        Raises:
+            PolicyRefused: nobody could read its bundle; nothing was made.
+        """
+        bundle = to_bytes(replace(policy, version=0, publication=0, share=0.0))
+        from_bytes(bundle, policy.scope)
+        with self._reaching("register a version"):
+            name, digest = self._models.ensured(policy.scope, tags), digest_of(policy)
+            number = self._version_of(name, digest)
+            if number is None:
+                run = runs.start(self._connection, name, policy, params, metrics, tags, window)
+                run_id = run.info.run_id
+                logged = runs.log_model(self._connection, run, policy, bundle, tags)
+                self._client.set_terminated(run_id)
+                version = self._client.create_model_version(
+                    name,
+                    source=logged.artifact_location,
+                    run_id=run_id,
+                    tags={
+                        **tags,
+                        "kind": policy.kind,
+                        DIGEST_TAG: digest,
+                        LOGGED_TAG: logged.model_id,
+                    },
+                    description=lineage.description(policy, params, tags, window),
+                    model_id=logged.model_id,
+                )
+                number = int(version.version)
+            self._client.set_registered_model_alias(name, "candidate", str(number))
+            return number
+
+    def refuse(
+        self,
+        policy: Policy,
+        params: Mapping[str, Any] = {},
+        metrics: Mapping[str, float] = {},
+        tags: Mapping[str, str] = {},
+        window: Mapping[str, Any] = {},
+    ) -> str:
+        """Log a candidate that becomes no version as a run, with its figures and pictures.
+
+        Returns:
+            The run's id.
+        """
+        with self._reaching("log a refused candidate"):
+            name = self._models.named(policy.scope) or self._models.name_for(policy.scope, tags)
+            told = {**tags, "refused": "true"}
+            run = runs.start(self._connection, name, policy, params, metrics, told, window)
+            self._client.set_terminated(run.info.run_id)
+            return str(run.info.run_id)
+
+    def promote(self, scope: str, version: int, why: Mapping[str, str] = {}) -> None:
+        """Move alias ``champion`` of ``scope`` to ``version``.
+
+        Args:
+            why: becomes tags of the version: ``moved_by``, ``why``, and figures that speak for it;
+                ``moved_at`` is added, in UTC.
+        """
+        moved = {"moved_at": datetime.now(UTC).isoformat(timespec="seconds"), **why}
+        self.tag(scope, version, moved)  # first: what was cut off in between is done again
+        self.move(scope, "champion", version, why.get("moved_by", ""), why.get("why", ""))
+
+    def move(self, scope: str, alias: str, version: int | None, by: str, why: str) -> None:
+        """Let ``alias`` of ``scope`` name ``version``, or nothing, and keep who did so and why."""
+        with self._reaching(f"move {alias} to version {version}" if version else f"end {alias}"):
+            name = self._models.known(scope)
+            model = self._client.get_registered_model(name)
+            if version is None:
+                self._client.delete_registered_model_alias(name, alias)
+            else:
+                self._client.set_registered_model_alias(name, alias, str(version))
+            was = model.aliases.get(alias)
+            before = None if was is None else int(was)
+            move = moves.Move(datetime.now(UTC), alias, before, version, by, why)
+            self._client.set_registered_model_tag(name, *moves.tag_of(move))
+            for key in moves.spare(model.tags):
+                self._client.delete_registered_model_tag(name, key)
+
+    def history(self, scope: str) -> list[moves.Move]:
+        """The moves of aliases that went through here, oldest first."""
+        return moves.moves_in(self.standing(scope).tags)
+
+    def tag(self, scope: str, version: int, tags: Mapping[str, str]) -> None:
+        """Set ``tags`` of a version, over those of the same names."""
+        with self._reaching(f"tag version {version}"):
+            name = self._models.known(scope)
+            for key, value in tags.items():
+                self._client.set_model_version_tag(name, str(version), key, value)
+
+    def attach(self, scope: str, version: int, pictures: Mapping[str, Any]) -> None:
+        """Add figures of :mod:`learner.registry.charts` to the run of a version, by file name."""
+        with self._reaching(f"attach pictures to version {version}"):
+            held = self._client.get_model_version(self._models.known(scope), str(version))
+            runs.draw(self._connection, held.run_id, pictures)
+
+    def retire(self, scope: str, keep: int) -> list[int]:
+        """Delete what ``scope`` has beyond ``keep`` versions, the oldest without an alias first.
+
+        Their artefacts go, too; their runs stay.
+
+        Returns:
+            The versions that were deleted, ascending.
+        """
+        with self._reaching("retire versions"):
+            name = self._models.known(scope)
+            held = {int(v.version): v for v in self._models.versions(name)}
+            named = {int(v) for v in self._client.get_registered_model(name).aliases.values()}
+            spare = max(len(held) - keep, 0)
+            retired = [version for version in sorted(held) if version not in named][:spare]
+            for version in retired:
+                self._client.delete_model_version(name, str(version))
+                self._connection.files(held[version].source).delete_artifacts()
+                if LOGGED_TAG in held[version].tags:
+                    self._client.delete_logged_model(held[version].tags[LOGGED_TAG])
+            return retired
+
+    def standing(self, scope: str) -> Standing:
+        """Where the aliases of ``scope`` stand at this moment; it has been registered before."""
+        with self._reaching("read aliases"):
+            model = self._client.get_registered_model(self._models.known(scope))
+            return standing_of(model, self.prefix)
+
+    def standings(self) -> dict[str, Standing]:
+        """Every scope that has a registered model under this prefix."""
+        found: dict[str, Standing] = {}
+        with self._reaching("list models"):
+            for model in self._models.all():
+                standing = standing_of(model, self.prefix)
+                found.setdefault(standing.scope, standing)
+        return found
+
+    def versions(self, scope: str) -> list[Version]:
+        """All versions of ``scope``, ascending."""
+        with self._reaching("list versions"):
+            name = self._models.known(scope)
+            aliases = self._client.get_registered_model(name).aliases
+            held = [version_of(version, aliases) for version in self._models.versions(name)]
+        return sorted(held, key=lambda version: version.number)
+
+    def figures(self, version: Version) -> tuple[dict[str, float], dict[str, str]]:
+        """Metrics and parameters of the run that made ``version``."""
+        with self._reaching(f"read the run of version {version.number}"):
+            data = self._client.get_run(version.run).data
+            return dict(data.metrics), dict(data.params)
+
+    def digest(self, scope: str, version: int) -> str:
+        """What the policy of a version is known by, read from the artefact of one without tag."""
+        with self._reaching(f"read version {version}"):
+            held = self._client.get_model_version(self._models.known(scope), str(version))
+            known = held.tags.get(DIGEST_TAG)
+        return digest_of(self.load(scope, version)) if known is None else str(known)
+
+    def load(self, scope: str, version: int) -> Policy:
+        """The policy of a version, read from its artefact, checked, and stamped with the version.
+
+        Versions that were made before digests were kept have no tag: the number in the bundle has
+        to do.
+
+        Raises:
+            RegistryError: also when the artefact is missing, damaged, or not this version's.
+        """
+        with self._reaching(f"read version {version}"), tempfile.TemporaryDirectory() as folder:
+            name = self._models.known(scope)
+            held = self._client.get_model_version(name, str(version))
+            file = ARTIFACT if LOGGED_TAG in held.tags else _BARE
+            path = self._connection.files(held.source).download_artifacts(file, folder)
+            data = Path(path).read_bytes()
+        try:
+            policy = from_bytes(data, scope)
+        except PolicyRefused as error:
+            raise RegistryError(
+                f"artefact of {name} version {version} is unusable: {error}. "
+                "Move the alias to a sound version."
+            ) from error
+        known = held.tags.get(DIGEST_TAG)
+        if policy.version not in (0, version) if known is None else digest_of(policy) != known:
+            raise RegistryError(f"artefact of {name} version {version} is another policy's")
+        return replace(policy, version=version)
+
+    def champion(self, scope: str) -> Policy | None:
+        """The policy that is served, or None when nothing was promoted yet.
+
+        Raises:
+            RegistryError: also when its artefact is missing, damaged, or not this version's.
+        """
+        standing = self.standings().get(scope)
+        if standing is None or standing.served is None:
+            return None
+        return self.load(scope, standing.served)
+
+    def _version_of(self, name: str, digest: str) -> int | None:
+        found = self._client.search_model_versions(
+            f"name = '{name}' and tags.{DIGEST_TAG} = '{digest}'"
+        )
+        return min((int(version.version) for version in found), default=None)
+
+    @property
+    def _client(self) -> Any:
+        return self._connection.client
+
+    @contextmanager
+    def _reaching(self, purpose: str) -> Iterator[None]:
+        try:
+            with self._connection.reaching(purpose):
+                yield
+        except RegistryError:
+            self._models.forget()
+            raise

@@ -1,0 +1,38 @@
+"""``hvd train-drafter``: its options; its imports are done when it is called."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def train_drafter(
+    folder: Annotated[Path, typer.Option(help="Working directory; every step resumes.")] = Path(
+        "var"
+    ),
+    save_to: Annotated[
+        Path | None, typer.Option("--out", help="Where the head goes; default: where it ships.")
+    ] = None,
+    tokens: Annotated[
+        int, typer.Option(min=1000, help="Answer tokens that the target writes.")
+    ] = 400_000,
+    minutes: Annotated[float, typer.Option(help="Minutes of training.")] = 60.0,
+    only: Annotated[
+        str | None,
+        typer.Option(help="One step: generate, compose, written, extract or train."),
+    ] = None,
+) -> None:
+    """Make an EAGLE3 drafter for the embedded model: its states, training, export."""
+    from typing import get_args
+
+    from pipelines import embedded
+    from pipelines.drafter import command as drafting
+
+    step = next((s for s in get_args(drafting.Step) if s == only), None)
+    if only is not None and step is None:
+        known = ", ".join(get_args(drafting.Step))
+        raise typer.BadParameter(f"choose one of {known}", param_hint="--only")
+    target, head = embedded.ensure_model(), save_to or embedded.DRAFTER
+    drafting.make_drafter(target, folder, head, tokens, minutes, step)

@@ -1,0 +1,66 @@
+"""The ratio of two sides' rates: what it is, and that its interval holds whenever one looks."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from decoder.contracts.trials import CHAMPION, PLAIN, TRIAL, Block, Round
+from decoder.trial.effect import FEWEST, effect, effect_of
+
+
+def pairs(rng: np.random.Generator, n: int, ratio: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+    """Blocks of as many tokens; times share the traffic of their round, with noise of their own."""
+    traffic = np.exp(rng.normal(0.0, 0.5, n))
+    own = np.exp(rng.normal(0.0, 0.3, (2, n)))
+    tokens = np.full(n, 16.0)
+    mine, other = traffic * own[0] / ratio, traffic * own[1]
+    return np.stack([tokens, mine], axis=1), np.stack([tokens, other], axis=1)
+
+
+def test_it_is_tokens_over_time_of_all_pairs_and_not_a_mean_of_ratios() -> None:
+    mine, other = [[10, 1.0], [30, 9.0]], [[10, 2.0], [10, 2.0]]
+    assert effect(mine, other).ratio == pytest.approx((40 / 10) / (20 / 4))
+
+
+def test_too_few_pairs_say_nothing_and_empty_blocks_are_no_pairs() -> None:
+    mine, other = pairs(np.random.default_rng(0), FEWEST - 1)
+    found = effect(mine, other)
+    assert (found.low, found.high, found.pairs) == (0.0, math.inf, FEWEST - 1)
+    empty = np.zeros((5, 2))
+    assert effect(np.concatenate([mine, empty]), np.concatenate([other, empty])) == found
+    assert effect([], []).pairs == 0
+
+
+def test_looking_after_every_round_errs_no_more_often_than_stated() -> None:
+    rng, excluded = np.random.default_rng(1), 0
+    for _ in range(200):
+        mine, other = pairs(rng, 300)
+        found = [effect(mine[:n], other[:n]) for n in range(FEWEST, 300, 3)]
+        excluded += any(f.low > 1.0 or f.high < 1.0 for f in found)
+    assert excluded <= 10  # of 200, at 5%
+
+
+def test_an_effect_is_seen_and_found_where_it_is() -> None:
+    mine, other = pairs(np.random.default_rng(2), 400, ratio=1.2)
+    found = effect(mine, other)
+    assert 1.0 < found.low < 1.2 < found.high < 1.4
+    turned = effect(other, mine)
+    assert turned.ratio == pytest.approx(1 / found.ratio)
+    assert (turned.low, turned.high) == pytest.approx((1 / found.high, 1 / found.low))
+
+
+def test_only_rounds_that_both_were_in_count_and_cost_may_stand_for_time() -> None:
+    def block(side: str, tokens: float, us: float, cost: float) -> Block:
+        return Block(side=side, steps=4, requests=1, tokens=tokens, us=us, cost_us=cost)
+
+    both = (block(CHAMPION, 16, 4.0, 2.0), block(TRIAL, 16, 2.0, 2.0), block(PLAIN, 16, 8.0, 8.0))
+    rounds = [
+        Round(scope="s", worker="w", life="ab", number=i, time=1.0, blocks=blocks)
+        for i, blocks in enumerate([both, both[::2], both])
+    ]
+    assert effect_of(rounds, TRIAL, CHAMPION).ratio == pytest.approx(2.0)
+    assert effect_of(rounds, TRIAL, CHAMPION, by_cost=True).ratio == pytest.approx(1.0)
+    assert [effect_of(rounds, s, CHAMPION).pairs for s in (TRIAL, PLAIN)] == [2, 3]

@@ -1,0 +1,224 @@
+"""Who decides when: shares are kept, orders are drawn, and nothing is booked that was not made."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from decoder.contracts.bundle import CHAMPION, FIRST, TRIAL, Policy, frequency_policy
+from decoder.contracts.trials import MAX_GROUPS, MODEL, PLAIN, SUFFIX
+from decoder.trial.block import LEAD, LENGTH, Account, Made
+from decoder.trial.sides import OUTSIDE, STOCK, Side
+from decoder.trial.turns import WAITING, Turns
+
+CHAMPION_POLICY = replace(frequency_policy("s"), version=3, publication=8)
+FIRST_POLICY = replace(frequency_policy("s"), role=FIRST)
+TOKENS = {"": 3, CHAMPION: 3, PLAIN: 1, SUFFIX: 2, MODEL: 2, FIRST: 2, TRIAL: 4}
+"""That each side commits in a step."""
+
+
+def made(tokens: int, us: float = 1_000.0, late_us: float = 0.0, rows: int = 1) -> Made:
+    names = tuple(f"r{i}" for i in range(rows))
+    return Made(tokens * rows, names, us, us, late_us, {("t", "w"): [tokens * rows, rows]})
+
+
+def turns_of(
+    *names: str, holdout: float = 0.3, held: dict[str, Policy] | None = None, seed: int = 0
+) -> Turns:
+    return Turns(names, holdout, {} if held is None else held, FIRST_POLICY, seed)
+
+
+def play(turns: Turns, steps: int, counts: bool = True) -> list[str]:
+    """Decode so many steps; who decided each."""
+    played = []
+    for _ in range(steps):
+        side = turns.next(CHAMPION_POLICY)
+        name = side.name if side is not None else ""
+        turns.book(side, made(TOKENS[name]), counts)
+        played.append(name)
+    return played
+
+
+def trial_of(share: float, version: int = 9) -> Policy:
+    policy = replace(frequency_policy("s"), role=TRIAL, version=version, publication=version)
+    return replace(policy, share=share)
+
+
+@pytest.mark.parametrize("held", [{}, {FIRST: FIRST_POLICY}, {TRIAL: trial_of(0.0)}])
+def test_without_a_share_nobody_plays(held: dict[str, Policy]) -> None:
+    turns = turns_of(PLAIN, SUFFIX, holdout=0.0, held=held)
+    assert set(play(turns, 2_000)) == {""} and not turns.rounds
+
+
+@pytest.mark.parametrize("holdout", [0.02, 0.2, 0.5])
+def test_sides_share_the_steps_that_they_were_given(holdout: float) -> None:
+    turns = turns_of(PLAIN, SUFFIX, holdout=holdout)
+    steps = 60_000
+    played = Counter(play(turns, steps))
+    for name in (PLAIN, SUFFIX):
+        assert played[name] / steps == pytest.approx(holdout / 2, rel=0.2)
+
+
+def test_a_trial_has_the_share_it_came_with_beside_the_others() -> None:
+    held = {TRIAL: trial_of(0.1)}
+    turns = turns_of(PLAIN, holdout=0.02, held=held)
+    played = Counter(play(turns, 60_000))
+    assert played[TRIAL] / 60_000 == pytest.approx(0.1, rel=0.2)
+    assert played[PLAIN] / 60_000 == pytest.approx(0.02, rel=0.3)
+
+
+def test_a_share_that_cannot_be_is_taken_as_far_as_a_champion_in_each_round_leaves() -> None:
+    turns = turns_of(PLAIN, holdout=0.9)
+    played = Counter(play(turns, 20_000))
+    assert not played[""] and played[CHAMPION] > 0.2 * 20_000
+
+
+def test_every_round_has_one_champion_and_an_order_drawn_by_lot() -> None:
+    turns = turns_of(PLAIN, SUFFIX, holdout=0.5)
+    play(turns, 8_000)
+    orders = Counter(tuple(a.side.name for a in r.accounts) for r in turns.rounds)
+    assert all(order.count(CHAMPION) == 1 for order in orders)
+    whole = {o: n for o, n in orders.items() if len(o) == 3}
+    assert len(whole) == 6 and max(whole.values()) < 3 * min(whole.values())
+
+
+def test_the_same_seed_deals_the_same() -> None:
+    first, again, other = (turns_of(PLAIN, SUFFIX, seed=s) for s in (4, 4, 5))
+    dealt = play(first, 3_000)
+    assert dealt == play(again, 3_000) != play(other, 3_000)
+
+
+def test_blocks_are_stretches_of_text_and_as_long_for_all() -> None:
+    turns = turns_of(PLAIN, SUFFIX, MODEL, FIRST, holdout=0.8)
+    play(turns, 8_000)
+    blocks = [a for r in turns.rounds for a in r.accounts]
+    assert len({a.side.name for a in blocks}) == 5
+    assert all(a.tokens == pytest.approx(LENGTH) for a in blocks)
+    assert all(a.us == pytest.approx(1_000 * LENGTH / TOKENS[a.side.name]) for a in blocks)
+
+
+def test_a_jump_beyond_the_end_counts_for_its_part() -> None:
+    account = Account(Side(CHAMPION, CHAMPION_POLICY))
+    assert account.add(made(64, us=640.0)) == pytest.approx(LENGTH / 64)
+    assert account.full and account.tokens == pytest.approx(LENGTH)
+    assert account.us == pytest.approx(10 * LENGTH)
+    late = Account(Side(CHAMPION, CHAMPION_POLICY))
+    assert late.add(made(int(LEAD))) == 0.0 and not late.taken, "the beginning is left out"
+
+
+def test_a_batch_goes_as_far_as_its_requests_do_in_the_mean() -> None:
+    account, steps = Account(STOCK[PLAIN]), 0
+    while not account.full:
+        account.add(made(1, rows=8))
+        steps += 1
+    assert steps == LEAD + LENGTH
+    assert account.tokens == 8 * LENGTH and len(account.requests) == 8
+
+
+def test_all_that_was_committed_is_booked_once() -> None:
+    held = {TRIAL: trial_of(0.2)}
+    turns = turns_of(PLAIN, SUFFIX, holdout=0.4, held=held)
+    tokens = us = 0.0
+    rounds = []
+    for step in range(9_000):
+        if step % 700 == 350:  # mid-round or not
+            held[TRIAL] = trial_of(0.2, version=step)
+        if step == 5_000:
+            del held[TRIAL]
+        side = turns.next(CHAMPION_POLICY)
+        came_to = made(TOKENS[side.name if side else ""], us=100.0 + step % 7)
+        turns.book(side, came_to, counts=step % 11 > 0)
+        tokens, us = tokens + came_to.tokens, us + came_to.us
+        while turns.rounds:
+            rounds.append(turns.rounds.popleft())
+    turns.next(replace(CHAMPION_POLICY, version=4))  # gives up what is open
+    sums = turns.sums
+    assert sum(s.tokens for s in sums.values()) == pytest.approx(tokens)
+    assert sum(s.us for s in sums.values()) == pytest.approx(us)
+    for name in (PLAIN, SUFFIX, CHAMPION, TRIAL):
+        told = [a for r in rounds for a in r.accounts if a.side.name == name]
+        assert sums[name].tokens == pytest.approx(sum(a.tokens for a in told))
+        assert sums[name].steps == sum(a.taken for a in told) > 0
+
+
+def test_steps_that_also_read_prompts_move_nothing_on() -> None:
+    turns = turns_of(PLAIN, holdout=0.9)
+    play(turns, 5)
+    before = turns.playing
+    assert before and set(play(turns, 500, counts=False)) == {before}
+
+
+def test_a_new_champion_or_trial_ends_the_round_under_way() -> None:
+    held = {TRIAL: trial_of(0.5)}
+    turns = turns_of(held=held, holdout=0.0)
+    for _ in range(200):
+        turns.book(side := turns.next(CHAMPION_POLICY), made(1), counts=True)
+    assert side is not None and turns.made
+    held.clear()
+    assert turns.next(CHAMPION_POLICY) is None and not turns.playing
+    assert turns.next(CHAMPION_POLICY) is None and not turns.dealing
+    versions = {(a.side.name, a.side.policy.version) for r in turns.rounds for a in r.accounts}
+    assert versions == {(TRIAL, 9), (CHAMPION, 3)}
+
+
+def test_a_side_that_failed_plays_again_with_another_policy_only() -> None:
+    held = {TRIAL: trial_of(0.5)}
+    turns = turns_of(PLAIN, holdout=0.2, held=held)
+    while (side := turns.next(CHAMPION_POLICY)) is None or side.name != TRIAL:
+        turns.book(side, made(1), counts=True)
+    turns.fail(side)
+    played = Counter(play(turns, 4_000))
+    assert not played[TRIAL] and played[PLAIN] and turns.failed == {TRIAL: 1}
+    held[TRIAL] = trial_of(0.5, version=10)
+    assert Counter(play(turns, 4_000))[TRIAL]
+
+
+def test_what_the_drafter_reads_late_is_paid_by_those_who_draft() -> None:
+    turns = turns_of(PLAIN, holdout=0.9)
+    paid = {PLAIN: 0.0, CHAMPION: 0.0}
+    after_plain = 0
+    for _ in range(4_000):
+        side = turns.next(CHAMPION_POLICY)
+        plain = side is not None and side.name == PLAIN
+        turns.book(side, made(2, us=1_500.0 if plain else 1_000.0, late_us=500.0 * plain), True)
+    for played in turns.rounds:
+        names = [a.side.name for a in played.accounts]
+        for account in played.accounts:
+            paid[account.side.name] += account.late_us
+            each = account.us - account.late_us
+            assert each == pytest.approx(1_000 * LENGTH / 2), "plain pays for steps alone"
+        after_plain += names == [PLAIN, CHAMPION]
+    assert paid == {PLAIN: 0.0, CHAMPION: pytest.approx(after_plain * 500 * (LENGTH + LEAD) / 2)}
+
+
+def test_of_what_others_left_only_the_first_reading_is_told_apart() -> None:
+    turns = turns_of(PLAIN, holdout=0.9)
+    while (side := turns.next(CHAMPION_POLICY)) is None or side.name != CHAMPION:
+        turns.book(side, made(1), counts=True)
+    while turns.playing == CHAMPION:
+        turns.book(side, made(1, us=1_500.0, late_us=500.0), counts=True)
+    account = next(a for r in turns.rounds for a in r.accounts if a.side.name == CHAMPION)
+    assert account.late_us == 500.0
+    assert account.us == pytest.approx(1_500 * LENGTH + 500.0), "it was before what is taken in"
+
+
+def test_groups_beyond_the_most_are_one() -> None:
+    account = Account(STOCK[PLAIN])
+    for n in range(3 * MAX_GROUPS):
+        account.groups.clear() if n < LEAD else None
+        account.at = min(account.at, LEAD)
+        account.add(Made(1, ("r",), 1.0, 1.0, 0.0, {(f"t{n}", ""): [1, 1]}))
+    block = account.block()
+    assert len(block.groups) == MAX_GROUPS
+    assert sum(g.tokens for g in block.groups) == pytest.approx(block.tokens)
+    assert sum(g.cost_us for g in block.groups) == pytest.approx(block.cost_us)
+
+
+def test_rounds_that_nobody_fetches_are_dropped_and_counted() -> None:
+    turns = turns_of(PLAIN, holdout=0.9)
+    play(turns, 30 * (WAITING + 60))
+    assert len(turns.rounds) == WAITING and turns.dropped == turns.made - WAITING > 0
+    blocks = sum(s.tokens for n, s in turns.sums.items() if n != OUTSIDE)
+    assert blocks == pytest.approx(2 * LENGTH * turns.made), "and summed up all the same"

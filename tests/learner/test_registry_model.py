@@ -1,0 +1,176 @@
+"""What a person finds in MLflow: a name, a model that loads, and where it comes from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import mlflow
+import numpy as np
+import pandas as pd
+import pytest
+
+from decoder.contracts.bundle import Policy, frequency_policy
+from decoder.contracts.features import FEATURES
+from decoder.policy.estimate import estimate
+from decoder.policy.first import first_policy
+from decoder.policy.probes import to_bytes
+from learner.registry import Registry, Standing, charts
+from learner.registry.as_logged import read
+from learner.registry.lineage import code_version
+from tests.conftest import random_policy
+from tests.learner.conftest import client_of
+
+# mlflow uses parts of sqlalchemy that are to go; that is theirs to mend
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+SCOPE = "0123456789abcdef"
+SERVED = {"target": "Llama-3.1-8B", "drafter": "llama-3.1-eagle3"}
+NAME = "hvd-payoff-llama-3.1-8b-llama-3.1-eagle3-01234567"
+WINDOW = {
+    "events": 900,
+    "events_total": 1200,
+    "topic": "hvd.drafts.v2",
+    "offsets": {"0": 41, "1": 7},
+    "time_from": 1.7e9,
+    "time_to": 1.7e9 + 3600,
+    "errors": [[1.7e9, 2.0, 1.5], [1.7e9 + 60, 2.1, 1.2]],
+    "thresholds": [[0.0, 1.1], [2.0, 1.3]],
+}
+
+
+@pytest.fixture
+def here(registry: Registry) -> Iterator[Registry]:
+    """A notebook's mlflow, at the registry."""
+    before = mlflow.get_tracking_uri()
+    mlflow.set_tracking_uri(registry.tracking_uri)
+    yield registry
+    mlflow.set_tracking_uri(before)
+
+
+def drafts(n: int = 40) -> np.ndarray:
+    """Features [n, features] of which the lengths are whole, 0 among them."""
+    rng = np.random.default_rng(0)
+    rows = (rng.random((n, len(FEATURES))) * 4).astype(np.float32)
+    rows[:, FEATURES.index("draft_len")] = rng.integers(0, 90, n)
+    return rows
+
+
+POLICIES = (
+    first_policy(SCOPE),
+    replace(random_policy(scope=SCOPE), model_payoff=1.7),
+    replace(random_policy(scope=SCOPE), model_payoff=1.7, use_model=False),
+    frequency_policy(SCOPE),
+)
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=["survival", "payoff", "no model", "frequency"])
+def test_a_loaded_version_expects_what_the_policy_expects(here: Registry, policy: Policy) -> None:
+    here.promote(SCOPE, here.register(policy, tags=SERVED))
+    model = mlflow.pyfunc.load_model(f"models:/{NAME}@champion")
+    rows, names = drafts(), model.metadata.get_input_schema().input_names()
+    assert tuple(names) == FEATURES
+    for model_len in (0, 5):
+        wanted = estimate(policy, rows, model_len)
+        shuffled = pd.DataFrame(rows, columns=names)[sorted(names)]
+        found = model.predict(shuffled, params={"model_len": model_len})
+        assert np.allclose(found["expected"], wanted.expected, rtol=1e-4, atol=1e-4)
+        assert np.allclose(found["model"], wanted.model, rtol=1e-4, atol=1e-4)
+        for row, curve in enumerate(found["survival"]):
+            if wanted.curves is None:
+                assert curve == []
+            else:
+                assert np.allclose(curve, wanted.curves[row, : wanted.lengths[row]], atol=1e-5)
+    by_name = model.predict(dict(zip(names, rows.T, strict=True)))
+    by_order = model.unwrap_python_model().predict(None, rows, {"model_len": 4})
+    assert by_name["model"].tolist() == by_order["model"].tolist()
+
+
+def test_nothing_of_a_version_is_pickled_and_it_needs_numpy_alone(here: Registry) -> None:
+    here.register(first_policy(SCOPE), tags=SERVED)
+    folder = Path(mlflow.artifacts.download_artifacts(f"models:/{NAME}/1"))
+    assert not [path for path in folder.rglob("*") if path.suffix in {".pkl", ".pickle"}]
+    wanted = (folder / "requirements.txt").read_text().split()
+    assert wanted == [f"mlflow=={mlflow.__version__}", "numpy"]
+    example = json.loads((folder / "input_example.json").read_text())
+    assert tuple(example["columns"]) == FEATURES
+
+
+def test_a_damaged_bundle_is_not_believed(tmp_path: Path) -> None:
+    data = bytearray(to_bytes(first_policy(SCOPE)))
+    (tmp_path / "sound").write_bytes(data)
+    assert read(str(tmp_path / "sound"))[0]["scope"] == SCOPE
+    data[-3] ^= 0x40
+    (tmp_path / "damaged").write_bytes(data)
+    with pytest.raises(ValueError, match="digest does not match"):
+        read(str(tmp_path / "damaged"))
+
+
+def test_a_model_is_called_after_what_it_serves_and_found_by_its_scope(registry: Registry) -> None:
+    assert registry.model_name(SCOPE) == f"hvd-payoff-{SCOPE}"
+    registry.register(random_policy(scope=SCOPE), tags=SERVED)
+    again = Registry(registry.tracking_uri)
+    assert again.model_name(SCOPE) == registry.model_name(SCOPE) == NAME
+    assert again.standings() == {SCOPE: Standing(SCOPE)}
+    twin = SCOPE[:8] + "00000000"  # of the same names, and the same first digits
+    assert again.register(random_policy(scope=twin), tags=SERVED) == 1
+    assert again.model_name(twin) == NAME.removesuffix(SCOPE[:8]) + twin
+    without = again.register(random_policy(scope="f" * 16), tags={"target": "org/A B:c"})
+    assert (without, again.model_name("f" * 16)) == (1, "hvd-payoff-org-a-b-c-no-drafter-ffffffff")
+
+
+def test_a_model_of_the_old_naming_keeps_its_name(registry: Registry) -> None:
+    client_of(registry).create_registered_model(f"hvd-payoff-{SCOPE}")
+    assert registry.register(random_policy(scope=SCOPE), tags=SERVED) == 1
+    assert registry.model_name(SCOPE) == f"hvd-payoff-{SCOPE}"
+    assert set(registry.standings()) == {SCOPE}
+
+
+def test_a_version_of_before_it_could_be_loaded_is_read(registry: Registry, tmp_path: Path) -> None:
+    policy, client = random_policy(scope=SCOPE), client_of(registry)
+    client.create_registered_model(f"hvd-payoff-{SCOPE}")
+    run = client.create_run("0")
+    (tmp_path / "policy.safetensors").write_bytes(to_bytes(replace(policy, version=0)))
+    client.log_artifact(run.info.run_id, str(tmp_path / "policy.safetensors"), "policy")
+    source = f"{run.info.artifact_uri}/policy"
+    client.create_model_version(f"hvd-payoff-{SCOPE}", source, run.info.run_id)
+    assert np.array_equal(registry.load(SCOPE, 1).layers[0][0], policy.layers[0][0])
+    assert [version.is_loadable for version in registry.versions(SCOPE)] == [False]
+
+
+def test_a_version_says_where_it_comes_from(registry: Registry) -> None:
+    metrics = {f"decile_{n}_{what}": n / 2 for n in range(1, 11) for what in ("expected", "real")}
+    told = {**SERVED, "origin": "learner", "verdict": "foresees better and is faster"}
+    policy = replace(random_policy(scope=SCOPE), provenance={"costs": {"measured": False}})
+    registry.register(policy, {"learner": "large", "champion": 3}, metrics, told, WINDOW)
+    client, (version,) = client_of(registry), registry.versions(SCOPE)
+    for wanted in (
+        "learned from traffic", "version 3", "900 of 1,200", "0 before 41, 1 before 7",
+        "2023-11-14 22:13:20 to 2023-11-14 23:13:20", code_version()["code"], "is faster",
+    ):  # fmt: skip
+        assert wanted in version.description
+    run = client.get_run(version.run)
+    (data,) = run.inputs.dataset_inputs
+    assert (data.dataset.name, data.dataset.source_type) == ("hvd.drafts.v2", "kafka")
+    assert json.loads(data.dataset.source)["offsets"] == {"0": 41, "1": 7}
+    assert json.loads(data.dataset.profile)["events"] == 900
+    assert run.data.params["window.offset_1"] == "7" and "window.errors" not in run.data.params
+    drawn = {Path(file.path).name for file in client.list_artifacts(version.run, "charts")}
+    assert drawn == {"calibration.png", "error.png", "thresholds.png"}
+    registry.attach(SCOPE, 1, {"trial.png": charts.trial([[1.7e9, 1.02, 0.9, 1.1]])})
+    drawn = {Path(file.path).name for file in client.list_artifacts(version.run, "charts")}
+    assert "trial.png" in drawn
+    found = client.search_model_versions(f"name = '{NAME}' and tags.target = 'Llama-3.1-8B'")
+    assert [int(v.version) for v in found] == [1]
+    assert registry.figures(version)[0]["decile_2_real"] == 1.0
+
+
+def test_a_refused_candidate_is_a_run_and_no_version(registry: Registry) -> None:
+    registry.register(random_policy(scope=SCOPE), tags=SERVED)
+    run = registry.refuse(random_policy(1, SCOPE), {"p": 1}, {"mae": 2.0}, SERVED, WINDOW)
+    held = client_of(registry).get_run(run)
+    assert held.data.tags["refused"] == "true" and held.data.metrics == {"mae": 2.0}
+    assert held.info.run_name == NAME and held.info.status == "FINISHED"
+    assert [version.number for version in registry.versions(SCOPE)] == [1]

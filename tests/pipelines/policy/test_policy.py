@@ -1,0 +1,207 @@
+"""``hvd policy`` on a real registry: what a person reads, what is moved, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from decoder.contracts.bundle import frequency_policy
+from decoder.contracts.errors import HvdError, PolicyRefused, RegistryError
+from decoder.policy.first import SHIPPED
+from decoder.policy.probes import to_bytes
+from learner.registry import Registry, Standing
+from learner.registry.moves import Move
+from pipelines.cli import app, main
+from pipelines.policy.moved import predecessor
+from tests.conftest import random_policy
+from tests.learner.conftest import client_of
+
+# mlflow uses parts of sqlalchemy that are to go; that is theirs to mend
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+SCOPE = "0123456789abcdef"
+LEARNED = {"origin": "learner", "verdict": "faster", "target": "llama", "drafter": "eagle3"}
+
+
+@pytest.fixture
+def held(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> Registry:
+    """Three versions; the learner promoted the first, and then the second."""
+    monkeypatch.setenv("HVD_LEARNER_MLFLOW_TRACKING_URI", registry.tracking_uri)
+    monkeypatch.setenv("LOGNAME", "anna")
+    registry.register(frequency_policy(SCOPE), tags={**LEARNED, "origin": "first"})
+    registry.promote(SCOPE, 1, {"moved_by": "learner", "why": "the first"})
+    registry.register(random_policy(1, SCOPE), {"champion": 1}, {"rate_gain": 0.05}, LEARNED)
+    registry.promote(SCOPE, 2, {"moved_by": "learner", "why": "won"})
+    registry.register(random_policy(2, SCOPE), tags={"origin": "experiment"})
+    return registry
+
+
+def hvd(*arguments: str) -> str:
+    """What ``hvd policy`` prints; its error is raised."""
+    done = CliRunner().invoke(app, ["policy", *arguments], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def read(*arguments: str) -> Any:
+    return json.loads(hvd(*arguments, "--json"))
+
+
+def test_list_and_show_say_what_is_served_and_why(held: Registry) -> None:
+    (model,) = read("list")
+    assert (model["name"], model["served"]) == ("hvd-payoff-llama-eagle3-01234567", 2)
+    assert [v["aliases"] for v in model["versions"]] == [[], ["champion"], ["candidate"]]
+    assert "hvd-payoff-llama-eagle3-01234567" in hvd("list", "--scope", SCOPE[:4])
+    told = read("show")
+    assert (told["version"], told["metrics"]["rate_gain"]) == (2, 0.05)
+    assert told["policy"]["layers"][0] == [59, 256] and told["tags"]["why"] == "won"
+    shown = hvd("show", "candidate")
+    assert "version 3 (candidate)" in shown and "experiment" in shown
+
+
+def test_promote_rollback_and_history(held: Registry) -> None:
+    with pytest.raises(RegistryError, match="has not passed the gate: give --force"):
+        hvd("promote", "3")
+    said = hvd("promote", "3", "--force", "--why", "I want to see it")
+    assert "champion went from version 2 to version 3" in said
+    assert held.standing(SCOPE).champion == 3
+    # back through what was champion, as often as it is asked for
+    assert (read("rollback")["to"], read("rollback")["to"]) == (2, 1)
+    with pytest.raises(RegistryError, match="nothing was champion before version 1"):
+        hvd("rollback")
+    hvd("promote", "2")  # it was champion: no force
+    moves = [(m["before"], m["after"], m["by"], m["why"]) for m in read("history")]
+    assert moves == [
+        (None, 1, "learner", "the first"),
+        (1, 2, "learner", "won"),
+        (2, 3, "anna", "I want to see it"),
+        (3, 2, "anna", "rollback of version 3"),
+        (2, 1, "anna", "rollback of version 2"),
+        (1, 2, "anna", "promoted by hand"),
+    ]
+    assert "I want to see it" in " ".join(hvd("history").split())
+
+
+def test_a_pin_goes_before_the_champion_until_it_ends(held: Registry) -> None:
+    assert read("pin", "1", "--why", "safe")["served"] == 1
+    with pytest.raises(RegistryError, match="version 1 is pinned"):
+        hvd("promote", "2")
+    assert read("promote", "2", "--force")["served"] == 1
+    assert read("unpin")["served"] == 2
+    with pytest.raises(RegistryError, match="has alias pinned"):
+        hvd("unpin")
+    assert held.standing(SCOPE) == Standing(SCOPE, champion=2)
+
+
+def test_a_trial_is_an_alias_that_a_person_sets_and_ends(held: Registry) -> None:
+    assert read("trial", "3")["to"] == 3
+    assert held.standing(SCOPE).trial == 3
+    hvd("trial", "--end")
+    assert held.standing(SCOPE).trial is None
+
+
+def test_a_file_is_registered_and_promoted_by_force_alone(held: Registry, tmp_path: Path) -> None:
+    bundle = tmp_path / "mine.safetensors"
+    bundle.write_bytes(to_bytes(random_policy(7, SCOPE)))
+    with pytest.raises(RegistryError, match=r"mine.safetensors has not passed the gate"):
+        hvd("promote", str(bundle))
+    assert read("promote", str(bundle), "--force")["to"] == 4
+    version = held.versions(SCOPE)[-1]
+    assert version.tags["origin"] == "person" and version.tags["target"] == "llama"
+    assert read("promote", str(SHIPPED), "--force")["to"] == 5  # made for any scope
+    assert held.load(SCOPE, 5).scope == SCOPE
+    bundle.write_bytes(to_bytes(random_policy(7, "another")))
+    with pytest.raises(PolicyRefused, match="another"):
+        hvd("promote", str(bundle), "--force")
+    bundle.write_bytes(b"spoilt")
+    with pytest.raises(PolicyRefused, match="cannot be read"):
+        hvd("promote", str(bundle), "--force")
+    assert held.standing(SCOPE).champion == 5
+
+
+def test_an_unusable_version_is_not_promoted_even_by_force(held: Registry) -> None:
+    source = Path(held.versions(SCOPE)[2].source.removeprefix("file://"))
+    (source / "artifacts" / "policy.safetensors").write_bytes(b"spoilt")
+    for move in (("promote", "3", "--force"), ("pin", "3"), ("trial", "3")):
+        with pytest.raises(RegistryError, match="version 3 is unusable"):
+            hvd(*move)
+    assert held.standing(SCOPE) == Standing(SCOPE, champion=2)
+
+
+def test_two_scopes_must_be_told_apart(held: Registry) -> None:
+    held.register(random_policy(scope="fedcba9876543210"))
+    assert len(read("list")) == 2
+    with pytest.raises(RegistryError, match="several policies: name one with --scope"):
+        hvd("rollback")
+    with pytest.raises(RegistryError, match="no policy of scope 77"):
+        hvd("show", "--scope", "77")
+    with pytest.raises(RegistryError, match="has no version 9: the last ones are 1, 2, 3"):
+        hvd("show", "9", "--scope", SCOPE)
+    assert read("show", "1", "--scope", "hvd-payoff-fedcba9876543210")["version"] == 1
+
+
+def test_a_move_on_mlflow_s_page_is_rolled_back_too(held: Registry) -> None:
+    name = held.model_name(SCOPE)
+    client_of(held).set_registered_model_alias(name, "champion", "3")
+    assert read("rollback")["to"] == 2
+
+
+def move(before: int | None, after: int | None, alias: str = "champion") -> Move:
+    return Move(datetime(2026, 1, 1, tzinfo=UTC), alias, before, after, "", "")
+
+
+@pytest.mark.parametrize(
+    ("moves", "champion", "wanted"),
+    [
+        ([], 4, None),
+        ([move(None, 4)], 4, None),
+        ([move(3, 4)], 4, 3),
+        ([move(3, 4), move(4, 5), move(5, 4)], 4, 3),
+        ([move(3, 4), move(9, 1, "pinned")], 4, 3),
+        ([move(3, 4), move(4, 4)], 4, 3),
+        ([move(3, 4)], 7, 4),
+    ],
+)
+def test_what_was_champion_before(moves: list[Move], champion: int, wanted: int | None) -> None:
+    assert predecessor(moves, champion) == wanted
+
+
+def test_without_a_registry_it_is_one_sentence_and_status_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    uri = f"sqlite:///{tmp_path}/none/mlflow.db"
+    monkeypatch.setenv("HVD_LEARNER_MLFLOW_TRACKING_URI", uri)
+    monkeypatch.setattr("sys.argv", ["hvd", "policy", "rollback"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert "hvd up" in said and "Traceback" not in said and not (tmp_path / "none").exists()
+
+
+def test_a_diff_says_where_they_decide_otherwise(held: Registry, tmp_path: Path) -> None:
+    always = replace(frequency_policy(SCOPE), threshold=0.0)
+    never = replace(frequency_policy(SCOPE), threshold=1e6)
+    held.register(always, tags=LEARNED)
+    held.register(never, tags=LEARNED)
+    text = [1, 2, 3, 4, 5, 6, 7, 8] * 6
+    lines = [{"session": f"s{n}", "prompt": text, "output": [2, *text]} for n in range(3)]
+    path = tmp_path / "copying.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = read("diff", "4", "5", "--traces", str(path), "--model-accepts", "1")
+    (compared,) = found["recordings"]
+    assert found["versions"] == [4, 5] and compared["ratio"] < 0.9
+    (otherwise,) = compared["otherwise"]
+    assert (otherwise["one"], otherwise["other"]) == ("cache", "model")
+    assert otherwise["accepted_one"] > 3.0 > otherwise["accepted_other"]
+    same = read("diff", "4", "4", "--traces", str(tmp_path), "--model-accepts", "1")
+    assert same["recordings"][0]["ratio"] == 1.0 and not same["recordings"][0]["otherwise"]
+    assert "decided otherwise" in hvd("diff", "4", "5", "--traces", str(path))
+    with pytest.raises(HvdError, match="no recordings"):
+        hvd("diff", "4", "5", "--traces", str(tmp_path / "nowhere"))
