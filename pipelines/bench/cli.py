@@ -173,6 +173,40 @@ def learner(
 
 
 @app.command()
+def trial(
+    traces: Annotated[
+        list[Path] | None,
+        typer.Option(help="Recordings (.jsonl); default: those that `hvd drift --record` makes."),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Recordings of each file.")] = 40,
+    runs: Annotated[int, typer.Option(min=1, help="Simulated runs of a side and itself.")] = 200,
+    live: Annotated[
+        float, typer.Option(min=0.0, help="Minutes of a side against itself on the embedded model.")
+    ] = 0.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+) -> None:
+    """Whether a comparison by turns holds what it promises, and how long it takes.
+
+    A side is compared with itself in simulated runs on recordings, looked at after every round: how
+    often does the interval ever exclude 1? Then with one that is faster by 20%, 5% and 2%: rounds
+    and steps until that is seen. Then each stock side alone, beside what turns say of it. With
+    --live the embedded model decodes, and the noise of its steps is what the runs are made with.
+    """
+    from pipelines.bench import trial_cli, trial_live
+    from pipelines.bench.trial import table
+
+    with err.status("") as shown:
+        found, real = trial_cli.run(traces or [], limit, runs, live, shown.update)
+    if as_json:
+        figures = {**found.as_dict(), "live": real.as_dict() if real is not None else None}
+        sys.stdout.write(json.dumps(figures, indent=1) + "\n")
+        return
+    out.print(table(found))
+    if real is not None:
+        out.print(trial_live.table(real))
+
+
+@app.command()
 def trouble(
     arms: Annotated[
         str, typer.Option(help="What to break in turn: drafter, cache, batch (four vLLM servers).")

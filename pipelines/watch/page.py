@@ -18,7 +18,7 @@ from decoder.contracts.status import LearnerStatus, WorkerStatus
 from decoder.contracts.trials import Round
 from pipelines.watch.charts import charts, zone
 from pipelines.watch.ledger import Ledger
-from pipelines.watch.uplift import NAMED, OVER, Uplift, is_bounded, shown, uplifts
+from pipelines.watch.uplift import NAMED, OVER, Uplift, by_workload, is_bounded, shown, uplifts
 
 TEMPLATE: Final = Path(__file__).with_name("page.html")
 SHORTEST_S: Final = 60.0
@@ -44,6 +44,7 @@ def record(
     began, ended = _span(ledger, rounds)
     tables = [
         _phase_table(ledger, found),
+        _workload_table(rounds),
         _side_table(rounds),
         _version_table(ledger, versions),
         {"title": "Figures", "head": [], "rows": _facts(ledger, facts or {})},
@@ -130,6 +131,13 @@ def _phase_table(ledger: Ledger, found: Mapping[str, Uplift]) -> Record:
     return {"title": "Phases: ratios of tokens a second", "head": head, "rows": rows}
 
 
+def _workload_table(rounds: Sequence[Round]) -> Record:
+    head = ["workload", *(f"over {NAMED[name]}" for name in OVER)]
+    found = by_workload(rounds)
+    rows = [[workload or "-", *(shown(one[n]) for n in OVER)] for workload, one in found.items()]
+    return {"title": "Workloads: the same at the costs in force", "head": head, "rows": rows}
+
+
 def _side_table(rounds: Sequence[Round]) -> Record:
     head = ["side", "blocks", "steps", "tokens", "tokens / step", "tokens / s"]
     sums: dict[str, list[float]] = {}
@@ -183,6 +191,7 @@ def _worker_facts(worker: WorkerStatus) -> dict[str, str]:
         "draft events made": f"{worker.events_made}, of which {worker.events_dropped} dropped",
         "slowest policy swap": f"{worker.swap_ms_max:.1f} ms",
         "median time of a decision": f"{worker.choose_us_p50:.0f} µs a step",
+        "rounds of the trial": f"{worker.rounds_made}, of which {worker.rounds_dropped} dropped",
         "faults": str(worker.faults),
     }
 
@@ -192,4 +201,16 @@ def _learner_facts(learner: LearnerStatus) -> dict[str, str]:
         "draft events learned from": f"{learner.events_consumed}, {learner.lag} records behind",
         "candidates": f"{learner.candidates}, of which {learner.promotions} promoted",
         "changes of traffic said by the learner": str(learner.drifts),
+        "compared now": _compared(learner),
     }
+
+
+def _compared(learner: LearnerStatus) -> str:
+    if not learner.rollout:
+        return ""
+    known = f", {learner.trial_low:.2f} to {learner.trial_high:.2f}" if learner.trial_low else ""
+    return (
+        f"v{learner.trial_version} on {learner.rollout} with {learner.trial_share:.0%} of the "
+        f"steps: {learner.trial_ratio:.2f} of the champion's rate{known}, from "
+        f"{learner.trial_pairs} pairs"
+    )

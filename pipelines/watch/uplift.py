@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from decoder.contracts.bundle import CHAMPION, FIRST
-from decoder.contracts.trials import PLAIN, SUFFIX, Round
+from decoder.contracts.trials import PLAIN, SUFFIX, Block, Round
 from decoder.trial.effect import Effect, effect, effect_of
 from pipelines.watch.ledger import Phase
 
@@ -77,6 +77,29 @@ def uplifts(rounds: Sequence[Round], phases: Iterable[Phase]) -> dict[str, Uplif
 
 def _within(one: Round, phase: Phase) -> bool:
     return phase.began <= one.time < phase.ended
+
+
+def by_workload(rounds: Sequence[Round]) -> dict[str, dict[str, Effect]]:
+    """Every comparison for the requests of each workload, all tenants together, at the costs in
+    force: a step's time belongs to all its requests."""
+    names = {g.workload for r in rounds for b in r.blocks for g in b.groups}
+    found: dict[str, dict[str, Effect]] = {}
+    for workload in sorted(names):
+        shares = [{b.side: _of(b, workload) for b in r.blocks} for r in rounds]
+        found[workload] = {
+            name: effect(
+                [one[CHAMPION] for one in shares if CHAMPION in one and side in one],
+                [one[side] for one in shares if CHAMPION in one and side in one],
+            )
+            for name, side in OVER.items()
+        }
+    return found
+
+
+def _of(block: Block, workload: str) -> tuple[float, float]:
+    """Tokens and microseconds of a block that are a workload's; 0 and 0 are no pair."""
+    mine = [group for group in block.groups if group.workload == workload]
+    return sum(group.tokens for group in mine), sum(group.cost_us for group in mine)
 
 
 def course(

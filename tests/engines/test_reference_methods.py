@@ -17,11 +17,13 @@ from decoder.engines.reference.method import METHODS, Method, ModelArm, method
 from decoder.engines.reference.session import Session
 from decoder.floor import Floor
 from decoder.policy.pricing import CostTable
+from decoder.trial.turns import Turns
 from tests.conftest import random_policy
 from tests.engines.tiny import (
     Family,
     all_methods,
     labelling,
+    learned_policy,
     tiny_engine,
     tiny_prompt,
     tiny_target,
@@ -47,6 +49,22 @@ def test_output_equals_target_only_greedy(family: Family, seed: int) -> None:
         made = Session(engine, m).generate(prompt, 40, known=expected if m.oracle else None)
         assert made.tokens == expected, m.name
         assert made.finish == "length"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_output_is_the_same_while_sides_alternate_every_few_steps(seed: int) -> None:
+    engine = tiny_engine(seed)
+    session = Session(engine, method("hybrid", policy=learned_policy()), floor=Floor(True))
+    trial = replace(learned_policy(), role="trial", share=0.2, threshold=0.0)
+    names = ("plain", "suffix", "model", "first")
+    turns = Turns(names, 0.8, {"trial": trial}, learned_policy(), seed)
+    session.router.turns = turns
+    for number in range(8):
+        prompt = tiny_prompt(seed + number)
+        expected = transformers_greedy("llama", seed, prompt, 60)
+        assert session.generate(prompt, 60).tokens == expected
+    assert {e.side for e in session.sink} >= {"champion", "trial", *names}
+    assert turns.made > 1 and not turns.failed
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,5 @@
-"""In float32 the hybrid writes token for token what plain vLLM does, policies swapping beneath."""
+"""In float32 the hybrid writes token for token what plain vLLM does, policies swapping beneath, or
+sides deciding by turns."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ EACH = 5
 MAX_TOKENS = 64
 
 
-def decode(folder: Path, name: str, hybrid: bool) -> dict[str, Any]:
+def decode(
+    folder: Path, name: str, hybrid: bool, sides: dict[str, str] | None = None
+) -> dict[str, Any]:
     """Decode the workloads in a process of its own and return what came out."""
     speculative = None
     if hybrid:
@@ -42,7 +45,7 @@ def decode(folder: Path, name: str, hybrid: bool) -> dict[str, Any]:
         "max_tokens": MAX_TOKENS,
         "max_model_len": 1024,
         "speculative_config": speculative,
-        "swap": hybrid,
+        "swap": hybrid and sides is None,
     }
     job_file, result_file = folder / f"{name}.job.json", folder / f"{name}.json"
     job_file.write_text(json.dumps(job))
@@ -54,6 +57,7 @@ def decode(folder: Path, name: str, hybrid: bool) -> dict[str, Any]:
         "HF_HUB_OFFLINE": "1",
         "HVD_WORKER_ENABLED": "1" if hybrid else "0",
         "HVD_WORKER_TELEMETRY": "0",
+        **(sides or {}),
     }
     run = subprocess.run(
         [sys.executable, "-m", "tests.engines.beside_plain", str(job_file), str(result_file)],
@@ -73,12 +77,36 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return decode(tmp_path_factory.mktemp("hybrid"), "hybrid", hybrid=True)
 
 
+@pytest.fixture(scope="module")
+def by_turns(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    sides = {"HVD_WORKER_HOLDOUT": "0.9", "HVD_WORKER_SIDES": "plain,suffix,model,first"}
+    return decode(tmp_path_factory.mktemp("turns"), "turns", hybrid=True, sides=sides)
+
+
+def same(plain: dict[str, Any], other: dict[str, Any]) -> None:
+    assert len(plain["tokens"]) == EACH * len(KINDS) >= 20
+    for index, (expected, got) in enumerate(zip(plain["tokens"], other["tokens"], strict=True)):
+        assert got == expected, f"prompt {index} differs"
+
+
 def test_output_equals_plain_vllm_token_for_token(
     plain: dict[str, Any], hybrid: dict[str, Any]
 ) -> None:
-    assert len(plain["tokens"]) == EACH * len(KINDS) >= 20
-    for index, (expected, got) in enumerate(zip(plain["tokens"], hybrid["tokens"], strict=True)):
-        assert got == expected, f"prompt {index} differs"
+    same(plain, hybrid)
+
+
+def test_output_is_the_same_while_sides_alternate_every_few_steps(
+    plain: dict[str, Any], by_turns: dict[str, Any]
+) -> None:
+    same(plain, by_turns)
+    status = by_turns["status"]
+    assert status["faults"] == 0 and not status["sides_failed"]
+    sides = status["sides"]
+    assert set(sides) == {"outside", "champion", "plain", "suffix", "model", "first"}
+    assert status["rounds_made"] > 5 and all(side["us"] > 0 for side in sides.values())
+    booked = sum(side["tokens"] for side in sides.values())
+    made = sum(status["cycles"].values())
+    assert made <= booked <= status["tokens"], "each cycle's tokens once, and no prompt's first"
 
 
 def test_every_arm_was_really_used_and_policies_really_swapped(hybrid: dict[str, Any]) -> None:

@@ -28,6 +28,7 @@ def settings_in(folder: Path, registry: Registry, **changes: Any) -> LearnerSett
         "buffer_events": 4000,
         "min_events": 400,
         "candidate_every": 200,
+        "rollout": "off",
     }
     return LearnerSettings(**{**values, **changes})
 

@@ -4,8 +4,9 @@ import json
 
 import pytest
 
+from decoder.contracts.trials import Block, Group
 from pipelines.watch.ledger import Phase
-from pipelines.watch.uplift import RECENT, course, shown, uplifts
+from pipelines.watch.uplift import RECENT, by_workload, course, shown, uplifts
 from tests.pipelines.watch.records import rounds
 
 RATES = {"champion": 60.0, "plain": 40.0, "suffix": 50.0}
@@ -40,6 +41,26 @@ def test_what_is_shown_claims_no_interval_before_there_is_one() -> None:
     assert shown(whole[0]) == "-"
     assert shown(whole[1]).startswith("about 1.")
     assert " to " in shown(whole[2])
+
+
+def test_a_workload_has_the_ratio_of_its_own_requests() -> None:
+    def parted(block: Block) -> Block:
+        fast = 0.5 if block.side == "champion" else 0.25
+        parts = {"edits": fast, "chat": 1.0 - fast}
+        groups = [
+            Group(workload=w, tokens=p * block.tokens, cost_us=0.5 * block.cost_us)
+            for w, p in parts.items()
+        ]
+        return block.model_copy(update={"groups": tuple(groups)})
+
+    made = rounds(40, 0.0, 1.0, {"champion": 60.0, "plain": 60.0})
+    made = [r.model_copy(update={"blocks": tuple(map(parted, r.blocks))}) for r in made]
+    found = by_workload(made)
+    assert list(found) == ["chat", "edits"]
+    assert found["edits"]["over_plain"].ratio == pytest.approx(2.0, rel=0.05)
+    assert found["chat"]["over_plain"].ratio == pytest.approx(2.0 / 3.0, rel=0.05)
+    assert found["chat"]["over_suffix"].pairs == 0
+    assert by_workload(rounds(3, 0.0, 1.0, RATES)) == {}
 
 
 def test_a_course_ends_with_what_is_known_now_and_narrows() -> None:
