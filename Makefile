@@ -35,7 +35,7 @@ picture: ## docs/demo.png, of the last demo's page (takes Chromium)
 	chromium-headless-shell --no-sandbox --disable-gpu --hide-scrollbars --virtual-time-budget=10000 \
 	  --window-size=1280,1560 --screenshot=$(CURDIR)/docs/demo.png file://$(CURDIR)/reports/demo/report.html
 
-up: setup ## the same stack, to stay: API, Kafka, MLflow and learner until Ctrl-C
+up: setup ## the same stack, kept up until Ctrl-C: API, live page, Kafka, MLflow and learner
 	$(HVD) up $(ARGS)
 
 doctor: setup ## what is missing or wrong on this machine, and what to do about it

@@ -20,17 +20,19 @@ from kafka.errors import KafkaError
 from decoder.contracts.errors import BrokerError
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import LearnerStatus
-from decoder.policy.first import first_or_counting
 from learner import state, topics
 from learner.dead_letters import DeadLetters
 from learner.home import holder_of, occupied
 from learner.intake import Admitted, Intake
 from learner.learned_from import learned_from
 from learner.lease import MARGIN_SECONDS, Lease
+from learner.moves import Moved
 from learner.publish import PolicyPublisher, StatusProducer
-from learner.registrar import Loaded, Registrar, Registration, Seen, Settled
+from learner.registrar import Loaded, Registrar, Registration, Rules, Seen, Settled
 from learner.registry import Registry, Standing, digest_of
+from learner.rollouts import Rollouts
 from learner.scope import Candidate, Scope
+from learner.scopes import beginning
 from learner.settings import LearnerSettings
 from learner.source import RETRY_SECONDS, EventSource
 
@@ -59,8 +61,12 @@ class Learner:
         self.intake = Intake(self.dead, resumed.sequences, resumed.refused, resumed.repeated)
         self.lease = Lease(kafka, holder_of(settings.state_dir))
         registry = Registry(settings.mlflow_tracking_uri, settings.registry_prefix)
-        self.registrar = Registrar(registry, self.lease.holds, resumed.waiting)
+        rules = Rules(self.lease.holder, settings.rollout != "off", settings.keep_versions)
+        self.registrar = Registrar(registry, self.lease.holds, resumed.waiting, self._busy, rules)
         self.publisher = PolicyPublisher(kafka, resumed.published)
+        self.rollouts = Rollouts(
+            settings, kafka, self.lease, self.publisher, self.registrar, resumed
+        )
         self.status = StatusProducer(kafka)
         self.standings: Mapping[str, Standing] = {}
         self._seen = False  # whether the registry has said, once, what stands in it
@@ -76,7 +82,9 @@ class Learner:
             read[record.partition] = record.offset + 1
             admitted = self.intake.admit(record)
             if admitted is not None:
+                self.rollouts.hear(admitted.scope, record.timestamp / 1e3)
                 self._learn(admitted, read)
+        self.rollouts.read()
         # 2. Only what is learned from, or refused for good, counts as read.
         self.source.done(records)
         # 3. Keep what is ours to promote and publish.
@@ -103,7 +111,8 @@ class Learner:
                 state.State(
                     self.scopes, source.offsets, source.skipped, intake.sequences, intake.refused,
                     intake.repeated, self.faults, self.registrar.waiting(),
-                    self.publisher.published.numbers,
+                    self.publisher.published.numbers, self.rollouts.of,
+                    self.rollouts.source.offsets, self.rollouts.sequences,
                 ),
             )  # fmt: skip
         except OSError as error:
@@ -112,7 +121,8 @@ class Learner:
     def close(self) -> None:
         """Let go of leases, broker and registry; saves nothing."""
         for part in (
-            self.registrar, self.lease, self.source, self.dead, self.publisher, self.status,
+            self.registrar, self.lease, self.source, self.rollouts, self.dead, self.publisher,
+            self.status,
         ):  # fmt: skip
             part.close()
 
@@ -122,7 +132,7 @@ class Learner:
             scope = self.scopes.of(name, admitted.events)
             scope.served = admitted.served or scope.served
             alarms = scope.feed(admitted.rows)
-            won = scope.candidate()
+            won, refused = scope.candidate(), scope.refused()
         except Exception:  # one record must not end the learner of all scopes, nor of this one
             log.exception(
                 "scope %s: a record could not be learned from: back to what was saved", name
@@ -132,6 +142,8 @@ class Learner:
             return
         if alarms:
             log.info("scope %s: traffic changed, MAE now %.2f tokens", name, scope.mae)
+        for each in refused:
+            self.registrar.note(registration_of(scope, each, read))
         if won is not None:
             log.info("scope %s: a candidate won: %s", name, won.verdict.reason)
             self.registrar.hand(registration_of(scope, won, read))
@@ -145,19 +157,30 @@ class Learner:
         """Scopes to hold, those that wait to be published among them, and their known terms."""
         unpublished = {n for n, standing in self.standings.items() if self._lacks(standing)}
         term = self.publisher.published.term
-        return {name: term(name) for name in sorted(self._established() | unpublished)}
+        wanted = self._established() | unpublished | self.rollouts.open()
+        return {name: term(name) for name in sorted(wanted)}
 
     def _lacks(self, standing: Standing) -> bool:
         """Whether what is served is not what lies on the policy topic."""
         last = self.publisher.published.last(standing.scope)
         return standing.served is not None and (last is None or last.version != standing.served)
 
-    def _take(self, answer: Settled | Seen | Loaded) -> None:
+    def _busy(self, scope: str) -> bool:
+        return self.rollouts.busy(scope)
+
+    def _take(self, answer: Settled | Seen | Loaded | Moved) -> None:
         if isinstance(answer, Seen):
             self.standings, self._seen = answer.standings, True
             self._follow_at = 0.0
         elif isinstance(answer, Loaded):
+            self.rollouts.serve(answer.policy)
             self._serve(answer)
+        elif isinstance(answer, Moved):
+            self.rollouts.moved(answer)
+            self._follow_at = self._checkpoint_at = 0.0
+        elif answer.over:
+            self.rollouts.begin(answer)
+            self._checkpoint_at = 0.0  # before it is published
         else:
             name = answer.registration.policy.scope
             what = "a candidate" if answer.version is None else f"version {answer.version}"
@@ -169,14 +192,16 @@ class Learner:
         """Ask for every policy that is served and not yet in force here or on the topic."""
         self._follow_at = time.monotonic() + FOLLOW_SECONDS
         try:
-            self.publisher.published.read()
+            current = self.publisher.published.read()
         except (KafkaError, OSError) as error:
             log.debug("the policy topic cannot be read: %s", error)
             self._follow_at = time.monotonic() + RETRY_SECONDS
             return
         if not self._seen:
             return
-        wanted = set()
+        if current:
+            self.rollouts.follow(self.standings)
+        wanted = self.rollouts.wanted()
         for name, standing in self.standings.items():
             scope = self.scopes.awake.get(name)
             behind = scope is not None and scope.version != standing.served
@@ -188,8 +213,8 @@ class Learner:
             served = self.standings.get(name, Standing(name)).served
             if served is None and self.lease.holds(name) and (name, False) not in waiting:
                 scope = self.scopes.awake.get(name)
-                tags = {"origin": "first", **(scope.served if scope else {})}
-                self.registrar.hand(Registration(first_or_counting(name), tags=tags))
+                tags = {"origin": self.settings.start, **(scope.served if scope else {})}
+                self.registrar.hand(Registration(beginning(name, self.settings), tags=tags))
 
     def _serve(self, loaded: Loaded) -> None:
         """Publish a policy, if the topic lacks it and the scope is ours; then judge against it."""
@@ -257,6 +282,7 @@ class Learner:
             "parameter_name": "threshold",
             "lease": self.lease.holder_of(name),
             "holds_lease": self.lease.holds(name),
+            **self.rollouts.status(name),
         }
 
 

@@ -58,27 +58,43 @@ class PolicyPublisher:
             if number > (term + 1) * NUMBERS_A_TERM:
                 raise BrokerError(f"scope {policy.scope} was published under a later term already")
             numbered = replace(policy, publication=number, role=role)
-            if self._producer is None:
-                self._producer = KafkaProducer(
-                    **self._kafka.client_options(),
-                    acks="all",
-                    max_request_size=MAX_BUNDLE_BYTES + 4096,
-                    bootstrap_timeout_ms=2_000,
-                    max_block_ms=1_000,
-                    # shorter than what must be left of a lease
-                    delivery_timeout_ms=int(ACK_SECONDS * 1e3),
-                    request_timeout_ms=int(ACK_SECONDS * 500),
-                )
-            sent = self._producer.send(POLICY.name, value=to_bytes(numbered), key=key)
             # Taken even if no answer comes: the record may lie there all the same.
             self.published.numbers[key] = number
-            sent.get(timeout=ACK_SECONDS)
+            self._send(key, to_bytes(numbered))
         except (KafkaError, OSError) as error:
             raise BrokerError(
                 f"policy {policy.version} of scope {policy.scope} was not acknowledged by "
                 f"{self._kafka.bootstrap_servers}: {error}"
             ) from error
         return numbered
+
+    def withdraw(self, scope: str, role: str) -> None:
+        """Put a tombstone in place of what lies there for ``scope`` and ``role``.
+
+        Raises:
+            BrokerError: the broker is away or refused; to send again is harmless.
+        """
+        try:
+            self._send(policy_key(scope, role), None)
+        except (KafkaError, OSError) as error:
+            raise BrokerError(
+                f"the {role} policy of scope {scope} could not be withdrawn from "
+                f"{self._kafka.bootstrap_servers}: {error}"
+            ) from error
+
+    def _send(self, key: bytes, value: bytes | None) -> None:
+        if self._producer is None:
+            self._producer = KafkaProducer(
+                **self._kafka.client_options(),
+                acks="all",
+                max_request_size=MAX_BUNDLE_BYTES + 4096,
+                bootstrap_timeout_ms=2_000,
+                max_block_ms=1_000,
+                # shorter than what must be left of a lease
+                delivery_timeout_ms=int(ACK_SECONDS * 1e3),
+                request_timeout_ms=int(ACK_SECONDS * 500),
+            )
+        self._producer.send(POLICY.name, value=value, key=key).get(timeout=ACK_SECONDS)
 
     def close(self) -> None:
         """Leave the broker; everything sent was acknowledged already."""

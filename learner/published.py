@@ -24,6 +24,7 @@ class Publication:
     number: int
     partition: int
     offset: int
+    share: float = 0.0
 
 
 class Published:
@@ -68,7 +69,7 @@ class Published:
         self.numbers[key] = max(highest, policy.publication)
         if policy.publication >= highest:  # else it is one that workers pass over
             self._last[key] = Publication(
-                policy.version, policy.publication, record.partition, record.offset
+                policy.version, policy.publication, record.partition, record.offset, policy.share
             )
 
     def _keep(self, partition: int, offsets: range) -> None:

@@ -6,10 +6,11 @@ they are there. What was handed over waits, through outages and restarts, until 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
@@ -17,6 +18,7 @@ from typing import Any, Final
 
 from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import PolicyRefused, RegistryError
+from learner.moves import Move, Moved, carry_out
 from learner.registry import Registry, Standing
 
 log = logging.getLogger(__name__)
@@ -25,6 +27,9 @@ FOLLOW_SECONDS: Final = 3.0
 """How soon an alias that a person moved is noticed; one query of the registry a page of models."""
 RETRY_SECONDS: Final = 15.0
 TRIES: Final = 10
+MOVES: Final = 256
+KEEP: Final = 20
+"""Versions of a scope: see ``HVD_LEARNER_KEEP_VERSIONS``."""
 WAITING: Final = 64
 """Registrations kept while MLflow is away, each some ten kilobytes; the oldest give way."""
 CLOSE_SECONDS: Final = 5.0
@@ -56,12 +61,14 @@ class Registration:
 class Settled:
     """``registration`` is ``version`` now; ``refusal`` says why it was not promoted, or "".
 
-    One that was refused before it was registered has no version.
+    One that was refused before it was registered has no version. One that is to go on trial first
+    is neither promoted nor refused: ``over`` is the champion it won over.
     """
 
     registration: Registration
     version: int | None
     refusal: str
+    over: int = 0
 
 
 @dataclass(frozen=True)
@@ -78,21 +85,25 @@ class Loaded:
     policy: Policy
 
 
-Answer = Settled | Seen | Loaded
+Answer = Settled | Seen | Loaded | Moved
 
 
-def _is_due(registration: Registration, standings: Mapping[str, Standing]) -> bool:
-    """A candidate waits until the first policy it may have won over is registered itself; all wait
-    while a person's pin stands, else each winner meanwhile would be a version."""
-    standing = standings.get(registration.policy.scope, Standing(registration.policy.scope))
-    return standing.pinned is None and (not registration.against or standing.served is not None)
+@dataclass(frozen=True)
+class Rules:
+    """How a learner deals with versions: the name it signs its moves with, whether winners go on
+    ``trial`` first, and how many versions of a scope it keeps."""
+
+    by: str = "learner"
+    trial: bool = False
+    keep: int = KEEP
 
 
 class Registrar:
     """Keeps ``registry`` to one thread between :meth:`start` and :meth:`close`.
 
-    ``may`` is asked from that thread whether a scope is ours to write to. ``away_since`` is when
-    MLflow stopped to answer, in seconds since the epoch, or 0.
+    ``may`` is asked from that thread whether a scope is ours to write to, ``busy`` whether a policy
+    of it is compared with the champion. ``away_since`` is when MLflow stopped to answer, in seconds
+    since the epoch, or 0.
     """
 
     def __init__(
@@ -100,14 +111,20 @@ class Registrar:
         registry: Registry,
         may: Callable[[str], bool],
         waiting: Iterable[Registration] = (),
+        busy: Callable[[str], bool] = lambda scope: False,
+        rules: Rules = Rules(),
     ) -> None:
         self.away_since = 0.0
         self._registry = registry
         self._may = may
+        self._busy = busy
+        self._rules = rules
         self._waiting = OrderedDict((each.key, each) for each in waiting)
         self._tries: Counter[tuple[str, bool]] = Counter()
         self._unusable: set[tuple[str, int]] = set()
         self._asked: set[tuple[str, int]] = set()
+        self._moves: deque[Move] = deque(maxlen=MOVES)
+        self._refused: deque[Registration] = deque(maxlen=WAITING)
         self._answers: SimpleQueue[Answer] = SimpleQueue()
         self._lock = threading.Lock()
         self._wake = threading.Event()
@@ -138,6 +155,17 @@ class Registrar:
         """What is not settled, oldest first: it belongs into the checkpoint."""
         with self._lock:
             return list(self._waiting.values())
+
+    def move(self, move: Move) -> None:
+        """Have it carried out, after those before it, as soon as MLflow answers."""
+        with self._lock:
+            self._moves.append(move)
+        self._wake.set()
+
+    def note(self, refused: Registration) -> None:
+        """Have what the gate refused logged as a run, if MLflow answers soon enough."""
+        with self._lock:
+            self._refused.append(refused)
 
     def ask(self, wanted: Iterable[tuple[str, int]]) -> None:
         """Have these versions (scope, version) loaded."""
@@ -178,7 +206,14 @@ class Registrar:
 
     def _turn(self) -> None:
         standings = self._registry.standings()  # raises when MLflow is away, and then all wait
-        ours = [r for r in self.waiting() if self._may(r.policy.scope) and _is_due(r, standings)]
+        with self._lock:
+            moves = list(self._moves)
+        for move in moves:
+            if not self._stopping.is_set():
+                self._carry_out(move)
+        if moves:
+            standings = self._registry.standings()
+        ours = [r for r in self.waiting() if self._is_due(r, standings)]
         for registration in ours:
             if not self._stopping.is_set():
                 self._try(registration, standings)
@@ -189,6 +224,42 @@ class Registrar:
             if self._stopping.is_set():
                 return
             self._load(scope, version)
+        self._log_refused()
+
+    def _is_due(self, registration: Registration, standings: Mapping[str, Standing]) -> bool:
+        """A candidate waits until the first policy it may have won over is registered itself, and
+        while another is compared with the champion; all wait while a person's pin stands, else each
+        winner meanwhile would be a version."""
+        scope = registration.policy.scope
+        standing = standings.get(scope, Standing(scope))
+        if not self._may(scope) or standing.pinned is not None:
+            return False
+        candidate = bool(registration.against)
+        return not candidate or (standing.served is not None and not self._busy(scope))
+
+    def _carry_out(self, move: Move) -> None:
+        """Do it, or try again at the next turn; one that MLflow refuses for good is given up."""
+        key = move.scope, move.to is not None
+        try:
+            ours = self._may(move.scope)
+            done = carry_out(self._registry, move) if ours else Moved(move, "the lease is lost")
+        except RegistryError as error:
+            self._tries[key] += 1
+            log.warning("%s; try %d of %d", error, self._tries[key], TRIES)
+            if self._tries[key] < TRIES:
+                return
+            done = Moved(move, str(error))
+        self._tries.pop(key, None)
+        with self._lock, contextlib.suppress(ValueError):  # too many waited: it gave way
+            self._moves.remove(move)
+        self._answers.put(done)
+
+    def _log_refused(self) -> None:
+        """One a turn: its pictures take a second, and what is served goes first."""
+        with self._lock:
+            one = self._refused.popleft() if self._refused else None
+        if one is not None and not self._stopping.is_set():
+            self._registry.refuse(one.policy, one.params, one.metrics, one.tags, one.window)
 
     def _try(self, registration: Registration, standings: Mapping[str, Standing]) -> None:
         """Settle it. One that MLflow refuses while it answers others must not stay in their way."""
@@ -200,7 +271,7 @@ class Registrar:
             self._drop(registration)
         except RegistryError as error:
             self._tries[registration.key] += 1
-            log.warning("%s; trial %d of %d", error, self._tries[registration.key], TRIES)
+            log.warning("%s; try %d of %d", error, self._tries[registration.key], TRIES)
             if self._tries[registration.key] < TRIES:
                 return
             self._drop(registration)
@@ -222,15 +293,43 @@ class Registrar:
                 registration.tags,
                 registration.window,
             )
+            self._retire(scope)
             # Looked up again at the last moment: aliases have no compare-and-set, so a move within
             # the next milliseconds is lost; a pin is not.
-            refusal = self._refusal(registration, self._registry.standing(scope))
+            standing = self._registry.standing(scope)
+            refusal = self._refusal(registration, standing)
+        elif registration.against:
+            self._registry.refuse(
+                registration.policy,
+                registration.params,
+                registration.metrics,
+                {**registration.tags, "refusal": refusal},
+                registration.window,
+            )
+        over = 0
         if version is not None and not refusal:
             if not self._may(scope):
                 return  # whoever has the scope now judges for itself
-            self._registry.promote(scope, version)
+            over = self._tried_against(registration, standing)
+            if not over:
+                why = registration.tags.get("verdict", "the first of its scope")
+                self._registry.promote(scope, version, {"moved_by": self._rules.by, "why": why})
         self._drop(registration)
-        self._answers.put(Settled(registration, version, refusal))
+        self._answers.put(Settled(registration, version, refusal, over))
+
+    def _tried_against(self, registration: Registration, standing: Standing) -> int:
+        """The champion to compare it with before it is promoted; 0 where it is promoted at once."""
+        champion = standing.champion
+        if not self._rules.trial or not registration.against or champion is None:
+            return 0
+        return 0 if self._is_unusable(standing.scope, champion) else champion
+
+    def _retire(self, scope: str) -> None:
+        """While nothing of ``scope`` is compared, so that no former champion goes that may have to
+        come back."""
+        retired = self._registry.retire(scope, self._rules.keep)
+        if retired:
+            log.info("scope %s: versions %s are retired", scope, ", ".join(map(str, retired)))
 
     def _refusal(self, registration: Registration, standing: Standing) -> str:
         """Why a person's word stands against its promotion; an unusable champion is none."""

@@ -22,7 +22,7 @@ from learner.checkpoint import under, within
 from learner.clusters import LONG, Clusters
 from learner.contest import FIRST, SEATS, Contest, Contestant, mark
 from learner.drift import STREAMS, Alarm, Detector, beyond
-from learner.gate import MIN_GAIN, Verdict, error_of, judge
+from learner.gate import LEAST_DRAFTS, MIN_GAIN, Verdict, error_of, judge
 from learner.learners import NAMES, QUICK, Learners
 from learner.losses import faced
 from learner.measured import NOMINAL, Costs, measure
@@ -80,6 +80,7 @@ class Scope:
         self._waiting = empty()
         self._next_contestant = 0  # row of the buffer
         self._won: Candidate | None = None
+        self._refused: list[Candidate] = []
         self._offered: list[str] = []  # marks of the candidates that were handed out last
 
     @property
@@ -115,6 +116,11 @@ class Scope:
             self.candidates += 1
             self._offered = [*self._offered[1 - OFFERED :], mark(won.policy)]
         return won
+
+    def refused(self) -> list[Candidate]:
+        """Who was found slower since the last call, each once. Mutates."""
+        found, self._refused = self._refused, []
+        return found
 
     def crown(self, policy: Policy) -> None:
         """``policy`` is what is served from now on, whoever decided so. Mutates.
@@ -206,6 +212,11 @@ class Scope:
                 one.policy, self.champion, judged, costs, one.bets.evidence, one.judged, least
             )
             if not verdict.promote:
+                if not one.recheck and verdict.drafts >= LEAST_DRAFTS:
+                    self._refused = [
+                        *self._refused[1 - OFFERED :],
+                        Candidate(one.policy, one.origin, verdict),
+                    ]
                 one.recheck = one.judged + RECHECK
                 continue
             won = replace(one.policy, version=0)

@@ -15,6 +15,7 @@ from typing import Final
 
 from safetensors import SafetensorError
 
+from decoder.contracts.bundle import FIRST, Policy, frequency_policy
 from decoder.contracts.errors import ContractError
 from decoder.policy.first import first_or_counting
 from learner import checkpoint
@@ -33,6 +34,13 @@ class Entry:
 
     file: str
     events: int
+
+
+def beginning(name: str, settings: LearnerSettings) -> Policy:
+    """What scope ``name`` begins with, and what contends whenever another policy is served."""
+    if settings.start == "counting":
+        return replace(frequency_policy(name), role=FIRST)
+    return first_or_counting(name)
 
 
 class Scopes:
@@ -119,7 +127,7 @@ class Scopes:
                 return Scope.restored(name, self._settings, (arrays, numbers["scope"]))
             except _UNUSABLE as error:
                 log.error("scope %s: %s is unusable (%s): starting anew", name, file, error)
-        return Scope(name, self._settings, first_or_counting(name))
+        return Scope(name, self._settings, beginning(name, self._settings))
 
 
 _UNUSABLE: Final[tuple[type[Exception], ...]] = (

@@ -1,4 +1,4 @@
-"""Records of the draft topic, from the checkpoint's offsets; nothing is committed to a group.
+"""Records of a topic, from the checkpoint's offsets; nothing is committed to a group.
 
 Offsets that live elsewhere than the weights they led to would, after a crash, either lose events or
 count them twice.
@@ -17,7 +17,7 @@ from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import KafkaError
 
 from decoder.contracts.settings import KafkaSettings
-from decoder.contracts.topics import DRAFTS
+from decoder.contracts.topics import DRAFTS, Topic
 
 log = logging.getLogger(__name__)
 
@@ -53,15 +53,22 @@ class Fetched:
 
 
 class EventSource:
-    """Reads every partition of the draft topic.
+    """Reads every partition of ``topic``.
 
     ``offsets`` maps a partition to the next offset to read: what belongs into the checkpoint.
     ``skipped`` counts records that were gone from the topic before they were read.
     """
 
-    def __init__(self, kafka: KafkaSettings, offsets: Mapping[int, int], skipped: int = 0) -> None:
+    def __init__(
+        self,
+        kafka: KafkaSettings,
+        offsets: Mapping[int, int],
+        skipped: int = 0,
+        topic: Topic = DRAFTS,
+    ) -> None:
         self.offsets = dict(offsets)
         self.skipped = skipped
+        self._topic = topic.name
         self._kafka = kafka
         self._consumer: Any = None
         self._partitions_at = 0.0
@@ -71,12 +78,10 @@ class EventSource:
         """Wait for the broker and for the topic; False when ``stop`` was set first."""
         while not stop.is_set():
             try:
-                if self._consumer is None:
-                    self._consumer = KafkaConsumer(**self._kafka.client_options(), **_OPTIONS)
                 if self._assign():
-                    log.info("reading %s from %s", DRAFTS.name, self.offsets or "the earliest")
+                    log.info("reading %s from %s", self._topic, self.offsets or "the earliest")
                     return True
-                waiting = f"topic {DRAFTS.name} does not exist yet"
+                waiting = f"topic {self._topic} does not exist yet"
             except (KafkaError, OSError) as error:
                 waiting = f"no broker at {self._kafka.bootstrap_servers} ({error})"
             log.warning("%s; trying again in %.0f s", waiting, RETRY_SECONDS)
@@ -96,7 +101,7 @@ class EventSource:
             polled = self._consumer.poll(timeout_ms=ANSWER_MS)
         except (KafkaError, OSError) as error:
             if not self._complained:
-                log.warning("reading %s failed: %s; going on trying", DRAFTS.name, error)
+                log.warning("reading %s failed: %s; going on trying", self._topic, error)
             self._complained = True
             time.sleep(timeout)
             return []
@@ -118,7 +123,7 @@ class EventSource:
                 log.error(
                     "%d records of partition %d were removed before they were read: reading on at "
                     "%d. Keep them longer (retention.ms of %s) than a learner may be away.",
-                    record.offset - due, record.partition, record.offset, DRAFTS.name,
+                    record.offset - due, record.partition, record.offset, self._topic,
                 )  # fmt: skip
             elif record.offset < due:
                 log.warning(
@@ -144,8 +149,10 @@ class EventSource:
 
     def _assign(self) -> bool:
         """Read all partitions there are, new ones from the earliest; False without any."""
+        if self._consumer is None:
+            self._consumer = KafkaConsumer(**self._kafka.client_options(), **_OPTIONS)
         self._partitions_at = time.monotonic() + PARTITIONS_SECONDS
-        partitions = {TopicPartition(DRAFTS.name, p) for p in self._partitions()}
+        partitions = {TopicPartition(self._topic, p) for p in self._partitions()}
         added = partitions - self._consumer.assignment()
         if added:
             self._consumer.assign(sorted(partitions))
@@ -158,4 +165,4 @@ class EventSource:
         return bool(partitions)
 
     def _partitions(self) -> set[int]:
-        return set(self._consumer.partitions_for_topic(DRAFTS.name) or ())
+        return set(self._consumer.partitions_for_topic(self._topic) or ())

@@ -13,6 +13,7 @@ from decoder.contracts.errors import ContractError
 from decoder.policy.probes import from_bytes, to_bytes
 from learner import checkpoint
 from learner.registrar import Registration
+from learner.rollout import Rollout
 from learner.scopes import Entry, Scopes
 from learner.sequences import Sequences
 from learner.settings import LearnerSettings
@@ -23,7 +24,7 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class State:
     """What a checkpoint holds. The numbers are those of ``EventSource``, ``Intake`` and
-    ``Published``."""
+    ``Published``, and of the rounds' source."""
 
     scopes: Scopes
     offsets: Mapping[int, int] = field(default_factory=dict)
@@ -34,6 +35,9 @@ class State:
     faults: int = 0
     waiting: Sequence[Registration] = ()
     published: Mapping[bytes, int] = field(default_factory=dict)
+    rollouts: Mapping[str, Rollout] = field(default_factory=dict)
+    round_offsets: Mapping[int, int] = field(default_factory=dict)
+    round_sequences: Sequences = field(default_factory=Sequences)
 
 
 def save(settings: LearnerSettings, state: State) -> None:
@@ -43,10 +47,14 @@ def save(settings: LearnerSettings, state: State) -> None:
         OSError: the disk refuses; what was saved before is in force.
     """
     state.scopes.save()
-    arrays = {
+    arrays: checkpoint.Arrays = {
         f"waiting.{index}": np.frombuffer(to_bytes(each.policy), np.uint8)
         for index, each in enumerate(state.waiting)
     }
+    rollouts = {}
+    for scope, rollout in state.rollouts.items():
+        held, rollouts[scope] = rollout.snapshot()
+        arrays |= checkpoint.under(f"rollout.{scope}.", held)
     numbers = {
         "offsets": {str(p): offset for p, offset in state.offsets.items()},
         "skipped": state.skipped,
@@ -58,6 +66,9 @@ def save(settings: LearnerSettings, state: State) -> None:
         "faults": state.faults,
         "waiting": [_told(each) for each in state.waiting],
         "published": {key.decode(): number for key, number in state.published.items()},
+        "rollouts": rollouts,
+        "round_offsets": {str(p): offset for p, offset in state.round_offsets.items()},
+        "round_sequences": state.round_sequences.known(),
         "serial": state.scopes.serial,
         # a list: JSON with sorted keys loses an order
         "scopes": [[name, asdict(entry)] for name, entry in state.scopes.entries.items()],
@@ -75,22 +86,33 @@ def resumed(settings: LearnerSettings) -> State:
     arrays, numbers = loaded
     try:
         entries = [(str(name), Entry(**entry)) for name, entry in numbers["scopes"]]
-        known = [(str(life), int(p), int(due)) for life, p, due in numbers["sequences"]]
         return State(
             Scopes(settings, entries, int(numbers["serial"])),
             {int(p): int(offset) for p, offset in numbers["offsets"].items()},
             int(numbers["skipped"]),
-            Sequences(known, int(numbers["missing"]), int(numbers["duplicates"])),
+            Sequences(
+                _known(numbers["sequences"]), int(numbers["missing"]), int(numbers["duplicates"])
+            ),
             {str(reason): int(n) for reason, n in numbers["refused"].items()},
             int(numbers["repeated"]),
             int(numbers["faults"]),
             _waiting(arrays, numbers["waiting"]),
             # absent from checkpoints of before it was kept
             {key.encode(): int(n) for key, n in numbers.get("published", {}).items()},
+            {
+                scope: Rollout.restored((checkpoint.within(f"rollout.{scope}.", arrays), told))
+                for scope, told in numbers.get("rollouts", {}).items()
+            },
+            {int(p): int(offset) for p, offset in numbers.get("round_offsets", {}).items()},
+            Sequences(_known(numbers.get("round_sequences", []))),
         )
     except _UNREADABLE as error:
         log.error("checkpoint is not of this version (%s): starting anew", error)
         return State(Scopes(settings))
+
+
+def _known(told: list[Any]) -> list[tuple[str, int, int]]:
+    return [(str(life), int(p), int(due)) for life, p, due in told]
 
 
 def _waiting(arrays: checkpoint.Arrays, told: list[dict[str, Any]]) -> list[Registration]:

@@ -155,6 +155,7 @@ class LearnerStatus(BaseModel):
     trial_low: float = 0.0  # bounds of the ratio; 0: too few pairs to give any
     trial_high: float = 0.0
     trial_pairs: Count = 0  # rounds in which both took part
+    rounds_refused: Count = 0  # records of the trials topic that are no rounds
     rollout_said: str = ""  # the last move of this learner in the scope, and why
 
 

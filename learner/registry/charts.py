@@ -78,7 +78,8 @@ def trial(points: Sequence[Sequence[float]]) -> Any:
 def _axes(x: str, y: str) -> tuple[Any, Any]:
     from matplotlib.figure import Figure  # not pyplot: this runs in a thread
 
-    figure = Figure(SIZE, layout="constrained")
+    figure = Figure(SIZE)  # margins by hand: laying it out would draw it twice
+    figure.subplots_adjust(left=0.12, bottom=0.16, right=0.97, top=0.95)
     axes = figure.add_subplot()
     axes.set_xlabel(x)
     axes.set_ylabel(y)

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from decoder.contracts.bundle import Policy
-from learner.registry import charts, lineage, loadable
+from learner.registry import lineage, loadable
 from learner.registry.connection import Connection
+from learner.registry.standing import SCOPE_TAG
 
 EXPERIMENT: Final = "hvd-learner"
 
 
 def start(
     connection: Connection,
-    name: str,
     policy: Policy,
     params: Mapping[str, Any],
     metrics: Mapping[str, float],
@@ -29,7 +29,9 @@ def start(
 
     client, now = connection.client, get_current_time_millis()
     run = client.create_run(
-        connection.experiment(EXPERIMENT), run_name=name, tags={**tags, **lineage.code_version()}
+        connection.experiment(EXPERIMENT),
+        run_name=f"{tags.get('origin', 'policy')}, {policy.kind}",
+        tags={**tags, SCOPE_TAG: policy.scope, **lineage.code_version()},
     )
     run_id = run.info.run_id
     told = {**params, **lineage.parameters(policy, window)}
@@ -41,7 +43,6 @@ def start(
     data = lineage.dataset_input(window)
     if data is not None:
         client.log_inputs(run_id, [data])
-    draw(connection, run_id, charts.of_training(metrics, window))
     return run
 
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import PolicyRefused, RegistryError
 from decoder.policy.probes import from_bytes, to_bytes
-from learner.registry import lineage, loadable, moves, runs
+from learner.registry import charts, lineage, loadable, moves, runs
 from learner.registry.connection import Connection
 from learner.registry.models import Models
 from learner.registry.standing import (
@@ -85,7 +85,7 @@ class Registry:
             name, digest = self._models.ensured(policy.scope, tags), digest_of(policy)
             number = self._version_of(name, digest)
             if number is None:
-                run = runs.start(self._connection, name, policy, params, metrics, tags, window)
+                run = runs.start(self._connection, policy, params, metrics, tags, window)
                 run_id = run.info.run_id
                 logged = runs.log_model(self._connection, run, policy, bundle, tags)
                 self._client.set_terminated(run_id)
@@ -103,6 +103,8 @@ class Registry:
                     model_id=logged.model_id,
                 )
                 number = int(version.version)
+                # last: a second's work, and what it decorates is there
+                runs.draw(self._connection, run_id, charts.of_training(metrics, window))
             self._client.set_registered_model_alias(name, "candidate", str(number))
             return number
 
@@ -120,9 +122,9 @@ class Registry:
             The run's id.
         """
         with self._reaching("log a refused candidate"):
-            name = self._models.named(policy.scope) or self._models.name_for(policy.scope, tags)
             told = {**tags, "refused": "true"}
-            run = runs.start(self._connection, name, policy, params, metrics, told, window)
+            run = runs.start(self._connection, policy, params, metrics, told, window)
+            runs.draw(self._connection, run.info.run_id, charts.of_training(metrics, window))
             self._client.set_terminated(run.info.run_id)
             return str(run.info.run_id)
 

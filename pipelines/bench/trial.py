@@ -38,7 +38,7 @@ ROUNDS: Final = 300
 """Rounds of a run of the A/A test: it is looked at after each."""
 EFFECTS: Final = (0.20, 0.05, 0.02)
 POWER_RUNS: Final = 9
-MOST_ROUNDS: Final = 6_000
+MOST_ROUNDS: Final = 8_000
 """Rounds after which an effect counts as not seen."""
 EVERY: Final = 0.02
 """Growth of the rounds between two looks for an effect."""
@@ -46,6 +46,8 @@ COSTS: Final = CostTable("nominal CPU", (1, 4096), (30e3, 30e3 + 500.0 * 4095), 
 """Microseconds of a small model on a small machine: what counts is the ratio of its entries."""
 HOLDOUT: Final = 0.3
 """Part of the steps of the sides that are also decoded alone."""
+PASSES: Final = 8
+"""Times that the recordings are decoded by turns, each with other lots."""
 SPREAD: Final = 0.1
 """Of a step's logarithm, where no noise was measured."""
 
@@ -95,8 +97,8 @@ class _Noted(Turns):
     """Turns by the recorded clock in the place of the wall's; ``kept`` are tokens and time of each
     round's blocks, by side."""
 
-    def __init__(self, names: Sequence[str], holdout: float, policy: Policy) -> None:
-        super().__init__(names, holdout, {}, policy, seed=1)
+    def __init__(self, names: Sequence[str], policy: Policy, seed: int) -> None:
+        super().__init__(names, HOLDOUT, {}, policy, seed)
         self.us = 0.0
         self.kept: list[dict[str, tuple[float, float]]] = []
 
@@ -264,11 +266,14 @@ def beside_alone(
     """The champion's rate over that of each stock side: decoded alone, and found by turns."""
     has_model = all(trace.model_accepted is not None for trace in traces)
     names = [n for n in (PLAIN, SUFFIX, MODEL) if has_model or n != MODEL]
-    dealt = _Noted(names, HOLDOUT, policy)
-    decode(traces, policy, dealt)
+    kept = []
+    for seed in range(PASSES):
+        dealt = _Noted(names, policy, seed)
+        decode(traces, policy, dealt)
+        kept += dealt.kept
     made = {}
     for name in names:
-        both = [r for r in dealt.kept if name in r]
+        both = [r for r in kept if name in r]
         by_turns = effect([r[CHAMPION] for r in both], [r[name] for r in both])
         alone = decode(traces, policy, _Always(STOCK[name]))
         made[name] = {

@@ -28,6 +28,7 @@ def settings_in(folder: Path, registry: Registry, **changes: Any) -> LearnerSett
         "buffer_events": 4000,
         "min_events": 400,
         "candidate_every": 200,
+        "rollout": "off",
     }
     return LearnerSettings(**{**values, **changes})
 
@@ -70,7 +71,7 @@ def last_status(kafka: KafkaSettings) -> LearnerStatus:
 Connect = Callable[[LearnerSettings], Learner]
 
 
-def step_until(learner: Learner, done: Callable[[], bool], seconds: float = 60.0) -> None:
+def step_until(learner: Learner, done: Callable[[], bool], seconds: float = 180.0) -> None:
     deadline = time.monotonic() + seconds
     while not done():
         assert time.monotonic() < deadline, "the learner did not get there"

@@ -14,18 +14,21 @@ from pathlib import Path
 
 import httpx
 import pytest
+from kafka import KafkaConsumer, TopicPartition
 
-from decoder.contracts.status import LearnerStatus
+from decoder.contracts.status import LearnerStatus, decode_status
+from decoder.contracts.topics import STATUS
 from learner import checkpoint, state
 from learner.registry import Registry, digest_of
 from learner.settings import LearnerSettings
 from pipelines.stack.running import registry_arguments
 from tests.learner.conftest import Broker, free_port
-from tests.learner.stream import SCOPE, batches, last_status, produce
+from tests.learner.stream import SCOPE, batches, produce
 from tests.learner.traffic import Traffic
 
 pytestmark = [
     pytest.mark.long,
+    pytest.mark.timeout(1_800),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of mlflow's own parts
 ]
 
@@ -105,6 +108,26 @@ def champion_in(registry: Registry) -> int | None:
     return None if standing is None else standing.champion
 
 
+class Statuses:
+    """What learners say, read on from where it was read before."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.consumer = KafkaConsumer(**broker.kafka.client_options(), group_id=None)
+        self.consumer.assign([TopicPartition(STATUS.name, 0)])
+        self.consumer.seek_to_beginning()
+        self.last: LearnerStatus | None = None
+
+    def newest(self) -> LearnerStatus:
+        deadline = time.monotonic() + 60.0
+        while (polled := self.consumer.poll(timeout_ms=500)) or self.last is None:
+            assert time.monotonic() < deadline, "nothing is said"
+            for records in polled.values():
+                found = decode_status(records[-1].value)
+                assert isinstance(found, LearnerStatus)
+                self.last = found
+        return self.last
+
+
 def waiting_in(folder: Path) -> list[str]:
     """Digests of the candidates that wait, as a restart would find them."""
     if checkpoint.load(folder / "checkpoint.safetensors") is None:
@@ -124,6 +147,7 @@ def test_minutes_without_mlflow_cost_no_event_and_no_verdict(
     process = learner(broker, server, folder)
     try:
         server.start()
+        told = Statuses(broker)
         registry = Registry(f"sqlite:///{home / 'mlflow.db'}")  # which is there all the time
         produce(broker.kafka, RECORDS[:KNOWN])
         wait(lambda: champion_in(registry) is not None)
@@ -131,7 +155,7 @@ def test_minutes_without_mlflow_cost_no_event_and_no_verdict(
 
         def status() -> LearnerStatus:
             assert process.poll() is None
-            return last_status(broker.kafka)
+            return told.newest()
 
         wait(lambda: status().scope == SCOPE and status().champion_version == before)
         server.leave(how)
@@ -162,6 +186,7 @@ def test_minutes_without_mlflow_cost_no_event_and_no_verdict(
         last = status()
         assert (last.records_refused, last.records_missing, last.faults) == (0, 0, 0)
         assert last.registry_away_since == 0
+        told.consumer.close()
     finally:
         process.kill()
         process.wait(10)

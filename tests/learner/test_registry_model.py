@@ -172,5 +172,5 @@ def test_a_refused_candidate_is_a_run_and_no_version(registry: Registry) -> None
     run = registry.refuse(random_policy(1, SCOPE), {"p": 1}, {"mae": 2.0}, SERVED, WINDOW)
     held = client_of(registry).get_run(run)
     assert held.data.tags["refused"] == "true" and held.data.metrics == {"mae": 2.0}
-    assert held.info.run_name == NAME and held.info.status == "FINISHED"
+    assert held.data.tags["scope"] == SCOPE and held.info.status == "FINISHED"
     assert [version.number for version in registry.versions(SCOPE)] == [1]

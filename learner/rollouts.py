@@ -1,0 +1,304 @@
+"""The rollouts of all scopes: rounds come in from the topic, trials go out to the workers, and what
+a comparison comes to goes to the registry.
+
+Only who holds a scope's lease publishes or moves anything. The others follow what lies on the
+policy topic and read the same rounds, so that they take over with evidence in hand.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Final
+
+from decoder.contracts.bundle import TRIAL, Policy
+from decoder.contracts.errors import BrokerError, ContractError
+from decoder.contracts.settings import KafkaSettings
+from decoder.contracts.topics import TRIALS
+from decoder.contracts.trials import decode_round
+from learner.comparison import Comparison, Outcome
+from learner.lease import MARGIN_SECONDS, Lease
+from learner.moves import Move, Moved
+from learner.publish import PolicyPublisher
+from learner.registrar import Registrar, Settled
+from learner.registry import Standing
+from learner.rollout import Rollout
+from learner.settings import LearnerSettings
+from learner.source import EventSource
+from learner.state import State
+
+log = logging.getLogger(__name__)
+
+LOGGED: Final = 20
+"""Refused rounds that a process says in its log; the rest are counted."""
+
+
+class Rollouts:
+    """Rollouts by scope; ``refused`` counts records of the trials topic that are no rounds."""
+
+    def __init__(
+        self,
+        settings: LearnerSettings,
+        kafka: KafkaSettings,
+        lease: Lease,
+        publisher: PolicyPublisher,
+        registrar: Registrar,
+        resumed: State,
+    ) -> None:
+        self.settings = settings
+        self.of = dict(resumed.rollouts)
+        self.sequences = resumed.round_sequences
+        self.source = EventSource(kafka, resumed.round_offsets, topic=TRIALS)
+        self.refused = 0
+        self._lease, self._publisher = lease, publisher
+        self._registrar = registrar
+        self._followed = False
+        self._handed: dict[str, Move] = {}  # under way
+
+    @property
+    def on(self) -> bool:
+        """Whether winners are compared at all."""
+        return self.settings.rollout != "off"
+
+    def busy(self, scope: str) -> bool:
+        """Whether a policy of ``scope`` is compared with the champion. Any thread may ask."""
+        rollout = self.of.get(scope)
+        return rollout is not None and rollout.one is not None
+
+    def open(self) -> set[str]:
+        """Scopes in which something is compared, or lies on the topic as if it were."""
+        last = self._publisher.published.last
+        return {s for s, rollout in self.of.items() if rollout.one or last(s, TRIAL)}
+
+    def close(self) -> None:
+        """Leave the broker."""
+        self.source.close()
+
+    def hear(self, scope: str, at: float) -> None:
+        """Drafts of ``scope`` came in a record of ``at``, seconds since the epoch."""
+        rollout = self.of.get(scope)
+        if rollout is not None and rollout.one is not None:
+            rollout.one.hear(at)
+
+    def read(self) -> None:
+        """Take in the rounds that have come, once it is known what they are about."""
+        if not self._followed:
+            return
+        records = self.source.poll(0.0)
+        for record in records:
+            try:
+                played = decode_round(record.value)
+            except ContractError as error:
+                self.refused += 1
+                if self.refused <= LOGGED:
+                    log.warning("record %d/%d: %s", record.partition, record.offset, error)
+                continue
+            if not self.sequences.admit(played.life, record.partition, played.number):
+                continue
+            rollout = self.of.get(played.scope)
+            if rollout is not None and rollout.one is not None:
+                rollout.one.take(played, time.time())
+        self.source.done(records)
+
+    def follow(self, standings: Mapping[str, Standing]) -> None:
+        """Take in where the aliases stand, decide what is ripe, and withdraw what is over.
+
+        The policy topic has been read to its end.
+        """
+        self._followed = True
+        for scope, standing in standings.items():
+            last = self._publisher.published.last(scope, TRIAL)
+            rollout = self.of.setdefault(scope, Rollout())
+            if not self._lease.holds(scope):
+                self._handed.pop(scope, None)
+                if self._lease.holder_of(scope) not in ("", self._lease.holder):
+                    rollout.trail(standing, last, time.time())
+                continue  # where nobody holds it, whoever does next has to see what was moved
+            if self.on:
+                self._heed(scope, rollout, standing)
+            else:
+                rollout.champion, rollout.one = standing.champion or 0, None
+            if rollout.one is None or rollout.outcome is not None:
+                if last is not None and self._lease.holds(scope, MARGIN_SECONDS):
+                    self._withdraw(scope)
+            elif last is not None and last.version == rollout.one.version:
+                rollout.one.published(last.number, time.time())
+
+    def wanted(self) -> set[tuple[str, int]]:
+        """Versions (scope, version) that are compared and do not lie on the topic as is due."""
+        found = set()
+        for scope, rollout in self.of.items():
+            one = rollout.one
+            if one is None or rollout.outcome is not None or not self._lease.holds(scope):
+                continue
+            last = self._publisher.published.last(scope, TRIAL)
+            if last is None or (last.version, last.share) != (one.version, one.share):
+                found.add((scope, one.version))
+        return found
+
+    def serve(self, policy: Policy) -> None:
+        """Publish ``policy`` for trial, if that is what the topic lacks."""
+        scope = policy.scope
+        if (scope, policy.version) not in self.wanted():
+            return
+        one = self.of[scope].one
+        if one is None or not self._lease.holds(scope, MARGIN_SECONDS):
+            return
+        try:
+            sent = self._publisher.publish(
+                replace(policy, share=one.share), self._lease.term(scope), TRIAL
+            )
+        except BrokerError as error:
+            log.warning("%s; it is published as soon as that is possible", error)
+            return
+        one.published(sent.publication, time.time())
+        log.info("scope %s: version %d plays %.0f%%", scope, policy.version, 100.0 * one.share)
+
+    def begin(self, settled: Settled) -> None:
+        """Put on trial what was registered, unless something else is."""
+        scope, version = settled.registration.policy.scope, settled.version
+        rollout = self.of.setdefault(scope, Rollout())
+        if version is None or not settled.over or version == settled.over:
+            return
+        if not rollout.may_try(version, time.time()):
+            log.info("scope %s: version %d is not tried now", scope, version)
+            return
+        rollout.champion = settled.over
+        rollout.begin("trial", version, settled.over, time.time())
+        self._begun(scope, rollout)
+
+    def moved(self, done: Moved) -> None:
+        """What an outcome asked for is done, or was refused for a person's sake."""
+        scope = done.move.scope
+        if done.refusal:
+            log.warning("scope %s: %s", scope, done.refusal)
+        if self._handed.get(scope) is not done.move:
+            return
+        del self._handed[scope]
+        rollout = self.of[scope]
+        if rollout.outcome is None:
+            return
+        if done.move.to is None or done.refusal:
+            outcome = Outcome("give up", done.refusal) if done.refusal else rollout.outcome
+            rollout.end(outcome, time.time())
+            return
+        standing = Standing(scope, champion=done.move.to, trial=rollout.asked or None)
+        rollout.follow(standing, time.time())
+        self._begun(scope, rollout)
+
+    def _heed(self, scope: str, rollout: Rollout, standing: Standing) -> None:
+        was = rollout.one
+        ended = rollout.follow(standing, time.time())
+        if ended is not None:
+            self._handed.pop(scope, None)
+            self._registrar.move(self._told(scope, ended.one, ended.outcome))
+        if rollout.one is not was:
+            self._begun(scope, rollout)
+        if rollout.decide(self.settings) is not None:
+            log.info("scope %s: %s", scope, rollout.said)
+        if rollout.one is not None and rollout.outcome is not None and scope not in self._handed:
+            self._handed[scope] = move = self._move(scope, rollout.one, rollout.outcome)
+            self._registrar.move(move)
+
+    def _begun(self, scope: str, rollout: Rollout) -> None:
+        one = rollout.one
+        if one is not None:
+            log.info("scope %s: %s", scope, rollout.said)
+            move = self._told(scope, one, None)
+            self._registrar.move(replace(move, begun=one.version if one.kind == "trial" else None))
+
+    def _move(self, scope: str, one: Comparison, outcome: Outcome) -> Move:
+        """What is to be done about ``outcome``; who approves moves the champion himself."""
+        move = self._told(scope, one, outcome)
+        if one.kind == "trial":
+            move = replace(move, points=one.points())
+        if outcome.word not in ("promote", "roll back") or self.settings.rollout == "approve":
+            return move
+        back = f"rolled back from version {one.over}: " if outcome.word == "roll back" else ""
+        return replace(move, over=one.over, to=one.version, why=back + outcome.why)
+
+    def _told(self, scope: str, one: Comparison, outcome: Outcome | None) -> Move:
+        """Tags of ``one``, begun or ended, and the end of its alias."""
+        by, approve = self._lease.holder, self.settings.rollout == "approve"
+        tags = tags_of(one, outcome, by, approve)
+        why = outcome.why if outcome else "compared with the champion"
+        return Move(scope, by, why, tags, ended=one.version if outcome else None)
+
+    def _withdraw(self, scope: str) -> None:
+        try:
+            self._publisher.withdraw(scope, TRIAL)
+        except BrokerError as error:
+            log.warning("%s; tried again", error)
+
+    def status(self, scope: str) -> dict[str, object]:
+        """Of ``scope``, as fields of a learner's status."""
+        rollout = self.of.get(scope, Rollout())
+        told: dict[str, object] = {"rollout_said": rollout.said, "rounds_refused": self.refused}
+        one = rollout.one
+        if one is None:
+            return told
+        found = one.figures().cost
+        known = math.isfinite(found.high)
+        return told | {
+            "rollout": one.kind,
+            "trial_version": one.version,
+            "trial_share": one.share,
+            "trial_ratio": found.ratio if found.pairs else 0.0,
+            "trial_low": found.low if known else 0.0,
+            "trial_high": found.high if known else 0.0,
+            "trial_pairs": found.pairs,
+        }
+
+
+def tags_of(
+    one: Comparison, outcome: Outcome | None, by: str, approve: bool
+) -> dict[int, dict[str, str]]:
+    """Tags of the version that was put to the test: what became of it, who says so, why, and its
+    rate over that of the version it was compared with.
+
+    Args:
+        outcome: None while it is under way.
+        approve: whether a person moves the aliases.
+    """
+    trial = one.kind == "trial"
+    version, other = (one.version, one.over) if trial else (one.over, one.version)
+    told = {
+        "": _word(outcome, approve),
+        "_against": str(other),
+        "_by": by,
+        "_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "_why": outcome.why if outcome else "won the offline gate" if trial else "newly champion",
+    }
+    if outcome is not None:
+        found = one.figures()
+        told |= {"_pairs": str(found.cost.pairs), "_minutes": f"{one.seconds / 60.0:.1f}"}
+        ratios = {"_ratio": found.cost.ratio, "_wall_ratio": found.wall.ratio}
+        if math.isfinite(found.cost.high):
+            low, high = found.cost.low, found.cost.high
+            ratios |= {"_low": low, "_high": high} if trial else {"_low": high, "_high": low}
+        told |= {
+            name: f"{ratio if trial else 1.0 / ratio:.4f}"
+            for name, ratio in ratios.items()
+            if found.cost.pairs
+        }
+    return {version: {one.kind + name: text for name, text in told.items()}}
+
+
+def _word(outcome: Outcome | None, approve: bool) -> str:
+    if outcome is None:
+        return "running"
+    done, advised = _WORDS[outcome.word]
+    return advised if approve else done
+
+
+_WORDS: Final = {
+    "promote": ("promoted", "passed"),
+    "drop": ("dropped", "dropped"),
+    "roll back": ("rolled back", "found slower"),
+    "keep": ("kept", "kept"),
+    "give up": ("ended", "ended"),
+}

@@ -1,0 +1,186 @@
+"""What rounds say of a policy on trial, and of one that is watched."""
+
+from __future__ import annotations
+
+import json
+from array import array
+
+import numpy as np
+import pytest
+
+from decoder.contracts.bundle import CHAMPION, FIRST, TRIAL
+from decoder.contracts.trials import Block, Round
+from learner.comparison import ENOUGH, MOST, QUIET_SECONDS, SHARE, WIDER, WIDTH, Comparison
+from learner.settings import LearnerSettings
+from tests.learner.rounds import rounds
+
+RULES = LearnerSettings(trial_minutes=30.0)
+NOW = 1e9
+
+
+def compared(kind: str = "trial", **changes: object) -> Comparison:
+    one = Comparison(kind, 7, 5, heard_at=NOW)  # type: ignore[arg-type]
+    one.published(1_000_003, NOW)
+    return one
+
+
+def played(one: Comparison, count: int, ratio: float, **changes: object) -> Comparison:
+    start = one.played
+    for each in rounds(count, {TRIAL: (7, ratio), CHAMPION: (5, 1.0)}, first=start, **changes):  # type: ignore[arg-type]
+        one.take(each, NOW + 1e6)
+    return one
+
+
+def word(one: Comparison, settings: LearnerSettings = RULES) -> str:
+    outcome = one.outcome(settings)
+    return "" if outcome is None else outcome.word
+
+
+def test_a_candidate_that_loses_little_at_most_is_promoted() -> None:
+    one = played(compared(), 400, 1.0, noise=0.05)
+    assert word(one) == "promote" and "a loss of 3% is excluded" in str(one.outcome(RULES))
+    assert word(played(compared(), 8, 1.0, noise=0.0)) == "", "too few pairs to say"
+
+
+def test_one_that_is_slower_is_dropped_soon() -> None:
+    one = compared()
+    while not word(one):
+        played(one, 1, 0.8, noise=0.1)
+    assert word(one) == "drop" and one.played < 60
+
+
+def test_by_costs_that_wall_time_speaks_against_nothing_is_promoted_or_rolled_back() -> None:
+    for kind, end in (("trial", ""), ("watch", "")):
+        one = played(compared(kind), 200, 1.2, noise=0.05, wall=1.4)
+        found = one.figures()
+        assert found.cost.low > 1.0 and found.wall.high < 1.0
+        assert word(one) == end
+    one = played(compared(), 200, 1.2, noise=0.05, wall=1.4, seconds=10.0)
+    assert word(one) == "drop" and "speaks against it" in str(one.outcome(RULES))
+
+
+def test_enough_pairs_without_an_end_widen_a_trial() -> None:
+    one = played(compared(), ENOUGH - 1, 1.0, noise=0.4)
+    assert word(one) == "" and one.wider() == SHARE
+    played(one, 1, 1.0, noise=0.4)
+    assert word(one) == "" and one.wider() == WIDER
+    watched = played(compared("watch"), ENOUGH, 1.0, noise=0.4)
+    assert watched.wider() == SHARE
+
+
+def test_without_hope_is_what_cannot_come_up_to_the_margin_any_more() -> None:
+    def pairs_until_it_ends(minutes: float) -> int:
+        one, settings = compared(), LearnerSettings(trial_minutes=minutes)
+        while not word(one, settings):
+            played(one, 1, 0.93, noise=0.2, seconds=20.0)
+        assert word(one, settings) == "drop" and "without hope" in str(one.outcome(settings))
+        return one.played
+
+    assert ENOUGH <= pairs_until_it_ends(12.0) < pairs_until_it_ends(60.0)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "minutes", "expected", "why"),
+    [
+        (1.05, 30, "promote", "as the offline gate said"),
+        (0.85, 20, "drop", "the estimate speaks against it"),
+        (0.85, 8, "promote", "as the offline gate said"),  # too few pairs to speak
+    ],
+)
+def test_when_its_time_is_over_the_estimate_decides(
+    ratio: float, minutes: float, expected: str, why: str
+) -> None:
+    one, settings = compared(), LearnerSettings(trial_minutes=minutes)
+    while one.seconds < 60.0 * minutes:
+        assert word(one, settings) == ""
+        played(one, 1, ratio, noise=0.3, seconds=60.0)
+    assert word(one, settings) == expected and why in str(one.outcome(settings))
+
+
+def test_a_pause_decides_nothing() -> None:
+    one = played(compared(), 10, 1.0, noise=0.3)
+    seconds = one.seconds
+    played(one, 1, 1.0, start=8 * 3600.0)
+    assert one.seconds <= seconds + 60.0 and word(one) == ""
+
+
+def test_traffic_without_rounds_leaves_the_gate_alone() -> None:
+    one = compared()
+    for second in range(int(QUIET_SECONDS)):
+        one.hear(NOW - 3600.0 + second)
+    assert one.quiet == 0.0, "read late: it was there before the trial"
+    for second in range(int(QUIET_SECONDS) + 1):
+        assert word(one) == ""
+        one.hear(NOW + second)
+    assert word(one) == "promote" and "gate alone" in str(one.outcome(RULES))
+
+
+def test_what_workers_refuse_is_not_promoted_for_want_of_pairs() -> None:
+    one = played(compared(), 3, 1.0)
+    for each in rounds(5, {"plain": (0, 1.0), CHAMPION: (5, 1.0)}):
+        one.take(each, NOW)
+    for second in range(int(QUIET_SECONDS) + 1):
+        one.hear(NOW + second)
+    assert word(one) == "drop" and "refused it, or it failed" in str(one.outcome(RULES))
+
+
+def test_what_could_not_be_published_is_given_up() -> None:
+    one = Comparison("trial", 7, 5, heard_at=NOW)
+    for second in range(int(QUIET_SECONDS) + 1):
+        one.hear(NOW + second)
+    assert word(one) == "give up"
+
+
+def test_rounds_of_other_versions_and_of_an_earlier_trial_are_none_of_its_own() -> None:
+    one = compared()
+    for trial, champion, publication in ((6, 5, 0), (7, 4, 0), (7, 5, 1_000_002)):
+        sides = {TRIAL: (trial, 2.0), CHAMPION: (champion, 1.0)}
+        for each in rounds(5, sides, publication=publication or 1_000_003):
+            one.take(each, NOW)
+    alone = Round(
+        scope="s", worker="w", life="a", number=1, time=1.0,
+        blocks=(Block(side=TRIAL, version=7, steps=1, requests=1, tokens=1, us=1.0, cost_us=1.0),),
+    )  # fmt: skip
+    one.take(alone, NOW)
+    assert not one.pairs
+
+
+def test_a_new_champion_that_is_slower_than_the_one_before_is_rolled_back() -> None:
+    one = compared("watch")
+    while not word(one):
+        played(one, 1, 1.2, noise=0.1)
+    assert word(one) == "roll back"
+    assert word(played(compared("watch"), 400, 1.0, noise=0.05)) == "keep"
+
+
+def test_a_new_champion_that_is_slower_than_the_first_policy_is_rolled_back() -> None:
+    one = compared("watch")
+    sides = {FIRST: (1, 1.3), CHAMPION: (5, 1.0)}
+    for each in rounds(100, sides, noise=0.1):
+        one.take(each, NOW)
+    assert word(one) == "roll back" and "first policy" in str(one.outcome(RULES))
+
+
+def test_a_clock_that_is_ahead_is_not_believed() -> None:
+    one = compared()
+    for each in rounds(3, {TRIAL: (7, 1.0), CHAMPION: (5, 1.0)}, start=2.0**35):
+        one.take(each, NOW)
+    assert one.played_at == NOW and one.seconds == 0.0
+
+
+def test_pairs_are_bounded() -> None:
+    one = compared()
+    one.pairs = array("d", [1.0]) * (WIDTH * MOST)
+    played(one, 3, 1.0)
+    assert one.played == MOST and word(one) == "promote"
+
+
+def test_a_comparison_goes_on_from_a_snapshot() -> None:
+    one = played(compared("watch"), 30, 1.05, noise=0.2)
+    one.hear(NOW + 3.0)
+    arrays, numbers = one.snapshot()
+    other = type(one).restored((arrays, json.loads(json.dumps(numbers))))
+    for each in (one, other):
+        played(each, 30, 1.05, noise=0.2)
+    assert one == other and np.array_equal(one.snapshot()[0]["pairs"], other.snapshot()[0]["pairs"])
+    assert one.figures() == other.figures()
