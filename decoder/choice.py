@@ -14,28 +14,40 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.compiled import FIXED, FLOATS, MATRIX, REAL, REALS_3, WHOLE, WHOLES, YES, compiled
+from decoder.compiled import (
+    FIXED,
+    FLOATS,
+    MATRIX,
+    REAL,
+    REALS,
+    REALS_3,
+    WHOLE,
+    WHOLES,
+    YES,
+    compiled,
+)
 from decoder.contracts.bundle import Policy
 from decoder.contracts.features import FEATURES, FloatArray
 from decoder.policy.estimate import estimate
 from decoder.policy.pricing import TAIL, CostTable
 from decoder.policy.rule import CACHE, MODEL, NONE, Arms, Lengths
-from decoder.policy.survival import BUCKET_OF, yields_of
+from decoder.policy.survival import BUCKET_OF
+
+_ANY: Final = 1 << 40
+_EVEN: Final = np.zeros(16)
 
 
 class Chosen(NamedTuple):
     """What a policy wants of n requests, m of them with a cache draft, and what it expects.
 
     ``expected`` and ``model`` [n] are accepted lengths in tokens, of the cache draft (0 without
-    one) and of a model draft; ``foreseen`` [m] is the network's own word on the latter, None
-    without one. ``model_len`` is the length of every model draft of the step.
+    one) and of a model draft. ``model_len`` is the length of every model draft of the step.
     """
 
     arms: Arms
     lengths: Lengths
     expected: FloatArray
     model: FloatArray
-    foreseen: FloatArray | None
     model_len: int
 
 
@@ -49,8 +61,7 @@ def choose(
     rate: float,
     model_len: int,
     *,
-    chance: float = 0.5,
-    ratio: float = 1.0,
+    odds: NDArray[np.float64] = _EVEN,
     shorter: bool = True,
     most: int | None = None,
 ) -> Chosen:
@@ -62,14 +73,14 @@ def choose(
         rows: requests of the step, those without speculation included.
         rate: tokens a request commits in the time of a step that verifies no draft.
         model_len: tokens of a model draft at most; 0 without a model drafter.
-        chance: that one more token of a model draft is accepted, where nothing else is known.
-        ratio: of what model drafts brought here to what the network had foreseen.
+        odds: float64 [at least model_len], log-odds that a model draft's token of each place is
+            accepted, given those before it.
         shorter: whether model drafts may be shorter than ``model_len``.
         most: draft tokens of all requests together; None for no bound.
     """
     room = _ANY if most is None else max(most, 0)
     if policy.kind != "survival":
-        chosen = _threshold(policy, features, owners, n, model_len, chance)
+        chosen = _threshold(policy, features, owners, n, model_len, odds)
         if most is not None:
             _fit(chosen.arms, chosen.lengths, room)
         return chosen
@@ -77,11 +88,11 @@ def choose(
     weights, widths = policy.flat
     found = _survival(
         features, weights, widths, owners, _DRAFT_LEN, BUCKET_OF, n, rows, longest, shorter, room,
-        chance, ratio, rate, costs.dense,
+        odds, rate, costs.dense,
         (costs.draft_us, costs.draft_token_us, costs.draft_row_us),
     )  # fmt: skip
-    arms, lengths, expected, model, foreseen, k = found
-    return Chosen(arms, lengths, expected, model, foreseen if longest else None, k or model_len)
+    arms, lengths, expected, model, k = found
+    return Chosen(arms, lengths, expected, model, k or model_len)
 
 
 def _fit(arms: Arms, lengths: Lengths, room: int) -> None:
@@ -100,17 +111,17 @@ def _threshold(
     owners: NDArray[np.int64],
     n: int,
     model_len: int,
-    chance: float,
+    odds: NDArray[np.float64],
 ) -> Chosen:
     found = estimate(policy, features, model_len)
     k = model_len if policy.use_model else 0
     expected, lengths = np.zeros(n, np.float32), np.zeros(n, np.int32)
-    model = np.full(n, yields_of(chance, k)[-1] if k else 0.0, np.float32)
-    expected[owners], lengths[owners], model[owners] = found.expected, found.lengths, found.model
+    expected[owners], lengths[owners] = found.expected, found.lengths
+    model = np.full(n, yields_of_places(odds, k)[-1] if k else 0.0, np.float32)
     taken = (lengths > 0) & (expected >= policy.threshold)
     arms = np.where(taken, CACHE, MODEL if k else NONE).astype(np.int8)
     wanted = np.where(taken, lengths, k).astype(np.int32)
-    return Chosen(arms, wanted, expected, model, None, model_len)
+    return Chosen(arms, wanted, expected, model, model_len)
 
 
 @compiled()
@@ -164,13 +175,15 @@ def curves_of(
 
 
 @compiled()
-def chain(chance: float, ratio: float, out: FloatArray) -> None:
-    """``policy.survival.yields_of`` times ``ratio``, at most every token. Mutates ``out``."""
-    total, power = 0.0, 1.0
-    for j in range(len(out)):
-        power *= chance
-        total += power
-        out[j] = min(total * ratio, j + 1.0)
+def yields_of_places(odds: NDArray[np.float64], most: int) -> FloatArray:
+    """Expected accepted lengths of model drafts of 1 to ``most`` tokens: float32 [most]."""
+    yields = np.empty(most, np.float32)
+    total, alive = 0.0, 1.0
+    for place in range(most):
+        alive /= 1.0 + np.exp(-odds[place])
+        total += alive
+        yields[place] = total
+    return yields
 
 
 @compiled()
@@ -343,7 +356,7 @@ def share_out(
 @compiled(
     (
         MATRIX, FLOATS, WHOLES, WHOLES, WHOLE, WHOLES, WHOLE, WHOLE, WHOLE, YES, WHOLE,
-        REAL, REAL, REAL, FIXED, REALS_3,
+        REALS, REAL, FIXED, REALS_3,
     )
 )  # fmt: skip
 def _survival(
@@ -358,12 +371,11 @@ def _survival(
     most: int,
     shorter: bool,
     room: int,
-    chance: float,
-    ratio: float,
+    odds: NDArray[np.float64],
     rate: float,
     dense: NDArray[np.float64],
     drafting: tuple[float, float, float],
-) -> tuple[Arms, Lengths, FloatArray, FloatArray, FloatArray, int]:
+) -> tuple[Arms, Lengths, FloatArray, FloatArray, int]:
     value = verifying(rows, dense) / (rate * rows)
     outputs = outputs_of(features, weights, widths)
     draft_lens = features[:, draft_len].astype(np.int64)
@@ -371,22 +383,14 @@ def _survival(
     expected = np.zeros(n, np.float32)
     for i in range(n):
         expected[i] = curves[i].sum()
-    # Without a cache draft there are no features; what model drafts bring here must do.
     yields = np.empty((n, most), np.float32)
-    for i in range(n):
-        chain(chance, 1.0, yields[i])
-    foreseen = np.empty((len(owners), most), np.float32)
-    for r in range(len(owners)):
-        own = 1.0 / (1.0 + np.exp(-outputs[r, -1]))
-        chain(own, 1.0, foreseen[r])
-        chain(own, ratio, yields[owners[r]])
+    yields[:] = yields_of_places(odds, most)
     k = draft_length(yields, value, rows, room, dense, drafting) if most and shorter else most
-    model, word = np.zeros(n, np.float32), np.zeros(len(owners), np.float32)
+    model = np.zeros(n, np.float32)
     if k:
-        model[:], word[:] = yields[:, k - 1], foreseen[:, k - 1]
+        model[:] = yields[:, k - 1]
     arms, lengths = share_out(curves, model, k, value, rows, room, dense, drafting)
-    return arms, lengths, expected, model, word, k
+    return arms, lengths, expected, model, k
 
 
-_ANY: Final = 1 << 40
 _DRAFT_LEN: Final = FEATURES.index("draft_len")

@@ -91,14 +91,12 @@ class Step:
     lengths: Sequence[int] = ()
     expected: FloatArray = field(default_factory=_empty)
     model: FloatArray = field(default_factory=_empty)
-    foreseen: FloatArray | None = None  # [m], by cache draft
     features: FloatArray = field(default_factory=_empty)  # [m, features], by cache draft
     draft_us: float = 0.0
     tokens: int = 0
     us: float = 0.0
     policy: Policy | None = None  # that chose
     side: str = ""  # of a trial
-    whose: str = ""  # as of ``ModelArm.ratio_of``
 
     @property
     def serves(self) -> bool:
@@ -141,12 +139,6 @@ class Cycle:
     def wanted_len(self) -> int:
         """Draft tokens of the policy's own choice."""
         return self.step.lengths[self.row]
-
-    @property
-    def foreseen(self) -> float | None:
-        """The network's estimate of the model draft, before correction."""
-        foreseen = self.step.foreseen
-        return None if foreseen is None or self.draft < 0 else float(foreseen[self.draft])
 
 
 @dataclass(slots=True)

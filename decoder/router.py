@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from decoder.choice import Chosen, choose
 from decoder.complaints import Complaints
-from decoder.contracts.bundle import CHAMPION, MAX_DRAFT, Policy
+from decoder.contracts.bundle import CHAMPION, FIRST, MAX_DRAFT, Policy
 from decoder.contracts.features import FloatArray
 from decoder.costs import LiveCosts
 from decoder.counters import Counters
@@ -40,7 +40,7 @@ from decoder.labels import Label
 from decoder.looks import Looks
 from decoder.payoff.featurize import DraftState, featurize
 from decoder.payoff.memory import History, TenantMemories
-from decoder.payoff.model_arm import ModelArm
+from decoder.payoff.model_arm import START, ModelArm
 from decoder.policy.pricing import MAX_TOKENS, gain_of, plain_steps, step_time
 from decoder.policy.rule import ARMS, CACHE, MODEL, NONE
 from decoder.rate import LiveRate
@@ -112,7 +112,9 @@ class DraftRouter:
         self._longest = longest
         self._model_len = min(model_draft_tokens, longest) if has_model else 0
         self._shorter = shorter
-        self.model_arm = ModelArm(policy.model_payoff or 1.0, self._model_len)
+        # A first policy was made with drafters of its own: it knows nothing of this one.
+        known = policy.model_payoff if policy.role != FIRST else 0.0
+        self.model_arm = ModelArm(known or START, self._model_len)
         self.doze = Doze() if floor is not None else None
         self._looks = Looks(floor, self.model_arm, self._model_len > 0)
         self._events = 0
@@ -317,9 +319,8 @@ class DraftRouter:
             int((wanted.arms == MODEL).sum()), len(names), time.time(),
             self.rate.value if policy.kind == "survival" else policy.threshold, wanted.model_len,
             arms.tolist(), wanted.arms.tolist(), wanted.lengths.tolist(), wanted.expected,
-            wanted.model, wanted.foreseen, features, draft_us, policy=policy,
+            wanted.model, features, draft_us, policy=policy,
             side=side.name if side is not None else "",
-            whose=side.whose if side is not None else "",
         )  # fmt: skip
         self._drafted = step.model_len if MODEL in step.arms else 0
         left = MAX_TOKENS if most is None else most
@@ -365,8 +366,7 @@ class DraftRouter:
             return side, rule(
                 champion if side is None else side.policy, features, np.array(owners, np.int64),
                 n, rows, self.costs.table, self.rate.value, self._model_len,
-                chance=self.model_arm.chance, shorter=self._shorter, most=most,
-                ratio=self.model_arm.ratio_of("" if side is None else side.whose),
+                odds=self.model_arm.odds, shorter=self._shorter, most=most,
             )  # fmt: skip
         except Exception:
             if side is None or self.turns is None or side.name == CHAMPION:
@@ -522,9 +522,7 @@ class DraftRouter:
         if arm == "model" and cycle.committed == reported:
             cycle.model_accepted = accepted
             drafts = cycle.step.arms.count(MODEL)
-            self.model_arm.observe(
-                accepted, cycle.verified_len, cycle.foreseen, drafts, cycle.step.whose
-            )
+            self.model_arm.observe(accepted, cycle.verified_len, drafts)
             whole = accepted == cycle.verified_len
             rest = self.model_arm.payoff(self._model_len - cycle.verified_len) if whole else 0.0
             request.history.learn_model(accepted + rest)
@@ -533,7 +531,7 @@ class DraftRouter:
         """Tell the floor what each option would have made of this cycle."""
         if self.floor is None or not cycle.committed or not cycle.step.serves:
             return
-        usual = self.model_arm.payoff(cycle.step.model_len) if cycle.step.model_len else 0.0
+        usual = float(cycle.step.model[cycle.row])
         foreseen = outcomes_of(cycle, accepted, usual, self.costs.table)
         self.floor.add(request.stretch, cycle.committed, foreseen, cycle.step.batch)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from decoder.contracts.bundle import CHAMPION, FIRST, TRIAL, Policy
+from decoder.contracts.bundle import FIRST, TRIAL, Policy
 from decoder.contracts.features import SCHEMA_ID
 from decoder.contracts.trials import MODEL, PLAIN, SUFFIX
 
@@ -35,11 +35,6 @@ class Side:
     def drafts(self) -> bool:
         """Whether it may ask the model drafter for anything."""
         return self.policy.use_model
-
-    @property
-    def whose(self) -> str:
-        """Whose estimates of the model draft are judged apart from the champion's; "" for its."""
-        return "" if self.name == CHAMPION else f"{self.name}/{self.policy.publication}"
 
 
 def _rule(name: str, threshold: float, shown: Shown, model: bool) -> Side:

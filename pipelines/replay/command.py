@@ -31,7 +31,9 @@ from pipelines.replay.traces import Notice, read
 SHOWN: Final = 10
 """Notices shown of each file; the counts by reason are complete."""
 HEADINGS: Final = {
-    "model": "model",
+    "model_best": "model",
+    "match4": "match4",
+    "buckets": "buckets",
     "frequency": "freq",
     "frequency_tuned": "freq*",
     "arctic": "arctic",

@@ -13,9 +13,9 @@ import numpy as np
 
 from decoder.contracts.bundle import Kind, Policy
 from decoder.contracts.errors import TraceError
-from decoder.engines.reference.method import method
+from decoder.engines.reference.method import Method, method
 from decoder.policy.estimate import predict
-from decoder.policy.rule import NONE
+from decoder.policy.rule import MODEL, NONE
 from decoder.settings import WorkerSettings
 from pipelines.replay import survival, walks
 from pipelines.replay.engine import hybrid, simulate
@@ -168,6 +168,7 @@ class Study:
         policy = found.policy
         field, known = file.test.field, file.train.states.rows.features
         counted = file.test.states.rows.features[:, walks.SCORE]
+        matched = file.test.states.rows.features[:, walks.MATCH]
         thresholds = {
             "frequency": FREQUENCY,
             "frequency_tuned": walks.tune(file.train.field, known[:, walks.SCORE]),
@@ -176,6 +177,9 @@ class Study:
         tallies: dict[str, Tally] = {
             "none": walks.walk(field, np.full(len(field.row), NONE, np.int8)),
             "model": walks.walk(field, walks.arms_at(field, counted, float("inf"))),
+            "model_best": self._best_length(field),
+            "match4": walks.walk(field, walks.arms_at(field, matched, 4.0)),
+            "buckets": self._decode(file.test.traces, file.warm_up, method("buckets"), file.name),
             "suffix": walks.walk(walks.without_model(field), walks.arms_at(field, counted, 0.0)),
         }
         for name, threshold in thresholds.items():
@@ -183,12 +187,14 @@ class Study:
         hybrids = {"hybrid": policy}
         if policy.kind != "survival":
             best = found.tune(
-                file.train.traces, lambda traces, by: self._decode(traces, [], by, file.name)
+                file.train.traces,
+                lambda traces, by: self._decode(traces, [], hybrid("hybrid", by), file.name),
             )
             hybrids["hybrid_tuned"] = replace(policy, threshold=best)
             thresholds |= {name: p.threshold for name, p in hybrids.items()}
         for name, chosen in hybrids.items():
-            tallies[name] = self._decode(file.test.traces, file.warm_up, chosen, file.name)
+            by = hybrid(name, chosen)
+            tallies[name] = self._decode(file.test.traces, file.warm_up, by, file.name)
         tallies[ORACLE] = walks.walk(field, *walks.oracle(field))
         return Report(
             file.name,
@@ -203,19 +209,29 @@ class Study:
             file.left_out,
         )
 
+    def _best_length(self, field: walks.Field) -> Tally:
+        """The model draft in every cycle, at the length that makes most of it."""
+        always = np.full(len(field.row), MODEL, np.int8)
+        lengths = range(1, self._settings.model_draft_tokens + 1)
+        return max((walks.walk(walks.shorter(field, k), always) for k in lengths), key=_rate)
+
     def _decode(
-        self, traces: Sequence[Trace], warm_up: Sequence[Trace], policy: Policy, name: str
+        self, traces: Sequence[Trace], warm_up: Sequence[Trace], by: Method, name: str
     ) -> Tally:
         whole = sum(len(t.output) for t in [*warm_up, *traces])
-        what, done = f"decoding {name} from {policy.threshold:g}", 0
+        what, done = f"decoding {name} from {by.policy.threshold:g}", 0
 
         def progress(committed: int) -> None:
             nonlocal done
             done += committed
             self._step(what, done, whole)
 
-        by, accepts = hybrid("hybrid", policy), self._plan.model_accepts
+        accepts = self._plan.model_accepts
         cycles, _ = simulate(
             traces, warm_up, by, self._classes, self._settings, accepts, progress=progress
         )
         return cycles.tally()
+
+
+def _rate(tally: Tally) -> float:
+    return tally.rate

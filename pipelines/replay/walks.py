@@ -27,6 +27,7 @@ GRID: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 7.0, 8.0, 
                20.0, 24.0, 32.0, 48.0, float("inf"))  # fmt: skip
 """Thresholds tried, in tokens: from always to never."""
 SCORE: Final = FEATURES.index("score")
+MATCH: Final = FEATURES.index("match_len")
 
 Ints = NDArray[np.int64]
 
@@ -79,6 +80,12 @@ def without_model(field: Field) -> Field:
     """The same outputs decoded with no model drafter."""
     nothing = np.zeros_like(field.model)
     return replace(field, model=nothing, model_len=nothing)
+
+
+def shorter(field: Field, most: int) -> Field:
+    """The same outputs with model drafts of at most ``most`` tokens."""
+    model, length = np.minimum(field.model, most), np.minimum(field.model_len, most)
+    return replace(field, model=model, model_len=length)
 
 
 def arms_at(field: Field, values: NDArray[np.float32], threshold: float) -> NDArray[np.int8]:

@@ -24,6 +24,7 @@ from decoder.rate import LiveRate
 K = 4
 """Tokens of a model draft at most."""
 CHANCE = 0.6
+ODDS = np.full(K, np.log(CHANCE / (1.0 - CHANCE)))
 """That one more of its tokens is accepted."""
 SHARE = 0.6
 """Of requests that have a cache draft."""
@@ -144,7 +145,7 @@ def serve(
         table = costs.table
         chosen = choose(
             judge, offer.features, offer.owners, batch, batch, table, rate.value,
-            K if drafter else 0, chance=CHANCE,
+            K if drafter else 0, odds=ODDS,
         )  # fmt: skip
         drafts = int(chosen.lengths.sum())
         drafted = chosen.model_len if (chosen.arms == MODEL).any() else 0

@@ -18,6 +18,7 @@ from decoder.drafting.suffix import SuffixCache
 from decoder.floor import Floor
 from decoder.labels import naive_accepted_length
 from decoder.policy.pricing import CostTable
+from decoder.policy.survival import yields_of
 from decoder.router import Committed, DraftRouter, RequestOptions
 from decoder.settings import WorkerSettings
 from tests.conftest import VOCABULARY, KeepingSink
@@ -32,7 +33,8 @@ def trusting_policy(hazard: float = 0.01, chance: float = 0.6) -> Policy:
     bias = np.full(BUCKETS + 1, np.log(hazard / (1 - hazard)), np.float32)
     bias[BUCKETS] = np.log(chance / (1 - chance))
     layers = ((np.zeros((NUM_FEATURES, BUCKETS + 1), np.float32), bias),)
-    return Policy("s", 1, 2.0, "survival", layers=layers, model_payoff=1.3)
+    return Policy("s", 1, 2.0, "survival", layers=layers,
+                  model_payoff=yields_of(chance, 4)[-1])  # fmt: skip
 
 
 @dataclass

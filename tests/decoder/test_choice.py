@@ -37,6 +37,11 @@ from decoder.policy.rule import CACHE, MODEL, NONE, Choice, Situation, choose_ea
 from decoder.policy.survival import BUCKET_OF, survival, yields_of
 
 
+def even(chance: float) -> np.ndarray:
+    """Log-odds of model drafts whose every token has the same chance."""
+    return np.full(4, np.log(chance / (1.0 - chance)))
+
+
 def drafting(s: Situation) -> tuple[float, float, float]:
     return s.costs.draft_us, s.costs.draft_token_us, s.costs.draft_row_us
 
@@ -229,29 +234,27 @@ def test_a_lone_request_is_decided_as_the_learner_replays_it(
 ) -> None:
     policy, features = a_policy(kind, seed, use_model=use_model), some_features(1, seed)
     mine = choose(policy, features, np.array([0]), 1, 1, NOMINAL, 2.0, k, shorter=False)
-    found = estimate(policy, features, k)
+    found = replace(estimate(policy, features, k), model=mine.model)
     theirs = decide_each(policy, found, Situation(NOMINAL, k), np.array([1]), 2.0)
     assert mine.expected == pytest.approx(found.expected, rel=1e-4)
-    assert mine.model == pytest.approx(found.model, rel=1e-4)
     assert (mine.arms, mine.lengths) == (theirs.arms, theirs.lengths)
 
 
-def test_requests_without_a_draft_are_told_by_the_chance_of_the_model_arm() -> None:
-    features = some_features(2, 5)
-    step = choose(a_policy("survival"), features, np.array([0, 2]), 3, 5, NOMINAL, 2.0, 4,
-                  chance=0.9, ratio=0.5, shorter=False)  # fmt: skip
+@pytest.mark.parametrize("kind", ["frequency", "survival"])
+def test_a_model_draft_is_expected_by_place_with_a_cache_draft_or_without(kind: Kind) -> None:
+    odds = np.random.default_rng(1).normal(size=4)
+    step = choose(a_policy(kind), some_features(2, 5), np.array([0, 2]), 3, 5, NOMINAL, 2.0, 4,
+                  odds=odds, shorter=False)  # fmt: skip
     assert step.expected[1] == 0.0 and step.expected[0] > 0.0
-    assert step.model[1] == pytest.approx(yields_of(0.9, 4)[-1])
-    assert step.foreseen is not None
-    assert step.model[[0, 2]] == pytest.approx(step.foreseen * 0.5)
-    assert step.arms[1] == MODEL and step.model_len == 4
+    expected = np.cumprod(1.0 / (1.0 + np.exp(-odds))).sum()
+    assert step.model == pytest.approx([expected] * 3, rel=1e-5)
 
 
 def test_a_step_without_any_draft_still_chooses() -> None:
     nothing = np.zeros((0, NUM_FEATURES), np.float32), np.zeros(0, np.int64)
     for chance, arm in ((0.95, MODEL), (0.01, NONE)):
         dear = replace(NOMINAL, draft_us=0.5)
-        step = choose(a_policy("survival"), *nothing, 2, 2, dear, 2.0, 4, chance=chance)
+        step = choose(a_policy("survival"), *nothing, 2, 2, dear, 2.0, 4, odds=even(chance))
         assert step.arms.tolist() == [arm, arm]
 
 
@@ -322,7 +325,7 @@ def test_a_step_verifies_no_more_than_it_has_room_for(
     features, policy = some_features(n, seed), replace(a_policy(kind, seed), threshold=0.0)
     owners = np.arange(0, n, 1 + seed % 2)
     step = (policy, features[: len(owners)], owners, n, n, NOMINAL, 8.0, k)
-    bound, free = choose(*step, chance=0.9, most=most), choose(*step, chance=0.9)
+    bound, free = (choose(*step, odds=even(0.9), most=m) for m in (most, None))
     assert bound.lengths.sum() <= most
     assert ((bound.arms == NONE) == (bound.lengths == 0)).all()
     if most >= free.lengths.sum() and kind != "survival":

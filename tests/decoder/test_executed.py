@@ -61,7 +61,7 @@ def test_a_model_draft_that_was_not_made_costs_and_brings_nothing(
 ) -> None:
     router = make(sink, token_classes, trusting_policy(chance=0.9), floor=Floor(True))
     begin(router, ["r"], [1, 2, 3])
-    before = router.model_arm.chance
+    before = router.model_arm.odds.copy()
     for token in range(12):
         (decision,) = router.choose(["r"])
         assert decision.arm == "model"
@@ -71,7 +71,7 @@ def test_a_model_draft_that_was_not_made_costs_and_brings_nothing(
     router.settle()
     assert router.counters.undrafted == 12
     assert router.counters.cycles == {"none": 12}
-    assert router.model_arm.chance == before
+    assert (router.model_arm.odds == before).all()
     # A policy that asks for what is not there has made nothing: it is no better than drafting none.
     assert router.floor is not None and router.floor.advantage <= 1.0
 

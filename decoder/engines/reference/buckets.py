@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.choice import Chosen, chain, draft_length, share_out
+from decoder.choice import Chosen, draft_length, share_out, yields_of_places
 from decoder.contracts.bundle import Policy
 from decoder.contracts.features import FEATURES, FloatArray
 from decoder.hindsight import Resolved
@@ -67,7 +67,7 @@ class Buckets:
         rate: float,
         model_len: int,
         *,
-        chance: float = 0.5,
+        odds: NDArray[np.float64],
         most: int | None = None,
         **_: Any,
     ) -> Chosen:
@@ -81,13 +81,12 @@ class Buckets:
         value = float(value_of(costs, rows, rate))
         room = _ANY if most is None else max(most, 0)
         drafting = costs.draft_us, costs.draft_token_us, costs.draft_row_us
-        yields = np.zeros((n, max(model_len, 1)), np.float32)
-        for row in yields:
-            chain(chance, 1.0, row)
+        yields = np.empty((n, max(model_len, 1)), np.float32)
+        yields[:] = yields_of_places(odds, model_len) if model_len else 0.0
         k = draft_length(yields, value, rows, room, costs.dense, drafting) if model_len else 0
         model = np.ascontiguousarray(yields[:, k - 1]) if k else np.zeros(n, np.float32)
         arms, lengths = share_out(curves, model, k, value, rows, room, costs.dense, drafting)
-        return Chosen(arms, lengths, curves.sum(axis=1), model, None, k or model_len)
+        return Chosen(arms, lengths, curves.sum(axis=1), model, k or model_len)
 
 
 def _places(features: FloatArray) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -35,8 +35,8 @@ from tests.pipelines.test_cli import hvd
 TOKENIZER = word_tokenizer()
 SILENT = Console(quiet=True)
 RATES = {
-    "none", "model", "suffix", "frequency", "frequency_tuned", "arctic", "hybrid", "hybrid_tuned",
-    "oracle",
+    "none", "model", "model_best", "suffix", "match4", "buckets", "frequency", "frequency_tuned",
+    "arctic", "hybrid", "hybrid_tuned", "oracle",
 }  # fmt: skip
 
 

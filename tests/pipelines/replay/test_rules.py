@@ -20,7 +20,7 @@ from pipelines.replay import rules
 from pipelines.replay.engine import hybrid, simulate
 from pipelines.replay.traces import Trace
 from tests.engines.tiny import tiny_engine, tiny_prompt
-from tests.pipelines.replay_samples import copying_traces, token_classes
+from tests.pipelines.replay.samples import copying_traces, token_classes
 
 SETTINGS = WorkerSettings()
 COSTS = CostTable("test", (1, 5, 65), (10.0, 11.0, 40.0), draft_us=0.5, draft_token_us=0.7)
