@@ -237,8 +237,8 @@ class Ledger:
     @property
     def newest(self) -> float:
         """When the newest status or round was made, seconds since the epoch; 0 before any."""
-        last = [*self.statuses[-1:], *self.learner[-1:], *self.rounds[-1:]]
-        return max((record.time for record in last), default=0.0)
+        kinds = (self.statuses, self.learner, self.rounds)
+        return max([record.time for kind in kinds for record in kind[-1:]], default=0.0)
 
     @property
     def produced(self) -> int:
