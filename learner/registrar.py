@@ -298,6 +298,14 @@ class Registrar:
             # the next milliseconds is lost; a pin is not.
             standing = self._registry.standing(scope)
             refusal = self._refusal(registration, standing)
+        elif registration.against:
+            self._registry.refuse(
+                registration.policy,
+                registration.params,
+                registration.metrics,
+                {**registration.tags, "refusal": refusal},
+                registration.window,
+            )
         over = 0
         if version is not None and not refusal:
             if not self._may(scope):

@@ -17,7 +17,7 @@ from pipelines.watch.drafts import ARMS
 from pipelines.watch.ledger import Ledger
 from pipelines.watch.uplift import NAMED, OVER, shown, uplifts
 
-WINDOW_SECONDS: Final = 15.0
+WINDOW_SECONDS: Final = 30.0
 BAR_WIDTH: Final = 24
 COLOURS: Final = {"cache": "green", "model": "blue", "none": "bright_black"}
 
@@ -39,9 +39,9 @@ def line(ledger: Ledger, left: float) -> str:
         f" ({learner.rollout} of v{learner.trial_version})" if learner and learner.rollout else ""
     )
     return (
-        f"{phase}: {shown(over['over_plain'].whole)} times plain decoding, "
-        f"{shown(over['over_suffix'].whole)} suffix, "
-        f"{shown(over['over_first_policy'].whole)} first policy, "
+        f"{phase}: over plain decoding {shown(over['over_plain'].whole)}, "
+        f"suffix {shown(over['over_suffix'].whole)}, "
+        f"first policy {shown(over['over_first_policy'].whole)}, "
         f"arms {shares}, cache accepts {window.accepted_by_arm['cache']:.1f}, "
         f"MAE {_shown(window.mae, digits=2)}, "
         f"policy v{worker.policy_version if worker else '-'}{trial} {_parameter(worker)}, "

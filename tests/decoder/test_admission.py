@@ -183,3 +183,12 @@ def test_one_good_repetition_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "_choice_us", lambda *_: next(times))
     check_pace(random_policy())
     assert next(times, None) is None
+
+
+def test_a_slow_machine_is_no_fault_of_a_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = random_policy()
+    monkeypatch.setattr(admission, "_choice_us", lambda one, _: 2e6 if one is policy else 1e6)
+    check_pace(policy)
+    monkeypatch.setattr(admission, "LIKE_FIRST", 1.5)
+    with pytest.raises(PolicyRefused, match="make its network smaller"):
+        check_pace(policy)

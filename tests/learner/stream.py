@@ -71,7 +71,7 @@ def last_status(kafka: KafkaSettings) -> LearnerStatus:
 Connect = Callable[[LearnerSettings], Learner]
 
 
-def step_until(learner: Learner, done: Callable[[], bool], seconds: float = 60.0) -> None:
+def step_until(learner: Learner, done: Callable[[], bool], seconds: float = 180.0) -> None:
     deadline = time.monotonic() + seconds
     while not done():
         assert time.monotonic() < deadline, "the learner did not get there"

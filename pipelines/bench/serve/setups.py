@@ -109,6 +109,7 @@ def command(
     at = arguments.index("--speculative-config")
     if setup.method == "hybrid":
         env["HVD_WORKER_TELEMETRY"] = "false"
+        env["HVD_WORKER_HOLDOUT"] = "0"  # the other setups are what it is compared with
         if policy is not None:
             env["HVD_WORKER_POLICY_FILE"] = str(policy.resolve())
         return arguments, env

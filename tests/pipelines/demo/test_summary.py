@@ -156,7 +156,7 @@ def test_the_terminal_shows_a_run_at_every_stage() -> None:
     for ledger in (Ledger(WORKER), recorded()):
         console.print(dashboard.panel(ledger, 10.0))
         assert "10 s left" in dashboard.line(ledger, 10.0)
-    assert "times plain decoding" in dashboard.line(recorded(), 10.0)
+    assert "over plain decoding 1." in dashboard.line(recorded(), 10.0)
     console.print(dashboard.outcome(summary_of(recorded())))
     text = console.export_text()
     assert "over plain decoding" in text
