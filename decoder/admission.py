@@ -35,7 +35,7 @@ too large, and would cost more than its drafts bring."""
 REPEATS: Final = 7
 """Time is this thread's own, so that a busy machine refuses no good policy; what cold caches and
 clocks still add to it, they hardly add seven times in a row."""
-LIKE_FIRST: Final = 3.0
+LIKE_FIRST: Final = 10.0
 """Times as long as the first policy: within that, a machine is slow and not a policy."""
 DRAFT_LEN: Final = 64
 MODEL_LEN: Final = 4

@@ -283,10 +283,31 @@ class DraftRouter:
 
         Args:
             most: draft tokens that the step has room for, of all requests together.
+
+        Raises:
+            Exception: whatever went wrong; a side whose turn it was plays no more.
         """
         began = time.perf_counter()
         champion = self.policy
         side = self.turns.next(champion) if self.turns is not None else None
+        try:
+            return self._choose(began, champion, side, names, most)
+        except Exception:
+            # its block would never end: what it did to this step it would do to the next
+            if side is not None and side.name != CHAMPION:
+                turns = self.turns
+                if turns is not None and turns.playing == side.name:
+                    turns.fail(side)
+            raise
+
+    def _choose(
+        self,
+        began: float,
+        champion: Policy,
+        side: Side | None,
+        names: Sequence[str],
+        most: int | None,
+    ) -> list[Decision]:
         shown = side.shown if side is not None else "worker"
         awake = self.doze is None or self.doze.awake
         self.counters.asleep += not awake and shown == "worker"

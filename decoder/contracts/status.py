@@ -7,7 +7,14 @@ from __future__ import annotations
 
 from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    TypeAdapter,
+    ValidationError,
+)
 
 from decoder.contracts.errors import ContractError
 
@@ -16,6 +23,8 @@ CONTRACT: Final = "hvd.status.v2"
 Contract = Literal["hvd.status.v2"]
 Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
 Counts = dict[str, Count]
+Time = Annotated[float, Field(ge=0, le=2.0**36, allow_inf_nan=False)]  # seconds since the epoch
+StepTokens = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")]
 
 
 class SideSums(BaseModel):
@@ -46,7 +55,7 @@ class WorkerStatus(BaseModel):
     scope: str
     life: str = ""  # random id of this process, the same as in its events
     schema_id: str = ""
-    time: float
+    time: Time
     requests_started: Count = 0
     requests_stopped: Count = 0
     tokens: Count = 0
@@ -63,7 +72,7 @@ class WorkerStatus(BaseModel):
     policy_version: Count = 0
     publication: Count = 0  # of the policy in force; 0: it came with the worker
     policy_role: str = ""
-    policy_applied_at: float = 0.0
+    policy_applied_at: Time = 0.0
     policy_kind: str = ""
     threshold: float = 0.0
     rate: float = 0.0  # decision parameter of a survival policy
@@ -72,7 +81,7 @@ class WorkerStatus(BaseModel):
     advantage: float = 1.0  # time of the best fixed arm over the policy's, recently
     probes: Count = 0  # steps decided only to measure the drafter, or a step without drafts
     setup: str = ""  # what the cost table was measured on
-    step_us: dict[str, int] = Field(default_factory=dict)  # cost of a step by its tokens
+    step_us: dict[StepTokens, Count] = Field(default_factory=dict)  # cost of a step by its tokens
     draft_us: float = 0.0  # what the model drafter adds to a step
     swaps: Count = 0
     swap_ms_max: float = 0.0  # from bundle received to bundle in force
@@ -119,7 +128,7 @@ class LearnerStatus(BaseModel):
     role: Literal["learner"] = "learner"
     process: str
     scope: str
-    time: float
+    time: Time
     events_consumed: Count = 0  # distinct
     events_duplicate: Count = 0
     drafts_consumed: Count = 0  # of the events, those with a cache draft: they train
@@ -133,7 +142,7 @@ class LearnerStatus(BaseModel):
     buffer: Count = 0  # drafts held for training
     updates: Count = 0  # optimiser steps
     drifts: Count = 0
-    last_drift_at: float = 0.0
+    last_drift_at: Time = 0.0
     mae: float = 0.0  # champion's absolute error on recent events, tokens
     candidates: Count = 0
     promotions: Count = 0
@@ -145,7 +154,7 @@ class LearnerStatus(BaseModel):
     lease: str = ""  # who may promote and publish for the scope
     holds_lease: bool = False  # whether that is this learner
     waiting: Count = 0  # policies that wait for the registry, of all scopes
-    registry_away_since: float = 0.0  # seconds since the epoch; 0: it answers
+    registry_away_since: Time = 0.0  # 0: it answers
     scopes_awake: Count = 0
     scopes_known: Count = 0
     rollout: str = ""  # trial, watch, or "" where no policy is compared with the champion

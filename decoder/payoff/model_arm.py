@@ -29,8 +29,10 @@ FIRST_RATE: Final = 1.0
 FURTHEST: Final = 4.0
 """Log-odds that nothing goes beyond: a chance of 0.018 or 0.982, from which one comes back."""
 AGES: Final = 150.0
-"""Steps without a model draft in which what is known of them loses most of its weight: a drafter
-that nobody used may have changed, and one look must be able to bring it back."""
+"""Steps without a model draft in which what is known of them loses most of its weight."""
+LOOK_RATE: Final = 25.0
+"""The rate after so long that all weight is lost, by the square of what was lost: a drafter that
+nobody used may have changed, and one look must be able to bring it back."""
 
 
 class ModelArm:
@@ -64,7 +66,8 @@ class ModelArm:
         self._left -= 1
         self.unseen = 0
         self._seen += 1.0 / drafts
-        rate = max(RATE, FIRST_RATE * max(1.0 / (1.0 + self._seen), self._aged)) / drafts
+        first = FIRST_RATE / (1.0 + self._seen)
+        rate = max(RATE, first, LOOK_RATE * self._aged**2) / drafts
         for place in range(min(accepted + 1, verified, len(self.odds))):
             odds = self.odds[place] + rate * ((place < accepted) - chance_at(self.odds[place]))
             self.odds[place] = min(max(odds, -FURTHEST), FURTHEST)

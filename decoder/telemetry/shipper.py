@@ -200,6 +200,12 @@ class Shipper:
         for _ in range(min(len(rounds), ROUNDS_AT_ONCE)):
             try:
                 value = round_of(rounds[0], self._origin).model_dump_json().encode()
+            except Exception as error:  # noqa: BLE001 -- nor must later rounds
+                self._complain("a round of a trial cannot be written: %r", error)
+                self.rounds_dropped += 1
+                rounds.popleft()
+                continue
+            try:
                 producer.send(TRIALS.name, key=key, value=value).get(ACK_TIMEOUT_S)
             except Exception as error:  # noqa: BLE001 -- events must not wait for a round
                 self._complain("a round of a trial was not sent: %r", error)

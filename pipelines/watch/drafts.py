@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -20,8 +20,10 @@ OWN: Final = ("", CHAMPION)
 """Sides of steps that the policy in force decided: outside of trials, and in its blocks of them."""
 KEPT_DRAFTS: Final = 4096
 """Labelled drafts kept with their features; of these a calibration has tenths of some hundred."""
-KEPT_NUMBERS: Final = 200_000
+KEPT_NUMBERS: Final = 40_000
 """Numbers of events remembered for each life: a record that is sent twice comes within seconds."""
+KEPT_LIVES: Final = 64
+"""Lives whose numbers are remembered, the ones heard of last; some MB each."""
 
 Sums = NDArray[np.float64]
 _WIDTH: Final = 7  # cycles of the three arms, tokens accepted of two, absolute error, labels
@@ -31,7 +33,7 @@ _WIDTH: Final = 7  # cycles of the three arms, tokens accepted of two, absolute 
 class Drafts:
     """What became of drafts; of steps that the policy in force decided, where not said otherwise.
 
-    ``keep_s``: sums older than this are forgotten.
+    ``keep_s``: sums and versions older than this are forgotten.
     """
 
     keep_s: float = math.inf
@@ -39,7 +41,7 @@ class Drafts:
     labels: Counter[str] = field(default_factory=Counter)  # of all sides, censored ones apart
     versions: dict[int, float] = field(default_factory=dict)  # when each first decided
     _seconds: dict[int, Sums] = field(default_factory=dict)
-    _numbers: dict[str, set[int]] = field(default_factory=dict)
+    _numbers: OrderedDict[str, set[int]] = field(default_factory=OrderedDict)
     _recent: list[tuple[FloatArray, FloatArray]] = field(default_factory=list)
 
     def add(self, batch: EventBatch) -> None:
@@ -57,10 +59,13 @@ class Drafts:
             self._keep(batch.features[complete], accepted)
         own = fresh & np.array([side in OWN for side in names["side"]])
         self._sum(batch, own, complete)
+        known = len(self.versions)
         for row in np.flatnonzero(own).tolist():
             if names["role"][row] == CHAMPION:
                 version, at = int(numbers["policy_version"][row]), float(numbers["time"][row])
                 self.versions.setdefault(version, at)
+        if len(self.versions) > known and self.keep_s < math.inf:
+            self.versions = {v: at for v, at in self.versions.items() if self._is_kept(at)}
 
     def between(self, began: float, ended: float) -> Sums:
         """Sums [7] from ``began`` to ``ended``, seconds since the epoch, in whole seconds: cycles
@@ -86,6 +91,9 @@ class Drafts:
 
     def _fresh(self, life: str, numbers: list[int]) -> NDArray[np.bool_]:
         known = self._numbers.setdefault(life, set())
+        self._numbers.move_to_end(life)
+        if len(self._numbers) > KEPT_LIVES:
+            self._numbers.popitem(last=False)
         fresh = np.zeros(len(numbers), np.bool_)
         for row, number in enumerate(numbers):
             fresh[row] = number not in known
@@ -115,5 +123,8 @@ class Drafts:
         for second, row in zip(numbers["time"][own].astype(int).tolist(), rows[own], strict=True):
             self._seconds[second] = self._seconds.get(second, 0.0) + row
         if len(self._seconds) > 2 * self.keep_s:
-            oldest = time.time() - self.keep_s
-            self._seconds = {s: sums for s, sums in self._seconds.items() if s >= oldest}
+            self._seconds = {s: sums for s, sums in self._seconds.items() if self._is_kept(s)}
+
+    def _is_kept(self, at: float) -> bool:
+        """Whether it is neither too old nor of a time to come, which would never grow old."""
+        return abs(time.time() - at) <= self.keep_s

@@ -7,6 +7,7 @@ interpolated between the seconds at which they were sent.
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
@@ -20,11 +21,12 @@ from decoder.contracts.trials import Round
 from pipelines.watch.drafts import ARMS, Drafts
 
 KEPT_BUNDLES: Final = 8
+AHEAD_S: Final = 60.0
+"""Clocks of machines differ by less; what says it is of later than that would never grow old."""
 LEARNED: Final = "learner"
 """Origin, in its provenance, of a policy that learning made."""
 
 Readings = NDArray[np.float64]
-Timed = TypeVar("Timed", WorkerStatus, LearnerStatus, Round)
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,9 @@ class Publication:
     origin: str = ""
 
 
+Timed = TypeVar("Timed", WorkerStatus, LearnerStatus, Round, Publication)
+
+
 @dataclass(frozen=True)
 class Window:
     """Rates over a stretch of time; all but the first are of the policy in force."""
@@ -78,7 +83,7 @@ class Ledger:
     """Everything seen, in order of arrival; appended to by one thread, read by another.
 
     Of one ``worker``, or of all where it is "". What is ``keep_s`` older than the newest of its
-    kind is forgotten.
+    kind is forgotten, and what is :data:`AHEAD_S` ahead of now is not believed.
     """
 
     worker: str = ""
@@ -122,14 +127,15 @@ class Ledger:
         if self._is_mine(one.worker, one.scope):
             _append(self.rounds, one, self.keep_s)
 
-    def add_policy(self, time: float, scope: str, role: str, policy: Policy | None) -> None:
-        """Keep that a policy was published, or ended: None."""
+    def add_policy(self, at: float, scope: str, role: str, policy: Policy | None) -> None:
+        """Keep that a policy was published ``at`` seconds since the epoch, or ended: None."""
+        at = min(max(at, 0.0), time.time())  # whoever sends a record says when that was
         if policy is None:
-            self._published.append(Publication(time, scope, role))
+            _append(self._published, Publication(at, scope, role), self.keep_s)
             return
         origin = str(policy.provenance.get("origin", ""))
         facts = (policy.version, policy.kind, policy.share, policy.publication, origin)
-        self._published.append(Publication(time, scope, role, *facts))
+        _append(self._published, Publication(at, scope, role, *facts), self.keep_s)
         self._bundles.pop((scope, policy.version), None)
         self._bundles[scope, policy.version] = policy
         while len(self._bundles) > KEPT_BUNDLES:
@@ -229,6 +235,12 @@ class Ledger:
         return [version for version in versions if version in learned]
 
     @property
+    def newest(self) -> float:
+        """When the newest status or round was made, seconds since the epoch; 0 before any."""
+        kinds = (self.statuses, self.learner, self.rounds)
+        return max([record.time for kind in kinds for record in kind[-1:]], default=0.0)
+
+    @property
     def produced(self) -> int:
         """Events the worker made."""
         return self.statuses[-1].events_made if self.statuses else 0
@@ -240,7 +252,10 @@ class Ledger:
 
 
 def _append(records: list[Timed], record: Timed, keep_s: float) -> None:
-    records.append(record)
     oldest = record.time - keep_s
+    is_stale = bool(records) and record.time < records[-1].time - keep_s
+    if is_stale or record.time > time.time() + AHEAD_S:
+        return
+    records.append(record)
     if records[0].time < oldest:
         del records[: next(i for i, r in enumerate(records) if r.time >= oldest)]

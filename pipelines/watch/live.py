@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -17,12 +18,16 @@ from pipelines.watch.links import versions_at
 from pipelines.watch.observer import Observer
 from pipelines.watch.page import page, record
 
+log = logging.getLogger(__name__)
+
 TITLE: Final = "Adaptive decoding, live"
 HISTORY_S: Final = 3600.0
 ASK_S: Final = 30.0
 """Between two questions to a registry that has no model of the scope yet."""
 FRESH_S: Final = 4.0
 """Figures are computed anew no more often: however many look on, it costs a part of a core."""
+HOSTS: Final = ("127.0.0.1", "localhost")
+"""Names it is asked by. A page of a stranger whose name leads here asks by another."""
 
 
 class _Figures:
@@ -52,11 +57,21 @@ class _Figures:
         return address if scope == self._versions[0] else ""
 
 
+def _answer_to(path: str, figures: _Figures) -> tuple[int, str, str]:
+    """Status, type and text."""
+    if path == "/":
+        return 200, "text/html; charset=utf-8", page(figures.now(), live=True)
+    if path == "/figures.json":
+        return 200, "application/json", json.dumps(figures.now(), allow_nan=False)
+    return 404, "text/plain", "There is / and /figures.json."
+
+
 @contextmanager
 def serving(kafka: KafkaSettings, port: int, tracking_uri: str = "") -> Iterator[str]:
     """Serve the page on 127.0.0.1; its address. It shows the last hour, and what comes.
 
-    Neither a broker that is away nor a record that keeps no contract ends it.
+    Neither a broker that is away nor a record that keeps no contract ends it. Whoever asks by
+    another name than that of this machine is refused.
 
     Args:
         port: 0 for any that is free.
@@ -70,17 +85,19 @@ def serving(kafka: KafkaSettings, port: int, tracking_uri: str = "") -> Iterator
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            if self.path == "/":
-                self._answer("text/html; charset=utf-8", page(figures.now(), live=True))
-            elif self.path == "/figures.json":
-                self._answer("application/json", json.dumps(figures.now()))
-            else:
-                self.send_error(404)
+            if self.headers.get("Host", "").partition(":")[0] not in HOSTS:
+                self._answer(403, "text/plain", "Ask for http://127.0.0.1 and the port.")
+                return
+            try:
+                self._answer(*_answer_to(self.path, figures))
+            except Exception as error:  # noqa: BLE001 -- the next figures may be well again
+                log.warning("the page's figures cannot be computed: %r", error)
+                self._answer(503, "text/plain", "The figures cannot be computed now: try again.")
 
-        def _answer(self, kind: str, text: str) -> None:
+        def _answer(self, status: int, kind: str, text: str) -> None:
             body = text.encode()
-            with suppress(ConnectionError):  # who asked has gone
-                self.send_response(200)
+            with suppress(OSError):  # who asked has gone
+                self.send_response(status)
                 self.send_header("Content-Type", kind)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()

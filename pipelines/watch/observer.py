@@ -9,6 +9,7 @@ import threading
 import time
 from typing import Any, Final
 
+from decoder.complaints import Complaints
 from decoder.contracts.bundle import unpack
 from decoder.contracts.errors import BrokerError, ContractError
 from decoder.contracts.events import decode_batch
@@ -47,7 +48,7 @@ class Observer:
 
     Policies are read from the beginning, statuses and rounds from ``since_s`` ago, drafts from the
     end: they are many, and what is shown of them is of now. One that is ``patient`` goes on where
-    it was when a broker that refused it comes back.
+    it was when a broker that refused it comes back, and behind records that it cannot take.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Observer:
         self._closing = threading.Event()
         self._ready = threading.Event()
         self._failure: Exception | None = None
+        self._complaints = Complaints()
         self._thread = threading.Thread(target=self._read, name="observer", daemon=True)
 
     def start(self) -> None:
@@ -78,7 +80,7 @@ class Observer:
         """Do nothing while it reads.
 
         Raises:
-            BrokerError: the broker refused it; what was not read cannot be reported on.
+            BrokerError: it reads no more; what was not read cannot be reported on.
         """
         if self._failure is not None:
             raise BrokerError(f"the topics can no longer be read: {self._failure}")
@@ -104,10 +106,12 @@ class Observer:
                     self._follow(consumer)
                 finally:
                     consumer.close()
-            except (KafkaError, OSError) as error:
+            except Exception as error:  # noqa: BLE001 -- whatever it is, a page must not go stale
                 if not self.patient:
                     self._failure = error
                     return
+                if not isinstance(error, (KafkaError, OSError)):
+                    self._complaints.exception("records were passed over: they cannot be shown")
                 self._closing.wait(PAUSE_S)
 
     def _follow(self, consumer: Any) -> None:

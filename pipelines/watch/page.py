@@ -178,6 +178,8 @@ def _facts(ledger: Ledger, more: Mapping[str, str]) -> list[list[str]]:
     learner = ledger.learner[-1] if ledger.learner else None
     facts = {**(_worker_facts(worker) if worker else {})}
     facts |= _learner_facts(learner) if learner else {}
+    if ledger.newest:
+        facts["newest record"] = f"{_day_time(ledger.newest)} {zone()}"
     facts["labels"] = ", ".join(f"{n} {kind}" for kind, n in sorted(ledger.drafts.labels.items()))
     return [[name, value] for name, value in {**facts, **more}.items() if value]
 

@@ -28,9 +28,14 @@ from decoder.contracts.events import DraftEvent, EventBatch, decode_batch, encod
 from decoder.contracts.features import NUM_FEATURES
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import WorkerStatus, decode_status
-from decoder.contracts.topics import DRAFTS, STATUS
+from decoder.contracts.topics import DRAFTS, STATUS, TRIALS
+from decoder.contracts.trials import decode_round
+from decoder.policy.first import first_policy
 from decoder.telemetry.queue import EventQueue
 from decoder.telemetry.shipper import BATCH, Shipper
+from decoder.trial.block import Account
+from decoder.trial.sides import Side
+from decoder.trial.turns import Played, Turns
 from pipelines import machine
 from pipelines.stack import broker, processes
 from tests.contracts.test_events import EVENT, ORIGIN, PLAIN
@@ -284,3 +289,16 @@ def test_a_status_that_cannot_be_made_holds_up_no_event(
     until(lambda: shipper.sent == 1)
     shipper.close()
     assert "not now" in caplog.text
+
+
+def test_a_round_that_cannot_be_written_holds_up_no_later_one(kafka: KafkaSettings) -> None:
+    queue, policy = EventQueue(10), first_policy("s")
+    turns = Turns((), 0.0, {}, policy, seed=1)
+    whole, broken = (Account(Side("first", policy)),), (None,)
+    turns.rounds.extend([Played(0, 1.0, broken), Played(1, 2.0, whole)])  # type: ignore[arg-type]
+    shipper = Shipper(kafka, queue, ORIGIN, lambda: status_of(queue), turns)
+    shipper.start()
+    until(lambda: shipper.rounds_sent > 0)
+    shipper.close()
+    assert (shipper.rounds_sent, shipper.rounds_dropped) == (1, 1)
+    assert [decode_round(value).number for value in consumed(kafka, TRIALS.name)] == [1]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from decoder.choice import Chosen, choose
 from decoder.contracts.bundle import CHAMPION, FIRST, TRIAL, Policy, frequency_policy
 from decoder.contracts.trials import MODEL, PLAIN, SUFFIX
 from decoder.drafting.suffix import SuffixCache
@@ -134,6 +136,29 @@ def test_a_side_that_raises_costs_its_block_and_plays_no_more(
     assert committed == 10 * 149 and not [e for e in sink.every if e.side == TRIAL]
     assert "'trial' plays no more" in caplog.text
     assert set(router.turns.sums) == {"outside"}
+
+
+def test_a_side_whose_choice_cannot_be_carried_out_plays_no_more(
+    sink: KeepingSink, token_classes: np.ndarray
+) -> None:
+    def rule(policy: Policy, *arguments: Any, **more: Any) -> Chosen:
+        chosen = choose(policy, *arguments, **more)
+        return chosen._replace(arms=chosen.arms[:0]) if policy.role == TRIAL else chosen
+
+    trial = replace(random_policy(), role=TRIAL, share=0.5)
+    turns = Turns((), 0.0, {TRIAL: trial}, first_policy("s"), seed=1)
+    router = DraftRouter(
+        SuffixCache(WorkerSettings()), frequency_policy("s"), token_classes, sink, True,
+        turns=turns, choice=rule,
+    )  # fmt: skip
+    failed = 0
+    for _ in range(10):
+        try:
+            decode(router, 1)
+        except (IndexError, ValueError):
+            failed += 1
+            router.stop("r0", "abort")
+    assert (failed, turns.failed, turns.playing) == (1, {TRIAL: 1}, "")
 
 
 def test_a_pause_is_in_nobody_s_time(sink: KeepingSink, token_classes: np.ndarray) -> None:

@@ -105,7 +105,7 @@ def test_buckets_forget_by_halves() -> None:
     for _ in range(HALVES):
         rule(
             first_policy("test"), a_draft(3, 5, True)[:0], np.zeros(0, np.int64), 1, 1,
-            NOMINAL, 2.0, 0,
+            NOMINAL, 2.0, 0, odds=np.zeros(4),
         )  # fmt: skip
     assert rule.curves(a_draft(3, 5, True))[0, 0] == pytest.approx(1 / 6)
 

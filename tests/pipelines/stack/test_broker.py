@@ -11,6 +11,7 @@ from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DRAFTS, POLICY, STATUS, TRIALS
 from pipelines import machine
 from pipelines.stack import broker, processes
+from pipelines.watch import observer as observer_module
 from pipelines.watch.ledger import Ledger
 from pipelines.watch.observer import Observer, take
 from tests.pipelines.watch.records import ORIGIN, SCOPE, WORKER, event, rounds, worker_status
@@ -75,6 +76,37 @@ def test_an_observer_sees_what_comes_after_it_and_counts_what_keeps_no_contract(
     observer.close()
     assert ledger.statuses[0].tokens == 60
     assert ledger.rounds[0].blocks[0].side == "champion"
+
+
+class _Stumbling(Ledger):
+    """Cannot take the status of one second."""
+
+    def add_status(self, status) -> None:
+        if status.time == 3.0:
+            raise OverflowError("out of range")
+        super().add_status(status)
+
+
+@pytest.mark.parametrize("patient", [True, False])
+def test_a_patient_observer_reads_on_behind_what_it_cannot_take(
+    kafka, patient, monkeypatch
+) -> None:
+    monkeypatch.setattr(observer_module, "PAUSE_S", 0.1)
+    broker.ensure_topics(kafka)
+    ledger = _Stumbling(WORKER)
+    observer = Observer(kafka, ledger, patient=patient)
+    observer.start()
+    until(observer._ready.is_set)
+    statuses = [worker_status(t, 60).model_dump_json().encode() for t in (3.0, 4.0)]
+    produce(kafka, (STATUS.name, statuses[0]))
+    if not patient:
+        until(lambda: observer._failure)
+        with pytest.raises(BrokerError, match="out of range"):
+            observer.check()
+        return
+    until(lambda: produce(kafka, (STATUS.name, statuses[1])) or ledger.statuses)
+    observer.check()
+    observer.close()
 
 
 def test_records_survive_a_restart_of_the_broker(tmp_path) -> None:

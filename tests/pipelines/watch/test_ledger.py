@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
 
 from decoder.contracts.bundle import CHAMPION, TRIAL, frequency_policy
+from pipelines.watch import drafts
 from pipelines.watch.ledger import Ledger, Phase
 from tests.pipelines.watch.records import (
     ORIGIN,
@@ -147,6 +149,36 @@ def test_what_is_older_than_is_kept_is_forgotten() -> None:
         ledger.add_round(one)
     assert ledger.statuses[0].time == 139.0
     assert ledger.rounds[0].time == 140.0
+
+
+def test_a_record_of_a_time_to_come_deletes_no_history_and_one_long_gone_does_not_stretch_it() -> (
+    None
+):
+    ledger, now = Ledger(keep_s=60.0), time.time()
+    for at in (now - 5.0, now, now + 3600.0, 1.0, now):
+        ledger.add_status(worker_status(at, 1))
+    assert [s.time for s in ledger.statuses] == [now - 5.0, now, now]
+    assert ledger.newest == now
+
+
+def test_publications_are_kept_as_long_as_statuses_whatever_time_they_claim() -> None:
+    ledger, now = Ledger(keep_s=60.0), time.time()
+    ledger.add_status(worker_status(now, 1))
+    for at in (now - 3600.0, now - 5.0, 1e15):
+        ledger.add_policy(at, SCOPE, TRIAL, None)
+    assert len(ledger.published) == 2
+    assert ledger.published[-1].time <= time.time()
+
+
+def test_made_up_lives_and_versions_do_not_grow_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger, now = Ledger(keep_s=60.0), time.time()
+    monkeypatch.setattr(drafts, "KEPT_LIVES", 3)
+    for life in range(10):
+        made = event(0, now - 600.0 + 60.0 * life, policy_version=life + 1)
+        ledger.add_drafts(batch([made, made], replace(ORIGIN, life=f"{life:x}")))
+    assert ledger.drafts.seen == 10
+    assert len(ledger.drafts._numbers) == 3
+    assert set(ledger.drafts.versions) <= {9, 10}
 
 
 def test_drafts_are_kept_no_longer_than_a_calibration_needs() -> None:
