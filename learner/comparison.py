@@ -50,10 +50,14 @@ Word = Literal["promote", "drop", "roll back", "keep", "give up"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a comparison ended, and why in a sentence."""
+    """How a comparison ended, and why in a sentence.
+
+    ``to_first``: what takes the champion's place is the first policy, not the one compared.
+    """
 
     word: Word
     why: str
+    to_first: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,8 +78,8 @@ class Comparison:
     ``since`` is the number of its first publication and ``number`` that of the last, 0 before it
     is published. ``seconds`` counts time with rounds, ``quiet`` traffic since the last pair, and
     ``without`` the champion's rounds since then in which it took no part;
-    ``played_at`` and ``heard_at`` are seconds since the epoch; traffic from before it was begun,
-    which a learner that is behind reads late, does not count. A pair is WIDTH numbers on end:
+    ``played_at`` and ``heard_at`` are when the last were read, in seconds since the epoch: workers'
+    clocks may be wrong by any time, either way. A pair is WIDTH numbers on end:
     tokens, wall time and time at the costs in force (microseconds) of the one compared, then of the
     champion.
     """
@@ -112,7 +116,7 @@ class Comparison:
         """Take in a round, each once, if it was played with these two. Mutates.
 
         Args:
-            now: seconds since the epoch; a worker's clock that is ahead is not believed.
+            now: when it is read, in seconds since the epoch.
         """
         champion, mine = played.block(CHAMPION), played.block(TRIAL)
         if champion is None or champion.version != self.over or self.played >= MOST:
@@ -125,16 +129,15 @@ class Comparison:
             self.without += 1
             return
         self.pairs.extend(_pair(mine, champion))
-        moment = min(played.time, now)
         if self.played_at:
-            self.seconds += min(max(moment - self.played_at, 0.0), GAP_SECONDS)
-        self.played_at = max(moment, self.played_at)
+            self.seconds += min(max(now - self.played_at, 0.0), GAP_SECONDS)
+        self.played_at = now
         self.quiet, self.without = 0.0, 0
 
-    def hear(self, at: float) -> None:
-        """Drafts of the scope came in a record of ``at``, seconds since the epoch. Mutates."""
-        self.quiet += min(max(at - self.heard_at, 0.0), STEP_SECONDS)
-        self.heard_at = max(at, self.heard_at)
+    def hear(self, now: float) -> None:
+        """Drafts of the scope were read at ``now``, seconds since the epoch. Mutates."""
+        self.quiet += min(max(now - self.heard_at, 0.0), STEP_SECONDS)
+        self.heard_at = now
 
     def figures(self) -> Figures:
         """What the pairs say so far."""
@@ -233,8 +236,11 @@ def _of_watch(one: Comparison, settings: LearnerSettings) -> Outcome | None:
     cost, wall = found.cost, found.wall
     if cost.low > 1.0 and wall.ratio > 1.0:
         return Outcome("roll back", f"slower than version {one.version} before it: {told(found)}")
-    if found.first.low > 1.0 and found.first_wall.ratio > 1.0:
-        return Outcome("roll back", f"slower than the first policy: {_said(found.first)}")
+    # Only where the first policy is a version of the scope there is a way back to it.
+    first = settings.start == "first" and found.first.low > 1.0
+    if first and found.first_wall.ratio > 1.0:
+        # the one before may be slower still: to go back to it would change one fault for another
+        return Outcome("roll back", f"slower than the first policy: {_said(found.first)}", True)
     ceiling = 1.0 / (1.0 - settings.trial_margin)
     if cost.high < ceiling and wall.ratio < ceiling:
         return Outcome("keep", f"no slower than version {one.version} before it: {told(found)}")

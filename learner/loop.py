@@ -82,7 +82,7 @@ class Learner:
             read[record.partition] = record.offset + 1
             admitted = self.intake.admit(record)
             if admitted is not None:
-                self.rollouts.hear(admitted.scope, record.timestamp / 1e3)
+                self.rollouts.hear(admitted.scope)
                 self._learn(admitted, read)
         self.rollouts.read()
         # 2. Only what is learned from, or refused for good, counts as read.
@@ -166,7 +166,7 @@ class Learner:
         return standing.served is not None and (last is None or last.version != standing.served)
 
     def _busy(self, scope: str) -> bool:
-        return self.rollouts.busy(scope)
+        return self.rollouts.busy(scope) or self.rollouts.rests(scope)
 
     def _take(self, answer: Settled | Seen | Loaded | Moved) -> None:
         if isinstance(answer, Seen):
@@ -176,6 +176,8 @@ class Learner:
             self.rollouts.serve(answer.policy)
             self._serve(answer)
         elif isinstance(answer, Moved):
+            if answer.standing is not None:  # what was seen before it is not what stands now
+                self.standings = {**self.standings, answer.move.scope: answer.standing}
             self.rollouts.moved(answer)
             self._follow_at = self._checkpoint_at = 0.0
         elif answer.over:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
-from learner.registry import Registry, charts
+from decoder.contracts.bundle import Policy
+from learner.registry import Registry, Standing, charts
+from learner.registry.moves import last_of
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -14,7 +20,8 @@ class Move:
 
     ``champion`` goes from ``over`` to ``to``. Alias ``trial`` names ``begun`` from now on, and
     ``ended`` no longer. ``points`` are of a comparison over time, as ``charts.trial`` draws them,
-    for the version that has tags.
+    for the version that has tags. Where ``first`` is given, the champion goes to the version that
+    it is, and not to ``to``.
     """
 
     scope: str
@@ -23,6 +30,7 @@ class Move:
     tags: Mapping[int, Mapping[str, str]]
     over: int = 0
     to: int | None = None
+    first: Policy | None = None
     begun: int | None = None
     ended: int | None = None
     points: Sequence[Sequence[float]] = ()
@@ -30,34 +38,73 @@ class Move:
 
 @dataclass(frozen=True)
 class Moved:
-    """``move`` is done, or not done for the reason ``refusal``."""
+    """``move`` is done, or not done for the reason ``refusal``; ``standing`` is where the aliases
+    stand then, None where nobody looked."""
 
     move: Move
     refusal: str = ""
+    standing: Standing | None = None
 
 
 def carry_out(registry: Registry, move: Move) -> Moved:
-    """Do it, unless a person has moved the champion or set a pin; to do it again is harmless.
+    """Do it, unless a person has moved the champion, put a version on trial, or set a pin; to do it
+    again is harmless.
 
-    Aliases have no compare-and-set, so a move within the next milliseconds is lost; a pin is not.
+    Aliases first, each looked up directly before: what tags and pictures take of time is not a
+    person's to lose a move in. Aliases have no compare-and-set, so a move within the next
+    milliseconds is lost; a pin is not. A picture that cannot be drawn is logged.
 
     Raises:
         RegistryError: MLflow is away, or refuses.
     """
+    to = move.to if move.first is None else registry.find(move.first)
     standing = registry.standing(move.scope)
     if move.to is not None:
-        if standing.pinned is not None:
-            return Moved(move, f"version {standing.pinned} is pinned")
-        if standing.champion not in (move.over, move.to):
-            return Moved(move, f"version {standing.champion} was made champion meanwhile")
-    for version, tags in move.tags.items():
-        registry.tag(move.scope, version, tags)
-        if move.points:
-            registry.attach(move.scope, version, {"trial.png": charts.trial(move.points)})
-    if move.to is not None and standing.champion != move.to:
-        registry.promote(move.scope, move.to, {"moved_by": move.by, "why": move.why})
-    if move.begun is not None and standing.trial != move.begun:
+        refusal = _refusal(move, to, standing)
+        if to is None or refusal:
+            return Moved(move, refusal, standing)
+        if standing.champion != to:
+            registry.move(move.scope, "champion", to, move.by, move.why)
+            standing = registry.standing(move.scope)
+    if move.begun is not None and standing.trial != move.begun and _is_free(standing, move.by):
         registry.move(move.scope, "trial", move.begun, move.by, move.why)
     if move.ended is not None and standing.trial == move.ended:
         registry.move(move.scope, "trial", None, move.by, move.why)
-    return Moved(move)
+    standing = registry.standing(move.scope)
+    if to is not None and _is_moved_by(standing, "champion", to, move.by):
+        at = datetime.now(UTC).isoformat(timespec="seconds")
+        registry.tag(move.scope, to, {"moved_at": at, "moved_by": move.by, "why": move.why})
+    for version, tags in move.tags.items():
+        registry.tag(move.scope, version, tags)
+        if move.points:
+            _draw(registry, move, version)
+    return Moved(move, standing=standing)
+
+
+def _refusal(move: Move, to: int | None, standing: Standing) -> str:
+    if to is None:
+        return "the first policy is no version any more"
+    if standing.pinned is not None:
+        return f"version {standing.pinned} is pinned"
+    if standing.champion not in (move.over, to):
+        return f"version {standing.champion} was made champion meanwhile"
+    return ""
+
+
+def _is_free(standing: Standing, by: str) -> bool:
+    """Whether alias ``trial`` is nobody's word: it names nothing, or what ``by`` let it name."""
+    if standing.pinned is not None:
+        return False
+    return standing.trial is None or _is_moved_by(standing, "trial", standing.trial, by)
+
+
+def _is_moved_by(standing: Standing, alias: str, version: int, by: str) -> bool:
+    last = last_of(standing.tags, alias)
+    return last is not None and (last.after, last.by) == (version, by)
+
+
+def _draw(registry: Registry, move: Move, version: int) -> None:
+    try:
+        registry.attach(move.scope, version, {"trial.png": charts.trial(move.points)})
+    except Exception:  # nothing rests on a picture
+        log.exception("scope %s: version %d gets no picture", move.scope, version)

@@ -258,8 +258,12 @@ class Registrar:
         """One a turn: its pictures take a second, and what is served goes first."""
         with self._lock:
             one = self._refused.popleft() if self._refused else None
-        if one is not None and not self._stopping.is_set():
+        if one is None or self._stopping.is_set():
+            return
+        try:
             self._registry.refuse(one.policy, one.params, one.metrics, one.tags, one.window)
+        except Exception:  # nothing rests on it, and it is no sign that MLflow is away
+            log.exception("scope %s: a refused candidate has no run", one.policy.scope)
 
     def _try(self, registration: Registration, standings: Mapping[str, Standing]) -> None:
         """Settle it. One that MLflow refuses while it answers others must not stay in their way."""

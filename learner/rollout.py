@@ -7,7 +7,7 @@ out what it says.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any, Final
 
 from learner.checkpoint import Arrays, under, within
@@ -17,8 +17,12 @@ from learner.registry import Standing
 from learner.settings import LearnerSettings
 
 AGAIN_SECONDS: Final = 3_600.0
-"""A version that was on trial is not tried again sooner, unless another is champion: the offline
+"""A version that was on trial is not tried again sooner against the same champion: the offline
 gate, which found it better once, may do so every minute."""
+REST_SECONDS: Final = 600.0
+MAX_REST_SECONDS: Final = 86_400.0
+"""After a champion was rolled back nothing is tried for a while, for twice as long after each that
+follows, at most: what wins trials and loses watches would go to and fro for ever."""
 
 
 @dataclass(frozen=True)
@@ -34,16 +38,20 @@ class Rollout:
     """One scope: its champion as last seen, the comparison that is on, and its outcome while that
     is being carried out.
 
-    ``asked`` is the version that alias ``trial`` named last, ``tried`` when each version's trial
-    ended, in seconds since the epoch, ``said`` the last move in a sentence. ``closed`` is,
-    while the scope is another learner's, the number of the publication that a move has ended.
+    ``asked`` is the version that alias ``trial`` named last, ``tried`` when a version's trial
+    against a champion ended, in seconds since the epoch, ``said`` the last move in a sentence.
+    ``setbacks`` counts champions that were rolled back since one was kept; nothing is tried before
+    ``rests_until``. ``closed`` is, while the scope is another learner's, the number of the
+    publication that a move has ended.
     """
 
     champion: int = 0
     asked: int = 0
     closed: int = 0
     said: str = ""
-    tried: dict[int, float] = field(default_factory=dict)
+    setbacks: int = 0
+    rests_until: float = 0.0
+    tried: dict[tuple[int, int], float] = field(default_factory=dict)
     one: Comparison | None = None
     outcome: Outcome | None = None
 
@@ -59,8 +67,15 @@ class Rollout:
         one, self.one, self.outcome = self.one, None, None
         if one is None:
             return None
-        if one.kind == "trial" or outcome.word == "roll back":
-            self.tried[_subject(one)] = now
+        self.tried = {key: at for key, at in self.tried.items() if now - at < AGAIN_SECONDS}
+        if one.kind == "trial":
+            self.tried[one.version, one.over] = now
+        elif outcome.word == "roll back":
+            self.tried[one.over, one.version] = now
+            rest = min(REST_SECONDS * 2.0 ** min(self.setbacks, 30), MAX_REST_SECONDS)
+            self.setbacks, self.rests_until = self.setbacks + 1, now + rest
+        elif outcome.word == "keep":
+            self.setbacks = 0
         self.said = f"version {_subject(one)}: {outcome.why}"
         return Ended(one, outcome)
 
@@ -82,8 +97,6 @@ class Rollout:
         gone back to, which settles the matter.
         """
         before, self.champion = self.champion, standing.champion or 0
-        if self.champion != before:
-            self.tried.clear()
         why, ended = self._moved(standing), None
         if why and self.one is not None:
             done = self.outcome if self.champion == self.one.version else None
@@ -126,8 +139,9 @@ class Rollout:
             self.one = self.outcome = None
             return
         if self.one is None or self.one.version != last.version:
-            # of an older version than the champion is, only a former one is compared
-            kind: Kind = "trial" if last.version > self.champion else "watch"
+            # of an older version than the champion is, only a former one is watched
+            asked = standing.trial == last.version
+            kind: Kind = "trial" if asked or last.version > self.champion else "watch"
             self.begin(kind, last.version, self.champion, now)
         assert self.one is not None
         self.outcome, self.one.share = None, last.share or SHARE
@@ -137,14 +151,15 @@ class Rollout:
 
     def may_try(self, version: int, now: float) -> bool:
         """Whether ``version`` may go on trial now."""
-        return self.one is None and now >= self.tried.get(version, -AGAIN_SECONDS) + AGAIN_SECONDS
+        tried = self.tried.get((version, self.champion), -AGAIN_SECONDS)
+        return self.one is None and now >= max(tried + AGAIN_SECONDS, self.rests_until)
 
     def snapshot(self) -> tuple[Arrays, dict[str, Any]]:
         """Everything :meth:`restored` needs."""
         arrays, told = ({}, None) if self.one is None else self.one.snapshot()
         numbers = {name: getattr(self, name) for name in _PLAIN}
-        outcome = None if self.outcome is None else [self.outcome.word, self.outcome.why]
-        tried = {str(version): at for version, at in self.tried.items()}
+        outcome = None if self.outcome is None else list(astuple(self.outcome))
+        tried = [[version, over, at] for (version, over), at in self.tried.items()]
         return under("one.", arrays), {**numbers, "one": told, "outcome": outcome, "tried": tried}
 
     @classmethod
@@ -158,13 +173,13 @@ class Rollout:
         one, outcome = told["one"], told["outcome"]
         return cls(
             **{name: told[name] for name in _PLAIN},
-            tried={int(version): float(at) for version, at in told["tried"].items()},
+            tried={(int(v), int(over)): float(at) for v, over, at in told["tried"]},
             one=None if one is None else Comparison.restored((within("one.", arrays), one)),
             outcome=None if outcome is None else Outcome(*outcome),
         )
 
 
-_PLAIN: Final = ("champion", "asked", "closed", "said")
+_PLAIN: Final = ("champion", "asked", "closed", "said", "setbacks", "rests_until")
 
 
 def _subject(one: Comparison) -> int:

@@ -27,6 +27,7 @@ from learner.publish import PolicyPublisher
 from learner.registrar import Registrar, Settled
 from learner.registry import Standing
 from learner.rollout import Rollout
+from learner.scopes import beginning
 from learner.settings import LearnerSettings
 from learner.source import EventSource
 from learner.state import State
@@ -78,11 +79,16 @@ class Rollouts:
         """Leave the broker."""
         self.source.close()
 
-    def hear(self, scope: str, at: float) -> None:
-        """Drafts of ``scope`` came in a record of ``at``, seconds since the epoch."""
+    def rests(self, scope: str) -> bool:
+        """Whether nothing is tried in ``scope`` for a while. Any thread may ask."""
+        rollout = self.of.get(scope)
+        return self.on and rollout is not None and time.time() < rollout.rests_until
+
+    def hear(self, scope: str) -> None:
+        """Drafts of ``scope`` have come."""
         rollout = self.of.get(scope)
         if rollout is not None and rollout.one is not None:
-            rollout.one.hear(at)
+            rollout.one.hear(time.time())
 
     def read(self) -> None:
         """Take in the rounds that have come, once it is known what they are about."""
@@ -182,13 +188,11 @@ class Rollouts:
         rollout = self.of[scope]
         if rollout.outcome is None:
             return
-        if done.move.to is None or done.refusal:
-            outcome = Outcome("give up", done.refusal) if done.refusal else rollout.outcome
-            rollout.end(outcome, time.time())
-            return
-        standing = Standing(scope, champion=done.move.to, trial=rollout.asked or None)
-        rollout.follow(standing, time.time())
-        self._begun(scope, rollout)
+        outcome = Outcome("give up", done.refusal) if done.refusal else rollout.outcome
+        rollout.end(outcome, time.time())
+        if done.move.to is not None and not done.refusal and done.standing is not None:
+            rollout.follow(done.standing, time.time())
+            self._begun(scope, rollout)
 
     def _heed(self, scope: str, rollout: Rollout, standing: Standing) -> None:
         was = rollout.one
@@ -219,7 +223,8 @@ class Rollouts:
         if outcome.word not in ("promote", "roll back") or self.settings.rollout == "approve":
             return move
         back = f"rolled back from version {one.over}: " if outcome.word == "roll back" else ""
-        return replace(move, over=one.over, to=one.version, why=back + outcome.why)
+        first = beginning(scope, self.settings) if outcome.to_first else None
+        return replace(move, over=one.over, to=one.version, first=first, why=back + outcome.why)
 
     def _told(self, scope: str, one: Comparison, outcome: Outcome | None) -> Move:
         """Tags of ``one``, begun or ended, and the end of its alias."""

@@ -131,11 +131,12 @@ class Scope:
         if taken == mark(self.champion):
             self.contest.champion = policy  # the same under another version
             return
+        newer = policy.version > self.version
         self.contest.crown(policy, self.buffer.total)
         self._won = None
         self.mae = error_of(policy, self.buffer.recent(int(MAE_MEMORY)))
         if taken in self._offered:
-            self.promotions += 1
+            self.promotions += newer  # else it was gone back to
         elif policy.layers and self.learners.trainers:
             self.learners.begin(policy, self.settings.kind, self.buffer)
 

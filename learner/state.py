@@ -99,10 +99,7 @@ def resumed(settings: LearnerSettings) -> State:
             _waiting(arrays, numbers["waiting"]),
             # absent from checkpoints of before it was kept
             {key.encode(): int(n) for key, n in numbers.get("published", {}).items()},
-            {
-                scope: Rollout.restored((checkpoint.within(f"rollout.{scope}.", arrays), told))
-                for scope, told in numbers.get("rollouts", {}).items()
-            },
+            _rollouts(arrays, numbers.get("rollouts", {})),
             {int(p): int(offset) for p, offset in numbers.get("round_offsets", {}).items()},
             Sequences(_known(numbers.get("round_sequences", []))),
         )
@@ -126,6 +123,18 @@ def _waiting(arrays: checkpoint.Arrays, told: list[dict[str, Any]]) -> list[Regi
     return found
 
 
+def _rollouts(arrays: checkpoint.Arrays, told: Mapping[str, Any]) -> dict[str, Rollout]:
+    """Those that can be read: the trial that is lost with one is begun again."""
+    found = {}
+    for scope, each in told.items():
+        held = checkpoint.within(f"rollout.{scope}.", arrays)
+        try:
+            found[scope] = Rollout.restored((held, each))
+        except _UNREADABLE as error:
+            log.error("scope %s: what was compared is not of this version (%r)", scope, error)
+    return found
+
+
 def _told(registration: Registration) -> dict[str, Any]:
     return {
         "against": registration.against,
@@ -136,4 +145,6 @@ def _told(registration: Registration) -> dict[str, Any]:
     }
 
 
-_UNREADABLE: Final[tuple[type[Exception], ...]] = (KeyError, ValueError, TypeError, ContractError)
+_UNREADABLE: Final[tuple[type[Exception], ...]] = (
+    KeyError, ValueError, TypeError, AttributeError, ContractError,
+)  # fmt: skip

@@ -14,7 +14,8 @@ from typing import Any, Final
 
 PREFIX: Final = "moved."
 KEPT: Final = 50
-"""Moves kept of a model, each some two hundred bytes: its tags are read every few seconds."""
+"""Moves kept of an alias, each some two hundred bytes: a model's tags are read every few seconds.
+Trials come and go often, and must not take away how the champion came there."""
 _FORM: Final = "%Y-%m-%dT%H:%M:%S.%fZ"
 _LONGEST: Final = 1_000  # characters of a reason; MLflow takes 5,000 a tag
 
@@ -46,8 +47,30 @@ def moves_in(tags: Mapping[str, str]) -> list[Move]:
 
 
 def spare(tags: Mapping[str, str]) -> list[str]:
-    """Keys of the oldest moves, beyond those that are kept."""
-    return sorted(key for key in tags if key.startswith(PREFIX))[:-KEPT]
+    """Keys of each alias' oldest moves, beyond those that are kept."""
+    by_alias: dict[str, list[str]] = {}
+    for key, value in sorted(tags.items()):
+        if key.startswith(PREFIX):
+            move = _read(key, value)
+            by_alias.setdefault("" if move is None else move.alias, []).append(key)
+    return [key for keys in by_alias.values() for key in keys[:-KEPT]]
+
+
+def last_of(tags: Mapping[str, str], alias: str) -> Move | None:
+    """The last move of ``alias`` that ``tags`` keep."""
+    return next((move for move in reversed(moves_in(tags)) if move.alias == alias), None)
+
+
+def champions(tags: Mapping[str, str]) -> set[int]:
+    """Versions that were champion, as far as ``tags`` keep the moves."""
+    moved = [move for move in moves_in(tags) if move.alias == "champion"]
+    return {version for move in moved for version in (move.before, move.after) if version}
+
+
+def champions_before(tags: Mapping[str, str], champion: int | None) -> set[int]:
+    """Versions in whose place ``champion`` came, as far as ``tags`` keep the moves."""
+    came = [m for m in moves_in(tags) if m.alias == "champion" and m.after == champion]
+    return {move.before for move in came if move.before is not None}
 
 
 def _read(key: str, value: str) -> Move | None:

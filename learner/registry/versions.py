@@ -1,7 +1,7 @@
 """Policies as versions of registered models, and the aliases that say what is served.
 
 What is served is what alias ``pinned`` names, else ``champion``. The learner moves ``candidate``
-and ``champion``; ``pinned`` and ``trial`` are a person's word.
+and ``champion``, and ``trial`` while nobody else has set it; ``pinned`` is a person's word alone.
 """
 
 from __future__ import annotations
@@ -172,10 +172,16 @@ class Registry:
             held = self._client.get_model_version(self._models.known(scope), str(version))
             runs.draw(self._connection, held.run_id, pictures)
 
+    def find(self, policy: Policy) -> int | None:
+        """The version of its scope that ``policy`` is, if it is one."""
+        with self._reaching("look for a version"):
+            return self._version_of(self._models.known(policy.scope), digest_of(policy))
+
     def retire(self, scope: str, keep: int) -> list[int]:
         """Delete what ``scope`` has beyond ``keep`` versions, the oldest without an alias first.
 
-        Their artefacts go, too; their runs stay.
+        Those that never were champion go before those that were, and the champion before this one
+        does not go at all. Their artefacts go, too; their runs stay.
 
         Returns:
             The versions that were deleted, ascending.
@@ -183,9 +189,13 @@ class Registry:
         with self._reaching("retire versions"):
             name = self._models.known(scope)
             held = {int(v.version): v for v in self._models.versions(name)}
-            named = {int(v) for v in self._client.get_registered_model(name).aliases.values()}
+            model = self._client.get_registered_model(name)
+            named = {alias: int(version) for alias, version in model.aliases.items()}
+            kept = {*named.values(), *moves.champions_before(model.tags, named.get("champion"))}
+            served = moves.champions(model.tags)
             spare = max(len(held) - keep, 0)
-            retired = [version for version in sorted(held) if version not in named][:spare]
+            order = sorted(held, key=lambda version: (version in served, version))
+            retired = sorted([version for version in order if version not in kept][:spare])
             for version in retired:
                 self._client.delete_model_version(name, str(version))
                 self._connection.files(held[version].source).delete_artifacts()

@@ -27,7 +27,7 @@ def compared(kind: str = "trial", **changes: object) -> Comparison:
 def played(one: Comparison, count: int, ratio: float, **changes: object) -> Comparison:
     start = one.played
     for each in rounds(count, {TRIAL: (7, ratio), CHAMPION: (5, 1.0)}, first=start, **changes):  # type: ignore[arg-type]
-        one.take(each, NOW + 1e6)
+        one.take(each, each.time)
     return one
 
 
@@ -106,9 +106,9 @@ def test_a_pause_decides_nothing() -> None:
 
 def test_traffic_without_rounds_leaves_the_gate_alone() -> None:
     one = compared()
-    for second in range(int(QUIET_SECONDS)):
-        one.hear(NOW - 3600.0 + second)
-    assert one.quiet == 0.0, "read late: it was there before the trial"
+    for _ in range(int(QUIET_SECONDS)):
+        one.hear(NOW)
+    assert one.quiet == 0.0, "read in a moment: it was there before the trial"
     for second in range(int(QUIET_SECONDS) + 1):
         assert word(one) == ""
         one.hear(NOW + second)
@@ -158,7 +158,10 @@ def test_a_new_champion_that_is_slower_than_the_first_policy_is_rolled_back() ->
     sides = {FIRST: (1, 1.3), CHAMPION: (5, 1.0)}
     for each in rounds(100, sides, noise=0.1):
         one.take(each, NOW)
-    assert word(one) == "roll back" and "first policy" in str(one.outcome(RULES))
+    outcome = one.outcome(RULES)
+    assert outcome is not None and outcome.word == "roll back" and "first policy" in outcome.why
+    assert outcome.to_first, "the one before may be slower still"
+    assert word(one, LearnerSettings(start="counting")) == "", "there it is no version"
 
 
 def test_a_clock_that_is_ahead_is_not_believed() -> None:
@@ -166,6 +169,17 @@ def test_a_clock_that_is_ahead_is_not_believed() -> None:
     for each in rounds(3, {TRIAL: (7, 1.0), CHAMPION: (5, 1.0)}, start=2.0**35):
         one.take(each, NOW)
     assert one.played_at == NOW and one.seconds == 0.0
+    for second in range(1, 4):  # nor does it keep others from being counted
+        played(one, 1, 1.0, start=NOW + second, seconds=0.0)
+    assert one.seconds == 3.0
+
+
+def test_drafts_read_after_a_clock_was_put_back_are_traffic() -> None:
+    one = compared()
+    one.hear(NOW)
+    for second in range(int(QUIET_SECONDS) + 1):
+        one.hear(NOW - 86_400.0 + second)
+    assert one.quiet == QUIET_SECONDS
 
 
 def test_pairs_are_bounded() -> None:

@@ -104,8 +104,10 @@ def test_history_says_who_moved_what_and_forgets_the_oldest(
     ]
     assert registry.standing("ab12") == Standing("ab12", champion=2)
     monkeypatch.setattr(moves, "KEPT", 2)
-    registry.promote("ab12", 1)
-    assert len(registry.history("ab12")) <= 3
+    for version in (1, 2, 1):
+        registry.promote("ab12", version)
+    kept = [move.alias for move in registry.history("ab12")]
+    assert kept.count("champion") <= 3 and kept.count("pinned") == 2, "of each alias its own"
 
 
 def test_the_oldest_without_alias_are_retired_artefacts_and_all(
@@ -133,6 +135,19 @@ def test_the_oldest_without_alias_are_retired_artefacts_and_all(
     assert not gone.exists() and client.get_run(run).info.status == "FINISHED"
     assert registry.retire("ab12", 0) == [5]  # aliases are somebody's word
     assert digest_of(registry.load("ab12", 1)) == digest_of(policies[0])
+
+
+def test_who_never_was_champion_is_retired_first_and_the_champion_before_never(
+    registry: Registry,
+) -> None:
+    for seed in range(5):
+        registry.register(random_policy(seed, scope="ab12"))
+    for version in (1, 2, 4):
+        registry.promote("ab12", version)
+    assert registry.retire("ab12", 4) == [3]
+    assert registry.retire("ab12", 1) == [1], "2 was champion before 4; 5 is the last candidate"
+    assert registry.find(random_policy(1, scope="ab12")) == 2
+    assert registry.find(random_policy(9, scope="ab12")) is None
 
 
 def test_the_same_policy_is_one_version(registry: Registry) -> None:

@@ -14,8 +14,8 @@ from kafka import KafkaProducer
 
 from decoder.contracts.bundle import CHAMPION, FIRST, TRIAL
 from decoder.contracts.settings import KafkaSettings
-from decoder.contracts.topics import DRAFTS, POLICY, TRIALS, policy_key
-from learner import loop, registrar
+from decoder.contracts.topics import POLICY, TRIALS, policy_key
+from learner import comparison, loop, registrar
 from learner.comparison import WIDTH
 from learner.loop import Learner
 from learner.published import Published
@@ -318,14 +318,18 @@ def test_whoever_approves_reads_the_figures_and_moves_the_alias(
 
 
 def test_where_no_worker_plays_the_gate_alone_decides(
-    broker: Broker, connected: Connect, registry: Registry, tmp_path: Path
+    broker: Broker,
+    connected: Connect,
+    registry: Registry,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stood_up(registry, broker.kafka)
     learner = connected(settings_in(tmp_path, registry, rollout="auto"))
     won(learner)
     step_until(learner, lambda: on_trial(learner) == 3)
-    drafts(broker.kafka, time.time())
-    step_until(learner, lambda: registry.standing(SCOPE).champion == 3)
+    monkeypatch.setattr(comparison, "QUIET_SECONDS", 1.0)
+    step_until(learner, quietly(broker.kafka, lambda: registry.standing(SCOPE).champion == 3))
     learner._report()
     stop(learner)
     tags = tags_of(registry, 3)
@@ -334,14 +338,15 @@ def test_where_no_worker_plays_the_gate_alone_decides(
     assert "version 3" in last_status(broker.kafka).rollout_said
 
 
-def drafts(kafka: KafkaSettings, begin: float) -> None:
-    """Four minutes of traffic."""
-    producer = KafkaProducer(**kafka.client_options())
-    for number, value in enumerate(batches(EVENTS[200:248], size=1, first=4)):
-        stamp = int((begin + 5.0 * number) * 1e3)
-        producer.send(DRAFTS.name, value=value, timestamp_ms=stamp)
-    producer.flush()
-    producer.close()
+def quietly(kafka: KafkaSettings, done: Callable[[], bool]) -> Callable[[], bool]:
+    """``done``, with a draft each time it is asked: traffic without rounds."""
+    values = iter(batches(EVENTS[200:], size=1, first=4))
+
+    def asked() -> bool:
+        produce(kafka, [next(values)])
+        return done()
+
+    return asked
 
 
 def test_a_person_puts_a_version_on_trial(
