@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -11,14 +10,13 @@ from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
 
+from decoder.complaints import Complaints
 from decoder.contracts.errors import ProcessError
 from decoder.contracts.settings import KafkaSettings
 from pipelines.watch.ledger import Ledger
 from pipelines.watch.links import versions_at
 from pipelines.watch.observer import Observer
 from pipelines.watch.page import page, record
-
-log = logging.getLogger(__name__)
 
 TITLE: Final = "Adaptive decoding, live"
 HISTORY_S: Final = 3600.0
@@ -82,6 +80,7 @@ def serving(kafka: KafkaSettings, port: int, tracking_uri: str = "") -> Iterator
     """
     ledger = Ledger(keep_s=HISTORY_S)
     figures = _Figures(ledger, tracking_uri)
+    complaints = Complaints()  # browsers ask every few seconds
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -90,8 +89,8 @@ def serving(kafka: KafkaSettings, port: int, tracking_uri: str = "") -> Iterator
                 return
             try:
                 self._answer(*_answer_to(self.path, figures))
-            except Exception as error:  # noqa: BLE001 -- the next figures may be well again
-                log.warning("the page's figures cannot be computed: %r", error)
+            except Exception:  # noqa: BLE001 -- the next figures may be well again
+                complaints.exception("the page's figures cannot be computed")
                 self._answer(503, "text/plain", "The figures cannot be computed now: try again.")
 
         def _answer(self, status: int, kind: str, text: str) -> None:

@@ -41,7 +41,7 @@ def test_who_asks_by_a_strangers_name_is_refused(address: str, host: str, status
 
 
 def test_figures_that_cannot_be_computed_are_said_in_a_sentence(
-    address: str, monkeypatch: pytest.MonkeyPatch
+    address: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*_: object, **__: object) -> None:
         raise OverflowError("year out of range")
@@ -52,4 +52,5 @@ def test_figures_that_cannot_be_computed_are_said_in_a_sentence(
             answer = httpx.get(address + path)
             assert answer.status_code == 503
             assert answer.text == "The figures cannot be computed now: try again."
+    assert len(caplog.records) == 1, "said once a minute"
     assert httpx.get(address).status_code == 200
