@@ -158,6 +158,13 @@ def trial(
     model = asked.model(scope)
     number = moved.name(model, "trial", version, why)
     _moved(model, "trial", model.standing.trial, number, as_json)
+    if number is not None and not as_json:
+        out.print(
+            f"Version {number} is compared as soon as a learner reads this; one with "
+            "HVD_LEARNER_ROLLOUT=off compares nothing.",
+            highlight=False,
+            soft_wrap=True,
+        )
 
 
 @app.command()

@@ -106,9 +106,15 @@ def name(model: Model, alias: str, asked: str | None, why: str) -> int | None:
         The version.
 
     Raises:
-        RegistryError: there is no such version, its artefact is unusable, or nothing to end.
+        RegistryError: there is no such version, its artefact is unusable, nothing to end, or a pin
+            goes before the trial.
     """
-    number = None
+    pinned, number = model.standing.pinned, None
+    if alias == "trial" and asked is not None and pinned is not None:
+        raise RegistryError(
+            f"version {pinned} is pinned, so nothing would be compared with it: end that first "
+            "with 'hvd policy unpin'"
+        )
     if asked is None:
         if alias not in {alias for version in model.versions for alias in version.aliases}:
             raise RegistryError(f"no version of {model.standing.name} has alias {alias}")

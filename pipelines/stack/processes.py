@@ -18,6 +18,8 @@ from decoder.contracts.errors import ProcessError
 TAIL_LINES: Final = 12
 TAIL_BYTES: Final = 16_384
 """A log that grew for weeks is not read whole for its last lines."""
+KEPT_BYTES: Final = 16 * 2**20
+"""Of a log that is gone on with: a longer one becomes ``NAME.1``, and that of before is lost."""
 STOP_SECONDS: Final = 15.0
 """From SIGTERM to SIGKILL: a worker sends its last events and the learner its last checkpoint."""
 POLL_SECONDS: Final = 0.2
@@ -80,19 +82,22 @@ def start(
     niceness: int = 0,
     append: bool = False,
 ) -> Child:
-    """Start ``arguments`` in the background, output to ``log``: emptied, or gone on with.
+    """Start ``arguments`` in the background, output to ``log``: emptied, or gone on with, of which
+    no more than :data:`KEPT_BYTES` are kept twice.
 
     Raises:
-        ProcessError: the program cannot be run.
+        ProcessError: the program cannot be run, or its log not be written.
     """
     if shutil.which(arguments[0]) is None:
         raise ProcessError(f"{name} cannot be started: {arguments[0]} is no program.")
-    log.parent.mkdir(parents=True, exist_ok=True)
     if niceness:
         arguments = ["nice", "-n", str(niceness), *arguments]
     if shutil.which(BOUND[0]):
         arguments = [*BOUND, *arguments]
     try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        if append and log.exists() and log.stat().st_size > KEPT_BYTES:
+            log.replace(log.with_name(f"{log.name}.1"))
         with log.open("ab" if append else "wb") as out:
             begins = out.tell()
             process = subprocess.Popen(

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -30,16 +31,19 @@ def up(ports: Ports, page_port: int, home: Home, console: Console) -> NoReturn:
     if not machine.is_free(page_port):  # known before a minute has gone into the rest
         raise ProcessError(f"port {page_port} is taken: choose another with --page-port.")
 
-    def say(what: str) -> None:
-        now = time.strftime("%H:%M:%S")
-        console.print(f"{now} {escape(what)}", highlight=False, soft_wrap=True)
-
     with (
         running(ports, home, console) as stack,
         serving(stack.kafka, page_port, stack.tracking_uri) as page,
     ):
         console.print(greeting(stack, page, home), highlight=False, soft_wrap=True)
-        keep(stack.parts, stack.children, say)
+        keep(stack.parts, stack.children, lambda what: say(console, what))
+
+
+def say(console: Console, what: str) -> None:
+    """Print ``what`` with the time of day; never raises."""
+    line = f"{time.strftime('%H:%M:%S')} {escape(what)}"
+    with suppress(Exception):  # a full disk, a pipe that nobody reads: what is served goes on
+        console.print(line, highlight=False, soft_wrap=True)
 
 
 def greeting(stack: Stack, page: str, home: Home) -> str:

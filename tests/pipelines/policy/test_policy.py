@@ -104,6 +104,16 @@ def test_a_trial_is_an_alias_that_a_person_sets_and_ends(held: Registry) -> None
     assert held.standing(SCOPE).trial == 3
     hvd("trial", "--end")
     assert held.standing(SCOPE).trial is None
+    assert "HVD_LEARNER_ROLLOUT=off compares nothing" in hvd("trial", "3")
+
+
+def test_no_trial_begins_behind_a_pin_and_one_can_be_ended(held: Registry) -> None:
+    hvd("trial", "3")
+    hvd("pin", "1")
+    with pytest.raises(RegistryError, match="version 1 is pinned"):
+        hvd("trial", "2")
+    hvd("trial", "--end")
+    assert held.standing(SCOPE).trial is None
 
 
 def test_a_file_is_registered_and_promoted_by_force_alone(held: Registry, tmp_path: Path) -> None:

@@ -61,6 +61,12 @@ def test_a_program_that_does_not_exist_is_named(tmp_path) -> None:
         processes.start("child", ["/no/such/program"], tmp_path / "log")
 
 
+def test_a_log_that_cannot_be_written_is_named(tmp_path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(ProcessError, match="child cannot be started"):
+        python("print()", tmp_path / "file" / "log")
+
+
 def test_what_ignores_sigterm_is_killed(tmp_path) -> None:
     child = python(STUBBORN, tmp_path / "log")
     processes.wait_until(child, lambda: wrote(child), 30.0)
@@ -90,3 +96,14 @@ def test_niceness_is_given_to_the_child(tmp_path) -> None:
     child = python("import os; print(os.nice(0))", tmp_path / "log", niceness=7)
     child.process.wait()
     assert int(child.log.read_text()) == min(os.nice(0) + 7, 19)
+
+
+def test_a_log_that_is_gone_on_with_does_not_grow_for_ever(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(processes, "KEPT_BYTES", 20)
+    log, command = tmp_path / "log", [sys.executable, "-c", "print('0123456789')"]
+    for _ in range(5):
+        child = processes.start("child", command, log, append=True)
+        child.process.wait()
+        assert child.tail() == "0123456789"
+    assert log.stat().st_size == 11
+    assert (tmp_path / "log.1").stat().st_size == 22
