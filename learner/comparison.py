@@ -77,7 +77,8 @@ class Comparison:
 
     ``since`` is the number of its first publication and ``number`` that of the last, 0 before it
     is published. ``seconds`` counts time with rounds, ``quiet`` traffic since the last pair, and
-    ``without`` the champion's rounds since then in which it took no part;
+    ``without`` the champion's rounds since then in which it took no part; ``playable`` says that
+    workers play trials, whether this one or not;
     ``played_at`` and ``heard_at`` are when the last were read, in seconds since the epoch: workers'
     clocks may be wrong by any time, either way. A pair is WIDTH numbers on end:
     tokens, wall time and time at the costs in force (microseconds) of the one compared, then of the
@@ -93,6 +94,7 @@ class Comparison:
     seconds: float = 0.0
     quiet: float = 0.0
     without: int = 0
+    playable: bool = False
     played_at: float = 0.0
     heard_at: float = 0.0
     pairs: array[float] = field(default_factory=lambda: array("d"))
@@ -192,7 +194,7 @@ class Comparison:
 _TABLES: Final = ("pairs", "firsts")
 _NUMBERS: Final = (
     "kind", "version", "over", "share", "since", "number", "seconds", "quiet", "without",
-    "played_at", "heard_at",
+    "playable", "played_at", "heard_at",
 )  # fmt: skip
 
 
@@ -214,8 +216,8 @@ def _of_trial(one: Comparison, settings: LearnerSettings) -> Outcome | None:
 
 
 def _undecided(one: Comparison, against: bool) -> Outcome:
-    if one.quiet >= QUIET_SECONDS and one.without:
-        refused = "workers play rounds without it: they refused it, or it failed there"
+    if one.quiet >= QUIET_SECONDS and (one.without or one.playable):
+        refused = "workers play trials and not this one: they refused it, or it failed there"
         return Outcome("drop", refused)
     if not one.pairs:
         return Outcome("promote", "no worker plays trials: the offline gate alone decides")

@@ -23,6 +23,7 @@ from decoder.contracts.trials import decode_round
 from learner.comparison import Comparison, Outcome
 from learner.lease import MARGIN_SECONDS, Lease
 from learner.moves import Move, Moved
+from learner.players import Players
 from learner.publish import PolicyPublisher
 from learner.registrar import Registrar, Settled
 from learner.registry import Standing
@@ -54,6 +55,7 @@ class Rollouts:
         self.of = dict(resumed.rollouts)
         self.sequences = resumed.round_sequences
         self.source = EventSource(kafka, resumed.round_offsets, topic=TRIALS)
+        self.players = Players(kafka)
         self.refused = 0
         self._lease, self._publisher = lease, publisher
         self._registrar = registrar
@@ -78,6 +80,7 @@ class Rollouts:
     def close(self) -> None:
         """Leave the broker."""
         self.source.close()
+        self.players.close()
 
     def rests(self, scope: str) -> bool:
         """Whether nothing is tried in ``scope`` for a while. Any thread may ask."""
@@ -109,6 +112,10 @@ class Rollouts:
             if rollout is not None and rollout.one is not None:
                 rollout.one.take(played, time.time())
         self.source.done(records)
+        for scope in self.players.read():
+            rollout = self.of.get(scope)
+            if rollout is not None and rollout.one is not None and rollout.one.number:
+                rollout.one.playable = True
 
     def follow(self, standings: Mapping[str, Standing]) -> None:
         """Take in where the aliases stand, decide what is ripe, and withdraw what is over.

@@ -124,6 +124,14 @@ def test_what_workers_refuse_is_not_promoted_for_want_of_pairs() -> None:
     assert word(one) == "drop" and "refused it, or it failed" in str(one.outcome(RULES))
 
 
+def test_where_workers_play_trials_none_is_promoted_for_want_of_pairs() -> None:
+    one = compared()
+    one.playable = True
+    for second in range(int(QUIET_SECONDS) + 1):
+        one.hear(NOW + second)
+    assert word(one) == "drop" and "refused it, or it failed" in str(one.outcome(RULES))
+
+
 def test_what_could_not_be_published_is_given_up() -> None:
     one = Comparison("trial", 7, 5, heard_at=NOW)
     for second in range(int(QUIET_SECONDS) + 1):

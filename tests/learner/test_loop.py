@@ -22,6 +22,7 @@ from learner import loop, registrar, state
 from learner.loop import Learner, run
 from learner.registrar import Registration
 from learner.registry import Registry, digest_of
+from learner.rollout import Rollout
 from learner.scope import Scope
 from learner.scopes import Scopes
 from tests.conftest import random_policy
@@ -332,8 +333,13 @@ def test_one_unusable_registration_does_not_cost_the_checkpoint(
     sound = Registration(random_policy(1, SCOPE))
     spoilt = Registration(replace(sound.policy, threshold=float("nan")), against="x")
     numbers = {policy_key(SCOPE, "champion"): 7_000_003}
-    state.save(settings, state.State(scopes, {0: 5}, waiting=[spoilt, sound], published=numbers))
+    rollouts = {"old": Rollout(tried={("five", 1): 0.0}), SCOPE: Rollout(champion=5)}  # type: ignore[arg-type]
+    state.save(
+        settings,
+        state.State(scopes, {0: 5}, waiting=[spoilt, sound], published=numbers, rollouts=rollouts),
+    )
     again = state.resumed(settings)
+    assert again.rollouts == {SCOPE: Rollout(champion=5)}
     assert again.scopes.entries[SCOPE].events == 3 and again.offsets == {0: 5}
     assert [digest_of(each.policy) for each in again.waiting] == [digest_of(sound.policy)]
     assert again.published == numbers and "is dropped" in caplog.text

@@ -159,6 +159,27 @@ def test_what_mlflow_refuses_for_good_stands_in_nobodys_way(
         time.sleep(0.05)
 
 
+def test_a_refused_candidate_that_cannot_be_logged_is_no_outage(
+    desk: Registrar, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = []
+
+    def refusing(*args: object) -> str:
+        tried.append(args)
+        raise RegistryError("no room for artefacts")
+
+    monkeypatch.setattr(registry, "refuse", refusing)
+    for _ in range(2):
+        desk.note(Registration(WINNER, against="x"))
+    desk.start()
+    deadline = time.monotonic() + 30.0
+    while len(tried) < 2:
+        assert time.monotonic() < deadline
+        assert not desk.away_since
+        time.sleep(0.01)
+    assert not desk.away_since
+
+
 def test_a_later_winner_takes_the_place_of_an_earlier_and_all_are_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -14,7 +15,8 @@ from kafka import KafkaProducer
 
 from decoder.contracts.bundle import CHAMPION, FIRST, TRIAL
 from decoder.contracts.settings import KafkaSettings
-from decoder.contracts.topics import POLICY, TRIALS, policy_key
+from decoder.contracts.status import WorkerStatus
+from decoder.contracts.topics import POLICY, STATUS, TRIALS, policy_key
 from learner import comparison, loop, registrar
 from learner.comparison import WIDTH
 from learner.loop import Learner
@@ -188,7 +190,9 @@ def test_one_that_loses_nothing_is_promoted_and_watched(
     registry: Registry,
     tmp_path: Path,
     workers: Callable[..., Workers],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level(logging.INFO, "learner.rollouts")
     stood_up(registry, broker.kafka)
     learner = connected(settings_in(tmp_path, registry, rollout="auto"))
     won(learner)
@@ -203,6 +207,7 @@ def test_one_that_loses_nothing_is_promoted_and_watched(
     assert crew.shares == [(3, 0.1), (3, 0.5), (1, 0.1)]
     assert tags["watch_against"] == "1" and float(tags["watch_ratio"]) > 1.0
     assert learner.scopes.awake[SCOPE].version == 3 and is_withdrawn(broker.kafka)
+    assert caplog.text.count("version 3 is watched in comparison with version 1") == 1
 
 
 def test_one_that_is_forced_through_is_rolled_back(
@@ -336,6 +341,35 @@ def test_where_no_worker_plays_the_gate_alone_decides(
     assert tags["trial"] == "promoted" and tags["trial_pairs"] == "0"
     assert "the offline gate alone decides" in tags["why"]
     assert "version 3" in last_status(broker.kafka).rollout_said
+
+
+def test_what_no_worker_plays_that_could_is_dropped(
+    broker: Broker,
+    connected: Connect,
+    registry: Registry,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stood_up(registry, broker.kafka)
+    learner = connected(settings_in(tmp_path, registry, rollout="auto"))
+    won(learner)
+    step_until(learner, lambda: on_trial(learner) == 3)
+    worker = WorkerStatus(process="w", scope=SCOPE, time=time.time())
+    old = worker.model_dump_json(exclude_unset=True).encode()
+    of_today = worker.model_copy(update={"rounds_made": 0}).model_dump_json().encode()
+    one = learner.rollouts.of[SCOPE].one
+    assert one is not None
+    for values, playable in (([old, b"\xff"], False), ([of_today], True)):
+        for _ in range(8):
+            produce(broker.kafka, values, STATUS)
+            learner.step()
+            time.sleep(0.2)
+        assert one.playable is playable
+    monkeypatch.setattr(comparison, "QUIET_SECONDS", 1.0)
+    step_until(learner, quietly(broker.kafka, tagged(registry, 3, trial="dropped")))
+    stop(learner)
+    assert registry.standing(SCOPE).champion == 1
+    assert "they refused it" in tags_of(registry, 3)["trial_why"]
 
 
 def quietly(kafka: KafkaSettings, done: Callable[[], bool]) -> Callable[[], bool]:

@@ -94,6 +94,10 @@ def test_a_new_scope_learns_to_beat_counting() -> None:
     others = rows_of(40, seed=98)
     assert error(scope.champion, others) < 0.5 * error(frequency_policy("s"), others)
     assert scope.mae < 2.0
+    last, promotions = scope.champion, scope.promotions
+    scope.crown(replace(frequency_policy("s"), version=50))
+    scope.crown(last)
+    assert scope.promotions == promotions, "gone back to"
 
 
 def test_traffic_as_usual_makes_nothing_worse(first: Policy) -> None:

@@ -1,0 +1,86 @@
+"""Who could play a trial: workers that say, on the status topic, how many rounds they have made.
+
+A worker of before there were trials says nothing of rounds. Of one that does and sends none, the
+policy on trial was refused, or failed there: that must not pass for a service without trials.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any, Final
+
+from kafka import KafkaConsumer, TopicPartition
+from kafka.errors import KafkaError, UnknownTopicOrPartitionError
+
+from decoder.contracts.errors import ContractError
+from decoder.contracts.settings import KafkaSettings
+from decoder.contracts.status import WorkerStatus, decode_status
+from decoder.contracts.topics import STATUS
+from learner.compacted import ANSWER_MS
+
+log = logging.getLogger(__name__)
+
+READ_SECONDS: Final = 1.0
+RETRY_SECONDS: Final = 15.0
+MOST: Final = 2_000
+"""Records of one reading: a worker says its status once a second; what is beyond may be missed."""
+
+
+class Players:
+    """Reads the status topic from now on."""
+
+    def __init__(self, kafka: KafkaSettings) -> None:
+        self._kafka = kafka
+        self._consumer: Any = None
+        self._read_at = 0.0
+
+    def read(self) -> set[str]:
+        """Scopes of which a worker that plays has spoken since the last call; never raises."""
+        if time.monotonic() < self._read_at:
+            return set()
+        self._read_at = time.monotonic() + READ_SECONDS
+        try:
+            if self._consumer is None:
+                self._connect()
+            polled = self._consumer.poll(timeout_ms=ANSWER_MS, max_records=MOST)
+        except (KafkaError, OSError) as error:
+            log.debug("statuses cannot be read: %s", error)
+            self.close()
+            self._read_at = time.monotonic() + RETRY_SECONDS
+            return set()
+        scopes = {_scope(record.value or b"") for records in polled.values() for record in records}
+        return scopes - {""}
+
+    def close(self) -> None:
+        """Leave the broker."""
+        if self._consumer is not None:
+            self._consumer.close()
+            self._consumer = None
+
+    def _connect(self) -> None:
+        self._consumer = KafkaConsumer(
+            **self._kafka.client_options(),
+            group_id=None,
+            enable_auto_commit=False,
+            auto_offset_reset="latest",
+            allow_auto_create_topics=False,
+            bootstrap_timeout_ms=2_000,
+            request_timeout_ms=5_000,
+        )
+        partitions = sorted(self._consumer.partitions_for_topic(STATUS.name) or ())
+        if not partitions:
+            raise UnknownTopicOrPartitionError(STATUS.name)
+        places = [TopicPartition(STATUS.name, partition) for partition in partitions]
+        self._consumer.assign(places)
+        self._consumer.seek_to_end(*places)
+
+
+def _scope(value: bytes) -> str:
+    """Of a worker that plays; "" of whatever else."""
+    try:
+        status = decode_status(value)
+    except (ContractError, RecursionError):
+        return ""
+    plays = isinstance(status, WorkerStatus) and "rounds_made" in status.model_fields_set
+    return status.scope if plays else ""
