@@ -19,12 +19,12 @@ HVD    := $(BIN)/hvd
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(TESTERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo picture up test test-long check lint format doctor clean
+.PHONY: help setup demo picture up test test-long test-release check lint format doctor clean
 # One step after another, whatever -j says: pip cannot share an environment with itself.
 .NOTPARALLEL:
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMPS)/model ## install everything into .venv and prepare the embedded model (EXTRA=cuda on a GPU machine)
 
@@ -46,6 +46,9 @@ test: setup ## run the tests, but for the long ones
 
 test-long: setup ## run the long tests: matrices of settings, several ranks, kills
 	$(PYTEST) -m long $(ARGS)
+
+test-release: setup ## what a release must pass, too: kills under hvd up, live scenarios
+	$(PYTEST) -n 0 -m release $(ARGS)
 
 lint: setup ## formatting, lint, types and import rules
 	$(BIN)/ruff format --check .

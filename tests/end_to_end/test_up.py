@@ -30,7 +30,7 @@ from tests.end_to_end.service import Reader
 
 pytestmark = [
     pytest.mark.stack,
-    pytest.mark.long,
+    pytest.mark.release,
     pytest.mark.timeout(2400),
     # mlflow's own, and sockets that a Kafka client leaves open while its broker is away
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),

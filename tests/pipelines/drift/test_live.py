@@ -113,7 +113,7 @@ def test_what_was_played_is_not_played_again(
     assert "text-changes" in said[1] and "1.1" in said[1]
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_a_small_scenario_is_played_through_the_whole_stack(tmp_path: Path) -> None:
     path = tmp_path / "small.toml"
     path.write_text('[[phases]]\nworkloads = ["edits"]\nrequests = 6\n')

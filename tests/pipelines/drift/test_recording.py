@@ -33,7 +33,7 @@ def test_recordings_are_made_once_and_can_be_replayed(tmp_path: Path) -> None:
         assert len(trace.model_accepted) == len(trace.output) > 1
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_the_command_records_first_and_then_measures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
