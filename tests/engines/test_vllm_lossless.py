@@ -95,6 +95,7 @@ def test_output_equals_plain_vllm_token_for_token(
     same(plain, hybrid)
 
 
+@pytest.mark.long
 def test_output_is_the_same_while_sides_alternate_every_few_steps(
     plain: dict[str, Any], by_turns: dict[str, Any]
 ) -> None:
@@ -103,7 +104,7 @@ def test_output_is_the_same_while_sides_alternate_every_few_steps(
     assert status["faults"] == 0 and not status["sides_failed"]
     sides = status["sides"]
     assert set(sides) == {"outside", "champion", "plain", "suffix", "model", "first"}
-    assert status["rounds_made"] > 5 and all(side["us"] > 0 for side in sides.values())
+    assert status["rounds_made"] > 1 and all(side["us"] > 0 for side in sides.values())
     booked = sum(side["tokens"] for side in sides.values())
     made = sum(status["cycles"].values())
     assert made <= booked <= status["tokens"], "each cycle's tokens once, and no prompt's first"

@@ -13,7 +13,7 @@ from tests.matrix.asks import some, without_speculation
 from tests.matrix.drive import send_all
 from tests.matrix.setups import SETUPS, TOGETHER, hybrid
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(600)]
 
 
 def test_suffix_drafts_without_a_number_serve(tmp_path_factory: pytest.TempPathFactory) -> None:

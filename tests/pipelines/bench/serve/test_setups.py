@@ -49,6 +49,7 @@ def test_servers_differ_in_speculation_alone() -> None:
     assert set(our_env.items()) - set(plain_env.items()) == {
         ("HVD_WORKER_ENABLED", "1"),
         ("HVD_WORKER_TELEMETRY", "false"),
+        ("HVD_WORKER_HOLDOUT", "0"),
         ("HVD_WORKER_POLICY_FILE", str(Path("p").resolve())),
         ("VLLM_USE_V2_MODEL_RUNNER", "0"),
     }
