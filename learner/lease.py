@@ -74,6 +74,8 @@ class Lease:
     def __init__(self, kafka: KafkaSettings, holder: str) -> None:
         """``holder`` names a place that one process at a time can have: see ``learner.home``."""
         self.holder = holder
+        self.known = False
+        """Whether all that lay on the topic at first has been read."""
         self._kafka = kafka
         self._log = Compacted(kafka, LEASE, self._saw)
         self._producer: Any = None
@@ -97,6 +99,7 @@ class Lease:
         self._look_at = time.monotonic() + LOOK_SECONDS
         try:
             if self._log.read():
+                self.known = True
                 for scope, known in wanted.items():
                     self._claim_or_renew(scope, known)
         except (KafkaError, OSError) as error:
