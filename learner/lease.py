@@ -164,7 +164,9 @@ class Lease:
         sent = self._sent.setdefault(scope, deque(maxlen=BEATS))
         sent.append((claim.beat, time.monotonic()))
         value = json.dumps(asdict(claim)).encode()
-        self._producer.send(LEASE.name, value=value, key=scope.encode(), partition=0)
+        self._producer.send(
+            LEASE.name, value=value, key=scope.encode(), partition=0, headers=LEASE.headers
+        )
 
     def _ends_at(self, scope: str, claim: Claim) -> float:
         """Until when ``claim`` is our lease; 0 where it is none."""
