@@ -94,7 +94,8 @@ class PolicyPublisher:
                 delivery_timeout_ms=int(ACK_SECONDS * 1e3),
                 request_timeout_ms=int(ACK_SECONDS * 500),
             )
-        self._producer.send(POLICY.name, value=value, key=key).get(timeout=ACK_SECONDS)
+        sent = self._producer.send(POLICY.name, value=value, key=key, headers=POLICY.headers)
+        sent.get(timeout=ACK_SECONDS)
 
     def close(self) -> None:
         """Leave the broker; everything sent was acknowledged already."""
@@ -121,7 +122,8 @@ class StatusProducer:
             if self._producer is None:
                 self._producer = impatient_producer(self._kafka, STATUS_BLOCK_MS)
             value = status.model_dump_json().encode()
-            self._producer.send(STATUS.name, value=value, key=status.process.encode())
+            key = status.process.encode()
+            self._producer.send(STATUS.name, value=value, key=key, headers=STATUS.headers)
         except (KafkaError, OSError) as error:
             self.failed += 1
             self._retry_at = time.monotonic() + STATUS_RETRY_SECONDS

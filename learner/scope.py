@@ -58,8 +58,9 @@ class Scope:
     """One scope: buffer, learners, detector, and the contest about what is served.
 
     ``total`` counts rows ever fed, ``mae`` is the champion's mean absolute error in tokens on the
-    newest, ``alarms`` those of each stream. ``served`` is what a person calls target and drafter;
-    no part of the snapshot, since every record says it again.
+    newest, ``alarms`` those of each stream. ``served`` is what a person calls target and drafter,
+    ``predicted`` and ``accepted`` are the tokens that drafts were to bring and brought; no part of
+    the snapshot.
     """
 
     def __init__(self, name: str, settings: LearnerSettings, first: Policy) -> None:
@@ -67,6 +68,7 @@ class Scope:
         self.name = name
         self.settings = settings
         self.served: Mapping[str, str] = {}
+        self.predicted, self.accepted = 0.0, 0
         self.total = self.candidates = self.promotions = 0
         self.last_alarm_at = 0.0  # seconds since the epoch, by the clock of the rows
         self.mae = 0.0

@@ -48,15 +48,21 @@ class Settings(BaseSettings):
         Raises:
             SettingsError: a variable with this class's prefix is unknown or holds a bad value, or
                 a variable begins with ``HVD_`` and belongs to no prefix at all. What Kubernetes
-                says of a service is neither, and is passed over with a warning.
+                says of a service is neither, and is passed over with a warning, also where it has
+                the name of a setting.
         """
         prefix = str(cls.model_config.get("env_prefix", ""))
-        known = {(prefix + name).upper() for name in cls.model_fields}
+        known = {(prefix + name).upper(): name for name in cls.model_fields}
         for name, value in os.environ.items():
-            if not name.startswith("HVD_") or name in known or name in OF_THE_COMMANDS:
+            if not name.startswith("HVD_") or name in OF_THE_COMMANDS:
                 continue
             if _OF_A_SERVICE.fullmatch(f"{name}={value}"):
                 log.warning("%s is of a Kubernetes service, and no setting: ignored", name)
+                if name in known:
+                    default = cls.model_fields[known[name]].get_default(call_default_factory=True)
+                    overrides.setdefault(known[name], default)
+                continue
+            if name in known:
                 continue
             if name.startswith(prefix) or not name.startswith(PREFIXES):
                 close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)

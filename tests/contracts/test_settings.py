@@ -52,9 +52,19 @@ def test_what_kubernetes_says_of_a_service_is_no_setting(
     assert f"{name} is of a Kubernetes service" in caplog.text
 
 
+def test_an_address_of_kubernetes_under_the_name_of_a_setting_leaves_its_default(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("HVD_LEARNER_PORT", "tcp://10.0.0.1:8080")
+    assert LearnerSettings.load().port is None
+    assert "HVD_LEARNER_PORT is of a Kubernetes service" in caplog.text
+    monkeypatch.setenv("HVD_LEARNER_PORT", "8080")
+    assert LearnerSettings.load().port == 8080
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("HVD_LEARNER_PORT", "8080"), ("HVD_LEARNER_SERVICE_PORT", "tcp"), ("HVD_LEARNER_PROT", "1")],
+    [("HVD_LEARNER_PORTS", "8080"), ("HVD_LEARNER_SERVICE_PORT", "tcp"), ("HVD_LEARNER_PROT", "1")],
 )
 def test_what_only_looks_like_it_is_refused(
     name: str, value: str, monkeypatch: pytest.MonkeyPatch
