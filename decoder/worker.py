@@ -78,6 +78,7 @@ class Worker:
             events_sent=shipper.sent if shipper else 0,
             queue_depth=shipper.waiting if shipper else len(self.queue),
             events_dropped=self.queue.dropped,
+            drops={"queue": self.queue.dropped} if self.queue.dropped else {},
             events_refused=dict(shipper.refused) if shipper else {},
             events_failed=shipper.failed if shipper else 0,
             policy_version=policy.version,

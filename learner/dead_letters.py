@@ -32,7 +32,8 @@ def headers_of(record: Fetched, error: EventRefused) -> list[tuple[str, bytes]]:
         "partition": record.partition,
         "offset": record.offset,
     }
-    return [(f"__streams.errors.{name}", str(value).encode()) for name, value in told.items()]
+    errors = [(f"__streams.errors.{name}", str(value).encode()) for name, value in told.items()]
+    return [*DEAD.headers, *errors]
 
 
 class DeadLetters:

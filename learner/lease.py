@@ -72,6 +72,8 @@ class Lease:
     def __init__(self, kafka: KafkaSettings, holder: str) -> None:
         """``holder`` names a place that one process at a time can have: see ``learner.home``."""
         self.holder = holder
+        self.known = False
+        """Whether all that lay on the topic at first has been read."""
         self._kafka = kafka
         self._log = Compacted(kafka, LEASE, self._saw)
         self._producer: Any = None
@@ -95,6 +97,7 @@ class Lease:
         self._look_at = time.monotonic() + LOOK_SECONDS
         try:
             if self._log.read():
+                self.known = True
                 for scope, known in wanted.items():
                     self._claim_or_renew(scope, known)
         except AWAY as error:
@@ -158,7 +161,9 @@ class Lease:
         sent = self._sent.setdefault(scope, deque(maxlen=BEATS))
         sent.append((claim.beat, time.monotonic()))
         value = json.dumps(asdict(claim)).encode()
-        self._producer.send(LEASE.name, value=value, key=scope.encode(), partition=0)
+        self._producer.send(
+            LEASE.name, value=value, key=scope.encode(), partition=0, headers=LEASE.headers
+        )
 
     def _ends_at(self, scope: str, claim: Claim) -> float:
         """Until when ``claim`` is our lease; 0 where it is none."""

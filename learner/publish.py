@@ -90,7 +90,8 @@ class PolicyPublisher:
                 delivery_timeout_ms=int(ACK_SECONDS * 1e3),
                 request_timeout_ms=int(ACK_SECONDS * 500),
             )
-        self._producer.send(POLICY.name, value=value, key=key).get(timeout=ACK_SECONDS)
+        sent = self._producer.send(POLICY.name, value=value, key=key, headers=POLICY.headers)
+        sent.get(timeout=ACK_SECONDS)
 
     def close(self) -> None:
         """Leave the broker; everything sent was acknowledged already."""
@@ -116,7 +117,8 @@ class StatusProducer:
             if self._producer is None:
                 self._producer = open_brief_producer(self._kafka, "learner-status")
             value = status.model_dump_json().encode()
-            self._producer.send(STATUS.name, value=value, key=status.process.encode())
+            key = status.process.encode()
+            self._producer.send(STATUS.name, value=value, key=key, headers=STATUS.headers)
         except AWAY as error:
             self.failed += 1
             self._retry_at = time.monotonic() + STATUS_RETRY_SECONDS

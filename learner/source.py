@@ -50,7 +50,9 @@ class EventSource:
     """Reads every partition of ``topic``.
 
     ``offsets`` maps a partition to the next offset to read: what belongs into the checkpoint.
-    ``skipped`` counts records that were gone from the topic before they were read.
+    ``skipped`` counts records that were gone from the topic before they were read. ``caught_up``
+    says whether the end of the topic was ever near, ``read_at`` when the newest record that was
+    read was written, in seconds since the epoch; 0 before any.
     """
 
     def __init__(
@@ -62,6 +64,8 @@ class EventSource:
     ) -> None:
         self.offsets = dict(offsets)
         self.skipped = skipped
+        self.caught_up = False
+        self.read_at = 0.0
         self._topic = topic.name
         self._kafka = kafka
         self._consumer: Any = None
@@ -85,8 +89,7 @@ class EventSource:
     def poll(self, timeout: float) -> list[Fetched]:
         """Records that have come, each partition's in order. Where none has, waits ``timeout`` s.
 
-        A broker that went away yields nothing and a log line; the client
-        reconnects by itself.
+        A broker that went away yields nothing and a log line; the client reconnects by itself.
         """
         try:
             if time.monotonic() >= self._partitions_at:
@@ -123,6 +126,8 @@ class EventSource:
                     "is known by its sequence", record.partition, record.offset, due,
                 )  # fmt: skip
             self.offsets[record.partition] = record.offset + 1
+            self.read_at = max(self.read_at, record.timestamp / 1e3)
+        self.caught_up = self.caught_up or self._is_near_the_end()
 
     def lag(self) -> int:
         """Records between what was read and the end of the topic, as of the last fetch."""
@@ -133,6 +138,11 @@ class EventSource:
             end = self._consumer.highwater(tp)
             behind += max(0, end - self.offsets.get(tp.partition, 0)) if end is not None else 0
         return behind
+
+    def _is_near_the_end(self) -> bool:
+        places = self._consumer.assignment() if self._consumer is not None else ()
+        ends = [self._consumer.highwater(place) for place in places]
+        return bool(ends) and None not in ends and self.lag() <= RECORDS_PER_POLL
 
     def close(self) -> None:
         """Leave the broker; commits nothing."""

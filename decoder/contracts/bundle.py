@@ -51,7 +51,7 @@ _PUBLICATIONS: Final = 2**53
 _LEAST, _MOST = -1e30, 1e30
 
 Kind = Literal["frequency", "payoff", "survival"]
-OUTPUTS: Final[dict[str, int]] = {"frequency": 0, "payoff": 1, "survival": BUCKETS + 1}
+OUTPUTS: Final[dict[str, int]] = {"frequency": 0, "payoff": 1, "survival": BUCKETS}
 """Numbers the network of each kind predicts: a survival network's last is the model draft's."""
 
 

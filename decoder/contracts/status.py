@@ -44,7 +44,7 @@ class SideSums(BaseModel):
 class WorkerStatus(BaseModel):
     """One serving worker.
 
-    Every event made is in one of five places: sent, waiting, dropped, refused, or failed.
+    Every event made is in one place: sent, in doubt, waiting, spilled, dropped, refused, or failed.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -65,10 +65,15 @@ class WorkerStatus(BaseModel):
     drafts_labelled: Count = 0  # cache drafts whose accepted length became known
     events_made: Count = 0  # one a cycle
     events_sent: Count = 0  # acknowledged by the broker
-    queue_depth: Count = 0  # events waiting, the ones in hand included
-    events_dropped: Count = 0  # by the full queue
+    events_in_doubt: Count = 0  # sent and never acknowledged: they may lie on the topic
+    queue_depth: Count = 0  # events waiting in memory, the ones in hand included
+    events_spilled: Count = 0  # waiting in the file that holds them while the broker is away
+    events_dropped: Count = 0  # by the worker, for any reason
+    drops: Counts = Field(default_factory=dict)  # of these, by reason
     events_refused: Counts = Field(default_factory=dict)  # for good, by reason
     events_failed: Count = 0  # left when the worker closed
+    events_former: Count = 0  # of lives that ended before: found in their files, and delivered
+    carrier_deaths: Count = 0  # of the process that carries events; it is started again
     policy_version: Count = 0
     publication: Count = 0  # of the policy in force; 0: it came with the worker
     policy_role: str = ""
@@ -108,9 +113,11 @@ class WorkerStatus(BaseModel):
 
     @property
     def events_unaccounted(self) -> int:
-        """Events made that are in none of the five places; 0 but for those on their way."""
-        found = self.events_sent + self.queue_depth + self.events_dropped + self.events_failed
-        return self.events_made - found - sum(self.events_refused.values())
+        """Events made that are in none of the places; 0 but for those on their way."""
+        delivered = self.events_sent + self.events_in_doubt
+        held = self.queue_depth + self.events_spilled
+        lost = self.events_dropped + self.events_failed + sum(self.events_refused.values())
+        return self.events_made - delivered - held - lost
 
     @property
     def parameter(self) -> tuple[str, float]:
@@ -151,6 +158,10 @@ class LearnerStatus(BaseModel):
     parameter: float = 0.0  # the champion's
     parameter_name: str = ""  # rate or threshold
     lag: Count = 0  # records behind the end of the topic
+    lag_events: Count = 0  # the same in events, by how many a record has held so far
+    lag_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0  # how old is what is read
+    predicted_tokens: Annotated[float, Field(ge=0)] = 0.0  # of drafts with a complete label, by the
+    accepted_tokens: Count = 0  # policy in force, and what came of them; since the scope awoke
     lease: str = ""  # who may promote and publish for the scope
     holds_lease: bool = False  # whether that is this learner
     waiting: Count = 0  # policies that wait for the registry, of all scopes
@@ -165,6 +176,7 @@ class LearnerStatus(BaseModel):
     trial_high: float = 0.0
     trial_pairs: Count = 0  # rounds in which both took part
     rounds_refused: Count = 0  # records of the trials topic that are no rounds
+    verdicts: Counts = Field(default_factory=dict)  # comparisons that ended, by outcome
     rollout_said: str = ""  # the last move of this learner in the scope, and why
 
 

@@ -6,25 +6,33 @@ from dataclasses import dataclass
 from typing import Final
 
 from decoder.contracts.bundle import ANY_SCOPE, FIRST
+from decoder.contracts.features import SCHEMA_ID
 
 
 @dataclass(frozen=True)
 class Topic:
-    """A topic with its key and its clean-up policy."""
+    """A topic with its key and its clean-up policy; its name names the schema of its records."""
 
     name: str
     key: str
     compacted: bool
+    has_features: bool = False
 
     @property
     def cleanup(self) -> str:
         """Kafka's word for what becomes of old records."""
         return "compact" if self.compacted else "delete"
 
+    @property
+    def headers(self) -> list[tuple[str, bytes]]:
+        """Headers of every record: which schema it keeps and, where it holds features, theirs."""
+        features = [("schema_id", SCHEMA_ID.encode())] if self.has_features else []
+        return [("schema", self.name.encode()), *features]
 
-DRAFTS: Final = Topic("hvd.drafts.v2", key="worker", compacted=False)
+
+DRAFTS: Final = Topic("hvd.drafts.v2", key="worker", compacted=False, has_features=True)
 DEAD: Final = Topic("hvd.drafts.v2.dead", key="worker", compacted=False)
-POLICY: Final = Topic("hvd.policy.v2", key="scope/role", compacted=True)
+POLICY: Final = Topic("hvd.policy.v2", key="scope/role", compacted=True, has_features=True)
 STATUS: Final = Topic("hvd.status.v2", key="process", compacted=False)
 LEASE: Final = Topic("hvd.lease.v2", key="scope", compacted=True)
 TRIALS: Final = Topic("hvd.trials.v2", key="worker", compacted=False)

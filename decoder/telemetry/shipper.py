@@ -166,7 +166,10 @@ class Shipper:
         try:
             value = encode_batch(batch, self._origin, self._sequences[partition])
             key = self._origin.worker.encode()
-            producer.send(DRAFTS.name, key=key, value=value, partition=partition).get(ACK_TIMEOUT_S)
+            sent = producer.send(
+                DRAFTS.name, key=key, value=value, partition=partition, headers=DRAFTS.headers
+            )
+            sent.get(ACK_TIMEOUT_S)
         except (EventRefused, TypeError, ValueError) as error:
             return self._refuse(batch, partition, "malformed", error, smaller=True)
         except BrokerResponseError as error:
@@ -204,7 +207,8 @@ class Shipper:
                 rounds.popleft()
                 continue
             try:
-                producer.send(TRIALS.name, key=key, value=value).get(ACK_TIMEOUT_S)
+                sent = producer.send(TRIALS.name, key=key, value=value, headers=TRIALS.headers)
+                sent.get(ACK_TIMEOUT_S)
             except Exception as error:  # noqa: BLE001 -- events must not wait for a round
                 self._complain("a round of a trial was not sent: %r", error)
                 refused = isinstance(error, BrokerResponseError) and not error.retriable
@@ -248,7 +252,8 @@ class Shipper:
         except Exception as error:  # noqa: BLE001 -- events must not wait for a status
             self._complain("no status can be made: %r", error)
             return
-        producer.send(STATUS.name, key=self._origin.worker.encode(), value=value)
+        key = self._origin.worker.encode()
+        producer.send(STATUS.name, key=key, value=value, headers=STATUS.headers)
 
     def _complain(self, message: str, *arguments: object) -> None:
         if time.monotonic() - self._complained >= COMPLAIN_EVERY_S:

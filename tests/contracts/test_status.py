@@ -15,6 +15,7 @@ from decoder.contracts.status import LearnerStatus, WorkerStatus, decode_status
 WORKER = WorkerStatus(
     process="w", scope="s", time=1.0, events_made=21, events_sent=10, queue_depth=5,
     events_dropped=3, events_refused={"InvalidRecord": 1, "malformed": 1}, events_failed=0,
+    events_in_doubt=0, events_spilled=0,
 )  # fmt: skip
 LEARNER = LearnerStatus(process="l", scope="s", time=1.0, lag=3)
 DEEP = 100_000
@@ -27,6 +28,10 @@ def test_both_roles_come_back() -> None:
 
 def test_events_on_their_way_are_what_is_in_no_other_place() -> None:
     assert WORKER.events_unaccounted == 1
+    for place in ("events_sent", "events_in_doubt", "queue_depth", "events_spilled",
+                  "events_dropped", "events_failed"):  # fmt: skip
+        more = WORKER.model_copy(update={place: getattr(WORKER, place) + 1})
+        assert more.events_unaccounted == 0, place
 
 
 @pytest.mark.parametrize(

@@ -46,8 +46,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
-RECORD_OVERHEAD = 100
-"""Bytes, at most, that the client adds to a record's value before it compares with its limit."""
+RECORD_OVERHEAD = 180
+"""Bytes, at most, that the client counts beside a record's value, its headers among them."""
 
 
 @pytest.fixture(autouse=True)
@@ -189,7 +189,9 @@ class Producer:
     def partitions_for(self, topic: str) -> set[int]:
         return self._partitions
 
-    def send(self, topic: str, key: bytes, value: bytes, partition: int) -> Producer:
+    def send(
+        self, topic: str, key: bytes, value: bytes, partition: int, headers: list[tuple[str, bytes]]
+    ) -> Producer:
         self.partition, self.value = partition, value
         return self
 

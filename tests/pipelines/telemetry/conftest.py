@@ -1,0 +1,120 @@
+"""A broker with records of every topic, written by what writes them in a service."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kafka import KafkaConsumer, TopicPartition
+
+from decoder.contracts.errors import EventRefused
+from decoder.contracts.settings import KafkaSettings
+from decoder.contracts.status import LearnerStatus, WorkerStatus
+from decoder.contracts.topics import TOPICS
+from decoder.policy.first import first_policy
+from decoder.telemetry.queue import EventQueue
+from decoder.telemetry.shipper import Shipper
+from decoder.trial.block import Account
+from decoder.trial.sides import Side
+from decoder.trial.turns import Played, Turns
+from learner.dead_letters import DeadLetters
+from learner.lease import Lease
+from learner.publish import PolicyPublisher, StatusProducer
+from learner.source import Fetched
+from pipelines import machine
+from pipelines.stack import broker, processes
+from tests.contracts.test_events import EVENT, ORIGIN, PLAIN
+
+
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaSettings]:
+    """A broker with our topics and nothing on them."""
+    home, port = tmp_path_factory.mktemp("broker"), machine.free_port()
+    child = broker.start_broker(port, home / "data", home / "broker.log")
+    settings = KafkaSettings(bootstrap_servers=f"127.0.0.1:{port}")
+    broker.ensure_topics(settings)
+    yield settings
+    processes.stop([child])
+
+
+@pytest.fixture(scope="module")
+def written(empty: KafkaSettings) -> KafkaSettings:
+    """The same with records of every kind."""
+    of_worker(empty)
+    of_learner(empty)
+    return empty
+
+
+def of_worker(kafka: KafkaSettings) -> None:
+    """Events, a round of a trial, and statuses."""
+    queue = EventQueue(1000)
+    for event in [EVENT, PLAIN] * 50:
+        queue.put(event._replace(number=queue.made))
+    policy = first_policy(ORIGIN.scope)
+    turns = Turns((), 0.0, {}, policy, seed=1)
+    account = Account(Side("first", policy), groups={("", "edits"): [3.0, 1.0]})
+    turns.rounds.append(Played(0, time.time(), (account,)))
+
+    def status() -> WorkerStatus:
+        made: dict[str, Any] = {"cycles": {"cache": 50, "model": 50}, "step_us": {"8": 30_000}}
+        sums: Any = {"first": {"steps": 3, "tokens": 4.5, "us": 9.0, "cost_us": 8.0}}
+        return WorkerStatus(
+            process="w", scope="scope", time=time.time(), sides=sums, events_made=queue.made, **made
+        )
+
+    shipper = Shipper(kafka, queue, ORIGIN, status, turns)
+    shipper.start()
+    until(lambda: shipper.sent == 100 and shipper.rounds_sent == 1)
+    shipper.close()
+
+
+def of_learner(kafka: KafkaSettings) -> None:
+    """A lease, a policy and the end of another, a dead letter, and a status."""
+    lease = Lease(kafka, "learner")
+    until(lambda: lease.turn({"scope": 0}) or lease.holds("scope"))
+    lease.close()
+    publisher = PolicyPublisher(kafka)
+    publisher.publish(first_policy("scope"), 1)
+    publisher.withdraw("scope", "trial")
+    publisher.close()
+    dead = DeadLetters(kafka)
+    dead.send(Fetched(0, 7, 0, b"w", b"{}"), EventRefused("no event"))
+    dead.close()
+    statuses = StatusProducer(kafka)
+    statuses.send(LearnerStatus(process="learner", scope="scope", time=time.time()))
+    statuses.close()
+    assert dead.failed == statuses.failed == 0
+
+
+def until(done: Any) -> None:
+    deadline = time.monotonic() + 30.0
+    while not done():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.02)
+
+
+def lying(kafka: KafkaSettings) -> dict[str, list[Any]]:
+    """Every record that lies there, by topic."""
+    consumer: Any = KafkaConsumer(group_id=None, **kafka.client_options())
+    places = [
+        TopicPartition(topic.name, partition)
+        for topic in TOPICS
+        for partition in consumer.partitions_for_topic(topic.name) or ()
+    ]
+    consumer.assign(places)
+    consumer.seek_to_beginning()
+    ends = consumer.end_offsets(places)
+    found: dict[str, list[Any]] = {topic.name: [] for topic in TOPICS}
+    while any(consumer.position(place) < end for place, end in ends.items()):
+        for place, records in consumer.poll(timeout_ms=200).items():
+            found[place.topic] += records
+    consumer.close()
+    return found
+
+
+def folder_of(name: str) -> Path:
+    """Of the checkout."""
+    return Path(__file__).parents[3] / name
