@@ -16,12 +16,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from kafka import KafkaProducer
-from kafka.errors import KafkaError
-
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import LEASE
-from learner.compacted import Compacted
+from decoder.kafka.clients import AWAY, close, open_producer
+from decoder.kafka.compacted import Compacted
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +100,7 @@ class Lease:
                 self.known = True
                 for scope, known in wanted.items():
                     self._claim_or_renew(scope, known)
-        except (KafkaError, OSError) as error:
+        except AWAY as error:
             log.debug("leases cannot be seen to: %s", error)
             self._look_at = time.monotonic() + RETRY_SECONDS
 
@@ -125,11 +123,10 @@ class Lease:
             for scope in list(self._terms):
                 if self.holds(scope):
                     self._write(scope, released=True)
-        except (KafkaError, OSError) as error:
+        except AWAY as error:
             log.debug("leases run out by themselves: %s", error)
         self._log.close()
-        if self._producer is not None:
-            self._producer.close(timeout=2)
+        close(self._producer)
 
     def _claim_or_renew(self, scope: str, known: int) -> None:
         now = time.monotonic()
@@ -151,9 +148,9 @@ class Lease:
 
     def _write(self, scope: str, released: bool = False) -> None:
         if self._producer is None:
-            self._producer = KafkaProducer(
-                **self._kafka.client_options(),
-                acks="all",
+            self._producer = open_producer(
+                self._kafka,
+                "lease",
                 bootstrap_timeout_ms=1_000,
                 max_block_ms=500,
                 delivery_timeout_ms=4_000,
