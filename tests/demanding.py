@@ -25,7 +25,7 @@ UNSUPPORTED_VERSION, UNSUPPORTED_MECHANISM, REFUSED = 35, 33, 58
 
 @dataclass(frozen=True)
 class Demands:
-    """``mechanism`` is asked for unless it is ""; ``users`` have passwords, ``tokens`` are valid."""
+    """``mechanism`` is asked for unless it is ""; ``users`` have passwords, ``tokens`` hold."""
 
     tls: ssl.SSLContext | None = None
     mechanism: str = ""
