@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+import numpy as np
+
 from decoder.contracts.errors import EventRefused
 from decoder.contracts.events import EventBatch, decode_batch
 from learner.dead_letters import DeadLetters
@@ -23,20 +25,24 @@ one in another century would make everything after it look old."""
 class Admitted:
     """The new rows of one record: ``events`` of ``scope``, of which ``rows`` have a draft.
 
-    ``served`` names ``target`` and ``drafter``, as far as the worker says.
+    ``served`` names ``target`` and ``drafter``, as far as the worker says. ``predicted`` and
+    ``accepted`` sum up the tokens of its drafts whose label is complete, as the worker foresaw them
+    and as they came.
     """
 
     scope: str
     events: int
     rows: Rows
     served: Mapping[str, str] = field(default_factory=dict)
+    predicted: float = 0.0
+    accepted: int = 0
 
 
 class Intake:
     """Decodes records, admits each once, and hands the refused to ``dead``.
 
     ``refused`` counts them by reason, without an end. ``repeated`` counts the events of records
-    that came again.
+    that came again; ``events`` those of the ``records`` that this process admitted.
     """
 
     def __init__(
@@ -50,6 +56,7 @@ class Intake:
         self.sequences = sequences or Sequences()
         self.refused = Counter(refused)
         self.repeated = repeated
+        self.records = self.events = 0
 
     def admit(self, record: Fetched) -> Admitted | None:
         """What is new in ``record``; None where it was refused, or came before."""
@@ -64,10 +71,20 @@ class Intake:
         if not self.sequences.admit(batch.origin.life, record.partition, batch.sequence):
             self.repeated += len(batch)
             return None
+        self.records += 1
+        self.events += len(batch)
         origin = batch.origin
         named = {"target": origin.target, "drafter": origin.drafter}
         served = {what: name for what, name in named.items() if name}
-        return Admitted(origin.scope, len(batch), from_batch(batch), served)
+        whole = (batch.numbers["draft_len"] > 0) & ~np.array(
+            list(map(bool, batch.names["censored"]))
+        )
+        predicted, accepted = (
+            float(batch.numbers[name][whole].sum()) for name in ("predicted", "accepted")
+        )
+        return Admitted(
+            origin.scope, len(batch), from_batch(batch), served, predicted, int(accepted)
+        )
 
 
 def _refusal(failure: Exception) -> EventRefused:

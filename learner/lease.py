@@ -15,13 +15,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
-from kafka import KafkaProducer
-from kafka.errors import KafkaError
 from pydantic import Field, TypeAdapter, ValidationError
 
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import LEASE
-from learner.compacted import Compacted
+from decoder.kafka.clients import AWAY, close, open_producer
+from decoder.kafka.compacted import Compacted
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +70,8 @@ class Lease:
     def __init__(self, kafka: KafkaSettings, holder: str) -> None:
         """``holder`` names a place that one process at a time can have: see ``learner.home``."""
         self.holder = holder
+        self.known = False
+        """Whether all that lay on the topic at first has been read."""
         self._kafka = kafka
         self._log = Compacted(kafka, LEASE, self._saw)
         self._producer: Any = None
@@ -94,9 +95,10 @@ class Lease:
         self._look_at = time.monotonic() + LOOK_SECONDS
         try:
             if self._log.read():
+                self.known = True
                 for scope, known in wanted.items():
                     self._claim_or_renew(scope, known)
-        except (KafkaError, OSError) as error:
+        except AWAY as error:
             log.debug("leases cannot be seen to: %s", error)
             self._look_at = time.monotonic() + RETRY_SECONDS
 
@@ -119,11 +121,10 @@ class Lease:
             for scope in list(self._terms):
                 if self.holds(scope):
                     self._write(scope, released=True)
-        except (KafkaError, OSError) as error:
+        except AWAY as error:
             log.debug("leases run out by themselves: %s", error)
         self._log.close()
-        if self._producer is not None:
-            self._producer.close(timeout=2)
+        close(self._producer)
 
     def _claim_or_renew(self, scope: str, known: int) -> None:
         now = time.monotonic()
@@ -145,9 +146,9 @@ class Lease:
 
     def _write(self, scope: str, released: bool = False) -> None:
         if self._producer is None:
-            self._producer = KafkaProducer(
-                **self._kafka.client_options(),
-                acks="all",
+            self._producer = open_producer(
+                self._kafka,
+                "lease",
                 bootstrap_timeout_ms=1_000,
                 max_block_ms=500,
                 delivery_timeout_ms=4_000,

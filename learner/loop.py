@@ -15,11 +15,10 @@ import time
 from collections.abc import Mapping
 from typing import Final
 
-from kafka.errors import KafkaError
-
 from decoder.contracts.errors import BrokerError
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import LearnerStatus
+from decoder.kafka.clients import AWAY
 from learner import state, topics
 from learner.dead_letters import DeadLetters
 from learner.home import holder_of, occupied
@@ -27,6 +26,7 @@ from learner.intake import Admitted, Intake
 from learner.learned_from import learned_from
 from learner.lease import MARGIN_SECONDS, Lease
 from learner.moves import Moved
+from learner.page import Vitals, serving
 from learner.publish import PolicyPublisher, StatusProducer
 from learner.registrar import Loaded, Registrar, Registration, Rules, Seen, Settled
 from learner.registry import Registry, Standing, digest_of
@@ -68,6 +68,7 @@ class Learner:
             settings, kafka, self.lease, self.publisher, self.registrar, resumed
         )
         self.status = StatusProducer(kafka)
+        self.vitals = Vitals()
         self.standings: Mapping[str, Standing] = {}
         self._seen = False  # whether the registry has said, once, what stands in it
         self._checkpoint_at = time.monotonic() + CHECKPOINT_SECONDS
@@ -100,6 +101,7 @@ class Learner:
         # 6. Say how it goes.
         if time.monotonic() >= self._status_at:
             self._report()
+        self.vitals.turned(self.lease.known and self.source.caught_up)
 
     def checkpoint(self) -> None:
         """Save scopes, offsets, counters and what waits in one write; a full disk is logged."""
@@ -131,6 +133,8 @@ class Learner:
         try:
             scope = self.scopes.of(name, admitted.events)
             scope.served = admitted.served or scope.served
+            scope.predicted += admitted.predicted
+            scope.accepted += admitted.accepted
             alarms = scope.feed(admitted.rows)
             won, refused = scope.candidate(), scope.refused()
         except Exception:  # one record must not end the learner of all scopes, nor of this one
@@ -195,7 +199,7 @@ class Learner:
         self._follow_at = time.monotonic() + FOLLOW_SECONDS
         try:
             current = self.publisher.published.read()
-        except (KafkaError, OSError) as error:
+        except AWAY as error:
             log.debug("the policy topic cannot be read: %s", error)
             self._follow_at = time.monotonic() + RETRY_SECONDS
             return
@@ -242,28 +246,34 @@ class Learner:
 
     def _report(self) -> None:
         self._status_at = time.monotonic() + STATUS_SECONDS
+        lag, read_at, intake = self.source.lag(), self.source.read_at, self.intake
         common = LearnerStatus(
             process=self.process,
             scope="",
             time=time.time(),
-            events_duplicate=self.intake.repeated,
-            records_refused=self.intake.refused.total(),
-            refusals=dict(self.intake.refused),
+            events_duplicate=intake.repeated,
+            records_refused=intake.refused.total(),
+            refusals=dict(intake.refused),
             dead_letters_failed=self.dead.failed,
-            records_missing=self.intake.sequences.missing,
-            records_duplicate=self.intake.sequences.duplicates,
+            records_missing=intake.sequences.missing,
+            records_duplicate=intake.sequences.duplicates,
             records_skipped=self.source.skipped,
             faults=self.faults,
-            lag=self.source.lag(),
+            lag=lag,
+            lag_events=round(lag * intake.events / max(intake.records, 1)),
+            lag_seconds=max(time.time() - read_at, 0.0) if lag and read_at else 0.0,
             waiting=len(self.registrar.waiting()),
             registry_away_since=self.registrar.away_since,
             scopes_awake=len(self.scopes.awake),
             scopes_known=len(self.scopes.entries),
         )
-        if not self.scopes.awake:
-            self.status.send(common)
-        for name, scope in self.scopes.awake.items():
-            self.status.send(common.model_copy(update=self._of_scope(name, scope)))
+        said = [
+            common.model_copy(update=self._of_scope(name, scope))
+            for name, scope in self.scopes.awake.items()
+        ] or [common]
+        for status in said:
+            self.status.send(status)
+        self.vitals.said = said
 
     def _of_scope(self, name: str, scope: Scope) -> dict[str, object]:
         last = self.publisher.published.last(name)
@@ -276,6 +286,8 @@ class Learner:
             "drifts": sum(scope.alarms.values()),
             "last_drift_at": scope.last_alarm_at,
             "mae": scope.mae,
+            "predicted_tokens": scope.predicted,
+            "accepted_tokens": scope.accepted,
             "candidates": scope.candidates,
             "promotions": scope.promotions,
             "champion_version": scope.version,
@@ -320,12 +332,14 @@ def run(settings: LearnerSettings, kafka: KafkaSettings, stop: threading.Event) 
     """Learn until ``stop`` is set; a last checkpoint is written before returning.
 
     Raises:
-        SettingsError: another learner works in the same folder.
+        SettingsError: another learner works in the same folder, or the page's port is taken.
         BrokerError: see :func:`prepare`.
     """
-    with occupied(settings.state_dir):
+    vitals = Vitals()
+    with occupied(settings.state_dir), serving(settings, vitals):
         prepare(kafka, stop)
         learner = Learner(settings, kafka)
+        learner.vitals = vitals
         try:
             learner.registrar.start()
             if learner.source.connect(stop):

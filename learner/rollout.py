@@ -7,6 +7,7 @@ out what it says.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import astuple, dataclass, field
 from typing import Any, Final
 
@@ -42,7 +43,8 @@ class Rollout:
     against a champion ended, in seconds since the epoch, ``said`` the last move in a sentence.
     ``setbacks`` counts champions that were rolled back since one was kept; nothing is tried before
     ``rests_until``. ``closed`` is, while the scope is another learner's, the number of the
-    publication that a move has ended.
+    publication that a move has ended. ``verdicts`` counts, since the process began, how
+    comparisons ended.
     """
 
     champion: int = 0
@@ -54,6 +56,7 @@ class Rollout:
     tried: dict[tuple[int, int], float] = field(default_factory=dict)
     one: Comparison | None = None
     outcome: Outcome | None = None
+    verdicts: Counter[str] = field(default_factory=Counter)
 
     def begin(self, kind: Kind, version: int, over: int, now: float) -> None:
         """Compare ``version`` with champion ``over`` from now on. Mutates."""
@@ -67,6 +70,7 @@ class Rollout:
         one, self.one, self.outcome = self.one, None, None
         if one is None:
             return None
+        self.verdicts[outcome.word] += 1
         self.tried = {key: at for key, at in self.tried.items() if now - at < AGAIN_SECONDS}
         if one.kind == "trial":
             self.tried[one.version, one.over] = now

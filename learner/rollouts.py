@@ -249,7 +249,11 @@ class Rollouts:
     def status(self, scope: str) -> dict[str, object]:
         """Of ``scope``, as fields of a learner's status."""
         rollout = self.of.get(scope, Rollout())
-        told: dict[str, object] = {"rollout_said": rollout.said, "rounds_refused": self.refused}
+        told: dict[str, object] = {
+            "rollout_said": rollout.said,
+            "rounds_refused": self.refused,
+            "verdicts": dict(rollout.verdicts),
+        }
         one = rollout.one
         if one is None:
             return told

@@ -58,8 +58,9 @@ class Scope:
     """One scope: buffer, learners, detector, and the contest about what is served.
 
     ``total`` counts rows ever fed, ``mae`` is the champion's mean absolute error in tokens on the
-    newest, ``alarms`` those of each stream. ``served`` is what a person calls target and drafter;
-    no part of the snapshot, since every record says it again.
+    newest, ``alarms`` those of each stream. ``served`` is what a person calls target and drafter,
+    ``predicted`` and ``accepted`` are the tokens that drafts were to bring and brought; no part of
+    the snapshot.
     """
 
     def __init__(self, name: str, settings: LearnerSettings, first: Policy) -> None:
@@ -67,6 +68,7 @@ class Scope:
         self.name = name
         self.settings = settings
         self.served: Mapping[str, str] = {}
+        self.predicted, self.accepted = 0.0, 0
         self.total = self.candidates = self.promotions = 0
         self.last_alarm_at = 0.0  # seconds since the epoch, by the clock of the rows
         self.mae = 0.0
@@ -146,7 +148,8 @@ class Scope:
         numbers = np.zeros((len(block), SEATS + len(STREAMS)))
         numbers[:, :SEATS] = self.contest.advantages(block, found)
         if self.learners.trainers:
-            numbers[:, SEATS:] = beyond(self.learners.weigh(block, found), found.tried)
+            cache, model = self.learners.weigh(block, found), self.detector.drafter.weigh(found)
+            numbers[:, SEATS:] = beyond(cache, model, found.tried)
         self._follow_error(block)
         closed = self._clusters.add(block.session, numbers)
         self.contest.take(closed)
@@ -160,7 +163,7 @@ class Scope:
         for alarm in alarms:
             self.alarms[alarm.stream] += 1
             self.last_alarm_at = float(block.time[-1])
-        if alarms:
+        if any(alarm.stream == "cache" for alarm in alarms):
             self._seat(0, QUICK)
         self._renew()
         self._decide()

@@ -29,6 +29,8 @@ class LearnerSettings(Settings):
     rollout: Literal["auto", "approve", "off"] = "auto"  # off: what wins offline is served at once
     trial_margin: float = Field(default=0.03, gt=0.0, lt=0.5)  # loss in rate that must be excluded
     trial_minutes: float = Field(default=30.0, gt=0.0)  # of rounds, until a trial has to be decided
+    host: str = "127.0.0.1"  # where the page with metrics, health and readiness is bound
+    port: int | None = Field(default=None, ge=0, le=65535)  # of that page; None: there is none
     keep_versions: int = Field(default=20, ge=1)  # of a scope; older ones without alias are retired
 
     @property

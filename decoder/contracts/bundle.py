@@ -50,7 +50,7 @@ PARAMETERS: Final = (-1e30, 1e30)
 """Between these, and neither of them, are the parameters of a policy."""
 
 Kind = Literal["frequency", "payoff", "survival"]
-OUTPUTS: Final[dict[str, int]] = {"frequency": 0, "payoff": 1, "survival": BUCKETS + 1}
+OUTPUTS: Final[dict[str, int]] = {"frequency": 0, "payoff": 1, "survival": BUCKETS}
 """Numbers the network of each kind predicts: a survival network's last is the model draft's."""
 
 

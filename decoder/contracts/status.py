@@ -158,6 +158,10 @@ class LearnerStatus(BaseModel):
     parameter: float = 0.0  # the champion's
     parameter_name: str = ""  # rate or threshold
     lag: Count = 0  # records behind the end of the topic
+    lag_events: Count = 0  # the same in events, by how many a record has held so far
+    lag_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0  # how old is what is read
+    predicted_tokens: Annotated[float, Field(ge=0)] = 0.0  # of drafts with a complete label, by the
+    accepted_tokens: Count = 0  # policy in force, and what came of them; since the scope awoke
     lease: str = ""  # who may promote and publish for the scope
     holds_lease: bool = False  # whether that is this learner
     waiting: Count = 0  # policies that wait for the registry, of all scopes
@@ -172,6 +176,7 @@ class LearnerStatus(BaseModel):
     trial_high: float = 0.0
     trial_pairs: Count = 0  # rounds in which both took part
     rounds_refused: Count = 0  # records of the trials topic that are no rounds
+    verdicts: Counts = Field(default_factory=dict)  # comparisons that ended, by outcome
     rollout_said: str = ""  # the last move of this learner in the scope, and why
 
 

@@ -1,0 +1,145 @@
+"""The learner's page, asked over HTTP while it runs against a real broker and registry."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from decoder.contracts.errors import SettingsError
+from decoder.contracts.settings import KafkaSettings
+from decoder.contracts.status import LearnerStatus
+from learner.loop import run
+from learner.metrics import COUNTS, LEVELS, SCOPE_COUNTS, SCOPE_LEVELS
+from learner.page import STUCK_SECONDS, Vitals, serving
+from learner.registry import Registry
+from learner.settings import LearnerSettings
+from tests.learner.conftest import Broker, free_port
+from tests.learner.stream import SCOPE, batches, produce, settings_in
+from tests.learner.traffic import Traffic
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+EVENTS = Traffic(seed=9).events(40)
+
+
+def ask(port: int, path: str) -> httpx.Response:
+    return httpx.get(f"http://127.0.0.1:{port}{path}", timeout=10.0)
+
+
+def series(page: str) -> dict[tuple[str, ...], float]:
+    return {
+        (sample.name.removeprefix("hvd_learner_"), *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+    }
+
+
+def until(what: str, condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.05)
+
+
+@contextmanager
+def running(settings: LearnerSettings, kafka: KafkaSettings) -> Iterator[int]:
+    """The whole learner in a thread, with its page; the port."""
+    assert settings.port is not None
+    stop = threading.Event()
+    thread = threading.Thread(target=run, args=(settings, kafka, stop))
+    thread.start()
+    try:
+        yield settings.port
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_a_learner_without_a_broker_lives_and_is_not_ready(
+    registry: Registry, tmp_path: Path
+) -> None:
+    settings = settings_in(tmp_path, registry, port=free_port())
+    nobody = KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}")
+    with running(settings, nobody) as port:
+        until("the page", lambda: _answers(port))
+        assert ask(port, "/health").status_code == 200
+        ready = ask(port, "/ready")
+        assert ready.status_code == 503 and "broker" in ready.text
+
+
+def _answers(port: int) -> bool:
+    try:
+        return ask(port, "/health").is_success
+    except httpx.TransportError:
+        return False
+
+
+def test_one_that_has_read_to_the_end_is_ready_and_says_what_it_learned(
+    broker: Broker, registry: Registry, tmp_path: Path
+) -> None:
+    produce(broker.kafka, [*batches(EVENTS), b"not json"])
+    settings = settings_in(tmp_path, registry, port=free_port())
+    with running(settings, broker.kafka) as port:
+        until("readiness", lambda: _answers(port) and ask(port, "/ready").is_success)
+        until(
+            "the events",
+            lambda: ("events_consumed_total", SCOPE) in series(ask(port, "/metrics").text),
+        )
+        until("the lease", lambda: series(ask(port, "/metrics").text)["holds_lease", SCOPE] == 1)
+        found = series(ask(port, "/metrics").text)
+        assert ask(port, "/anything").status_code == 404
+    whole = [e for e in EVENTS if e.draft_len and not e.censored]
+    assert found["events_consumed_total", SCOPE] == len(EVENTS)
+    assert found["accepted_tokens_total", SCOPE] == sum(e.accepted for e in whole)
+    foreseen = sum(e.predicted for e in whole)
+    assert found["predicted_tokens_total", SCOPE] == pytest.approx(foreseen)
+    assert found["records_refused_total", "malformed"] == 1
+    assert found["lag",] == found["lag_seconds",] == found["lag_events",] == 0
+    assert found["process_resident_memory_bytes",] > 0
+
+
+def test_a_loop_that_stands_still_is_to_be_started_again() -> None:
+    vitals = Vitals()
+    assert not vitals.ill  # what waits for a broker does not stand still
+    vitals.turned(ready=True)
+    assert not vitals.ill and not vitals.unready
+    vitals.turned(ready=False)
+    assert not vitals.unready  # once is enough
+    vitals.turned_at = time.monotonic() - STUCK_SECONDS - 1
+    settings = LearnerSettings(port=0)
+    with serving(settings, vitals) as port:
+        assert port is not None
+        assert ask(port, "/health").status_code == ask(port, "/ready").status_code == 503
+
+
+def test_a_client_that_says_nothing_keeps_nobody_waiting() -> None:
+    with serving(LearnerSettings(port=0), Vitals()) as port:
+        assert port is not None
+        with socket.create_connection(("127.0.0.1", port)):
+            assert ask(port, "/health").is_success
+
+
+def test_a_port_that_is_taken_is_told_in_a_sentence() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        number = taken.getsockname()[1]
+        with (
+            pytest.raises(SettingsError, match=f"cannot listen on 127.0.0.1:{number}.*_PORT"),
+            serving(LearnerSettings(port=number), Vitals()),
+        ):
+            pass
+
+
+def test_every_metric_is_a_field_of_the_status_record() -> None:
+    named = {*COUNTS, *LEVELS, *SCOPE_COUNTS, *SCOPE_LEVELS}
+    assert named <= set(LearnerStatus.model_fields)
