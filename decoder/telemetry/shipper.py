@@ -26,6 +26,7 @@ from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import WorkerStatus
 from decoder.contracts.topics import DRAFTS, STATUS, TRIALS
 from decoder.contracts.trials import Round
+from decoder.kafka.clients import open_producer
 from decoder.telemetry.queue import EventQueue
 from decoder.trial.turns import Played, Turns
 
@@ -38,7 +39,6 @@ LINGER_S: Final = 0.25
 STATUS_EVERY_S: Final = 1.0
 RETRY_S: Final = 1.0
 ACK_TIMEOUT_S: Final = 10.0
-CONNECT_TIMEOUT_S: Final = 2.0
 CLOSE_TIMEOUT_S: Final = 5.0
 COMPLAIN_EVERY_S: Final = 60.0
 ROUNDS_AT_ONCE: Final = 16
@@ -136,16 +136,14 @@ class Shipper:
         self._left(producer)
 
     def _connect(self) -> Any:
-        from kafka import KafkaProducer
         from kafka.codec import has_zstd
 
-        return KafkaProducer(
-            acks="all",
+        return open_producer(
+            self._kafka,
+            "telemetry",
             compression_type="zstd" if has_zstd() else "gzip",
             enable_idempotence=False,  # one record in flight, and readers deduplicate
             max_block_ms=int(ACK_TIMEOUT_S * 1000),
-            bootstrap_timeout_ms=int(CONNECT_TIMEOUT_S * 1000),
-            **self._kafka.client_options(),
         )
 
     def _left(self, producer: Any) -> None:
