@@ -125,9 +125,13 @@ class KafkaSettings(Settings):
             raise ValueError(wrong)
         return self
 
+    @property
+    def asks_tokens(self) -> bool:
+        """Whether a client has to bring OAuth tokens, beside :meth:`client_options`."""
+        return self.sasl_mechanism == "OAUTHBEARER"
+
     def client_options(self) -> dict[str, Any]:
-        """Keyword arguments common to kafka-python's producer, consumer and admin client, without
-        the one that brings OAuth tokens."""
+        """Keyword arguments common to kafka-python's producer, consumer and admin client."""
         told = self.model_dump(exclude_none=True)
         options = {
             name: str(value) if isinstance(value, Path) else value
