@@ -8,13 +8,14 @@ read back, others count from when they *read* it, each on a clock of its own: so
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+from pydantic import Field, TypeAdapter, ValidationError
 
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import LEASE
@@ -32,8 +33,6 @@ MARGIN_SECONDS: Final = 10.0
 """What must be left of a lease for a publication to begin: longer than one may be under way."""
 BEATS: Final = 8
 """Renewals whose sending is remembered until they are read back."""
-_TERMS: Final = 2**31
-_BEATS: Final = 2**53
 
 
 @dataclass(frozen=True)
@@ -41,21 +40,20 @@ class Claim:
     """A record of the topic: ``beat`` counts what its holder has written."""
 
     holder: str
-    term: int
-    beat: int
+    term: Annotated[int, Field(gt=0, le=2**31)]
+    beat: Annotated[int, Field(ge=0, le=2**53)]
     released: bool = False
+
+
+CLAIM: Final = TypeAdapter(Claim)
 
 
 def read_claim(value: bytes | None) -> Claim | None:
     """A record's claim; None where it holds none."""
     try:
-        told = json.loads(value or b"")
-        claim = Claim(
-            str(told["holder"]), int(told["term"]), int(told["beat"]), bool(told["released"])
-        )
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return CLAIM.validate_json(value or b"", strict=True)
+    except ValidationError:
         return None
-    return claim if 0 < claim.term <= _TERMS and 0 <= claim.beat <= _BEATS else None
 
 
 def counts(claim: Claim, held: Claim | None) -> bool:
@@ -160,7 +158,7 @@ class Lease:
         claim = Claim(self.holder, self._terms[scope], self._beat, released)
         sent = self._sent.setdefault(scope, deque(maxlen=BEATS))
         sent.append((claim.beat, time.monotonic()))
-        value = json.dumps(asdict(claim)).encode()
+        value = CLAIM.dump_json(claim)
         self._producer.send(
             LEASE.name, value=value, key=scope.encode(), partition=0, headers=LEASE.headers
         )
