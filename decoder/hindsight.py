@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from decoder.choice import part
 from decoder.contracts.events import DraftEvent
 from decoder.floor import Floor, Outcome
 from decoder.labels import Label
+from decoder.loops import part
 from decoder.policy.pricing import CostTable
 from decoder.policy.rule import ARMS, CACHE, MODEL, NONE
 from decoder.requests import Cycle, Request, RequestOptions
