@@ -113,7 +113,7 @@ def _threshold(
     model_len: int,
     odds: NDArray[np.float64],
 ) -> Chosen:
-    found = estimate(policy, features, model_len)
+    found = estimate(policy, features)
     k = model_len if policy.use_model else 0
     expected, lengths = np.zeros(n, np.float32), np.zeros(n, np.int32)
     expected[owners], lengths[owners] = found.expected, found.lengths

@@ -6,7 +6,6 @@ does, ends it.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
@@ -17,15 +16,13 @@ from decoder.admission import Admission
 from decoder.contracts.bundle import TRIAL
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import POLICY, policy_role
+from decoder.kafka.clients import AWAY
+from decoder.kafka.compacted import Compacted
 
 log = logging.getLogger(__name__)
 
 POLL_S: Final = 0.25
-"""Pause of a reader that found nothing. It does not wait inside the client: where a broker answers
-an empty fetch at once instead of holding it, the client asks again at once, and in a worker such a
-thread takes the interpreter from decoding (measured: two thirds of a core)."""
 RETRY_S = 1.0
-CONNECT_TIMEOUT_S: Final = 2.0
 CLOSE_TIMEOUT_S = 3.0
 COMPLAIN_EVERY_S: Final = 60.0
 
@@ -34,8 +31,8 @@ class PolicyFeed:
     """The thread that reads the policy topic from its beginning; offers what is for this scope."""
 
     def __init__(self, kafka: KafkaSettings, scope: str, admission: Admission) -> None:
-        self._kafka, self._scope, self._admission = kafka, scope, admission
-        self._ends: dict[Any, int] = {}  # what lay there when it was connected, by partition
+        self._scope, self._admission = scope, admission
+        self._log = Compacted(kafka, POLICY, self._keep, answer_ms=0)
         self._found: list[Any] = []
         self._complained = -COMPLAIN_EVERY_S
         self._stopping = threading.Event()
@@ -50,69 +47,29 @@ class PolicyFeed:
         self._stopping.set()
         self._thread.join(CLOSE_TIMEOUT_S)
 
-    def _connect(self) -> Any:
-        from kafka import KafkaConsumer, TopicPartition
-
-        consumer = KafkaConsumer(
-            enable_auto_commit=False,
-            bootstrap_timeout_ms=int(CONNECT_TIMEOUT_S * 1000),
-            **self._kafka.client_options(),
-        )
-        partitions = consumer.partitions_for_topic(POLICY.name)
-        if not partitions:
-            consumer.close()
-            return None
-        places = [TopicPartition(POLICY.name, p) for p in sorted(partitions)]
-        consumer.assign(places)
-        consumer.seek_to_beginning()
-        self._ends, self._found = consumer.end_offsets(places), []
-        return consumer
-
     def _run(self) -> None:
-        consumer = None
         while not self._stopping.is_set():
             try:
-                consumer = consumer or self._connect()
-                if consumer is None:
-                    self._stopping.wait(RETRY_S)
-                    continue
-                polled = consumer.poll(timeout_ms=0)
-                self._found += [
-                    record
-                    for records in polled.values()
-                    for record in records
-                    if policy_role(record.key, self._scope) is not None
-                ]
-                if self._is_caught_up(consumer):
-                    self.take(self._found)
-                    self._found = []
-                if not polled:
-                    self._stopping.wait(POLL_S)
+                if self._log.read():
+                    found, self._found = self._found, []
+                    self.take(found)
+                self._stopping.wait(POLL_S)
             except Exception as error:  # noqa: BLE001 -- whatever it is, the next one must be heard of
                 self._complain(error)
-                self._left(consumer)
-                consumer = None
+                self._log.close()
+                self._found = []
                 self._stopping.wait(RETRY_S)
-        self._left(consumer)
+        self._log.close()
 
-    def _is_caught_up(self, consumer: Any) -> bool:
-        """Whether all was read that lay there: until then the newest bundle is not known, and each
-        older one would be put in force in its turn."""
-        behind = any(consumer.position(place) < end for place, end in self._ends.items())
-        if not behind:
-            self._ends = {}
-        return not behind
-
-    def _left(self, consumer: Any) -> None:
-        with contextlib.suppress(Exception):
-            if consumer is not None:
-                consumer.close()
+    def _keep(self, record: Any) -> None:
+        """Keep what is for this scope until all was read that lay there: before, the newest bundle
+        is not known, and each older one would be put in force in its turn."""
+        if policy_role(record.key, self._scope) is not None:
+            self._found.append(record)
 
     def _complain(self, error: Exception) -> None:
         """The shipper says aloud that Kafka is away; anything else is said here."""
-        from kafka.errors import KafkaError
-
-        away = isinstance(error, (KafkaError, OSError))
+        away = isinstance(error, AWAY)
         if not away and time.monotonic() - self._complained >= COMPLAIN_EVERY_S:
             self._complained = time.monotonic()
             log.warning("the policy feed failed and goes on", exc_info=error)

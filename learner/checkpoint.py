@@ -23,7 +23,7 @@ from safetensors.numpy import save as save_arrays
 
 log = logging.getLogger(__name__)
 
-FORMAT: Final = "hvd.learner.v3"
+FORMAT: Final = "hvd.learner.v4"
 
 Arrays = dict[str, NDArray[Any]]
 

@@ -20,11 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decoder.contracts.bundle import Policy
-from decoder.contracts.features import FloatArray
 from decoder.policy.probes import from_bytes, to_bytes
 from learner.clusters import Cluster
 from learner.evidence import Bets
-from learner.losses import Faced, Floats, bounded, foresight, model_likelihood
+from learner.losses import Faced, Floats, bounded, foresight
 from learner.rows import Rows
 
 AGES: Final = (32, 128, 512)
@@ -41,33 +40,6 @@ again after a shift, which is what an adapted policy loses most by."""
 HOPELESS: Final = math.log(0.05)
 PROMISING: Final = math.log(4.0)
 """Evidence with which a contestant may stay beyond its age, unless it was found slower."""
-LEVEL_MEMORY: Final = 72.0
-"""Tokens of model drafts over which their level is taken: two dozen drafts, as a worker does."""
-
-
-@dataclass
-class Level:
-    """How far the model drafts of late were off what a policy foresaw, in log-odds.
-
-    A worker corrects that in two dozen drafts, so it is corrected before a policy is judged.
-    """
-
-    shift: float = 0.0
-    known: float = 0.0
-
-    def judge(self, odds: FloatArray, found: Faced) -> Floats:
-        """Log-likelihood [n] of the model drafts, as the level stood; then follow them. Mutates."""
-        shifted = odds + np.float32(self.shift)
-        likelihood = model_likelihood(shifted, found)
-        tried = float(found.tried.sum())
-        if tried:
-            chance = 1.0 / (1.0 + np.exp(-shifted.astype(np.float64)))
-            slope = float((found.held - found.tried * chance).sum())
-            curve = float((found.tried * chance * (1.0 - chance)).sum())
-            self.known = self.known * (1.0 - 1.0 / LEVEL_MEMORY) ** tried + curve
-            # A quarter bounds the curvature: a step by that of a near certainty would overshoot.
-            self.shift += slope / (max(self.known, tried / 4.0) + 1.0)
-        return likelihood
 
 
 @dataclass
@@ -82,7 +54,6 @@ class Contestant:
     since: int
     origin: str
     bets: Bets = field(default_factory=Bets)
-    level: Level = field(default_factory=Level)
     judged: int = 0
     recheck: int = 0
 
@@ -94,34 +65,23 @@ class Contest:
         self.first = first
         self.champion = first
         self.seats: list[Contestant | None] = [None] * SEATS
-        self._level = Level()
 
     def crown(self, champion: Policy, row: int) -> None:
         """``champion`` is served from ``row`` on: all evidence was against another. Mutates."""
-        self.champion, self._level = champion, Level()
+        self.champion = champion
         self.seats = [None] * SEATS
         if mark(champion) != mark(self.first):
             self.seats[FIRST] = Contestant(self.first, row, "first", Bets(restarts=True))
 
     def advantages(self, rows: Rows, found: Faced) -> Floats:
         """What each seat's log-likelihood of ``rows`` is above the champion's, float64 [n, SEATS];
-        0 where nobody sits. The levels of model drafts follow."""
-        champion = self._likelihood(self.champion, self._level, rows, found)
+        0 where nobody sits."""
+        champion = _likelihood(self.champion, rows, found)
         advantages = np.zeros((len(rows), SEATS))
         for seat, one in enumerate(self.seats):
             if one is not None:
-                mine = self._likelihood(one.policy, one.level, rows, found)
-                advantages[:, seat] = mine - champion
+                advantages[:, seat] = _likelihood(one.policy, rows, found) - champion
         return advantages
-
-    @staticmethod
-    def _likelihood(policy: Policy, level: Level, rows: Rows, found: Faced) -> Floats:
-        with np.errstate(all="ignore"):
-            said = foresight(policy, rows, found)
-            total = said.cache + level.judge(said.odds, found)
-        if not math.isfinite(level.shift):
-            level.shift = level.known = 0.0
-        return bounded(total)
 
     def take(self, closed: Sequence[Cluster]) -> None:
         """Take in final clusters, whose first columns are :meth:`advantages`. Mutates."""
@@ -165,12 +125,11 @@ class Contest:
                     "since": one.since,
                     "origin": one.origin,
                     "bets": one.bets.snapshot(),
-                    "level": [one.level.shift, one.level.known],
                     "judged": one.judged,
                     "recheck": one.recheck,
                 }
             )
-        return arrays, {"seats": seats, "level": [self._level.shift, self._level.known]}
+        return arrays, {"seats": seats}
 
     @classmethod
     def restored(cls, snapshot: tuple[dict[str, NDArray[Any]], dict[str, Any]]) -> Contest:
@@ -182,7 +141,6 @@ class Contest:
         arrays, numbers = snapshot
         contest = cls(from_bytes(arrays["first"].tobytes()))
         contest.champion = from_bytes(arrays["champion"].tobytes())
-        contest._level = Level(*map(float, numbers["level"]))
         for seat, held in enumerate(numbers["seats"]):
             if held is not None:
                 contest.seats[seat] = Contestant(
@@ -190,7 +148,6 @@ class Contest:
                     int(held["since"]),
                     str(held["origin"]),
                     Bets.restored(held["bets"]),
-                    Level(*map(float, held["level"])),
                     int(held["judged"]),
                     int(held["recheck"]),
                 )
@@ -203,6 +160,11 @@ def mark(policy: Policy) -> str:
     for part in (part for layer in policy.folded for part in layer):
         sha.update(np.ascontiguousarray(part).tobytes())
     return sha.hexdigest()
+
+
+def _likelihood(policy: Policy, rows: Rows, found: Faced) -> Floats:
+    with np.errstate(all="ignore"):  # of a champion whose numbers are not finite
+        return bounded(foresight(policy, rows, found))
 
 
 def _bundle(policy: Policy) -> NDArray[np.uint8]:

@@ -10,18 +10,14 @@ import logging
 import time
 from typing import Any, Final
 
-from kafka.errors import KafkaError
-
 from decoder.contracts.errors import EventRefused
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DEAD, DRAFTS
-from learner.impatient import impatient_producer
+from decoder.kafka.clients import AWAY, close, open_brief_producer
 from learner.source import Fetched
 
 log = logging.getLogger(__name__)
 
-BLOCK_MS: Final = 200
-"""A dead letter that waits longer than this for the broker is worth less than the loop's time."""
 RETRY_SECONDS: Final = 10.0
 LOGGED: Final = 100
 """Refusals that a process says in its log; the rest are counted, and lie on the topic."""
@@ -63,18 +59,17 @@ class DeadLetters:
             return
         try:
             if self._producer is None:
-                self._producer = impatient_producer(self._kafka, BLOCK_MS)
+                self._producer = open_brief_producer(self._kafka, "dead-letters")
             sent = self._producer.send(
                 DEAD.name, value=record.value, key=record.key, headers=headers_of(record, error)
             )
             sent.add_errback(self._lost)
-        except (KafkaError, OSError) as failure:
+        except AWAY as failure:
             self._lost(failure)
 
     def close(self) -> None:
         """Leave the broker."""
-        if self._producer is not None:
-            self._producer.close(timeout=2)
+        close(self._producer)
 
     def _lost(self, failure: BaseException) -> None:
         self.failed += 1

@@ -3,8 +3,9 @@
 Two networks learn alike, one from all drafts that are held and one from the newest. While nothing
 changes, the first has the more to go by; after a change, what it knows is in its way. The
 difference of their log-likelihoods, a number for each cluster of drafts, is watched by a sum of
-bets that may begin at any time (:mod:`learner.evidence`), cache drafts and model drafts in streams
-of their own: a drafter that was swapped says nothing of the text.
+bets that may begin at any time (:mod:`learner.evidence`). Model drafts are a stream of their own,
+since a drafter that was swapped says nothing of the text: there a long and a short memory of how
+many of their tokens were accepted stand in for the networks.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 
 from decoder.contracts.features import FloatArray
 from learner.evidence import Bets
-from learner.losses import Floats
+from learner.losses import Faced, Floats
 
 STREAMS: Final = ("cache", "model")
 MARGINS: Final = np.array([0.02, 0.01])
@@ -29,6 +30,8 @@ BOUND: Final = math.log(3_000.0)
 """Evidence that is an alarm. Were the quick one ahead by the whole margin, three thousand clusters
 of drafts would raise one at most; on four kinds of recorded traffic, resampled, it is ahead by less
 and 4.8 million drafts raised one."""
+MEMORIES: Final = np.array([20_000.0, 400.0])
+"""Tokens of model drafts over which the chance of one is taken, by the careful and by the quick."""
 
 
 @dataclass(frozen=True)
@@ -40,13 +43,35 @@ class Alarm:
     evidence: float  # logarithm
 
 
-def beyond(advantages: Floats, tried: FloatArray) -> Floats:
-    """What of the quick one's ``advantages`` [n, streams] over n drafts tells of a change.
+class Drafter:
+    """Chances that a token of a model draft is accepted, over two memories."""
+
+    def __init__(self) -> None:
+        self.held: Floats = np.full(len(MEMORIES), 1.0)
+        self.tried: Floats = np.full(len(MEMORIES), 2.0)
+
+    def weigh(self, found: Faced) -> Floats:
+        """How much better the short memory foresaw the model drafts of ``found``, [n], nats; then
+        both take them in. Mutates."""
+        chances = self.held / self.tried
+        held, broke = np.log(chances), np.log1p(-chances)
+        advantages: Floats = found.held * (held[1] - held[0])
+        advantages += (found.tried - found.held) * (broke[1] - broke[0])
+        tokens = float(found.tried.sum())
+        kept = (1.0 - 1.0 / MEMORIES) ** tokens
+        # Half a token either way: a chance is neither none nor certain, however long it looked so.
+        self.held = 0.5 + kept * (self.held - 0.5) + float(found.held.sum())
+        self.tried = 1.0 + kept * (self.tried - 1.0) + tokens
+        return advantages
+
+
+def beyond(cache: Floats, model: Floats, tried: FloatArray) -> Floats:
+    """What of the quick ones' advantages [n] over n drafts tells of a change: [n, streams].
 
     Args:
         tried: [n], tokens that the model drafts faced.
     """
-    found: Floats = advantages - MARGINS * np.stack([np.ones(len(tried)), tried], axis=1)
+    found: Floats = np.stack([cache - MARGINS[0], model - MARGINS[1] * tried], axis=1)
     return found
 
 
@@ -54,6 +79,7 @@ class Detector:
     """Watches one scope. After an alarm it starts anew, and nothing is forgotten."""
 
     def __init__(self) -> None:
+        self.drafter = Drafter()
         self.bets = {stream: Bets(restarts=True) for stream in STREAMS}
 
     def take(self, advantages: Sequence[Floats], row: int) -> list[Alarm]:
@@ -71,7 +97,9 @@ class Detector:
 
     def snapshot(self) -> dict[str, Any]:
         """Everything :meth:`restored` needs, JSON-ready."""
-        return {stream: bets.snapshot() for stream, bets in self.bets.items()}
+        bets = {stream: bets.snapshot() for stream, bets in self.bets.items()}
+        drafter = self.drafter
+        return bets | {"drafter": [drafter.held.tolist(), drafter.tried.tolist()]}
 
     @classmethod
     def restored(cls, numbers: dict[str, Any]) -> Detector:
@@ -81,5 +109,7 @@ class Detector:
             KeyError, ValueError, TypeError: the numbers are not of this version.
         """
         detector = cls()
+        held, tried = (np.array(column, np.float64) for column in numbers["drafter"])
+        detector.drafter.held, detector.drafter.tried = held, tried
         detector.bets = {stream: Bets.restored(numbers[stream]) for stream in STREAMS}
         return detector

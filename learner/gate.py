@@ -153,7 +153,7 @@ def error_of(policy: Policy, rows: Rows) -> float:
 def calibrate(policy: Policy, rows: Rows) -> Calibration:
     """How far what ``policy`` expects of ``rows`` can be relied on."""
     rows = rows.take(~rows.censored)
-    found = estimate(policy, rows.features, 0)
+    found = estimate(policy, rows.features)
     deciles = np.full((DECILES, 2), np.nan)
     for n, tenth in enumerate(np.array_split(np.argsort(found.expected, kind="stable"), DECILES)):
         if len(tenth):

@@ -21,7 +21,7 @@ from decoder.contracts.bundle import Kind, Policy
 from learner import train
 from learner.buffer import Buffer, Snapshot
 from learner.checkpoint import under, within
-from learner.losses import Faced, Floats, bounded, foresight_of, model_likelihood
+from learner.losses import Faced, Floats, bounded, foresight_of
 from learner.rows import Rows
 
 NAMES: Final = ("careful", "quick")
@@ -69,16 +69,14 @@ class Learners:
         """Compare the networks on drafts that they have not learned from. Mutates ``weights``.
 
         Returns:
-            float64 [n, 2], how much better the quick one foresaw cache and model drafts, in nats.
+            float64 [n], how much better the quick one foresaw them, in nats.
         """
-        said = np.empty((len(NAMES), len(rows), 2))
+        said = np.empty((len(NAMES), len(rows)))
         for index, trainer in enumerate(self.trainers):
             outputs = train.outputs_of(trainer, rows.features)
-            foresaw = foresight_of(trainer.kind, outputs, rows, found)
-            said[index, :, 0] = foresaw.cache
-            said[index, :, 1] = model_likelihood(foresaw.odds, found)
+            said[index] = foresight_of(trainer.kind, outputs, rows, found)
         said = bounded(said)
-        total = said.sum(axis=(1, 2))
+        total = said.sum(axis=1)
         held = self.weights * np.exp(total - total.max())
         held = held / held.sum()
         self.weights = (1.0 - SHARE) * held + SHARE / len(NAMES)

@@ -8,20 +8,19 @@ read back, others count from when they *read* it, each on a clock of its own: so
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
 
-from kafka import KafkaProducer
-from kafka.errors import KafkaError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import LEASE
-from learner.compacted import Compacted
+from decoder.kafka.clients import AWAY, close, open_producer
+from decoder.kafka.compacted import Compacted
 
 log = logging.getLogger(__name__)
 
@@ -34,8 +33,6 @@ MARGIN_SECONDS: Final = 10.0
 """What must be left of a lease for a publication to begin: longer than one may be under way."""
 BEATS: Final = 8
 """Renewals whose sending is remembered until they are read back."""
-_TERMS: Final = 2**31
-_BEATS: Final = 2**53
 
 
 @dataclass(frozen=True)
@@ -43,21 +40,20 @@ class Claim:
     """A record of the topic: ``beat`` counts what its holder has written."""
 
     holder: str
-    term: int
-    beat: int
+    term: Annotated[int, Field(gt=0, le=2**31)]
+    beat: Annotated[int, Field(ge=0, le=2**53)]
     released: bool = False
+
+
+CLAIM: Final = TypeAdapter(Claim)
 
 
 def read_claim(value: bytes | None) -> Claim | None:
     """A record's claim; None where it holds none."""
     try:
-        told = json.loads(value or b"")
-        claim = Claim(
-            str(told["holder"]), int(told["term"]), int(told["beat"]), bool(told["released"])
-        )
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return CLAIM.validate_json(value or b"", strict=True)
+    except ValidationError:
         return None
-    return claim if 0 < claim.term <= _TERMS and 0 <= claim.beat <= _BEATS else None
 
 
 def counts(claim: Claim, held: Claim | None) -> bool:
@@ -102,7 +98,7 @@ class Lease:
                 self.known = True
                 for scope, known in wanted.items():
                     self._claim_or_renew(scope, known)
-        except (KafkaError, OSError) as error:
+        except AWAY as error:
             log.debug("leases cannot be seen to: %s", error)
             self._look_at = time.monotonic() + RETRY_SECONDS
 
@@ -125,11 +121,10 @@ class Lease:
             for scope in list(self._terms):
                 if self.holds(scope):
                     self._write(scope, released=True)
-        except (KafkaError, OSError) as error:
+        except AWAY as error:
             log.debug("leases run out by themselves: %s", error)
         self._log.close()
-        if self._producer is not None:
-            self._producer.close(timeout=2)
+        close(self._producer)
 
     def _claim_or_renew(self, scope: str, known: int) -> None:
         now = time.monotonic()
@@ -151,9 +146,9 @@ class Lease:
 
     def _write(self, scope: str, released: bool = False) -> None:
         if self._producer is None:
-            self._producer = KafkaProducer(
-                **self._kafka.client_options(),
-                acks="all",
+            self._producer = open_producer(
+                self._kafka,
+                "lease",
                 bootstrap_timeout_ms=1_000,
                 max_block_ms=500,
                 delivery_timeout_ms=4_000,
@@ -163,7 +158,7 @@ class Lease:
         claim = Claim(self.holder, self._terms[scope], self._beat, released)
         sent = self._sent.setdefault(scope, deque(maxlen=BEATS))
         sent.append((claim.beat, time.monotonic()))
-        value = json.dumps(asdict(claim)).encode()
+        value = CLAIM.dump_json(claim)
         self._producer.send(
             LEASE.name, value=value, key=scope.encode(), partition=0, headers=LEASE.headers
         )

@@ -15,11 +15,10 @@ import time
 from collections.abc import Mapping
 from typing import Final
 
-from kafka.errors import KafkaError
-
 from decoder.contracts.errors import BrokerError
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import LearnerStatus
+from decoder.kafka.clients import AWAY
 from learner import state, topics
 from learner.dead_letters import DeadLetters
 from learner.home import holder_of, occupied
@@ -200,7 +199,7 @@ class Learner:
         self._follow_at = time.monotonic() + FOLLOW_SECONDS
         try:
             current = self.publisher.published.read()
-        except (KafkaError, OSError) as error:
+        except AWAY as error:
             log.debug("the policy topic cannot be read: %s", error)
             self._follow_at = time.monotonic() + RETRY_SECONDS
             return

@@ -2,7 +2,7 @@
 
 One likelihood serves both. A cache draft faces one position after the other and breaks off at one
 of them, unless it is accepted whole or its label is censored: a label that is a lower bound counts
-for what it knows. A model draft does the same with one chance for all its positions.
+for what it knows. What a model draft yields a worker follows by itself (``decoder.payoff``).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.contracts.bundle import BUCKET_ENDS, BUCKETS, Kind, Policy
+from decoder.contracts.bundle import BUCKET_ENDS, Kind, Policy
 from decoder.contracts.features import FEATURES, FloatArray
 from decoder.policy.estimate import network
 from decoder.policy.rule import MODEL
@@ -71,31 +71,22 @@ def faced(rows: Rows) -> Faced:
 
 def survival_likelihood(logits: FloatArray, found: Faced) -> Floats:
     """Log-likelihood [n], nats, of what became of cache drafts with ``logits`` [n, BUCKETS]."""
-    return _cache_likelihood(logits, _softplus(logits, _sigmoid(logits)), found)
-
-
-def model_likelihood(odds: FloatArray, found: Faced) -> Floats:
-    """The same of model drafts, ``odds`` [n] being the log-odds that one more token is accepted."""
-    return _model_likelihood(odds, _softplus(odds, _sigmoid(odds)), found)
+    return _likelihood(logits, _softplus(logits, _sigmoid(logits)), found)
 
 
 def survival_loss(outputs: FloatArray, found: Faced) -> tuple[float, FloatArray]:
     """Mean negative log-likelihood of drafts, nats a draft, and its gradient by the outputs.
 
     Args:
-        outputs: float32 [n, BUCKETS + 1] of the network.
+        outputs: float32 [n, BUCKETS] of the network.
 
     Returns:
-        the loss, and float32 [n, BUCKETS + 1].
+        the loss, and float32 [n, BUCKETS].
     """
     gradient = _sigmoid(outputs)
-    rises = _softplus(outputs, gradient)
-    total = _cache_likelihood(outputs[:, :BUCKETS], rises[:, :BUCKETS], found)
-    total += _model_likelihood(outputs[:, BUCKETS], rises[:, BUCKETS], found)
-    gradient[:, :BUCKETS] *= found.positions
+    total = _likelihood(outputs, _softplus(outputs, gradient), found)
+    gradient *= found.positions
     gradient[np.flatnonzero(found.broke), found.where[found.broke]] -= 1.0
-    gradient[:, BUCKETS] *= found.tried
-    gradient[:, BUCKETS] -= found.held
     gradient /= len(outputs)
     return -float(total.mean()), gradient
 
@@ -125,33 +116,25 @@ def bounded(likelihood: Floats) -> Floats:
     return found
 
 
-class Foresight(NamedTuple):
-    """What a policy had to say of n drafts: the log-likelihood of what became of the cache drafts,
-    nats, and the log-odds that one more token of a model draft is accepted."""
-
-    cache: Floats
-    odds: FloatArray
-
-
-def foresight(policy: Policy, rows: Rows, found: Faced) -> Foresight:
-    """How well ``policy`` foresaw ``rows``, which came to ``found``."""
+def foresight(policy: Policy, rows: Rows, found: Faced) -> Floats:
+    """How well ``policy`` foresaw the cache drafts of ``rows``, which came to ``found``: their
+    log-likelihood [n], nats."""
     if policy.kind == "frequency":
         return foresight_of(policy.kind, rows.features[:, _SCORE, None], rows, found)
     return foresight_of(policy.kind, network(policy, rows.features), rows, found)
 
 
-def foresight_of(kind: Kind, outputs: FloatArray, rows: Rows, found: Faced) -> Foresight:
+def foresight_of(kind: Kind, outputs: FloatArray, rows: Rows, found: Faced) -> Floats:
     """The same of a network's ``outputs`` [n, outputs] for ``rows``.
 
     What names only a mean is taken to mean the geometric law that has it, cut off at the draft's
-    length, and has no word on model drafts.
+    length.
     """
     if kind == "survival":
-        cache = survival_likelihood(outputs[:, :BUCKETS], found)
-        return Foresight(cache, outputs[:, BUCKETS].copy())
+        return survival_likelihood(outputs, found)
     chance = _chance_of(outputs[:, 0].astype(np.float64), rows.draft_len)
-    cache = rows.accepted * np.log(chance) + found.broke * np.log1p(-chance)
-    return Foresight(cache, np.zeros(len(rows), np.float32))
+    likelihood: Floats = rows.accepted * np.log(chance) + found.broke * np.log1p(-chance)
+    return likelihood
 
 
 _SCORE: Final = FEATURES.index("score")
@@ -169,15 +152,11 @@ def _chance_of(mean: Floats, lengths: NDArray[np.integer]) -> Floats:
     return (low + high) / 2.0
 
 
-def _cache_likelihood(logits: FloatArray, rises: FloatArray, found: Faced) -> Floats:
+def _likelihood(logits: FloatArray, rises: FloatArray, found: Faced) -> Floats:
     lived = (found.positions * rises).sum(axis=1, dtype=np.float64)
     ended = logits[np.arange(len(logits)), found.where]
     likelihood: Floats = np.where(found.broke, ended, 0.0) - lived
     return likelihood
-
-
-def _model_likelihood(odds: FloatArray, rises: FloatArray, found: Faced) -> Floats:
-    return (found.held * odds - found.tried * rises).astype(np.float64)
 
 
 def _sigmoid(x: FloatArray) -> FloatArray:

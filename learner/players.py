@@ -10,14 +10,11 @@ import logging
 import time
 from typing import Any, Final
 
-from kafka import KafkaConsumer, TopicPartition
-from kafka.errors import KafkaError, UnknownTopicOrPartitionError
-
 from decoder.contracts.errors import ContractError
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import WorkerStatus, decode_status
 from decoder.contracts.topics import STATUS
-from learner.compacted import ANSWER_MS
+from decoder.kafka.clients import AWAY, close, fetch, open_consumer, places_of
 
 log = logging.getLogger(__name__)
 
@@ -43,35 +40,25 @@ class Players:
         try:
             if self._consumer is None:
                 self._connect()
-            polled = self._consumer.poll(timeout_ms=ANSWER_MS, max_records=MOST)
-        except (KafkaError, OSError) as error:
+            records = fetch(self._consumer)
+        except AWAY as error:
             log.debug("statuses cannot be read: %s", error)
             self.close()
             self._read_at = time.monotonic() + RETRY_SECONDS
             return set()
-        scopes = {_scope(record.value or b"") for records in polled.values() for record in records}
+        scopes = {_scope(record.value or b"") for record in records}
         return scopes - {""}
 
     def close(self) -> None:
         """Leave the broker."""
-        if self._consumer is not None:
-            self._consumer.close()
-            self._consumer = None
+        close(self._consumer)
+        self._consumer = None
 
     def _connect(self) -> None:
-        self._consumer = KafkaConsumer(
-            **self._kafka.client_options(),
-            group_id=None,
-            enable_auto_commit=False,
-            auto_offset_reset="latest",
-            allow_auto_create_topics=False,
-            bootstrap_timeout_ms=2_000,
-            request_timeout_ms=5_000,
+        self._consumer = open_consumer(
+            self._kafka, "players", request_timeout_ms=5_000, max_poll_records=MOST
         )
-        partitions = sorted(self._consumer.partitions_for_topic(STATUS.name) or ())
-        if not partitions:
-            raise UnknownTopicOrPartitionError(STATUS.name)
-        places = [TopicPartition(STATUS.name, partition) for partition in partitions]
+        places = places_of(self._consumer, STATUS.name)
         self._consumer.assign(places)
         self._consumer.seek_to_end(*places)
 

@@ -8,23 +8,20 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from kafka import KafkaProducer
-from kafka.errors import KafkaError, KafkaTimeoutError
+from kafka.errors import KafkaTimeoutError
 
 from decoder.contracts.bundle import MAX_BUNDLE_BYTES, Policy
 from decoder.contracts.errors import BrokerError
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import LearnerStatus
 from decoder.contracts.topics import POLICY, STATUS, policy_key
+from decoder.kafka.clients import AWAY, close, open_brief_producer, open_producer
 from decoder.policy.probes import to_bytes
-from learner.impatient import impatient_producer
 from learner.published import NUMBERS_A_TERM, Published
 
 log = logging.getLogger(__name__)
 
 ACK_SECONDS: Final = 4.0
-STATUS_BLOCK_MS: Final = 200
-"""A status that waits longer than this for the broker is worth less than the loop's time."""
 STATUS_RETRY_SECONDS: Final = 10.0
 
 
@@ -61,7 +58,7 @@ class PolicyPublisher:
             # Taken even if no answer comes: the record may lie there all the same.
             self.published.numbers[key] = number
             self._send(key, to_bytes(numbered))
-        except (KafkaError, OSError) as error:
+        except AWAY as error:
             raise BrokerError(
                 f"policy {policy.version} of scope {policy.scope} was not acknowledged by "
                 f"{self._kafka.bootstrap_servers}: {error}"
@@ -76,7 +73,7 @@ class PolicyPublisher:
         """
         try:
             self._send(policy_key(scope, role), None)
-        except (KafkaError, OSError) as error:
+        except AWAY as error:
             raise BrokerError(
                 f"the {role} policy of scope {scope} could not be withdrawn from "
                 f"{self._kafka.bootstrap_servers}: {error}"
@@ -84,11 +81,10 @@ class PolicyPublisher:
 
     def _send(self, key: bytes, value: bytes | None) -> None:
         if self._producer is None:
-            self._producer = KafkaProducer(
-                **self._kafka.client_options(),
-                acks="all",
+            self._producer = open_producer(
+                self._kafka,
+                "publisher",
                 max_request_size=MAX_BUNDLE_BYTES + 4096,
-                bootstrap_timeout_ms=2_000,
                 max_block_ms=1_000,
                 # shorter than what must be left of a lease
                 delivery_timeout_ms=int(ACK_SECONDS * 1e3),
@@ -100,8 +96,7 @@ class PolicyPublisher:
     def close(self) -> None:
         """Leave the broker; everything sent was acknowledged already."""
         self.published.close()
-        if self._producer is not None:
-            self._producer.close(timeout=2)
+        close(self._producer)
 
 
 class StatusProducer:
@@ -120,16 +115,15 @@ class StatusProducer:
             return
         try:
             if self._producer is None:
-                self._producer = impatient_producer(self._kafka, STATUS_BLOCK_MS)
+                self._producer = open_brief_producer(self._kafka, "learner-status")
             value = status.model_dump_json().encode()
             key = status.process.encode()
             self._producer.send(STATUS.name, value=value, key=key, headers=STATUS.headers)
-        except (KafkaError, OSError) as error:
+        except AWAY as error:
             self.failed += 1
             self._retry_at = time.monotonic() + STATUS_RETRY_SECONDS
             log.debug("status not sent: %s", error)
 
     def close(self) -> None:
         """Leave the broker."""
-        if self._producer is not None:
-            self._producer.close(timeout=2)
+        close(self._producer)

@@ -10,7 +10,7 @@ from decoder.contracts.bundle import unpack
 from decoder.contracts.errors import PolicyRefused
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import POLICY, policy_key
-from learner.compacted import Compacted
+from decoder.kafka.compacted import Compacted
 
 NUMBERS_A_TERM: Final = 1_000_000
 """A publication's number is the term of its publisher's lease times this, and a count."""
@@ -41,7 +41,7 @@ class Published:
         self._log = Compacted(kafka, POLICY, self._saw, self._keep)
 
     def read(self, seconds: float = 0.0) -> bool:
-        """Take what has come; see :meth:`learner.compacted.Compacted.read`."""
+        """Take what has come; see :meth:`decoder.kafka.compacted.Compacted.read`."""
         return self._log.read(seconds)
 
     def last(self, scope: str, role: str = "champion") -> Publication | None:

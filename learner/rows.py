@@ -23,9 +23,10 @@ theirs costs nothing is learned."""
 class Rows:
     """``n`` labelled drafts, oldest first. Lengths in tokens, times in microseconds.
 
-    ``accepted`` is a lower bound where ``censored``. ``model_accepted`` is NaN where no model draft
-    was verified. ``step_us`` and ``step_tokens`` belong to the whole batch of ``batch_size``
-    requests that shared the step. ``rate`` is NaN where another parameter was in force.
+    ``accepted`` is a lower bound where ``censored``. ``model_expected`` is what the worker expected
+    of a model draft; ``model_accepted`` is NaN where none was verified. ``step_us`` and
+    ``step_tokens`` belong to the whole batch of ``batch_size`` requests that shared the step.
+    ``rate`` is NaN where another parameter was in force.
     """
 
     request: NDArray[np.uint64]  # [n] hash of the request's opaque id
@@ -38,6 +39,7 @@ class Rows:
     arm: NDArray[np.int8]  # [n] index into policy.rule.ARMS, or UNKNOWN
     draft_len: NDArray[np.int32]  # [n]
     verified_len: NDArray[np.int32]  # [n] draft tokens of either arm
+    model_expected: NDArray[np.float32]  # [n]
     model_accepted: NDArray[np.float32]  # [n]
     batch_size: NDArray[np.int32]  # [n] at least 1
     step_tokens: NDArray[np.int32]  # [n]
@@ -67,6 +69,7 @@ def empty(n: int = 0) -> Rows:
         arm=np.zeros(n, np.int8),
         draft_len=np.zeros(n, np.int32),
         verified_len=np.zeros(n, np.int32),
+        model_expected=np.zeros(n, np.float32),
         model_accepted=np.zeros(n, np.float32),
         batch_size=np.ones(n, np.int32),
         step_tokens=np.zeros(n, np.int32),
@@ -106,6 +109,7 @@ def from_events(events: Sequence[DraftEvent]) -> Rows:
         arm=np.array([_ARM.get(e.arm, UNKNOWN) for e in events], np.int8),
         draft_len=np.array([e.draft_len for e in events], np.int32),
         verified_len=np.array([e.verified_len for e in events], np.int32),
+        model_expected=np.array([e.predicted_model for e in events], np.float32),
         model_accepted=np.array(
             [missing if e.model_accepted is None else e.model_accepted for e in events], np.float32
         ),
@@ -128,6 +132,7 @@ def from_batch(batch: EventBatch) -> Rows:
         "session": np.array([hashes[name] for name in sessions], np.uint64),
         "rate": np.where(is_rate, numbers["parameter"], np.nan),
         "features": batch.features,
+        "model_expected": numbers["predicted_model"],
         "censored": np.array([bool(reason) for reason in names["censored"]]),
         "arm": np.array([_ARM.get(name, UNKNOWN) for name in names["arm"]], np.int8),
     }

@@ -148,7 +148,8 @@ class Scope:
         numbers = np.zeros((len(block), SEATS + len(STREAMS)))
         numbers[:, :SEATS] = self.contest.advantages(block, found)
         if self.learners.trainers:
-            numbers[:, SEATS:] = beyond(self.learners.weigh(block, found), found.tried)
+            cache, model = self.learners.weigh(block, found), self.detector.drafter.weigh(found)
+            numbers[:, SEATS:] = beyond(cache, model, found.tried)
         self._follow_error(block)
         closed = self._clusters.add(block.session, numbers)
         self.contest.take(closed)
@@ -162,7 +163,7 @@ class Scope:
         for alarm in alarms:
             self.alarms[alarm.stream] += 1
             self.last_alarm_at = float(block.time[-1])
-        if alarms:
+        if any(alarm.stream == "cache" for alarm in alarms):
             self._seat(0, QUICK)
         self._renew()
         self._decide()

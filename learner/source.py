@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kafka import KafkaConsumer, TopicPartition
-from kafka.errors import KafkaError
+from kafka import TopicPartition
 
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DRAFTS, Topic
+from decoder.kafka.clients import AWAY, close, fetch, open_consumer
 
 log = logging.getLogger(__name__)
 
@@ -27,15 +27,9 @@ PARTITIONS_SECONDS: Final = 30.0
 RECORDS_PER_POLL: Final = 40
 """A record holds some two hundred events: more at once would hold the loop for a second."""
 
-ANSWER_MS: Final = 10
-"""Milliseconds given to a fetch under way, so that a reader that is behind reads on."""
 _OPTIONS: Final = {
-    "group_id": None,
-    "enable_auto_commit": False,
     "auto_offset_reset": "earliest",  # retention may have passed the stored offset
-    "allow_auto_create_topics": False,
     "max_poll_records": RECORDS_PER_POLL,
-    "bootstrap_timeout_ms": 2_000,
     "request_timeout_ms": 10_000,
     "reconnect_backoff_max_ms": 2_000,
 }
@@ -86,7 +80,7 @@ class EventSource:
                     log.info("reading %s from %s", self._topic, self.offsets or "the earliest")
                     return True
                 waiting = f"topic {self._topic} does not exist yet"
-            except (KafkaError, OSError) as error:
+            except AWAY as error:
                 waiting = f"no broker at {self._kafka.bootstrap_servers} ({error})"
             log.warning("%s; trying again in %.0f s", waiting, RETRY_SECONDS)
             stop.wait(RETRY_SECONDS)
@@ -95,27 +89,24 @@ class EventSource:
     def poll(self, timeout: float) -> list[Fetched]:
         """Records that have come, each partition's in order. Where none has, waits ``timeout`` s.
 
-        The wait is not the client's, which fetches without pause from a broker that answers empty
-        fetches at once. A broker that went away yields nothing and a log line; the client
-        reconnects by itself.
+        A broker that went away yields nothing and a log line; the client reconnects by itself.
         """
         try:
             if time.monotonic() >= self._partitions_at:
                 self._assign()
-            polled = self._consumer.poll(timeout_ms=ANSWER_MS)
-        except (KafkaError, OSError) as error:
+            records = fetch(self._consumer)
+        except AWAY as error:
             if not self._complained:
                 log.warning("reading %s failed: %s; going on trying", self._topic, error)
             self._complained = True
             time.sleep(timeout)
             return []
-        if not polled:
+        if not records:
             time.sleep(timeout)
-        self._complained = self._complained and not polled
+        self._complained = self._complained and not records
         return [
-            Fetched(tp.partition, record.offset, record.timestamp, record.key, record.value or b"")
-            for tp, records in polled.items()
-            for record in records
+            Fetched(each.partition, each.offset, each.timestamp, each.key, each.value or b"")
+            for each in records
         ]
 
     def done(self, records: Sequence[Fetched]) -> None:
@@ -155,13 +146,12 @@ class EventSource:
 
     def close(self) -> None:
         """Leave the broker; commits nothing."""
-        if self._consumer is not None:
-            self._consumer.close()
+        close(self._consumer)
 
     def _assign(self) -> bool:
         """Read all partitions there are, new ones from the earliest; False without any."""
         if self._consumer is None:
-            self._consumer = KafkaConsumer(**self._kafka.client_options(), **_OPTIONS)
+            self._consumer = open_consumer(self._kafka, f"reader-of-{self._topic}", **_OPTIONS)
         self._partitions_at = time.monotonic() + PARTITIONS_SECONDS
         partitions = {TopicPartition(self._topic, p) for p in self._partitions()}
         added = partitions - self._consumer.assignment()

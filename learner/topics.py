@@ -7,16 +7,16 @@ champion. Both work until a worker starts and finds nothing.
 from __future__ import annotations
 
 import logging
-import socket
 from collections.abc import Mapping
 from typing import Any, Final
 
-from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient, NewTopic
+from kafka.admin import ConfigResource, ConfigResourceType, NewTopic
 from kafka.errors import KafkaError, TopicAlreadyExistsError
 
 from decoder.contracts.errors import BrokerError
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DRAFTS, TOPICS, Topic
+from decoder.kafka.clients import AWAY, listens, open_admin
 
 log = logging.getLogger(__name__)
 
@@ -47,10 +47,8 @@ def make_right(kafka: KafkaSettings, limits: Mapping[str, str] | None = None) ->
     if not listens(kafka):
         raise BrokerAway(f"no broker at {kafka.bootstrap_servers}")
     try:
-        admin = KafkaAdminClient(
-            **kafka.client_options(), request_timeout_ms=REQUEST_MS, bootstrap_timeout_ms=REQUEST_MS
-        )
-    except (KafkaError, OSError) as error:
+        admin = open_admin(kafka, "topics", REQUEST_MS)
+    except AWAY as error:
         raise BrokerAway(f"no broker at {kafka.bootstrap_servers} ({error})") from error
     try:
         there = set(admin.list_topics())
@@ -60,28 +58,12 @@ def make_right(kafka: KafkaSettings, limits: Mapping[str, str] | None = None) ->
         told = _told(admin)
         for topic in TOPICS:
             _mend(admin, kafka, topic, told.get(topic.name, {}))
-    except (KafkaError, OSError) as error:
+    except AWAY as error:
         raise BrokerError(
             f"Kafka at {kafka.bootstrap_servers} cannot hold the topics: {error}"
         ) from error
     finally:
         admin.close()
-
-
-def listens(kafka: KafkaSettings) -> bool:
-    """Whether one of the addresses accepts connections: asked before a client is made, which would
-    keep trying for seconds, and leave its sockets behind.
-    """
-    for address in kafka.bootstrap_servers.split(","):
-        host, _, port = address.strip().rpartition(":")
-        try:
-            socket.create_connection(
-                (host.strip("[]"), int(port)), timeout=REQUEST_MS / 1e3
-            ).close()
-        except (OSError, ValueError):
-            continue
-        return True
-    return False
 
 
 def _create(admin: Any, topic: Topic, limits: Mapping[str, str]) -> None:

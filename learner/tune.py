@@ -174,8 +174,8 @@ def speed(policy: Policy, rows: Rows, costs: Costs) -> float:
     """Tokens per microsecond that ``policy`` is expected to reach on ``rows``, deciding by the rate
     that was in force."""
     situation = costs.situation
-    found = estimate(policy, rows.features, situation.model_len)
-    choice = decide_each(policy, found, situation, rows.batch_size, _rates(rows, costs))
+    found, model = estimate(policy, rows.features), rows.model_expected
+    choice = decide_each(policy, found, model, situation, rows.batch_size, _rates(rows, costs))
     parts = stretches(rows)
     return float(parts.tokens.sum() / parts.needed(*costs.outcome(rows, choice)).sum())
 

@@ -20,6 +20,7 @@ from pipelines.drift.cli import drift
 from pipelines.first.cli import bootstrap
 from pipelines.policy.command import app as policy_app
 from pipelines.replay.cli import replay
+from pipelines.telemetry.cli import app as telemetry_app
 
 app = typer.Typer(
     name="hvd",
@@ -35,6 +36,7 @@ app = typer.Typer(
 )
 app.add_typer(bench_app, name="bench")
 app.add_typer(policy_app, name="policy")
+app.add_typer(telemetry_app, name="telemetry")
 out, err = Console(), Console(stderr=True)
 
 REPORTS = Path("reports/demo")

@@ -11,10 +11,11 @@ import hashlib
 import json
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Final, Literal, cast
+from typing import Annotated, Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
@@ -42,16 +43,14 @@ there is nothing else. Part of its key on the topic."""
 ANY_SCOPE: Final = "any"
 """Scope of a first policy that names no target and no drafter: it is valid for every scope of its
 feature schema. No policy of another role has it."""
-MAX_NAME: Final = 256
 MAX_PROVENANCE: Final = 65_536
 MAX_LAYERS: Final = 16
 _DEPTH: Final = 16
-_VERSIONS: Final = 2**31 - 1
-_PUBLICATIONS: Final = 2**53
-_LEAST, _MOST = -1e30, 1e30
+PARAMETERS: Final = (-1e30, 1e30)
+"""Between these, and neither of them, are the parameters of a policy."""
 
 Kind = Literal["frequency", "payoff", "survival"]
-OUTPUTS: Final[dict[str, int]] = {"frequency": 0, "payoff": 1, "survival": BUCKETS + 1}
+OUTPUTS: Final[dict[str, int]] = {"frequency": 0, "payoff": 1, "survival": BUCKETS}
 """Numbers the network of each kind predicts: a survival network's last is the model draft's."""
 
 
@@ -122,6 +121,26 @@ def frequency_policy(scope: str, threshold: float = 2.0) -> Policy:
 
 
 Arrays = dict[str, FloatArray]
+Word = Annotated[str, StringConstraints(max_length=256)]
+
+
+class Header(BaseModel):
+    """What a bundle says beside its arrays, as JSON in the metadata ``policy`` of its file."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    contract: Annotated[Literal["hvd.policy.v2"], Field(exclude=True)]
+    scope: Word
+    version: Annotated[int, Field(ge=0, le=2**31 - 1)]
+    kind: Kind
+    threshold: float
+    use_model: bool
+    model_payoff: float
+    publication: Annotated[int, Field(ge=0, le=2**53)]
+    role: Word
+    share: float = 0.0
+    schema_id: Word
+    provenance: dict[str, Any]
 
 
 def pack(policy: Policy, probe_outputs: FloatArray) -> bytes:
@@ -180,10 +199,7 @@ def unpack(data: bytes) -> tuple[Policy, FloatArray]:
         if len(data) > MAX_BUNDLE_BYTES:
             raise ValueError(f"{len(data)} bytes, at most {MAX_BUNDLE_BYTES} allowed")
         arrays, metadata = load(data), _metadata(data)
-        header = json.loads(metadata["policy"])
-        if header["contract"] != CONTRACT:
-            raise ValueError(f"contract {header['contract']!r}, this reader has {CONTRACT}")
-        policy = _policy(header, arrays)
+        policy = _policy(Header.model_validate_json(metadata["policy"]), arrays)
         outputs = arrays["probe_outputs"]
     except _UNREADABLE as error:
         raise PolicyRefused("malformed", f"policy bundle cannot be read: {error}") from error
@@ -204,57 +220,23 @@ _UNREADABLE: Final = (
 )  # fmt: skip
 
 
-def _policy(header: dict[str, Any], arrays: Arrays) -> Policy:
+def _policy(header: Header, arrays: Arrays) -> Policy:
     count = sum(name.endswith(".weight") for name in arrays)
     if count > MAX_LAYERS:
         raise ValueError(f"{count} layers, at most {MAX_LAYERS} allowed")
-    provenance = header["provenance"]
-    if not isinstance(provenance, dict) or _deeper(provenance, _DEPTH):
-        raise ValueError(f"provenance is no object, or nested more than {_DEPTH} deep")
-    if len(json.dumps(provenance)) > MAX_PROVENANCE:
+    if _deeper(header.provenance, _DEPTH):
+        raise ValueError(f"provenance nested more than {_DEPTH} deep")
+    if len(json.dumps(header.provenance)) > MAX_PROVENANCE:
         raise ValueError(f"provenance of more than {MAX_PROVENANCE} bytes")
-    if not isinstance(header["use_model"], bool):
-        raise TypeError("use_model is neither true nor false")
     return Policy(
-        scope=_name(header, "scope"),
-        version=_whole(header, "version", _VERSIONS),
-        threshold=_real(header, "threshold"),
-        kind=cast("Kind", _name(header, "kind")),
+        **header.model_dump(),
         mean=arrays["mean"],
         std=arrays["std"],
         layers=tuple(
             (arrays[f"layers.{i}.weight"], arrays[f"layers.{i}.bias"]) for i in range(count)
         ),
-        use_model=header["use_model"],
-        model_payoff=_real(header, "model_payoff"),
-        publication=_whole(header, "publication", _PUBLICATIONS),
-        role=_name(header, "role"),
-        share=_real(header, "share") if "share" in header else 0.0,
-        schema_id=_name(header, "schema_id"),
         probe_inputs=arrays["probe_inputs"],
-        provenance=provenance,
     )
-
-
-def _name(header: dict[str, Any], key: str) -> str:
-    value = header[key]
-    if not isinstance(value, str) or len(value) > MAX_NAME:
-        raise ValueError(f"{key} is no text of at most {MAX_NAME} characters")
-    return value
-
-
-def _whole(header: dict[str, Any], key: str, most: int) -> int:
-    value = header[key]
-    if type(value) is not int or not 0 <= value <= most:
-        raise ValueError(f"{key} is no whole number from 0 to {most}")
-    return value
-
-
-def _real(header: dict[str, Any], key: str) -> float:
-    value = header[key]
-    if type(value) not in (int, float):
-        raise TypeError(f"{key} is no number")
-    return float(value)
 
 
 def _deeper(value: object, levels: int) -> bool:
@@ -308,7 +290,8 @@ def _check(policy: Policy) -> None:
     if not 0.0 <= policy.share <= 1.0:
         raise PolicyRefused("malformed", f"policy with a share of {policy.share}, not 0 to 1")
     parameters = (policy.threshold, policy.model_payoff)
-    if not finite or not all(_LEAST < p < _MOST for p in parameters) or (policy.std <= 0).any():
+    (low, high), kept = PARAMETERS, (policy.std > 0).all()
+    if not (finite and kept and all(low < p < high for p in parameters)):
         raise PolicyRefused("nonfinite", "policy holds numbers that are not finite")
 
 

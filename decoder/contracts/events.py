@@ -261,7 +261,7 @@ Line = Annotated[str, StringConstraints(max_length=256)]
 Served = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{0,64}$")]
 
 
-class _Columns(BaseModel):
+class DraftColumns(BaseModel):
     """Required columns of a record, checked strictly; unknown columns are additive and ignored."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
@@ -297,7 +297,9 @@ class _Columns(BaseModel):
     step_us: list[float]
 
 
-class _Record(BaseModel):
+class DraftRecord(BaseModel):
+    """A record as it is read, but for the ranges of its numbers, which are checked by column."""
+
     model_config = ConfigDict(strict=True, extra="ignore")
 
     contract: Literal["hvd.drafts.v2"]
@@ -309,7 +311,7 @@ class _Record(BaseModel):
     drafter: Served = ""
     sequence: int
     rows: int
-    columns: _Columns
+    columns: DraftColumns
     features: dict[str, list[float | None]]
 
 
@@ -321,7 +323,7 @@ def decode_batch(value: bytes) -> EventBatch:
             the wrong type, or a number out of its range; the record is refused whole.
     """
     try:
-        return _decoded(_Record.model_validate_json(value))
+        return _decoded(DraftRecord.model_validate_json(value))
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "record"
@@ -333,7 +335,7 @@ def decode_batch(value: bytes) -> EventBatch:
         raise EventRefused(f"draft-event record refused: {error}") from error
 
 
-def _decoded(record: _Record) -> EventBatch:
+def _decoded(record: DraftRecord) -> EventBatch:
     if record.scope == ANY_SCOPE:
         raise EventRefused("draft events of no scope: a worker has one of its own", "range")
     if record.schema_id != SCHEMA_ID:
@@ -362,7 +364,7 @@ def _decoded(record: _Record) -> EventBatch:
 
 _DTYPES: Final[Mapping[str, type[np.generic]]] = {
     name: np.int64 if hint == list[int] else np.float64
-    for name, hint in get_type_hints(_Columns).items()
+    for name, hint in get_type_hints(DraftColumns).items()
     if hint in (list[int], list[float], list[int | None])
 }
 """Columns of numbers, by what they are read as."""

@@ -11,16 +11,21 @@ import difflib
 import logging
 import os
 import re
+import ssl
+from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from decoder.contracts.errors import SettingsError
 
 PREFIXES = ("HVD_KAFKA_", "HVD_WORKER_", "HVD_LEARNER_")
-OF_THE_COMMANDS = ("HVD_CPU_FLAGS",)
-"""Read by what starts the processes (``pipelines/machine.py``), and by none of them."""
+SECRETS_VARIABLE = "HVD_SECRETS_DIR"
+"""A folder with a file for each setting that is not to stand in the environment, named like its
+variable in lower case: what Kubernetes and compose mount."""
+OF_NO_CLASS = ("HVD_CPU_FLAGS", SECRETS_VARIABLE)
+"""Read by what starts the processes (``pipelines/machine.py``), and by :meth:`Settings.load`."""
 
 _OF_A_SERVICE = re.compile(
     r"HVD_\w+_SERVICE_HOST=.*"
@@ -53,8 +58,12 @@ class Settings(BaseSettings):
         """
         prefix = str(cls.model_config.get("env_prefix", ""))
         known = {(prefix + name).upper(): name for name in cls.model_fields}
-        for name, value in os.environ.items():
-            if not name.startswith("HVD_") or name in OF_THE_COMMANDS:
+        folder = os.environ.get(SECRETS_VARIABLE)
+        if folder and not Path(folder).is_dir():
+            raise SettingsError(f"{SECRETS_VARIABLE} names {folder}, which is no folder.")
+        secret = [file.name.upper() for file in Path(folder).iterdir()] if folder else []
+        for name, value in {**dict.fromkeys(secret, ""), **os.environ}.items():
+            if not name.startswith("HVD_") or name in OF_NO_CLASS:
                 continue
             if _OF_A_SERVICE.fullmatch(f"{name}={value}"):
                 log.warning("%s is of a Kubernetes service, and no setting: ignored", name)
@@ -71,10 +80,12 @@ class Settings(BaseSettings):
                     f"unknown setting {name}.{hint} Known here: {', '.join(sorted(known))}."
                 )
         try:
-            return cls(**overrides)
+            return cls(**{"_secrets_dir": folder or None, **overrides})
         except ValidationError as error:
             first = error.errors()[0]
             field = ".".join(str(part) for part in first["loc"])
+            if not field:  # of several together, whose values may be secret
+                raise SettingsError(str(first["ctx"]["error"])) from None
             raise SettingsError(
                 f"setting {prefix}{field.upper()} is not valid: {first['msg']} "
                 f"(got {first.get('input')!r})."
@@ -82,21 +93,105 @@ class Settings(BaseSettings):
 
 
 class KafkaSettings(Settings):
-    """How to reach the broker; the names are kafka-python's own."""
+    """How to reach the broker; the names are kafka-python's own, but for those of OAuth.
+
+    With ``sasl_mechanism`` OAUTHBEARER a token is read from ``sasl_oauth_token_file`` at every
+    connection, since whoever writes it renews it, or fetched from ``sasl_oauth_token_url`` with the
+    client's id and secret (the client-credentials grant of RFC 6749).
+    """
 
     model_config = SettingsConfigDict(env_prefix="HVD_KAFKA_", frozen=True, extra="forbid")
 
     bootstrap_servers: str = "127.0.0.1:9092"
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
-    sasl_mechanism: str | None = None
-    sasl_plain_username: str | None = None
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"] | None = None
+    sasl_plain_username: str | None = None  # of SCRAM, too
     sasl_plain_password: str | None = Field(default=None, repr=False)
-    ssl_cafile: str | None = None
-    ssl_certfile: str | None = None
-    ssl_keyfile: str | None = None
+    sasl_oauth_token_file: Path | None = None
+    sasl_oauth_token_url: str | None = None
+    sasl_oauth_client_id: str | None = None
+    sasl_oauth_client_secret: str | None = Field(default=None, repr=False)
+    sasl_oauth_scope: str | None = None
+    ssl_cafile: Path | None = None  # None: what the system trusts
+    ssl_certfile: Path | None = None  # of this client, where the broker asks for one
+    ssl_keyfile: Path | None = None
+    ssl_password: str | None = Field(default=None, repr=False)  # of the key file
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if wrong := _sasl_wrong(self) or _tls_wrong(self):
+            raise ValueError(wrong)
+        return self
+
+    @property
+    def asks_tokens(self) -> bool:
+        """Whether a client has to bring OAuth tokens, beside :meth:`client_options`."""
+        return self.sasl_mechanism == "OAUTHBEARER"
 
     def client_options(self) -> dict[str, Any]:
         """Keyword arguments common to kafka-python's producer, consumer and admin client."""
-        options = self.model_dump(exclude_none=True)
+        told = self.model_dump(exclude_none=True)
+        options = {
+            name: str(value) if isinstance(value, Path) else value
+            for name, value in told.items()
+            if not name.startswith("sasl_oauth_")
+        }
         options["bootstrap_servers"] = self.bootstrap_servers.split(",")
         return options
+
+
+def _sasl_wrong(kafka: KafkaSettings) -> str:
+    """What is missing or too much of SASL; "" where nothing is."""
+    asked, mechanism = kafka.security_protocol.startswith("SASL_"), kafka.sasl_mechanism
+    if asked != (mechanism is not None):
+        return (
+            "HVD_KAFKA_SASL_MECHANISM and a HVD_KAFKA_SECURITY_PROTOCOL of SASL_SSL or "
+            "SASL_PLAINTEXT belong together: set both, or neither."
+        )
+    named = kafka.sasl_plain_username is not None and kafka.sasl_plain_password is not None
+    if mechanism in ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512") and not named:
+        return f"{mechanism} takes HVD_KAFKA_SASL_PLAIN_USERNAME and HVD_KAFKA_SASL_PLAIN_PASSWORD."
+    if mechanism != "OAUTHBEARER":
+        return ""
+    asks = (kafka.sasl_oauth_token_url, kafka.sasl_oauth_client_id, kafka.sasl_oauth_client_secret)
+    given = [value for value in asks if value is not None]
+    if (kafka.sasl_oauth_token_file is None) == (len(given) < len(asks)) or (
+        given and kafka.sasl_oauth_token_file is not None
+    ):
+        return (
+            "OAUTHBEARER takes either HVD_KAFKA_SASL_OAUTH_TOKEN_FILE, or all of "
+            "HVD_KAFKA_SASL_OAUTH_TOKEN_URL, _CLIENT_ID and _CLIENT_SECRET."
+        )
+    return ""
+
+
+def _tls_wrong(kafka: KafkaSettings) -> str:
+    """Why no TLS connection can be begun; "" where one can, or none is asked for."""
+    files = (kafka.ssl_cafile, kafka.ssl_certfile, kafka.ssl_keyfile)
+    if not kafka.security_protocol.endswith("SSL"):
+        named = any(file is not None for file in (*files, kafka.ssl_password))
+        return (
+            "HVD_KAFKA_SSL_* is of no use without a HVD_KAFKA_SECURITY_PROTOCOL of SSL or SASL_SSL."
+            if named
+            else ""
+        )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        if kafka.ssl_cafile is not None:
+            context.load_verify_locations(kafka.ssl_cafile)
+    except OSError as error:
+        return f"HVD_KAFKA_SSL_CAFILE {kafka.ssl_cafile} is no file of certificates ({error})."
+    if kafka.ssl_certfile is None:
+        return "HVD_KAFKA_SSL_KEYFILE needs HVD_KAFKA_SSL_CERTFILE." if kafka.ssl_keyfile else ""
+    try:
+        # Without any password, OpenSSL would ask for one on the terminal, and wait.
+        context.load_cert_chain(
+            kafka.ssl_certfile, kafka.ssl_keyfile, lambda: kafka.ssl_password or ""
+        )
+    except OSError as error:
+        return (
+            f"HVD_KAFKA_SSL_CERTFILE {kafka.ssl_certfile} with HVD_KAFKA_SSL_KEYFILE "
+            f"{kafka.ssl_keyfile or kafka.ssl_certfile} cannot be used ({error}): is the key that "
+            "of the certificate, and is HVD_KAFKA_SSL_PASSWORD its password?"
+        )
+    return ""

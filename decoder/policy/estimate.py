@@ -20,10 +20,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from decoder.contracts.bundle import BUCKETS, Policy
+from decoder.contracts.bundle import Policy
 from decoder.contracts.features import FEATURES, FloatArray
 from decoder.policy.rule import CACHE, MODEL, NONE, Choice, Situation, choose_each
-from decoder.policy.survival import chain_yield, survival
+from decoder.policy.survival import survival
 
 PAPER_THRESHOLD: Final = 6.0
 """Predicted accepted tokens from which the paper verifies a cache draft (Section 4, Appendix A)."""
@@ -31,16 +31,14 @@ PAPER_THRESHOLD: Final = 6.0
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a policy expects of n drafts.
+    """What a policy expects of n cache drafts.
 
-    ``expected`` [n] is the accepted length of the cache draft in tokens, at least 0 and at most its
-    length. ``model`` [n] is the expected accepted length of a model draft in the same state. Of
-    the kind ``survival`` alone: ``curves`` [n, w], the survival of the cache draft.
+    ``expected`` [n] is the accepted length in tokens, at least 0 and at most the draft's length. Of
+    the kind ``survival`` alone: ``curves`` [n, w], the chance to survive through each position.
     """
 
     expected: FloatArray
     lengths: NDArray[np.int32]
-    model: FloatArray
     curves: FloatArray | None = None
 
 
@@ -56,28 +54,20 @@ def network(policy: Policy, features: FloatArray) -> FloatArray:
     return hidden
 
 
-def estimate(policy: Policy, features: FloatArray, model_len: int) -> Estimate:
-    """What ``policy`` expects of the drafts described by ``features`` float32 [n, features].
-
-    Args:
-        model_len: tokens of a model draft; 0 without a model drafter.
-    """
+def estimate(policy: Policy, features: FloatArray) -> Estimate:
+    """What ``policy`` expects of the drafts described by ``features`` float32 [n, features]."""
     lengths = features[:, _DRAFT_LEN]
     whole = lengths.astype(np.int32)
     if policy.kind == "survival":
-        outputs = network(policy, features)
-        curves = survival(outputs[:, :BUCKETS], whole)
-        model = chain_yield(outputs[:, BUCKETS], model_len if policy.use_model else 0)
-        return Estimate(curves.sum(axis=1), whole, model, curves)
+        curves = survival(network(policy, features), whole)
+        return Estimate(curves.sum(axis=1), whole, curves)
     raw = features[:, _SCORE] if policy.kind == "frequency" else network(policy, features)[:, 0]
-    expected = np.minimum(np.maximum(raw, 0.0), lengths)
-    payoff = policy.model_payoff if model_len and policy.use_model else 0.0
-    return Estimate(expected, whole, np.full(len(features), payoff, np.float32))
+    return Estimate(np.minimum(np.maximum(raw, 0.0), lengths), whole)
 
 
 def predict(policy: Policy, features: FloatArray) -> FloatArray:
     """Expected accepted length [n], tokens, of the cache drafts with ``features`` [n, features]."""
-    return estimate(policy, features, 0).expected
+    return estimate(policy, features).expected
 
 
 _SCORE: Final = FEATURES.index("score")
@@ -87,19 +77,21 @@ _DRAFT_LEN: Final = FEATURES.index("draft_len")
 def decide_each(
     policy: Policy,
     estimated: Estimate,
+    model: FloatArray,
     situation: Situation,
     batch: NDArray[np.integer],
     rate: ArrayLike,
 ) -> Choice:
     """Arm and draft length of n rows of different steps, each shared by ``batch`` [n] requests and
-    decided at ``rate``, one or [n], in tokens that a request commits in the time of a plain step.
+    decided at ``rate``, one or [n], in tokens that a request commits in the time of a plain step;
+    ``model`` [n] is the accepted length that their worker expected of a model draft.
     """
     if policy.kind != "survival":
         return _threshold(policy, estimated, situation)
     assert estimated.curves is not None
     if not policy.use_model:
         situation = replace(situation, model_len=0)
-    return choose_each(estimated.curves, estimated.model, batch, rate, situation)
+    return choose_each(estimated.curves, model, batch, rate, situation)
 
 
 def _threshold(policy: Policy, estimated: Estimate, situation: Situation) -> Choice:

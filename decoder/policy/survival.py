@@ -55,19 +55,6 @@ def naive_survival(logits: FloatArray, length: int) -> list[float]:
     return curve
 
 
-def chain_yield(odds: FloatArray, k: int) -> FloatArray:
-    """Expected accepted lengths [n] of model drafts of ``k`` tokens.
-
-    Args:
-        odds: float32 [n], log-odds that one more of a draft's tokens is accepted.
-    """
-    chance: FloatArray = 1.0 / (1.0 + np.exp(-np.maximum(odds, np.float32(-80.0))))
-    total = np.zeros_like(chance)
-    for _ in range(k):
-        total = chance * (1.0 + total)
-    return total
-
-
 def yields_of(chance: float, k: int) -> list[float]:
     """Expected accepted lengths of model drafts of 1 to ``k`` tokens, one more token being accepted
     with ``chance``: the geometric sums."""

@@ -11,7 +11,6 @@ time, so that they are read in their order.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import threading
@@ -27,6 +26,7 @@ from decoder.contracts.errors import EventRefused
 from decoder.contracts.events import DraftEvent, Origin, decode_batch, encode_batch
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DRAFTS, STATUS, TRIALS, Topic
+from decoder.kafka.clients import close, open_producer
 from decoder.telemetry import frames
 from decoder.telemetry.books import Books
 from decoder.telemetry.frames import Frame
@@ -42,8 +42,7 @@ LINGER_S: Final = 0.25
 """Longest time an event waits for company; what a dashboard sees lags by this much."""
 RETRY_S: Final = 1.0
 ACK_TIMEOUT_S: Final = 10.0
-CONNECT_TIMEOUT_S: Final = 2.0
-METADATA_TIMEOUT_S: Final = 2.0
+METADATA_MS: Final = 2_000
 CLOSE_TIMEOUT_S: Final = 2.0
 ROUNDS_RETRY_S: Final = 30.0
 """Pause after a round that did not get through: events do not wait for what may be lost."""
@@ -260,16 +259,14 @@ class Shipper:
             self._partitions = len(self._producer.partitions_for(DRAFTS.name) or {0})
 
     def _make_producer(self) -> Any:
-        from kafka import KafkaProducer
         from kafka.codec import has_zstd
 
-        return KafkaProducer(
-            acks="all",
+        return open_producer(
+            self._kafka,
+            "telemetry",
             compression_type="zstd" if has_zstd() else "gzip",
             enable_idempotence=False,  # one record of a partition in flight, readers deduplicate
-            max_block_ms=int(METADATA_TIMEOUT_S * 1000),
-            bootstrap_timeout_ms=int(CONNECT_TIMEOUT_S * 1000),
-            **self._kafka.client_options(),
+            max_block_ms=METADATA_MS,
         )
 
     def _produce(self, topic: Topic, value: bytes, key: str, partition: int | None = None) -> Any:
@@ -295,10 +292,19 @@ class Shipper:
         if not any(flight.spill for flight in self._flights):
             self._send_former(partitions)
         if self._rounds and self._round is None and now >= self._rounds_at:
-            self._round = self._produce(TRIALS, self._rounds[0], self._origin.worker)
+            self._round = self._beside(TRIALS, self._rounds[0])
         if self._status:
             status, self._status = self._status, b""
-            self._produce(STATUS, status, self._origin.worker)
+            self._beside(STATUS, status)
+
+    def _beside(self, topic: Topic, value: bytes) -> Any:
+        """The answer to what is no draft event: none waits for it, whatever becomes of it."""
+        from kafka.future import Future
+
+        try:
+            return self._produce(topic, value, self._origin.worker)
+        except Exception as error:  # noqa: BLE001 -- told by whoever asks
+            return Future().failure(error)
 
     def _fly(self, record: Record, value: bytes, key: str, spill: Spill | None) -> Flight:
         from kafka.errors import BrokerResponseError
@@ -403,9 +409,7 @@ class Shipper:
             self._leave()
 
     def _leave(self) -> None:
-        with contextlib.suppress(Exception):
-            if self._producer is not None:
-                self._producer.close(timeout=1.0)
+        close(self._producer)
         self._producer = None
 
     # --- what former lives left

@@ -60,38 +60,31 @@ class Policy(PythonModel):  # type: ignore[misc]  # mlflow is not typed
 
         Args:
             model_input: columns of features by name, or an array [n, features] in their order.
-            params: ``model_len``, tokens of a model draft; 0 without a model drafter.
+            params: none are known.
 
         Returns:
-            n rows: ``expected``, accepted length of the cache draft in tokens; ``model``, that of
-            a model draft in the same state; ``survival``, the chance that the cache draft survives
-            through each of its positions, empty where the policy knows the expectation alone.
+            n rows: ``expected``, accepted length of the cache draft in tokens; ``survival``, the
+            chance that it survives through each of its positions, empty where the policy knows the
+            expectation alone.
         """
         if isinstance(model_input, dict):
             model_input = pd.DataFrame(model_input)
         if isinstance(model_input, pd.DataFrame):
             model_input = model_input[self.features]
         rows = np.asarray(model_input, np.float32)
-        model_len = int((params or {}).get("model_len", 0)) * self.policy["use_model"]
         lengths = rows[:, self.features.index("draft_len")].astype(np.int64)
         if self.policy["kind"] == "survival":
-            outputs = self._network(rows)
+            logits = self._network(rows)
             curves = [
-                self._survival(row, length)
-                for row, length in zip(outputs[:, :-1], lengths, strict=True)
+                self._survival(row, length) for row, length in zip(logits, lengths, strict=True)
             ]
-            chance = 1.0 / (1.0 + np.exp(-np.maximum(outputs[:, -1], -80.0)))
-            model = sum((chance**k for k in range(1, model_len + 1)), np.zeros(len(rows)))
             expected = np.array([curve.sum() for curve in curves], np.float64)
         else:
             by_count = self.policy["kind"] == "frequency"
             raw = rows[:, self.features.index("score")] if by_count else self._network(rows)[:, 0]
             expected = np.clip(raw.astype(np.float64), 0.0, lengths)
             curves = [np.zeros(0)] * len(rows)
-            model = np.full(len(rows), self.policy["model_payoff"] * bool(model_len))
-        return pd.DataFrame(
-            {"expected": expected, "model": model, "survival": [c.tolist() for c in curves]}
-        )
+        return pd.DataFrame({"expected": expected, "survival": [c.tolist() for c in curves]})
 
     def _network(self, rows: Any) -> Any:
         """Outputs [n, outputs] for raw features [n, features]."""

@@ -17,8 +17,6 @@ from decoder.policy.first import first_or_counting
 CODE: Final = Path(__file__).with_name("as_logged.py")
 BUNDLE: Final = "artifacts/policy.safetensors"
 """Where the bundle lies in the folder."""
-MODEL_LEN: Final = 4
-"""Tokens of a model draft unless the caller says otherwise: as a worker's unless it is set."""
 EXAMPLES: Final = 3
 
 
@@ -38,7 +36,7 @@ def write(policy: Policy, bundle: bytes, folder: Path, logged: Any) -> Path:
         warnings.simplefilter("ignore")  # importing it warns of what is mlflow's to mend
         from mlflow.pyfunc import save_model
     from mlflow.models import Model, ModelSignature
-    from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema
+    from mlflow.types import ColSpec, DataType, Schema
     from mlflow.types.schema import Array
 
     file, path = folder / Path(BUNDLE).name, folder / "model"
@@ -51,11 +49,9 @@ def write(policy: Policy, bundle: bytes, folder: Path, logged: Any) -> Path:
         outputs=Schema(
             [
                 ColSpec(DataType.double, "expected"),
-                ColSpec(DataType.double, "model"),
                 ColSpec(Array(DataType.double), "survival"),
             ]
         ),
-        params=ParamSchema([ParamSpec("model_len", DataType.long, MODEL_LEN)]),
     )
     save_model(
         path,

@@ -113,19 +113,15 @@ def start_broker(port: int, data: Path, log: Path) -> Child:
 
 
 def _admin(kafka: KafkaSettings) -> Any:
-    from kafka import KafkaAdminClient
+    from decoder.kafka.clients import open_admin
 
     logging.getLogger("kafka").setLevel(logging.CRITICAL)  # refused connections are expected here
-    return KafkaAdminClient(
-        **kafka.client_options(), request_timeout_ms=REQUEST_MS, bootstrap_timeout_ms=REQUEST_MS
-    )
+    return open_admin(kafka, "stack", REQUEST_MS)
 
 
 def answers(kafka: KafkaSettings) -> bool:
     """Whether a broker is there and lists its topics."""
-    from kafka.errors import KafkaError
-
-    from learner.topics import listens
+    from decoder.kafka.clients import AWAY, listens
 
     if not listens(kafka):
         return False
@@ -136,7 +132,7 @@ def answers(kafka: KafkaSettings) -> bool:
             admin.list_topics()
         finally:
             admin.close()
-    except (KafkaError, OSError):
+    except AWAY:
         return False
     return True
 
@@ -150,7 +146,8 @@ def ensure_topics(kafka: KafkaSettings, limits: Mapping[str, str] | None = None)
     Raises:
         BrokerError: the broker cannot be reached or refuses.
     """
-    from learner.topics import listens, make_right
+    from decoder.kafka.clients import listens
+    from learner.topics import make_right
 
     if not listens(kafka):
         raise BrokerError(

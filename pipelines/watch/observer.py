@@ -9,6 +9,8 @@ import threading
 import time
 from typing import Any, Final
 
+from kafka import TopicPartition
+
 from decoder.complaints import Complaints
 from decoder.contracts.bundle import unpack
 from decoder.contracts.errors import BrokerError, ContractError
@@ -17,7 +19,7 @@ from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import decode_status
 from decoder.contracts.topics import DRAFTS, POLICY, STATUS, TRIALS
 from decoder.contracts.trials import decode_round
-from learner.topics import listens
+from decoder.kafka.clients import AWAY, close, fetch, listens, open_consumer
 from pipelines.watch.ledger import Ledger
 
 POLL_S: Final = 0.25
@@ -92,31 +94,26 @@ class Observer:
             self._thread.join(5.0)
 
     def _read(self) -> None:
-        from kafka import KafkaConsumer
-        from kafka.errors import KafkaError
-
         while not self._closing.is_set():
             # a client that finds no broker leaves sockets open
             if self.patient and not listens(self.kafka):
                 self._closing.wait(PAUSE_S)
                 continue
             try:
-                consumer: Any = KafkaConsumer(group_id=None, **self.kafka.client_options())
+                consumer = open_consumer(self.kafka, "observer", bootstrap_timeout_ms=20_000)
                 try:
                     self._follow(consumer)
                 finally:
-                    consumer.close()
+                    close(consumer)
             except Exception as error:  # noqa: BLE001 -- whatever it is, a page must not go stale
                 if not self.patient:
                     self._failure = error
                     return
-                if not isinstance(error, (KafkaError, OSError)):
+                if not isinstance(error, AWAY):
                     self._complaints.exception("records were passed over: they cannot be shown")
                 self._closing.wait(PAUSE_S)
 
     def _follow(self, consumer: Any) -> None:
-        from kafka import TopicPartition
-
         places = [
             TopicPartition(topic.name, partition)
             for topic in (DRAFTS, POLICY, STATUS, TRIALS)
@@ -137,11 +134,10 @@ class Observer:
             consumer.position(place)
         self._ready.set()
         while not self._closing.is_set():
-            polled = consumer.poll(timeout_ms=0)
-            for place, records in polled.items():
-                self._next[place] = records[-1].offset + 1
-                for record in records:
-                    seconds = record.timestamp / 1000.0
-                    take(self.ledger, record.topic, record.key, record.value, seconds)
-            if not polled:
+            records = fetch(consumer, 0)
+            for record in records:
+                self._next[TopicPartition(record.topic, record.partition)] = record.offset + 1
+                seconds = record.timestamp / 1000.0
+                take(self.ledger, record.topic, record.key, record.value, seconds)
+            if not records:
                 self._closing.wait(POLL_S)

@@ -122,7 +122,7 @@ DEEP = 100_000
         ({"kind": "frequency"}, "malformed"),
         ({"use_model": "false"}, "malformed"),
         ({"threshold": "6"}, "malformed"),
-        ({"threshold": 10**400}, "malformed"),
+        ({"threshold": 10**400}, "nonfinite"),
         ({"threshold": float("inf")}, "nonfinite"),
         ({"threshold": float("nan")}, "nonfinite"),
         ({"model_payoff": float("nan")}, "nonfinite"),
@@ -235,7 +235,7 @@ def test_decision_is_the_threshold_rule(
     values, n = np.array(predicted, np.float32), len(predicted)
     lengths = np.full(n, 64, np.int32)
     situation = Situation(NOMINAL, 4 if has_model else 0)
-    found = Estimate(values, lengths, np.zeros(n, np.float32))
-    choice = decide_each(policy, found, situation, np.ones(n, np.int64), 2.0)
+    found, model = Estimate(values, lengths), np.zeros(n, np.float32)
+    choice = decide_each(policy, found, model, situation, np.ones(n, np.int64), 2.0)
     otherwise = MODEL if has_model and use_model else NONE
     assert list(choice.arms) == [CACHE if p >= 6.0 else otherwise for p in predicted]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from decoder.contracts.errors import SettingsError
@@ -110,3 +112,51 @@ def test_a_trial_that_cannot_be_is_told_in_a_sentence(
     monkeypatch.setenv(f"HVD_WORKER_{name}", value)
     with pytest.raises(SettingsError, match=f"HVD_WORKER_{name} is not valid: .*{told}"):
         WorkerSettings.load()
+
+
+def test_a_secret_comes_from_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HVD_SECRETS_DIR", str(tmp_path))
+    monkeypatch.setenv("HVD_KAFKA_SECURITY_PROTOCOL", "SASL_PLAINTEXT")
+    monkeypatch.setenv("HVD_KAFKA_SASL_MECHANISM", "SCRAM-SHA-512")
+    monkeypatch.setenv("HVD_KAFKA_SASL_PLAIN_USERNAME", "hvd")
+    (tmp_path / "hvd_kafka_sasl_plain_password").write_text("secret\n")
+    assert KafkaSettings.load().client_options()["sasl_plain_password"] == "secret"
+    (tmp_path / "hvd_kafka_sasl_plain_pasword").write_text("secret")
+    with pytest.raises(SettingsError, match="Did you mean HVD_KAFKA_SASL_PLAIN_PASSWORD"):
+        KafkaSettings.load()
+    monkeypatch.setenv("HVD_SECRETS_DIR", str(tmp_path / "none"))
+    with pytest.raises(SettingsError, match=r"HVD_SECRETS_DIR names .*none, which is no folder"):
+        KafkaSettings.load()
+
+
+SASL = {"security_protocol": "SASL_SSL"}
+OAUTH = {**SASL, "sasl_mechanism": "OAUTHBEARER"}
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (SASL, "SASL_MECHANISM and .* belong together"),
+        ({"sasl_mechanism": "PLAIN"}, "belong together"),
+        ({**SASL, "sasl_mechanism": "PLAIN", "sasl_plain_password": "pw"}, "PLAIN takes"),
+        ({**SASL, "sasl_mechanism": "GSSAPI"}, "SASL_MECHANISM is not valid.*SCRAM-SHA-512"),
+        (OAUTH, "OAUTHBEARER takes either"),
+        ({**OAUTH, "sasl_oauth_token_url": "http://x"}, "OAUTHBEARER takes either"),
+        (
+            {**OAUTH, "sasl_oauth_token_file": "/t", "sasl_oauth_client_secret": "pw"},
+            "OAUTHBEARER takes either",
+        ),
+        ({"ssl_cafile": "/etc/ca.pem"}, "of no use without"),
+        ({"security_protocol": "SSL", "ssl_cafile": "/none"}, "CAFILE /none is no file of cert"),
+        ({"security_protocol": "SSL", "ssl_keyfile": "/none"}, "needs HVD_KAFKA_SSL_CERTFILE"),
+        ({"security_protocol": "SSL", "ssl_certfile": "/none"}, "SSL_PASSWORD its password"),
+    ],
+)
+def test_a_broker_that_cannot_be_spoken_to_is_told_in_a_sentence(
+    given: dict[str, str], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in given.items():
+        monkeypatch.setenv(f"HVD_KAFKA_{name}".upper(), value)
+    with pytest.raises(SettingsError, match=told) as refusal:
+        KafkaSettings.load()
+    assert "'pw'" not in str(refusal.value)

@@ -16,6 +16,7 @@ from decoder.contracts.bundle import Policy
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import POLICY, policy_key, policy_role
 from decoder.feed import POLL_S, PolicyFeed
+from decoder.kafka.compacted import Compacted
 from decoder.policy.probes import to_bytes
 from pipelines import machine
 from pipelines.stack import broker, processes
@@ -149,7 +150,7 @@ def test_a_feed_survives_what_no_one_thought_of(
             raise RuntimeError("not even that")
 
     monkeypatch.setattr("decoder.feed.RETRY_S", 0.01)
-    monkeypatch.setattr(PolicyFeed, "_connect", lambda _: Consumer())
+    monkeypatch.setattr(Compacted, "_connect", lambda log: setattr(log, "_consumer", Consumer()))
     feed = PolicyFeed(KafkaSettings(), "scope", Admission("scope", lambda _: None))
     feed.start()
     try:
@@ -178,7 +179,7 @@ def test_a_feed_that_finds_nothing_rests(monkeypatch: pytest.MonkeyPatch) -> Non
             pass
 
     consumer = Empty()
-    monkeypatch.setattr(PolicyFeed, "_connect", lambda _: consumer)
+    monkeypatch.setattr(Compacted, "_connect", lambda log: setattr(log, "_consumer", consumer))
     feed = PolicyFeed(KafkaSettings.load(), "scope", Admission("scope", lambda _: None))
     began = time.monotonic()
     feed.start()

@@ -27,10 +27,10 @@ with warnings.catch_warnings():
 
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import TOPICS
+from decoder.kafka.clients import listens
 from learner.loop import Learner
 from learner.registry import Registry
 from learner.settings import LearnerSettings
-from learner.topics import listens
 
 logging.getLogger("kafka").setLevel(logging.CRITICAL)
 torch.set_num_threads(1)  # as the learner does; two threads on busy cores take fifty times longer

@@ -11,8 +11,8 @@ from kafka.admin import KafkaAdminClient, NewTopic
 from kafka.errors import KafkaError, UnknownTopicOrPartitionError
 
 from decoder.contracts.topics import LEASE
-from learner import compacted
-from learner.compacted import Compacted
+from decoder.kafka import compacted
+from decoder.kafka.compacted import Compacted
 from tests.learner.conftest import Broker
 from tests.learner.stream import produce
 

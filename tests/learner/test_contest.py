@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 from decoder.contracts.bundle import Policy, frequency_policy
-from decoder.policy.rule import MODEL
 from learner import train
 from learner.clusters import Cluster
-from learner.contest import AGES, FIRST, SEATS, Contest, Contestant, Level, mark
+from learner.contest import AGES, FIRST, SEATS, Contest, Contestant, mark
 from learner.losses import WORST, faced
-from learner.rows import COLUMNS, Rows, from_events
+from learner.rows import Rows, from_events
 from tests.learner.traffic import Traffic
 
 ROWS = from_events(Traffic(seed=4).events(30))
@@ -91,18 +90,6 @@ def test_a_champion_that_foresees_no_number_falls_to_any_that_does(value: float)
     assert np.isfinite(ahead).all()
 
 
-def test_what_a_worker_corrects_is_no_fault_of_a_policy() -> None:
-    found, level = faced(ROWS), Level()
-    odds = np.full(len(ROWS), 3.0, np.float32)
-    first = level.judge(odds, found).sum()
-    for _ in range(20):
-        last = level.judge(odds, found).sum()
-    right = Level()
-    for _ in range(20):
-        best = right.judge(np.zeros_like(odds), found).sum()
-    assert last > first and last == pytest.approx(best, rel=1e-3)
-
-
 def test_a_name_or_a_version_makes_no_other_policy() -> None:
     assert mark(GOOD) == mark(replace(GOOD, version=7, scope="t", publication=3))
     other = replace(COUNTING, threshold=3.0)
@@ -149,18 +136,6 @@ def test_a_contestant_that_was_found_slower_makes_room_at_its_age() -> None:
         won(contested, seat, age)
         assert one.bets.evidence > 1.0
     assert contested.vacant() == 0
-
-
-def test_a_level_settles_where_a_sure_drafter_collapses() -> None:
-    rng = np.random.default_rng(0)
-    level, shifts = Level(), []
-    for _ in range(12):
-        accepted = np.minimum(rng.geometric(0.55, 48) - 1, 4)
-        rows = Rows(**{name: getattr(ROWS, name)[:48].copy() for name in COLUMNS})
-        rows.arm[:], rows.model_accepted[:], rows.verified_len[:] = MODEL, accepted, 4
-        level.judge(np.full(48, 3.0, np.float32), faced(rows))
-        shifts.append(level.shift)
-    assert all(-6.0 < shift < 0.0 for shift in shifts) and abs(shifts[-1] + 3.2) < 0.5
 
 
 def test_an_absurd_feature_counts_no_more_than_a_draft_can() -> None:

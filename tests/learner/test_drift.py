@@ -6,7 +6,11 @@ import json
 
 import numpy as np
 
-from learner.drift import MARGINS, Alarm, Detector, beyond
+from decoder.policy.rule import MODEL
+from learner.drift import MARGINS, Alarm, Detector, Drafter, beyond
+from learner.losses import faced
+from learner.rows import from_events
+from tests.learner.traffic import Traffic
 
 
 def fed(detector: Detector, numbers: np.ndarray) -> list[Alarm]:
@@ -32,9 +36,36 @@ def test_a_change_is_found_in_its_own_stream() -> None:
 
 def test_an_advantage_within_the_margin_tells_of_no_change() -> None:
     tried = np.float32([0, 1, 4])
-    advantages = MARGINS * np.array([[1, 0], [1, 1], [1, 4]])
-    assert np.abs(beyond(advantages, tried)).max() < 1e-9
-    assert beyond(advantages * 2, tried)[0].tolist() == [MARGINS[0], 0.0]
+    cache, model = np.full(3, MARGINS[0]), MARGINS[1] * tried
+    assert np.abs(beyond(cache, model, tried)).max() < 1e-9
+    assert beyond(cache * 2, model * 2, tried)[0].tolist() == [MARGINS[0], 0.0]
+
+
+def model_drafts(chances: list[float], seed: int) -> np.ndarray:
+    """What tells of a change of the drafter: clusters [n] of sixteen drafts of three tokens."""
+    draw, drafter, rows = np.random.default_rng(seed), Drafter(), Traffic(seed=1).events(1)
+    block = from_events(rows).take(np.zeros(16, np.int64))
+    block.arm[:], block.verified_len[:] = MODEL, 3
+    sums = []
+    for chance in chances:
+        block.model_accepted[:] = np.minimum(draw.geometric(1.0 - chance, 16) - 1, 3)
+        found = faced(block)
+        sums.append(beyond(np.zeros(16), drafter.weigh(found), found.tried)[:, 1].sum())
+    return np.stack([np.zeros(len(sums)), sums], axis=1)
+
+
+def test_a_drafter_that_was_swapped_is_found_within_sixty_clusters() -> None:
+    for after in (0.35, 0.75):
+        found = fed(Detector(), model_drafts([0.55] * 500 + [after] * 60, 4))
+        assert {a.stream for a in found} == {"model"} and found[0].row >= 500
+
+
+def test_a_drafter_that_stays_the_same_is_left_alone() -> None:
+    assert fed(Detector(), model_drafts([0.55] * 6_000, 5)) == []
+
+
+def test_a_drafter_that_never_or_always_fits_has_a_finite_word() -> None:
+    assert np.isfinite(model_drafts([1e-9] * 3_000 + [1.0 - 1e-9] * 50, 6)).all()
 
 
 def test_clusters_without_a_model_draft_say_nothing_of_it() -> None:

@@ -14,7 +14,7 @@ from decoder.contracts.errors import BrokerError
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import LearnerStatus
 from decoder.contracts.topics import POLICY
-from learner import compacted
+from decoder.kafka import compacted
 from learner.publish import PolicyPublisher, StatusProducer
 from learner.published import Published
 from tests.conftest import random_policy

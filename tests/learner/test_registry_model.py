@@ -60,32 +60,28 @@ def drafts(n: int = 40) -> np.ndarray:
 
 POLICIES = (
     first_policy(SCOPE),
-    replace(random_policy(scope=SCOPE), model_payoff=1.7),
-    replace(random_policy(scope=SCOPE), model_payoff=1.7, use_model=False),
+    random_policy(scope=SCOPE),
     frequency_policy(SCOPE),
 )
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=["survival", "payoff", "no model", "frequency"])
+@pytest.mark.parametrize("policy", POLICIES, ids=["survival", "payoff", "frequency"])
 def test_a_loaded_version_expects_what_the_policy_expects(here: Registry, policy: Policy) -> None:
     here.promote(SCOPE, here.register(policy, tags=SERVED))
     model = mlflow.pyfunc.load_model(f"models:/{NAME}@champion")
     rows, names = drafts(), model.metadata.get_input_schema().input_names()
     assert tuple(names) == FEATURES
-    for model_len in (0, 5):
-        wanted = estimate(policy, rows, model_len)
-        shuffled = pd.DataFrame(rows, columns=names)[sorted(names)]
-        found = model.predict(shuffled, params={"model_len": model_len})
-        assert np.allclose(found["expected"], wanted.expected, rtol=1e-4, atol=1e-4)
-        assert np.allclose(found["model"], wanted.model, rtol=1e-4, atol=1e-4)
-        for row, curve in enumerate(found["survival"]):
-            if wanted.curves is None:
-                assert curve == []
-            else:
-                assert np.allclose(curve, wanted.curves[row, : wanted.lengths[row]], atol=1e-5)
+    wanted = estimate(policy, rows)
+    found = model.predict(pd.DataFrame(rows, columns=names)[sorted(names)])
+    assert np.allclose(found["expected"], wanted.expected, rtol=1e-4, atol=1e-4)
+    for row, curve in enumerate(found["survival"]):
+        if wanted.curves is None:
+            assert curve == []
+        else:
+            assert np.allclose(curve, wanted.curves[row, : wanted.lengths[row]], atol=1e-5)
     by_name = model.predict(dict(zip(names, rows.T, strict=True)))
-    by_order = model.unwrap_python_model().predict(None, rows, {"model_len": 4})
-    assert by_name["model"].tolist() == by_order["model"].tolist()
+    by_order = model.unwrap_python_model().predict(None, rows)
+    assert by_name["expected"].tolist() == by_order["expected"].tolist()
 
 
 def test_nothing_of_a_version_is_pickled_and_it_needs_numpy_alone(here: Registry) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn.functional import logsigmoid
 
-from decoder.contracts.bundle import BUCKETS, Kind
+from decoder.contracts.bundle import Kind
 from decoder.policy.estimate import predict
 from decoder.policy.probes import from_bytes, to_bytes
 from learner import train
@@ -40,15 +40,12 @@ def torch_gradient(trainer: train.Trainer, rows: Rows) -> tuple[float, np.ndarra
         hidden = hidden.relu() if index < len(layers) - 1 else hidden
     found = faced(rows)
     if trainer.kind == "survival":
-        hazard, odds = hidden[:, :BUCKETS], hidden[:, BUCKETS]
         lived = torch.tensor(found.positions)
         ended = torch.tensor(found.broke)
         lived[ended, torch.tensor(found.where)[ended]] -= 1.0
-        likelihood = (lived * logsigmoid(-hazard)).sum(dim=1)
-        ending = logsigmoid(hazard.gather(1, torch.tensor(found.where)[:, None])[:, 0])
+        likelihood = (lived * logsigmoid(-hidden)).sum(dim=1)
+        ending = logsigmoid(hidden.gather(1, torch.tensor(found.where)[:, None])[:, 0])
         likelihood = likelihood + torch.where(ended, ending, torch.zeros_like(ending))
-        held, tried = torch.tensor(found.held), torch.tensor(found.tried)
-        likelihood = likelihood + held * logsigmoid(odds) + (tried - held) * logsigmoid(-odds)
         loss = -likelihood.mean()
     else:
         error = hidden[:, 0] - torch.tensor(rows.accepted)

@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from kafka.future import Future
 from decoder.contracts.events import DraftEvent, EventBatch, decode_batch, encode_batch
 from decoder.contracts.features import NUM_FEATURES
 from decoder.contracts.settings import KafkaSettings
-from decoder.contracts.topics import DRAFTS
+from decoder.contracts.topics import DRAFTS, TRIALS
 from decoder.telemetry import frames
 from decoder.telemetry.books import Books
 from decoder.telemetry.frames import Frame
@@ -266,3 +267,17 @@ def test_the_books_are_told_before_a_record_that_they_know_is_sent() -> None:
         shipper.step()
     shipper.step()
     assert sent == [1, 2, 3, 4]
+
+
+def test_rounds_that_the_broker_does_not_take_keep_no_event_waiting(
+    kafka: KafkaSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nowhere = replace(TRIALS, name="no such topic!")  # a name that no broker takes
+    monkeypatch.setattr("decoder.telemetry.shipper.TRIALS", nowhere)
+    shipper = Shipper(kafka, ORIGIN, Books())
+    for number in range(3):
+        shipper.take(Frame(frames.ROUND, 0, b"{}"))
+        shipper.take(frame(numbered([PLAIN] * 5, 5 * number)))
+        ship(shipper, lambda sent=5 * number + 5: shipper.books.sent == sent)  # type: ignore[misc]
+    shipper.close()
+    assert shipper.books.rounds_dropped == 3 and not shipper.books.rounds_sent

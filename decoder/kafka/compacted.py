@@ -6,15 +6,10 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from kafka import KafkaConsumer, TopicPartition
-from kafka.errors import UnknownTopicOrPartitionError
-
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import Topic
+from decoder.kafka.clients import ANSWER_MS, close, fetch, open_consumer, places_of
 
-ANSWER_MS: Final = 20
-"""Milliseconds given to a fetch under way: the wait is not the client's, which fetches without
-pause from a broker that answers empty fetches at once."""
 REVIEW_SECONDS: Final = 30.0
 """How often it is asked what the topic still holds."""
 
@@ -32,11 +27,13 @@ class Compacted:
         topic: Topic,
         take: Callable[[Any], None],
         lies: Callable[[int, range], None] = lambda partition, offsets: None,
+        answer_ms: int = ANSWER_MS,
     ) -> None:
         self._kafka, self._topic, self._take, self._lies = kafka, topic, take, lies
+        self._answer_ms = answer_ms
         self._consumer: Any = None
-        self._places: list[TopicPartition] = []
-        self._ends: dict[TopicPartition, int] = {}
+        self._places: list[Any] = []
+        self._ends: dict[Any, int] = {}
         self._review_at = 0.0
 
     def read(self, seconds: float = 0.0) -> bool:
@@ -52,14 +49,13 @@ class Compacted:
             self._connect()
             deadline = time.monotonic() + seconds
             while True:
-                polled = self._consumer.poll(timeout_ms=ANSWER_MS)
-                for records in polled.values():
-                    for record in records:
-                        self._take(record)
+                records = fetch(self._consumer, self._answer_ms)
+                for record in records:
+                    self._take(record)
                 done = all(self._consumer.position(p) >= end for p, end in self._ends.items())
                 if done:
                     self._ends = {}  # once is enough, and a topic made anew has others
-                if not polled and (done or time.monotonic() >= deadline):
+                if not records and (done or time.monotonic() >= deadline):
                     return done
         except BaseException:
             self.close()
@@ -67,25 +63,15 @@ class Compacted:
 
     def close(self) -> None:
         """Leave the broker; what is read next is read from the beginning."""
-        if self._consumer is not None:
-            self._consumer.close()
-            self._consumer = None
+        close(self._consumer)
+        self._consumer = None
 
     def _connect(self) -> None:
         if self._consumer is None:
-            self._consumer = KafkaConsumer(
-                **self._kafka.client_options(),
-                group_id=None,
-                enable_auto_commit=False,
-                auto_offset_reset="earliest",
-                allow_auto_create_topics=False,
-                bootstrap_timeout_ms=2_000,
-                request_timeout_ms=5_000,
+            self._consumer = open_consumer(
+                self._kafka, f"reader-of-{self._topic.name}", request_timeout_ms=5_000
             )
-            partitions = sorted(self._consumer.partitions_for_topic(self._topic.name) or ())
-            if not partitions:
-                raise UnknownTopicOrPartitionError(self._topic.name)
-            self._places = [TopicPartition(self._topic.name, p) for p in partitions]
+            self._places = places_of(self._consumer, self._topic.name)
             self._consumer.assign(self._places)
             self._consumer.seek_to_beginning(*self._places)
             self._ends = self._consumer.end_offsets(self._places)
@@ -93,7 +79,7 @@ class Compacted:
         elif time.monotonic() >= self._review_at:
             self._review(self._consumer.end_offsets(self._places))
 
-    def _review(self, ends: dict[TopicPartition, int]) -> None:
+    def _review(self, ends: dict[Any, int]) -> None:
         """Tell what lies there up to ``ends``, and begin again with what was made anew."""
         self._review_at = time.monotonic() + REVIEW_SECONDS
         for place, first in self._consumer.beginning_offsets(self._places).items():

@@ -1,0 +1,144 @@
+"""Consumers, producers and admin clients, opened alike: addresses, security, names, patience."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from typing import Any, Final
+
+from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
+from kafka.errors import KafkaError, UnknownTopicOrPartitionError
+from kafka.net.compat import KafkaNetClient
+
+from decoder.contracts.settings import KafkaSettings
+from decoder.kafka.tokens import Tokens
+
+AWAY: Final[tuple[type[Exception], ...]] = (KafkaError, OSError)
+"""What a client raises while its broker is away, or refuses."""
+CONNECT_MS: Final = 2_000
+ANSWER_MS: Final = 20
+"""Milliseconds given to a fetch under way. A reader that found nothing waits outside the client:
+where a broker answers an empty fetch at once instead of holding it, the client asks again at once,
+and in a worker such a thread takes the interpreter from decoding (measured: two thirds of a
+core)."""
+
+
+def open_consumer(kafka: KafkaSettings, purpose: str, **options: Any) -> Any:
+    """A consumer of no group: it takes records from nobody, commits nothing and makes no topic.
+
+    Args:
+        purpose: what it reads for; the broker sees it in the client's name.
+        options: kafka-python's own, in the place of what stands here.
+
+    Raises:
+        KafkaError, OSError: the broker is away.
+    """
+    usual = {
+        "group_id": None,
+        "enable_auto_commit": False,
+        "auto_offset_reset": "earliest",
+        "allow_auto_create_topics": False,
+        "bootstrap_timeout_ms": CONNECT_MS,
+    }
+    return _open(KafkaConsumer, kafka, purpose, usual | options)
+
+
+def open_producer(kafka: KafkaSettings, purpose: str, **options: Any) -> Any:
+    """A producer that waits for all replicas; arguments and errors as :func:`open_consumer`."""
+    usual = {"acks": "all", "bootstrap_timeout_ms": CONNECT_MS}
+    return _open(KafkaProducer, kafka, purpose, usual | options)
+
+
+def open_brief_producer(kafka: KafkaSettings, purpose: str) -> Any:
+    """A producer for what can be done without: it gives up soon and never sends twice."""
+    return open_producer(
+        kafka,
+        purpose,
+        acks=1,
+        enable_idempotence=False,
+        bootstrap_timeout_ms=1_000,
+        max_block_ms=200,  # what waits longer is worth less than its sender's time
+        delivery_timeout_ms=5_000,
+        request_timeout_ms=3_000,
+    )
+
+
+def open_admin(kafka: KafkaSettings, purpose: str, timeout_ms: int) -> Any:
+    """An admin client; raises as :func:`open_consumer`."""
+    patience = {"request_timeout_ms": timeout_ms, "bootstrap_timeout_ms": timeout_ms}
+    return _open(KafkaAdminClient, kafka, purpose, patience)
+
+
+def _open(kind: Any, kafka: KafkaSettings, purpose: str, options: dict[str, Any]) -> Any:
+    """Open a client; of one that finds no broker nothing is left behind.
+
+    kafka-python leaves the thread and the sockets of such a client: in an outage a process that
+    tries again would run out of both.
+    """
+    opened: list[KafkaNetClient] = []
+
+    def connect(**config: Any) -> KafkaNetClient:
+        opened.append(KafkaNetClient(**config))
+        return opened[-1]
+
+    try:
+        return kind(
+            **kafka.client_options(),
+            **({"sasl_oauth_token_provider": Tokens(kafka)} if kafka.asks_tokens else {}),
+            client_id=f"hvd-{purpose}",
+            kafka_client=connect,
+            **options,
+        )
+    except BaseException:
+        for each in opened:
+            each.close()
+        raise
+
+
+def close(client: Any) -> None:
+    """Leave the broker; never raises, since what is closed may be what failed. None is no client.
+
+    Everything that matters was acknowledged before: a producer waits two seconds for the rest.
+    """
+    with contextlib.suppress(Exception):
+        if isinstance(client, KafkaProducer):
+            client.close(timeout=2.0)
+        elif client is not None:
+            client.close()
+
+
+def places_of(consumer: Any, topic: str) -> list[TopicPartition]:
+    """The partitions of ``topic``.
+
+    Raises:
+        UnknownTopicOrPartitionError: it is not there (yet).
+        KafkaError, OSError: the broker is away.
+    """
+    partitions = consumer.partitions_for_topic(topic)
+    if not partitions:
+        raise UnknownTopicOrPartitionError(topic)
+    return [TopicPartition(topic, partition) for partition in sorted(partitions)]
+
+
+def fetch(consumer: Any, answer_ms: int = ANSWER_MS) -> list[Any]:
+    """Records that have come, each partition's in order; none where nothing came in time.
+
+    Raises:
+        KafkaError, OSError: the broker is away.
+    """
+    polled = consumer.poll(timeout_ms=answer_ms)
+    return [record for records in polled.values() for record in records]
+
+
+def listens(kafka: KafkaSettings, timeout_s: float = 5.0) -> bool:
+    """Whether one of the addresses accepts connections: asked before a client is made, which would
+    keep trying for seconds, and leave its sockets behind.
+    """
+    for address in kafka.bootstrap_servers.split(","):
+        host, _, port = address.strip().rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s).close()
+        except (OSError, ValueError):
+            continue
+        return True
+    return False

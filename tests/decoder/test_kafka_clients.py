@@ -1,0 +1,41 @@
+"""Clients that find no broker, and what is left of them."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+import pytest
+
+from decoder.contracts.settings import KafkaSettings
+from decoder.kafka import clients
+from pipelines.machine import free_port
+
+
+def handles() -> int:
+    gc.collect()
+    return psutil.Process().num_fds()
+
+
+@pytest.mark.parametrize(
+    "opened",
+    [
+        lambda kafka: clients.open_consumer(kafka, "test", bootstrap_timeout_ms=200),
+        lambda kafka: clients.open_producer(kafka, "test", bootstrap_timeout_ms=200),
+        lambda kafka: clients.open_admin(kafka, "test", 200),
+    ],
+)
+def test_a_client_that_finds_no_broker_leaves_no_thread_and_no_handle(
+    opened: Callable[[KafkaSettings], Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("CRITICAL", logger="kafka")  # a record kept here keeps what it speaks of
+    kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}")
+    threads, before = set(threading.enumerate()), handles()
+    for _ in range(3):
+        with pytest.raises(clients.AWAY):
+            opened(kafka)
+    assert set(threading.enumerate()) <= threads
+    assert handles() <= before

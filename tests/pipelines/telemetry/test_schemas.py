@@ -1,0 +1,262 @@
+"""The published schemas are the code's, real records keep them, and changes only add."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+
+from decoder.contracts.bundle import Header
+from decoder.contracts.errors import ContractError, EventRefused
+from decoder.contracts.events import COLUMNS, LIMITS, decode_batch, encode_batch
+from decoder.contracts.features import FEATURES, SCHEMA_ID
+from decoder.contracts.settings import KafkaSettings
+from decoder.contracts.topics import DEAD, DRAFTS, LEASE, POLICY, STATUS, TOPICS
+from pipelines.telemetry.additive import breaks
+from pipelines.telemetry.publish import broken, files, publish
+from tests.contracts.test_events import EVENT, ORIGIN, PLAIN
+from tests.pipelines.telemetry.conftest import folder_of, lying
+
+FOLDER = folder_of("deploy") / "schemas"
+FILES = files()
+SCHEMAS = {name.removesuffix(".json"): json.loads(text) for name, text in FILES.items()}
+KEEPS = {name: Draft202012Validator(schema) for name, schema in SCHEMAS.items()}
+RECORD = json.loads(encode_batch([EVENT, PLAIN], ORIGIN, 3))
+
+
+def metadata(bundle: bytes) -> dict[str, Any]:
+    header = json.loads(bundle[8 : 8 + int.from_bytes(bundle[:8], "little")])
+    return json.loads(header["__metadata__"]["policy"])  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("name", sorted(FILES))
+def test_the_published_file_is_what_the_code_says(name: str) -> None:
+    said = "run: hvd telemetry schemas"
+    assert (FOLDER / name).read_text(encoding="utf-8") == FILES[name], said
+    if name != "asyncapi.json":
+        Draft202012Validator.check_schema(SCHEMAS[name.removesuffix(".json")])
+
+
+def test_what_was_released_is_only_added_to() -> None:
+    assert {f"{t.name}.json" for t in TOPICS} <= {p.name for p in FOLDER.glob("released/*.json")}
+    assert broken(FOLDER, FILES) == []
+
+
+def test_real_records_keep_their_schemas(written: KafkaSettings) -> None:
+    seen: set[str] = set()
+    for topic, records in lying(written).items():
+        for record in records:
+            name = dict(record.headers)["schema"].decode()
+            told: Any = None
+            if topic == DEAD.name:
+                told = {key: value.decode() for key, value in record.headers}
+            elif topic == POLICY.name:
+                told = metadata(record.value) if record.value else None
+            else:
+                told = json.loads(record.value)
+            if told is not None:
+                KEEPS[name].validate(told)
+                seen.add(name)
+            if topic == DRAFTS.name:
+                KEEPS[dict(record.headers)["schema_id"].decode()].validate(told["features"])
+    assert seen == {topic.name for topic in TOPICS}
+
+
+def test_the_schema_that_an_id_names_has_the_features_in_their_order() -> None:
+    assert SCHEMAS[SCHEMA_ID]["required"] == list(FEATURES)
+    assert not KEEPS[SCHEMA_ID].is_valid({**RECORD["features"], "another": [1.0, None]})
+
+
+def test_every_column_says_what_it_means() -> None:
+    columns = SCHEMAS[DRAFTS.name]["$defs"]["DraftColumns"]["properties"]
+    assert list(columns) == list(COLUMNS)
+    assert all(len(column["description"]) > 5 for column in columns.values())
+
+
+@pytest.mark.parametrize("column", sorted(LIMITS))
+def test_what_the_reader_refuses_for_its_range_the_schema_refuses(column: str) -> None:
+    for end, away in zip(LIMITS[column], (-1, 1), strict=True):
+        beyond = math.nextafter(end, away * math.inf) if isinstance(end, float) else end + 2 * away
+        for value, fits in ((end, True), (beyond, False)):
+            record = copy.deepcopy(RECORD)
+            record["columns"][column] = [value] * 2
+            assert KEEPS[DRAFTS.name].is_valid(record) == fits
+            if not fits:
+                with pytest.raises(EventRefused):
+                    decode_batch(json.dumps(record).encode())
+
+
+ODD = st.sampled_from([None, -1, 2**70, 1e40, "", "x" * 300, [], {}, [None], ["a"], [-1], True])
+
+
+@settings(max_examples=200, deadline=None)
+@given(field=st.sampled_from(sorted(RECORD)), column=st.sampled_from(COLUMNS), value=ODD)
+def test_what_the_schema_refuses_the_reader_refuses(field: str, column: str, value: Any) -> None:
+    record = copy.deepcopy(RECORD)
+    if field == "columns":
+        record["columns"][column] = value
+    else:
+        record[field] = value
+    if not KEEPS[DRAFTS.name].is_valid(record):
+        with pytest.raises(EventRefused):
+            decode_batch(json.dumps(record).encode())
+
+
+HEADER = {
+    "contract": POLICY.name, "scope": "s", "version": 1, "kind": "payoff", "threshold": 2.0,
+    "use_model": True, "model_payoff": 0.0, "publication": 5, "role": "first",
+    "schema_id": SCHEMA_ID, "provenance": {},
+}  # fmt: skip
+
+
+@given(field=st.sampled_from(sorted(HEADER)), value=ODD)
+def test_a_policy_header_that_is_read_keeps_its_schema(field: str, value: Any) -> None:
+    assert KEEPS[POLICY.name].is_valid(HEADER)
+    try:
+        Header.model_validate_json(json.dumps({**HEADER, field: value}))
+    except ValueError:
+        assert not KEEPS[POLICY.name].is_valid({**HEADER, field: value})
+
+
+# --- what is an addition
+
+
+def changed(name: str, *path: str, **to: Any) -> dict[str, Any]:
+    """A copy of a schema with keys of the part at ``path`` set; those set to ... are removed."""
+    schema = copy.deepcopy(SCHEMAS[name])
+    part = schema
+    for key in path:
+        part = part[key]
+    for key, value in to.items():
+        if value is ...:
+            del part[key]
+        else:
+            part[key] = value
+    return schema
+
+
+AT = ("$defs", "DraftColumns", "properties")
+WORKER = ("$defs", "WorkerStatus", "properties")
+LEN = SCHEMAS[DRAFTS.name]["$defs"]["DraftColumns"]["properties"]["draft_len"]
+NEEDED = SCHEMAS[DRAFTS.name]["$defs"]["DraftColumns"]["required"]
+
+
+@pytest.mark.parametrize(
+    "now",
+    [
+        changed(DRAFTS.name, *AT, probability={"type": "array", "items": {"type": "number"}}),
+        changed(DRAFTS.name, "properties", model={"type": "string"}),
+        changed(DRAFTS.name, *AT, "draft_len", description="in other words"),
+        changed(DRAFTS.name),
+    ],
+)
+def test_an_addition_is_one(now: dict[str, Any]) -> None:
+    assert breaks(SCHEMAS[DRAFTS.name], now) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "now", "said"),
+    [
+        (DRAFTS.name, changed(DRAFTS.name, *AT, draft_len=...), "draft_len is gone"),
+        (
+            DRAFTS.name,
+            changed(DRAFTS.name, *AT, draft_len=..., length=LEN),
+            "draft_len is gone, or has another name",
+        ),
+        (
+            DRAFTS.name,
+            changed(DRAFTS.name, *AT, "draft_len", "items", type="number"),
+            "columns.draft_len.items: type went from integer to number",
+        ),
+        (
+            DRAFTS.name,
+            changed(DRAFTS.name, *AT, "draft_len", "items", maximum=100),
+            "maximum was narrowed",
+        ),
+        (
+            DRAFTS.name,
+            changed(DRAFTS.name, *AT, "draft_len", "items", minimum=1),
+            "minimum was narrowed",
+        ),
+        (
+            DRAFTS.name,
+            changed(DRAFTS.name, *AT, "draft_len", "items", maximum=1024),
+            "maximum was widened",
+        ),
+        (
+            DRAFTS.name,
+            changed(DRAFTS.name, *AT, "draft_len", "items", maximum=...),
+            "maximum was widened",
+        ),
+        (
+            DRAFTS.name,
+            changed(DRAFTS.name, *AT, "arm", "items", maxLength=8),
+            "arm.items: maxLength was narrowed",
+        ),
+        (
+            DRAFTS.name,
+            changed(DRAFTS.name, *AT, "label", "items", enum=["verified"]),
+            "label.items: enum",
+        ),
+        (
+            DRAFTS.name,
+            changed(DRAFTS.name, "$defs", "DraftColumns", required=[*NEEDED, "new"]),
+            "new must be there now",
+        ),
+        (
+            DRAFTS.name,
+            changed(DRAFTS.name, "$defs", "DraftColumns", required=NEEDED[1:]),
+            "need no longer be there",
+        ),
+        (
+            DRAFTS.name,
+            changed(DRAFTS.name, additionalProperties=False),
+            "additionalProperties went from None to False",
+        ),
+        (
+            DRAFTS.name,
+            changed(DRAFTS.name, "properties", "scope", pattern="^[a-z]+$"),
+            "pattern went",
+        ),
+        (STATUS.name, changed(STATUS.name, *WORKER, tokens=...), "tokens is gone"),
+        (
+            STATUS.name,
+            changed(STATUS.name, *WORKER, "time", minimum=1e9),
+            "minimum was narrowed",
+        ),
+        (
+            STATUS.name,
+            changed(STATUS.name, *WORKER, "cycles", "additionalProperties", type="string"),
+            "cycles.additionalProperties: type",
+        ),
+        (
+            LEASE.name,
+            changed(LEASE.name, "properties", "term", maximum=10),
+            "term: maximum was narrowed",
+        ),
+    ],
+)
+def test_what_is_no_addition_is_said(name: str, now: dict[str, Any], said: str) -> None:
+    (only,) = breaks(SCHEMAS[name], now)
+    assert said in only
+
+
+def test_a_schema_that_is_no_longer_made_is_missed_but_for_one_that_still_lies_there(
+    tmp_path: Path,
+) -> None:
+    publish(tmp_path, release=True)
+    rest = {name: text for name, text in FILES.items() if name != f"{LEASE.name}.json"}
+    assert broken(tmp_path, rest) == []  # as an id of features that events of before name
+    (tmp_path / f"{LEASE.name}.json").unlink()
+    assert broken(tmp_path, rest) == [f"{LEASE.name}.json: nothing keeps it any more"]
+    spoilt = {**SCHEMAS[LEASE.name], "required": ["holder", "term", "beat", "town"]}
+    (tmp_path / "released" / f"{LEASE.name}.json").write_text(json.dumps(spoilt))
+    with pytest.raises(ContractError, match="town need no longer be there"):
+        publish(tmp_path)
