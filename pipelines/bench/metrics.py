@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from pipelines.bench.results import Key, Labelled, Outcome, PromptFacts, Results
+from pipelines.calibration import calibration
 
 HIGH_PAYOFF: Final = 6
 """Accepted tokens from which the paper calls a cache draft high-payoff (Appendix G)."""
@@ -155,6 +156,11 @@ def payoff(drafts: Sequence[Labelled]) -> dict[str, float | int | None]:
     }
 
 
+def _deciles(drafts: Sequence[Labelled]) -> list[dict[str, float]]:
+    known = [d for d in drafts if not d.censored]
+    return calibration([d.predicted for d in known], [d.accepted for d in known])
+
+
 def _over(part: float, whole: float) -> float | None:
     return part / whole if whole else None
 
@@ -222,6 +228,10 @@ def measure(prompts: Sequence[ByMethod], method: str) -> dict[str, Any]:
         "exact": same if greedy else None,
         "loop_share": _over(len(looping), len(prompts)),
         **payoff([d for p in prompts for d in p[method].drafts]),
+        "calibration": {
+            "cache": _deciles([d for p in prompts for d in p[method].drafts]),
+            "model": _deciles([d for p in prompts for d in p[method].model_drafts]),
+        },
         "looping": speeds(looping, method) if looping else None,
         "not_looping": speeds(straight, method) if straight else None,
     }

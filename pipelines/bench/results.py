@@ -32,7 +32,7 @@ class Cycle:
 
 @dataclass(frozen=True, slots=True)
 class Labelled:
-    """A proposed cache draft, chosen or not: what was predicted of it and what became of it.
+    """A draft: what was predicted of it and what became of it.
 
     ``accepted`` is a lower bound where ``censored``.
     """
@@ -50,7 +50,8 @@ Key = tuple[str, str, str]
 class Outcome:
     """One prompt decoded by one method. The first token comes with the prefill, before any cycle.
 
-    ``decode_us`` runs from the end of the prefill to the last token.
+    ``decode_us`` runs from the end of the prefill to the last token. ``drafts`` are all cache
+    drafts that were proposed, chosen or not; ``model_drafts`` those that were verified.
     """
 
     dataset: str
@@ -63,6 +64,7 @@ class Outcome:
     prefill_us: float
     decode_us: float
     drafts: tuple[Labelled, ...] = ()
+    model_drafts: tuple[Labelled, ...] = ()
 
     @property
     def key(self) -> Key:
@@ -126,15 +128,21 @@ def _outcome_record(outcome: Outcome) -> dict[str, Any]:
         [ARMS.index(c.arm), c.cache_len, c.verified, c.accepted, c.draft_us, c.verify_us]
         for c in outcome.cycles
     ]
-    record["drafts"] = [[d.predicted, d.accepted, d.censored] for d in outcome.drafts]
+    for name in ("drafts", "model_drafts"):
+        drafts = getattr(outcome, name)
+        record[name] = [[d.predicted, d.accepted, d.censored] for d in drafts]
     return record
 
 
 def _outcome(record: dict[str, Any]) -> Outcome:
     cycles = (Cycle(ARMS[arm], *rest) for arm, *rest in record.pop("cycles"))
-    drafts = (Labelled(*row) for row in record.pop("drafts"))
+    drafts, model_drafts = (
+        tuple(Labelled(*row) for row in record.pop(name, ())) for name in ("drafts", "model_drafts")
+    )
     tokens = tuple(record.pop("tokens"))
-    return Outcome(**record, tokens=tokens, cycles=tuple(cycles), drafts=tuple(drafts))
+    return Outcome(
+        **record, tokens=tokens, cycles=tuple(cycles), drafts=drafts, model_drafts=model_drafts
+    )
 
 
 class Store:

@@ -22,6 +22,7 @@ from decoder.hindsight import Resolved
 from decoder.policy.pricing import CostTable
 from decoder.policy.rule import MODEL
 from decoder.settings import WorkerSettings
+from pipelines.calibration import calibration
 from pipelines.replay.engine import hybrid, simulate
 from pipelines.replay.states import Floats
 from pipelines.replay.tally import Cycles
@@ -196,15 +197,3 @@ def _foreseen(
             foreseen.append(a.model)
             true.append(np.minimum(a.truth, a.model_len))
     return np.concatenate(foreseen).astype(np.float64), np.concatenate(true).astype(np.float64)
-
-
-def calibration(
-    foreseen: NDArray[np.float64], true: NDArray[np.float64], parts: int = 10
-) -> list[dict[str, float]]:
-    """Means of what was foreseen and of what came, by decile of what was foreseen."""
-    order = np.argsort(foreseen, kind="stable")
-    return [
-        {"n": len(part), "foreseen": float(foreseen[part].mean()), "came": float(true[part].mean())}
-        for part in np.array_split(order, parts)
-        if len(part)
-    ]

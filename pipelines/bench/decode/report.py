@@ -59,6 +59,7 @@ def page(results: Results, summary: dict[str, Any]) -> str:
         sections.table_1_section(records, chief),
         sections.paper_breakdown(overall),
         sections.predictor(overall),
+        sections.calibration(overall, chief),
         sections.section(
             f"Payoff of the cache drafts that {chief} verified (the paper's Figure 3)",
             sections.picture(figures.payoff(_payoffs(results, chief, template))),

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from decoder.contracts.errors import HvdError
+from decoder.contracts.events import DraftEvent
 from decoder.router import Committed, RequestOptions
 from pipelines.bench.decode.structure import structure
 from pipelines.bench.prompts import PromptSet, Template, TokenPrompt, TooLong, fit, tokenise
@@ -238,20 +239,16 @@ def _measure(
             return
         if method.name == "greedy":
             output = generation.tokens
-        drafts = tuple(
-            Labelled(float(e.predicted), e.accepted, bool(e.censored))
-            for e in session.sink[before:]
-        )
-        outcomes.append(outcome_of(prompt, method.name, generation, drafts))
+        outcomes.append(outcome_of(prompt, method.name, generation, session.sink[before:]))
     store.prompt(facts(prompt))
     for outcome in outcomes:
         store.outcome(outcome)
 
 
 def outcome_of(
-    prompt: TokenPrompt, method: str, generation: Generation, drafts: tuple[Labelled, ...]
+    prompt: TokenPrompt, method: str, generation: Generation, events: Sequence[DraftEvent]
 ) -> Outcome:
-    """The record that is kept of one generation."""
+    """The record that is kept of one generation, whose cycles had ``events``."""
     return Outcome(
         dataset=prompt.prompt.dataset,
         template=prompt.template,
@@ -272,7 +269,14 @@ def outcome_of(
         finish=generation.finish,
         prefill_us=generation.prefill_us,
         decode_us=generation.decode_us,
-        drafts=drafts,
+        drafts=tuple(
+            Labelled(e.predicted, e.accepted, bool(e.censored)) for e in events if e.draft_len
+        ),
+        model_drafts=tuple(
+            Labelled(e.predicted_model, e.model_accepted, False)
+            for e in events
+            if e.model_accepted is not None
+        ),
     )
 
 

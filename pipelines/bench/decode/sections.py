@@ -155,6 +155,26 @@ def predictor(overall: Sequence[Record]) -> str:
     )
 
 
+def calibration(overall: Sequence[Record], chief: str) -> str:
+    """What ``chief`` foresaw of both arms' drafts, and what came, by tenths."""
+    found = next(r["calibration"] for r in overall if r["method"] == chief)
+    rows = [
+        [f"{arm} draft", what, *(number(part[what]) for part in parts)]
+        for arm, parts in found.items()
+        if parts
+        for what in ("foreseen", "came")
+    ]
+    if not rows:
+        return ""
+    width = max(map(len, rows)) - 2
+    return section(
+        f"Accepted tokens that {chief} foresaw, and that came",
+        table(["", "", *map(str, range(1, width + 1))], rows),
+        "<p>Means of tenths in the order of what was foreseen: of every cache draft that was "
+        "proposed, and of the model drafts that were verified.</p>",
+    )
+
+
 def structure_section(
     facts: Sequence[PromptFacts], cache_share: Mapping[str, float | None], chief: str
 ) -> str:

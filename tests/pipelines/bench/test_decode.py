@@ -96,6 +96,11 @@ def test_every_method_gives_greedys_output_on_every_prompt(
     assert by_method["eagle3"]["model_share"] > 0.9
     assert by_method["suffix"]["cache_share"] > 0
     assert by_method["suffix"]["drafts"] > 0
+    kept = [o for by in found.whole().values() for o in by.values() if o.method != "oracle"]
+    for outcome in kept:
+        assert len(outcome.drafts) == sum(c.cache_len > 0 for c in outcome.cycles)
+        verified = sum(c.arm == "model" and c.verified > 0 for c in outcome.cycles)
+        assert len(outcome.model_drafts) == verified
     for single in ("eagle3", "suffix"):
         assert by_method["oracle"]["cycles_per_1k"] <= by_method[single]["cycles_per_1k"]
     assert read(tmp_path / "generations.jsonl").whole() == found.whole()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -169,6 +170,17 @@ def test_precision_and_recall_at_six_by_hand() -> None:
     assert found["high_payoff_share"] == pytest.approx(5 / 8)
     assert found["selected_share"] == pytest.approx(4 / 8)
     assert payoff([])["precision_at_6"] is None
+
+
+def test_both_arms_are_calibrated_over_what_is_known_of_them() -> None:
+    told = (Labelled(1.0, 1, False), Labelled(3.0, 5, False), Labelled(2.0, 9, True))
+    seen = replace(outcome("hybrid"), drafts=told, model_drafts=told[:1])
+    found = measure([{"hybrid": seen}], "hybrid")["calibration"]
+    assert found["cache"] == [
+        {"n": 1, "foreseen": 1.0, "came": 1.0},
+        {"n": 1, "foreseen": 3.0, "came": 5.0},
+    ]
+    assert found["model"] == [{"n": 1, "foreseen": 1.0, "came": 1.0}]
 
 
 def test_an_output_loops_when_a_run_of_32_comes_twice() -> None:

@@ -16,7 +16,8 @@ FACTS = PromptFacts("mbpp", "chat", "mbpp/1", "code", "", 12, 3, {"code": 1.5})
 def outcome(method: str, tokens: tuple[int, ...] = (1, 2, 3)) -> Outcome:
     cycles = (Cycle("cache", 5, 5, 1, 10.5, 200.0), Cycle("none", 0, 0, 0, 1.0, 100.0))
     drafts = (Labelled(2.5, 1, False), Labelled(0.5, 0, True))
-    return Outcome("mbpp", "chat", "mbpp/1", method, tokens, cycles, "stop", 9.0, 311.5, drafts)
+    named = "mbpp", "chat", "mbpp/1", method
+    return Outcome(*named, tokens, cycles, "stop", 9.0, 311.5, drafts, drafts[:1])
 
 
 def test_what_was_written_comes_back(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from decoder.policy.first import first_policy
 from decoder.policy.pricing import NOMINAL, CostTable
 from decoder.policy.rule import ARMS, CACHE
 from decoder.settings import WorkerSettings
+from pipelines.calibration import calibration
 from pipelines.replay import rules
 from pipelines.replay.engine import hybrid, simulate
 from pipelines.replay.traces import Trace
@@ -134,7 +135,7 @@ def test_the_summary_compares_with_the_best_rule_of_each_set() -> None:
 
 def test_calibration_is_of_what_came_in_each_part() -> None:
     foreseen = np.array([3.0, 1.0, 2.0, 4.0])
-    assert rules.calibration(foreseen, foreseen * 2, 2) == [
+    assert calibration(foreseen, foreseen * 2, 2) == [
         {"n": 2, "foreseen": 1.5, "came": 3.0},
         {"n": 2, "foreseen": 3.5, "came": 7.0},
     ]
