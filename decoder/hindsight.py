@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from decoder.choice import part
 from decoder.contracts.events import DraftEvent
-from decoder.floor import Outcome
+from decoder.floor import Floor, Outcome
 from decoder.labels import Label
 from decoder.policy.pricing import CostTable
 from decoder.policy.rule import ARMS, CACHE, MODEL, NONE
-from decoder.requests import Cycle, RequestOptions
+from decoder.requests import Cycle, Request, RequestOptions
 
 
 def outcomes_of(
@@ -52,6 +52,18 @@ def outcomes_of(
     return policy, none, model, cache(cycle.draft_len, step.cached)
 
 
+def weigh(floor: Floor | None, costs: CostTable, request: Request, label: Label[Cycle]) -> None:
+    """Tell ``floor`` what each option would have made of a cycle; of a trial's it learns nothing.
+
+    Mutates the floor.
+    """
+    cycle = label.subject
+    if floor is None or not cycle.committed or not cycle.step.serves:
+        return
+    foreseen = outcomes_of(cycle, label.accepted, float(cycle.step.model[cycle.row]), costs)
+    floor.add(request.stretch, cycle.committed, foreseen, cycle.step.batch)
+
+
 class Resolved(NamedTuple):
     """A cycle of which all is known; made where decoding waits, read by :func:`event_of` elsewhere.
 
@@ -64,6 +76,13 @@ class Resolved(NamedTuple):
     options: RequestOptions
     label: Label[Cycle]
     censored: str
+
+
+class EventSink(Protocol):
+    """Where finished events go. ``put`` never blocks and never raises."""
+
+    def put(self, resolved: Resolved) -> None:
+        """Take one event to be."""
 
 
 def event_of(resolved: Resolved) -> DraftEvent:
