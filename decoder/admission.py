@@ -79,12 +79,16 @@ class Admission:
         try:
             return self._take(from_bytes(data, self._scope), role, began)
         except PolicyRefused as refused:
-            self.refusals[refused.reason] += 1
-            log.warning("policy bundle refused, the one in force stays: %s", refused)
+            self.refuse(refused)
         except Exception:  # the thread that asks must live, whatever a bundle made us do
             self.refusals["error"] += 1
             log.exception("policy bundle refused, the one in force stays")
         return False
+
+    def refuse(self, refused: PolicyRefused) -> None:
+        """Count and say that a bundle was ``refused``."""
+        self.refusals[refused.reason] += 1
+        log.warning("policy bundle refused, the one in force stays: %s", refused)
 
     def end_trial(self) -> None:
         """Hold no policy on trial any more; without one nothing happens."""

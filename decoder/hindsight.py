@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
 from decoder.choice import part
 from decoder.contracts.events import DraftEvent
 from decoder.contracts.features import NUM_FEATURES
-from decoder.floor import Outcome
+from decoder.floor import Floor, Outcome
 from decoder.labels import Label
 from decoder.policy.pricing import CostTable
 from decoder.policy.rule import CACHE, MODEL
-from decoder.requests import Cycle, RequestOptions, Step
+from decoder.requests import Cycle, Request, RequestOptions, Step
 from decoder.telemetry.told import Told, ToldStep, events_of
 
 
@@ -57,6 +57,18 @@ def outcomes_of(
     return policy, none, model, cache(cycle.draft_len, step.cached)
 
 
+def weigh(floor: Floor | None, costs: CostTable, request: Request, label: Label[Cycle]) -> None:
+    """Tell ``floor`` what each option would have made of a cycle; of a trial's it learns nothing.
+
+    Mutates the floor.
+    """
+    cycle = label.subject
+    if floor is None or not cycle.committed or not cycle.step.serves:
+        return
+    foreseen = outcomes_of(cycle, label.accepted, float(cycle.step.model[cycle.row]), costs)
+    floor.add(request.stretch, cycle.committed, foreseen, cycle.step.batch)
+
+
 class Resolved(NamedTuple):
     """A cycle of which all is known; made where decoding waits, told by :func:`tell` elsewhere.
 
@@ -69,6 +81,13 @@ class Resolved(NamedTuple):
     options: RequestOptions
     label: Label[Cycle]
     censored: str
+
+
+class EventSink(Protocol):
+    """Where finished events go. ``put`` never blocks and never raises."""
+
+    def put(self, resolved: Resolved) -> None:
+        """Take one event to be."""
 
 
 def tell(resolved: Sequence[Resolved]) -> Told:

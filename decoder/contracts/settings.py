@@ -19,6 +19,7 @@ from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from decoder.contracts.errors import SettingsError
+from decoder.contracts.signature import SHORTEST
 
 PREFIXES = ("HVD_KAFKA_", "HVD_WORKER_", "HVD_LEARNER_")
 SECRETS_VARIABLE = "HVD_SECRETS_DIR"
@@ -116,10 +117,11 @@ class KafkaSettings(Settings):
     ssl_certfile: Path | None = None  # of this client, where the broker asks for one
     ssl_keyfile: Path | None = None
     ssl_password: str | None = Field(default=None, repr=False)  # of the key file
+    policy_key: str = Field(default="", repr=False)  # that policies are signed under; "": unsigned
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if wrong := _sasl_wrong(self) or _tls_wrong(self):
+        if wrong := _sasl_wrong(self) or _tls_wrong(self) or _key_wrong(self):
             raise ValueError(wrong)
         return self
 
@@ -134,7 +136,7 @@ class KafkaSettings(Settings):
         options = {
             name: str(value) if isinstance(value, Path) else value
             for name, value in told.items()
-            if not name.startswith("sasl_oauth_")
+            if not name.startswith("sasl_oauth_") and name != "policy_key"
         }
         options["bootstrap_servers"] = self.bootstrap_servers.split(",")
         return options
@@ -163,6 +165,15 @@ def _sasl_wrong(kafka: KafkaSettings) -> str:
             "HVD_KAFKA_SASL_OAUTH_TOKEN_URL, _CLIENT_ID and _CLIENT_SECRET."
         )
     return ""
+
+
+def _key_wrong(kafka: KafkaSettings) -> str:
+    if not 0 < len(kafka.policy_key) < SHORTEST:
+        return ""
+    return (
+        f"HVD_KAFKA_POLICY_KEY has {len(kafka.policy_key)} characters: take at least {SHORTEST}, "
+        "for instance the output of: openssl rand -hex 32."
+    )
 
 
 def _tls_wrong(kafka: KafkaSettings) -> str:
