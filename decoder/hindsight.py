@@ -7,11 +7,11 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
-from decoder.choice import part
 from decoder.contracts.events import DraftEvent
 from decoder.contracts.features import NUM_FEATURES
 from decoder.floor import Floor, Outcome
 from decoder.labels import Label
+from decoder.loops import part
 from decoder.policy.pricing import CostTable
 from decoder.policy.rule import CACHE, MODEL
 from decoder.requests import Cycle, Request, RequestOptions, Step
