@@ -12,7 +12,9 @@ import numpy as np
 
 from decoder.complaints import Complaints
 from decoder.counters import Counters
-from decoder.drafting.suffix import STOCK, CacheDraft, SuffixCache, Tokens
+from decoder.drafting.drafts import STOCK, CacheDraft
+from decoder.drafting.suffix import SuffixCache
+from decoder.drafting.trees import Tokens
 from decoder.labels import Label
 from decoder.payoff.featurize import DraftState
 from decoder.payoff.memory import History, TenantMemories

@@ -33,7 +33,8 @@ from decoder.contracts.features import FloatArray
 from decoder.costs import LiveCosts
 from decoder.counters import Counters
 from decoder.doze import Doze
-from decoder.drafting.suffix import STEP_TOKENS, SuffixCache, Tokens
+from decoder.drafting.suffix import STEP_TOKENS, SuffixCache
+from decoder.drafting.trees import Tokens
 from decoder.floor import Floor
 from decoder.followed import Followed, Taken
 from decoder.hindsight import EventSink, Resolved, weigh
