@@ -14,7 +14,9 @@ from typing import Any, Final
 
 from decoder.admission import Admission
 from decoder.contracts.bundle import TRIAL
+from decoder.contracts.errors import PolicyRefused
 from decoder.contracts.settings import KafkaSettings
+from decoder.contracts.signature import is_genuine
 from decoder.contracts.topics import POLICY, policy_role
 from decoder.kafka.clients import AWAY
 from decoder.kafka.compacted import Compacted
@@ -27,11 +29,18 @@ CLOSE_TIMEOUT_S = 3.0
 COMPLAIN_EVERY_S: Final = 60.0
 
 
+_UNSIGNED: Final = PolicyRefused(
+    "signature",
+    "it is not signed under this worker's HVD_KAFKA_POLICY_KEY: give the learner the same key, or "
+    "see who else writes to the topic",
+)
+
+
 class PolicyFeed:
     """The thread that reads the policy topic from its beginning; offers what is for this scope."""
 
     def __init__(self, kafka: KafkaSettings, scope: str, admission: Admission) -> None:
-        self._scope, self._admission = scope, admission
+        self._scope, self._admission, self._secret = scope, admission, kafka.policy_key
         self._log = Compacted(kafka, POLICY, self._keep, answer_ms=0)
         self._found: list[Any] = []
         self._complained = -COMPLAIN_EVERY_S
@@ -79,13 +88,18 @@ class PolicyFeed:
     def take(self, records: Iterable[Any]) -> None:
         """Offer the newest bundle of each key for this scope: no other is worth a swap.
 
-        A trial ends with a record that has no value; what is served is not withdrawn so.
+        A trial ends with a record that has no value; what is served is not withdrawn so. Where a
+        key is set, a record without its signature does nothing, and hides none that has it.
         """
         latest: dict[tuple[bytes, str], bytes | None] = {}
         for record in records:
             role = policy_role(record.key, self._scope)
-            if role is not None and (record.value is not None or role == TRIAL):
+            if role is None or (record.value is None and role != TRIAL):
+                continue
+            if is_genuine(self._secret, record):
                 latest[record.key, role] = record.value
+            else:
+                self._admission.refuse(_UNSIGNED)
         for (_, role), value in latest.items():
             if value is None:
                 self._admission.end_trial()

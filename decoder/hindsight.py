@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple, Protocol
 
-from decoder.choice import part
+import numpy as np
+
 from decoder.contracts.events import DraftEvent
-from decoder.floor import Outcome
+from decoder.contracts.features import NUM_FEATURES
+from decoder.floor import Floor, Outcome
 from decoder.labels import Label
+from decoder.loops import part
 from decoder.policy.pricing import CostTable
-from decoder.policy.rule import ARMS, CACHE, MODEL, NONE
-from decoder.requests import Cycle, RequestOptions
+from decoder.policy.rule import CACHE, MODEL
+from decoder.requests import Cycle, Request, RequestOptions, Step
+from decoder.telemetry.told import Told, ToldStep, events_of
 
 
 def outcomes_of(
@@ -52,8 +57,20 @@ def outcomes_of(
     return policy, none, model, cache(cycle.draft_len, step.cached)
 
 
+def weigh(floor: Floor | None, costs: CostTable, request: Request, label: Label[Cycle]) -> None:
+    """Tell ``floor`` what each option would have made of a cycle; of a trial's it learns nothing.
+
+    Mutates the floor.
+    """
+    cycle = label.subject
+    if floor is None or not cycle.committed or not cycle.step.serves:
+        return
+    foreseen = outcomes_of(cycle, label.accepted, float(cycle.step.model[cycle.row]), costs)
+    floor.add(request.stretch, cycle.committed, foreseen, cycle.step.batch)
+
+
 class Resolved(NamedTuple):
-    """A cycle of which all is known; made where decoding waits, read by :func:`event_of` elsewhere.
+    """A cycle of which all is known; made where decoding waits, told by :func:`tell` elsewhere.
 
     ``number`` counts the cycles before it in this life of the worker. ``label`` is of its cache
     draft, a cycle without one having a label of 0 tokens; ``censored`` says why it is incomplete.
@@ -66,43 +83,69 @@ class Resolved(NamedTuple):
     censored: str
 
 
-def event_of(resolved: Resolved) -> DraftEvent:
-    """The event of a cycle."""
-    number, name, options, label, censored = resolved
-    cycle = label.subject
-    step, policy = cycle.step, cycle.step.policy
-    seen = cycle.arm == CACHE and (
-        label.accepted < cycle.verified_len or cycle.verified_len >= cycle.draft_len
-    )
-    return DraftEvent(
-        number=number,
+class EventSink(Protocol):
+    """Where finished events go. ``put`` never blocks and never raises."""
+
+    def put(self, resolved: Resolved) -> None:
+        """Take one event to be."""
+
+
+def tell(resolved: Sequence[Resolved]) -> Told:
+    """``resolved`` as it is passed on: this runs beside decoding, half a microsecond a cycle."""
+    told = Told([], [], [])
+    known: dict[int, tuple[Any, ...]] = {}
+    named: dict[int, int] = {}
+    add, last = told.cycles.append, None
+    for number, name, options, (cycle, accepted, _), censored in resolved:
+        step = cycle.step
+        if step is not last:
+            last = step
+            found = known.get(id(step))
+            if found is None:
+                rows = np.ascontiguousarray(step.features, np.float32).reshape(-1).view("B").data
+                found = (
+                    len(told.steps), rows, step.arms, step.expected.tolist(), step.model.tolist()
+                )  # fmt: skip
+                known[id(step)] = found
+                told.steps.append(_shared(step))
+            at, features, arms, expected, model = found
+        who = named.get(id(options))
+        if who is None:
+            who = named[id(options)] = len(told.names)
+            told.names.append(
+                (options.opaque or name, options.tenant, options.session, options.choice,
+                 options.workload)
+            )  # fmt: skip
+        row, begin, length = cycle.row, cycle.draft * _BYTES, cycle.draft_len
+        add((
+            number, at, who, arms[row], cycle.index, cycle.position, length, cycle.drafted_len,
+            cycle.verified_len, accepted, censored, cycle.model_accepted, expected[row],
+            model[row], features[begin : begin + _BYTES] if length else None,
+        ))  # fmt: skip
+    return told
+
+
+_BYTES: Final = NUM_FEATURES * 4
+"""Of a feature vector."""
+
+
+def _shared(step: Step) -> ToldStep:
+    policy = step.policy
+    return ToldStep(
         time=step.wall,
-        request=options.opaque or name,
-        tenant=options.tenant,
-        session=options.session,
-        choice=options.choice,
-        workload=options.workload,
-        cycle=cycle.index,
-        position=cycle.position,
+        side=step.side,
+        parameter=step.parameter,
         policy_version=policy.version if policy else 0,
         publication=policy.publication if policy else 0,
         role=policy.role if policy else "",
-        side=step.side,
-        parameter=step.parameter,
         parameter_name=policy.parameter_name if policy else "",
-        predicted=float(step.expected[cycle.row]),
-        predicted_model=float(step.model[cycle.row]),
-        arm=ARMS[cycle.arm if cycle.verified_len else NONE],
-        draft_len=cycle.draft_len,
-        drafted_len=max(cycle.drafted_len, cycle.verified_len),
-        verified_len=cycle.verified_len,
-        accepted=label.accepted,
-        label=("verified" if seen else "hindsight") if cycle.draft_len else "",
-        censored=censored,
-        model_accepted=cycle.model_accepted,
         batch_size=step.batch,
         step_tokens=step.tokens,
         draft_us=step.draft_us,
         step_us=step.us,
-        features=step.features[cycle.draft] if cycle.draft_len else None,
     )
+
+
+def event_of(resolved: Resolved) -> DraftEvent:
+    """The event of a cycle."""
+    return events_of(tell([resolved]))[0]

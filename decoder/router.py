@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,34 +33,23 @@ from decoder.contracts.features import FloatArray
 from decoder.costs import LiveCosts
 from decoder.counters import Counters
 from decoder.doze import Doze
-from decoder.drafting.suffix import STEP_TOKENS, STOCK, CacheDraft, SuffixCache, Tokens
+from decoder.drafting.suffix import STEP_TOKENS, SuffixCache
+from decoder.drafting.trees import Tokens
 from decoder.floor import Floor
-from decoder.hindsight import Resolved, outcomes_of
-from decoder.labels import Label
+from decoder.followed import Followed, Taken
+from decoder.hindsight import EventSink, Resolved, weigh
 from decoder.looks import Looks
-from decoder.payoff.featurize import DraftState, featurize
-from decoder.payoff.memory import History, TenantMemories
+from decoder.payoff.featurize import featurize
 from decoder.payoff.model_arm import START, ModelArm
-from decoder.policy.pricing import MAX_TOKENS, gain_of, plain_steps, step_time
-from decoder.policy.rule import ARMS, CACHE, MODEL, NONE
+from decoder.policy.pricing import MAX_TOKENS, gain_of, plain_steps
+from decoder.policy.rule import MODEL
 from decoder.rate import LiveRate
-from decoder.requests import Committed, Cycle, Decision, Request, RequestOptions, Step, state_of
-from decoder.trial.block import Groups, Made
-from decoder.trial.sides import Shown, Side
+from decoder.requests import Committed, Decision, RequestOptions, Step, state_of
+from decoder.trial.sides import Side
 from decoder.trial.turns import Turns
+from decoder.underway import Underway
 
 __all__ = ["Committed", "Counters", "Decision", "DraftRouter", "EventSink", "RequestOptions"]
-
-
-class EventSink(Protocol):
-    """Where finished events go. ``put`` never blocks and never raises."""
-
-    def put(self, resolved: Resolved) -> None:
-        """Take one event to be."""
-
-
-INITIAL_ROOM: Final = 1024
-"""Tokens of growth reserved at start, so that most requests never copy their prefix."""
 
 
 class DraftRouter:
@@ -109,29 +98,22 @@ class DraftRouter:
         self._classes = token_classes
         self._sink, self._choice = sink, choice
         self._complaints = Complaints()
-        self._longest = longest
         self._model_len = min(model_draft_tokens, longest) if has_model else 0
         self._shorter = shorter
         # A first policy was made with drafters of its own: it knows nothing of this one.
         known = policy.model_payoff if policy.role != FIRST else 0.0
         self.model_arm = ModelArm(known or START, self._model_len)
         self.doze = Doze() if floor is not None else None
+        self.followed = Followed(
+            cache, self.model_arm, self._model_len, longest, self.counters, self._complaints
+        )
         self._looks = Looks(floor, self.model_arm, self._model_len > 0)
         self._events = 0
-        self._requests: dict[str, Request] = {}
-        self._memories = TenantMemories(cache.memory_bytes)
-        self._side: Side | None = None  # that decided the step under way, if it was dealt out
-        self._began = self._decided = 0.0  # its choice, seconds of the performance counter
-        self._unpaid_us = 0.0  # of that choice, what its side's like would not do
-        self._settled_us = 0.0  # of the time since then
-        self._own_us = self._exposed_us = 0.0  # of this step, as in :class:`Counters`
-        self._unsettled: list[tuple[Request, Label[Cycle], str]] = []
-        self._drafted = 0  # tokens that the model drafter makes in the step under way
-        self._asked = 0  # requests of the last choice
+        self._underway = Underway()
         self._last = 1, 0  # tokens that the last step ran through the target, and drafted
 
     def __contains__(self, request: str) -> bool:
-        return request in self._requests
+        return request in self.followed.requests
 
     def start(
         self, request: str, prompt: Tokens, options: RequestOptions, output: Sequence[int] = ()
@@ -144,21 +126,7 @@ class DraftRouter:
         Raises:
             ValueError: the request is followed already.
         """
-        prompt = np.ascontiguousarray(prompt, dtype=np.int32)
-        # As one text: what a request wrote before it was met is not written for others again.
-        text = np.concatenate([prompt, np.asarray(output, np.int32)]) if len(output) else prompt
-        self.cache.start(request, text, options.key)
-        grown = np.empty(len(prompt) + len(output) + INITIAL_ROOM, np.int32)
-        grown[: len(prompt)] = prompt
-        started = Request(
-            request, options, grown, len(prompt), len(prompt), self._memories.of(options.key),
-            tuple(prompt[-2:].tolist()),
-            History(model=self.model_arm.payoff(self._model_len)) if self._model_len else History(),
-        )  # fmt: skip
-        self._requests[request] = started
-        self.counters.started += 1
-        if len(output):
-            started.append(output)
+        self.followed.start(request, prompt, options, output)
 
     def observe(self, outcomes: Sequence[Committed], step_tokens: int, usual: bool = True) -> None:
         """Take in what the last step committed; labels resolve.
@@ -171,110 +139,42 @@ class DraftRouter:
         """
         began = time.perf_counter()
         # A choice stands for the step that follows it, and for no later one.
-        decided, self._decided = self._decided, 0.0
-        side, self._side = self._side, None
-        serves = side is None or side.name == CHAMPION
-        step_us = (began - decided) * 1e6 - self._settled_us if decided else 0.0
-        exposed_us = self._exposed_us
-        if decided:
+        ran, self._underway = self._underway, Underway()
+        serves = ran.side is None or ran.side.name == CHAMPION
+        step_us = ran.ran_us(began)
+        if ran.decided:
             if serves and (self.doze is None or self.doze.awake):
-                self.costs.proposed(self._asked, exposed_us)
-            self.counters.own_us.append(self._own_us)
-            self.counters.exposed_us.append(exposed_us)
-        self._own_us = self._exposed_us = 0.0
+                self.costs.proposed(ran.asked, ran.exposed_us)
+            self.counters.own_us.append(ran.own_us)
+            self.counters.exposed_us.append(ran.exposed_us)
         self._settle()
-        self._last = max(step_tokens, 1), self._drafted
+        self._last = max(step_tokens, 1), ran.drafted
         decoding_alone = step_tokens == sum(1 + o.verified_len for o in outcomes)
-        if usual and decoding_alone and decided:
-            self.costs.observe(step_tokens, len(outcomes), self._drafted, step_us)
-        decoded, verified, cycles, before = 0, 0, 0, self.counters.tokens
-        groups: Groups = {}
-        for outcome in outcomes:
-            request = self._requests.get(outcome.request)
-            if request is None or request.ended:
-                continue
-            known = self.counters.tokens
-            try:
-                made = self._take(request, outcome, step_tokens, step_us)
-            except Exception:  # noqa: BLE001 - told by the complaints
-                self._complaints.exception(
-                    "a request is left out of drafting: its bookkeeping failed"
-                )
-                self._leave_out(request, "fault")
-                continue
-            if side is not None:
-                group = groups.setdefault(
-                    (request.options.tenant, request.options.workload), [0, 0]
-                )
-                group[0] += self.counters.tokens - known
-                group[1] += 1
-            if made is not None:
-                decoded, cycles = decoded + made, cycles + 1
-                verified += outcome.verified_len
-        if serves and cycles and step_tokens:
+        if usual and decoding_alone and ran.decided:
+            self.costs.observe(step_tokens, len(outcomes), ran.drafted, step_us)
+        taken = self.followed.take(outcomes, step_tokens, step_us, ran.side is not None)
+        if serves and taken.cycles and step_tokens:
+            self._reckon(taken, ran)
+        now = self._underway.spent(began)
+        if ran.decided and outcomes and self.turns is not None and self.turns.dealing:
             table = self.costs.table
-            # Prompts that shared the step are left out: they cost the same whatever was chosen.
-            time_taken = plain_steps(
-                table, cycles, verified, self._drafted, proposes=self.costs.steps > 0
+            self.turns.book(
+                ran.side,
+                ran.came_to(table, outcomes, taken.tokens, taken.groups, step_us, now, usual),
+                decoding_alone,
             )
-            self.rate.observe(decoded, cycles, time_taken)
-            if self.doze is not None and self.costs.steps:  # else a table has no unit of time yet
-                gain_us = gain_of(table, cycles, decoded - cycles, verified, self._drafted)
-                self.doze.observe(exposed_us, gain_us, cycles, table.time(cycles))
-        now = self._spent(began)
-        if decided and outcomes and self.turns is not None and self.turns.dealing:
-            tokens = self.counters.tokens - before
-            whole_us = (now - self._began) * 1e6
-            came_to = self._came_to(side, outcomes, tokens, step_us, whole_us, usual, groups)
-            self.turns.book(side, came_to, decoding_alone)
 
-    def _take(
-        self, request: Request, outcome: Committed, step_tokens: int, step_us: float
-    ) -> int | None:
-        """Take in one request's outcome; tokens committed if they close a cycle."""
-        committed = request.until_end(outcome.tokens)
-        cycle, request.cycle = request.cycle, None
-        self.counters.tokens += len(committed)
-        request.append(committed)
-        if outcome.length and not request.ended and request.length != outcome.length:
-            self._leave_out(request, "length")
-            return None
-        if cycle is not None:
-            cycle.verified_len = outcome.verified_len
-            cycle.step.tokens, cycle.step.us = step_tokens, step_us
-            cycle.committed = len(committed)
-            self._count(request, cycle, len(outcome.tokens))
-            if not cycle.draft_len:
-                self._unsettled.append((request, Label(cycle, 0, censored=False), ""))
-        self.cache.extend(request.name, committed)
-        for label in request.labels.commit(committed):
-            self._resolve(request, label, censored="")
-        if request.ended:
-            self.stop(request.name, request.ended)
-        return None if cycle is None else len(committed)
-
-    def _came_to(
-        self,
-        side: Side | None,
-        outcomes: Sequence[Committed],
-        tokens: int,
-        step_us: float,
-        whole_us: float,
-        usual: bool,
-        groups: Groups,
-    ) -> Made:
-        """What a step came to. ``whole_us`` has the router's own work in it, ``step_us`` has not:
-        a side that is shown no draft pays for none of it."""
-        table, rows = self.costs.table, len(outcomes)
-        drafts = sum(outcome.verified_len for outcome in outcomes)
-        cost_us = step_time(table, rows, drafts, self._last[1])
-        late_us = 0.0 if usual else max(step_us - cost_us, 0.0)
-        us = step_us
-        if side is None or side.shown != "none":
-            us = whole_us - self._unpaid_us
-            cost_us += table.proposing(rows)
-        names = tuple(outcome.request for outcome in outcomes)
-        return Made(tokens, names, us, cost_us, late_us, groups)
+    def _reckon(self, taken: Taken, ran: Underway) -> None:
+        """Let rate and doze know what the champion's step brought for its time."""
+        table, cycles = self.costs.table, taken.cycles
+        # Prompts that shared the step are left out: they cost the same whatever was chosen.
+        time_taken = plain_steps(
+            table, cycles, taken.verified, ran.drafted, proposes=self.costs.steps > 0
+        )
+        self.rate.observe(taken.decoded, cycles, time_taken)
+        if self.doze is not None and self.costs.steps:  # else a table has no unit of time yet
+            gain_us = gain_of(table, cycles, taken.decoded - cycles, taken.verified, ran.drafted)
+            self.doze.observe(ran.exposed_us, gain_us, cycles, table.time(cycles))
 
     def choose(self, names: Sequence[str], most: int | None = None) -> list[Decision]:
         """The next draft of each request; one featurize and one estimate for all of them.
@@ -311,11 +211,9 @@ class DraftRouter:
         shown = side.shown if side is not None else "worker"
         awake = self.doze is None or self.doze.awake
         self.counters.asleep += not awake and shown == "worker"
-        self._asked = len(names)
         self.cache.index(STEP_TOKENS if awake else 0)  # whoever decides: for all alike
-        requests, drafts, rooms = self._drafts(
-            names, shown if awake or shown == "stock" else "none"
-        )
+        proposed = self.followed.propose(names, shown if awake or shown == "stock" else "none")
+        requests, drafts, _ = proposed
         owners = [row for row, draft in enumerate(drafts) if draft is not None]
         described = time.perf_counter()
         states = [state_of(requests[row], draft) for row, draft in enumerate(drafts) if draft]
@@ -331,8 +229,9 @@ class DraftRouter:
                 [r.length - r.drafted_at for r in requests], self.costs, self._last,
                 relieved=side is None or side.name == CHAMPION,
             )  # fmt: skip
-        self._side, self._began = side, began
-        self._unpaid_us = (time.perf_counter() - described) * 1e6 if shown == "stock" else 0.0
+        underway = self._underway
+        underway.side, underway.began, underway.asked = side, began, len(names)
+        underway.unpaid_us = (time.perf_counter() - described) * 1e6 if shown == "stock" else 0.0
         self.counters.probes = self._looks.taken
         draft_us = (time.perf_counter() - began) * 1e6
         step = Step(
@@ -343,33 +242,20 @@ class DraftRouter:
             wanted.model, features, draft_us, policy=policy,
             side=side.name if side is not None else "",
         )  # fmt: skip
-        self._drafted = step.model_len if MODEL in step.arms else 0
-        left = MAX_TOKENS if most is None else most
-        decisions = self._decide(step, requests, drafts, rooms, states, left)
+        underway.drafted = step.model_len if MODEL in step.arms else 0
+        floor = self.floor if step.serves else None
+        decisions = self.followed.begin(
+            step, proposed, states, MAX_TOKENS if most is None else most,
+            whole=floor is not None and floor.in_force != "policy",
+        )  # fmt: skip
         self.counters.choose_us.append(draft_us)
-        self._settled_us = 0.0
-        now = self._spent(began)
-        self._decided = now if names else 0.0  # what follows nobody's step is a pause
+        underway.settled_us = 0.0
+        now = underway.spent(began)
+        underway.decided = now if names else 0.0  # what follows nobody's step is a pause
         if len(decisions) == len(names):
             return decisions
         found = {r.name: d for r, d in zip(requests, decisions, strict=True)}
         return [found.get(name, _NOTHING) for name in names]
-
-    def _drafts(
-        self, names: Sequence[str], shown: Shown
-    ) -> tuple[list[Request], list[CacheDraft | None], list[int]]:
-        """The requests that may have a draft, their cache drafts, and tokens of one at most."""
-        requests: list[Request] = []
-        drafts: list[CacheDraft | None] = []
-        rooms: list[int] = []
-        for name in names:
-            request = self._requests.get(name)
-            room = request.room(self._longest) if request is not None else 0
-            if request is not None and room > 0:
-                drafts.append(None if shown == "none" else self._propose(request, room, shown))
-                requests.append(request)
-                rooms.append(room)
-        return requests, drafts, rooms
 
     def _wanted(
         self,
@@ -396,46 +282,6 @@ class DraftRouter:
             self.turns.fail(side)
         return self._wanted(None, champion, features, owners, n, rows, most)
 
-    def _decide(
-        self,
-        step: Step,
-        requests: Sequence[Request],
-        drafts: Sequence[CacheDraft | None],
-        rooms: Sequence[int],
-        states: Sequence[DraftState],
-        left: int,
-    ) -> list[Decision]:
-        """Open a cycle of each request; what it verifies, ``left`` draft tokens in all."""
-        floor = self.floor if step.serves else None
-        relieved = floor is not None and floor.in_force != "policy"
-        decisions, found = [], 0
-        for row, (request, draft, room) in enumerate(zip(requests, drafts, rooms, strict=True)):
-            arm = step.arms[row]
-            if draft is None:
-                cycle = Cycle(step, row, -1, request.cycles, request.generated, 0, ())
-            else:
-                tokens = draft.tokens
-                cycle = Cycle(
-                    step, row, found, request.cycles, request.generated, len(tokens),
-                    states[found].keys,
-                )  # fmt: skip
-                found += 1
-                request.labels.propose(tokens, cycle)
-            request.cycle = cycle
-            request.cycles += 1
-            request.history.took(arm == CACHE)
-            if arm == CACHE and draft is not None:
-                verified = tokens[: left if relieved else min(step.lengths[row], left)]
-                cycle.drafted_len = len(verified)
-                decisions.append(Decision("cache", verified, room))
-            elif arm == MODEL:
-                cycle.drafted_len = min(room, step.model_len, left)
-                decisions.append(Decision("model", (), cycle.drafted_len))
-            else:
-                decisions.append(Decision("none", (), room))
-            left -= cycle.drafted_len
-        return decisions
-
     def drafted(self, names: Sequence[str], lengths: Sequence[int], k: int) -> None:
         """Take in what the engine made of the last choice.
 
@@ -443,18 +289,8 @@ class DraftRouter:
             lengths: draft tokens that each of ``names`` really has.
             k: tokens for which the model drafter really ran; 0 if it did not.
         """
-        self._drafted = k
-        for name, length in zip(names, lengths, strict=True):
-            request = self._requests.get(name)
-            cycle = request.cycle if request is not None else None
-            if request is None or cycle is None:
-                continue
-            cycle.drafted_len = length
-            if cycle.arm == MODEL:
-                if length:
-                    request.drafted_at = request.length
-                else:
-                    self.counters.undrafted += 1
+        self._underway.drafted = k
+        self.followed.drafted(names, lengths)
 
     def settle(self, exposed: bool = True) -> None:
         """What the next choice does not need: accounts of the floor, and events.
@@ -466,17 +302,13 @@ class DraftRouter:
         """
         began = time.perf_counter()
         self._settle()
-        took = (time.perf_counter() - began) * 1e6
-        self._own_us += took
-        if exposed:
-            self._exposed_us += took
-            self._settled_us += took
+        self._underway.settled(began, exposed)
 
     def _settle(self) -> None:
-        unsettled, self._unsettled = self._unsettled, []
+        unsettled, self.followed.unsettled = self.followed.unsettled, []
         for request, label, censored in unsettled:
             try:
-                self._weigh(request, label.subject, label.accepted)
+                weigh(self.floor, self.costs.table, request, label)
             except Exception:  # noqa: BLE001 - told by the complaints
                 self._complaints.exception("the floor could not weigh a cycle")
             self._sink.put(Resolved(self._events, request.name, request.options, label, censored))
@@ -488,80 +320,14 @@ class DraftRouter:
 
         Unknown names are ignored; never raises.
         """
-        request = self._requests.pop(name, None)
-        if request is None:
-            return
-        self.counters.stopped += 1
-        if not self._requests:
-            self._decided = 0.0  # nobody waits for the step any more: a pause begins
-        try:
-            for label in request.labels.close():
-                self._resolve(request, label, censored=reason)
-            self.cache.stop(name)
-            self._memories.book(request.options.key)
-        except Exception:  # noqa: BLE001 - told by the complaints
-            self._complaints.exception("a request's last labels are lost: its bookkeeping failed")
-            self.counters.left_out["fault"] += 1
-
-    def _leave_out(self, request: Request, reason: str) -> None:
-        """Follow a request no longer: what is known of it cannot be relied on."""
-        self.counters.left_out[reason] += 1
-        request.cycle = None
-        self.stop(request.name, "lost")
+        if self.followed.stop(name, reason) and not self.followed.requests:
+            self._underway.decided = 0.0  # nobody waits for the step any more: a pause begins
 
     def close(self) -> None:
         """Stop every request: the worker is going down."""
-        for name in list(self._requests):
+        for name in list(self.followed.requests):
             self.stop(name, "abort")
         self._settle()
-
-    def _spent(self, began: float) -> float:
-        """Book the router's own time since ``began``; the time it is now."""
-        now = time.perf_counter()
-        self._own_us += (now - began) * 1e6
-        self._exposed_us += (now - began) * 1e6
-        return now
-
-    def _propose(self, request: Request, room: int, shown: Shown) -> CacheDraft | None:
-        context = request.tokens[: request.length]
-        try:
-            if shown == "stock":
-                return self.cache.propose(request.name, context, room, STOCK)
-            return self.cache.propose(request.name, context, room)
-        except Exception:  # noqa: BLE001 - told by the complaints
-            self._complaints.exception("a request is left out of drafting: it cannot be looked up")
-            self._leave_out(request, "fault")
-            return None
-
-    def _count(self, request: Request, cycle: Cycle, reported: int) -> None:
-        # Nothing verified (a draft the scheduler had no room for) is a cycle of the arm "none".
-        arm = ARMS[cycle.arm if cycle.verified_len else NONE]
-        accepted = min(reported - 1, cycle.committed)
-        self.counters.cycles[arm] += 1
-        self.counters.drafted[arm] += cycle.verified_len
-        self.counters.accepted[arm] += accepted
-        if arm == "model" and cycle.committed == reported:
-            cycle.model_accepted = accepted
-            drafts = cycle.step.arms.count(MODEL)
-            self.model_arm.observe(accepted, cycle.verified_len, drafts)
-            whole = accepted == cycle.verified_len
-            rest = self.model_arm.payoff(self._model_len - cycle.verified_len) if whole else 0.0
-            request.history.learn_model(accepted + rest)
-
-    def _weigh(self, request: Request, cycle: Cycle, accepted: int) -> None:
-        """Tell the floor what each option would have made of this cycle."""
-        if self.floor is None or not cycle.committed or not cycle.step.serves:
-            return
-        usual = float(cycle.step.model[cycle.row])
-        foreseen = outcomes_of(cycle, accepted, usual, self.costs.table)
-        self.floor.add(request.stretch, cycle.committed, foreseen, cycle.step.batch)
-
-    def _resolve(self, request: Request, label: Label[Cycle], censored: str) -> None:
-        cycle = label.subject
-        if not label.censored:
-            request.history.learn(label.accepted, cycle.draft_len, request.generated)
-            request.memory.learn(cycle.keys, label.accepted, cycle.draft_len)
-        self._unsettled.append((request, label, censored))
 
 
 _NOTHING: Final = Decision("none")

@@ -14,6 +14,11 @@ from decoder.contracts.settings import Settings
 from decoder.contracts.trials import HOLDOUT_SIDES
 
 
+def _spill_folder() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME")
+    return Path(home or Path.home() / ".cache") / "hybrid-verified-decoding" / "spill"
+
+
 class WorkerSettings(Settings):
     """What two deployments of a worker may want to differ in.
 
@@ -30,7 +35,23 @@ class WorkerSettings(Settings):
     )
     telemetry: bool = Field(True, description="send events to Kafka and take policies from it")
     metrics: bool = Field(True, description="publish Prometheus metrics")
-    queue_size: int = Field(65_536, ge=1, description="draft events held while Kafka is away")
+    queue_size: int = Field(
+        65_536, ge=1, description="draft events that may wait to be handed over"
+    )
+    events_per_s: float = Field(
+        0.0,
+        ge=0,
+        description="draft events sent a second, about: above it whole requests are left out, by "
+        "chance; 0 sends all",
+    )
+    spill_mib: int = Field(
+        256,
+        ge=0,
+        description="MiB of draft events kept in a file while Kafka is away; 0 keeps none",
+    )
+    spill_folder: Path = Field(
+        default_factory=_spill_folder, description="where that file is; the user's cache by default"
+    )
     policy_file: Path | None = Field(None, description="bundle to start from, before Kafka answers")
     start: Literal["first", "counting"] = Field(
         "first",

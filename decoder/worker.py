@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 from decoder.admission import Admission, check_pace
 from decoder.contracts.bundle import TRIAL, Policy, frequency_policy
+from decoder.contracts.errors import SettingsError
 from decoder.contracts.events import Origin
 from decoder.contracts.features import SCHEMA_ID
 from decoder.contracts.settings import KafkaSettings
@@ -26,14 +28,16 @@ from decoder.costs import LiveCosts
 from decoder.drafting.suffix import SuffixCache
 from decoder.feed import PolicyFeed
 from decoder.floor import Floor
-from decoder.hindsight import event_of
+from decoder.hindsight import tell
 from decoder.policy.first import first_or_counting
 from decoder.policy.probes import from_bytes
 from decoder.router import DraftRouter
 from decoder.settings import WorkerSettings
+from decoder.telemetry.books import Accounts
+from decoder.telemetry.handover import Handover
 from decoder.telemetry.metrics import MetricsPage
 from decoder.telemetry.queue import EventQueue
-from decoder.telemetry.shipper import Shipper
+from decoder.telemetry.spill import folder_of
 from decoder.trial.turns import Turns
 
 log = logging.getLogger(__name__)
@@ -50,7 +54,7 @@ class Worker:
     queue: EventQueue
     turns: Turns
     life: str
-    shipper: Shipper | None = None
+    handover: Handover | None = None
     feed: PolicyFeed | None = None
     page: MetricsPage | None = None
     faults: int = 0
@@ -58,7 +62,7 @@ class Worker:
     def status(self) -> WorkerStatus:
         """The worker's status record of this moment."""
         counters, policy = self.router.counters, self.router.policy
-        shipper = self.shipper
+        events = self.handover.accounts() if self.handover else _unsent(self.queue)
         floor, costs = self.router.floor, self.router.costs.table
         trial, turns = self.admission.held.get(TRIAL), self.turns
         return WorkerStatus(
@@ -74,13 +78,17 @@ class Worker:
             accepted=dict(counters.accepted),
             drafted=dict(counters.drafted),
             drafts_labelled=counters.labelled,
-            events_made=self.queue.made,
-            events_sent=shipper.sent if shipper else 0,
-            queue_depth=shipper.waiting if shipper else len(self.queue),
-            events_dropped=self.queue.dropped,
-            drops={"queue": self.queue.dropped} if self.queue.dropped else {},
-            events_refused=dict(shipper.refused) if shipper else {},
-            events_failed=shipper.failed if shipper else 0,
+            events_made=events.made,
+            events_sent=events.sent,
+            events_in_doubt=events.in_doubt,
+            queue_depth=events.waiting,
+            events_spilled=events.spilled,
+            events_dropped=events.dropped.total(),
+            drops=dict(events.dropped),
+            events_refused=dict(events.refused),
+            events_failed=events.failed,
+            events_former=events.former,
+            carrier_deaths=events.deaths,
             policy_version=policy.version,
             publication=policy.publication,
             policy_role=policy.role,
@@ -115,8 +123,8 @@ class Worker:
             side=turns.playing,
             sides_failed=dict(turns.failed),
             rounds_made=turns.made,
-            rounds_sent=shipper.rounds_sent if shipper else 0,
-            rounds_dropped=turns.dropped + (shipper.rounds_dropped if shipper else 0),
+            rounds_sent=events.rounds_sent,
+            rounds_dropped=turns.dropped + events.rounds_dropped,
             trial_version=trial.version if trial else 0,
             trial_publication=trial.publication if trial else 0,
             trial_share=trial.share if trial else 0.0,
@@ -127,10 +135,17 @@ class Worker:
         if self.feed is not None:
             self.feed.close()
         self.router.close()
-        if self.shipper is not None:
-            self.shipper.close()
+        if self.handover is not None:
+            self.handover.close()
         if self.page is not None:
             self.page.close()
+
+
+def _unsent(queue: EventQueue) -> Accounts:
+    """The accounts where nothing is sent."""
+    counts = queue.counts()
+    dropped = Counter(queue=counts.dropped) if counts.dropped else Counter[str]()
+    return Accounts(made=counts.made, waiting=counts.held, dropped=dropped)
 
 
 def _middle(times: Iterable[float]) -> float:
@@ -147,10 +162,17 @@ def initial_policy(settings: WorkerSettings, scope: str) -> Policy:
     Raises:
         PolicyRefused: the bundle named in the settings is unusable; a person chose it, so it must
             not be ignored.
-        FileNotFoundError: it does not exist.
+        SettingsError: it cannot be read.
     """
     if settings.policy_file is not None:
-        chosen = from_bytes(settings.policy_file.read_bytes(), scope)
+        try:
+            data = settings.policy_file.read_bytes()
+        except OSError as error:
+            raise SettingsError(
+                f"the policy in {settings.policy_file} cannot be read: {error.strerror}. Correct "
+                "HVD_WORKER_POLICY_FILE, or unset it."
+            ) from error
+        chosen = from_bytes(data, scope)
         check_pace(chosen)
         return replace(chosen, scope=scope)
     return frequency_policy(scope) if settings.start == "counting" else first_or_counting(scope)
@@ -182,7 +204,7 @@ def make_worker(
         longest: draft tokens of a request that the engine was started for.
         target, drafter: what a person calls them, for telemetry.
     """
-    queue = EventQueue(settings.queue_size, event_of)
+    queue = EventQueue(settings.queue_size)
     policy, life = initial_policy(settings, scope), secrets.token_hex(8)
 
     def apply(policy: Policy) -> None:
@@ -202,9 +224,13 @@ def make_worker(
     worker = Worker(settings, scope, router, admission, queue, turns, life)
     if settings.telemetry:
         origin = Origin(scope, settings.name, worker.life, target, drafter)
-        worker.shipper = Shipper(kafka, queue, origin, worker.status, turns)
+        most = settings.spill_mib << 20
+        folder = folder_of(settings.spill_folder, kafka.bootstrap_servers) if most else None
+        worker.handover = Handover(
+            kafka, queue, tell, origin, worker.status, turns, folder, most, settings.events_per_s
+        )  # fmt: skip
         worker.feed = PolicyFeed(kafka, scope, worker.admission)
-        worker.shipper.start()
+        worker.handover.start()
         worker.feed.start()
     if settings.metrics:
         worker.page = MetricsPage(worker.status)

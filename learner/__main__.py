@@ -6,28 +6,39 @@ import logging
 import signal
 import sys
 import threading
+from typing import Literal
 
 from decoder.contracts.errors import HvdError
 from decoder.contracts.settings import KafkaSettings
+from decoder.log_lines import JsonLines
 from learner.loop import run
 from learner.settings import LearnerSettings
 
 
 def main() -> int:
     """Exit status: 0 after a clean stop, 2 for settings that are not valid."""
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    logging.getLogger("kafka").setLevel(logging.ERROR)  # its selector warns of every pause
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
     try:
-        run(LearnerSettings.load(), KafkaSettings.load(), stop)
+        settings = LearnerSettings.load()
+        _log(settings.log)
+        run(settings, KafkaSettings.load(), stop)
     except HvdError as error:
         sys.stderr.write(f"{error}\n")
         return 2
     return 0
+
+
+def _log(form: Literal["text", "json"]) -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(
+        JsonLines()
+        if form == "json"
+        else logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    )
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    logging.getLogger("kafka").setLevel(logging.ERROR)  # its selector warns of every pause
 
 
 if __name__ == "__main__":

@@ -23,15 +23,15 @@ from learner import state, topics
 from learner.dead_letters import DeadLetters
 from learner.home import holder_of, occupied
 from learner.intake import Admitted, Intake
-from learner.learned_from import learned_from
 from learner.lease import MARGIN_SECONDS, Lease
 from learner.moves import Moved
 from learner.page import Vitals, serving
 from learner.publish import PolicyPublisher, StatusProducer
-from learner.registrar import Loaded, Registrar, Registration, Rules, Seen, Settled
-from learner.registry import Registry, Standing, digest_of
+from learner.registrar import Registrar
+from learner.registrations import Loaded, Registration, Rules, Seen, Settled, registration_of
+from learner.registry import Registry, Standing
 from learner.rollouts import Rollouts
-from learner.scope import Candidate, Scope
+from learner.scope import Scope
 from learner.scopes import beginning
 from learner.settings import LearnerSettings
 from learner.source import RETRY_SECONDS, EventSource
@@ -300,44 +300,16 @@ class Learner:
         }
 
 
-def registration_of(scope: Scope, won: Candidate, offsets: Mapping[int, int]) -> Registration:
-    """What the registry is told of a candidate that won over the champion of ``scope``, when
-    records had been read up to ``offsets``."""
-    return Registration(
-        won.policy,
-        against=digest_of(scope.champion),
-        params={"learner": won.origin, "champion": scope.version},
-        metrics=won.verdict.metrics(),
-        tags={"verdict": won.verdict.reason, "origin": "learner", **scope.served},
-        window=learned_from(scope, won.policy, offsets),
-    )
-
-
-def prepare(kafka: KafkaSettings, stop: threading.Event) -> None:
-    """Wait for the broker and put the topics right, until ``stop`` is set.
-
-    Raises:
-        BrokerError: a topic is not as it must be, and may not be changed.
-    """
-    while not stop.is_set():
-        try:
-            topics.make_right(kafka)
-            return
-        except topics.BrokerAway as error:
-            log.warning("%s; trying again in %.0f s", error, RETRY_SECONDS)
-            stop.wait(RETRY_SECONDS)
-
-
 def run(settings: LearnerSettings, kafka: KafkaSettings, stop: threading.Event) -> None:
     """Learn until ``stop`` is set; a last checkpoint is written before returning.
 
     Raises:
         SettingsError: another learner works in the same folder, or the page's port is taken.
-        BrokerError: see :func:`prepare`.
+        BrokerError: see :func:`learner.topics.wait_until_right`.
     """
     vitals = Vitals()
     with occupied(settings.state_dir), serving(settings, vitals):
-        prepare(kafka, stop)
+        topics.wait_until_right(kafka, stop)
         learner = Learner(settings, kafka)
         learner.vitals = vitals
         try:

@@ -13,6 +13,7 @@ from kafka.errors import KafkaTimeoutError
 from decoder.contracts.bundle import MAX_BUNDLE_BYTES, Policy
 from decoder.contracts.errors import BrokerError
 from decoder.contracts.settings import KafkaSettings
+from decoder.contracts.signature import signed
 from decoder.contracts.status import LearnerStatus
 from decoder.contracts.topics import POLICY, STATUS, policy_key
 from decoder.kafka.clients import AWAY, close, open_brief_producer, open_producer
@@ -90,7 +91,8 @@ class PolicyPublisher:
                 delivery_timeout_ms=int(ACK_SECONDS * 1e3),
                 request_timeout_ms=int(ACK_SECONDS * 500),
             )
-        sent = self._producer.send(POLICY.name, value=value, key=key, headers=POLICY.headers)
+        headers = POLICY.headers + signed(self._kafka.policy_key, key, value)
+        sent = self._producer.send(POLICY.name, value=value, key=key, headers=headers)
         sent.get(timeout=ACK_SECONDS)
 
     def close(self) -> None:

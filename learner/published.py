@@ -9,6 +9,7 @@ from typing import Any, Final
 from decoder.contracts.bundle import unpack
 from decoder.contracts.errors import PolicyRefused
 from decoder.contracts.settings import KafkaSettings
+from decoder.contracts.signature import is_genuine
 from decoder.contracts.topics import POLICY, policy_key
 from decoder.kafka.compacted import Compacted
 
@@ -37,6 +38,7 @@ class Published:
 
     def __init__(self, kafka: KafkaSettings, numbers: Mapping[bytes, int] = {}) -> None:
         self.numbers = dict(numbers)
+        self._secret = kafka.policy_key
         self._last: dict[bytes, Publication] = {}
         self._log = Compacted(kafka, POLICY, self._saw, self._keep)
 
@@ -59,6 +61,8 @@ class Published:
     def _saw(self, record: Any) -> None:
         key = record.key or b""
         self._last.pop(key, None)
+        if not is_genuine(self._secret, record):
+            return  # no worker takes it, and its number counts for nothing, however high it is
         try:
             policy, _ = unpack(record.value or b"")
         except PolicyRefused:

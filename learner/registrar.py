@@ -12,13 +12,12 @@ import threading
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
-from typing import Any, Final
+from typing import Final
 
-from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import PolicyRefused, RegistryError
 from learner.moves import Move, Moved, carry_out
+from learner.registrations import Answer, Loaded, Registration, Rules, Seen, Settled
 from learner.registry import Registry, Standing
 
 log = logging.getLogger(__name__)
@@ -28,74 +27,10 @@ FOLLOW_SECONDS: Final = 3.0
 RETRY_SECONDS: Final = 15.0
 TRIES: Final = 10
 MOVES: Final = 256
-KEEP: Final = 20
-"""Versions of a scope: see ``HVD_LEARNER_KEEP_VERSIONS``."""
 WAITING: Final = 64
 """Registrations kept while MLflow is away, each some ten kilobytes; the oldest give way."""
 CLOSE_SECONDS: Final = 5.0
 """For the request under way. One that is cut off is made again at the next start: no twin."""
-
-
-@dataclass(frozen=True)
-class Registration:
-    """A policy to be registered, and promoted if it is still ``against`` what it was judged.
-
-    ``against`` is the digest of the champion it won over; "" of a scope's first policy, which is
-    promoted where there is no champion.
-    """
-
-    policy: Policy
-    against: str = ""
-    params: Mapping[str, Any] = field(default_factory=dict)
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    tags: Mapping[str, str] = field(default_factory=dict)
-    window: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def key(self) -> tuple[str, bool]:
-        """Of these one waits: a later winner takes the place of an earlier one."""
-        return self.policy.scope, bool(self.against)
-
-
-@dataclass(frozen=True)
-class Settled:
-    """``registration`` is ``version`` now; ``refusal`` says why it was not promoted, or "".
-
-    One that was refused before it was registered has no version. One that is to go on trial first
-    is neither promoted nor refused: ``over`` is the champion it won over.
-    """
-
-    registration: Registration
-    version: int | None
-    refusal: str
-    over: int = 0
-
-
-@dataclass(frozen=True)
-class Seen:
-    """Where the aliases of all scopes stand."""
-
-    standings: Mapping[str, Standing]
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """A policy that was asked for."""
-
-    policy: Policy
-
-
-Answer = Settled | Seen | Loaded | Moved
-
-
-@dataclass(frozen=True)
-class Rules:
-    """How a learner deals with versions: the name it signs its moves with, whether winners go on
-    ``trial`` first, and how many versions of a scope it keeps."""
-
-    by: str = "learner"
-    trial: bool = False
-    keep: int = KEEP
 
 
 class Registrar:
@@ -112,13 +47,13 @@ class Registrar:
         may: Callable[[str], bool],
         waiting: Iterable[Registration] = (),
         busy: Callable[[str], bool] = lambda scope: False,
-        rules: Rules = Rules(),
+        rules: Rules | None = None,
     ) -> None:
         self.away_since = 0.0
         self._registry = registry
         self._may = may
         self._busy = busy
-        self._rules = rules
+        self._rules = rules or Rules()
         self._waiting = OrderedDict((each.key, each) for each in waiting)
         self._tries: Counter[tuple[str, bool]] = Counter()
         self._unusable: set[tuple[str, int]] = set()

@@ -25,7 +25,8 @@ from learner.lease import MARGIN_SECONDS, Lease
 from learner.moves import Move, Moved
 from learner.players import Players
 from learner.publish import PolicyPublisher
-from learner.registrar import Registrar, Settled
+from learner.registrar import Registrar
+from learner.registrations import Settled
 from learner.registry import Standing
 from learner.rollout import Rollout
 from learner.scopes import beginning

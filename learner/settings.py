@@ -31,6 +31,7 @@ class LearnerSettings(Settings):
     trial_minutes: float = Field(default=30.0, gt=0.0)  # of rounds, until a trial has to be decided
     host: str = "127.0.0.1"  # where the page with metrics, health and readiness is bound
     port: int | None = Field(default=None, ge=0, le=65535)  # of that page; None: there is none
+    log: Literal["text", "json"] = "text"  # json: an object a line, for whatever collects logs
     keep_versions: int = Field(default=20, ge=1)  # of a scope; older ones without alias are retired
 
     @property

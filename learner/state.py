@@ -12,7 +12,7 @@ import numpy as np
 from decoder.contracts.errors import ContractError
 from decoder.policy.probes import from_bytes, to_bytes
 from learner import checkpoint
-from learner.registrar import Registration
+from learner.registrations import Registration
 from learner.rollout import Rollout
 from learner.scopes import Entry, Scopes
 from learner.sequences import Sequences

@@ -7,6 +7,7 @@ champion. Both work until a worker starts and finds nothing.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ from decoder.kafka.clients import AWAY, listens, open_admin
 log = logging.getLogger(__name__)
 
 REQUEST_MS: Final = 5_000
+RETRY_SECONDS: Final = 2.0
 CLEANUP: Final = "cleanup.policy"
 RETENTION: Final = "retention.ms"
 SHORT_MS: Final = 3_600_000
@@ -64,6 +66,21 @@ def make_right(kafka: KafkaSettings, limits: Mapping[str, str] | None = None) ->
         ) from error
     finally:
         admin.close()
+
+
+def wait_until_right(kafka: KafkaSettings, stop: threading.Event) -> None:
+    """Wait for the broker and put its topics right, unless ``stop`` is set first.
+
+    Raises:
+        BrokerError: a topic is not as it must be, and may not be changed.
+    """
+    while not stop.is_set():
+        try:
+            make_right(kafka)
+            return
+        except BrokerAway as error:
+            log.warning("%s; trying again in %.0f s", error, RETRY_SECONDS)
+            stop.wait(RETRY_SECONDS)
 
 
 def _create(admin: Any, topic: Topic, limits: Mapping[str, str]) -> None:

@@ -73,7 +73,8 @@ class PolicyRefused(ContractError):
 
     Attributes:
         reason: one of ``malformed``, ``dtype``, ``digest``, ``scope``, ``schema``, ``shape``,
-            ``nonfinite``, ``probe``, ``role``, ``missing``, or ``slow``; a label for counters.
+            ``nonfinite``, ``probe``, ``role``, ``signature``, ``missing``, or ``slow``; a label for
+            counters.
     """
 
     def __init__(self, reason: str, message: str) -> None:

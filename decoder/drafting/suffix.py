@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
+from decoder.drafting.drafts import CacheDraft, Limits, better_of, reach_of
 from decoder.drafting.trees import (
     OVERLAP,
     SEGMENT,
@@ -29,15 +30,8 @@ from decoder.drafting.trees import (
 from decoder.settings import WorkerSettings
 from decoder.tenancy.shares import ALONE, Shares, owner_of
 
-__all__ = ["CacheDraft", "SuffixCache", "Tokens", "better_of", "common_prefix"]
-
 FREED: Final = 4
 """Tokens freed for each one written, while more is held than may be."""
-MARGIN: Final = 8
-"""Tokens of context that a lookup takes beyond what matched last time. The text under
-way is in its own trees, so a lookup finds as much of itself as it is given, at a cost that grows
-with the square; and from one token to the next a match grows by one. On five sets of recorded agent
-text every draft was the one that 64 tokens of context give, at a third of the cost."""
 SLICE: Final = 128
 """Tokens indexed before another prompt has its turn: at most 1.6 ms, 0.2 ms in the mean."""
 STEP_TOKENS: Final = 256
@@ -47,50 +41,6 @@ SLACK: Final = 8
 MEMORIES: Final = 16
 """Memories of payoffs may take one part in so many of what the trees may."""
 EVERYTHING: Final = 1 << 62
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Of a lookup: tokens of context and of a draft at most, and ``of_draft`` as
-    :func:`better_of` takes them."""
-
-    depth: int
-    most: int
-    of_draft: tuple[float, float, float, bool]
-
-
-STOCK: Final = Limits(24, 24, (1.0, 0.0, 0.1, False))
-"""What vLLM's suffix decoding draws from its trees where nobody sets anything
-(``SpeculativeConfig`` of vLLM 0.32: depth, factor and least probability; a draft is at most as long
-as a tree is deep)."""
-
-
-@dataclass(frozen=True, slots=True)
-class CacheDraft:
-    """A linear draft, deterministic given the prefix and what of it is indexed.
-
-    ``probs[i]`` is the counted probability that the draft survives through token i (a running
-    product, so it never rises); ``score`` is their sum, the accepted length that counting expects;
-    ``match_len`` is the number of context tokens matched. ``local`` says that the request's own
-    tree proposed it, and not the tenant's. ``rival`` is what the other tree had to say, if
-    anything, and ``agreement`` the number of tokens on which both begin alike.
-    """
-
-    tokens: list[int]
-    probs: list[float]
-    score: float
-    match_len: int
-    local: bool = True
-    rival: CacheDraft | None = None
-    agreement: int = 0
-
-
-def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Number of tokens on which ``a`` and ``b`` begin alike."""
-    if a == b:
-        return len(a)
-    shorter = min(len(a), len(b))
-    return next((i for i in range(shorter) if a[i] != b[i]), shorter)
 
 
 @dataclass(slots=True)
@@ -368,47 +318,3 @@ class SuffixCache:
             self._outputs.pop(owner, None)
             if not self._shares.of(owner):
                 self._shares.forget(owner)
-
-
-def better_of(
-    local: Any, shared: Any, seen: Tokens, tokens: int, limits: tuple[float, float, float, bool]
-) -> tuple[CacheDraft | None, int]:
-    """What the tree that expects more proposes after ``seen`` (int32 [n]), beside the other.
-
-    The library's own ``speculate`` keeps the better of the two and drops the other, which says
-    whether they agree.
-
-    Args:
-        local, shared: trees of the library, or None for one that has nothing to say.
-        tokens: of a draft at most.
-        limits: factor, offset, least probability, and whether the draft is a tree.
-
-    Returns:
-        the draft, and the longest context that either tree's best was found behind.
-    """
-    own = None if local is None else local.speculate_ndarray(seen, tokens, *limits)
-    theirs = None if shared is None else shared.speculate_ndarray(seen, tokens, *limits)
-    if theirs is None or own is None:
-        best, other = (own, None) if theirs is None else (theirs, None)
-        is_local = theirs is None
-    else:
-        is_local = own.score >= theirs.score
-        best, other = (own, theirs) if is_local else (theirs, own)
-    if best is None:
-        return None, 0
-    drafted, matched = best.token_ids, best.match_len
-    if other is not None:
-        matched = max(matched, other.match_len)
-    if not drafted:
-        return None, matched
-    rival, agreement = None, 0
-    if other is not None and (against := other.token_ids):
-        rival = CacheDraft(against, other.probs, other.score, other.match_len, not is_local)
-        agreement = common_prefix(drafted, against)
-    probs, score = best.probs, best.score
-    return CacheDraft(drafted, probs, score, best.match_len, is_local, rival, agreement), matched
-
-
-def reach_of(matched: int) -> int:
-    """Tokens of context for the lookup after one that matched so many, new ones left out."""
-    return matched + MARGIN

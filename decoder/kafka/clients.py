@@ -11,6 +11,7 @@ from kafka.errors import KafkaError, UnknownTopicOrPartitionError
 from kafka.net.compat import KafkaNetClient
 
 from decoder.contracts.settings import KafkaSettings
+from decoder.kafka.tokens import Tokens
 
 AWAY: Final[tuple[type[Exception], ...]] = (KafkaError, OSError)
 """What a client raises while its broker is away, or refuses."""
@@ -83,6 +84,7 @@ def _open(kind: Any, kafka: KafkaSettings, purpose: str, options: dict[str, Any]
     try:
         return kind(
             **kafka.client_options(),
+            **({"sasl_oauth_token_provider": Tokens(kafka)} if kafka.asks_tokens else {}),
             client_id=f"hvd-{purpose}",
             kafka_client=connect,
             **options,

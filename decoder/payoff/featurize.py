@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from decoder.compiled import MATRIX, WHOLE, WHOLES, compiled
 from decoder.contracts.features import FEATURES, LOGGED, NUM_FEATURES, TOKEN_CLASSES
-from decoder.drafting.suffix import CacheDraft
+from decoder.drafting.drafts import CacheDraft
 from decoder.payoff.memory import History, Keys, TenantMemory
 
 FloatArray = NDArray[np.float32]

@@ -16,7 +16,7 @@ from typing import Final
 
 from prometheus_client import Counter, Gauge
 
-from decoder.contracts.status import WorkerStatus
+from decoder.contracts.status import SideSums, WorkerStatus
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +67,7 @@ LEVELS: Final = {
     "exposed_us_p50": "Microseconds of that which the engine waits for, median.",
     "cache_bytes": "Bytes of the suffix caches, at most.",
     "draft_us": "Microseconds the model drafter adds to a step.",
+    "policy_applied_at": "When the policy in force came into force, seconds since the epoch.",
     "swap_ms_max": "Longest time from a bundle received to that bundle in force, milliseconds.",
 }
 
@@ -94,6 +95,15 @@ def publish(status: WorkerStatus, earlier: WorkerStatus | None) -> None:
             _counter(name, meaning, label).labels(worker, value).inc(count - before.get(value, 0))
     for name, meaning in LEVELS.items():
         _gauge(name, meaning).labels(worker).set(getattr(status, name))
+    _gauge("serving", "1 for the scope that the worker serves.", "scope").labels(
+        worker, status.scope
+    ).set(1)
+    for side, sums in status.sides.items():
+        past = earlier.sides.get(side, SideSums()) if earlier else SideSums()
+        tokens = _counter("side_tokens", "Tokens of steps that a side decided.", "side")
+        tokens.labels(worker, side).inc(sums.tokens - past.tokens)
+        seconds = _counter("side_seconds", "Seconds that these steps took.", "side")
+        seconds.labels(worker, side).inc((sums.us - past.us) / 1e6)
     in_force = _gauge("fallback", "1 for the arm that the no-regret floor has in force.", "arm")
     for arm in FALLBACKS:
         in_force.labels(worker, arm).set(status.fallback == arm)

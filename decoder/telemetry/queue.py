@@ -1,62 +1,61 @@
-"""The bounded queue between the decode path and the thread that talks to Kafka."""
+"""The bounded queue between the decode path and the thread that passes events on."""
 
 from __future__ import annotations
 
-import logging
 from collections import deque
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Final, NamedTuple
 
-from decoder.contracts.events import DraftEvent
-
-log = logging.getLogger(__name__)
+LOOKS: Final = 100
+"""Attempts to see the counts at one moment, between two events."""
 
 
-def _itself(event: DraftEvent) -> DraftEvent:
-    return event
+class Counts(NamedTuple):
+    """Of the events that were put: ``made`` is the sum of the others."""
+
+    made: int
+    held: int
+    taken: int
+    dropped: int
 
 
 class EventQueue:
-    """Events waiting to be sent; a full queue drops the newest and counts it.
+    """What is to become events, waiting; a full queue drops the newest and counts it.
 
     ``put`` is one length check and one append, both atomic in CPython: it never waits for the
     consuming thread, and there is exactly one producer and one consumer. ``made`` counts every
-    event that was put, those that were ``dropped`` included, ``unreadable`` those of which ``read``
-    could make no event.
+    event that was put, those that were ``dropped`` included.
     """
 
-    def __init__(self, size: int, read: Callable[[Any], DraftEvent] = _itself) -> None:
-        """Begin empty.
-
-        Args:
-            read: makes an event of what was put; it runs where events are taken out.
-        """
-        self._size, self._read = size, read
+    def __init__(self, size: int) -> None:
+        """Begin empty."""
+        self._size = size
         self._held: deque[Any] = deque()
         self.made = 0
+        self.taken = 0
         self.dropped = 0
-        self.unreadable = 0
 
     def __len__(self) -> int:
         return len(self._held)
 
     def put(self, event: Any) -> None:
-        """Take an event, or what is to be one, or count it as dropped. Never blocks or raises."""
+        """Take what is to be an event, or count it as dropped. Never blocks or raises."""
         self.made += 1
         if len(self._held) >= self._size:
             self.dropped += 1
         else:
             self._held.append(event)
 
-    def take(self, most: int) -> list[DraftEvent]:
-        """Remove and return up to ``most`` events, oldest first. Never raises."""
-        taken: list[DraftEvent] = []
-        while self._held and len(taken) < most:
-            held = self._held.popleft()
-            try:
-                taken.append(self._read(held))
-            except Exception:  # one that cannot be read must not take the others with it
-                self.unreadable += 1
-                if self.unreadable == 1:
-                    log.exception("no event could be made of a cycle; the rest is only counted")
+    def take(self, most: int) -> list[Any]:
+        """Remove and return up to ``most``, oldest first. Never raises."""
+        held = self._held
+        taken = [held.popleft() for _ in range(min(most, len(held)))]
+        self.taken += len(taken)
         return taken
+
+    def counts(self) -> Counts:
+        """All counts at one moment; for the consumer to ask, while the producer goes on."""
+        for _ in range(LOOKS):
+            found = Counts(self.made, len(self._held), self.taken, self.dropped)
+            if found.made == found.held + found.taken + found.dropped == self.made:
+                break
+        return found

@@ -1,34 +1,39 @@
-"""The thread that carries events, status and rounds of trials from a worker to Kafka.
+"""What carries events, status and rounds of trials to Kafka, in the carrier's process.
 
-At least once: a record stays in hand until the broker has acknowledged it, and readers drop
-duplicates by life and number. While the broker is away the queue fills; only a full queue loses
-events. What the broker will never take is set aside, and the next record goes. All of it is
-counted: an event that was made is sent, waiting, dropped, refused or failed.
+At least once: a record keeps its number and its bytes until the broker has acknowledged it, and
+readers drop duplicates by life and number. While the broker is away records wait in a file. What
+the broker will never take is set aside, and the next record goes. All of it is counted: an event is
+sent, in doubt, waiting, spilled, dropped, refused or failed.
 
-Everything of one life goes to one partition, so that the events of a request, which lives in one
-worker, are read in their order.
+The events of a request go to one partition, and of each partition one record is under way at a
+time, so that they are read in their order.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
+import os
 import threading
 import time
 import zlib
-from collections import Counter
-from collections.abc import Callable
-from typing import Any, Final
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
+from decoder.complaints import Complaints
 from decoder.contracts.errors import EventRefused
-from decoder.contracts.events import DraftEvent, Origin, encode_batch
+from decoder.contracts.events import DraftEvent, Origin, decode_batch, encode_batch
 from decoder.contracts.settings import KafkaSettings
-from decoder.contracts.status import WorkerStatus
-from decoder.contracts.topics import DRAFTS, STATUS, TRIALS
-from decoder.contracts.trials import Round
-from decoder.kafka.clients import open_producer
-from decoder.telemetry.queue import EventQueue
-from decoder.trial.turns import Played, Turns
+from decoder.contracts.topics import DRAFTS, STATUS, TRIALS, Topic
+from decoder.kafka.clients import close, open_producer
+from decoder.telemetry import frames
+from decoder.telemetry.books import Books
+from decoder.telemetry.frames import Frame
+from decoder.telemetry.outbox import Outbox
+from decoder.telemetry.shedding import Shedding
+from decoder.telemetry.spill import FILE, Record, Spill, SpillError, former, release
+from decoder.telemetry.told import decode, events_of
 
 log = logging.getLogger(__name__)
 
@@ -36,238 +41,415 @@ BATCH: Final = 256
 """Events a record: past this the record's size no longer amortises anything."""
 LINGER_S: Final = 0.25
 """Longest time an event waits for company; what a dashboard sees lags by this much."""
-STATUS_EVERY_S: Final = 1.0
 RETRY_S: Final = 1.0
 ACK_TIMEOUT_S: Final = 10.0
-CLOSE_TIMEOUT_S: Final = 5.0
-COMPLAIN_EVERY_S: Final = 60.0
-ROUNDS_AT_ONCE: Final = 16
-"""Rounds sent before events have their turn again."""
+METADATA_MS: Final = 2_000
+CLOSE_TIMEOUT_S: Final = 2.0
 ROUNDS_RETRY_S: Final = 30.0
 """Pause after a round that did not get through: events do not wait for what may be lost."""
+ROUNDS: Final = 256
+"""Rounds held at most."""
+FORMER_EVERY_S: Final = 60.0
+"""How often files of lives that ended are looked for."""
 TOO_LARGE: Final = ("MessageSizeTooLargeError", "RecordListTooLargeError")
 """Refusals that a smaller record may escape."""
 
 
-class Shipper:
-    """Sends what is in ``queue`` and, once a second, what ``status`` says.
+class Inbox:
+    """Frames that came, and whether more will; another thread fills it."""
 
-    ``status`` builds the worker's status record; it runs in this thread. ``sent``, ``refused`` (by
-    reason) and ``failed`` count events; rounds of ``turns`` are sent or dropped.
+    def __init__(self) -> None:
+        self.frames: deque[Frame] = deque()
+        self.closed = False
+        self.wake = threading.Event()
+
+
+class Flight(NamedTuple):
+    """A record under way; ``spill`` is the file of the former life that it is from."""
+
+    record: Record
+    answer: Any
+    since: float
+    spill: Spill | None
+
+
+class Shipper:
+    """Sends what is told, in one thread. Public state: ``books``, and ``outbox`` behind them.
+
+    ``report`` is called with the books before anything is sent that they do not tell of yet, and
+    after each change.
     """
 
     def __init__(
         self,
         kafka: KafkaSettings,
-        queue: EventQueue,
         origin: Origin,
-        status: Callable[[], WorkerStatus],
-        turns: Turns | None = None,
+        books: Books,
+        report: Callable[[Books], None] = lambda books: None,
+        folder: Path | None = None,
+        most: int = 0,
+        shedding: Shedding | None = None,
     ) -> None:
-        self._turns = turns
-        self._kafka, self._queue, self._status = kafka, queue, status
-        self._origin = origin
-        self._stopping = threading.Event()
-        self._given_up = False
-        self._in_hand: list[DraftEvent] = []
-        self._most = BATCH  # events of the next record
-        self._partition = -1
-        self._sequences: Counter[int] = Counter()  # records each partition holds of this life
-        self._doubtful = False  # the last record may lie there although it was not acknowledged
-        self._complained = -COMPLAIN_EVERY_S
-        self._thread = threading.Thread(target=self._run, name="hvd-telemetry", daemon=True)
-        self.sent = 0
-        self.refused: Counter[str] = Counter()
-        self.failed = 0
-        self.rounds_sent = self.rounds_dropped = 0
-        self._rounds_at = 0.0  # when the next is tried, by the monotonic clock
+        """Begin where ``books`` ended.
 
-    @property
-    def waiting(self) -> int:
-        """Events of which the broker has not said what becomes of them."""
-        return 0 if self._given_up else len(self._in_hand) + len(self._queue)
+        Args:
+            folder: of the files that hold what is spilled, at most ``most`` bytes; None holds none.
+        """
+        self.books, self._report = books, report
+        self._kafka, self._origin, self._folder = kafka, origin, folder
+        self.outbox = Outbox(books, self._spill(), most)
+        books.ready = True
+        self._shedding = shedding or Shedding(0.0)
+        self._open: list[DraftEvent] = []
+        self._opened = 0.0  # when the first of them came
+        self._status = b""
+        self._rounds: deque[bytes] = deque()
+        self._round: Any = None  # the answer to the one under way
+        self._rounds_at = 0.0
+        self._partitions = 0  # that events are spread over; 0: nobody has said yet
+        self._producer: Any = None
+        self._retry_at = 0.0
+        self._flights: list[Flight] = []
+        self._cuts: list[tuple[int, range]] = []  # partition, and ids of the records that moved up
+        self._former: list[tuple[Spill, str, int]] = []
+        self._former_at = 0.0
+        self._complaints = Complaints()
+        self._wake = threading.Event()
 
-    def start(self) -> None:
-        """Begin to send."""
-        self._thread.start()
+    def _spill(self) -> Spill | None:
+        if self._folder is None:
+            return None
+        path = self._folder / f"{self._origin.life}{FILE}"
+        try:
+            return Spill(path, self._origin.worker)
+        except SpillError as error:
+            log.warning("%s cannot be read: what it held is lost (%s)", path, error)
+            path.unlink(missing_ok=True)
+            return Spill(path, self._origin.worker)
+
+    def run(self, inbox: Inbox) -> None:
+        """Ship until the inbox is closed and all is sent, or ``CLOSE_TIMEOUT_S`` later; what is
+        left then waits in the file, or is counted as failed.
+        """
+        self._wake = inbox.wake
+        until: float | None = None
+        while True:
+            closed = inbox.closed
+            while inbox.frames:
+                self.take(inbox.frames.popleft())
+            self.step(hasten=closed)
+            if closed and not inbox.frames:
+                until = until or time.monotonic() + CLOSE_TIMEOUT_S
+                settled = not (self.outbox or self._flights or self._rounds)
+                given_up = self._producer is None and self._folder is not None
+                if settled or given_up or time.monotonic() > until:
+                    break
+            if not inbox.frames:
+                self._wake.wait(LINGER_S / 10 if self._flights or closed else LINGER_S)
+                self._wake.clear()
+        self.close()
+
+    def take(self, frame: Frame) -> None:
+        """Take what was told; never raises."""
+        if frame.kind == frames.STATUS:
+            self._status = frame.payload
+        elif frame.kind == frames.ROUND:
+            self._rounds.append(frame.payload)
+            while len(self._rounds) > ROUNDS:
+                self._rounds.popleft()
+                self.books.rounds_dropped += 1
+        elif frame.kind == frames.EVENTS:
+            self.books.taken += frame.rows
+            try:
+                events = events_of(decode(frame.payload))
+            except Exception:  # noqa: BLE001 -- told by the complaints
+                self._complaints.exception("no events can be made of what was told")
+                self.books.drop("unreadable", frame.rows)
+                return
+            kept = self._shedding.keep(events)
+            if len(kept) < len(events):
+                self.books.drop("shed", len(events) - len(kept))
+            self._opened = self._opened if self._open else time.monotonic()
+            self._open += kept
+            self.books.waiting += len(kept)
+
+    def step(self, hasten: bool = False) -> None:
+        """One turn: records of what came, what is acknowledged, what can be sent. Never raises."""
+        try:
+            self._land()
+            if time.monotonic() >= self._retry_at:
+                self._connect()  # first, for it says how many partitions there are
+        except Exception as error:  # noqa: BLE001 -- whatever it is, the next turn comes
+            self._fail(error)
+        full = len(self._open) >= BATCH * max(self._partitions, 1)
+        if self._open and (full or hasten or time.monotonic() >= self._opened + LINGER_S):
+            self._encode()
+        self._report(self.books)
+        try:
+            if time.monotonic() >= self._retry_at:
+                self._send()
+        except Exception as error:  # noqa: BLE001 -- nor must this end it
+            self._fail(error)
+        self._report(self.books)
 
     def close(self) -> None:
-        """Send what is left, for at most ``CLOSE_TIMEOUT_S``; what remains is counted as failed."""
-        self._stopping.set()
-        self._thread.join(CLOSE_TIMEOUT_S)
-        left, self._given_up = self.waiting, True
-        self.rounds_dropped += len(self._turns.rounds) if self._turns is not None else 0
-        if left:
-            self.failed += left
-            log.error("%d draft events could not be sent to Kafka before the worker closed", left)
+        """Put down what is left, and leave."""
+        for flight in self._flights:
+            self._landed(flight, doubtful=True)
+        self.outbox.close()
+        self.books.rounds_dropped += len(self._rounds)
+        self._report(self.books)
+        for spill, life, lock in self._former:
+            self._leave_former(spill, life, lock)
+        self._leave()
 
-    def _run(self) -> None:
-        producer: Any = None
-        said = 0.0
-        while not self._given_up:
-            stopping = self._stopping.is_set()
-            moved = 0
-            try:
-                producer = producer or self._connect()
-                moved = self._send_record(producer)
-                self._send_rounds(producer)
-                if time.monotonic() - said >= STATUS_EVERY_S or stopping:
-                    said = time.monotonic()
-                    self._send_status(producer)
-            except Exception as error:  # noqa: BLE001 -- whatever it is, the thread goes on
-                self._complain(
-                    "Kafka at %s does not take what this worker has to tell (%s: %s): serving goes "
-                    "on, events wait in memory. Start the broker or set "
-                    "HVD_KAFKA_BOOTSTRAP_SERVERS.",
-                    self._kafka.bootstrap_servers, type(error).__name__, error,
-                )  # fmt: skip
-                if not getattr(error, "retriable", False):
-                    self._left(producer)
-                    producer = None
-                if producer is None and stopping:
-                    return
-                time.sleep(RETRY_S / 10 if stopping else 0.0)
-                self._stopping.wait(RETRY_S)
-            if not self._in_hand:
-                if stopping and not self._queue:
-                    break
-                if moved < BATCH:
-                    self._stopping.wait(0.01 if stopping else LINGER_S)
-        self._left(producer)
+    # --- from events to records
 
-    def _connect(self) -> Any:
+    def _encode(self) -> None:
+        """Make records of the open events, by partition. Mutates the sequences."""
+        groups: dict[int, list[DraftEvent]] = defaultdict(list)
+        count = max(self._partitions, 1)
+        for event in self._open:
+            groups[zlib.crc32(event.request.encode()) % count].append(event)
+        self._open = []
+        for partition, events in groups.items():
+            for begin in range(0, len(events), BATCH):
+                self._add(events[begin : begin + BATCH], partition)
+
+    def _add(self, events: Sequence[DraftEvent], partition: int) -> None:
+        """One record of ``events``, or of as many as can be written."""
+        books = self.books
+        sequence = books.sequences.get(partition, 0)
+        try:
+            value = encode_batch(events, self._origin, sequence)
+        except (EventRefused, TypeError, ValueError) as error:
+            if len(events) > 1:
+                half = len(events) // 2
+                self._add(events[:half], partition)
+                self._add(events[half:], partition)
+                return
+            self._complaints.warning(f"a draft event cannot be written: {error}")
+            books.waiting -= 1
+            books.refuse("malformed", 1)
+            return
+        books.sequences[partition] = sequence + 1
+        books.last = (books.last // BATCH + 1) * BATCH  # room for the ids of its parts
+        self.outbox.add(Record(books.last, partition, sequence, len(events), value))
+
+    def _cut(self, record: Record) -> None:
+        """Put two records in the place of one; the second and what came after it move up by one."""
+        books, events = self.books, decode_batch(record.value).events
+        half = len(events) // 2
+        self.outbox.replace(record, [
+            record._replace(id=record.id + at, rows=len(part),
+                            value=encode_batch(part, self._origin, record.sequence))
+            for at, part in ((0, events[:half]), (half, events[half:]))
+        ])  # fmt: skip
+        self._cuts.append((record.partition, range(record.id + half, books.last + BATCH)))
+        books.sequences[record.partition] += 1
+
+    def _value(self, record: Record) -> bytes:
+        """What is sent of a record of this life."""
+        moved = sum(p == record.partition and record.id in ids for p, ids in self._cuts)
+        if not moved:
+            return record.value
+        events = decode_batch(record.value).events
+        return encode_batch(events, self._origin, record.sequence + moved)
+
+    # --- to the broker and back
+
+    def _connect(self) -> None:
+        if self._producer is None:
+            self._producer = self._make_producer()
+        if not self._partitions:
+            self._partitions = len(self._producer.partitions_for(DRAFTS.name) or {0})
+
+    def _make_producer(self) -> Any:
         from kafka.codec import has_zstd
 
         return open_producer(
             self._kafka,
             "telemetry",
             compression_type="zstd" if has_zstd() else "gzip",
-            enable_idempotence=False,  # one record in flight, and readers deduplicate
-            max_block_ms=int(ACK_TIMEOUT_S * 1000),
+            enable_idempotence=False,  # one record of a partition in flight, readers deduplicate
+            max_block_ms=METADATA_MS,
         )
 
-    def _left(self, producer: Any) -> None:
-        with contextlib.suppress(Exception):
-            if producer is not None:
-                producer.close(timeout=1.0)
+    def _produce(self, topic: Topic, value: bytes, key: str, partition: int | None = None) -> Any:
+        """The answer to come; the one place where a record is handed to the client."""
+        answer = self._producer.send(
+            topic.name, key=key.encode(), value=value, partition=partition, headers=topic.headers
+        )
+        answer.add_both(lambda _: self._wake.set())
+        return answer
 
-    def _send_record(self, producer: Any) -> int:
-        """Send one record of what is in hand; how many events left the hand, sent or refused."""
-        if not self._in_hand:
-            self._in_hand = self._queue.take(BATCH)
-            if self._queue.unreadable:
-                self.refused["unreadable"] = self._queue.unreadable
-        if not self._in_hand:
-            return 0
+    def _send(self) -> None:
+        now = time.monotonic()
+        partitions = self._producer.partitions_for(DRAFTS.name) or {0}
+        for record in self.outbox.ready():
+            if record.partition not in partitions:
+                self._complaints.warning("draft events are lost: their topic has fewer partitions")
+                self.outbox.drop(record.id, "partition")
+                continue
+            self.outbox.sent(record)
+            self._report(self.books)
+            flight = self._fly(record, self._value(record), self._origin.worker, None)
+            self._flights.append(flight)
+        if not any(flight.spill for flight in self._flights):
+            self._send_former(partitions)
+        if self._rounds and self._round is None and now >= self._rounds_at:
+            self._round = self._beside(TRIALS, self._rounds[0])
+        if self._status:
+            status, self._status = self._status, b""
+            self._beside(STATUS, status)
+
+    def _beside(self, topic: Topic, value: bytes) -> Any:
+        """The answer to what is no draft event: none waits for it, whatever becomes of it."""
+        from kafka.future import Future
+
+        try:
+            return self._produce(topic, value, self._origin.worker)
+        except Exception as error:  # noqa: BLE001 -- told by whoever asks
+            return Future().failure(error)
+
+    def _fly(self, record: Record, value: bytes, key: str, spill: Spill | None) -> Flight:
+        from kafka.errors import BrokerResponseError
+        from kafka.future import Future
+
+        try:
+            answer = self._produce(DRAFTS, value, key, record.partition)
+        except BrokerResponseError as error:  # the client knows what the broker would say
+            answer = Future().failure(error)
+        except Exception:
+            self.outbox.landed(record)
+            raise
+        return Flight(record, answer, time.monotonic(), spill)
+
+    def _land(self) -> None:
+        """Take note of what was answered.
+
+        Raises:
+            Exception: what has to be sent again, later.
+        """
+        waiting, late, again = [], None, None
+        for flight in self._flights:
+            if not flight.answer.is_done:
+                waiting.append(flight)
+                if time.monotonic() - flight.since > ACK_TIMEOUT_S:
+                    late = TimeoutError(f"no answer within {ACK_TIMEOUT_S:.0f} s")
+            elif flight.answer.failed():
+                again = self._refused(flight, flight.answer.exception) or again
+            else:
+                self._landed(flight)
+        self._flights = waiting
+        self._land_round()
+        if late or again:
+            raise late or again  # type: ignore[misc]
+
+    def _landed(self, flight: Flight, doubtful: bool = False) -> None:
+        record, spill = flight.record, flight.spill
+        if spill is None:
+            self.outbox.landed(record, doubtful)
+            if not doubtful:
+                self.outbox.delivered(record)
+        elif not doubtful:
+            rows = spill.remove(record.id)
+            self.books.former += rows
+
+    def _refused(self, flight: Flight, error: Exception) -> Exception | None:
+        """Set a record aside for good, or cut it; else the error, after which it is sent again."""
         from kafka.errors import BrokerResponseError, SaslAuthenticationFailedError
 
-        batch = self._in_hand[: self._most]
-        partition = self._choose_partition(producer)
-        try:
-            value = encode_batch(batch, self._origin, self._sequences[partition])
-            key = self._origin.worker.encode()
-            sent = producer.send(
-                DRAFTS.name, key=key, value=value, partition=partition, headers=DRAFTS.headers
-            )
-            sent.get(ACK_TIMEOUT_S)
-        except (EventRefused, TypeError, ValueError) as error:
-            return self._refuse(batch, partition, "malformed", error, smaller=True)
-        except BrokerResponseError as error:
-            self._doubtful |= error.retriable
-            if error.retriable or isinstance(error, SaslAuthenticationFailedError):
-                raise
-            name = type(error).__name__
-            reason = name.removesuffix("Error")
-            return self._refuse(batch, partition, reason, error, smaller=name in TOO_LARGE)
-        except Exception:
-            self._doubtful = True
-            raise
-        self._sequences[partition] += 1
-        self._doubtful = False
-        self._most = min(BATCH, self._most + 1)
-        if not self._given_up:
-            self.sent += len(batch)
-            del self._in_hand[: len(batch)]
-        return len(batch)
+        record, spill = flight.record, flight.spill
+        answered = isinstance(error, BrokerResponseError)
+        passing = getattr(error, "retriable", False)
+        passing = passing or isinstance(error, SaslAuthenticationFailedError)
+        if passing or not answered:
+            self._landed(flight, doubtful=True)
+            return error
+        name = type(error).__name__
+        if spill is not None:
+            log.warning("%d draft events of a former life were refused: %r", record.rows, error)
+            spill.remove(record.id)
+            return None
+        self.outbox.landed(record)
+        if name in TOO_LARGE and record.rows > 1 and not self.outbox.is_doubtful(record):
+            self._cut(record)
+        else:
+            self._complaints.warning(f"draft events were refused for good: {error!r}")
+            self.outbox.refused(record, name.removesuffix("Error"))
+        return None
 
-    def _send_rounds(self, producer: Any) -> None:
-        """Send what was finished; never raises."""
-        rounds = self._turns.rounds if self._turns is not None else None
-        if not rounds or time.monotonic() < self._rounds_at:
-            return
+    def _land_round(self) -> None:
         from kafka.errors import BrokerResponseError
 
-        key = self._origin.worker.encode()
-        for _ in range(min(len(rounds), ROUNDS_AT_ONCE)):
-            try:
-                value = round_of(rounds[0], self._origin).model_dump_json().encode()
-            except Exception as error:  # noqa: BLE001 -- nor must later rounds
-                self._complain("a round of a trial cannot be written: %r", error)
-                self.rounds_dropped += 1
-                rounds.popleft()
-                continue
-            try:
-                sent = producer.send(TRIALS.name, key=key, value=value, headers=TRIALS.headers)
-                sent.get(ACK_TIMEOUT_S)
-            except Exception as error:  # noqa: BLE001 -- events must not wait for a round
-                self._complain("a round of a trial was not sent: %r", error)
-                refused = isinstance(error, BrokerResponseError) and not error.retriable
-                if not refused and not isinstance(error, ValueError):
-                    self._rounds_at = time.monotonic() + ROUNDS_RETRY_S
-                    return
-                self.rounds_dropped += 1
-            else:
-                self.rounds_sent += 1
-            rounds.popleft()
-
-    def _refuse(
-        self, batch: list[DraftEvent], partition: int, reason: str, error: Exception, smaller: bool
-    ) -> int:
-        """Halve the next record where that may help, else set ``batch`` aside and count it.
-
-        A record that was refused leaves its number to the next, unless an earlier attempt with
-        that number may have come through.
-        """
-        self._sequences[partition] += self._doubtful
-        self._doubtful = False
-        if smaller and len(batch) > 1:
-            self._most = len(batch) // 2
-            return 0
-        if not self._given_up:
-            self._complain("%d draft events were refused for good: %s", len(batch), error)
-            self.refused[reason] += len(batch)
-            del self._in_hand[: len(batch)]
-        return len(batch)
-
-    def _choose_partition(self, producer: Any) -> int:
-        """The same for this life as long as the topic has it."""
-        partitions = sorted(producer.partitions_for(DRAFTS.name) or {0})
-        if self._partition not in partitions:
-            self._partition = partitions[zlib.crc32(self._origin.worker.encode()) % len(partitions)]
-        return self._partition
-
-    def _send_status(self, producer: Any) -> None:
-        try:
-            value = self._status().model_dump_json().encode()
-        except Exception as error:  # noqa: BLE001 -- events must not wait for a status
-            self._complain("no status can be made: %r", error)
+        answer = self._round
+        if answer is None or not answer.is_done:
             return
-        key = self._origin.worker.encode()
-        producer.send(STATUS.name, key=key, value=value, headers=STATUS.headers)
+        self._round = None
+        if not answer.failed():
+            self.books.rounds_sent += 1
+        else:
+            error = answer.exception
+            self._complaints.warning(f"a round of a trial was not sent: {error!r}")
+            if not isinstance(error, BrokerResponseError) or error.retriable:
+                self._rounds_at = time.monotonic() + ROUNDS_RETRY_S
+                return
+            self.books.rounds_dropped += 1
+        self._rounds.popleft()
 
-    def _complain(self, message: str, *arguments: object) -> None:
-        if time.monotonic() - self._complained >= COMPLAIN_EVERY_S:
-            self._complained = time.monotonic()
-            log.warning(message, *arguments)
+    def _fail(self, error: Exception) -> None:
+        """The broker does not take what there is to tell: wait, and begin anew."""
+        self._complaints.warning(
+            f"Kafka at {self._kafka.bootstrap_servers} does not take what this worker has to tell "
+            f"({type(error).__name__}: {error}): serving goes on, events wait. Start the broker "
+            "or set HVD_KAFKA_BOOTSTRAP_SERVERS."
+        )
+        self._retry_at = time.monotonic() + RETRY_S
+        self.outbox.put_down()
+        if not getattr(error, "retriable", False):
+            for flight in self._flights:
+                self._landed(flight, doubtful=True)
+            self._flights = []
+            self._round = None
+            self._leave()
 
+    def _leave(self) -> None:
+        close(self._producer)
+        self._producer = None
 
-def round_of(played: Played, origin: Origin) -> Round:
-    """The record of a finished round."""
-    return Round(
-        scope=origin.scope,
-        worker=origin.worker,
-        life=origin.life,
-        number=played.number,
-        time=played.time,
-        blocks=tuple(account.block() for account in played.accounts),
-    )
+    # --- what former lives left
+
+    def _send_former(self, partitions: set[int]) -> None:
+        """Send the oldest record of a life that ended, if there is one. One at a time."""
+        if self._folder is None:
+            return
+        if not self._former and time.monotonic() >= self._former_at:
+            self._former_at = time.monotonic() + FORMER_EVERY_S
+            self._former = list(former(self._folder))
+        while self._former:
+            spill, life, lock = self._former[0]
+            try:
+                for number, partition in spill.heads(1):
+                    if partition in partitions:
+                        record = spill.get(number)
+                        self._flights.append(self._fly(record, record.value, spill.key, spill))
+                        return
+                    log.warning("a former life's events are lost: partition %d is gone", partition)
+                    spill.remove(number)
+                if spill.rows:
+                    continue
+            except SpillError as error:
+                log.warning("%s, of a former life, is damaged: %s", spill.path, error)
+                spill.rows = 0
+            self._leave_former(spill, life, lock)
+            del self._former[0]
+
+    def _leave_former(self, spill: Spill, life: str, lock: int) -> None:
+        try:
+            spill.close()
+            if self._folder is not None:
+                release(self._folder, life)
+        except SpillError as error:
+            log.warning("%s was not closed: %s", spill.path, error)
+        os.close(lock)

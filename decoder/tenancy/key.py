@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import MutableMapping
+from pathlib import Path
 from typing import Final
 
 from decoder.contracts.errors import SettingsError
+from decoder.contracts.settings import SECRETS_VARIABLE
 from decoder.settings import WorkerSettings
 
 VARIABLE: Final = "HVD_WORKER_ID_KEY"
@@ -52,7 +54,10 @@ def ensure_key(environment: MutableMapping[str, str]) -> bool:
 
     For whatever starts the other processes, before it does: they inherit it.
     """
+    kept = environment.get(SECRETS_VARIABLE)
     if environment.get(VARIABLE) or environment.get(FILE_VARIABLE):
+        return False
+    if kept and (Path(kept) / VARIABLE.lower()).exists():
         return False
     environment[VARIABLE] = secrets.token_hex(32)
     return True

@@ -20,7 +20,7 @@ from rich.table import Table
 from decoder.choice import choose
 from decoder.contracts.bundle import OUTPUTS, Kind, Policy
 from decoder.contracts.features import NUM_FEATURES, TOKEN_CLASSES
-from decoder.drafting.suffix import CacheDraft
+from decoder.drafting.drafts import CacheDraft
 from decoder.payoff.featurize import DraftState, featurize
 from decoder.payoff.memory import History, TenantMemory, memory_keys
 from decoder.policy.pricing import MAX_TOKENS, CostTable

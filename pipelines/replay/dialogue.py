@@ -15,7 +15,8 @@ import numpy as np
 from arctic_inference.suffix_decoding import SuffixDecodingCache
 from arctic_inference.suffix_decoding._C import SuffixTree
 
-from decoder.drafting.suffix import CacheDraft, Limits, SuffixCache, better_of, reach_of
+from decoder.drafting.drafts import CacheDraft, Limits, better_of, reach_of
+from decoder.drafting.suffix import SuffixCache
 from decoder.settings import WorkerSettings
 from pipelines.replay.tokenise import Ids
 from pipelines.replay.traces import Trace

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 
 from decoder.contracts.bundle import frequency_policy
 from decoder.contracts.events import DraftEvent
-from decoder.drafting.suffix import CacheDraft, SuffixCache, common_prefix
+from decoder.drafting.drafts import CacheDraft, common_prefix
+from decoder.drafting.suffix import SuffixCache
 from decoder.hindsight import Resolved, event_of
 from decoder.payoff.featurize import DraftState, featurize
 from decoder.payoff.memory import History, Keys, TenantMemory, memory_keys

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from decoder.contracts.signature import HEADER
 from decoder.contracts.topics import (
     DEAD,
     DRAFTS,
@@ -39,6 +40,18 @@ CARRIED: Final = {
     POLICY: ("application/octet-stream", "A safetensors file; the schema is of its metadata."),
     DEAD: ("application/octet-stream", "The refused record as it came."),
 }
+
+SOMETIMES: Final = {
+    POLICY: {
+        HEADER: {
+            "type": "string",
+            "description": "Where a key is set: HMAC-SHA256 under it, in hexadecimal digits, over "
+            "the length of the record's key in decimal digits, a colon, the key, and the value "
+            "behind a plus, or a minus where there is none.",
+        }
+    }
+}
+"""Headers that a record may have beside those of its topic."""
 
 
 def description() -> dict[str, Any]:
@@ -94,7 +107,11 @@ def _message(topic: Topic) -> dict[str, Any]:
     if topic is DEAD:
         told["headers"] = schema
     else:
-        told["headers"] = {"type": "object", "properties": names, "required": list(names)}
+        told["headers"] = {
+            "type": "object",
+            "properties": names | SOMETIMES.get(topic, {}),
+            "required": list(names),
+        }
         told["payload"] = schema
     key = {"type": "string", "description": topic.key}
     return told | {"bindings": {"kafka": {"key": key, "bindingVersion": "0.5.0"}}}

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
+
+from decoder.contracts.settings import KafkaSettings
 
 app = typer.Typer(
     help=(
@@ -17,6 +22,134 @@ app = typer.Typer(
     add_completion=False,
 )
 out, err = Console(), Console(stderr=True)
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Since = Annotated[
+    str, typer.Option(help="10m, 2h, 7d ago, or 2026-01-31T14:00; by the time of the choice.")
+]
+
+
+@app.command()
+def tail(
+    worker: Annotated[str, typer.Option(help="Only of this worker.")] = "",
+    arm: Annotated[
+        str, typer.Option(help="Only cycles that verified this: cache, model, none.")
+    ] = "",
+    side: Annotated[str, typer.Option(help="Only of this side of a trial.")] = "",
+    workload: Annotated[str, typer.Option(help="Only of this kind of traffic.")] = "",
+    since: Annotated[str, typer.Option(help="Also what was sent since: 10m, 2h, or a time.")] = "",
+    rows: Annotated[
+        int, typer.Option("--rows", "-n", min=0, help="End after so many; 0: never.")
+    ] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="A line of JSON each, whole.")] = False,
+) -> None:
+    """Draft events as they come, one line for each decoding cycle; Ctrl-C ends it.
+
+    Example: hvd telemetry tail --arm cache --json | jq .accepted
+    """
+    import time
+
+    from pipelines.telemetry.reading import moment
+    from pipelines.telemetry.rows import Intake
+    from pipelines.telemetry.tail import HEAD, follow, line
+
+    asked = {"worker": worker, "arm": arm, "side": side, "workload": workload}
+    wanted = {name: value for name, value in asked.items() if value}
+    intake, shown = Intake(), 0
+    began = moment(since, time.time()) if since else None
+    try:
+        if not as_json:
+            sys.stdout.write(HEAD + "\n")
+        for row in follow(KafkaSettings.load(), intake, wanted, began):
+            sys.stdout.write((json.dumps(row) if as_json else line(row)) + "\n")
+            sys.stdout.flush()
+            shown += 1
+            if shown == rows:
+                break
+    except BrokenPipeError:  # whoever read has what they wanted
+        sys.stderr.close()
+    finally:
+        _say(f"{shown} rows; {_told(intake.counts.as_dict())}")
+
+
+@app.command()
+def describe(
+    sample: Annotated[
+        int, typer.Option(min=1, help="Last records of each partition that are read.")
+    ] = 1_000,
+    as_json: Json = False,
+) -> None:
+    """What lies on each topic: how much, of when, how fast it comes, what is missing, who lags.
+
+    Counts of records are the broker's; all else is of the last records of each partition.
+    """
+    from pipelines.telemetry.describe import describe as found
+    from pipelines.telemetry.shown import described
+
+    told = found(KafkaSettings.load(), sample)
+    if as_json:
+        return _print(told.as_dict())
+    for part in described(told):
+        out.print(part)
+    return None
+
+
+@app.command()
+def export(
+    folder: Annotated[Path, typer.Argument(help="Of this export alone; it goes on from there.")],
+    since: Since = "",
+    until: Since = "",
+    as_json: Json = False,
+) -> None:
+    """Write draft events into FOLDER as Parquet: all that lie there now, each once.
+
+    Run again, it adds what has come since. Interrupted, it keeps what it has: run it again.
+    A reader of Parquet takes FOLDER/*.parquet; 'hvd telemetry report FOLDER' asks it.
+    Example: hvd telemetry export events --since 7d
+    """
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    from pipelines.telemetry.export import export as write
+
+    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
+        task = bar.add_task("records", total=None)
+        found = write(
+            KafkaSettings.load(),
+            folder,
+            lambda what, done, whole: bar.update(
+                task, description=what, completed=done, total=whole
+            ),
+            (since, until),
+        )
+    told = {"folder": str(folder), "files": len(found.files), "rows_written": found.written}
+    if as_json:
+        return _print(told | found.counts.as_dict())
+    _say(
+        f"{found.written} rows in {len(found.files)} files of {folder}; "
+        f"{_told(found.counts.as_dict())}"
+    )
+    return None
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(help="What 'hvd telemetry export' wrote.")],
+    page: Annotated[
+        Path | None, typer.Option("--out", help="The page; default: FOLDER.html beside it.")
+    ] = None,
+) -> None:
+    """Ask an export with DuckDB, and write one page of HTML with the answers and their SQL.
+
+    Where cache drafting pays, which workloads drift, calibration by tenths, regret by arm, cost by
+    batch. Needs: pip install 'hybrid-verified-decoding[analysis]'.
+    """
+    from pipelines.telemetry.report import report as written
+
+    text = written(folder)
+    path = page or folder.with_name(f"{folder.name}.html")
+    path.write_text(text, encoding="utf-8")
+    out.print(str(path), highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -36,3 +169,18 @@ def schemas(
 
     for path in publish(folder, release):
         out.print(str(path), highlight=False, soft_wrap=True)
+
+
+def _told(counts: dict[str, int]) -> str:
+    return (
+        f"{counts['records']} records read, {counts['duplicates']} rows came twice, "
+        f"{counts['missing']} records missing, {counts['refused']} refused"
+    )
+
+
+def _say(text: str) -> None:
+    err.print(escape(text), highlight=False, soft_wrap=True)
+
+
+def _print(value: Any) -> None:
+    sys.stdout.write(json.dumps(value, indent=1) + "\n")

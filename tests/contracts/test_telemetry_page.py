@@ -51,8 +51,8 @@ def test_the_reader_reads_each_event_once_and_names_its_columns(
     assert (mine["worker"], mine["arm"], mine["accepted"]) == ("w", "cache", 4)
     assert EVENT.features is not None
     for index, name in enumerate(FEATURES):
-        assert mine[f"feature.{name}"] == pytest.approx(float(EVENT.features[index]), abs=1e-5)
-        assert plain[f"feature.{name}"] is None
+        assert mine[f"feature_{name}"] == pytest.approx(float(EVENT.features[index]), abs=1e-5)
+        assert plain[f"feature_{name}"] is None
 
 
 def test_the_pseudonyms_are_ours() -> None:

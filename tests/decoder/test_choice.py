@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decoder.choice import (
-    choose,
+from decoder.choice import choose
+from decoder.contracts.bundle import BUCKETS, MAX_DRAFT, OUTPUTS, Kind, Policy
+from decoder.contracts.features import FEATURES, NUM_FEATURES
+from decoder.loops import (
     curves_of,
     draft_length,
     drafting_time,
@@ -20,8 +22,6 @@ from decoder.choice import (
     share_out,
     verifying,
 )
-from decoder.contracts.bundle import BUCKETS, MAX_DRAFT, OUTPUTS, Kind, Policy
-from decoder.contracts.features import FEATURES, NUM_FEATURES
 from decoder.policy.estimate import decide_each, estimate, network
 from decoder.policy.pricing import (
     MAX_TOKENS,

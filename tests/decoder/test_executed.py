@@ -67,7 +67,7 @@ def test_a_model_draft_that_was_not_made_costs_and_brings_nothing(
         assert decision.arm == "model"
         router.drafted(["r"], [0], 0)
         router.observe([Committed("r", [4 + token], 0)], 1)
-        assert router._drafted == 0
+        assert router._underway.drafted == 0
     router.settle()
     assert router.counters.undrafted == 12
     assert router.counters.cycles == {"none": 12}
@@ -183,7 +183,7 @@ def test_a_fault_leaves_out_its_own_request_and_no_other(
     decisions = router.choose(names)
     assert [d.arm for d in decisions[1:]] == ["cache", "cache"]
     assert router.counters.left_out == {"fault": 1}
-    assert "a" not in router and router._requests["c"].length == 7
+    assert "a" not in router and router.followed.requests["c"].length == 7
 
 
 def test_events_and_accounts_wait_for_settle_and_none_is_lost(

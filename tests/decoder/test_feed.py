@@ -14,6 +14,7 @@ from kafka import KafkaProducer
 from decoder.admission import Admission
 from decoder.contracts.bundle import Policy
 from decoder.contracts.settings import KafkaSettings
+from decoder.contracts.signature import signed
 from decoder.contracts.topics import POLICY, policy_key, policy_role
 from decoder.feed import POLL_S, PolicyFeed
 from decoder.kafka.compacted import Compacted
@@ -189,3 +190,36 @@ def test_a_feed_that_finds_nothing_rests(monkeypatch: pytest.MonkeyPatch) -> Non
         feed.close()
     most = (time.monotonic() - began) / POLL_S + 1
     assert set(consumer.polls) == {0} and 3 <= len(consumer.polls) <= most
+
+
+def test_where_a_key_is_set_only_what_it_signed_is_taken(kafka: KafkaSettings) -> None:
+    """Of all that lies there before a worker comes, a forgery of the same key is the newest."""
+    secret = "0123456789abcdef"
+    key, trial = policy_key("scope", "champion"), policy_key("scope", "trial")
+    producer = KafkaProducer(acks="all", **kafka.client_options())
+
+    def publish(key: bytes, value: bytes | None, headers: list[tuple[str, bytes]]) -> None:
+        producer.send(POLICY.name, key=key, value=value, headers=headers).get(10)
+
+    good, forged = bundle(1, 1), bundle(66, 99)
+    proof, held = signed(secret, key, good), bundle(3, 1, "trial")
+    publish(key, good, proof)
+    publish(key, forged, [])
+    publish(key, forged, proof)
+    publish(key, forged, signed("another secret of theirs", key, forged))
+    publish(trial, held, signed(secret, trial, held))
+    publish(trial, None, [])  # nor does whoever lacks the key end a trial
+    applied: list[Policy] = []
+    desk = Admission("scope", applied.append)
+    feed = PolicyFeed(kafka.model_copy(update={"policy_key": secret}), "scope", desk)
+    feed.start()
+    until(lambda: desk.refusals["signature"] == 4)
+    later = bundle(2, 2)
+    publish(key, later, signed(secret, key, later))
+    until(lambda: len(applied) == 2)
+    publish(key, good, proof)  # a replay is genuine, and its number is too low
+    until(lambda: desk.ignored["older"] == 1)
+    feed.close()
+    producer.close()
+    assert [p.version for p in applied] == [1, 2] and desk.held["trial"].version == 3
+    assert desk.refusals == {"signature": 4}

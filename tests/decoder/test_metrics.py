@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import REGISTRY
 
-from decoder.contracts.status import WorkerStatus
+from decoder.contracts.status import SideSums, WorkerStatus
 from decoder.telemetry import metrics
 
 
@@ -32,6 +32,17 @@ def test_counters_grow_by_what_came_since() -> None:
     assert read("cycles_total", worker="a", arm="cache") == 3
     assert read("cycles_total", worker="a", arm="model") == 1
     assert read("refusals_total", worker="a", reason="malformed") == 1
+
+
+def test_what_each_side_made_of_its_steps_is_added_up() -> None:
+    one, two = (
+        status("d", sides={"plain": SideSums(steps=n, tokens=10.0 * n, us=2e6 * n)}) for n in (1, 3)
+    )
+    metrics.publish(one, None)
+    metrics.publish(two, one)
+    assert read("side_tokens_total", worker="d", side="plain") == 30
+    assert read("side_seconds_total", worker="d", side="plain") == 6
+    assert read("serving", worker="d", scope="s") == 1
 
 
 def test_the_arm_that_the_floor_has_in_force_is_shown_and_taken_back() -> None:
@@ -69,7 +80,7 @@ def test_a_status_that_cannot_be_made_does_not_end_the_page(
 
 
 WRITER = """
-from decoder.contracts.status import WorkerStatus
+from decoder.contracts.status import SideSums, WorkerStatus
 from decoder.telemetry.metrics import publish
 publish(WorkerStatus(process="w", scope="s", time=0.0, tokens=3, policy_version=4), None)
 """

@@ -134,18 +134,3 @@ def test_rounds_are_on_their_topic_and_add_up_to_the_status(
     assert status.rounds_dropped == 0 and not status.sides_failed
     sides = {e.side for b in batches(kafka) for e in b.events}
     assert sides - {""} == {"champion", "plain", "suffix", "trial"}
-
-
-def test_rounds_that_the_broker_does_not_take_keep_no_event_waiting(
-    kafka: KafkaSettings, token_classes: np.ndarray, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    nowhere = replace(TRIALS, name="no such topic!")  # a name that no broker takes
-    monkeypatch.setattr("decoder.telemetry.shipper.TRIALS", nowhere)
-    settings = WorkerSettings(name="w", metrics=False, holdout=0.6)
-    worker = make_worker(settings, kafka, "scope", token_classes, has_model=False)
-    for number in range(20):
-        decode(worker, f"r{number}")
-    until(lambda: worker.status().events_sent == worker.status().events_made)
-    worker.close()
-    status = worker.status()
-    assert status.rounds_made == status.rounds_dropped > 0 and not status.rounds_sent

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decoder.drafting.suffix import SLICE, CacheDraft, SuffixCache, common_prefix
+from decoder.drafting.drafts import CacheDraft, common_prefix
+from decoder.drafting.suffix import SLICE, SuffixCache
 from decoder.drafting.trees import SEGMENT, WHOLE, Local, ranges_of
 from decoder.labels import naive_accepted_length
 from decoder.settings import WorkerSettings

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from decoder.drafting.suffix import CacheDraft, SuffixCache
+from decoder.drafting.drafts import CacheDraft
+from decoder.drafting.suffix import SuffixCache
 
 
 def spy() -> None:

@@ -324,7 +324,7 @@ def test_a_request_that_was_left_out_is_taken_up_with_its_whole_text_twice_at_mo
     while e.scheduler.has_requests():
         e.run(6)
         if "1" in router and "1" in e.runner.requests:
-            held = router._requests["1"]
+            held = router.followed.requests["1"]
             state = e.runner.requests["1"]
             assert held.length == state.num_tokens
             assert held.tokens[: held.length].tolist() == list(copying("1")[: held.length])

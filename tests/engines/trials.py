@@ -74,7 +74,7 @@ def note_drafts(router: Any) -> list[tuple[str, int, list[int]]]:
     def proposing(request: str, context: Any, limit: int) -> Any:
         draft = propose(request, context, limit)
         if draft is not None:
-            told = router._requests[request].options.opaque or request
+            told = router.followed.requests[request].options.opaque or request
             noted.append((told, len(context), list(draft.tokens)))
         return draft
 

@@ -9,7 +9,7 @@ import pytest
 
 from decoder.contracts.bundle import frequency_policy
 from learner.learned_from import POINTS
-from learner.loop import registration_of
+from learner.registrations import registration_of
 from learner.rows import from_events
 from learner.scope import Candidate, Scope
 from learner.settings import LearnerSettings

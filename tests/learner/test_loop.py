@@ -20,7 +20,7 @@ from decoder.contracts.topics import DEAD, POLICY, policy_key
 from decoder.policy.probes import from_bytes
 from learner import loop, registrar, state
 from learner.loop import Learner, run
-from learner.registrar import Registration
+from learner.registrations import Registration
 from learner.registry import Registry, digest_of
 from learner.rollout import Rollout
 from learner.scope import Scope

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+from dataclasses import replace
 
 import pytest
 from kafka import KafkaProducer
@@ -15,6 +16,7 @@ from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import LearnerStatus
 from decoder.contracts.topics import POLICY
 from decoder.kafka import compacted
+from decoder.policy.probes import to_bytes
 from learner.publish import PolicyPublisher, StatusProducer
 from learner.published import Published
 from tests.conftest import random_policy
@@ -85,3 +87,26 @@ def test_publishing_without_a_broker() -> None:
         status.send(LearnerStatus(process="p", scope="s", time=1.0))
     assert status.failed == 2
     gc.collect()
+
+
+def test_a_forged_number_is_nobody_s_and_a_forged_champion_is_published_over(
+    broker: Broker,
+) -> None:
+    """Else one record with the highest number there is would silence every learner for ever."""
+    kafka = broker.kafka.model_copy(update={"policy_key": "0123456789abcdef"})
+    publisher = PolicyPublisher(kafka)
+    made = publisher.publish(random_policy(scope="a"), 1)
+    seen = Published(kafka)
+    assert seen.read(10.0) and seen.last("a") is not None
+    forged = to_bytes(replace(random_policy(scope="a"), publication=2**53))
+    producer = KafkaProducer(**broker.kafka.client_options())
+    producer.send(POLICY.name, key=b"a/champion", value=forged).get(10)
+    producer.close()
+    while seen.last("a") is not None:  # which is what makes a learner publish again
+        seen.read(1.0)
+    assert seen.numbers == {b"a/champion": made.publication}
+    assert publisher.publish(random_policy(scope="a"), 1).publication == made.publication + 1
+    while seen.last("a") is None:
+        seen.read(1.0)
+    seen.close()
+    publisher.close()

@@ -11,7 +11,8 @@ import pytest
 
 from decoder.contracts.errors import RegistryError
 from learner import registrar
-from learner.registrar import Loaded, Registrar, Registration, Seen, Settled
+from learner.registrar import Registrar
+from learner.registrations import Loaded, Registration, Seen, Settled
 from learner.registry import ARTIFACT, Registry, digest_of
 from tests.conftest import random_policy
 from tests.learner.conftest import client_of

@@ -21,7 +21,7 @@ from learner import comparison, loop, registrar
 from learner.comparison import WIDTH
 from learner.loop import Learner
 from learner.published import Published
-from learner.registrar import Registration
+from learner.registrations import Registration
 from learner.registry import Registry, Standing, digest_of
 from tests.conftest import random_policy
 from tests.learner.conftest import Broker, client_of

@@ -13,10 +13,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.choice import Chosen, draft_length, share_out, yields_of_places
+from decoder.choice import Chosen
 from decoder.contracts.bundle import Policy
 from decoder.contracts.features import FEATURES, FloatArray
 from decoder.hindsight import Resolved
+from decoder.loops import draft_length, share_out, yields_of_places
 from decoder.policy.pricing import CostTable, value_of
 
 HALVES: Final = 1024

@@ -16,8 +16,10 @@ from decoder.choice import choose
 from decoder.contracts.errors import EngineError
 from decoder.contracts.events import DraftEvent
 from decoder.costs import LiveCosts
-from decoder.drafting.suffix import CacheDraft, SuffixCache, Tokens
+from decoder.drafting.drafts import CacheDraft
+from decoder.drafting.suffix import SuffixCache
 from decoder.drafting.tree import DraftTree, chain
+from decoder.drafting.trees import Tokens
 from decoder.engines.reference.acceptance import accept_greedy, accept_sampled, distribution
 from decoder.engines.reference.buckets import Buckets
 from decoder.engines.reference.engine import ReferenceEngine

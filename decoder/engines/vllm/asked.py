@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from decoder.drafting.suffix import Tokens
+from decoder.drafting.trees import Tokens
 from decoder.requests import RequestOptions
 from decoder.tenancy.identities import Identities
 

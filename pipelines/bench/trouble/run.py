@@ -30,7 +30,9 @@ from torch import nn
 from decoder.contracts.bundle import ANY_SCOPE, Policy
 from decoder.contracts.errors import ModelError, SettingsError
 from decoder.costs import LiveCosts
-from decoder.drafting.suffix import CacheDraft, Limits, SuffixCache, Tokens
+from decoder.drafting.drafts import CacheDraft, Limits
+from decoder.drafting.suffix import SuffixCache
+from decoder.drafting.trees import Tokens
 from decoder.engines.reference.method import Method, method
 from decoder.engines.reference.packed import pack
 from decoder.engines.reference.profile import profile

@@ -90,7 +90,7 @@ def test_a_stock_lookup_leaves_no_trace_in_later_ones(token_classes: np.ndarray)
     phrase = list(range(1, 60)) * 2
     context = np.array([*range(1, 31)], np.int32)
     mixed, alone = SuffixCache(WorkerSettings()), SuffixCache(WorkerSettings())
-    from decoder.drafting.suffix import STOCK
+    from decoder.drafting.drafts import STOCK
 
     for cache in (mixed, alone):
         cache.start("r", np.array(phrase, np.int32), "")

@@ -15,8 +15,8 @@ from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import LearnerStatus, WorkerStatus
 from decoder.contracts.topics import TOPICS
 from decoder.policy.first import first_policy
+from decoder.telemetry.handover import Handover
 from decoder.telemetry.queue import EventQueue
-from decoder.telemetry.shipper import Shipper
 from decoder.trial.block import Account
 from decoder.trial.sides import Side
 from decoder.trial.turns import Played, Turns
@@ -27,6 +27,7 @@ from learner.source import Fetched
 from pipelines import machine
 from pipelines.stack import broker, processes
 from tests.contracts.test_events import EVENT, ORIGIN, PLAIN
+from tests.decoder.telemetry.telling import tell
 
 
 @pytest.fixture(scope="module")
@@ -65,10 +66,10 @@ def of_worker(kafka: KafkaSettings) -> None:
             process="w", scope="scope", time=time.time(), sides=sums, events_made=queue.made, **made
         )
 
-    shipper = Shipper(kafka, queue, ORIGIN, status, turns)
-    shipper.start()
-    until(lambda: shipper.sent == 100 and shipper.rounds_sent == 1)
-    shipper.close()
+    handover = Handover(kafka, queue, tell, ORIGIN, status, turns)
+    handover.start()
+    until(lambda: handover.accounts().sent == 100 and handover.accounts().rounds_sent == 1)
+    handover.close()
 
 
 def of_learner(kafka: KafkaSettings) -> None:

@@ -1,0 +1,65 @@
+"""OAuth tokens for Kafka: read from a file that somebody renews, or fetched for a client's id."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any, Final
+
+import httpx
+from kafka.errors import KafkaConnectionError
+from kafka.net.sasl.oauth import AbstractTokenProvider
+
+from decoder.contracts.settings import KafkaSettings
+
+FETCH_SECONDS: Final = 5.0
+RENEW_AT: Final = 0.8
+"""Part of a token's life after which the next connection fetches another."""
+LIFE_SECONDS: Final = 60.0
+"""Of a token of which nobody says how long it lives."""
+
+
+class Tokens(AbstractTokenProvider):  # type: ignore[misc]
+    """Of one client; kafka-python asks for a token at every connection."""
+
+    def __init__(self, kafka: KafkaSettings) -> None:
+        super().__init__()
+        self._kafka = kafka
+        self._held, self._renew_at = "", 0.0
+        self._lock = threading.Lock()
+
+    def token(self) -> str:
+        """A token that holds now.
+
+        Raises:
+            KafkaConnectionError: the file cannot be read, or nobody gives a token.
+        """
+        if self._kafka.sasl_oauth_token_file is not None:
+            try:
+                return self._kafka.sasl_oauth_token_file.read_text().strip()
+            except OSError as error:
+                raise KafkaConnectionError(f"no token for Kafka: {error}") from error
+        with self._lock:
+            if time.monotonic() >= self._renew_at:
+                self._fetch()
+            return self._held
+
+    def _fetch(self) -> None:
+        """Ask by the client-credentials grant (RFC 6749, section 4.4)."""
+        kafka = self._kafka
+        asked = {"grant_type": "client_credentials"}
+        if kafka.sasl_oauth_scope is not None:
+            asked["scope"] = kafka.sasl_oauth_scope
+        who = (kafka.sasl_oauth_client_id or "", kafka.sasl_oauth_client_secret or "")
+        try:
+            answer = httpx.post(
+                str(kafka.sasl_oauth_token_url), data=asked, auth=who, timeout=FETCH_SECONDS
+            )
+            told: dict[str, Any] = answer.raise_for_status().json()
+            self._held = str(told["access_token"])
+            life = float(told.get("expires_in", LIFE_SECONDS))
+        except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+            raise KafkaConnectionError(
+                f"{kafka.sasl_oauth_token_url} gives no token for Kafka: {error!r}"
+            ) from error
+        self._renew_at = time.monotonic() + RENEW_AT * life

@@ -1,0 +1,39 @@
+"""Log lines as JSON: an object a line, in which what a message names is a field.
+
+``scope %s: version %d published`` has the fields ``scope`` and ``version`` beside the message, so
+that whoever collects logs can follow a policy from the learner to the workers. No line holds text
+of a request, and its names are pseudonyms.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import Any, Final
+
+from pythonjsonlogger.json import JsonFormatter
+
+FIELDS: Final = frozenset({"scope", "version", "number", "term", "request", "partition"})
+_PLACES: Final = re.compile(r"(?:(\w+) )?%[-+#0 ]*\d*(?:\.\d+)?[sdrfg]")
+
+
+class JsonLines(JsonFormatter):
+    """Time, level, logger and message of each record, its fields, and its exception if any."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "{asctime}{levelname}{name}{process}{message}",
+            style="{",
+            rename_fields={"asctime": "time", "levelname": "level", "name": "logger"},
+        )
+
+    def add_fields(
+        self, log_data: dict[str, Any], record: logging.LogRecord, message_dict: dict[str, Any]
+    ) -> None:
+        """Add what the message names to ``log_data``, which is mutated."""
+        super().add_fields(log_data, record, message_dict)
+        names = _PLACES.findall(record.msg) if isinstance(record.msg, str) else []
+        given = record.args if isinstance(record.args, tuple) else ()
+        if len(names) == len(given):
+            fields = zip(names, given, strict=True)
+            log_data.update({name: value for name, value in fields if name in FIELDS})

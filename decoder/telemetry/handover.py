@@ -1,0 +1,392 @@
+"""The thread that passes events, status and rounds of trials on to the carrier, and its accounts.
+
+Making records and sending them takes some fifteen microseconds an event, most of it under the
+interpreter's lock: so that is done in a process of its own, the carrier (``__main__.py``). Here an
+event costs half a microsecond. The carrier says what became of each; one that dies is started
+again, and what it had in memory is counted as lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+import decoder
+from decoder.complaints import Complaints
+from decoder.contracts.events import Origin
+from decoder.contracts.settings import KafkaSettings
+from decoder.contracts.status import WorkerStatus
+from decoder.contracts.trials import Round
+from decoder.telemetry import frames, told
+from decoder.telemetry.books import Accounts, Books
+from decoder.telemetry.frames import Frame, Hello
+from decoder.telemetry.queue import EventQueue
+from decoder.telemetry.spill import claim, release
+from decoder.trial.turns import Played, Turns
+
+log = logging.getLogger(__name__)
+
+EVERY_S: Final = 0.05
+"""Between two looks at the queue."""
+AT_ONCE: Final = 512
+"""Events of a frame: a quarter of a millisecond in which decoding waits for the interpreter."""
+STATUS_EVERY_S: Final = 1.0
+CLOSE_TIMEOUT_S: Final = 5.0
+START_TIMEOUT_S: Final = 10.0
+"""A carrier that is still starting when its worker closes is waited for so long."""
+RESTART_S: Final = (1.0, 30.0)
+"""Pause before a carrier is started again; doubled after each that died young, up to the second."""
+PIPE_BYTES: Final = 1 << 20
+UNSENT: Final = 4 << 20
+"""Bytes that may wait for a carrier that does not read: behind them events stay in the queue."""
+_SET_PIPE_SIZE: Final = 1031  # F_SETPIPE_SZ, which fcntl names on some builds only
+
+
+class Handover:
+    """Passes on what is in ``queue`` and ``turns`` and, once a second, what ``status`` says.
+
+    ``tell`` makes of what was queued what is passed on; ``status`` builds the worker's status
+    record. Both run in this thread.
+    """
+
+    def __init__(
+        self,
+        kafka: KafkaSettings,
+        queue: EventQueue,
+        tell: Callable[[Sequence[Any]], told.Told],
+        origin: Origin,
+        status: Callable[[], WorkerStatus],
+        turns: Turns | None = None,
+        folder: Path | None = None,
+        most: int = 0,
+        per_second: float = 0.0,
+    ) -> None:
+        """Hand over from :meth:`start` on.
+
+        Args:
+            folder: of what is spilled while the broker is away, at most ``most`` bytes; None for
+                nothing.
+            per_second: events that may be sent, about; 0 for any number.
+        """
+        self._kafka, self._queue, self._tell = kafka, queue, tell
+        self._origin, self._status, self._turns = origin, status, turns
+        self._folder, self._most, self._per_second = folder, most, per_second
+        self._lock: int | None = None
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="hvd-telemetry", daemon=True)
+        self._books = Books()  # of the carrier
+        self._entrusted = 0  # events that the carrier answers for
+        self._inherited = 0  # of these, the ones that the carrier before it had
+        self._rounds = 0  # rounds that it has
+        self._past = Accounts()  # of carriers that ended, and of what never reached one
+        self._accounting = threading.Lock()
+        self._carrier: subprocess.Popen[bytes] | None = None
+        self._unsent = bytearray()
+        self._unread = b""
+        self._said = self._start_at = self._started = 0.0
+        self._pause = RESTART_S[0]
+        self._complaints = Complaints()
+
+    @property
+    def pid(self) -> int | None:
+        """Of the carrier, while there is one."""
+        carrier = self._carrier
+        return carrier.pid if carrier is not None else None
+
+    @property
+    def processor_s(self) -> float:
+        """Seconds of processor time that the thread has taken; 0 before and after its life."""
+        if not self._thread.is_alive() or self._thread.ident is None:
+            return 0.0
+        return time.clock_gettime(time.pthread_getcpuclockid(self._thread.ident))
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def accounts(self) -> Accounts:
+        """Where every event is, at one moment. For any thread."""
+        with self._accounting:
+            queued, books, past = self._queue.counts(), self._books, self._past
+            found = Accounts(made=queued.made, deaths=past.deaths)
+            found.add(past)
+            found.add(books)
+            found.spilled = books.spilled
+            found.waiting = queued.held + self._waiting
+            if queued.dropped:
+                found.dropped["queue"] += queued.dropped
+            return found
+
+    def close(self) -> None:
+        """Hand over what is left and wait for the carrier to send it, ``CLOSE_TIMEOUT_S`` at most.
+
+        What it cannot send is spilled, or counted as failed.
+        """
+        self._stopping.set()
+        self._thread.join(START_TIMEOUT_S + CLOSE_TIMEOUT_S + 1.0)
+        found = self.accounts()
+        lost = found.failed + found.dropped["carrier"]
+        if lost or found.in_doubt:
+            log.error("%d draft events were not sent to Kafka before the worker closed, "
+                      "%d may not have been", lost, found.in_doubt)  # fmt: skip
+        if found.spilled:
+            log.warning(
+                "%d draft events wait in %s for the next worker", found.spilled, self._folder
+            )
+
+    # --- the thread
+
+    def _run(self) -> None:
+        if self._folder is not None:
+            try:
+                self._lock = claim(self._folder, self._origin.life)
+            except OSError as error:
+                log.warning("no events can be spilled into %s (%s): while Kafka is away they wait "
+                            "in memory", self._folder, error)  # fmt: skip
+                self._folder = None
+        while not self._stopping.is_set():
+            try:
+                self._turn()
+            except Exception:  # noqa: BLE001 -- whatever it is, the next turn comes
+                self._complaints.exception("events are not handed over")
+            self._stopping.wait(EVERY_S)
+        try:
+            self._finish()
+        except Exception:  # noqa: BLE001 -- what is left is still to be accounted for
+            self._complaints.exception("the last events are not handed over")
+        self._end()
+        if self._lock is not None and self._folder is not None:
+            with contextlib.suppress(OSError):
+                release(self._folder, self._origin.life)
+            os.close(self._lock)
+
+    def _turn(self) -> None:
+        self._hear()
+        if self._carrier is None and time.monotonic() >= self._start_at:
+            self._begin()
+        if self._carrier is None:
+            return
+        while len(self._unsent) < UNSENT and self._hand_over():
+            self._write()
+        if time.monotonic() - self._said >= STATUS_EVERY_S:
+            self._said = time.monotonic()
+            self._say_status()
+        self._write()
+
+    def _finish(self) -> None:
+        """Hand over the rest, and wait until the carrier has sent it or gives up."""
+        until = time.monotonic() + START_TIMEOUT_S
+        while self._carrier is not None and not self._books.ready and time.monotonic() < until:
+            self._hear()
+            time.sleep(EVERY_S / 5)
+        until = time.monotonic() + CLOSE_TIMEOUT_S
+        while time.monotonic() < until and (self._hand_over() or self._unsent):
+            self._write(until)
+        half = time.monotonic() + CLOSE_TIMEOUT_S / 2
+        while time.monotonic() < half and self._carrier is not None and self._waiting:
+            self._hear()
+            time.sleep(EVERY_S / 5)
+        carrier = self._carrier
+        if carrier is None or carrier.stdin is None:
+            return
+        self._say_status()  # the last one, with everything in it
+        self._write(until)
+        carrier.stdin.close()
+        while time.monotonic() < until and carrier.poll() is None:
+            self._hear()
+            time.sleep(EVERY_S / 5)
+
+    @property
+    def _waiting(self) -> int:
+        return self._entrusted - self._books.settled - self._books.spilled
+
+    def _hand_over(self) -> bool:
+        """Add a frame of events, and the rounds there are, to what is sent; False without any."""
+        rounds = self._turns.rounds if self._turns is not None else None
+        while rounds:
+            self._hand_over_round(rounds.popleft())
+        with self._accounting:
+            taken = self._queue.take(AT_ONCE)
+            if not taken:
+                return False
+            payload, taken = self._encoded(taken)
+            self._entrusted += len(taken)
+            if taken:
+                self._unsent += Frame(frames.EVENTS, len(taken), payload).encoded()
+        return True
+
+    def _encoded(self, taken: list[Any]) -> tuple[bytes, list[Any]]:
+        """What is told of ``taken``, and of which of them: one that cannot be told is counted."""
+        try:
+            return told.encode(self._tell(taken)), taken
+        except Exception:  # noqa: BLE001 -- told by the complaints
+            if len(taken) == 1:
+                self._complaints.exception("no event can be made of a cycle")
+                self._past.dropped["unreadable"] += 1
+                return b"", []
+        readable = [one for one in taken if self._encoded([one])[1]]
+        return (told.encode(self._tell(readable)), readable) if readable else (b"", [])
+
+    def _hand_over_round(self, played: Played) -> None:
+        try:
+            payload = round_of(played, self._origin).model_dump_json().encode()
+        except Exception as error:  # noqa: BLE001 -- nor must later rounds be held up
+            self._complaints.warning(f"a round of a trial cannot be written: {error!r}")
+            self._past.rounds_dropped += 1
+            return
+        self._rounds += 1
+        self._unsent += Frame(frames.ROUND, 0, payload).encoded()
+
+    def _say_status(self) -> None:
+        try:
+            payload = self._status().model_dump_json().encode()
+        except Exception as error:  # noqa: BLE001 -- events must not wait for a status
+            self._complaints.warning(f"no status can be made: {error!r}")
+            return
+        self._unsent += Frame(frames.STATUS, 0, payload).encoded()
+
+    # --- the carrier
+
+    def _begin(self) -> None:
+        """Start a carrier, which goes on where the last one ended."""
+        hello = Hello(
+            json.loads(self._kafka.model_dump_json()), self._origin.scope, self._origin.worker,
+            self._origin.life, self._origin.target, self._origin.drafter,
+            self._books.copy(), str(self._folder or ""), self._most, self._per_second,
+        )  # fmt: skip
+        root = str(Path(decoder.__file__).parent.parent)
+        there = os.environ.get("PYTHONPATH")
+        path = os.pathsep.join([root, there] if there else [root])
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+        self._started = time.monotonic()
+        self._start_at = self._started + self._pause
+        self._carrier = subprocess.Popen(
+            [sys.executable, "-P", "-m", "decoder.telemetry"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment,
+            pass_fds=() if self._lock is None else (self._lock,),
+        )  # fmt: skip
+        assert self._carrier.stdin is not None and self._carrier.stdout is not None
+        with contextlib.suppress(OSError):
+            import fcntl
+
+            fcntl.fcntl(self._carrier.stdin.fileno(), _SET_PIPE_SIZE, PIPE_BYTES)
+        os.set_blocking(self._carrier.stdin.fileno(), False)
+        os.set_blocking(self._carrier.stdout.fileno(), False)
+        self._unsent[:0] = Frame(frames.HELLO, 0, msgspec.json.encode(hello)).encoded()
+
+    def _write(self, until: float | None = None) -> None:
+        """Write what is unsent, as much as the pipe takes; wait for it ``until`` then."""
+        carrier = self._carrier
+        if carrier is None or carrier.stdin is None:
+            return
+        while self._unsent:
+            try:
+                written = os.write(carrier.stdin.fileno(), self._unsent)
+                del self._unsent[:written]
+            except BlockingIOError:
+                wait = EVERY_S if until is None else max(until - time.monotonic(), 0.0)
+                if not select.select([], [carrier.stdin], [], min(wait, EVERY_S))[1]:
+                    return
+            except BrokenPipeError:
+                return  # it is found dead at the next look
+
+    def _hear(self) -> None:
+        """Read what the carrier says; of one that is dead, what it said last holds."""
+        carrier = self._carrier
+        if carrier is None or carrier.stdout is None:
+            return
+        dead = carrier.poll() is not None
+        with contextlib.suppress(BlockingIOError):
+            while found := os.read(carrier.stdout.fileno(), 1 << 16):
+                self._unread += found
+        *lines, self._unread = self._unread.split(b"\n")
+        books = None
+        for line in lines:
+            if line[:1] == b"B":
+                books = line[1:]
+            elif line[:1] == b"L":
+                name, level, text = json.loads(line[1:])
+                logging.getLogger(name).log(level, "%s", text)
+        if books is not None:
+            self._take_books(msgspec.json.decode(books, type=Books))
+        if dead:
+            self._bury()
+
+    def _take_books(self, books: Books) -> None:
+        with self._accounting:
+            if books.ready and not self._books.ready:
+                # Of what the one before it answered for the file holds this; the rest died with it.
+                lost = self._inherited - books.found
+                self._entrusted -= lost
+                if lost:
+                    self._past.dropped["carrier"] += lost
+            self._books = books
+
+    def _bury(self) -> None:
+        """Settle the books of a carrier that ended, or ends now. Another may go on from there."""
+        carrier, self._carrier = self._carrier, None
+        if carrier is None:
+            return
+        if carrier.poll() is None:
+            carrier.kill()
+        carrier.wait()
+        for pipe in (carrier.stdin, carrier.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+        self._unsent.clear()
+        self._unread = b""
+        with self._accounting:
+            books, past = self._books, self._past
+            past.add(books)
+            past.in_doubt += books.flying
+            past.rounds_dropped += self._rounds - books.rounds_sent - books.rounds_dropped
+            self._entrusted -= books.settled + books.flying
+            self._rounds, self._inherited = 0, self._entrusted
+            left = books.spilled
+            self._books = books.copy()
+            if self._stopping.is_set():
+                self._books.spilled = left
+                return
+            past.deaths += 1
+        lived = time.monotonic() - self._started
+        self._pause = min(self._pause * 2, RESTART_S[1]) if lived < RESTART_S[1] else RESTART_S[0]
+        self._complaints.warning(
+            f"the process that carries events to Kafka ended ({carrier.returncode}): "
+            "it is started again"
+        )
+
+    def _end(self) -> None:
+        """Nobody comes any more: what has not been settled or spilled has failed."""
+        self._hear()
+        self._bury()
+        with self._accounting:
+            lost = self._waiting + len(self._queue.take(len(self._queue)))
+            self._past.failed += lost
+            self._entrusted = self._books.spilled
+        rounds = self._turns.rounds if self._turns is not None else ()
+        self._past.rounds_dropped += len(rounds)
+
+
+def round_of(played: Played, origin: Origin) -> Round:
+    """The record of a finished round."""
+    return Round(
+        scope=origin.scope,
+        worker=origin.worker,
+        life=origin.life,
+        number=played.number,
+        time=played.time,
+        blocks=tuple(account.block() for account in played.accounts),
+    )

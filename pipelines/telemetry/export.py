@@ -1,0 +1,245 @@
+"""An export: events as Parquet files in a folder, with what it takes to go on where it stopped.
+
+A file is written whole, then the note beside it names it and the offsets it reaches to; what is in
+the folder and not in the note was cut short, and is written again. So each event is there once,
+whenever it is stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from decoder.contracts.errors import BrokerError, TraceError
+from decoder.contracts.events import COLUMNS
+from decoder.contracts.features import FEATURES
+from decoder.contracts.settings import KafkaSettings
+from decoder.contracts.topics import DRAFTS
+from pipelines.stack.interrupts import held
+from pipelines.telemetry.reading import moment, reading, records, since, spans
+from pipelines.telemetry.rows import Counts, Intake, Rows, Seen
+
+FORMAT: Final = "hvd.export.v1"
+NOTE: Final = "export.json"
+ROWS_A_FILE: Final = 100_000
+"""About 50 MB while they are held, and a tenth of that on the disk."""
+
+Step = Callable[[str, int, int], None]
+Period = tuple[str, str]
+"""Since and until, as :func:`pipelines.telemetry.reading.moment` reads them; "" for no bound. What
+was "an hour ago" at first stays that moment when the export goes on."""
+
+
+@dataclass
+class Export:
+    """What lies in a folder, and how far it has read. Offsets by partition, next to read."""
+
+    period: Period = ("", "")
+    began: float | None = None  # seconds since the epoch; events of an earlier choice are left out
+    ended: float | None = None  # and of this or a later one
+    offsets: dict[int, int] = field(default_factory=dict)
+    files: list[str] = field(default_factory=list)
+    intake: Intake = field(default_factory=Intake)
+    written: int = 0  # rows
+
+    @property
+    def counts(self) -> Counts:
+        """Of what was read."""
+        return self.intake.counts
+
+
+def export(
+    kafka: KafkaSettings,
+    folder: Path,
+    step: Step,
+    period: Period = ("", ""),
+) -> Export:
+    """Write into ``folder`` what has come since the last time, up to what lies there now.
+
+    Interrupted, it writes what it has in hand before it passes the interrupt on.
+
+    Args:
+        step: told records done and to do.
+        period: of the choices whose events are wanted.
+
+    Raises:
+        TraceError: the folder holds an export of another period, or something else, or is full.
+        SettingsError: the period is none.
+        BrokerError: the broker goes away, or its topic was made anew since.
+    """
+    found = resumed(folder, period)
+    tables: list[Any] = []
+    reached = dict(found.offsets)
+    with reading(kafka, "export") as consumer:
+        wanted = _wanted(consumer, found)
+        whole, done = sum(map(len, wanted.values())), 0
+        try:
+            for fetched in records(consumer, DRAFTS, wanted):
+                with held():  # no interrupt between what is seen, what is in hand, and its offset
+                    for record in fetched:
+                        rows = found.intake.take(record.partition, record.value)
+                        if rows is not None:
+                            tables.append(_table(rows, found))
+                        reached[record.partition] = record.offset + 1
+                    if sum(map(len, tables)) >= ROWS_A_FILE:
+                        _write(folder, found, tables, reached)
+                done += len(fetched)
+                step("records", done, whole)
+            reached |= {partition: span.stop for partition, span in wanted.items()}
+        finally:
+            with held():
+                _write(folder, found, tables, reached)
+    return found
+
+
+def resumed(folder: Path, period: Period) -> Export:
+    """What lies in ``folder``, rid of files that were cut short; an empty one where nothing does.
+
+    Raises:
+        TraceError: it cannot be read, or is of another period.
+        SettingsError: the period is none.
+    """
+    path = folder / NOTE
+    if not path.exists():
+        if folder.exists() and any(folder.iterdir()):
+            raise TraceError(f"{folder} holds files and no export: name a folder of its own.")
+        began, ended = (moment(text, time.time()) if text else None for text in period)
+        return Export(period, began, ended)
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        if told["format"] != FORMAT:
+            raise ValueError(f"format {told['format']!r}")
+        kept = told["kept"]
+        found = Export(
+            (told["since"], told["until"]),
+            told["began"],
+            told["ended"],
+            {int(partition): offset for partition, offset in told["offsets"].items()},
+            told["files"],
+            Intake(Counts(**told["counts"]), Seen(kept["seen"]), map(tuple, kept["sequences"])),
+            told["rows"],
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise TraceError(f"{path} is no note of an export: {error}") from error
+    if found.period != period:
+        raise TraceError(
+            f"{folder} is an export of another period: ask for the same --since and --until as "
+            "then, or name another folder."
+        )
+    for stray in folder.glob("drafts-*"):
+        if stray.name not in found.files:
+            stray.unlink()
+    return found
+
+
+def _wanted(consumer: Any, found: Export) -> dict[int, range]:
+    """Offsets to read: from where it stopped, or from the first that may matter."""
+    lying = spans(consumer, DRAFTS)
+    for partition, offset in found.offsets.items():
+        if offset > lying.get(partition, range(0)).stop:
+            raise BrokerError(
+                f"{DRAFTS.name} was made anew since: partition {partition} ends before {offset}, "
+                "which was read already. Export into another folder."
+            )
+    # An event is sent after the choice that it tells of: what was sent before is of before.
+    first = since(consumer, DRAFTS, lying, found.began) if found.began is not None else lying
+    return {
+        p: range(max(span.start, found.offsets.get(p, first[p].start)), span.stop)
+        for p, span in lying.items()
+    }
+
+
+def _table(rows: Rows, found: Export) -> Any:
+    """The wanted ones of ``rows`` as columns of Arrow: features as floats, null without a draft."""
+    import pyarrow as pa
+
+    batch, wanted = rows.batch, rows.wanted
+    times = batch.numbers["time"]
+    if found.began is not None:
+        wanted = wanted & (times >= found.began)
+    if found.ended is not None:
+        wanted = wanted & (times < found.ended)
+    count, origin = int(wanted.sum()), batch.origin
+    columns: dict[str, Any] = {
+        name: pa.array([getattr(origin, name)] * count, pa.string())
+        for name in ("scope", "worker", "life", "target", "drafter")
+    }
+    for name, number in (("partition", rows.partition), ("sequence", batch.sequence)):
+        columns[name] = pa.array(np.full(count, number), pa.int64())
+    for name in COLUMNS:
+        if name in batch.names:
+            columns[name] = pa.array(np.array(batch.names[name], object)[wanted], pa.string())
+        elif name == "model_accepted":
+            lengths = batch.numbers[name][wanted]
+            columns[name] = pa.array(lengths, pa.float64(), from_pandas=True).cast(pa.int64())
+        else:
+            columns[name] = pa.array(batch.numbers[name][wanted])
+    features = batch.features[wanted]
+    for index, name in enumerate(FEATURES):
+        columns[f"feature_{name}"] = pa.array(features[:, index], from_pandas=True)
+    return pa.table(columns)
+
+
+def _write(folder: Path, found: Export, tables: list[Any], reached: Mapping[int, int]) -> None:
+    """Write ``tables`` into a file, and then the note. Empties ``tables``; moves ``found`` on.
+
+    Raises:
+        TraceError: the disk refuses; what lies there is whole.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        rows = sum(map(len, tables))
+        if rows:
+            name = f"drafts-{len(found.files):05d}.parquet"
+            _write_table(folder / name, tables)
+            found.files.append(name)
+            found.written += rows
+        tables.clear()
+        found.offsets = dict(reached)
+        _settle(folder / NOTE, lambda part: part.write_text(_note(found), encoding="utf-8"))
+    except OSError as error:
+        raise TraceError(
+            f"{folder} cannot be written ({error}): what lies there is whole. Make room and run "
+            "this again, it goes on from there."
+        ) from error
+
+
+def _note(found: Export) -> str:
+    told = {
+        "format": FORMAT,
+        "topic": DRAFTS.name,
+        "since": found.period[0],
+        "until": found.period[1],
+        "began": found.began,
+        "ended": found.ended,
+        "rows": found.written,
+        "files": found.files,
+        "counts": found.counts.as_dict(),
+        "offsets": {str(partition): offset for partition, offset in sorted(found.offsets.items())},
+        "kept": {"seen": found.intake.seen.runs(), "sequences": found.intake.sequences.known()},
+    }
+    return json.dumps(told, indent=1) + "\n"
+
+
+def _write_table(path: Path, tables: list[Any]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    whole = pa.concat_tables(tables)
+    _settle(path, lambda part: pq.write_table(whole, part, compression="zstd"))
+
+
+def _settle(path: Path, write: Callable[[Path], object]) -> None:
+    """Let ``write`` make a file beside ``path``, which takes its place once it is on the disk."""
+    part = path.with_name(f"{path.name}.part")
+    write(part)
+    with part.open("rb") as file:
+        os.fsync(file.fileno())
+    part.replace(path)

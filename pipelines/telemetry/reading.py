@@ -1,0 +1,117 @@
+"""Records of a topic from one place to another, for commands that look on."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any, Final
+
+from kafka import TopicPartition
+from kafka.errors import UnknownTopicOrPartitionError
+
+from decoder.contracts.errors import BrokerError, SettingsError
+from decoder.contracts.settings import KafkaSettings
+from decoder.contracts.topics import Topic
+from decoder.kafka.clients import AWAY, close, fetch, listens, open_consumer, places_of
+
+ANSWER_MS: Final = 200
+PATIENCE_S: Final = 30.0
+"""Nothing for this long where records are known to lie: the broker has gone."""
+_AGO: Final = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
+_SECONDS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+
+
+def moment(text: str, now: float) -> float:
+    """Seconds since the epoch of ``text``: so long before ``now`` (90s, 10m, 2h, 7d), or a time of
+    day as ISO 8601 has it, of this machine's zone where it names none.
+
+    Raises:
+        SettingsError: it is neither.
+    """
+    ago = _AGO.fullmatch(text.strip())
+    if ago:
+        return max(0.0, now - float(ago[1]) * _SECONDS[ago[2]])
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError) as error:
+        raise SettingsError(
+            f"{text!r} is no time: write 10m, 2h or 7d for so long ago, or 2026-01-31T14:00."
+        ) from error
+
+
+@contextmanager
+def reading(kafka: KafkaSettings, purpose: str) -> Iterator[Any]:
+    """A consumer of no group.
+
+    Raises:
+        BrokerError: nobody answers there, or goes away meanwhile.
+    """
+    where = f"Kafka at {kafka.bootstrap_servers}"
+    if not listens(kafka):
+        raise BrokerError(
+            f"{where} does not answer: start it, or let HVD_KAFKA_BOOTSTRAP_SERVERS name yours."
+        )
+    consumer: Any = None
+    try:
+        consumer = open_consumer(kafka, purpose, bootstrap_timeout_ms=10_000)
+        yield consumer
+    except UnknownTopicOrPartitionError as error:
+        raise BrokerError(
+            f"{where} has no topic {error}: start a learner once, which makes them."
+        ) from error
+    except AWAY as error:
+        raise BrokerError(f"{where} refuses or has gone: {error!r}") from error
+    finally:
+        close(consumer)
+
+
+def spans(consumer: Any, topic: Topic) -> dict[int, range]:
+    """The offsets that lie on each partition of ``topic``.
+
+    Raises:
+        KafkaError, OSError: broker or topic are away.
+    """
+    places = places_of(consumer, topic.name)
+    begins, ends = consumer.beginning_offsets(places), consumer.end_offsets(places)
+    return {place.partition: range(begins[place], ends[place]) for place in places}
+
+
+def since(consumer: Any, topic: Topic, lying: Mapping[int, range], at: float) -> dict[int, range]:
+    """Of what is ``lying`` there, that which was sent at ``at`` (seconds since the epoch) or later.
+
+    Raises:
+        KafkaError, OSError: broker or topic are away.
+    """
+    asked = {TopicPartition(topic.name, partition): int(at * 1000) for partition in lying}
+    found = consumer.offsets_for_times(asked)
+    return {
+        place.partition: range(
+            found[place].offset if found.get(place) else lying[place.partition].stop,
+            lying[place.partition].stop,
+        )
+        for place in asked
+    }
+
+
+def records(consumer: Any, topic: Topic, wanted: Mapping[int, range]) -> Iterator[list[Any]]:
+    """What lies at the ``wanted`` offsets of each partition, as it comes, in their order.
+
+    Raises:
+        BrokerError: nothing comes any more.
+        KafkaError, OSError: broker or topic are away.
+    """
+    open_ = {TopicPartition(topic.name, p): span for p, span in wanted.items() if span}
+    consumer.assign(sorted(open_))
+    for place, span in open_.items():
+        consumer.seek(place, span.start)
+    heard = time.monotonic()
+    while any(consumer.position(place) < span.stop for place, span in open_.items()):
+        came = fetch(consumer, ANSWER_MS)
+        if came:
+            heard = time.monotonic()
+            yield [r for r in came if r.offset < wanted[r.partition].stop]
+        elif time.monotonic() - heard > PATIENCE_S:
+            raise BrokerError(f"records of {topic.name} do not come any more: is the broker there?")

@@ -1,0 +1,50 @@
+"""What was described, as tables of a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+
+from rich.markup import escape
+from rich.table import Table
+
+from pipelines.telemetry.describe import Described, Lying
+
+
+def described(told: Described) -> Iterator[Table | str]:
+    """The topics, then the draft events of the sample."""
+    table = Table(title="Topics", title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for name in ("topic", "parts", "records", "of these read: from", "to", "a second", "kB each"):
+        table.add_column(name, justify="left" if name in ("topic",) else "right")
+    for topic in told.topics:
+        table.add_row(*_row(topic))
+    yield table
+    counts = told.counts
+    rate = counts["rows"] / told.seconds if told.seconds else 0.0
+    yield (
+        f"Of the {counts['records']} draft records read: {counts['rows']} events in "
+        f"{told.seconds:.0f} s ({rate:.1f} a second, {told.bytes_an_event:.0f} bytes each before "
+        f"compression), {counts['duplicates']} came twice, {counts['missing']} records missing, "
+        f"{counts['refused']} refused."
+    )
+    for name, rows in told.by.items():
+        parts = ", ".join(f"{escape(value)} {count}" for value, count in rows.items())
+        yield f"Events by {name}: {parts or '-'}"
+    lag = ", ".join(f"{escape(name)} {count} records" for name, count in told.lag.items())
+    yield f"Behind: {lag or 'no learner has spoken'}"
+
+
+def _row(topic: Lying) -> tuple[str, ...]:
+    if not topic.sampled:
+        return (topic.topic, str(topic.partitions), str(topic.records), "-", "-", "-", "-")
+    return (
+        topic.topic,
+        str(topic.partitions),
+        str(topic.records),
+        *(
+            datetime.fromtimestamp(at).strftime("%m-%d %H:%M:%S")
+            for at in (topic.first, topic.last)
+        ),
+        f"{topic.rate:.2f}",
+        f"{topic.bytes_a_record / 1e3:.1f}",
+    )

@@ -1,0 +1,46 @@
+"""A broker for a test, and what lies on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from kafka import KafkaConsumer, TopicPartition
+
+from decoder.contracts.events import EventBatch, decode_batch
+from decoder.contracts.settings import KafkaSettings
+from decoder.contracts.topics import DRAFTS
+from pipelines import machine
+from pipelines.stack import broker, processes
+
+
+@contextmanager
+def running(folder: Path) -> Iterator[KafkaSettings]:
+    """A broker with the project's topics."""
+    port = machine.free_port()
+    child = broker.start_broker(port, folder / "data", folder / "broker.log")
+    reached = KafkaSettings(bootstrap_servers=f"127.0.0.1:{port}")
+    try:
+        broker.ensure_topics(reached)
+        yield reached
+    finally:
+        processes.stop([child])
+
+
+def consumed(kafka: KafkaSettings, topic: str) -> list[bytes]:
+    """Values of all records, a partition after another."""
+    consumer = KafkaConsumer(group_id=None, **kafka.client_options())
+    places = [TopicPartition(topic, p) for p in sorted(consumer.partitions_for_topic(topic) or {0})]
+    consumer.assign(places)
+    consumer.seek_to_beginning(*places)
+    ends, found = consumer.end_offsets(places), []
+    while any(consumer.position(place) < end for place, end in ends.items()):
+        found += [r for records in consumer.poll(200).values() for r in records]
+    consumer.close()
+    return [r.value for r in sorted(found, key=lambda r: (r.partition, r.offset))]
+
+
+def batches(kafka: KafkaSettings) -> list[EventBatch]:
+    """The draft events that lie there."""
+    return [decode_batch(value) for value in consumed(kafka, DRAFTS.name)]

@@ -1,0 +1,221 @@
+"""Records in a file: in order, through kills and damage, each bound and each loss counted."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from decoder.telemetry import spill as files
+from decoder.telemetry.books import Books
+from decoder.telemetry.outbox import MEMORY, Outbox
+from decoder.telemetry.spill import FILE, LOCK, Record, Spill, SpillError, claim, former, release
+
+
+def record(number: int, size: int = 200, rows: int = 3, partition: int = 0) -> Record:
+    noise = os.urandom(size // 2).hex().encode()
+    return Record(number * 256, partition, number, rows, noise)
+
+
+def balanced(books: Books) -> bool:
+    return books.taken == books.settled + books.waiting + books.spilled
+
+
+def add(outbox: Outbox, books: Books, *records: Record) -> None:
+    for one in records:
+        books.taken += one.rows
+        books.waiting += one.rows
+        outbox.add(one)
+        assert balanced(books)
+
+
+def test_what_was_put_is_there_when_the_file_is_opened_again(tmp_path: Path) -> None:
+    made, spill = [record(n) for n in range(5)], Spill(tmp_path / "a", "w")
+    for one in reversed(made):
+        spill.put(one)
+    assert spill.remove(made[0].id) == 3 and spill.remove(made[0].id) == 0
+    spill.close()
+    again = Spill(tmp_path / "a")
+    assert (again.rows, again.size, again.key, again.last) == (12, spill.size, "w", made[-1].id)
+    assert [again.get(number) for number, _ in again.heads(9)] == made[1:]
+    for one in made:
+        again.remove(one.id)
+    again.close()
+    assert (again.rows, again.size) == (0, 0) and not list(tmp_path.iterdir())
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from tests.decoder.telemetry.test_spill import record
+from decoder.telemetry.spill import Spill
+spill = Spill(Path(sys.argv[1]), "w")
+for number in range(10**6):
+    spill.put(record(number, 60_000))
+    print(number, flush=True)
+"""
+
+
+@pytest.mark.parametrize("after", [1, 7, 20])
+def test_a_kill_in_the_middle_of_writing_leaves_every_record_whole(
+    tmp_path: Path, after: int
+) -> None:
+    path = tmp_path / "a"
+    with subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True
+    ) as writer:
+        assert writer.stdout is not None
+        written = [int(writer.stdout.readline()) for _ in range(after)]
+        writer.send_signal(signal.SIGKILL)
+        written += [int(line) for line in writer.stdout.read().split()]
+    spill = Spill(path)
+    found = [spill.get(number).sequence for number, _ in spill.heads(10**6)]
+    assert found == list(range(len(found))), "no record is torn, and none is passed over"
+    assert len(written) <= len(found) <= len(written) + 1 and spill.rows == 3 * len(found)
+
+
+def test_past_the_bound_the_oldest_go_and_are_counted(tmp_path: Path) -> None:
+    books = Books()
+    outbox = Outbox(books, Spill(tmp_path / "a"), 10_000)
+    add(outbox, books, record(0, 1_000))
+    outbox.put_down()
+    add(outbox, books, *[record(n, 1_000) for n in range(1, 40)])
+    assert books.waiting == 0 and books.spilled + books.dropped["spill"] == 40 * 3
+    (first,) = outbox.ready()
+    assert first.sequence * 3 == books.dropped["spill"] > 0
+    assert sum(p.stat().st_size for p in tmp_path.iterdir()) < 200_000
+
+
+def test_memory_goes_into_the_file_when_it_is_full_and_comes_out_in_order(tmp_path: Path) -> None:
+    books = Books()
+    outbox = Outbox(books, Spill(tmp_path / "a"), 1 << 30)
+    made = [record(n, MEMORY // 4, partition=n % 2) for n in range(9)]
+    add(outbox, books, *made)
+    assert books.spilled and not outbox.ready()[0].sequence
+    came: list[Record] = []
+    while outbox:
+        ready = outbox.ready()
+        assert len({one.partition for one in ready}) == len(ready)
+        for one in ready:
+            outbox.sent(one)
+        assert not {r.partition for r in outbox.ready()} & {r.partition for r in ready}
+        for one in ready:
+            outbox.landed(one)
+            outbox.delivered(one)
+        came += ready
+        assert balanced(books)
+    assert sorted(came) == made and books.sent == 27
+    outbox.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_drops_with_its_reason_and_raises_nothing(tmp_path: Path) -> None:
+    books = Books()
+    outbox = Outbox(books, Spill(tmp_path / "a"), 1 << 30)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, hard))
+    try:
+        add(outbox, books, record(0, 1_000))
+        outbox.put_down()
+        add(outbox, books, *[record(n, 50_000) for n in range(1, 20)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert books.dropped["disk"] > 0 < books.spilled
+    assert books.dropped["disk"] + books.spilled == 60
+    outbox.close()
+    assert Spill(tmp_path / "a").rows == books.spilled
+
+
+def test_a_folder_that_cannot_be_written_drops_with_its_reason(tmp_path: Path) -> None:
+    books = Books()
+    outbox = Outbox(books, Spill(tmp_path / "gone" / "a"), 1 << 30)
+    add(outbox, books, record(0))
+    outbox.put_down()
+    assert books.dropped == {"disk": 3} and not outbox
+    outbox.close()
+
+
+def test_damage_loses_what_it_hits_counted_and_nothing_else(tmp_path: Path) -> None:
+    path, books = tmp_path / "a", Books()
+    spill = Spill(path)
+    made = [record(n, 60_000) for n in range(6)]
+    for one in made:
+        spill.put(one)
+    spill.close()
+    whole = bytearray(path.read_bytes())
+    middle = len(whole) // 2
+    whole[middle : middle + 20] = b"?" * 20
+    path.write_bytes(whole)
+    outbox = Outbox(books, Spill(path), 1 << 30)
+    came: list[int] = []
+    for _ in range(20):
+        for one in outbox.ready():
+            assert one == made[one.sequence]
+            outbox.delivered(one)
+            came.append(one.sequence)
+    assert balanced(books) and not outbox
+    assert len(came) == 5 and books.dropped == {"damaged": 3}
+
+
+def test_a_file_that_is_none_is_lost_counted_and_ends_nothing(tmp_path: Path) -> None:
+    path, books = tmp_path / "a", Books()
+    outbox = Outbox(books, Spill(path), 1 << 30)
+    add(outbox, books, *[record(n) for n in range(3)])
+    outbox.put_down()
+    assert outbox._spill is not None and outbox._spill._file is not None
+    outbox._spill._file.execute("DROP TABLE records")
+    assert outbox.ready() == [] and books.dropped == {"damaged": 9} and balanced(books)
+    add(outbox, books, record(4))
+    assert books.waiting == 3
+
+
+def test_files_are_taken_over_from_lives_that_ended_and_from_no_other(tmp_path: Path) -> None:
+    held, ended = claim(tmp_path, "held"), claim(tmp_path, "ended")
+    for life in ("held", "ended"):
+        spill = Spill(tmp_path / f"{life}{FILE}", life)
+        spill.put(record(1))
+        spill.close()
+    empty = claim(tmp_path, "empty")
+    torn = claim(tmp_path, "torn")
+    (tmp_path / f"torn{FILE}").write_bytes(b"no database" * 1000)
+    for lock in (ended, empty, torn):
+        os.close(lock)
+    ((spill, life, lock),) = former(tmp_path)
+    assert (life, spill.key, spill.rows) == ("ended", "ended", 3)
+    assert list(former(tmp_path)) == [], "what one has taken over, no other takes"
+    spill.remove(256)
+    spill.close()
+    release(tmp_path, life)
+    os.close(lock)
+    os.close(held)
+    assert {p.name for p in tmp_path.iterdir()} == {f"held{FILE}", f"held{LOCK}"}
+    assert files.folder_of(tmp_path, "one:1") != files.folder_of(tmp_path, "other:1")
+
+
+def test_what_nobody_delivers_is_removed_after_a_week(tmp_path: Path) -> None:
+    for days, life in ((8, "old"), (6, "young"), (8, "held")):
+        lock = claim(tmp_path / "broker", life)
+        spill = Spill(tmp_path / "broker" / f"{life}{FILE}")
+        spill.put(record(1))
+        spill.close()
+        at = time.time() - days * 86_400
+        os.utime(spill.path, (at, at))
+        if life != "held":
+            os.close(lock)
+    files.expire(tmp_path)
+    assert {p.stem for p in (tmp_path / "broker").iterdir()} == {"young", "held"}
+    files.expire(tmp_path / "nowhere")
+    os.close(lock)
+
+
+def test_two_do_not_hold_one_file(tmp_path: Path) -> None:
+    spill = Spill(tmp_path / "a")
+    spill.put(record(1))
+    with pytest.raises(SpillError):
+        Spill(tmp_path / "a")

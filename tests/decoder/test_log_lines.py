@@ -1,0 +1,52 @@
+"""A log line as JSON is one object, with what its message names as fields."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+
+import pytest
+
+from decoder.log_lines import JsonLines
+
+
+def said(message: str, *given: object, error: Exception | None = None) -> dict[str, object]:
+    out = io.StringIO()
+    handler = logging.StreamHandler(out)
+    handler.setFormatter(JsonLines())
+    exc = (type(error), error, None) if error is not None else None
+    handler.handle(logging.LogRecord("learner.loop", 20, __file__, 1, message, given, exc))
+    (line,) = out.getvalue().splitlines()
+    found = json.loads(line)
+    assert isinstance(found, dict)
+    return found
+
+
+def test_what_a_message_names_is_a_field() -> None:
+    line = said("scope %s: version %d published, number %d", "s1", 3, 2_000_004)
+    assert line["message"] == "scope s1: version 3 published, number 2000004"
+    assert (line["scope"], line["version"], line["number"]) == ("s1", 3, 2_000_004)
+    assert (line["level"], line["logger"]) == ("INFO", "learner.loop")
+
+
+@pytest.mark.parametrize(
+    ("message", "given", "fields"),
+    [
+        ("scope %s: %s %s", ("s1", "version 3", "promoted"), {"scope": "s1"}),
+        ("version %d plays %.0f%%", (2, 10.0), {"version": 2}),
+        ("no place at all", (), {}),
+        ("scope %s\nand more", ("a\nb",), {"scope": "a\nb"}),
+    ],
+)
+def test_whatever_is_said_is_one_line(
+    message: str, given: tuple[object, ...], fields: dict[str, object]
+) -> None:
+    line = said(message, *given)
+    assert fields.items() <= line.items() and line["message"] == message % given
+
+
+def test_an_exception_stays_on_its_line() -> None:
+    assert "ValueError: two\nlines" in str(
+        said("failed", error=ValueError("two\nlines"))["exc_info"]
+    )

@@ -1,0 +1,144 @@
+"""Each alert fires on series that show its failure, and is over when they show its end."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+PROMETHEUS = Path(__file__).parents[2] / "deploy" / "prometheus"
+RULES = yaml.safe_load((PROMETHEUS / "alerts.yml").read_text())
+ALERTS = {rule["alert"]: rule for group in RULES["groups"] for rule in group["rules"]}
+
+needs_promtool = pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="takes promtool: apt-get install prometheus"
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Series by the minute, and minutes at which the alert fires for one thing, and for none."""
+
+    series: dict[str, str]
+    fires: int
+    over: int
+
+
+W, L = '{worker="w"}', '{job="hvd-learner", instance="l"}'
+OF_SCOPE = '{job="hvd-learner", instance="l", scope="s"}'
+CASES = {
+    "HvdWorkerDown": Case({'up{job="hvd-worker", instance="w"}': "1 0x4 1x4"}, 4, 6),
+    "HvdPluginSilent": Case(
+        {
+            'up{job="hvd-worker", instance="w"}': "1x20",
+            'hvd_serving{instance="w", worker="w", scope="s"}': "_x10 1x10",
+        },
+        8,
+        12,
+    ),
+    "HvdEventsLost": Case(
+        {
+            f"hvd_events_dropped_total{W}": "0x30",
+            'hvd_events_refused_total{worker="w", reason="TopicAuthorizationFailed"}': "_x2 5x40",
+        },
+        4,
+        30,
+    ),
+    "HvdEventsSpilling": Case({f"hvd_events_spilled{W}": "0 9x6 0x9"}, 5, 8),
+    "HvdCarrierDies": Case({f"hvd_carrier_deaths_total{W}": "0 0 1x30"}, 4, 20),
+    "HvdPolicyRefused": Case({'hvd_refusals_total{worker="w", reason="probe"}': "_x2 1x30"}, 4, 20),
+    "HvdPolicyBehind": Case(
+        {
+            f"hvd_publication{W}": "3x9 4x9",
+            'hvd_serving{worker="w", scope="s"}': "1x20",
+            f"hvd_learner_publication{OF_SCOPE}": "3 4x20",
+        },
+        8,
+        12,
+    ),
+    "HvdFloorInForce": Case({'hvd_fallback{worker="w", arm="none"}': "0 1x20 0x9"}, 18, 24),
+    "HvdFaults": Case({f"hvd_faults_total{W}": "0 0 2x30"}, 4, 20),
+    "HvdDecisionSlow": Case({f"hvd_exposed_us_p50{W}": "400 9000x14 400x9"}, 13, 18),
+    "HvdLearnerDown": Case({f"up{L}": "1 0x6 1x6"}, 5, 9),
+    "HvdLearnerBehind": Case({f"hvd_learner_lag_seconds{L}": "0 300x9 0x9"}, 8, 13),
+    "HvdRecordsSkipped": Case({f"hvd_learner_records_skipped_total{L}": "0 0 7x30"}, 4, 20),
+    "HvdRecordsRefused": Case(
+        {'hvd_learner_records_refused_total{instance="l", reason="range"}': "_x2 1x30"}, 4, 20
+    ),
+    "HvdLearnerFaults": Case({f"hvd_learner_faults_total{L}": "0 0 1x30"}, 4, 20),
+    "HvdRegistryAway": Case({f"hvd_learner_registry_away_seconds{L}": "0 60x6 0x9"}, 5, 9),
+    "HvdNobodyHoldsTheLease": Case({f"hvd_learner_holds_lease{OF_SCOPE}": "1 0x6 1x9"}, 5, 9),
+    "HvdTwoHoldTheLease": Case(
+        {
+            'hvd_learner_holds_lease{instance="a", scope="s"}': "1x20",
+            'hvd_learner_holds_lease{instance="b", scope="s"}': "0 1x4 0x9",
+        },
+        4,
+        8,
+    ),
+    "HvdMiscalibrated": Case(
+        {
+            f"hvd_learner_predicted_tokens_total{OF_SCOPE}": "0+900x60 54000+200x60",
+            f"hvd_learner_accepted_tokens_total{OF_SCOPE}": "0+200x120",
+        },
+        45,
+        110,
+    ),
+    "HvdTrafficKeepsChanging": Case(
+        {f"hvd_learner_drifts_total{OF_SCOPE}": "0+1x10 10x120"}, 12, 100
+    ),
+}
+
+
+def test_every_alert_has_a_case_and_says_what_to_do() -> None:
+    assert CASES.keys() == ALERTS.keys()
+    for rule in ALERTS.values():
+        assert rule["annotations"]["summary"].endswith(".") and rule["annotations"]["todo"]
+        assert rule["labels"]["severity"] in ("info", "warning", "critical")
+
+
+@needs_promtool
+def test_each_fires_and_is_over(tmp_path: Path) -> None:
+    tests = [_written(name, case) for name, case in CASES.items()]
+    file = tmp_path / "alerts.test.yml"
+    rules = str(PROMETHEUS / "alerts.yml")
+    file.write_text(
+        json.dumps({"rule_files": [rules], "evaluation_interval": "1m", "tests": tests})
+    )
+    done = subprocess.run(
+        ["promtool", "test", "rules", file], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def _written(name: str, case: Case) -> dict[str, Any]:
+    firing = f'count(ALERTS{{alertname="{name}", alertstate="firing"}}) or vector(0)'
+    return {
+        "name": name,
+        "interval": "1m",
+        "input_series": [{"series": s, "values": values} for s, values in case.series.items()],
+        "promql_expr_test": [
+            {
+                "expr": firing,
+                "eval_time": f"{minute}m",
+                "exp_samples": [{"labels": "{}", "value": value}],
+            }
+            for minute, value in ((0, 0), (case.fires, 1), (case.over, 0))
+        ],
+    }
+
+
+@needs_promtool
+def test_the_shipped_configuration_is_sound() -> None:
+    for command in ("check", "config"), ("check", "rules"):
+        name = "prometheus.yml" if command[1] == "config" else "alerts.yml"
+        done = subprocess.run(
+            ["promtool", *command, PROMETHEUS / name], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr

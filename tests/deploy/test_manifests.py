@@ -1,0 +1,240 @@
+"""What is shipped for containers: linted, valid by its schema, and consistent with the code."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kubernetes_validate import validate
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from decoder.contracts.settings import KafkaSettings
+from decoder.settings import WorkerSettings
+from learner.settings import LearnerSettings
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+BIN = Path(sys.executable).parent
+CONTAINERFILES = sorted((DEPLOY / "containers").glob("*.Containerfile"))
+COMPOSE = yaml.safe_load((DEPLOY / "compose" / "compose.yaml").read_text())
+KUBERNETES = "1.34"
+OVERLAYS = ["cpu", "tensor-parallel"]
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+
+needs_kubectl = pytest.mark.skipif(
+    shutil.which("kubectl") is None, reason="takes kubectl, for its kustomize"
+)
+
+
+def run(*command: str | Path) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def built(overlay: str) -> list[dict[str, Any]]:
+    page = run("kubectl", "kustomize", DEPLOY / "kubernetes" / "overlays" / overlay)
+    return list(yaml.safe_load_all(page))
+
+
+def pods(documents: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Each object that makes pods, with their template."""
+    for document in documents:
+        if document["kind"] in ("Deployment", "StatefulSet", "Job"):
+            yield document, document["spec"]["template"]
+
+
+@pytest.mark.parametrize("file", CONTAINERFILES, ids=lambda file: file.name)
+def test_container_files_pass_their_linter(file: Path) -> None:
+    run(BIN / "hadolint", file)
+
+
+def test_what_images_copy_is_there_and_not_left_out() -> None:
+    kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().split() if line[0] == "!"}
+    for file in CONTAINERFILES:
+        for line in re.findall(r"^COPY (?!--from)(.+)$", file.read_text(), re.MULTILINE):
+            for source in line.split()[:-1]:
+                assert (ROOT / source).exists(), f"{file.name}: {source}"
+                assert source.split("/")[0] in kept or source in kept, f"{file.name}: {source}"
+
+
+def test_compose_is_valid_and_its_files_are_there(tmp_path: Path) -> None:
+    run(
+        BIN / "check-jsonschema", "--builtin-schema", "vendor.compose-spec",
+        DEPLOY / "compose" / "compose.yaml",
+    )  # fmt: skip
+    for config in COMPOSE["configs"].values():
+        assert (DEPLOY / "compose" / config["file"]).is_file()
+    script = tmp_path / "secrets.sh"
+    shutil.copy(DEPLOY / "compose" / "secrets.sh", script)
+    run("sh", script)
+    made = {path: path.read_text() for path in (tmp_path / "secrets").iterdir()}
+    assert {p.name for p in made} == {Path(s["file"]).name for s in COMPOSE["secrets"].values()}
+    run("sh", script)
+    assert made == {path: path.read_text() for path in made}
+
+
+def test_every_image_is_pinned() -> None:
+    images = [service["image"] for service in COMPOSE["services"].values()]
+    for file in CONTAINERFILES:
+        images += re.findall(r"^FROM (\S+)", file.read_text(), re.MULTILINE)
+    assert len(images) > 12
+    for image in images:
+        name, _, tag = image.partition(":")
+        assert re.search(r"\d+\.\d+", tag), image
+        if name.startswith("hvd-"):
+            assert tag == VERSION
+
+
+@needs_kubectl
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_manifests_are_valid_by_the_schemas_of_the_api(overlay: str) -> None:
+    documents = built(overlay)
+    kinds = {document["kind"] for document in documents}
+    assert {"Deployment", "StatefulSet", "Job", "PodDisruptionBudget", "NetworkPolicy"} <= kinds
+    for document in documents:
+        validate(document, KUBERNETES, strict=True)
+
+
+@needs_kubectl
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_what_belongs_together_is_named_alike(overlay: str) -> None:
+    documents = built(overlay)
+    labels = [template["metadata"]["labels"] for _, template in pods(documents)]
+    selectors = [
+        document["spec"]["selector"].get("matchLabels", document["spec"]["selector"])
+        for document in documents
+        if document["kind"] in ("Service", "PodDisruptionBudget", "Deployment", "StatefulSet")
+    ] + [
+        document["spec"]["podSelector"].get("matchLabels", {})
+        for document in documents
+        if document["kind"] == "NetworkPolicy"
+    ]
+    for selector in selectors:
+        assert any(selector.items() <= each.items() for each in labels), selector
+    named = {(d["kind"], d["metadata"]["name"]) for d in documents}
+    for document, template in pods(documents):
+        spec = template["spec"]
+        volumes = {volume["name"]: volume for volume in spec["volumes"]}
+        claimed = document["spec"].get("volumeClaimTemplates", [])
+        known = volumes.keys() | {claim["metadata"]["name"] for claim in claimed}
+        for volume in volumes.values():
+            if "configMap" in volume:
+                assert ("ConfigMap", volume["configMap"]["name"]) in named
+        for container in spec["containers"]:
+            assert {mount["name"] for mount in container["volumeMounts"]} <= known
+            ports = {port["name"] for port in container.get("ports", [])}
+            for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+                assert document["kind"] == "Job" or container[probe]["httpGet"]["port"] in ports
+
+
+@needs_kubectl
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_every_pod_keeps_the_restricted_standard(overlay: str) -> None:
+    for _, template in pods(built(overlay)):
+        spec = template["spec"]
+        assert not spec["enableServiceLinks"] and not spec["automountServiceAccountToken"]
+        assert spec["securityContext"]["runAsNonRoot"]
+        for container in spec["containers"]:
+            assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+            assert not container["securityContext"]["allowPrivilegeEscalation"]
+            assert container["resources"]["limits"]["memory"]
+
+
+def environments() -> Iterator[tuple[str, Mapping[str, str]]]:
+    """The environment of each of our processes, as it is shipped."""
+    for name in ("topics", "learner", "worker"):
+        yield f"compose {name}", COMPOSE["services"][name]["environment"]
+    for overlay in OVERLAYS if shutil.which("kubectl") else ():
+        documents = built(overlay)
+        maps = {d["metadata"]["name"]: d.get("data") for d in documents if d["kind"] == "ConfigMap"}
+        for document, template in pods(documents):
+            container = template["spec"]["containers"][0]
+            given = {e["name"]: e.get("value", "pod") for e in container.get("env", [])}
+            for source in container["envFrom"]:
+                given |= maps[source["configMapRef"]["name"]]
+            yield f"{overlay} {document['metadata']['name']}", given
+
+
+def test_every_process_takes_its_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ca_file: Path
+) -> None:
+    seen = 0
+    for name, given in environments():
+        with monkeypatch.context() as patch:
+            for variable, value in given.items():
+                patch.setenv(variable, value)
+            if "HVD_SECRETS_DIR" in given:
+                (tmp_path / "hvd_kafka_sasl_plain_password").write_text("secret")
+                patch.setenv("HVD_SECRETS_DIR", str(tmp_path))
+            if "HVD_KAFKA_SSL_CAFILE" in given:
+                patch.setenv("HVD_KAFKA_SSL_CAFILE", str(ca_file))
+            for settings in (KafkaSettings, WorkerSettings, LearnerSettings):
+                settings.load()
+            told = KafkaSettings.load()
+        assert told.bootstrap_servers != KafkaSettings().bootstrap_servers, name
+        seen += 1
+    assert seen >= 3
+
+
+@pytest.fixture
+def ca_file(tmp_path: Path) -> Path:
+    import trustme
+
+    file = tmp_path / "ca.crt"
+    trustme.CA().cert_pem.write_to_path(str(file))
+    return file
+
+
+def locked(name: str) -> dict[str, str]:
+    lines = (ROOT / "requirements" / name).read_text().splitlines()
+    pins = [line.split("==") for line in lines if line and not line.startswith("#")]
+    return {canonicalize_name(package): version for package, version in pins}
+
+
+@pytest.mark.parametrize("name", ["learner.lock", "worker-cuda.lock"])
+def test_images_take_the_versions_that_are_tested(name: str) -> None:
+    assert locked(name).items() <= locked("cpu.lock").items()
+
+
+ALONE = """
+import importlib.metadata, sys
+from importlib.machinery import PathFinder
+allowed = set(sys.argv[1:])
+homes = importlib.metadata.packages_distributions()
+class Found(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        owners = {o.lower().replace("_", "-") for o in homes.get(name.partition(".")[0], ())}
+        missing = owners and not owners & allowed
+        return None if missing else PathFinder.find_spec(name, path, target)
+sys.meta_path[:] = [Found if finder is PathFinder else finder for finder in sys.meta_path]
+import learner.__main__, learner.declared
+from learner.registry import Registry
+Registry("sqlite:///" + sys.argv[1]).standings()
+"""
+
+
+def test_a_learner_needs_no_package_beside_those_of_its_image(tmp_path: Path) -> None:
+    ours = "hybrid-verified-decoding"
+    run(sys.executable, "-c", ALONE, str(tmp_path / "m.db"), ours, "pip", *locked("learner.lock"))
+
+
+def test_what_a_learners_packages_need_is_pinned_with_them() -> None:
+    from importlib.metadata import distribution
+
+    pinned = locked("learner.lock")
+    for package in pinned:
+        for requirement in map(Requirement, distribution(package).requires or []):
+            marker = requirement.marker
+            if marker is None or marker.evaluate({"extra": ""}):
+                assert canonicalize_name(requirement.name) in pinned, f"{package}: {requirement}"

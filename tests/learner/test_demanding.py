@@ -1,0 +1,253 @@
+"""Kafka's clients against a broker that demands TLS, certificates, passwords or tokens."""
+
+from __future__ import annotations
+
+import ssl
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
+
+from decoder.contracts.errors import SettingsError
+from decoder.contracts.settings import KafkaSettings
+from decoder.contracts.topics import DRAFTS
+from decoder.kafka.clients import AWAY, close, fetch, open_admin, open_consumer, open_producer
+from decoder.kafka.tokens import Tokens
+from learner.declared import declare, read
+from tests.demanding import Demands, demanding
+from tests.learner.conftest import Broker
+from tests.learner.test_topics import set_as
+
+pytestmark = [
+    # sockets of clients that were turned away are left to the garbage collector
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+PASSWORD = "correct horse"
+TOPICS = Path(__file__).parents[2] / "deploy" / "kafka" / "topics.toml"
+
+
+@dataclass(frozen=True)
+class Papers:
+    """Files that prove who is who; the client's key is under :data:`PASSWORD`."""
+
+    ca: Path
+    cert: Path
+    key: Path
+    server: ssl.SSLContext
+    mutual: ssl.SSLContext
+
+
+@pytest.fixture(scope="module")
+def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
+    folder = tmp_path_factory.mktemp("papers")
+    ca = trustme.CA()
+    ca.cert_pem.write_to_path(str(folder / "ca.pem"))
+    client = ca.issue_cert("worker@example.org")
+    client.cert_chain_pems[0].write_to_path(str(folder / "cert.pem"))
+    key = load_pem_private_key(client.private_key_pem.bytes(), None)
+    secret = BestAvailableEncryption(PASSWORD.encode())
+    written = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, secret)
+    (folder / "key.pem").write_bytes(written)
+    contexts = []
+    for verify in (ssl.CERT_NONE, ssl.CERT_REQUIRED):
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        ca.issue_cert("127.0.0.1").configure_cert(context)
+        ca.configure_trust(context)
+        context.verify_mode = verify
+        contexts.append(context)
+    names = [folder / name for name in ("ca.pem", "cert.pem", "key.pem")]
+    return Papers(names[0], names[1], names[2], contexts[0], contexts[1])
+
+
+class Issuer(BaseHTTPRequestHandler):
+    """Gives who knows the secret a token, and counts them."""
+
+    issued: list[str]
+
+    def do_POST(self) -> None:
+        asked = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        # the id and secret "id:secret", as RFC 7617 writes them
+        known = self.headers["Authorization"] == "Basic aWQ6c2VjcmV0"
+        ok = known and asked == "grant_type=client_credentials&scope=kafka"
+        body = b'{"access_token": "good", "expires_in": 3600}' if ok else b"{}"
+        self.issued.append(asked)
+        self.send_response(200 if ok else 401)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def issuer() -> Iterator[tuple[str, list[str]]]:
+    handler = type("Counting", (Issuer,), {"issued": []})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/token", handler.issued
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def exchange(kafka: KafkaSettings) -> list[bytes]:
+    """What lies on the topic after each kind of client has been used once."""
+    admin = open_admin(kafka, "test", 5_000)
+    assert DRAFTS.name in admin.list_topics()
+    close(admin)
+    producer = open_producer(kafka, "test", max_block_ms=5_000)
+    producer.send(DRAFTS.name, value=b"numbers").get(10)
+    close(producer)
+    consumer = open_consumer(kafka, "test")
+    consumer.subscribe([DRAFTS.name])
+    found: list[bytes] = []
+    for _ in range(200):
+        found += [record.value for record in fetch(consumer, 50)]
+        if found:
+            break
+    close(consumer)
+    return found
+
+
+def test_a_broker_that_demands_tls_is_spoken_to(broker: Broker, papers: Papers) -> None:
+    with demanding(broker.port, Demands(papers.server)) as port:
+        kafka = KafkaSettings(
+            bootstrap_servers=f"127.0.0.1:{port}", security_protocol="SSL", ssl_cafile=papers.ca
+        )
+        assert exchange(kafka) == [b"numbers"]
+        with pytest.raises(AWAY):  # one whose certificate nobody vouches for is not
+            open_admin(kafka.model_copy(update={"ssl_cafile": None}), "test", 2_000)
+
+
+def test_one_that_demands_a_certificate_gets_it_from_a_key_under_a_password(
+    broker: Broker, papers: Papers
+) -> None:
+    given = {
+        "security_protocol": "SSL",
+        "ssl_cafile": papers.ca,
+        "ssl_certfile": papers.cert,
+        "ssl_keyfile": papers.key,
+    }
+    with demanding(broker.port, Demands(papers.mutual)) as port:
+        where = f"127.0.0.1:{port}"
+        kafka = KafkaSettings(bootstrap_servers=where, ssl_password=PASSWORD, **given)
+        assert exchange(kafka) == [b"numbers"]
+        bare = KafkaSettings(bootstrap_servers=where, security_protocol="SSL", ssl_cafile=papers.ca)
+        with pytest.raises(AWAY):
+            open_admin(bare, "test", 2_000)
+    for wrong in ({}, {"ssl_password": "wrong"}):
+        with pytest.raises(SettingsError, match="is HVD_KAFKA_SSL_PASSWORD its password"):
+            KafkaSettings.load(**given, **wrong)
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
+def test_one_that_demands_a_password(mechanism: str, broker: Broker, papers: Papers) -> None:
+    demands = Demands(papers.server, mechanism, users={"hvd": "secret"})
+    with demanding(broker.port, demands) as port:
+        kafka = KafkaSettings(
+            bootstrap_servers=f"127.0.0.1:{port}",
+            security_protocol="SASL_SSL",
+            sasl_mechanism=mechanism,
+            sasl_plain_username="hvd",
+            sasl_plain_password="secret",
+            ssl_cafile=papers.ca,
+        )
+        assert exchange(kafka) == [b"numbers"]
+        with pytest.raises(AWAY):
+            open_admin(kafka.model_copy(update={"sasl_plain_password": "other"}), "test", 2_000)
+        bare = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
+        with pytest.raises(AWAY):
+            open_admin(bare, "test", 2_000)
+
+
+def test_one_that_demands_a_token_gets_what_a_file_holds_now(
+    broker: Broker, tmp_path: Path
+) -> None:
+    file = tmp_path / "token"
+    file.write_text("good\n")
+    demands = Demands(mechanism="OAUTHBEARER", tokens=frozenset({"good"}))
+    with demanding(broker.port, demands) as port:
+        kafka = KafkaSettings(
+            bootstrap_servers=f"127.0.0.1:{port}",
+            security_protocol="SASL_PLAINTEXT",
+            sasl_mechanism="OAUTHBEARER",
+            sasl_oauth_token_file=file,
+        )
+        assert exchange(kafka) == [b"numbers"]
+        file.write_text("stale")
+        with pytest.raises(AWAY):
+            open_admin(kafka, "test", 2_000)
+        file.unlink()
+        with pytest.raises(AWAY):
+            open_admin(kafka, "test", 2_000)
+        with pytest.raises(AWAY, match="no token for Kafka"):
+            Tokens(kafka).token()
+
+
+def test_or_fetches_it_once_for_all_connections_of_a_client(
+    broker: Broker, issuer: tuple[str, list[str]]
+) -> None:
+    url, issued = issuer
+    demands = Demands(mechanism="OAUTHBEARER", tokens=frozenset({"good"}))
+    with demanding(broker.port, demands) as port:
+        kafka = KafkaSettings(
+            bootstrap_servers=f"127.0.0.1:{port}",
+            security_protocol="SASL_PLAINTEXT",
+            sasl_mechanism="OAUTHBEARER",
+            sasl_oauth_token_url=url,
+            sasl_oauth_client_id="id",
+            sasl_oauth_client_secret="secret",
+            sasl_oauth_scope="kafka",
+        )
+        assert exchange(kafka) == [b"numbers"]
+        assert len(issued) == 3  # an admin client, a producer and a consumer
+        other = kafka.model_copy(update={"sasl_oauth_client_secret": "other"})
+        with pytest.raises(AWAY, match="gives no token for Kafka"):
+            Tokens(other).token()
+
+
+def test_topics_are_as_declared(bare_broker: Broker) -> None:
+    declared = read(TOPICS)
+    few = declared[DRAFTS.name].model_copy(update={"partitions": 2})
+    fewer = {**declared, DRAFTS.name: few}
+    declare(bare_broker.kafka, fewer)
+    declare(bare_broker.kafka, declared)
+    admin = open_admin(bare_broker.kafka, "test", 5_000)
+    told = {t["name"]: len(t["partitions"]) for t in admin.describe_topics(list(declared))}
+    close(admin)
+    assert told == {name: topic.partitions for name, topic in declared.items()}
+    for name, topic in declared.items():
+        assert topic.config.items() <= set_as(bare_broker.kafka, name).items()
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (('"hvd.lease.v2"', '"hvd.lease"'), "look at hvd.lease, hvd.lease.v2"),
+        (('"delete"', '"compact"'), "cleanup.policy of hvd.drafts.v2 must be 'delete'"),
+        (("partitions = 12", "partitions = 0"), "wrong at hvd.drafts.v2.partitions"),
+        (("partitions = 12", "parts = 12"), "wrong at hvd.drafts.v2.parts"),
+        (("[", "("), "declares no topics"),
+    ],
+)
+def test_a_file_that_would_lose_something_is_refused(
+    change: tuple[str, str], told: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "topics.toml"
+    file.write_text(TOPICS.read_text().replace(*change))
+    with pytest.raises(SettingsError, match=told):
+        read(file)

@@ -1,0 +1,218 @@
+"""Each event is in the export once, whatever was sent twice, lost or made up, and wherever it was
+stopped."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from decoder.contracts.errors import BrokerError, SettingsError, TraceError
+from decoder.contracts.events import COLUMNS
+from decoder.contracts.features import FEATURES
+from decoder.contracts.settings import KafkaSettings
+from pipelines import machine
+from pipelines.telemetry import export as module
+from pipelines.telemetry.export import NOTE, Export, export
+from pipelines.telemetry.reading import moment
+from pipelines.telemetry.rows import Seen
+from tests.pipelines.telemetry.records import NOW, ONE, OTHER, mixed, produce, record, spread
+
+EVENTS = [("one", n) for n in range(70)] + [("other", n) for n in range(30)]
+
+
+def quiet(what: str, done: int, whole: int) -> None:
+    pass
+
+
+def lying_in(folder: Path) -> list[dict[str, Any]]:
+    """All rows, the export's note checked against its files."""
+    told = json.loads((folder / NOTE).read_text())
+    assert sorted(p.name for p in folder.iterdir()) == sorted([NOTE, *told["files"]])
+    rows = [row for name in told["files"] for row in pq.read_table(folder / name).to_pylist()]
+    assert len(rows) == told["rows"]
+    return rows
+
+
+def numbers_in(folder: Path) -> list[tuple[str, int]]:
+    return sorted((row["worker"], row["number"]) for row in lying_in(folder))
+
+
+@pytest.fixture
+def filled(empty: KafkaSettings) -> KafkaSettings:
+    spread(empty)
+    produce(empty, mixed())
+    return empty
+
+
+def test_each_event_is_there_once_and_the_rest_is_counted(
+    filled: KafkaSettings, tmp_path: Path
+) -> None:
+    found = export(filled, tmp_path / "out", quiet)
+    assert numbers_in(tmp_path / "out") == EVENTS
+    assert found.counts.as_dict() == {
+        "records": 15, "rows": 100, "duplicates": 15, "refused": 4, "missing": 2,
+    }  # fmt: skip
+    row = next(r for r in lying_in(tmp_path / "out") if (r["worker"], r["number"]) == ("one", 13))
+    assert (row["life"], row["accepted"], row["arm"]) == (ONE.life, 5, "cache")
+    assert row["workload"] == "chat" and row["model_accepted"] is None
+    assert {*COLUMNS, *(f"feature_{name}" for name in FEATURES)} < set(row)
+
+
+def test_run_again_it_adds_what_has_come_since(filled: KafkaSettings, tmp_path: Path) -> None:
+    export(filled, tmp_path / "out", quiet)
+    again = export(filled, tmp_path / "out", quiet)
+    assert (again.written, len(again.files)) == (100, 1)
+    produce(filled, [(2, record(OTHER, 3, 25)), (0, record(ONE, 7, 70))])
+    found = export(filled, tmp_path / "out", quiet)
+    further = [("one", n) for n in range(70, 80)] + [("other", n) for n in range(30, 35)]
+    assert numbers_in(tmp_path / "out") == sorted(EVENTS + further)
+    assert (found.counts.duplicates, found.counts.missing, len(found.files)) == (20, 3, 2)
+
+
+@pytest.mark.parametrize("stopped", [1, 2, 4])
+def test_interrupted_anywhere_it_goes_on_from_there(
+    filled: KafkaSettings, tmp_path: Path, stopped: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ROWS_A_FILE", 20)
+    monkeypatch.setattr(module, "records", one_by_one(module.records))
+    calls = []
+
+    def interrupt(what: str, done: int, whole: int) -> None:
+        calls.append(done)
+        if len(calls) == stopped:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        export(filled, tmp_path / "out", interrupt)
+    assert 0 < len(lying_in(tmp_path / "out")) < 100  # whole files, no more and no fewer
+    found = export(filled, tmp_path / "out", quiet)
+    assert numbers_in(tmp_path / "out") == EVENTS
+    assert (found.counts.records, found.counts.duplicates, found.counts.missing) == (15, 15, 2)
+
+
+def one_by_one(records: Any) -> Any:
+    """The same records, each by itself, as from a broker that has them not all at hand."""
+
+    def of(*arguments: Any) -> Any:
+        return ([record] for fetched in records(*arguments) for record in fetched)
+
+    return of
+
+
+def test_a_kill_between_file_and_note_writes_no_event_twice(
+    filled: KafkaSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ROWS_A_FILE", 20)
+    monkeypatch.setattr(module, "records", one_by_one(module.records))
+    noted, settle = [], module._settle
+
+    def killed(path: Path, write: Any) -> None:
+        noted.append(path.name)
+        if noted.count(NOTE) > 1:
+            path.with_name(f"{path.name}.part").write_bytes(b"half a n")
+            raise SystemExit
+        settle(path, write)
+
+    monkeypatch.setattr(module, "_settle", killed)
+    with pytest.raises(SystemExit):
+        export(filled, tmp_path / "out", quiet)
+    monkeypatch.setattr(module, "_settle", settle)
+    assert len(list((tmp_path / "out").glob("drafts-*"))) > 1
+    export(filled, tmp_path / "out", quiet)
+    assert numbers_in(tmp_path / "out") == EVENTS
+
+
+def test_a_period_is_of_choices_and_stays_what_it_was(
+    filled: KafkaSettings, tmp_path: Path
+) -> None:
+    began, ended = (f"{iso(NOW - 60.0 + number / 10)}" for number in (5, 12))
+    export(filled, tmp_path / "out", quiet, (began, ended))
+    assert numbers_in(tmp_path / "out") == [(w, n) for w in ("one", "other") for n in range(5, 12)]
+    with pytest.raises(TraceError, match="another period"):
+        export(filled, tmp_path / "out", quiet)
+    assert export(filled, tmp_path / "out", quiet, (began, ended)).written == 14
+    assert export(filled, tmp_path / "none", quiet, ("1s", "")).written == 0
+    hour = export(filled, tmp_path / "hour", quiet, ("1h", ""))
+    assert hour.written == 100
+    assert export(filled, tmp_path / "hour", quiet, ("1h", "")).began == hour.began
+
+
+def iso(at: float) -> str:
+    return np.datetime64(round(at * 1000), "ms").item().isoformat() + "+00:00"
+
+
+def test_a_topic_that_was_made_anew_is_said(filled: KafkaSettings, tmp_path: Path) -> None:
+    export(filled, tmp_path / "out", quiet)
+    spread(filled)
+    with pytest.raises(BrokerError, match="made anew"):
+        export(filled, tmp_path / "out", quiet)
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    nowhere = KafkaSettings(bootstrap_servers=f"127.0.0.1:{machine.free_port()}")
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(TraceError, match="a folder of its own"):
+        export(nowhere, tmp_path, quiet)
+    (tmp_path / NOTE).write_text('{"format": "hvd.export.v9"}')
+    with pytest.raises(TraceError, match=r"no note of an export: format 'hvd\.export\.v9'"):
+        export(nowhere, tmp_path, quiet)
+    with pytest.raises(BrokerError, match="does not answer: start it"):
+        export(nowhere, tmp_path / "new", quiet)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("text", ["", "yesterday", "10", "10 m", "-5m", "2026-13-01", "1e999d"])
+def test_what_is_no_time_is_said(text: str) -> None:
+    with pytest.raises(SettingsError, match="is no time: write 10m"):
+        moment(text, NOW)
+
+
+def test_times_are_so_long_ago_or_of_a_day() -> None:
+    assert [moment(t, 1e6) for t in ("90s", "1.5m", "2h", "1d")] == [
+        1e6 - 90, 1e6 - 90, 1e6 - 7200, 1e6 - 86400,
+    ]  # fmt: skip
+    assert moment("1970-01-02T00:00+00:00", 0.0) == 86400.0
+
+
+BATCHES = st.lists(st.lists(st.integers(0, 30), min_size=1, max_size=8), max_size=12)
+
+
+@given(first=BATCHES, then=BATCHES)
+def test_numbers_are_new_as_a_set_of_them_says(
+    first: list[list[int]], then: list[list[int]]
+) -> None:
+    seen, known = Seen(), set[int]()
+    for part in (first, then):
+        for numbers in part:
+            fresh = seen.admit("life", np.array(numbers))
+            told = [n for n, new in zip(numbers, fresh.tolist(), strict=True) if new]
+            assert sorted(told) == sorted(set(numbers) - known)
+            known |= set(numbers)
+        runs = seen.runs()
+        assert {n for low, high in runs.get("life", []) for n in range(low, high)} == known
+        assert all(a[1] < b[0] for a, b in pairwise(runs.get("life", [])))
+        seen = Seen(json.loads(json.dumps(runs)))
+
+
+def test_a_full_disk_is_said_and_loses_nothing(
+    filled: KafkaSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settle = module._settle
+
+    def full(path: Path, write: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module, "_settle", full)
+    with pytest.raises(TraceError, match="Make room and run this again"):
+        export(filled, tmp_path / "out", quiet)
+    monkeypatch.setattr(module, "_settle", settle)
+    found: Export = export(filled, tmp_path / "out", quiet)
+    assert numbers_in(tmp_path / "out") == EVENTS and found.counts.records == 15
