@@ -19,7 +19,7 @@ HVD    := $(BIN)/hvd
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(TESTERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo picture up test test-long test-release check lint format doctor clean
+.PHONY: help setup demo picture up test test-long test-release check lint audit format doctor clean
 # One step after another, whatever -j says: pip cannot share an environment with itself.
 .NOTPARALLEL:
 
@@ -56,7 +56,11 @@ lint: setup ## formatting, lint, types and import rules
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-check: lint test ## what every change has to pass; CI runs test-long, too
+audit: $(STAMPS)/audit ## known vulnerabilities of the pinned packages; takes a network
+	@$(VENV)/audit/bin/pip-audit -r requirements/cpu.lock -r requirements/native.lock --no-deps \
+	  --disable-pip --progress-spinner off --format json 2>$(VENV)/audit/said | $(BIN)/python requirements/audit.py
+
+check: lint audit test ## what every change has to pass; CI runs test-long, too
 
 format: setup ## rewrite the code as `make lint` wants it
 	$(BIN)/ruff format .
@@ -72,6 +76,11 @@ $(STAMPS)/venv:
 	@test -n "$(PYTHON)" && $(PYTHON) -c '$(SUITABLE)' || { echo "Python 3.11 or 3.12 is needed: make setup PYTHON=/path/to/python3.11"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	@mkdir -p $(STAMPS) && touch $@
+
+# Of its own, so that what audits pins nothing of what is audited. Where it cannot be had, it is missed.
+$(STAMPS)/audit: | $(STAMPS)/venv
+	-$(PYTHON) -m venv $(VENV)/audit && $(VENV)/audit/bin/python -m pip install -q pip-audit==2.10.1
+	@mkdir -p $(VENV)/audit && touch $@
 
 $(STAMPS)/packages-cpu: requirements/cpu.lock | $(STAMPS)/venv
 	$(PIP) install --no-deps --no-compile --progress-bar off -r $<

@@ -58,7 +58,6 @@ class Admission:
         self._scope, self._apply = scope, apply
         self._taken: dict[tuple[str, str], int] = {}  # publication by the scope and role of its key
         self.current = current
-        self.previous: Policy | None = None
         self.held: dict[str, Policy] = {}
         self.applied_at = 0.0  # seconds since the epoch
         self.swaps = 0
@@ -130,7 +129,7 @@ class Admission:
 
     def _put_in_force(self, policy: Policy, began: float) -> None:
         self._apply(policy)
-        self.previous, self.current = self.current, policy
+        self.current = policy
         self.applied_at, self.swaps = time.time(), self.swaps + 1
         self.swap_ms_max = max(self.swap_ms_max, (time.perf_counter() - began) * 1e3)
         log.info(

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from decoder.admission import Admission, check_pace
 from decoder.contracts.bundle import TRIAL, Policy, frequency_policy
+from decoder.contracts.errors import SettingsError
 from decoder.contracts.events import Origin
 from decoder.contracts.features import SCHEMA_ID
 from decoder.contracts.settings import KafkaSettings
@@ -161,10 +162,17 @@ def initial_policy(settings: WorkerSettings, scope: str) -> Policy:
     Raises:
         PolicyRefused: the bundle named in the settings is unusable; a person chose it, so it must
             not be ignored.
-        FileNotFoundError: it does not exist.
+        SettingsError: it cannot be read.
     """
     if settings.policy_file is not None:
-        chosen = from_bytes(settings.policy_file.read_bytes(), scope)
+        try:
+            data = settings.policy_file.read_bytes()
+        except OSError as error:
+            raise SettingsError(
+                f"the policy in {settings.policy_file} cannot be read: {error.strerror}. Correct "
+                "HVD_WORKER_POLICY_FILE, or unset it."
+            ) from error
+        chosen = from_bytes(data, scope)
         check_pace(chosen)
         return replace(chosen, scope=scope)
     return frequency_policy(scope) if settings.start == "counting" else first_or_counting(scope)
@@ -219,7 +227,7 @@ def make_worker(
         most = settings.spill_mib << 20
         folder = folder_of(settings.spill_folder, kafka.bootstrap_servers) if most else None
         worker.handover = Handover(
-            kafka, queue, tell, origin, worker.status, turns, folder, most
+            kafka, queue, tell, origin, worker.status, turns, folder, most, settings.events_per_s
         )  # fmt: skip
         worker.feed = PolicyFeed(kafka, scope, worker.admission)
         worker.handover.start()

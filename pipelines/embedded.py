@@ -18,7 +18,6 @@ from typing import Final
 from rich.console import Console
 
 from decoder.contracts.errors import ModelError
-from decoder.scope_id import scope_of
 from pipelines import machine
 
 SERVED_NAME: Final = "smollm2-135m"
@@ -109,9 +108,3 @@ def _expand(source: Path, out: Path) -> Path:
         model.save_pretrained(out)
         tokenizer.save_pretrained(out)
     return out
-
-
-def embedded_scope() -> str:
-    """Scope of the embedded target with the shipped drafter."""
-    drafter = drafter_path()
-    return scope_of(str(ensure_model()), str(drafter) if drafter else None)

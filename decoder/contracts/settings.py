@@ -11,6 +11,7 @@ import difflib
 import logging
 import os
 import re
+import reprlib
 import ssl
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
@@ -36,6 +37,10 @@ _OF_A_SERVICE = re.compile(
 )
 """Names and values that Kubernetes puts into every container of a namespace with a service called
 ``hvd-learner`` or the like."""
+
+_PORT = re.compile("[1-9][0-9]{0,4}")
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = 100  # of a value: a file may have been pasted whole
 
 log = logging.getLogger(__name__)
 
@@ -73,12 +78,15 @@ class Settings(BaseSettings):
                     overrides.setdefault(known[name], default)
                 continue
             if name in known:
+                if not _is_text(value):
+                    raise SettingsError(f"setting {name} holds bytes that are no UTF-8 text.")
                 continue
             if name.startswith(prefix) or not name.startswith(PREFIXES):
                 close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
                 hint = f" Did you mean {close[0]}?" if close else ""
                 raise SettingsError(
-                    f"unknown setting {name}.{hint} Known here: {', '.join(sorted(known))}."
+                    f"unknown setting {_SHORT.repr(name)[1:-1]}.{hint} "
+                    f"Known here: {', '.join(sorted(known))}."
                 )
         try:
             return cls(**{"_secrets_dir": folder or None, **overrides})
@@ -87,10 +95,20 @@ class Settings(BaseSettings):
             field = ".".join(str(part) for part in first["loc"])
             if not field:  # of several together, whose values may be secret
                 raise SettingsError(str(first["ctx"]["error"])) from None
+            shown = _SHORT.repr(first.get("input"))
+            if field in cls.model_fields and not cls.model_fields[field].repr:
+                shown = "a secret"
             raise SettingsError(
-                f"setting {prefix}{field.upper()} is not valid: {first['msg']} "
-                f"(got {first.get('input')!r})."
-            ) from error
+                f"setting {prefix}{field.upper()} is not valid: {first['msg']} (got {shown})."
+            ) from None
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 class KafkaSettings(Settings):
@@ -121,7 +139,9 @@ class KafkaSettings(Settings):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if wrong := _sasl_wrong(self) or _tls_wrong(self) or _key_wrong(self):
+        if wrong := (
+            _servers_wrong(self) or _sasl_wrong(self) or _tls_wrong(self) or _key_wrong(self)
+        ):
             raise ValueError(wrong)
         return self
 
@@ -164,6 +184,18 @@ def _sasl_wrong(kafka: KafkaSettings) -> str:
             "OAUTHBEARER takes either HVD_KAFKA_SASL_OAUTH_TOKEN_FILE, or all of "
             "HVD_KAFKA_SASL_OAUTH_TOKEN_URL, _CLIENT_ID and _CLIENT_SECRET."
         )
+    return ""
+
+
+def _servers_wrong(kafka: KafkaSettings) -> str:
+    for address in kafka.bootstrap_servers.split(","):
+        host, _, port = address.strip().rpartition(":")
+        bare = not host.startswith("[") and (":" in host or "/" in host)
+        if not host or bare or not _PORT.fullmatch(port) or int(port) > 65535:
+            return (
+                "HVD_KAFKA_BOOTSTRAP_SERVERS takes host:port, several with commas between them: "
+                f"{_SHORT.repr(address)} is none."
+            )
     return ""
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
-from decoder.contracts.bundle import CHAMPION, FIRST, TRIAL
+from decoder.contracts.bundle import FIRST
 from decoder.contracts.errors import ContractError
 
 CONTRACT: Final = "hvd.trials.v2"
@@ -23,10 +23,8 @@ MAX_GROUPS: Final = 64
 PLAIN: Final = "plain"
 SUFFIX: Final = "suffix"
 MODEL: Final = "model"
-SIDES: Final = (CHAMPION, TRIAL, FIRST, PLAIN, SUFFIX, MODEL)
-"""Who decides in a block: the policy in force, a policy on trial, the first policy, nobody (no
-speculation), stock suffix decoding, and the model draft in every cycle. Readers keep sides that
-they do not know."""
+"""Who decides in a block, beside the policies of a role: nobody (no speculation), stock suffix
+decoding, and the model draft in every cycle. Readers keep sides that they do not know."""
 HOLDOUT_SIDES: Final = (PLAIN, SUFFIX, MODEL, FIRST)
 """Those that a worker may compare itself with for ever."""
 

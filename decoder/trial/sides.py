@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from decoder.contracts.bundle import FIRST, TRIAL, Policy
+from decoder.contracts.bundle import Policy
 from decoder.contracts.features import SCHEMA_ID
 from decoder.contracts.trials import MODEL, PLAIN, SUFFIX
 
@@ -49,5 +49,3 @@ STOCK: Final = {
 }
 """Rules that learn nothing: no draft, every cache draft whole, a model draft of the configured
 length in every cycle."""
-PUBLISHED: Final = (TRIAL, FIRST)
-"""Sides whose policy a worker holds."""

@@ -50,7 +50,6 @@ class Version:
     description: str
     run: str
     source: str
-    is_loadable: bool  # by mlflow; versions of before are a bundle alone
 
 
 def digest_of(policy: Policy) -> str:
@@ -86,5 +85,4 @@ def version_of(held: Any, aliases: Mapping[str, Any]) -> Version:
         description=held.description or "",
         run=held.run_id or "",
         source=held.source,
-        is_loadable=LOGGED_TAG in held.tags,
     )

@@ -61,11 +61,6 @@ class Model:
             f"{self.standing.name} has no version {asked}: the last ones are {known}"
         )
 
-    def read_again(self) -> Model:
-        """As it stands now."""
-        standing = self.registry.standing(self.scope)
-        return Model(self.registry, standing, self.registry.versions(self.scope))
-
 
 def model(scope: str | None) -> Model:
     """The model that ``scope`` means: by its scope, the scope's first digits, or its name; without

@@ -133,6 +133,26 @@ def export(
 
 
 @app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(help="What 'hvd telemetry export' wrote.")],
+    page: Annotated[
+        Path | None, typer.Option("--out", help="The page; default: FOLDER.html beside it.")
+    ] = None,
+) -> None:
+    """Ask an export with DuckDB, and write one page of HTML with the answers and their SQL.
+
+    Where cache drafting pays, which workloads drift, calibration by tenths, regret by arm, cost by
+    batch. Needs: pip install 'hybrid-verified-decoding[analysis]'.
+    """
+    from pipelines.telemetry.report import report as written
+
+    text = written(folder)
+    path = page or folder.with_name(f"{folder.name}.html")
+    path.write_text(text, encoding="utf-8")
+    out.print(str(path), highlight=False, soft_wrap=True)
+
+
+@app.command()
 def schemas(
     folder: Annotated[Path, typer.Option("--out", help="Where they are written.")] = Path(
         "deploy/schemas"

@@ -59,9 +59,10 @@ def charts(ledger: Ledger, began: float, ended: float) -> list[Record]:
     ]
 
 
-def _chart(
+def chart(
     name: str, title: str, note: str, data: list[Record], x: str, y: str, **layout: Any
 ) -> Record:
+    """A chart as the page draws it; ``layout`` is Plotly's, in the place of what stands here."""
     axes = {"xaxis": {"title": {"text": x}}, "yaxis": {"title": {"text": y}}}
     return {"id": name, "title": title, "note": note, "data": data, "layout": {**axes, **layout}}
 
@@ -69,11 +70,11 @@ def _chart(
 def _over_time(
     name: str, title: str, note: str, data: list[Record], y: str, marks: Record, **more: Any
 ) -> Record:
-    chart = _chart(name, title, note, data, f"time of day ({zone()})", y, **marks)
-    chart["layout"]["xaxis"] |= {"type": "date", "tickformat": "%H:%M:%S", "range": marks["range"]}
-    del chart["layout"]["range"]
-    chart["layout"]["yaxis"] |= more
-    return chart
+    made = chart(name, title, note, data, f"time of day ({zone()})", y, **marks)
+    made["layout"]["xaxis"] |= {"type": "date", "tickformat": "%H:%M:%S", "range": marks["range"]}
+    del made["layout"]["range"]
+    made["layout"]["yaxis"] |= more
+    return made
 
 
 def _marks(ledger: Ledger, began: float, ended: float) -> Record:
@@ -210,7 +211,7 @@ def _calibration(ledger: Ledger) -> Record:
         f"The last {len(accepted)} labelled drafts as each policy judges them, in tenths by what "
         "it foresees: the nearer to the dashed line, the better."
     )
-    return _chart(
+    return chart(
         "calibration",
         "Calibration, before and after",
         note,
@@ -269,4 +270,4 @@ def _costs(ledger: Ledger) -> Record:
         "Time of a step by the tokens that it verifies, measured on this machine while it serves. "
         f"A model draft adds {drafted}."
     )
-    return _chart("costs", "Costs", note, data, "tokens in the step", "ms", showlegend=False)
+    return chart("costs", "Costs", note, data, "tokens in the step", "ms", showlegend=False)

@@ -13,6 +13,8 @@ from decoder.contracts.events import DraftEvent, decode_batch
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import LearnerStatus, WorkerStatus, decode_status
 from decoder.contracts.topics import DRAFTS, STATUS
+from decoder.scope_id import scope_of
+from pipelines.embedded import drafter_path, ensure_model
 
 PATIENCE_S = 120.0
 
@@ -84,3 +86,9 @@ def ask(
     assert response.is_success, response.text
     body = response.json()
     return Answer(body["prompt_token_ids"], body["choices"][0]["token_ids"])
+
+
+def embedded_scope() -> str:
+    """Scope of the embedded target with the shipped drafter."""
+    drafter = drafter_path()
+    return scope_of(str(ensure_model()), str(drafter) if drafter else None)

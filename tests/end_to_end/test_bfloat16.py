@@ -25,11 +25,10 @@ from decoder.contracts.bundle import frequency_policy
 from decoder.contracts.settings import KafkaSettings
 from decoder.policy.probes import to_bytes
 from pipelines import embedded, machine
-from pipelines.embedded import embedded_scope
 from pipelines.stack import broker, processes
 from pipelines.stack.running import HVD
 from pipelines.workloads import prompts
-from tests.end_to_end.service import Answer, Reader, ask
+from tests.end_to_end.service import Answer, Reader, ask, embedded_scope
 from tests.server import Server, serving
 
 pytestmark = [

@@ -24,10 +24,9 @@ from decoder.drafting.suffix import SuffixCache
 from decoder.labels import naive_accepted_length
 from decoder.settings import WorkerSettings
 from learner.registry import Registry
-from pipelines.embedded import embedded_scope
 from pipelines.stack.running import Home, Ports, Stack, running
 from pipelines.workloads import prompts
-from tests.end_to_end.service import PATIENCE_S, Answer, Reader, ask
+from tests.end_to_end.service import PATIENCE_S, Answer, Reader, ask, embedded_scope
 
 pytestmark = [
     pytest.mark.stack,

@@ -14,26 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from tests.engines.decode import swap_forever
+from tests.engines.plugged import engine_of, worker_in
 
 
 def main(job_file: str, result_file: str) -> None:
     """Run one job."""
-    from vllm import LLM, SamplingParams
+    from vllm import SamplingParams
 
     job = json.loads(Path(job_file).read_text())
-    llm = LLM(
-        job["model"],
-        dtype="float32",
-        enforce_eager=True,
-        max_model_len=job["max_model_len"],
-        max_num_seqs=4,
-        speculative_config=job["speculative_config"],
-    )
+    llm = engine_of(job)
     stop, worker, swapper = threading.Event(), None, None
     if job["speculative_config"]:
-        from decoder.engines.vllm.plugin import worker_of
-
-        worker = worker_of(llm.llm_engine.model_executor.driver_worker.worker.model_runner)
+        worker = worker_in(llm)
         if job["swap"]:
             swapper = threading.Thread(target=swap_forever, args=(worker.router, stop))
             swapper.start()

@@ -13,6 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tests.engines.plugged import engine_of, worker_in
+
 
 def swap_forever(router: Any, stop: threading.Event) -> None:
     """Replace the policy every few milliseconds, each time under a new version."""
@@ -28,20 +30,11 @@ def swap_forever(router: Any, stop: threading.Event) -> None:
 
 def main(job_file: str, result_file: str) -> None:
     """Run one job."""
-    from vllm import LLM, SamplingParams, TokensPrompt
-
-    from decoder.engines.vllm.plugin import worker_of
+    from vllm import SamplingParams, TokensPrompt
 
     job = json.loads(Path(job_file).read_text())
-    llm = LLM(
-        job["model"],
-        dtype="float32",
-        enforce_eager=True,
-        max_model_len=job["max_model_len"],
-        max_num_seqs=4,
-        speculative_config=job["speculative_config"],
-    )
-    worker = worker_of(llm.llm_engine.model_executor.driver_worker.worker.model_runner)
+    llm = engine_of(job)
+    worker = worker_in(llm)
 
     # Not before the engine: the router brings numba (decoder.engines.vllm.plugin says why).
     from tests.engines.trials import Ask, note_drafts

@@ -9,8 +9,9 @@ import pytest
 
 from decoder.contracts.errors import EngineError
 from decoder.engines.vllm.attached import adapter_of, give
-from decoder.engines.vllm.plugin import AROUND, _load_model, worker_of
+from decoder.engines.vllm.plugin import AROUND, _load_model
 from decoder.settings import WorkerSettings
+from tests.engines.plugged import worker_of
 from tests.engines.scheduled import Scheduled
 from tests.engines.test_vllm_adapter import config, copying
 from tests.engines.test_vllm_requirements import setting

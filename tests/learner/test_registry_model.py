@@ -133,7 +133,7 @@ def test_a_version_of_before_it_could_be_loaded_is_read(registry: Registry, tmp_
     source = f"{run.info.artifact_uri}/policy"
     client.create_model_version(f"hvd-payoff-{SCOPE}", source, run.info.run_id)
     assert np.array_equal(registry.load(SCOPE, 1).layers[0][0], policy.layers[0][0])
-    assert [version.is_loadable for version in registry.versions(SCOPE)] == [False]
+    assert [version.number for version in registry.versions(SCOPE)] == [1]
 
 
 def test_a_version_says_where_it_comes_from(registry: Registry) -> None:

@@ -80,13 +80,6 @@ def register() -> None:
     hooks.install({**AROUND, "load_model": functools.partial(_load_model, settings)})
 
 
-def worker_of(runner: GPUModelRunner) -> Worker:
-    """The hybrid worker of a model runner that has one."""
-    adapter = adapter_of(runner)
-    assert adapter is not None and adapter.worker is not None
-    return adapter.worker
-
-
 def _load_model(
     settings: WorkerSettings, original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any
 ) -> Any:

@@ -7,7 +7,7 @@ or *refused* with one sentence that says what to set. A refusal comes before the
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -297,21 +297,6 @@ def within(config: Any, settings: WorkerSettings) -> WorkerSettings:
             "model_draft_tokens": min(settings.model_draft_tokens, most),
         }
     )
-
-
-def as_table(rows: Sequence[Requirement] = REQUIREMENTS) -> str:
-    """The table as docs/vllm.md prints it."""
-    lines = ["| setting | values | | why |", "|---|---|---|---|"]
-    for row in rows:
-        why = row.why.removesuffix(f" {HOW_TO_START}")
-        lines.append(f"| {_code(row.setting)} | {row.values} | {row.verdict} | {why} |")
-    return "\n".join(lines)
-
-
-def _code(setting: str) -> str:
-    """Code marks around what is written as it stands, none around words."""
-    parts = setting.split(", ")
-    return ", ".join(f"`{p}`" if p.startswith("--") or "_" in p else p for p in parts)
 
 
 def _applying(verdict: Verdict, config: Any, settings: WorkerSettings) -> list[Requirement]:

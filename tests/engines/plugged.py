@@ -1,0 +1,39 @@
+"""A vLLM engine in this process, and the hybrid worker that is plugged into it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from decoder.engines.vllm.attached import adapter_of
+
+if TYPE_CHECKING:  # not before the engine: it brings numba (decoder.engines.vllm.plugin says why)
+    from vllm import LLM
+
+    from decoder.worker import Worker
+
+
+def engine_of(job: Mapping[str, Any]) -> LLM:
+    """The engine of a job with ``model``, ``max_model_len`` and ``speculative_config``."""
+    from vllm import LLM
+
+    return LLM(
+        job["model"],
+        dtype="float32",
+        enforce_eager=True,
+        max_model_len=job["max_model_len"],
+        max_num_seqs=4,
+        speculative_config=job["speculative_config"],
+    )
+
+
+def worker_in(llm: LLM) -> Worker:
+    """The hybrid worker of an engine that runs in this process."""
+    return worker_of(llm.llm_engine.model_executor.driver_worker.worker.model_runner)
+
+
+def worker_of(runner: Any) -> Worker:
+    """The hybrid worker of a model runner that has one."""
+    adapter = adapter_of(runner)
+    assert adapter is not None and adapter.worker is not None
+    return adapter.worker
