@@ -38,6 +38,12 @@ class WorkerSettings(Settings):
     queue_size: int = Field(
         65_536, ge=1, description="draft events that may wait to be handed over"
     )
+    events_per_s: float = Field(
+        0.0,
+        ge=0,
+        description="draft events sent a second, about: above it whole requests are left out, by "
+        "chance; 0 sends all",
+    )
     spill_mib: int = Field(
         256,
         ge=0,

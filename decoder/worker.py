@@ -227,7 +227,7 @@ def make_worker(
         most = settings.spill_mib << 20
         folder = folder_of(settings.spill_folder, kafka.bootstrap_servers) if most else None
         worker.handover = Handover(
-            kafka, queue, tell, origin, worker.status, turns, folder, most
+            kafka, queue, tell, origin, worker.status, turns, folder, most, settings.events_per_s
         )  # fmt: skip
         worker.feed = PolicyFeed(kafka, scope, worker.admission)
         worker.handover.start()

@@ -81,6 +81,7 @@ class DraftEvent(NamedTuple):
     step_tokens: int  # tokens verified in the step, the whole batch
     draft_us: float  # proposing and deciding, this step
     step_us: float  # from this decision to the next: verification, sampling, scheduling
+    share: float  # chance that its request was told of at all; 1 unless load was shed
     features: FloatArray | None
 
 
@@ -110,6 +111,7 @@ LIMITS: Final[Mapping[str, tuple[float, float]]] = {
     "step_tokens": _COUNT,
     "draft_us": _MICROSECONDS,
     "step_us": _MICROSECONDS,
+    "share": (0.0, 1.0),
 }
 """Least and greatest value of each number: one absurd one, believed, would spoil whatever is
 learned or added up from the rest."""
@@ -262,7 +264,10 @@ Served = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{0,64}$")]
 
 
 class DraftColumns(BaseModel):
-    """Required columns of a record, checked strictly; unknown columns are additive and ignored."""
+    """Columns of a record, checked strictly; unknown columns are additive and ignored.
+
+    ``share`` came later: records of before have none, and every request of theirs was told of.
+    """
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -295,6 +300,7 @@ class DraftColumns(BaseModel):
     step_tokens: list[int]
     draft_us: list[float]
     step_us: list[float]
+    share: list[float] = []
 
 
 class DraftRecord(BaseModel):
@@ -345,6 +351,7 @@ def _decoded(record: DraftRecord) -> EventBatch:
     if not 0 <= record.sequence <= 2**53:
         raise EventRefused(f"draft-event record of sequence {record.sequence}", "range")
     columns = {name: getattr(record.columns, name) for name in COLUMNS}
+    columns["share"] = columns["share"] or [1.0] * record.rows
     if record.features.keys() != set(FEATURES):
         raise EventRefused("draft-event record without one column for each feature", "schema")
     lengths = {len(c) for part in (columns, record.features) for c in part.values()}

@@ -25,7 +25,9 @@ from decoder.contracts.events import Origin
 from decoder.contracts.settings import KafkaSettings
 from decoder.telemetry.books import Books
 from decoder.telemetry.frames import HEAD, Frame, Hello
+from decoder.telemetry.shedding import Shedding
 from decoder.telemetry.shipper import Inbox, Shipper
+from decoder.telemetry.spill import SpillError, expire
 
 HELD: Final = 256
 """Frames that may wait to be taken: behind a shipper that hangs they wait in the parent, where they
@@ -107,7 +109,12 @@ def main() -> None:
 
     folder = Path(hello.folder) if hello.folder else None
     kafka = KafkaSettings(**hello.kafka)
-    shipper = Shipper(kafka, origin, hello.books, report, folder, hello.most)
+    if folder is not None:
+        with contextlib.suppress(*SpillError):
+            expire(folder.parent)
+    shipper = Shipper(
+        kafka, origin, hello.books, report, folder, hello.most, Shedding(hello.per_second)
+    )
     inbox = Inbox()
     for work, *arguments in ((_fill, inbox, stream), (_watch, inbox, parent)):
         threading.Thread(target=work, args=arguments, daemon=True).start()

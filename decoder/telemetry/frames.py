@@ -33,7 +33,8 @@ class Frame(NamedTuple):
 
 class Hello(msgspec.Struct):
     """What a carrier is told first: how to reach Kafka, who it speaks for, where the one before it
-    ended, and the ``folder`` of at most ``most`` bytes of spilled records, "" for none.
+    ended, the ``folder`` of at most ``most`` bytes of spilled records, "" for none, and how many
+    events it may send ``per_second``, 0 for any number.
     """
 
     kafka: dict[str, Any]
@@ -45,3 +46,4 @@ class Hello(msgspec.Struct):
     books: Books
     folder: str
     most: int
+    per_second: float

@@ -71,16 +71,18 @@ class Handover:
         turns: Turns | None = None,
         folder: Path | None = None,
         most: int = 0,
+        per_second: float = 0.0,
     ) -> None:
         """Hand over from :meth:`start` on.
 
         Args:
             folder: of what is spilled while the broker is away, at most ``most`` bytes; None for
                 nothing.
+            per_second: events that may be sent, about; 0 for any number.
         """
         self._kafka, self._queue, self._tell = kafka, queue, tell
         self._origin, self._status, self._turns = origin, status, turns
-        self._folder, self._most = folder, most
+        self._folder, self._most, self._per_second = folder, most, per_second
         self._lock: int | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hvd-telemetry", daemon=True)
@@ -102,6 +104,13 @@ class Handover:
         """Of the carrier, while there is one."""
         carrier = self._carrier
         return carrier.pid if carrier is not None else None
+
+    @property
+    def processor_s(self) -> float:
+        """Seconds of processor time that the thread has taken; 0 before and after its life."""
+        if not self._thread.is_alive() or self._thread.ident is None:
+            return 0.0
+        return time.clock_gettime(time.pthread_getcpuclockid(self._thread.ident))
 
     def start(self) -> None:
         """Begin."""
@@ -255,7 +264,7 @@ class Handover:
         hello = Hello(
             json.loads(self._kafka.model_dump_json()), self._origin.scope, self._origin.worker,
             self._origin.life, self._origin.target, self._origin.drafter,
-            self._books.copy(), str(self._folder or ""), self._most,
+            self._books.copy(), str(self._folder or ""), self._most, self._per_second,
         )  # fmt: skip
         root = str(Path(decoder.__file__).parent.parent)
         there = os.environ.get("PYTHONPATH")

@@ -31,6 +31,7 @@ from decoder.telemetry import frames
 from decoder.telemetry.books import Books
 from decoder.telemetry.frames import Frame
 from decoder.telemetry.outbox import Outbox
+from decoder.telemetry.shedding import Shedding
 from decoder.telemetry.spill import FILE, Record, Spill, SpillError, former, release
 from decoder.telemetry.told import decode, events_of
 
@@ -87,6 +88,7 @@ class Shipper:
         report: Callable[[Books], None] = lambda books: None,
         folder: Path | None = None,
         most: int = 0,
+        shedding: Shedding | None = None,
     ) -> None:
         """Begin where ``books`` ended.
 
@@ -97,6 +99,7 @@ class Shipper:
         self._kafka, self._origin, self._folder = kafka, origin, folder
         self.outbox = Outbox(books, self._spill(), most)
         books.ready = True
+        self._shedding = shedding or Shedding(0.0)
         self._open: list[DraftEvent] = []
         self._opened = 0.0  # when the first of them came
         self._status = b""
@@ -163,9 +166,12 @@ class Shipper:
                 self._complaints.exception("no events can be made of what was told")
                 self.books.drop("unreadable", frame.rows)
                 return
+            kept = self._shedding.keep(events)
+            if len(kept) < len(events):
+                self.books.drop("shed", len(events) - len(kept))
             self._opened = self._opened if self._open else time.monotonic()
-            self._open += events
-            self.books.waiting += frame.rows
+            self._open += kept
+            self.books.waiting += len(kept)
 
     def step(self, hasten: bool = False) -> None:
         """One turn: records of what came, what is acknowledged, what can be sent. Never raises."""

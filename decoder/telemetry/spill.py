@@ -18,6 +18,7 @@ import hashlib
 import logging
 import os
 import sqlite3
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -27,6 +28,8 @@ import zstandard
 log = logging.getLogger(__name__)
 
 LOCK, FILE = ".lock", ".records"
+KEPT_DAYS: Final = 7
+"""What nobody fetched by then is not kept on a machine for ever."""
 LEVEL: Final = 1
 """Of zstd: 240 bytes an event instead of 670, in 2 us."""
 SpillError = (OSError, sqlite3.Error, zstandard.ZstdError)
@@ -138,18 +141,41 @@ def claim(folder: Path, life: str) -> int:
     Raises:
         OSError: no file can be made there.
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     made = folder / f"{life}.new"
-    lock = os.open(made, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        lock = os.open(made, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except FileNotFoundError:  # another worker left at that moment, and the folder was empty
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(made, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     made.rename(folder / f"{life}{LOCK}")  # nobody sees it before it is locked
     return lock
 
 
 def release(folder: Path, life: str) -> None:
-    """Remove the life's lock, unless its file still holds something."""
+    """Remove the life's lock, unless its file still holds something, and a folder that is empty."""
     if not (folder / f"{life}{FILE}").exists():
         (folder / f"{life}{LOCK}").unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+
+
+def expire(root: Path) -> None:
+    """Remove what lives that ended left in any folder of ``root`` more than ``KEPT_DAYS`` ago: no
+    worker came to deliver it, and nobody else will.
+    """
+    oldest = time.time() - KEPT_DAYS * 86_400
+    for folder in root.iterdir() if root.is_dir() else ():
+        for spill, life, lock in former(folder):
+            left = spill.path.stat().st_mtime
+            spill.close()
+            if left < oldest:
+                log.warning("%d draft events that waited for a broker for %d days are removed: %s",
+                            spill.rows, KEPT_DAYS, spill.path)  # fmt: skip
+                spill.path.unlink(missing_ok=True)
+                release(folder, life)
+            os.close(lock)
 
 
 def former(folder: Path) -> Iterator[tuple[Spill, str, int]]:

@@ -115,6 +115,7 @@ def events_of(told: Told) -> list[DraftEvent]:
                 step_tokens=step.step_tokens,
                 draft_us=step.draft_us,
                 step_us=step.step_us,
+                share=1.0,
                 features=np.frombuffer(features, np.float32) if draft_len else None,
             )
         )

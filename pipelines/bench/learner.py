@@ -146,7 +146,7 @@ def _event(draw: np.random.Generator, index: int) -> DraftEvent:
         accepted=(length if survives else int(draw.integers(2))) if has_draft else 0,
         label="verified" if has_draft else "", censored="",
         model_accepted=int(draw.integers(4)) if arm == "model" else None, batch_size=1,
-        step_tokens=1 + verified, draft_us=50.0, step_us=step_us,
+        step_tokens=1 + verified, draft_us=50.0, step_us=step_us, share=1.0,
         features=features if has_draft else None,
     )  # fmt: skip
 

@@ -30,7 +30,8 @@ EVENT = DraftEvent(
     role="champion", side="", parameter=6.0, parameter_name="threshold", predicted=4.25,
     predicted_model=1.0, arm="cache", draft_len=9, drafted_len=9, verified_len=9, accepted=4,
     label="verified", censored="", model_accepted=None, batch_size=2, step_tokens=11,
-    draft_us=40.0, step_us=9000.0, features=np.arange(NUM_FEATURES, dtype=np.float32) / 8,
+    draft_us=40.0, step_us=9000.0, share=1.0,
+    features=np.arange(NUM_FEATURES, dtype=np.float32) / 8,
 )  # fmt: skip
 PLAIN = EVENT._replace(
     number=2, arm="model", draft_len=0, drafted_len=3, verified_len=3, accepted=0, label="",

@@ -4,8 +4,9 @@ import json
 
 import pytest
 
+from decoder.contracts.bundle import CHAMPION
 from decoder.contracts.errors import ContractError
-from decoder.contracts.trials import CHAMPION, PLAIN, Block, Group, Round, decode_round
+from decoder.contracts.trials import PLAIN, Block, Group, Round, decode_round
 
 ROUND = Round(
     scope="scope", worker="worker", life="ab", number=3, time=1.7e9,

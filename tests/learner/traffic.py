@@ -56,5 +56,5 @@ class Traffic:
             label="verified" if arm == "cache" else "hindsight",
             censored="length" if rng.random() < 0.05 else "", model_accepted=model, batch_size=1,
             step_tokens=1 + verified, draft_us=50.0,
-            step_us=float(time * rng.lognormal(0.0, 0.05)), features=features,
+            step_us=float(time * rng.lognormal(0.0, 0.05)), share=1.0, features=features,
         )  # type: ignore[arg-type]  # fmt: skip

@@ -7,6 +7,7 @@ import resource
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -195,6 +196,22 @@ def test_files_are_taken_over_from_lives_that_ended_and_from_no_other(tmp_path: 
     os.close(held)
     assert {p.name for p in tmp_path.iterdir()} == {f"held{FILE}", f"held{LOCK}"}
     assert files.folder_of(tmp_path, "one:1") != files.folder_of(tmp_path, "other:1")
+
+
+def test_what_nobody_delivers_is_removed_after_a_week(tmp_path: Path) -> None:
+    for days, life in ((8, "old"), (6, "young"), (8, "held")):
+        lock = claim(tmp_path / "broker", life)
+        spill = Spill(tmp_path / "broker" / f"{life}{FILE}")
+        spill.put(record(1))
+        spill.close()
+        at = time.time() - days * 86_400
+        os.utime(spill.path, (at, at))
+        if life != "held":
+            os.close(lock)
+    files.expire(tmp_path)
+    assert {p.stem for p in (tmp_path / "broker").iterdir()} == {"young", "held"}
+    files.expire(tmp_path / "nowhere")
+    os.close(lock)
 
 
 def test_two_do_not_hold_one_file(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from decoder.contracts.trials import CHAMPION, PLAIN, TRIAL, Block, Round
+from decoder.contracts.bundle import CHAMPION, TRIAL
+from decoder.contracts.trials import PLAIN, Block, Round
 from decoder.trial.effect import FEWEST, effect, effect_of
 
 

@@ -47,6 +47,7 @@ def event(number: int, time: float, **changes: Any) -> DraftEvent:
         "step_tokens": 9,
         "draft_us": 50.0,
         "step_us": 40_000.0,
+        "share": 1.0,
         "features": np.zeros(NUM_FEATURES, np.float32),
     }
     return DraftEvent(**{**fields, **changes})

@@ -1,0 +1,76 @@
+"""Above its rate a worker tells of whole requests, and with which chance."""
+
+from __future__ import annotations
+
+from decoder.contracts.events import DraftEvent
+from decoder.telemetry import shedding
+from decoder.telemetry.shedding import LOOK_S, Shedding
+from tests.contracts.test_events import NAMES, PLAIN
+
+CYCLES = 20
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def request(name: object) -> list[DraftEvent]:
+    opaque = NAMES.of("request", str(name))
+    return [PLAIN._replace(request=opaque, cycle=cycle) for cycle in range(CYCLES)]
+
+
+def run(shed: Shedding, clock: Clock, requests: int, looks: int) -> list[list[DraftEvent]]:
+    """Of each look the events kept, of so many new requests told of cycle by cycle."""
+    kept = []
+    for look in range(looks):
+        came = [request(f"{look}.{number}") for number in range(requests)]
+        clock.now += LOOK_S
+        kept.append(shed.keep([event for cycle in zip(*came, strict=True) for event in cycle]))
+    return kept
+
+
+def test_without_a_rate_all_are_kept() -> None:
+    assert len(Shedding(0.0).keep(request("a") * 1000)) == 1000 * CYCLES
+
+
+def test_whole_requests_are_kept_and_their_shares_make_up_for_the_others() -> None:
+    clock = Clock()
+    shed = Shedding(100.0, clock)
+    kept = run(shed, clock, requests=400, looks=12)  # 1600 events a second
+    assert shed.halvings >= 4
+    for events in kept:
+        cycles: dict[str, list[int]] = {}
+        for event in events:
+            cycles.setdefault(event.request, []).append(event.cycle)
+        assert all(told == list(range(CYCLES)) for told in cycles.values())
+    assert len(kept[-1]) / LOOK_S < 200.0
+    weighed = sum(1.0 / event.share for events in kept for event in events)
+    assert 0.8 < weighed / (12 * 400 * CYCLES) < 1.25
+
+
+def test_a_request_under_way_stays_as_it_was_drawn() -> None:
+    clock = Clock()
+    shed = Shedding(100.0, clock)
+    first, *rest = request("first")
+    assert shed.keep([first]) == [first]
+    run(shed, clock, requests=400, looks=6)
+    assert shed.halvings and shed.keep(rest) == rest
+
+
+def test_the_share_comes_back_when_the_load_goes() -> None:
+    clock = Clock()
+    shed = Shedding(100.0, clock)
+    run(shed, clock, requests=400, looks=6)
+    run(shed, clock, requests=1, looks=20)
+    assert shed.halvings == 0
+    assert {event.share for event in shed.keep(request("later"))} == {1.0}
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    shed = Shedding(1e9)
+    for number in range(shedding.REQUESTS + 10):
+        shed.keep([PLAIN._replace(request=str(number))])
+    assert len(shed._requests) == shedding.REQUESTS
