@@ -198,12 +198,12 @@ def _write(folder: Path, found: Export, tables: list[Any], reached: Mapping[int,
         rows = sum(map(len, tables))
         if rows:
             name = f"drafts-{len(found.files):05d}.parquet"
-            _write_table(folder / name, tables)
+            write_table(folder / name, tables)
             found.files.append(name)
             found.written += rows
         tables.clear()
         found.offsets = dict(reached)
-        _settle(folder / NOTE, lambda part: part.write_text(_note(found), encoding="utf-8"))
+        settle(folder / NOTE, lambda part: part.write_text(_note(found), encoding="utf-8"))
     except OSError as error:
         raise TraceError(
             f"{folder} cannot be written ({error}): what lies there is whole. Make room and run "
@@ -228,16 +228,25 @@ def _note(found: Export) -> str:
     return json.dumps(told, indent=1) + "\n"
 
 
-def _write_table(path: Path, tables: list[Any]) -> None:
+def write_table(path: Path, tables: list[Any]) -> None:
+    """Put ``tables``, one after the other, into the Parquet file at ``path``, whole or not at all.
+
+    Raises:
+        OSError: the disk refuses.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     whole = pa.concat_tables(tables)
-    _settle(path, lambda part: pq.write_table(whole, part, compression="zstd"))
+    settle(path, lambda part: pq.write_table(whole, part, compression="zstd"))
 
 
-def _settle(path: Path, write: Callable[[Path], object]) -> None:
-    """Let ``write`` make a file beside ``path``, which takes its place once it is on the disk."""
+def settle(path: Path, write: Callable[[Path], object]) -> None:
+    """Let ``write`` make a file beside ``path``, which takes its place once it is on the disk.
+
+    Raises:
+        OSError: the disk refuses.
+    """
     part = path.with_name(f"{path.name}.part")
     write(part)
     with part.open("rb") as file:
