@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 import yaml
 
@@ -305,6 +306,15 @@ def test_what_is_refused_fires_and_ends(observed: Observed) -> None:
         until(alert, lambda alert=alert: observed.fires(alert))
     for alert in alerts:
         until(f"the end of {alert}", lambda alert=alert: not observed.fires(alert))
+
+
+def test_a_carrier_that_dies_fires_and_ends(observed: Observed, traffic: None) -> None:
+    assert not observed.fires("HvdCarrierDies")
+    below = psutil.Process(observed.children["worker"].process.pid).children(recursive=True)
+    (carrier,) = [p for p in below if "decoder.telemetry" in p.cmdline()]
+    carrier.kill()
+    until("HvdCarrierDies", lambda: observed.fires("HvdCarrierDies"))
+    until("its end", lambda: not observed.fires("HvdCarrierDies"))
 
 
 def test_a_registry_that_is_away_fires_and_ends(observed: Observed) -> None:
