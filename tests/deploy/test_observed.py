@@ -312,6 +312,8 @@ def test_what_is_refused_fires_and_ends(observed: Observed) -> None:
 
 
 def test_a_carrier_that_is_shot_down_fires_and_ends(observed: Observed, traffic: None) -> None:
+    # a count is seen to grow from what was seen before
+    until("the count of deaths", lambda: observed.query("hvd_carrier_deaths_total"))
     assert not observed.fires("HvdCarrierDies")
     below = psutil.Process(observed.children["worker"].process.pid).children(recursive=True)
     (carrier,) = [p for p in below if "decoder.telemetry" in p.cmdline()]
