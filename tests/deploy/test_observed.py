@@ -357,8 +357,8 @@ def test_processes_that_are_down_fire_and_end(observed: Observed) -> None:
 
 
 def test_records_removed_while_it_was_down_fire_and_end(observed: Observed) -> None:
-    refused = "sum(hvd_learner_records_refused_total)"
-    until("the learner", lambda: observed.query(refused))
+    refused = "sum(hvd_learner_records_refused_total) or vector(0)"
+    until("the learner", lambda: observed.query('up{job="hvd-learner"} == 1'))
     before = observed.query(refused)
     send(observed, DRAFTS.name, b"read", partition=0)
     until("that it is read", lambda: observed.query(refused) > before)
