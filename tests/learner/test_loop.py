@@ -26,7 +26,8 @@ from learner.rollout import Rollout
 from learner.scope import Scope
 from learner.scopes import Scopes
 from tests.conftest import random_policy
-from tests.learner.conftest import Broker, client_of, free_port
+from tests.learner.conftest import Broker, free_port
+from tests.learner.stage import client_of
 from tests.learner.stream import (
     ORIGIN,
     SCOPE,
