@@ -130,7 +130,7 @@ def registry(empty_store: Path, tmp_path: Path) -> Registry:
 
 
 @pytest.fixture
-def bare_stage(
+def bare(
     broker: Broker,
     connected: Callable[[LearnerSettings], Learner],
     registry: Registry,
@@ -143,7 +143,7 @@ def bare_stage(
 
 
 @pytest.fixture
-def stage(bare_stage: Stage) -> Stage:
+def stage(bare: Stage) -> Stage:
     """As :meth:`Stage.stand_up` leaves it."""
-    bare_stage.stand_up()
-    return bare_stage
+    bare.stand_up()
+    return bare

@@ -9,6 +9,7 @@ from typing import Any
 
 import mlflow
 import numpy as np
+import pytest
 from kafka import KafkaProducer
 
 from decoder.contracts.bundle import CHAMPION, TRIAL
@@ -24,6 +25,13 @@ from tests.learner.rounds import rounds
 from tests.learner.stream import SCOPE, Connect, batches, consume, produce, settings_in
 from tests.learner.traffic import Traffic
 
+# mlflow uses parts of sqlalchemy that are to go, and a kafka client that finds no broker, or is
+# left in mid-flight, leaves its sockets to the garbage collector
+WARNINGS = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 SERVED, OTHER, WINNER = (random_policy(seed, SCOPE, 0) for seed in (1, 2, 3))
 EVENTS = Traffic(seed=9).events(60)
 
@@ -107,10 +115,13 @@ class Stage:
     def tagged(self, version: int, **tags: str) -> Callable[[], bool]:
         return lambda: tags.items() <= self.tags(version).items()
 
-    def name(self, alias: str, version: int) -> None:
-        """Move an alias as a person does in MLflow."""
-        model = self.registry.model_name(SCOPE)
-        client_of(self.registry).set_registered_model_alias(model, alias, str(version))
+    def name(self, alias: str, version: int | None) -> None:
+        """Move an alias, or take it away, as a person does in MLflow."""
+        client, model = client_of(self.registry), self.registry.model_name(SCOPE)
+        if version is None:
+            client.delete_registered_model_alias(model, alias)
+        else:
+            client.set_registered_model_alias(model, alias, str(version))
 
     def close(self) -> None:
         for each in self._made:

@@ -19,6 +19,7 @@ from learner.registry import Standing, digest_of
 from tests.learner.stage import (
     EVENTS,
     SERVED,
+    WARNINGS,
     WINNER,
     Stage,
     client_of,
@@ -39,13 +40,7 @@ from tests.learner.stream import (
     stop,
 )
 
-# mlflow uses parts of sqlalchemy that are to go, and a kafka client that is left in mid-flight
-# leaves its sockets to the garbage collector
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = WARNINGS
 
 
 @pytest.fixture(autouse=True)
@@ -219,10 +214,9 @@ def test_what_no_worker_plays_that_could_is_dropped(
 def test_a_person_puts_a_version_on_trial(stage: Stage) -> None:
     learner = stage.learner()
     step_until(learner, lambda: learner.lease.holds(SCOPE))
-    client, name = client_of(stage.registry), stage.registry.model_name(SCOPE)
     stage.name("trial", 2)
     step_until(learner, lambda: on_trial(learner) == 2)
-    client.delete_registered_model_alias(name, "trial")
+    stage.name("trial", None)
     step_until(learner, lambda: on_trial(learner) == 0)
     stage.name("trial", 2)
     work(learner, stage.tagged(2, trial="dropped"), stage.workers({2: 0.7}))
@@ -265,16 +259,16 @@ def test_of_two_learners_one_acts_and_the_other_takes_over_with_what_it_saw(
 
 
 def test_a_scope_that_starts_from_counting_never_goes_back_to_the_first_policy(
-    bare_stage: Stage,
+    bare: Stage,
 ) -> None:
-    produce(bare_stage.kafka, batches(EVENTS[:200]))
-    learner = bare_stage.learner("off", start="counting")
-    step_until(learner, lambda: bare_stage.registry.standings().get(SCOPE) is not None)
+    produce(bare.kafka, batches(EVENTS[:200]))
+    learner = bare.learner("off", start="counting")
+    step_until(learner, lambda: bare.registry.standings().get(SCOPE) is not None)
     step_until(learner, lambda: learner.publisher.published.last(SCOPE) is not None)
     contest = learner.scopes.awake[SCOPE].contest
     stop(learner)
-    assert bare_stage.registry.load(SCOPE, 1).kind == contest.first.kind == "frequency"
-    assert contest.first.role == FIRST and bare_stage.tags(1)["origin"] == "counting"
+    assert bare.registry.load(SCOPE, 1).kind == contest.first.kind == "frequency"
+    assert contest.first.role == FIRST and bare.tags(1)["origin"] == "counting"
 
 
 def test_versions_without_alias_are_retired_and_what_was_refused_is_a_run(stage: Stage) -> None:
