@@ -1,8 +1,8 @@
-"""The word on a contestant whose evidence suffices: is it, beside being truer, faster?
+"""The word on a contestant whose evidence suffices: by how much is it faster?
 
-Rate is what serving is about, but a rate is too coarse to find one per cent by: it is the side
-condition. It is simulated with the functions that workers decide by, at the rate that was in force
-and the costs that were measured, on drafts of sessions that began after the contestant was made.
+Evidence says that its choices bring more, not how much. That is the rate, simulated with the
+functions that workers decide by, at the rate that was in force and the costs that were measured, on
+drafts of sessions that began after the contestant was made.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def judge(
         drafts=len(rows),
         calibration=calibrate(contestant, rows),
     )
-    word = "foresees better and is faster" if found.promote else "foresees better and is not faster"
+    word = "chooses better and is faster" if found.promote else "chose better and is not faster"
     unit = "tok/s" if costs.measured else "tokens per nominal step"
     reason = (
         f"{word}: evidence e^{evidence:.1f} of {clusters} clusters, rate {rates[0]:.4g} against "

@@ -1,4 +1,4 @@
-"""What each kind of network is trained to minimise, and how well a policy foresaw what came.
+"""What each kind of network is trained to minimise, and how well it foresaw what came.
 
 One likelihood serves both. A cache draft faces one position after the other and breaks off at one
 of them, unless it is accepted whole or its label is censored: a label that is a lower bound counts
@@ -13,9 +13,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.contracts.bundle import BUCKET_ENDS, Kind, Policy
+from decoder.contracts.bundle import BUCKET_ENDS, Kind
 from decoder.contracts.features import FEATURES, FloatArray
-from decoder.policy.estimate import network
 from decoder.policy.rule import MODEL
 from decoder.policy.survival import BUCKET_OF
 from learner.rows import Rows
@@ -116,16 +115,9 @@ def bounded(likelihood: Floats) -> Floats:
     return found
 
 
-def foresight(policy: Policy, rows: Rows, found: Faced) -> Floats:
-    """How well ``policy`` foresaw the cache drafts of ``rows``, which came to ``found``: their
-    log-likelihood [n], nats."""
-    if policy.kind == "frequency":
-        return foresight_of(policy.kind, rows.features[:, _SCORE, None], rows, found)
-    return foresight_of(policy.kind, network(policy, rows.features), rows, found)
-
-
 def foresight_of(kind: Kind, outputs: FloatArray, rows: Rows, found: Faced) -> Floats:
-    """The same of a network's ``outputs`` [n, outputs] for ``rows``.
+    """How well a network's ``outputs`` [n, outputs] foresaw the cache drafts of ``rows``: the
+    log-likelihood [n], nats, of what they came to, ``found``.
 
     What names only a mean is taken to mean the geometric law that has it, cut off at the draft's
     length.

@@ -8,7 +8,7 @@ or promoted. A block is first foreseen by all who are judged, then learned from.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -35,6 +35,8 @@ BLOCK: Final = 64
 JUDGED: Final = 4_000
 """Newest drafts on which the rate of a contestant is simulated."""
 COSTED: Final = 4_000
+PRICED: Final = 1_024
+"""Drafts from one look at what steps cost to the next."""
 LIKELY: Final = 1e4
 """Below this are all features of drafts that a bundle may bring as probes."""
 RECHECK: Final = 8
@@ -81,6 +83,7 @@ class Scope:
         self._clusters = Clusters(SEATS + len(STREAMS))
         self._waiting = empty()
         self._next_contestant = 0  # row of the buffer
+        self._costs = NOMINAL
         self._won: Candidate | None = None
         self._refused: list[Candidate] = []
         self._offered: list[str] = []  # marks of the candidates that were handed out last
@@ -146,7 +149,9 @@ class Scope:
         """Foresee a block, weigh who foresaw it best, store it, learn from it, and decide."""
         found = faced(block)
         numbers = np.zeros((len(block), SEATS + len(STREAMS)))
-        numbers[:, :SEATS] = self.contest.advantages(block, found)
+        if self.buffer.total % PRICED < BLOCK:
+            self._costs = measure(self.buffer.recent(COSTED)) or NOMINAL
+        numbers[:, :SEATS] = self.contest.advantages(block, self._costs)
         if self.learners.trainers:
             cache, model = self.learners.weigh(block, found), self.detector.drafter.weigh(found)
             numbers[:, SEATS:] = beyond(cache, model, found.tried)
@@ -271,7 +276,11 @@ class Scope:
             held, state[name] = part.snapshot()
             arrays |= under(f"{name}.", held)
         arrays |= under("waiting.", {name: getattr(self._waiting, name) for name in COLUMNS})
-        return arrays, state | {"detector": self.detector.snapshot(), "alarms": dict(self.alarms)}
+        return arrays, state | {
+            "detector": self.detector.snapshot(),
+            "alarms": dict(self.alarms),
+            "costs": asdict(self._costs),
+        }
 
     @classmethod
     def restored(cls, name: str, settings: LearnerSettings, snapshot: Snapshot) -> Scope:
@@ -291,6 +300,7 @@ class Scope:
         scope.buffer = Buffer.restored(part("buffer"), settings.buffer_events)
         scope.learners = Learners.restored(part("learners"))
         scope.detector = Detector.restored(state["detector"])
+        scope._costs = Costs.restored(state["costs"])
         scope.alarms = {stream: int(state["alarms"][stream]) for stream in STREAMS}
         scope._sample = Sample.restored(settings.rows_per_second, part("sample"))
         scope._clusters = Clusters.restored(SEATS + len(STREAMS), part("clusters"))

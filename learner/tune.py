@@ -16,6 +16,7 @@ exactly, in one pass over the sorted predictions.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -39,7 +40,7 @@ UNSEEN_MARGIN: Final = 1.05
 """To leave a model drafter for drafting nothing, an arm whose cost was read off the line and never
 seen, the line must promise this factor; once tried, measured costs decide."""
 LEAST_RATE: Final = 0.5
-"""Tokens in the time of a plain step: drafting nothing reaches one."""
+"""Tokens in the time of a plain step: drafting nothing reaches one. A record may say anything."""
 
 
 @dataclass(frozen=True)
@@ -173,11 +174,29 @@ def tuned(
 def speed(policy: Policy, rows: Rows, costs: Costs) -> float:
     """Tokens per microsecond that ``policy`` is expected to reach on ``rows``, deciding by the rate
     that was in force."""
-    situation = costs.situation
-    found, model = estimate(policy, rows.features), rows.model_expected
-    choice = decide_each(policy, found, model, situation, rows.batch_size, _rates(rows, costs))
     parts = stretches(rows)
-    return float(parts.tokens.sum() / parts.needed(*costs.outcome(rows, choice)).sum())
+    outcome = costs.outcome(rows, _chosen(policy, rows, costs, _rates(rows, costs)))
+    return float(parts.tokens.sum() / parts.needed(*outcome).sum())
+
+
+def worth(policies: Sequence[Policy], rows: Rows, costs: Costs) -> Floats:
+    """What the choices of each policy would have brought, float64 [policies, n], in plain steps:
+    the tokens at what one was worth at the rate in force, less the time."""
+    rates = _rates(rows, costs)
+    plain = part_of(costs.situation.costs, rows.batch_size, 0, 0)
+    found = np.empty((len(policies), len(rows)))
+    for index, policy in enumerate(policies):
+        committed, time = costs.outcome(rows, _chosen(policy, rows, costs, rates))
+        found[index] = committed / rates - time / plain
+    return found
+
+
+def _chosen(policy: Policy, rows: Rows, costs: Costs, rates: Floats) -> Choice:
+    with np.errstate(all="ignore"):  # of a policy whose numbers are not finite
+        found = estimate(policy, rows.features)
+        return decide_each(
+            policy, found, rows.model_expected, costs.situation, rows.batch_size, rates
+        )
 
 
 def _rates(rows: Rows, costs: Costs) -> Floats:
@@ -186,7 +205,8 @@ def _rates(rows: Rows, costs: Costs) -> Floats:
     committed, time = costs.outcome(rows, Choice(arms, rows.verified_len))
     plain = part_of(costs.situation.costs, rows.batch_size, 0, 0)
     achieved = max(float(committed.sum() / (time / plain).sum()), LEAST_RATE)
-    return np.where(np.isfinite(rows.rate), rows.rate, achieved).astype(np.float64)
+    found = np.where(np.isfinite(rows.rate), rows.rate, achieved).astype(np.float64)
+    return np.maximum(found, LEAST_RATE)
 
 
 def _use_model(costs: Costs, champion: Policy) -> tuple[bool, str]:

@@ -13,6 +13,7 @@ from rich.markup import escape
 
 from pipelines.bench.gpu import command as gpu_cli
 from pipelines.bench.serve import command as serve_cli
+from pipelines.bench.sessions import command as sessions_cli
 
 app = typer.Typer(
     help="Measure decoding methods against each other.", no_args_is_help=True, add_completion=False
@@ -109,9 +110,10 @@ def decode(
     raise typer.Exit(1 if check and not launch.proven(results, err) else 0)
 
 
-app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": False})(
-    serve_cli.serve
-)
+for of_servers in (serve_cli.serve, sessions_cli.sessions):
+    app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": False})(
+        of_servers
+    )
 app.command()(gpu_cli.gpu)
 
 

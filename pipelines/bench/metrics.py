@@ -37,7 +37,19 @@ def loops(tokens: Sequence[int]) -> bool:
     return False
 
 
-def rate(outcomes: Iterable[Outcome]) -> float | None:
+class Spell(Protocol):
+    """Tokens and the time that they took."""
+
+    @property
+    def decoded(self) -> int:
+        """Tokens."""
+
+    @property
+    def decode_us(self) -> float:
+        """Microseconds."""
+
+
+def rate(outcomes: Iterable[Spell]) -> float | None:
     """Tokens a second over all of ``outcomes``; None where nothing was decoded."""
     tokens = micros = 0.0
     for outcome in outcomes:
@@ -115,10 +127,8 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float] | None:
     return float(low), float(middle), float(high)
 
 
-def ratio_interval(
-    mine: Sequence[Outcome], theirs: Sequence[Outcome]
-) -> tuple[float, float] | None:
-    """95% bootstrap interval of ``rate(mine) / rate(theirs)``, resampling prompts in pairs."""
+def ratio_interval(mine: Sequence[Spell], theirs: Sequence[Spell]) -> tuple[float, float] | None:
+    """95% bootstrap interval of ``rate(mine) / rate(theirs)``, resampling them in pairs."""
     if len(mine) < 2:
         return None
     columns = [

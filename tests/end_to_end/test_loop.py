@@ -154,7 +154,7 @@ def test_nothing_is_lost_between_worker_and_learner(
 def test_the_learner_trains_and_leaves_to_a_person_what_is_pinned(
     answers: dict[str, Answer], stack: Stack, reader: Reader
 ) -> None:
-    # What is pinned only counts; sooner or later something foresees better than that.
+    # What is pinned only counts; sooner or later something chooses better than that.
     pinned = reader.workers[-1].policy_version
 
     def done() -> bool:

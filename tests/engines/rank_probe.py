@@ -76,6 +76,7 @@ def end(worker: Any) -> dict[str, Any]:
         told["cycles"], told["accepted"] = dict(counters.cycles), dict(counters.accepted)
         told["events"] = len(ours.queue.take(1_000_000))
         told["versions"] = ours.router.policy.version
+        told["sides"] = {name: sums.tokens for name, sums in ours.router.turns.sums.items()}
     return told
 
 

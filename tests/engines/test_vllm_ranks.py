@@ -115,6 +115,8 @@ ROUNDS = (
     ("swapping", [3, 9, 15, 21]),
 )
 """What befalls the ranks, and the prompts meanwhile; those that come again have cache drafts."""
+SIDES = ("plain", "suffix", "model", "first")
+"""Rules that decide half of the steps by turns."""
 DISTINCT = 24
 MAX_TOKENS = 48
 
@@ -139,6 +141,8 @@ def decode(
     environment = os.environ | {
         "HF_HUB_OFFLINE": "1",
         "HVD_WORKER_ENABLED": "1" if hybrid else "0",
+        "HVD_WORKER_HOLDOUT": "0.5",
+        "HVD_WORKER_SIDES": ",".join(SIDES),
         "HVD_WORKER_METRICS": "0",
         "HVD_WORKER_TELEMETRY": "0",
         "OMP_NUM_THREADS": "1",
@@ -169,7 +173,8 @@ def two(models: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> 
 def test_two_ranks_write_what_plain_vllm_writes(
     two: Any, models: tuple[Path, Path], tmp_path: Path, ranks: int
 ) -> None:
-    """Token for token in float32, policies swapping and ranks failing; plain on one, on two."""
+    """Token for token in float32, policies swapping, sides taking turns and ranks failing; plain on
+    one, on two."""
     result, _ = two
     plain, _ = decode(tmp_path, models, ranks, [["plain", prompts(DISTINCT)]], hybrid=False)
     assert plain is not None
@@ -191,6 +196,8 @@ def test_both_ranks_propose_the_same_in_the_same_step(two: Any) -> None:
     first = result["ranks"][0][0]
     assert first["versions"] > 9, "policies were swapped in mid-traffic"
     assert first["accepted"]["cache"] > 50 and first["cycles"]["model"] > 10, first
+    played = result["ranks"][-1][0]["sides"]
+    assert set(played) == {"outside", "champion", *SIDES} and all(played.values()), played
     lengths = {len(tokens) for _, drafts in first["proposals"] for tokens in drafts}
     assert max(lengths) > 20 and 0 in lengths
 

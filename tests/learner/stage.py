@@ -130,7 +130,7 @@ class Stage:
 
 def won(learner: Learner) -> None:
     """Version 3 wins the offline gate."""
-    verdict = {"verdict": "foresees better and is faster"}
+    verdict = {"verdict": "chooses better and is faster"}
     learner.registrar.hand(Registration(WINNER, against=digest_of(SERVED), tags=verdict))
 
 

@@ -1,4 +1,4 @@
-"""Who foresees better wins where it is faster too; the word on it names its figures."""
+"""Who chooses better wins where it is faster by enough; the word on it names its figures."""
 
 from __future__ import annotations
 

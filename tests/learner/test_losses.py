@@ -9,12 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decoder.contracts.bundle import BUCKETS, frequency_policy
-from decoder.contracts.features import FEATURES
+from decoder.contracts.bundle import BUCKETS
 from decoder.policy.survival import BUCKET_OF
 from learner.losses import (
     faced,
-    foresight,
     foresight_of,
     payoff_loss,
     residuals,
@@ -95,13 +93,6 @@ def test_a_mean_is_taken_for_the_geometric_law_that_has_it() -> None:
     assert best == float(accepted.mean()) and all(np.isfinite(s).all() for s in said.values())
     entropy = np.log(chance) * accepted + np.log(1 - chance) * (accepted < length)
     assert said[best].mean() == pytest.approx(entropy.mean(), rel=1e-3)
-
-
-def test_counting_is_judged_by_its_score() -> None:
-    said = foresight(frequency_policy("s"), ROWS, faced(ROWS))
-    score = ROWS.features[:, FEATURES.index("score"), None]
-    same = foresight_of("payoff", score, ROWS, faced(ROWS))
-    assert np.array_equal(said, same)
 
 
 def test_residuals_of_bounds_are_one_sided() -> None:

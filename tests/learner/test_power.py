@@ -17,7 +17,6 @@ from learner.buffer import Buffer
 from learner.clusters import Clusters
 from learner.contest import SEATS, Contest, Contestant
 from learner.gate import judge
-from learner.losses import faced
 from learner.measured import NOMINAL, measure
 from learner.rows import Rows, from_events
 from learner.tune import speed
@@ -65,7 +64,8 @@ def passes(candidate: Policy, champion: Policy, seed: int) -> int | None:
     contest.seats[0] = one = Contestant(candidate, 0, "test")
     for first in range(0, len(rows), 60):
         block = rows.take(np.arange(first, first + 60))
-        contest.take(clusters.add(block.session, contest.advantages(block, faced(block))))
+        costs = measure(buffer.recent(len(buffer))) or NOMINAL
+        contest.take(clusters.add(block.session, contest.advantages(block, costs)))
         buffer.add(block)
         if contest.passed() == [0]:
             judged = buffer.begun_since(0, len(rows), 0)

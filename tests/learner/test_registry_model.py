@@ -138,7 +138,7 @@ def test_a_version_of_before_it_could_be_loaded_is_read(registry: Registry, tmp_
 
 def test_a_version_says_where_it_comes_from(registry: Registry) -> None:
     metrics = {f"decile_{n}_{what}": n / 2 for n in range(1, 11) for what in ("expected", "real")}
-    told = {**SERVED, "origin": "learner", "verdict": "foresees better and is faster"}
+    told = {**SERVED, "origin": "learner", "verdict": "chooses better and is faster"}
     policy = replace(random_policy(scope=SCOPE), provenance={"costs": {"measured": False}})
     registry.register(policy, {"learner": "large", "champion": 3}, metrics, told, WINDOW)
     client, (version,) = client_of(registry), registry.versions(SCOPE)

@@ -65,22 +65,22 @@ def serve(
     from pipelines.bench.serve.summary import tables
     from pipelines.serve.command import chosen
 
-    levels = _numbers(concurrency, "--concurrency")
+    levels = numbers(concurrency, "--concurrency")
     if policy is not None and not policy.is_file():
         raise SettingsError(f"--policy {policy}: no such file.")
     options = chosen(model, drafter, "127.0.0.1", 0, dtype, context.args)
     compared = setups(
-        _words(configs),
-        _numbers(eagle3_k, "--eagle3-k"),
-        _numbers(suffix_k, "--suffix-k"),
+        words(configs),
+        numbers(eagle3_k, "--eagle3-k"),
+        numbers(suffix_k, "--suffix-k"),
         options.drafter,
     )
 
     problems: list[str] = []
     if prompts is None:
-        sets = serve_prompts.from_workloads(limit * len(levels), _words(names))
+        sets = serve_prompts.from_workloads(limit * len(levels), words(names))
     else:
-        sets = list(read_folder(prompts, _words(names), problems))
+        sets = list(read_folder(prompts, words(names), problems))
     tokenizer = AutoTokenizer.from_pretrained(options.model)
 
     def tokens_of(prompt: Prompt) -> int:
@@ -91,7 +91,7 @@ def serve(
         decides_by = describe(first_policy(ANY_SCOPE) if policy is None else load_policy(policy))
     hands = serve_prompts.dealt(sets, len(levels), limit, tokens_of, max_prompt_tokens, problems)
     for sentence in problems:
-        _complain(sentence)
+        complain(sentence)
     (warm_up,) = serve_prompts.from_workloads(max(levels), ["chat"])
     made = bench.run(
         Plan(
@@ -104,23 +104,30 @@ def serve(
     for table in tables(made["records"]):
         Console(width=max(110, out.width)).print(table)
     for sentence in unequal(made):
-        _complain(sentence)
+        complain(sentence)
     out.print(f"Report: [bold]{as_json}[/bold]", soft_wrap=True)
     sys.stdout.flush()
 
 
-def _complain(sentence: str) -> None:
+def complain(sentence: str) -> None:
+    """Say on standard error what was left out or came out otherwise."""
     err.print(f"[yellow]{escape(sentence)}[/yellow]", highlight=False, soft_wrap=True)
 
 
-def _words(text: str) -> tuple[str, ...]:
+def words(text: str) -> tuple[str, ...]:
+    """The words between the commas, each once."""
     return tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
 
 
-def _numbers(text: str, option: str) -> tuple[int, ...]:
+def numbers(text: str, option: str) -> tuple[int, ...]:
+    """The positive numbers between the commas, each once.
+
+    Raises:
+        SettingsError: none, or something else.
+    """
     from decoder.contracts.errors import SettingsError
 
-    words = _words(text)
-    if not words or not all(word.isdecimal() and int(word) for word in words):
+    found = words(text)
+    if not found or not all(word.isdecimal() and int(word) for word in found):
         raise SettingsError(f"{option} {text!r}: give positive numbers with commas between them.")
-    return tuple(int(word) for word in words)
+    return tuple(int(word) for word in found)

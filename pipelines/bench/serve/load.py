@@ -1,4 +1,8 @@
-"""Requests to a running server: a fixed number under way at any time, each streamed and timed."""
+"""Requests to a running server: a fixed number under way at any time, each streamed and timed.
+
+A prompt is one request; or, by turns, a session of several: what the server answers stands in the
+next one, and the next one waits for it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from typing import Any, Final
 
 import httpx
 
-from pipelines.bench.prompts import Prompt
+from pipelines.bench.prompts import Message, Prompt
 
 REQUEST_SECONDS: Final = 600.0
 """Longest silence within one answer."""
@@ -20,7 +24,7 @@ REQUEST_SECONDS: Final = 600.0
 
 @dataclass(frozen=True)
 class Reply:
-    """The answer to one prompt; seconds count from sending. Failed: ``error`` says why.
+    """The answer to a prompt or one of its turns; seconds count from sending. ``error``: why none.
 
     ``arrivals_s`` holds when each token came, ``ended_s`` when the answer was over; both count from
     the beginning of the load.
@@ -33,6 +37,7 @@ class Reply:
     error: str = ""
     arrivals_s: tuple[float, ...] = ()
     ended_s: float = 0.0
+    turn: int = 0
 
 
 def name_of(prompt: Prompt) -> str:
@@ -40,11 +45,22 @@ def name_of(prompt: Prompt) -> str:
     return f"{prompt.dataset}:{prompt.id}"
 
 
-def body(prompt: Prompt, model: str, max_tokens: int) -> dict[str, Any]:
-    """The request for ``prompt``: greedy, streamed, with token ids."""
+def turns(prompt: Prompt) -> list[tuple[Message, ...]]:
+    """What is said before each answer: the messages between those of the assistant."""
+    found: list[list[Message]] = [[]]
+    for message in prompt.messages:
+        if message["role"] != "assistant":
+            found[-1].append(message)
+        elif found[-1]:
+            found.append([])
+    return [tuple(said) for said in found if said]
+
+
+def body(messages: Sequence[Message], model: str, max_tokens: int) -> dict[str, Any]:
+    """The request for an answer to ``messages``: greedy, streamed, with token ids."""
     return {
         "model": model,
-        "messages": list(prompt.messages),
+        "messages": list(messages),
         "temperature": 0,
         "max_tokens": max_tokens,
         "stream": True,
@@ -52,8 +68,8 @@ def body(prompt: Prompt, model: str, max_tokens: int) -> dict[str, Any]:
     }
 
 
-def token_chunks(lines: Iterator[str]) -> Iterator[list[int]]:
-    """Token ids of each event of a streamed chat completion that carries any.
+def chunks(lines: Iterator[str]) -> Iterator[tuple[list[int], str]]:
+    """Token ids and text of each event of a streamed chat completion that carries any.
 
     Raises:
         ValueError: the server reported an error within the stream, or sent something else.
@@ -66,30 +82,40 @@ def token_chunks(lines: Iterator[str]) -> Iterator[list[int]]:
         if "error" in event:
             raise ValueError(str(event["error"])[:200])
         for choice in event["choices"]:
-            if ids := choice.get("token_ids"):
-                yield ids
+            ids, text = choice.get("token_ids"), choice.get("delta", {}).get("content")
+            if ids or text:
+                yield ids or [], text or ""
 
 
-def send(
-    client: httpx.Client, prompt: Prompt, model: str, max_tokens: int, load_began: float
-) -> Reply:
-    """Send one prompt and read its answer to the end; a failure becomes a reply with ``error``.
+@dataclass(frozen=True)
+class Load:
+    """What every request of a load shares; ``began`` is by the performance counter."""
 
-    Args:
-        load_began: by the performance counter.
+    model: str
+    max_tokens: int
+    began: float
+
+
+def answer(
+    client: httpx.Client, load: Load, prompt: str, messages: Sequence[Message], turn: int = 0
+) -> tuple[Reply, str]:
+    """Ask for one answer and read it to the end: the reply and its text.
+
+    A failure becomes a reply with ``error``.
     """
     tokens: list[int] = []
     arrivals: list[float] = []
+    text = ""
     began = time.perf_counter()
     error = None
+    asked = body(messages, load.model, load.max_tokens)
     try:
-        with client.stream(
-            "POST", "/v1/chat/completions", json=body(prompt, model, max_tokens)
-        ) as response:
+        with client.stream("POST", "/v1/chat/completions", json=asked) as response:
             if response.is_success:
-                for ids in token_chunks(response.iter_lines()):
-                    arrivals += [time.perf_counter() - load_began] * len(ids)
+                for ids, more in chunks(response.iter_lines()):
+                    arrivals += [time.perf_counter() - load.began] * len(ids)
                     tokens += ids
+                    text += more
             else:
                 error = f"HTTP {response.status_code}: {response.read().decode()[:300]}"
     except (httpx.HTTPError, ValueError, KeyError) as failure:
@@ -97,11 +123,24 @@ def send(
     if error is None and not tokens:
         error = "the answer held no token"
     now = time.perf_counter()
-    first = arrivals[0] + load_began if arrivals else now
-    return Reply(
-        name_of(prompt), first - began, now - began, tuple(tokens), error or "", tuple(arrivals),
-        now - load_began,
+    first = arrivals[0] + load.began if arrivals else now
+    reply = Reply(
+        prompt, first - began, now - began, tuple(tokens), error or "", tuple(arrivals),
+        now - load.began, turn,
     )  # fmt: skip
+    return reply, text
+
+
+def answers(client: httpx.Client, load: Load, prompt: Prompt, by_turns: bool) -> Iterator[Reply]:
+    """One reply, or one for each turn up to the first that fails."""
+    said: list[Message] = []
+    for turn, heard in enumerate(turns(prompt) if by_turns else [prompt.messages]):
+        said += heard
+        reply, text = answer(client, load, name_of(prompt), said, turn)
+        yield reply
+        if reply.error:
+            return
+        said.append({"role": "assistant", "content": text})
 
 
 def run(
@@ -111,18 +150,20 @@ def run(
     concurrency: int,
     max_tokens: int,
     done: Callable[[], object] = lambda: None,
+    by_turns: bool = False,
 ) -> tuple[float, list[Reply]]:
     """Send ``prompts`` in order, ``concurrency`` of them at a time.
 
     Args:
         done: called after each reply, from several threads, one call at a time.
+        by_turns: a prompt is a session; what its assistant says is written anew by the server.
 
     Returns:
         seconds from the first request to the end of the last answer, and the replies in the order
-        of ``prompts``.
+        of ``prompts`` and of their turns.
     """
-    began = time.perf_counter()
-    replies: list[Reply | None] = [None] * len(prompts)
+    load = Load(model, max_tokens, time.perf_counter())
+    replies: list[list[Reply]] = [[] for _ in prompts]
     queue, lock, leaving = iter(enumerate(prompts)), threading.Lock(), threading.Event()
 
     def work() -> None:
@@ -132,10 +173,12 @@ def run(
                     index, prompt = next(queue, (0, None))
                 if prompt is None:
                     return
-                reply = send(client, prompt, model, max_tokens, began)
-                with lock:
-                    replies[index] = reply
-                    done()
+                for reply in answers(client, load, prompt, by_turns):
+                    with lock:
+                        replies[index].append(reply)
+                        done()
+                    if leaving.is_set():
+                        return
 
     pool = ThreadPoolExecutor(concurrency)
     running: list[Future[None]] = [pool.submit(work) for _ in range(concurrency)]
@@ -147,4 +190,4 @@ def run(
         pool.shutdown(wait=False)
     for worker in running:
         worker.result()
-    return time.perf_counter() - began, [r for r in replies if r is not None]
+    return time.perf_counter() - load.began, [r for session in replies for r in session]

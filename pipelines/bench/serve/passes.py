@@ -39,13 +39,15 @@ class Level:
         """Output tokens, and seconds, while as many requests were under way as should be.
 
         That is from the first answers' end, all prompts having been read at once before it, to when
-        no prompt was left to send. Fewer than two requests for each one under way know no such time
+        no prompt was left to begin. Fewer than two prompts for each one under way know no such time
         and are counted from beginning to end.
         """
         ends, apart = sorted(r.ended_s for r in self.replies), self.concurrency - 1
-        if len(ends) <= 2 * apart + 1 or not ends[-1]:
+        # of a session the end of its last turn: until then it takes its place
+        left = sorted({r.prompt: r.ended_s for r in self.replies}.values())
+        if len(left) <= 2 * apart + 1 or not ends[-1]:
             return self.tokens, self.wall_s
-        begin, end = ends[apart - 1] if apart else 0.0, ends[-1 - apart]
+        begin, end = ends[apart - 1] if apart else 0.0, left[-1 - apart]
         arrived = sum(begin < at <= end for r in self.replies for at in r.arrivals_s)
         return arrived, end - begin
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.bench.prompts import Prompt
-from pipelines.bench.serve.load import name_of
+from pipelines.bench.serve.load import name_of, turns
 from pipelines.bench.serve.setups import Setup
 from pipelines.serve.command import ServeOptions
 
@@ -19,6 +19,7 @@ class Plan:
 
     ``decides_by`` describes the policy that the hybrid starts with, ``policy`` if that is named.
     ``together``: all servers of a round are up at once and work in turn at each concurrency.
+    ``by_turns``: each prompt is a session of several requests.
     """
 
     setups: tuple[Setup, ...]
@@ -31,11 +32,18 @@ class Plan:
     policy: Path | None = None
     decides_by: str = "counted score"
     together: bool = False
+    by_turns: bool = False
 
     @property
     def model(self) -> str:
         """How the server calls the model."""
         return self.options.served_name or self.options.model
+
+    @property
+    def requests(self) -> int:
+        """How many answers a server gives if none fails."""
+        prompts = [p for level in self.prompts for p in level]
+        return sum(len(turns(p)) for p in prompts) if self.by_turns else len(prompts)
 
     def setting(self) -> dict[str, Any]:
         """What two runs must share for their figures to be put together."""
@@ -51,5 +59,9 @@ class Plan:
             "concurrency": list(self.concurrency),
             "max_tokens": self.max_tokens,
             "together": self.together,
-            "prompts": [[name_of(p) for p in level] for level in self.prompts],
+            "prompts": [[self._asked(p) for p in level] for level in self.prompts],
         }
+
+    def _asked(self, prompt: Prompt) -> str:
+        name = name_of(prompt)
+        return f"{name}, {len(turns(prompt))} turns" if self.by_turns else name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -13,26 +13,35 @@ from typing import Any
 from pipelines import machine
 from pipelines.bench.serve.passes import ServerRun, replace_file
 from pipelines.bench.serve.plan import Plan
+from pipelines.bench.serve.setups import Setup
 from pipelines.bench.serve.summary import summarise
 
+Summary = Callable[[Sequence[ServerRun], Sequence[Setup]], list[dict[str, Any]]]
 
-def report(plan: Plan, runs: Sequence[ServerRun], skipped: dict[str, str]) -> dict[str, Any]:
+
+def report(
+    plan: Plan,
+    runs: Sequence[ServerRun],
+    skipped: dict[str, str],
+    benchmark: str = "serve",
+    summary: Summary = summarise,
+) -> dict[str, Any]:
     """Everything measured, ready for JSON."""
     return {
-        "benchmark": "serve",
+        "benchmark": benchmark,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine.description(),
         "versions": {"python": platform.python_version(), **_versions()},
         "setting": plan.setting(),
-        "dtype": _dtype(plan.options.dtype),
+        "dtype": runs_in(plan.options.dtype),
         "startup_s": {f"{r.round + 1}-{r.setup}": round(r.startup_s, 1) for r in runs},
         "policies": sorted({r.policy for r in runs if r.policy}),
         "skipped": skipped,
-        "records": summarise(runs, plan.setups),
+        "records": summary(runs, plan.setups),
     }
 
 
-def _dtype(asked: str) -> str:
+def runs_in(asked: str) -> str:
     """What the servers run in, as far as it is chosen here and not by vLLM."""
     on_cpu = not machine.has_accelerator()
     return machine.serving_dtype(machine.cpu_flags()) if asked == "auto" and on_cpu else asked

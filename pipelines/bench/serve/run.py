@@ -41,15 +41,20 @@ Show = Callable[[Setup, str, int], None]
 """Takes what a setup's server is doing and how many requests it answered since."""
 
 
-def run(plan: Plan, out: Path, console: Console, launch: Launch = launch_vllm) -> dict[str, Any]:
+Told = Callable[[Plan, Sequence[ServerRun], dict[str, str]], dict[str, Any]]
+"""Makes the report of what was measured and of what was left out."""
+
+
+def run(
+    plan: Plan, out: Path, console: Console, launch: Launch = launch_vllm, told: Told = report
+) -> dict[str, Any]:
     """Measure what ``out`` does not hold yet, and write the report there.
 
     A configuration whose server does not start is reported and passed over. On Ctrl-C the running
     server is stopped and the report written from the servers that had finished.
 
     Returns:
-        the report: ``setting``, ``machine``, ``records`` (see
-        :func:`pipelines.bench.serve.summary.summarise`) and ``skipped``.
+        the report, as ``told`` makes it.
 
     Raises:
         SettingsError: ``out`` belongs to another setting, or cannot be written.
@@ -60,7 +65,7 @@ def run(plan: Plan, out: Path, console: Console, launch: Launch = launch_vllm) -
     runs, skipped = [r for r in journal.read() if r.setup in names], dict[str, str]()
     done = {(r.round, r.setup) for r in runs}
     logs = out.parent / f"{out.stem}-logs"
-    requests = sum(map(len, plan.prompts))
+    requests = plan.requests
     groups = list(_groups(plan, done))
     left = sum(len(group) for _, group in groups)
     try:
@@ -88,11 +93,11 @@ def run(plan: Plan, out: Path, console: Console, launch: Launch = launch_vllm) -
             highlight=False,
         )
         if runs:
-            write(report(plan, runs, skipped), out)
+            write(told(plan, runs, skipped), out)
         raise
     if not runs:
         raise ProcessError(f"no server could be measured: {next(iter(skipped.values()))}")
-    made = report(plan, runs, skipped)
+    made = told(plan, runs, skipped)
     write(made, out)
     return made
 
@@ -167,7 +172,7 @@ def _level(
     before, used = parse(server.page()), session_seconds(server.child.process.pid)
     answered = functools.partial(show, server.setup, what, 1)
     wall, replies = serve_load.run(
-        server.url, plan.model, prompts, concurrency, plan.max_tokens, answered
+        server.url, plan.model, prompts, concurrency, plan.max_tokens, answered, plan.by_turns
     )
     server.check(replies)
     tokens = before.tokens + sum(len(r.tokens) for r in replies)

@@ -1,11 +1,11 @@
 """A server that talks like vLLM's and decodes by a rule: the tests' stand-in for a real one.
 
 ``python -m tests.pipelines.bench.serve.fake_vllm PORT [HABIT]``. The answer to a prompt is
-``max_tokens`` ids that count up from the length of its text, two in each event, as if every cycle
-accepted one drafted token. Habits: ``differ`` counts from one higher; ``refuse`` answers every
-request with status 400; ``refuse-long`` those of more than 20 characters; ``interrupt`` sends its
-parent a Ctrl-C at the first request of more than 20 characters; ``tire`` refuses all requests after
-the third; ``die`` ends at once.
+``max_tokens`` ids that count up from the length of its messages, two and an x in each event, as if
+every cycle accepted one drafted token. Habits: ``differ`` counts from one higher; ``refuse``
+answers every request with status 400; ``refuse-long`` those of more than 20 characters;
+``interrupt`` sends its parent a Ctrl-C at the first request of more than 20 characters; ``tire``
+refuses all requests after the third; ``die`` ends at once.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        length = len(asked["messages"][0]["content"])
+        length = sum(len(message["content"]) for message in asked["messages"])
         is_long = length > 20
         tired = HABIT == "tire" and SENT["answers"] >= 3
         if HABIT == "refuse" or (HABIT == "refuse-long" and is_long) or tired:

@@ -10,7 +10,7 @@ import pytest
 
 from decoder.contracts.errors import SettingsError
 from pipelines.bench.prompts import Prompt, PromptSet
-from pipelines.bench.serve.load import body, run, token_chunks
+from pipelines.bench.serve.load import body, chunks, run
 from pipelines.bench.serve.prompts import dealt, from_workloads
 from tests.pipelines.bench.serve.served import asked
 
@@ -56,15 +56,15 @@ def test_the_projects_own_workloads_serve_where_no_folder_is_named() -> None:
 
 
 def test_requests_are_greedy_and_ask_for_token_ids() -> None:
-    sent = body(asked("hello"), "m", 7)
+    sent = body(asked("hello").messages, "m", 7)
     assert (sent["temperature"], sent["max_tokens"], sent["return_token_ids"]) == (0, 7, True)
 
 
 def test_token_ids_are_read_from_the_stream_and_errors_in_it_raise() -> None:
     lines = ['data: {"choices": [{"delta": {}}]}', "", 'data: {"choices": [{"token_ids": [1, 2]}]}']
-    assert list(token_chunks(iter([*lines, "data: [DONE]"]))) == [[1, 2]]
+    assert list(chunks(iter([*lines, "data: [DONE]"]))) == [([1, 2], "")]
     with pytest.raises(ValueError, match="out of room"):
-        list(token_chunks(iter(['data: {"error": {"message": "out of room"}}'])))
+        list(chunks(iter(['data: {"error": {"message": "out of room"}}'])))
 
 
 def test_as_many_requests_as_asked_for_are_under_way_at_a_time() -> None:

@@ -1,0 +1,139 @@
+"""Figures of sessions, by hand."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from pipelines.bench.serve.counters import Counters
+from pipelines.bench.serve.load import Reply
+from pipelines.bench.serve.passes import Level, ServerRun
+from pipelines.bench.serve.setups import Setup
+from pipelines.bench.sessions.summary import equal, figures, paired, pieces, summarise, tables
+from tests.pipelines.bench.serve.served import EAGLE3, HYBRID, NONE, SUFFIX
+
+LOOP = tuple(range(32)) * 2
+
+
+def reply(session: str, turn: int, seconds: float, tokens: tuple[int, ...] = (1, 2)) -> Reply:
+    """Its first token comes after half its seconds, the others together at its end."""
+    arrivals = (seconds / 2, *[seconds] * (len(tokens) - 1))
+    return Reply(session, seconds / 2, seconds, tokens, "", arrivals, seconds, turn)
+
+
+def level(*replies: Reply, cpu_s: float = 4.0) -> Level:
+    tokens = sum(len(r.tokens) for r in replies)
+    counters = Counters(tokens, 100, 25, drafts=2, drafted=8, accepted=1, steps=tokens - 1)
+    return Level(1, sum(r.latency_s for r in replies), replies, counters, cpu_s)
+
+
+def test_pieces_are_what_came_at_one_time() -> None:
+    assert pieces(Reply("a", 1.0, 3.0, (1, 2, 3, 4), "", (1.0, 1.5, 1.5, 3.0))) == [0.5, 1.5]
+    assert pieces(Reply("a", 1.0, 1.0, (1,), "", (1.0,))) == []
+
+
+def test_first_turns_are_told_apart_from_warm_ones() -> None:
+    rounds = {0: level(reply("d:a", 0, 4.0), reply("d:a", 1, 2.0), reply("d:b", 0, 6.0))}
+    first, warm = figures(rounds, "first"), figures(rounds, "warm")
+    assert (first["answers"], warm["answers"]) == (2, 1)
+    assert (first["ttft_p50_s"], warm["ttft_p50_s"]) == (2.5, 1.0)
+    assert (first["tok_per_s_each"], warm["tok_per_s_each"]) == (0.4, 1.0)
+    assert warm["ms_per_token_p50"] == warm["piece_ms_p99"] == 1000
+    assert warm["tokens_per_piece"] == 1.0
+
+
+def test_a_group_without_answers_has_no_figures() -> None:
+    found = figures({0: level(reply("d:a", 0, 1.0))}, "warm")
+    assert found["answers"] == 0
+    assert {v for k, v in found.items() if k not in ("answers", "tokens")} == {None}
+
+
+def test_ratios_pair_sessions_and_leave_out_what_only_one_side_answered() -> None:
+    mine = {0: level(reply("d:a", 0, 1.0), reply("d:a", 1, 1.0), reply("d:b", 0, 2.0))}
+    failed = Reply("d:a", 0.1, 0.1, (), "HTTP 400", turn=1)
+    theirs = {0: level(reply("d:a", 0, 2.0), failed, reply("d:b", 0, 2.0))}
+    found = paired(mine, theirs, "all")
+    assert found["sessions"] == 2
+    assert found["ratio"] == pytest.approx((4 / 3) / (4 / 4))
+    low, high = found["interval"]
+    assert (low, high) == (pytest.approx(1.0), pytest.approx(2.0)), "either session alone"
+    assert paired(mine, theirs, "warm") == {"ratio": None, "interval": None, "sessions": 0}
+
+
+def test_rounds_of_one_session_are_one_thing_to_resample() -> None:
+    mine = {r: level(reply("d:a", 0, 1.0 + r)) for r in range(5)}
+    theirs = {r: level(reply("d:a", 0, 2.0 + r)) for r in range(5)}
+    found = paired(mine, theirs, "all")
+    assert (found["sessions"], found["interval"]) == (1, None)
+
+
+def test_an_answer_that_loops_on_either_side_is_not_straight() -> None:
+    mine = {0: level(reply("d:a", 0, 1.0, LOOP), reply("d:a", 1, 1.0))}
+    theirs = {0: level(reply("d:a", 0, 9.0), reply("d:a", 1, 2.0))}
+    assert paired(mine, theirs, "straight")["ratio"] == pytest.approx(2.0)
+    assert figures(mine, "straight")["answers"] == 1
+
+
+def test_after_the_first_difference_a_session_is_compared_no_more() -> None:
+    plain = {0: level(*(reply("d:a", t, 1.0) for t in range(3)), reply("d:b", 0, 1.0))}
+    other = {
+        0: level(
+            reply("d:a", 0, 1.0),
+            reply("d:a", 1, 1.0, (1, 9)),
+            reply("d:a", 2, 1.0),
+            reply("d:b", 0, 1.0),
+        )
+    }
+    assert equal(other, plain) == (3 - 1, 3)
+    assert equal(plain, plain) == (4, 4)
+
+
+def test_a_session_takes_its_place_until_its_last_turn_is_over() -> None:
+    def at(session: str, turn: int, end: float) -> Reply:
+        return Reply(session, 0.1, 1.0, (1,), "", (end,), end, turn)
+
+    # two at a time: a and b, then c, then d; after 7 only the later turns of d are left
+    ended = {"a": (1.0, 4.0), "b": (2.0, 3.0), "c": (5.0, 7.0), "d": (6.0, 8.0, 9.0)}
+    replies = tuple(at(s, turn, end) for s, ends in ended.items() for turn, end in enumerate(ends))
+    whole = Level(2, 9.0, replies, Counters())
+    assert whole.steady == (6, 7.0 - 1.0), "from the first answer's end to the last but one's"
+
+
+def run(setup: Setup, number: int, seconds: float) -> ServerRun:
+    measured = level(reply("d:a", 0, seconds), reply("d:b", 0, seconds), cpu_s=seconds)
+    return ServerRun(number, setup.name, 1.0, (measured,))
+
+
+def test_each_is_held_to_the_best_of_every_other_method() -> None:
+    slow = Setup("suffix-k64", "suffix", 64)
+    took = {NONE: 8.0, SUFFIX: 4.0, slow: 5.0, EAGLE3: 6.0, HYBRID: 2.0}
+    # the second round's machine is half as fast
+    runs = [
+        run(setup, number, seconds * (1 + number))
+        for number in range(2)
+        for setup, seconds in took.items()
+    ]
+    records = {r["configuration"]: r for r in summarise(runs, list(took))}
+    to = records["hybrid"]["against"]
+    assert {m: t["configuration"] for m, t in to.items()} == {
+        "none": "none", "suffix": "suffix-k8", "eagle3": "eagle3-k3",
+    }  # fmt: skip
+    assert [to[m]["all"]["ratio"] for m in ("none", "suffix", "eagle3")] == pytest.approx([4, 2, 3])
+    assert to["suffix"]["cpu"] == {"ratio": 2.0, "range": [2.0, 2.0], "rounds": 2}
+    assert "suffix" not in records["suffix-k8"]["against"]
+    assert [n for n, r in records.items() if r["best_of_method"]] == [
+        "none", "suffix-k8", "eagle3-k3", "hybrid",
+    ]  # fmt: skip
+    hybrid = records["hybrid"]
+    assert (hybrid["sessions"], hybrid["answers"], hybrid["tokens"]) == (4, 4, 8)
+    assert hybrid["tok_per_s"] == pytest.approx((4 / 2.0 + 4 / 4.0) / 2)
+    assert hybrid["mean_accepted"] == 0.5
+    assert hybrid["cycles_per_1k"] == 750
+    assert hybrid["prompt_tokens_cached_share"] == 0.25
+    page = Console(file=io.StringIO(), width=140)
+    for table in tables(list(records.values())):
+        page.print(table)
+    shown = page.file.getvalue()
+    assert "suffix-k8 *" in shown and "2.00 (2.00-2.00)" in shown
