@@ -45,8 +45,9 @@ def free_port() -> int:
 class Broker:
     """The embedded broker in the foreground, with our topics."""
 
-    def __init__(self, folder: Path) -> None:
-        self.port = free_port()
+    def __init__(self, folder: Path, port: int | None = None) -> None:
+        """``folder`` holds its topics; what a broker before it left there is served again."""
+        self.port = port or free_port()
         program = Path(sys.executable).parent / "noida-db"
         command = [program, "start", "--only", "kafka", "--kafka-port", str(self.port)]
         self.process = subprocess.Popen(
