@@ -9,6 +9,7 @@ EXTRA  ?= cpu
 TESTERS ?= 2
 # Flags for the demo, e.g. make demo ARGS="--minutes 5".
 ARGS   ?=
+MINUTES ?= 30
 
 VENV   := $(CURDIR)/.venv
 BIN    := $(VENV)/bin
@@ -19,7 +20,7 @@ HVD    := $(BIN)/hvd
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(TESTERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo picture up test test-long test-release check lint audit format doctor clean
+.PHONY: help setup chaos soak demo picture up test test-long test-release check lint audit format doctor clean
 # One step after another, whatever -j says: pip cannot share an environment with itself.
 .NOTPARALLEL:
 
@@ -49,6 +50,12 @@ test-long: setup ## run the long tests: matrices of settings, several ranks, kil
 
 test-release: setup ## what a release must pass, too: kills under hvd up, live scenarios
 	$(PYTEST) -n 0 -m release $(ARGS)
+
+chaos: setup ## kill, starve and damage every part under load; ARGS="--standin" without a model, --write-docs
+	$(HVD) chaos $(ARGS)
+
+soak: setup ## steady load for MINUTES, and what of files, threads, memory and backlog grows
+	$(HVD) soak --minutes $(MINUTES) $(ARGS)
 
 lint: setup ## formatting, lint, types and import rules
 	$(BIN)/ruff format --check .
