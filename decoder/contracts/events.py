@@ -253,7 +253,10 @@ def _check(columns: Mapping[str, Column], model: Column, features: NDArray[np.fl
 def _ends(column: Column) -> tuple[float, float]:
     """Least and greatest of ``column``; NaN where one of them is no finite number."""
     if isinstance(column, np.ndarray):
-        return float(column.min()), float(column.max())
+        return (
+            column.min().item(),
+            column.max().item(),
+        )  # whole numbers as such: floats end at 2**53
     ends = min(column), max(column)
     return ends if isfinite(sum(column)) else (nan, nan)
 
