@@ -45,7 +45,7 @@ doctor: setup ## what is missing or wrong on this machine, and what to do about 
 test: setup ## run the tests, but for the long ones
 	$(PYTEST) $(ARGS)
 
-test-long: setup ## run the long tests: matrices of settings, several ranks, kills
+test-long: setup ## run the long tests: matrices of settings, several ranks, kills, whole servers
 	$(PYTEST) -m long $(ARGS)
 
 test-release: setup ## what a release must pass, too: kills under hvd up, live scenarios

@@ -71,7 +71,10 @@ def troubles(other: Path | None, broker_away_s: float) -> list[Trouble]:
             partial(_checkpoint, _cut), ("learner",), ("learner",),
         ),
         Trouble("spill damaged, worker killed", _spill, ("worker", "broker"), ("worker",), True),
-        Trouble("two learners, the first one killed", _two_learners, ("learner",), ("learner",), True),
+        Trouble(
+            "two learners, the first one killed",
+            _two_learners, ("learner",), ("learner",), lasts=True,
+        ),
         Trouble(
             "rolling restart" + (" by way of another version" if other else ""),
             partial(_rolling, other), ("learner", "worker"), ("worker",), lasts=True,
@@ -185,7 +188,7 @@ def _rolling(other: Path | None, stage: Stage, draw: random.Random) -> None:
 
 
 def _clock(stage: Stage, draw: random.Random) -> None:
-    """Not by libfaketime: under 0.9.10 Python 3.11 cannot sleep any more when a clock has jumped."""
+    """Not by libfaketime: under 0.9.10, Python 3.11 cannot sleep any more after such a jump."""
     file, ours = stage.root / "clock", os.environ.get("PYTHONPATH", "")
     file.write_text("0", encoding="ascii")
     shown = {"PYTHONPATH": os.pathsep.join((str(CLOCK), ours)), "CHAOS_CLOCK": str(file)}
