@@ -115,6 +115,8 @@ def make_trouble(scene: Scene, trouble: Trouble, draw: random.Random) -> Inciden
     """Make it under load, wait until all that it hit works again, and judge what was seen."""
     stage, heard = scene.stage, scene.heard
     stage.until("all parts to run", lambda: all(map(stage.serves, stage.watches)))
+    for watch in stage.watches.values():
+        watch.attempts = 0  # else each trouble would lengthen the pause after the next
     known = len(heard.faults)
     with clients(scene) as asking:
         stage.until("requests under way", lambda: all(map(_is_under_way, asking)))

@@ -126,7 +126,8 @@ class Stage:
         )
         before = self.pid(name)
         with self.holding(name):
-            processes.stop([self.stack.children[name]], TERM_S)
+            if child := self.stack.children.get(name):
+                processes.stop([child], TERM_S)
         self.until(
             f"{name} to serve again",
             lambda: self.pid(name) not in (0, before) and self.serves(name),
