@@ -181,7 +181,7 @@ class Shipper:
             self._recorder.record(opened, max(self._partitions, 1))
         self._report(self.books)
         try:
-            if time.monotonic() >= self._retry_at:
+            if self._producer is not None and time.monotonic() >= self._retry_at:
                 self._send()
         except Exception as error:  # noqa: BLE001 -- nor must this end it
             self._fail(error)
