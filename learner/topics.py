@@ -57,7 +57,7 @@ def make_right(kafka: KafkaSettings, limits: Mapping[str, str] | None = None) ->
         for topic in TOPICS:
             if topic.name not in there:
                 _create(admin, topic, {} if topic.compacted else dict(limits or {}))
-        told = _told(admin)
+        told = settings_of(admin)
         for topic in TOPICS:
             _mend(admin, kafka, topic, told.get(topic.name, {}))
     except AWAY as error:
@@ -97,8 +97,8 @@ def _create(admin: Any, topic: Topic, limits: Mapping[str, str]) -> None:
         ) from error
 
 
-def _told(admin: Any) -> dict[str, dict[str, str]]:
-    """The settings of each topic, as far as the broker says them."""
+def settings_of(admin: Any) -> dict[str, dict[str, str]]:
+    """The settings of each topic by name, as far as the broker says them."""
     resources = [ConfigResource(ConfigResourceType.TOPIC, topic.name) for topic in TOPICS]
     try:
         answer = admin.describe_configs(resources, config_filter="all")

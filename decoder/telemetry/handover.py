@@ -38,8 +38,8 @@ from decoder.trial.turns import Played, Turns
 
 log = logging.getLogger(__name__)
 
-EVERY_S: Final = 0.05
-"""Between two looks at the queue."""
+EVERY_S: Final = 0.1
+"""Between two looks at the queue: each costs a few calls in which decoding may have to wait."""
 AT_ONCE: Final = 512
 """Events of a frame: a quarter of a millisecond in which decoding waits for the interpreter."""
 STATUS_EVERY_S: Final = 1.0

@@ -5,7 +5,8 @@ cd "$(dirname "$0")"
 umask 077
 mkdir -p secrets
 # containers run under other users than yours: the folder is closed, its files are not
-for name in postgres-password s3-access-key s3-secret-key grafana-password hvd_worker_id_key; do
+for name in postgres-password s3-access-key s3-secret-key grafana-password hvd_worker_id_key \
+  hvd_kafka_policy_key; do
   [ -s "secrets/$name" ] || openssl rand -hex 24 | tr -d '\n' > "secrets/$name"
 done
 cat > secrets/s3-identities.json <<JSON

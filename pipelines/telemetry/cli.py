@@ -61,9 +61,9 @@ def tail(
         if not as_json:
             sys.stdout.write(HEAD + "\n")
         for row in follow(KafkaSettings.load(), intake, wanted, began):
+            shown += 1
             sys.stdout.write((json.dumps(row) if as_json else line(row)) + "\n")
             sys.stdout.flush()
-            shown += 1
             if shown == rows:
                 break
     except BrokenPipeError:  # whoever read has what they wanted
@@ -150,6 +150,53 @@ def report(
     path = page or folder.with_name(f"{folder.name}.html")
     path.write_text(text, encoding="utf-8")
     out.print(str(path), highlight=False, soft_wrap=True)
+
+
+@app.command()
+def forget(
+    tenant: Annotated[
+        str, typer.Option(help="Its pseudonym, or its name where HVD_WORKER_ID_KEY is set.")
+    ],
+    exports: Annotated[
+        list[Path] | None, typer.Option("--export", help="Folder to take its rows out of.")
+    ] = None,
+    delete: Annotated[
+        bool,
+        typer.Option("--delete-records", help="Now, with others' records up to its last one."),
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Where a tenant is on the topics and until when; and its deletion, as far as that can be.
+
+    Without --delete-records nothing on the topics is changed: records go with their topic's
+    retention. What it cannot reach it says.
+    Example: hvd telemetry forget --tenant 5f1c0a... --export events
+    """
+    from pipelines.telemetry import forget as forgetting
+    from pipelines.telemetry.shown import held_table
+
+    kafka, pseudonym = KafkaSettings.load(), forgetting.pseudonym_of(tenant)
+    there = forgetting.found(kafka, pseudonym)
+    told = forgetting.as_dict(pseudonym, there) | {"deleted": False, "rows_of_exports": 0}
+    if not as_json:
+        out.print(held_table(there) if there else f"Nothing of {pseudonym} lies on the topics.")
+    if delete and there:
+        others = sum(each.others for each in there)
+        if not yes:
+            typer.confirm(f"Delete these and {others} records of others before them?", abort=True)
+        forgetting.delete(kafka, there)
+        told["deleted"] = True
+        _say("Deleted up to the last of them.")
+    for folder in exports or ():
+        rows = forgetting.forget_in(folder, pseudonym)
+        told["rows_of_exports"] += rows
+        _say(f"{rows} rows taken out of {folder}.")
+    if as_json:
+        return _print(told)
+    for sentence in forgetting.ELSEWHERE:
+        _say(sentence)
+    return None
 
 
 @app.command()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 
 from rich.markup import escape
 from rich.table import Table
 
 from pipelines.telemetry.describe import Described, Lying
+from pipelines.telemetry.forget import Held
 
 
 def described(told: Described) -> Iterator[Table | str]:
@@ -32,6 +33,24 @@ def described(told: Described) -> Iterator[Table | str]:
         yield f"Events by {name}: {parts or '-'}"
     lag = ", ".join(f"{escape(name)} {count} records" for name, count in told.lag.items())
     yield f"Behind: {lag or 'no learner has spoken'}"
+
+
+def held_table(there: Sequence[Held]) -> Table:
+    """Where a tenant is, and until when."""
+    table = Table(
+        title="Records that hold it", title_justify="left", box=None, padding=(0, 2, 0, 0)
+    )
+    for name in ("topic", "partition", "records", "others before", "newest", "gone by itself"):
+        table.add_column(name)
+    for each in there:
+        ends = _moment(each.gone_at) if each.gone_at else "the broker does not say"
+        counts = (str(each.partition), str(each.records), str(each.others))
+        table.add_row(each.topic, *counts, _moment(each.newest), ends)
+    return table
+
+
+def _moment(at: float) -> str:
+    return datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M")
 
 
 def _row(topic: Lying) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -12,7 +13,11 @@ from typing import Any
 import pytest
 import yaml
 
-PROMETHEUS = Path(__file__).parents[2] / "deploy" / "prometheus"
+from decoder.telemetry import metrics as told
+from learner import metrics as learned
+
+ROOT = Path(__file__).parents[2]
+PROMETHEUS = ROOT / "deploy" / "prometheus"
 RULES = yaml.safe_load((PROMETHEUS / "alerts.yml").read_text())
 ALERTS = {rule["alert"]: rule for group in RULES["groups"] for rule in group["rules"]}
 
@@ -142,3 +147,26 @@ def test_the_shipped_configuration_is_sound() -> None:
             ["promtool", *command, PROMETHEUS / name], capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+def figures() -> set[str]:
+    """The names of all series that our processes show."""
+    worker = {f"{name}_total" for name in (*told.COUNTS, *told.COUNTS_BY)} | told.LEVELS.keys()
+    worker |= {"serving", "fallback", "side_tokens_total", "side_seconds_total"}
+    learner = {f"{name}_total" for name in (*learned.COUNTS, *learned.SCOPE_COUNTS)}
+    learner |= {*learned.LEVELS, *learned.SCOPE_LEVELS}
+    learner |= {"records_refused_total", "verdicts_total", "registry_away_seconds", "lease_known"}
+    return {f"hvd_{name}" for name in worker} | {f"hvd_learner_{name}" for name in learner}
+
+
+@pytest.mark.parametrize(
+    "file", ["deploy/prometheus/alerts.yml", "deploy/grafana/hvd.json", "docs/observe.md"]
+)
+def test_every_figure_that_is_named_is_shown(file: str) -> None:
+    named = set(re.findall(r"\bhvd_[a-z0-9_]*[a-z0-9]\b", (ROOT / file).read_text()))
+    assert len(named) > 20 and named <= figures()
+
+
+def test_the_page_lists_every_alert() -> None:
+    page = (ROOT / "docs" / "observe.md").read_text()
+    assert set(re.findall(r"^\| (Hvd\w+) \|", page, re.MULTILINE)) == ALERTS.keys()

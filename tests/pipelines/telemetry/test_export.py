@@ -112,7 +112,7 @@ def test_a_kill_between_file_and_note_writes_no_event_twice(
 ) -> None:
     monkeypatch.setattr(module, "ROWS_A_FILE", 20)
     monkeypatch.setattr(module, "records", one_by_one(module.records))
-    noted, settle = [], module._settle
+    noted, settle = [], module.settle
 
     def killed(path: Path, write: Any) -> None:
         noted.append(path.name)
@@ -121,10 +121,10 @@ def test_a_kill_between_file_and_note_writes_no_event_twice(
             raise SystemExit
         settle(path, write)
 
-    monkeypatch.setattr(module, "_settle", killed)
+    monkeypatch.setattr(module, "settle", killed)
     with pytest.raises(SystemExit):
         export(filled, tmp_path / "out", quiet)
-    monkeypatch.setattr(module, "_settle", settle)
+    monkeypatch.setattr(module, "settle", settle)
     assert len(list((tmp_path / "out").glob("drafts-*"))) > 1
     export(filled, tmp_path / "out", quiet)
     assert numbers_in(tmp_path / "out") == EVENTS
@@ -205,14 +205,14 @@ def test_numbers_are_new_as_a_set_of_them_says(
 def test_a_full_disk_is_said_and_loses_nothing(
     filled: KafkaSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settle = module._settle
+    settle = module.settle
 
     def full(path: Path, write: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(module, "_settle", full)
+    monkeypatch.setattr(module, "settle", full)
     with pytest.raises(TraceError, match="Make room and run this again"):
         export(filled, tmp_path / "out", quiet)
-    monkeypatch.setattr(module, "_settle", settle)
+    monkeypatch.setattr(module, "settle", settle)
     found: Export = export(filled, tmp_path / "out", quiet)
     assert numbers_in(tmp_path / "out") == EVENTS and found.counts.records == 15

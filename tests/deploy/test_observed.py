@@ -1,0 +1,341 @@
+"""The processes of the containers as processes here, under a real Prometheus: each panel of the
+dashboard has data, and failures that can be caused fire their alerts, which end with them."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from decoder.contracts.settings import KafkaSettings
+from decoder.contracts.topics import DRAFTS, POLICY, policy_key
+from decoder.kafka.clients import close, open_producer
+from pipelines import embedded, machine
+from pipelines.stack import processes
+from pipelines.stack.processes import Child
+from pipelines.stack.running import registry_arguments, responds
+from pipelines.workloads import prompts
+from tests.deploy.test_manifests import BIN, COMPOSE, DEPLOY
+from tests.learner.conftest import Broker
+from tests.server import metric
+
+pytestmark = [
+    pytest.mark.stack,
+    pytest.mark.long,
+    pytest.mark.timeout(1800),
+    pytest.mark.skipif(
+        shutil.which("prometheus") is None, reason="takes Prometheus: apt-get install prometheus"
+    ),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+PATIENCE_S = 300.0
+WINDOW = "30s"
+"""Stands in place of the minutes and hours over which the rules look back."""
+PROGRAMS = {"python": sys.executable, "hvd": str(BIN / "hvd")}
+
+
+def command_of(service: str, **instead: str) -> list[str]:
+    """What the container of ``service`` runs; some arguments are others here."""
+    told = COMPOSE["services"][service]
+    file = (DEPLOY.parent / told["build"]["dockerfile"]).read_text()
+    (entry,) = re.findall(r"^ENTRYPOINT (.+)$", file, re.MULTILINE)
+    whole = [*json.loads(entry), *told["command"]]
+    assert instead.keys() <= set(whole), f"{instead} is not in {whole}"
+    return [PROGRAMS[whole[0]], *(instead.get(word, word) for word in whole[1:])]
+
+
+@dataclass
+class Observed:
+    """The running parts, and ways to ask and to hurt them."""
+
+    folder: Path
+    kafka: KafkaSettings
+    ports: dict[str, int]
+    environment: dict[str, str]
+    broker: Broker
+    children: dict[str, Child] = field(default_factory=dict)
+
+    def start(self, name: str, arguments: list[str], **settings: str) -> Child:
+        log = self.folder / f"{name}.log"
+        environment = {**self.environment, **settings}
+        child = processes.start(name, arguments, log, environment, append=True)
+        self.children[name] = child
+        return child
+
+    def start_registry(self) -> None:
+        home = self.folder / "mlruns"
+        home.mkdir(exist_ok=True)
+        self.start("registry", registry_arguments(self.ports["registry"], home))
+
+    def start_learner(self) -> None:
+        self.start(
+            "learner", command_of("learner"),
+            HVD_LEARNER_LOG=COMPOSE["services"]["learner"]["environment"]["HVD_LEARNER_LOG"],
+            HVD_LEARNER_PORT=str(self.ports["learner"]),
+            OMP_NUM_THREADS="1",
+        )  # fmt: skip
+
+    def start_worker(self) -> None:
+        command = command_of("worker", **{"8000": str(self.ports["worker"])})
+        self.start("worker", command, HVD_WORKER_HOLDOUT="0.5", VLLM_CPU_KVCACHE_SPACE="1")
+
+    def kill(self, name: str) -> None:
+        os.killpg(self.children[name].process.pid, signal.SIGKILL)
+        self.children[name].process.wait()
+
+    def url(self, name: str, path: str) -> str:
+        return f"http://127.0.0.1:{self.ports[name]}{path}"
+
+    def page(self) -> str:
+        return httpx.get(self.url("worker", "/metrics"), timeout=60).raise_for_status().text
+
+    def query(self, expression: str) -> list[float]:
+        """The values that Prometheus finds, of each series one; those of 0/0 left out."""
+        asked = httpx.get(
+            self.url("prometheus", "/api/v1/query"), params={"query": expression}, timeout=60
+        )
+        assert asked.is_success, asked.text
+        values = [float(series["value"][1]) for series in asked.json()["data"]["result"]]
+        return [value for value in values if not math.isnan(value)]
+
+    def fires(self, alert: str) -> bool:
+        return bool(self.query(f'ALERTS{{alertname="{alert}", alertstate="firing"}}'))
+
+    def ask(self) -> None:
+        """One request with something to copy."""
+        prompt = next(self.prompts)
+        httpx.post(
+            self.url("worker", "/v1/chat/completions"),
+            json={
+                "model": embedded.SERVED_NAME,
+                "messages": prompt.messages,
+                "max_tokens": 48,
+                "temperature": 0,
+            },
+            timeout=PATIENCE_S,
+        ).raise_for_status()
+
+    def __post_init__(self) -> None:
+        self.prompts: Any = prompts("edits")
+
+
+def until(what: str, condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.5)
+
+
+def shortened(rules: str) -> str:
+    """The same rules, impatient: what counts is that they fire and end, not after how long."""
+    rules = re.sub(r"\bfor: \S+", "for: 1s", rules)
+    return re.sub(r"(\[|offset )\d+[mhd]", rf"\g<1>{WINDOW}", rules)
+
+
+def scraped(folder: Path, ports: dict[str, int]) -> list[str]:
+    """Prometheus with the shipped configuration, its targets and times those of this test."""
+    shipped = DEPLOY / "prometheus"
+    config = yaml.safe_load((shipped / "prometheus.yml").read_text())
+    config["global"] = {"scrape_interval": "2s", "evaluation_interval": "2s"}
+    for job in config["scrape_configs"]:
+        job["static_configs"] = [{"targets": [f"127.0.0.1:{ports[job['job_name'][4:]]}"]}]
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+    (folder / "alerts.yml").write_text(shortened((shipped / "alerts.yml").read_text()))
+    return [
+        "prometheus",
+        f"--config.file={folder / 'prometheus.yml'}",
+        f"--storage.tsdb.path={folder / 'tsdb'}",
+        f"--web.listen-address=127.0.0.1:{ports['prometheus']}",
+    ]
+
+
+@pytest.fixture(scope="module")
+def observed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
+    embedded.ensure_model()
+    folder = tmp_path_factory.mktemp("observed")
+    ports = {n: machine.free_port() for n in ("worker", "learner", "registry", "prometheus")}
+    broker = Broker(folder / "broker")
+    environment = {
+        **os.environ,
+        "HVD_KAFKA_BOOTSTRAP_SERVERS": broker.kafka.bootstrap_servers,
+        "HVD_LEARNER_MLFLOW_TRACKING_URI": f"http://127.0.0.1:{ports['registry']}",
+        "HVD_LEARNER_STATE_DIR": str(folder / "learner"),
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        "HVD_WORKER_NAME": "worker",
+        "PYTHONUNBUFFERED": "1",
+    }
+    made = Observed(folder, broker.kafka, ports, environment, broker)
+    try:
+        broker.wait().close()
+        topics = command_of(
+            "topics", **{"/etc/hvd/topics.toml": str(DEPLOY / "kafka" / "topics.toml")}
+        )
+        assert made.start("topics", topics).process.wait(60) == 0
+        made.start_worker()
+        made.start_registry()
+        processes.wait_until(
+            made.children["registry"], lambda: responds(made.url("registry", "/health")), PATIENCE_S
+        )
+        made.start_learner()
+        made.start("prometheus", scraped(folder, ports))
+        processes.wait_until(
+            made.children["worker"], lambda: responds(made.url("worker", "/health")), PATIENCE_S
+        )
+        yield made
+    finally:
+        processes.stop(list(made.children.values()))
+        made.broker.stop()
+
+
+@pytest.fixture
+def traffic(observed: Observed) -> Iterator[None]:
+    """Requests one after another until the test ends."""
+    over = threading.Event()
+
+    def ask() -> None:
+        while not over.is_set():
+            try:
+                observed.ask()
+            except httpx.HTTPError:
+                over.wait(0.5)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    yield
+    over.set()
+    thread.join()
+
+
+def test_vllms_counters_mean_the_same_under_drafts_of_any_length(observed: Observed) -> None:
+    for _ in range(4):
+        observed.ask()
+    before = ""
+    while (page := observed.page()) != before:
+        before = page
+        time.sleep(3)
+    started = metric(page, "hvd_requests_started_total")
+    assert started == metric(page, "hvd_requests_stopped_total") >= 4
+    ours = {
+        what: sum(metric(page, f"hvd_{what}_total", arm=arm) for arm in ("cache", "model"))
+        for what in ("cycles", "drafted", "accepted")
+    }
+    said = "vllm:spec_decode_num_"
+    theirs = {
+        "cycles": metric(page, f"{said}drafts_total"),
+        "drafted": metric(page, f"{said}draft_tokens_total"),
+        "accepted": metric(page, f"{said}accepted_tokens_total"),
+    }
+    print(ours, theirs)
+    assert ours["accepted"] > 0
+    # the last step of an answer may accept more than the answer has room for: vLLM counts it
+    for what in ("cycles", "drafted"):
+        assert theirs[what] == ours[what]
+    assert ours["accepted"] <= theirs["accepted"] <= ours["accepted"] + 64 * started
+
+
+def test_the_workers_log_is_json(observed: Observed) -> None:
+    lines = (observed.folder / "worker.log").read_text().splitlines()
+    ours = [json.loads(line) for line in lines if line.startswith("{") and "decoder" in line]
+    assert ours
+    learner = (observed.folder / "learner.log").read_text().splitlines()
+    assert all(json.loads(line)["message"] for line in learner)
+
+
+def panels() -> list[tuple[str, str]]:
+    dashboard = json.loads((DEPLOY / "grafana" / "hvd.json").read_text())
+    found = [
+        (panel["title"], target["expr"].replace("$__rate_interval", WINDOW))
+        for panel in dashboard["panels"]
+        for target in panel.get("targets", [])
+    ]
+    assert len(found) > 40
+    return found
+
+
+def test_each_panels_query_returns_data(observed: Observed, traffic: None) -> None:
+    assert responds(observed.url("learner", "/health"))
+    missing = panels()
+
+    def all_answered() -> bool:
+        missing[:] = [(title, query) for title, query in missing if not observed.query(query)]
+        return not missing
+
+    deadline = time.monotonic() + PATIENCE_S
+    while not all_answered():
+        assert time.monotonic() < deadline, f"no data for {missing}"
+        time.sleep(1)
+    assert responds(observed.url("learner", "/ready"))
+
+
+def send(observed: Observed, topic: str, value: bytes, key: bytes | None = None) -> None:
+    producer = open_producer(observed.kafka, "test", max_block_ms=10_000)
+    producer.send(topic, value=value, key=key).get(10)
+    close(producer)
+
+
+def test_what_is_refused_fires_and_ends(observed: Observed) -> None:
+    (scope,) = {
+        series["metric"]["scope"]
+        for series in httpx.get(
+            observed.url("prometheus", "/api/v1/query"), params={"query": "hvd_serving"}, timeout=60
+        ).json()["data"]["result"]
+    }
+    alerts = ("HvdRecordsRefused", "HvdPolicyRefused")
+    assert not any(map(observed.fires, alerts))
+    send(observed, DRAFTS.name, b"not json")
+    send(observed, POLICY.name, b"no bundle", policy_key(scope, "champion"))
+    for alert in alerts:
+        until(alert, lambda alert=alert: observed.fires(alert))
+    for alert in alerts:
+        until(f"the end of {alert}", lambda alert=alert: not observed.fires(alert))
+
+
+def test_a_registry_that_is_away_fires_and_ends(observed: Observed) -> None:
+    assert not observed.fires("HvdRegistryAway")
+    observed.kill("registry")
+    until("HvdRegistryAway", lambda: observed.fires("HvdRegistryAway"))
+    observed.start_registry()
+    until("its end", lambda: not observed.fires("HvdRegistryAway"))
+
+
+def test_a_broker_that_is_away_fires_and_ends(observed: Observed, traffic: None) -> None:
+    alerts = ("HvdEventsSpilling", "HvdNobodyHoldsTheLease")
+    # a lease may lapse for a moment on a busy machine
+    until("leases and an empty file", lambda: not any(map(observed.fires, alerts)))
+    time.sleep(2)  # the embedded broker saves its topics every second
+    observed.broker.stop()
+    for alert in alerts:
+        until(alert, lambda alert=alert: observed.fires(alert))
+    observed.broker = Broker(observed.folder / "broker", observed.broker.port)
+    for alert in alerts:
+        until(f"the end of {alert}", lambda alert=alert: not observed.fires(alert))
+
+
+def test_processes_that_are_down_fire_and_end(observed: Observed) -> None:
+    downs = {"learner": "HvdLearnerDown", "worker": "HvdWorkerDown"}
+    for name, alert in downs.items():
+        assert not observed.fires(alert)
+        observed.kill(name)
+    for alert in downs.values():
+        until(alert, lambda alert=alert: observed.fires(alert))
+    observed.start_learner()
+    observed.start_worker()
+    for alert in downs.values():
+        until(f"the end of {alert}", lambda alert=alert: not observed.fires(alert))

@@ -1,0 +1,109 @@
+"""A tenant is found wherever it is on the topics, and what can be deleted is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from decoder.contracts.errors import SettingsError
+from decoder.contracts.events import encode_batch
+from decoder.contracts.identity import Pseudonyms
+from decoder.contracts.settings import KafkaSettings
+from decoder.contracts.topics import DEAD, DRAFTS, TRIALS
+from decoder.kafka.clients import close, open_producer
+from pipelines.cli import app
+from pipelines.telemetry.export import export
+from pipelines.telemetry.forget import pseudonym_of
+from tests.pipelines.telemetry.conftest import lying
+from tests.pipelines.telemetry.records import ONE, events, produce, record, spread
+
+KEY = "of these tests, long enough"
+ACME = Pseudonyms(KEY.encode()).of("tenant", "acme")
+
+
+def of_acme(sequence: int, first: int) -> bytes:
+    """Ten events, half of them the tenant's."""
+    mixed = [
+        e._replace(tenant=ACME if e.number % 2 else "") for e in events(first, 10)
+    ]  # fmt: skip
+    return encode_batch(mixed, ONE, sequence)
+
+
+@pytest.fixture
+def filled(empty: KafkaSettings, monkeypatch: pytest.MonkeyPatch) -> KafkaSettings:
+    monkeypatch.setenv("HVD_KAFKA_BOOTSTRAP_SERVERS", empty.bootstrap_servers)
+    monkeypatch.setenv("HVD_WORKER_ID_KEY", KEY)
+    spread(empty)
+    produce(empty, [
+        (0, record(ONE, 0, 0)), (0, of_acme(1, 10)), (0, record(ONE, 2, 20)),
+        (1, record(ONE, 0, 30)), (2, of_acme(0, 40)), (2, of_acme(1, 50)),
+    ])  # fmt: skip
+    return empty
+
+
+def asked(*arguments: str) -> Any:
+    done = CliRunner().invoke(app, ["telemetry", "forget", *arguments])
+    assert done.exit_code == 0, (done.output, done.exception)
+    return done
+
+
+def held(told: dict[str, Any], topic: str) -> list[tuple[int, int, int]]:
+    mine = [each for each in told["held"] if each["topic"] == topic]
+    return [(each["partition"], each["records"], each["others"]) for each in mine]
+
+
+def test_it_says_where_a_tenant_is_and_changes_nothing(filled: KafkaSettings) -> None:
+    producer = open_producer(filled, "test")
+    producer.send(TRIALS.name, json.dumps({"groups": [{"tenant": ACME}]}).encode())
+    producer.send(DEAD.name, b"no record of " + ACME.encode())
+    producer.flush()
+    close(producer)
+    told = json.loads(asked("--tenant", "acme", "--json").stdout)
+    assert told["tenant"] == ACME and told["deleted"] is False
+    assert held(told, DRAFTS.name) == [(0, 1, 1), (2, 2, 0)]
+    assert [len(held(told, topic.name)) for topic in (TRIALS, DEAD)] == [1, 1]
+    assert all(each["gone_at"] > each["newest"] for each in told["held"])
+    assert len(lying(filled)[DRAFTS.name]) == 6
+    shown = asked("--tenant", ACME)
+    assert "Records that hold it" in shown.stdout and "HVD_LEARNER_STATE_DIR" in shown.stderr
+
+
+def test_records_up_to_its_last_are_deleted_if_that_is_asked_for(filled: KafkaSettings) -> None:
+    refused = CliRunner().invoke(
+        app, ["telemetry", "forget", "--tenant", ACME, "--delete-records"], input="n\n"
+    )
+    assert refused.exit_code == 1 and "1 records of others" in refused.output
+    assert len(lying(filled)[DRAFTS.name]) == 6
+    assert json.loads(asked("--tenant", ACME, "--delete-records", "--yes", "--json").stdout)[
+        "deleted"
+    ]
+    left = lying(filled)
+    assert not any(
+        ACME.encode() in r.value for records in left.values() for r in records if r.value
+    )
+    assert sorted((r.partition, r.offset) for r in left[DRAFTS.name]) == [(0, 2), (1, 0)]
+    assert f"Nothing of {ACME}" in asked("--tenant", ACME).stdout
+
+
+def test_an_export_loses_its_rows_and_they_do_not_come_back(
+    filled: KafkaSettings, tmp_path: Path
+) -> None:
+    folder = tmp_path / "events"
+    export(filled, folder, lambda what, done, whole: None)
+    told = json.loads(asked("--tenant", ACME, "--export", str(folder), "--json").stdout)
+    assert told["rows_of_exports"] == 15
+    assert export(filled, folder, lambda what, done, whole: None).written == 45
+    table = pq.read_table(folder / "drafts-00000.parquet")
+    assert len(table) == 45 and ACME not in table["tenant"].to_pylist()
+
+
+def test_a_name_without_a_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HVD_WORKER_ID_KEY", raising=False)
+    assert pseudonym_of(ACME) == ACME
+    with pytest.raises(SettingsError, match="is no pseudonym"):
+        pseudonym_of("acme")
