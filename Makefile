@@ -9,6 +9,7 @@ EXTRA  ?= cpu
 TESTERS ?= 2
 # Flags for the demo, e.g. make demo ARGS="--minutes 5".
 ARGS   ?=
+MINUTES ?= 30
 
 VENV   := $(CURDIR)/.venv
 BIN    := $(VENV)/bin
@@ -19,7 +20,7 @@ HVD    := $(BIN)/hvd
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(TESTERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo picture up test test-long test-release check lint audit format doctor clean
+.PHONY: help setup chaos soak demo picture up test test-long test-release check lint audit format doctor clean
 # One step after another, whatever -j says: pip cannot share an environment with itself.
 .NOTPARALLEL:
 
@@ -44,11 +45,17 @@ doctor: setup ## what is missing or wrong on this machine, and what to do about 
 test: setup ## run the tests, but for the long ones
 	$(PYTEST) $(ARGS)
 
-test-long: setup ## run the long tests: matrices of settings, several ranks, kills
+test-long: setup ## run the long tests: matrices of settings, several ranks, kills, whole servers
 	$(PYTEST) -m long $(ARGS)
 
 test-release: setup ## what a release must pass, too: kills under hvd up, live scenarios
 	$(PYTEST) -n 0 -m release $(ARGS)
+
+chaos: setup ## kill, starve and damage every part under load; ARGS="--standin" without a model, --write-docs
+	$(HVD) chaos $(ARGS)
+
+soak: setup ## steady load for MINUTES, and what of files, threads, memory and backlog grows
+	$(HVD) soak --minutes $(MINUTES) $(ARGS)
 
 lint: setup ## formatting, lint, types and import rules
 	$(BIN)/ruff format --check .

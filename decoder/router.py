@@ -37,7 +37,7 @@ from decoder.drafting.suffix import STEP_TOKENS, SuffixCache
 from decoder.drafting.trees import Tokens
 from decoder.floor import Floor
 from decoder.followed import Followed, Taken
-from decoder.hindsight import EventSink, Resolved, weigh
+from decoder.hindsight import EventSink, weigh
 from decoder.looks import Looks
 from decoder.payoff.featurize import featurize
 from decoder.payoff.model_arm import START, ModelArm
@@ -311,7 +311,7 @@ class DraftRouter:
                 weigh(self.floor, self.costs.table, request, label)
             except Exception:  # noqa: BLE001 - told by the complaints
                 self._complaints.exception("the floor could not weigh a cycle")
-            self._sink.put(Resolved(self._events, request.name, request.options, label, censored))
+            self._sink.put((self._events, request.name, request.options, label, censored))
             self._events += 1
             self.counters.labelled += label.subject.draft_len > 0
 

@@ -15,6 +15,7 @@ from rich.markup import escape
 
 from decoder.contracts.errors import HvdError
 from pipelines.bench.cli import app as bench_app
+from pipelines.chaos.cli import chaos, soak
 from pipelines.drafter.cli import train_drafter
 from pipelines.drift.cli import drift
 from pipelines.first.cli import bootstrap
@@ -153,7 +154,7 @@ def model() -> None:
     out.print(str(ensure_model()), soft_wrap=True, highlight=False)
 
 
-for further in (train_drafter, bootstrap, replay, drift):
+for further in (train_drafter, bootstrap, replay, drift, chaos, soak):
     app.command()(further)
 
 

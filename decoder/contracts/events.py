@@ -252,8 +252,8 @@ def _check(columns: Mapping[str, Column], model: Column, features: NDArray[np.fl
 
 def _ends(column: Column) -> tuple[float, float]:
     """Least and greatest of ``column``; NaN where one of them is no finite number."""
-    if isinstance(column, np.ndarray):
-        return float(column.min()), float(column.max())
+    if isinstance(column, np.ndarray):  # whole numbers stay so: 2**53 + 1 is no float
+        return column.min().item(), column.max().item()
     ends = min(column), max(column)
     return ends if isfinite(sum(column)) else (nan, nan)
 

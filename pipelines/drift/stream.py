@@ -96,8 +96,8 @@ class _Clock:
 
     def put(self, resolved: Resolved) -> None:
         """Take one event, dated by the recorded clock: the router's sink. Mutates its step."""
-        cycle = resolved.label.subject
-        at, us = self.steps.pop((resolved.name, cycle.position), (self.now_us, 0.0))
+        _, name, _, (cycle, _, _), _ = resolved
+        at, us = self.steps.pop((name, cycle.position), (self.now_us, 0.0))
         cycle.step.wall, cycle.step.us, cycle.step.draft_us = at * 1e-6, us, 0.0
         if cycle.draft_len:
             self.events.append(event_of(resolved))

@@ -88,14 +88,15 @@ class _Watch:
 
     def put(self, resolved: Resolved) -> None:
         """Take in one cycle. Mutates."""
-        label, index = resolved.label, int(resolved.name)
+        _, name, _, label, censored = resolved
+        index = int(name)
         cycle = label.subject
         step, known = cycle.step, self._traces[index].model_accepted
         truth = int(known[cycle.position]) if known is not None else 0
         self.rows.append(
             (
                 index, cycle.position, cycle.arm, cycle.verified_len, cycle.draft_len,
-                label.accepted, bool(resolved.censored), float(step.expected[cycle.row]),
+                label.accepted, bool(censored), float(step.expected[cycle.row]),
                 float(step.model[cycle.row]), step.model_len, truth,
             )
         )  # fmt: skip

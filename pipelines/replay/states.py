@@ -255,7 +255,8 @@ class ListSink:
 
     def put(self, resolved: Resolved) -> None:
         """Take one event."""
-        if resolved.label.subject.draft_len:
+        _, _, _, (cycle, _, _), _ = resolved
+        if cycle.draft_len:
             self.events.append(event_of(resolved))
         for sink in self._listening:
             sink.put(resolved)

@@ -151,6 +151,7 @@ def running(
     worker_name: str | None = None,
     serve_options: tuple[str, ...] = (),
     settings: Mapping[str, str] = MappingProxyType({}),
+    worker: tuple[str, ...] = (*HVD, "serve"),
 ) -> Iterator[Stack]:
     """Start the stack, wait until it serves, and stop it on leaving, however it is left.
 
@@ -158,6 +159,7 @@ def running(
         worker_name: how the worker calls itself in telemetry.
         serve_options: further arguments of ``hvd serve``.
         settings: variables of worker and learner; the caller's environment goes before them.
+        worker: command that serves on the port given to it by ``--port``.
 
     Raises:
         BrokerError, ProcessError, ModelError, RegistryError: the stack did not come up.
@@ -197,7 +199,11 @@ def running(
             api = f"http://127.0.0.1:{ports.api}"
             with _step(console, f"worker {api} and learner"):
                 begun(_learner(home, environment))
-                ready(_worker(ports.api, api, home, environment, serve_options))
+                ready(
+                    _worker(
+                        (*worker, "--port", str(ports.api)), api, home, environment, serve_options
+                    )
+                )
             yield Stack(api, uri, kafka, embedded.SERVED_NAME, parts, children)
         finally:
             _stop(children, console)
@@ -230,11 +236,15 @@ def _registry(port: int, home: Home, environment: Mapping[str, str]) -> Part:
 
 
 def _worker(
-    port: int, api: str, home: Home, environment: Mapping[str, str], options: tuple[str, ...]
+    command: tuple[str, ...],
+    api: str,
+    home: Home,
+    environment: Mapping[str, str],
+    options: tuple[str, ...],
 ) -> Part:
     return Part(
         "worker",
-        (*HVD, "serve", "--port", str(port), *options),
+        (*command, *options),
         home.logs / "worker.log",
         lambda: responds(f"{api}/health"),
         WORKER_SECONDS,

@@ -61,9 +61,9 @@ def tail(
         if not as_json:
             sys.stdout.write(HEAD + "\n")
         for row in follow(KafkaSettings.load(), intake, wanted, began):
+            shown += 1
             sys.stdout.write((json.dumps(row) if as_json else line(row)) + "\n")
             sys.stdout.flush()
-            shown += 1
             if shown == rows:
                 break
     except BrokenPipeError:  # whoever read has what they wanted

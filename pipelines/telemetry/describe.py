@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
+from kafka.errors import UnknownTopicOrPartitionError
+
 from decoder.contracts.errors import ContractError
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import LearnerStatus, decode_status
@@ -57,7 +59,7 @@ def describe(kafka: KafkaSettings, sample: int = SAMPLE) -> Described:
     """Look at every topic, and at the last ``sample`` records of each partition.
 
     Raises:
-        BrokerError: the broker does not answer, or topics are missing.
+        BrokerError: the broker does not answer.
     """
     intake = Intake()
     by: dict[str, Counter[str]] = {name: Counter() for name in ("worker", "arm", "workload")}
@@ -66,7 +68,10 @@ def describe(kafka: KafkaSettings, sample: int = SAMPLE) -> Described:
     topics, raw = [], 0
     with reading(kafka, "describe") as consumer:
         for topic in TOPICS:
-            lying = spans(consumer, topic)
+            try:
+                lying = spans(consumer, topic)
+            except UnknownTopicOrPartitionError:
+                lying = {}  # shown as one without partitions
             wanted = {p: range(max(s.start, s.stop - sample), s.stop) for p, s in lying.items()}
             sent, sizes = [], []
             for fetched in records(consumer, topic, wanted):

@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -75,7 +75,7 @@ def export(
         BrokerError: the broker goes away, or its topic was made anew since.
     """
     found = resumed(folder, period)
-    tables: list[Any] = []
+    pieces: list[Rows] = []
     reached = dict(found.offsets)
     with reading(kafka, "export") as consumer:
         wanted = _wanted(consumer, found)
@@ -86,16 +86,16 @@ def export(
                     for record in fetched:
                         rows = found.intake.take(record.partition, record.value)
                         if rows is not None:
-                            tables.append(_table(rows, found))
+                            pieces.append(_inside(rows, found))
                         reached[record.partition] = record.offset + 1
-                    if sum(map(len, tables)) >= ROWS_A_FILE:
-                        _write(folder, found, tables, reached)
+                    if sum(map(len, pieces)) >= ROWS_A_FILE:
+                        _write(folder, found, pieces, reached)
                 done += len(fetched)
                 step("records", done, whole)
             reached |= {partition: span.stop for partition, span in wanted.items()}
         finally:
             with held():
-                _write(folder, found, tables, reached)
+                _write(folder, found, pieces, reached)
     return found
 
 
@@ -156,52 +156,62 @@ def _wanted(consumer: Any, found: Export) -> dict[int, range]:
     }
 
 
-def _table(rows: Rows, found: Export) -> Any:
-    """The wanted ones of ``rows`` as columns of Arrow: features as floats, null without a draft."""
-    import pyarrow as pa
-
-    batch, wanted = rows.batch, rows.wanted
-    times = batch.numbers["time"]
+def _inside(rows: Rows, found: Export) -> Rows:
+    """Those of ``rows`` that are of the period."""
+    times, wanted = rows.batch.numbers["time"], rows.wanted
     if found.began is not None:
         wanted = wanted & (times >= found.began)
     if found.ended is not None:
         wanted = wanted & (times < found.ended)
-    count, origin = int(wanted.sum()), batch.origin
+    return replace(rows, wanted=wanted)
+
+
+def _table(pieces: Sequence[Rows]) -> Any:
+    """The wanted rows as columns of Arrow: features as floats, null without a draft."""
+    import pyarrow as pa
+
+    batches = [piece.batch for piece in pieces]
+    counts = [len(piece) for piece in pieces]
+
+    def repeated(values: list[Any]) -> Any:
+        return np.repeat(np.array(values, object), counts)
+
+    def joined(columns: list[Any]) -> Any:
+        wanted = zip(columns, pieces, strict=True)
+        return np.concatenate([column[piece.wanted] for column, piece in wanted])
+
     columns: dict[str, Any] = {
-        name: pa.array([getattr(origin, name)] * count, pa.string())
+        name: repeated([getattr(batch.origin, name) for batch in batches])
         for name in ("scope", "worker", "life", "target", "drafter")
     }
-    for name, number in (("partition", rows.partition), ("sequence", batch.sequence)):
-        columns[name] = pa.array(np.full(count, number), pa.int64())
+    columns["partition"] = repeated([piece.partition for piece in pieces])
+    columns["sequence"] = repeated([batch.sequence for batch in batches])
     for name in COLUMNS:
-        if name in batch.names:
-            columns[name] = pa.array(np.array(batch.names[name], object)[wanted], pa.string())
-        elif name == "model_accepted":
-            lengths = batch.numbers[name][wanted]
-            columns[name] = pa.array(lengths, pa.float64(), from_pandas=True).cast(pa.int64())
+        if name in batches[0].names:
+            columns[name] = joined([np.array(batch.names[name], object) for batch in batches])
         else:
-            columns[name] = pa.array(batch.numbers[name][wanted])
-    features = batch.features[wanted]
-    for index, name in enumerate(FEATURES):
-        columns[f"feature_{name}"] = pa.array(features[:, index], from_pandas=True)
-    return pa.table(columns)
+            columns[name] = joined([batch.numbers[name] for batch in batches])
+    features = joined([batch.features for batch in batches])
+    columns |= {f"feature_{name}": features[:, index] for index, name in enumerate(FEATURES)}
+    table = {name: pa.array(column, from_pandas=True) for name, column in columns.items()}
+    return pa.table({**table, "model_accepted": table["model_accepted"].cast(pa.int64())})
 
 
-def _write(folder: Path, found: Export, tables: list[Any], reached: Mapping[int, int]) -> None:
-    """Write ``tables`` into a file, and then the note. Empties ``tables``; moves ``found`` on.
+def _write(folder: Path, found: Export, pieces: list[Rows], reached: Mapping[int, int]) -> None:
+    """Write ``pieces`` into a file, and then the note. Empties ``pieces``; moves ``found`` on.
 
     Raises:
         TraceError: the disk refuses; what lies there is whole.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        rows = sum(map(len, tables))
+        rows = sum(map(len, pieces))
         if rows:
             name = f"drafts-{len(found.files):05d}.parquet"
-            write_table(folder / name, tables)
+            write_table(folder / name, _table([piece for piece in pieces if len(piece)]))
             found.files.append(name)
             found.written += rows
-        tables.clear()
+        pieces.clear()
         found.offsets = dict(reached)
         settle(folder / NOTE, lambda part: part.write_text(_note(found), encoding="utf-8"))
     except OSError as error:
@@ -228,17 +238,15 @@ def _note(found: Export) -> str:
     return json.dumps(told, indent=1) + "\n"
 
 
-def write_table(path: Path, tables: list[Any]) -> None:
-    """Put ``tables``, one after the other, into the Parquet file at ``path``, whole or not at all.
+def write_table(path: Path, table: Any) -> None:
+    """Put an Arrow ``table`` into the Parquet file at ``path``, whole or not at all.
 
     Raises:
         OSError: the disk refuses.
     """
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    whole = pa.concat_tables(tables)
-    settle(path, lambda part: pq.write_table(whole, part, compression="zstd"))
+    settle(path, lambda part: pq.write_table(table, part, compression="zstd"))
 
 
 def settle(path: Path, write: Callable[[Path], object]) -> None:

@@ -142,7 +142,7 @@ def forget_in(folder: Path, pseudonym: str) -> int:
             if len(kept) < len(table):
                 told["rows"] -= len(table) - len(kept)
                 with held():
-                    write_table(folder / name, [kept])
+                    write_table(folder / name, kept)
                     settle(folder / NOTE, partial(_write_note, told))
                 gone += len(table) - len(kept)
     except (OSError, ValueError, KeyError, TypeError) as error:

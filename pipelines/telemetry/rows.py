@@ -73,6 +73,9 @@ class Rows:
     partition: int
     wanted: NDArray[np.bool_]
 
+    def __len__(self) -> int:
+        return int(self.wanted.sum())
+
     def dictionaries(self) -> Iterator[dict[str, Any]]:
         """A dictionary each: where it comes from, its columns, its features, None where none."""
         origin = self.batch.origin

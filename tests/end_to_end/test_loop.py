@@ -29,6 +29,7 @@ from pipelines.workloads import prompts
 from tests.end_to_end.service import PATIENCE_S, Answer, Reader, ask, embedded_scope
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.stack,
     pytest.mark.timeout(900),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # mlflow's own

@@ -23,9 +23,9 @@ import pytest
 
 from decoder.contracts.settings import KafkaSettings
 from pipelines import embedded, machine
+from pipelines.chaos.clients import Client, Seen, answer_of
 from pipelines.stack.running import HVD, Ports, responds
 from pipelines.workloads import Prompt, prompts
-from tests.end_to_end.clients import Client, Seen, answer_of
 from tests.end_to_end.service import Reader
 
 pytestmark = [

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from pipelines.embedded import ensure_model
 from pipelines.workloads import prompts
 
 
+@pytest.mark.long
 def test_every_method_writes_what_the_embedded_model_would() -> None:
     from decoder.engines.reference.engine import ReferenceEngine
     from decoder.engines.reference.method import METHODS, method

@@ -118,6 +118,7 @@ def test_top_k_survives_a_step_without_drafts(mended: dict[str, Any]) -> None:
     assert mended["empty"] == [0, 4]
 
 
+@pytest.mark.long
 def test_vllm_alone_has_both_faults() -> None:
     alone = seen(UNLUCKY)
     assert alone["scaled"] == scaled_by(*[64.0] * 6)

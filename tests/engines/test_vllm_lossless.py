@@ -16,7 +16,7 @@ import pytest
 from pipelines.embedded import drafter_path, ensure_model
 from pipelines.workloads import WORKLOADS, prompts
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.long]
 
 KINDS = WORKLOADS
 EACH = 5
@@ -95,7 +95,6 @@ def test_output_equals_plain_vllm_token_for_token(
     same(plain, hybrid)
 
 
-@pytest.mark.long
 def test_output_is_the_same_while_sides_alternate_every_few_steps(
     plain: dict[str, Any], by_turns: dict[str, Any]
 ) -> None:

@@ -21,8 +21,6 @@ import torch
 with warnings.catch_warnings():
     # importing kafka-python and mlflow warns about what they import, which is theirs to mend
     warnings.simplefilter("ignore")
-    import mlflow
-    import mlflow.pyfunc
     from kafka.admin import KafkaAdminClient, NewTopic
 
 from decoder.contracts.settings import KafkaSettings
@@ -31,6 +29,7 @@ from decoder.kafka.clients import listens
 from learner.loop import Learner
 from learner.registry import Registry
 from learner.settings import LearnerSettings
+from tests.learner.stage import Stage
 
 logging.getLogger("kafka").setLevel(logging.CRITICAL)
 torch.set_num_threads(1)  # as the learner does; two threads on busy cores take fifty times longer
@@ -123,14 +122,29 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "mlflow.db"
 
 
-def client_of(registry: Registry) -> mlflow.MlflowClient:
-    """What a person's browser does."""
-    return mlflow.MlflowClient(registry.tracking_uri, registry.tracking_uri)
-
-
 @pytest.fixture
 def registry(empty_store: Path, tmp_path: Path) -> Registry:
     database = tmp_path / "mlruns" / "mlflow.db"
     database.parent.mkdir()
     shutil.copy(empty_store, database)
     return Registry(f"sqlite:///{database}")
+
+
+@pytest.fixture
+def bare(
+    broker: Broker,
+    connected: Callable[[LearnerSettings], Learner],
+    registry: Registry,
+    tmp_path: Path,
+) -> Iterator[Stage]:
+    """Nothing is registered, and nothing was sent."""
+    made = Stage(broker.kafka, registry, connected, tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def stage(bare: Stage) -> Stage:
+    """As :meth:`Stage.stand_up` leaves it."""
+    bare.stand_up()
+    return bare

@@ -26,11 +26,11 @@ from learner.rollout import Rollout
 from learner.scope import Scope
 from learner.scopes import Scopes
 from tests.conftest import random_policy
-from tests.learner.conftest import Broker, client_of, free_port
+from tests.learner.conftest import free_port
+from tests.learner.stage import WARNINGS, Stage, client_of
 from tests.learner.stream import (
     ORIGIN,
     SCOPE,
-    Connect,
     batches,
     consume,
     last_status,
@@ -41,13 +41,7 @@ from tests.learner.stream import (
 )
 from tests.learner.traffic import Traffic
 
-# mlflow uses parts of sqlalchemy that are to go, and a kafka client that found no broker leaves its
-# sockets to the garbage collector
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = WARNINGS
 
 EVENTS = Traffic(seed=9).events(80)
 RECORDS = len(EVENTS) // 50
@@ -70,14 +64,11 @@ def total_of(learner: Learner) -> int:
     return learner.scopes.awake[SCOPE].total if SCOPE in learner.scopes.awake else 0
 
 
-def test_learns_promotes_publishes_and_resumes(
-    broker: Broker, connected: Connect, registry: Registry, tmp_path: Path
-) -> None:
-    settings = settings_in(tmp_path, registry)
+def test_learns_promotes_publishes_and_resumes(bare: Stage) -> None:
     good = batches(EVENTS, origin=replace(ORIGIN, target="Llama-3.1", drafter="eagle3"))
     poison = [b"not json", b"", json.dumps({"contract": "hvd.drafts.v1"}).encode()]
-    produce(broker.kafka, [*good[:7], *poison, good[3], *good[7:]])
-    learner = connected(settings)
+    produce(bare.kafka, [*good[:7], *poison, good[3], *good[7:]])
+    learner = bare.learner("off")
     step_until(learner, lambda: version_of(learner) > 1)
     step_until(learner, lambda: learner.publisher.published.last(SCOPE) is not None)
     learner._report()
@@ -85,148 +76,135 @@ def test_learns_promotes_publishes_and_resumes(
     scope = learner.scopes.awake[SCOPE]
     assert scope.total == len(EVENTS) and learner.intake.refused == {"malformed": 2, "contract": 1}
     assert learner.source.offsets == {0: RECORDS + 4} and learner.source.lag() == 0
-    dead = consume(broker.kafka, DEAD)
+    dead = consume(bare.kafka, DEAD)
     assert [record.value for record in dead] == poison
     headers = [dict(record.headers) for record in dead]
     assert [h["__streams.errors.offset"] for h in headers] == [b"7", b"8", b"9"]
     assert {h["__streams.errors.topic"] for h in headers} == {b"hvd.drafts.v2"}
     assert all(b"refused" in h["__streams.errors.message"] for h in headers)
 
-    assert registry.model_name(SCOPE) == "hvd-payoff-llama-3.1-eagle3-scope01"
-    made = registry.versions(SCOPE)[-1]
+    assert bare.registry.model_name(SCOPE) == "hvd-payoff-llama-3.1-eagle3-scope01"
+    made = bare.registry.versions(SCOPE)[-1]
     assert made.tags["target"] == "Llama-3.1" and "partition 0 before" in made.description
-    champion = registry.champion(SCOPE)
-    published = consume(broker.kafka, POLICY)
+    champion = bare.registry.champion(SCOPE)
+    published = consume(bare.kafka, POLICY)
     assert champion is not None and published[-1].key == f"{SCOPE}/champion".encode()
     read = [from_bytes(record.value, SCOPE) for record in published]
     assert read[-1].version == champion.version == scope.version > 1
     assert read[-1].kind == "survival" and len(read[-1].probe_inputs)
     assert [p.publication for p in read] == sorted({p.publication for p in read})
-    last = last_status(broker.kafka)
+    last = last_status(bare.kafka)
     assert last.champion_version == read[-1].version and last.events_consumed == len(EVENTS)
     assert (last.records_refused, last.records_missing, last.records_duplicate) == (3, 0, 1)
     assert (last.events_duplicate, last.publication) == (50, read[-1].publication)
     assert last.holds_lease and last.promotions >= 1
 
-    again = connected(settings)
+    again = bare.learner("off")
     assert again.source.offsets == learner.source.offsets
-    produce(broker.kafka, [good[0], *batches(Traffic(seed=10).events(2), first=RECORDS)])
+    produce(bare.kafka, [good[0], *batches(Traffic(seed=10).events(2), first=RECORDS)])
     step_until(again, lambda: total_of(again) == len(EVENTS) + 40)
     assert again.intake.repeated == 100 and version_of(again) == read[-1].version
     step_until(again, lambda: again.lease.holds(SCOPE))
     stop(again)
     # what lies on the topic is what is served: nothing was published again
-    assert len(consume(broker.kafka, POLICY)) == len(published)
+    assert len(consume(bare.kafka, POLICY)) == len(published)
 
 
-def test_a_person_moves_pins_and_unpins(
-    broker: Broker, connected: Connect, registry: Registry, tmp_path: Path
-) -> None:
+def test_a_person_moves_pins_and_unpins(bare: Stage) -> None:
     for seed in (1, 2, 3):
-        registry.register(random_policy(seed=seed, scope=SCOPE))
-    learner = connected(settings_in(tmp_path, registry))
-    client, name = client_of(registry), registry.model_name(SCOPE)
+        bare.registry.register(random_policy(seed=seed, scope=SCOPE))
+    learner = bare.learner("off")
 
     def published() -> int:
         last = learner.publisher.published.last(SCOPE)
         return 0 if last is None else last.version
 
-    registry.promote(SCOPE, 2)
+    bare.registry.promote(SCOPE, 2)
     step_until(learner, lambda: published() == 2)
-    registry.promote(SCOPE, 1)
+    bare.registry.promote(SCOPE, 1)
     step_until(learner, lambda: published() == 1)
-    client.set_registered_model_alias(name, "pinned", "3")
+    bare.name("pinned", 3)
     step_until(learner, lambda: published() == 3)
-    registry.promote(SCOPE, 2)
+    bare.registry.promote(SCOPE, 2)
     step_until(learner, lambda: learner.standings[SCOPE].champion == 2)
-    client.delete_registered_model_alias(name, "pinned")
+    bare.name("pinned", None)
     step_until(learner, lambda: published() == 2)
     stop(learner)
-    read = [from_bytes(r.value, SCOPE) for r in consume(broker.kafka, POLICY)]
+    read = [from_bytes(r.value, SCOPE) for r in consume(bare.kafka, POLICY)]
     assert [p.version for p in read] == [2, 1, 3, 2] and {p.role for p in read} == {"champion"}
     assert [p.publication - read[0].publication for p in read] == [0, 1, 2, 3]
 
 
 def test_a_rollback_while_a_candidate_is_registered_stands(
-    broker: Broker,
-    connected: Connect,
-    registry: Registry,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    bare: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    produce(broker.kafka, batches(EVENTS[:300]))
-    registry.register(random_policy(seed=5, scope=SCOPE))
-    registry.promote(SCOPE, 1)
-    other = registry.register(random_policy(seed=6, scope=SCOPE))
-    learner = connected(settings_in(tmp_path, registry))
+    produce(bare.kafka, batches(EVENTS[:300]))
+    bare.registry.register(random_policy(seed=5, scope=SCOPE))
+    bare.registry.promote(SCOPE, 1)
+    other = bare.registry.register(random_policy(seed=6, scope=SCOPE))
+    learner = bare.learner("off")
     step_until(learner, lambda: total_of(learner) == 300 and version_of(learner) == 1)
     through = learner.registrar._registry.register
 
     def moved_meanwhile(*args: object, **kwargs: object) -> int:
         version = through(*args, **kwargs)  # type: ignore[arg-type]
-        registry.promote(SCOPE, other)  # a person, between the learner's two looks
+        bare.registry.promote(SCOPE, other)  # a person, between the learner's two looks
         return version
 
     monkeypatch.setattr(learner.registrar._registry, "register", moved_meanwhile)
-    produce(broker.kafka, batches(EVENTS[300:], first=6))
+    produce(bare.kafka, batches(EVENTS[300:], first=6))
     step_until(learner, lambda: version_of(learner) == other)
     stop(learner)
-    assert registry.standings()[SCOPE].champion == other
+    assert bare.registry.standings()[SCOPE].champion == other
     assert learner.scopes.awake[SCOPE].promotions == 0
-    candidate = client_of(registry).get_model_version_by_alias(
-        registry.model_name(SCOPE), "candidate"
+    candidate = client_of(bare.registry).get_model_version_by_alias(
+        bare.registry.model_name(SCOPE), "candidate"
     )
     assert int(candidate.version) > other
 
 
 def test_a_kill_between_registration_and_checkpoint_makes_no_twin(
-    broker: Broker,
-    connected: Connect,
-    registry: Registry,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    bare: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = settings_in(tmp_path, registry)
-    produce(broker.kafka, batches(EVENTS[:300]))
-    learner = connected(settings)
+    produce(bare.kafka, batches(EVENTS[:300]))
+    learner = bare.learner("off")
     step_until(learner, lambda: total_of(learner) == 300 and version_of(learner) == 1)
     learner.checkpoint()
-    produce(broker.kafka, batches(EVENTS[300:], first=6))
+    produce(bare.kafka, batches(EVENTS[300:], first=6))
     monkeypatch.setattr(learner, "checkpoint", lambda: None)
     step_until(learner, lambda: version_of(learner) > 1)
-    versions = client_of(registry).search_model_versions(f"name = '{registry.model_name(SCOPE)}'")
+    versions = client_of(bare.registry).search_model_versions(
+        f"name = '{bare.registry.model_name(SCOPE)}'"
+    )
     learner.close()  # dies here, with a policy published and no checkpoint
 
-    again = connected(settings)
+    again = bare.learner("off")
     assert again.scopes.of(SCOPE).total == 300
     step_until(again, lambda: total_of(again) == len(EVENTS) and version_of(again) > 1)
     step_until(again, lambda: not again.registrar.waiting())
     stop(again)
-    found = client_of(registry).search_model_versions(f"name = '{registry.model_name(SCOPE)}'")
+    found = client_of(bare.registry).search_model_versions(
+        f"name = '{bare.registry.model_name(SCOPE)}'"
+    )
     digests = [version.tags["digest"] for version in found]
     assert len(set(digests)) == len(digests) >= len(versions)
 
 
 def test_a_verdict_waits_for_mlflow_and_is_not_lost(
-    broker: Broker,
-    connected: Connect,
-    registry: Registry,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
+    bare: Stage, caplog: pytest.LogCaptureFixture
 ) -> None:
-    away = settings_in(tmp_path, Registry("http://127.0.0.1:9"))
-    produce(broker.kafka, batches(EVENTS))
-    learner = connected(away)
+    produce(bare.kafka, batches(EVENTS))
+    learner = bare.learner("off", mlflow_tracking_uri="http://127.0.0.1:9")
     step_until(learner, lambda: bool(learner.registrar.waiting()) and learner.source.lag() == 0)
     step_until(learner, lambda: learner.registrar.away_since > 0)
     learner._report()
     stop(learner)
     assert total_of(learner) == len(EVENTS) and "127.0.0.1:9" in caplog.text
-    told = last_status(broker.kafka)
+    told = last_status(bare.kafka)
     assert told.waiting and told.registry_away_since > 0
-    assert not consume(broker.kafka, POLICY)
+    assert not consume(bare.kafka, POLICY)
 
-    again = connected(settings_in(tmp_path, registry))
+    again = bare.learner("off")
     (won,) = again.registrar.waiting()
     assert won.against and won.policy.kind == "survival"
 
@@ -236,27 +214,23 @@ def test_a_verdict_waits_for_mlflow_and_is_not_lost(
 
     step_until(again, is_published)
     stop(again)
-    champion = registry.champion(SCOPE)
+    champion = bare.registry.champion(SCOPE)
     assert champion is not None and champion.provenance["origin"] == "learner"
 
 
 def test_two_learners_one_publishes_and_the_other_takes_over(
-    broker: Broker,
-    connected: Connect,
-    registry: Registry,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    bare: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("learner.lease.TTL_SECONDS", 6.0)
     monkeypatch.setattr("learner.lease.RENEW_SECONDS", 0.5)
     monkeypatch.setattr(loop, "MARGIN_SECONDS", 0.5)
-    produce(broker.kafka, batches(EVENTS[:300]))
-    one = connected(settings_in(tmp_path / "one", registry))
+    produce(bare.kafka, batches(EVENTS[:300]))
+    one = bare.learner("off", "one")
     step_until(one, lambda: version_of(one) == 1)
-    two = connected(settings_in(tmp_path / "two", registry))
+    two = bare.learner("off", "two")
     step_until(two, lambda: total_of(two) == 300 and version_of(two) == 1)
-    registry.register(random_policy(seed=7, scope=SCOPE))
-    registry.promote(SCOPE, 2)
+    bare.registry.register(random_policy(seed=7, scope=SCOPE))
+    bare.registry.promote(SCOPE, 2)
     deadline = time.monotonic() + 30
     while version_of(one) != 2 or version_of(two) != 2:
         assert time.monotonic() < deadline
@@ -267,7 +241,7 @@ def test_two_learners_one_publishes_and_the_other_takes_over(
 
     # the first is stopped where it stands, and the second takes over
     step_until(two, lambda: two.lease.holds(SCOPE))
-    registry.promote(SCOPE, 1)
+    bare.registry.promote(SCOPE, 1)
     step_until(two, lambda: version_of(two) == 1)
     # what the first sends when it wakes has another number, and a lower one
     with pytest.raises(BrokerError, match="later term"):
@@ -278,33 +252,27 @@ def test_two_learners_one_publishes_and_the_other_takes_over(
     step_until(two, lambda: two.publisher.published.last(SCOPE) is None)
     step_until(two, lambda: two.publisher.published.last(SCOPE) is not None)
     assert not one.lease.holds(SCOPE)
-    numbers = [from_bytes(r.value, SCOPE).publication for r in consume(broker.kafka, POLICY)]
+    numbers = [from_bytes(r.value, SCOPE).publication for r in consume(bare.kafka, POLICY)]
     assert len(set(numbers)) == len(numbers) == 5 and numbers[-1] == max(numbers) > late.publication
 
 
-def test_gaps_and_events_without_a_draft_are_counted(
-    broker: Broker, connected: Connect, registry: Registry, tmp_path: Path
-) -> None:
+def test_gaps_and_events_without_a_draft_are_counted(bare: Stage) -> None:
     plain = EVENTS[0]._replace(draft_len=0, accepted=0, label="", features=None, number=2**40)
     values = batches([*EVENTS[:100], plain], size=20)
-    produce(broker.kafka, [*values[:2], *values[4:]])
-    learner = connected(settings_in(tmp_path, registry))
+    produce(bare.kafka, [*values[:2], *values[4:]])
+    learner = bare.learner("off")
     step_until(learner, lambda: learner.source.offsets == {0: 4})
     learner._report()
     stop(learner)
-    last = last_status(broker.kafka)
+    last = last_status(bare.kafka)
     assert (last.events_consumed, last.drafts_consumed, last.records_missing) == (61, 60, 2)
 
 
 def test_what_cannot_be_learned_from_ends_nothing(
-    broker: Broker,
-    connected: Connect,
-    registry: Registry,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    bare: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    learner = connected(settings_in(tmp_path, registry))
-    produce(broker.kafka, batches(EVENTS[:200]))
+    learner = bare.learner("off")
+    produce(bare.kafka, batches(EVENTS[:200]))
     step_until(learner, lambda: total_of(learner) == 200)
     learner.checkpoint()
     feed = Scope.feed
@@ -318,7 +286,7 @@ def test_what_cannot_be_learned_from_ends_nothing(
     monkeypatch.setattr(Scope, "feed", absurd)
     features = np.zeros_like(EVENTS[0].features)
     odd = EVENTS[0]._replace(draft_len=77, accepted=0, features=features)
-    produce(broker.kafka, [encode_batch([odd], ORIGIN, 4), *batches(EVENTS[200:300], first=5)])
+    produce(bare.kafka, [encode_batch([odd], ORIGIN, 4), *batches(EVENTS[200:300], first=5)])
     step_until(learner, lambda: learner.source.offsets == {0: 7})
     assert learner.faults == 1 and total_of(learner) == 300
     stop(learner)
@@ -347,21 +315,16 @@ def test_one_unusable_registration_does_not_cost_the_checkpoint(
 
 @pytest.mark.parametrize("data", [None, b"spoilt"])
 def test_without_a_first_policy_it_begins_with_counting(
-    broker: Broker,
-    connected: Connect,
-    registry: Registry,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    data: bytes | None,
+    bare: Stage, monkeypatch: pytest.MonkeyPatch, data: bytes | None, tmp_path: Path
 ) -> None:
     if data is not None:
         (tmp_path / "first.safetensors").write_bytes(data)
     monkeypatch.setattr("decoder.policy.first.SHIPPED", tmp_path / "first.safetensors")
-    produce(broker.kafka, batches(EVENTS))
-    learner = connected(settings_in(tmp_path, registry))
+    produce(bare.kafka, batches(EVENTS))
+    learner = bare.learner("off")
     step_until(learner, lambda: version_of(learner) > 1)
     stop(learner)
-    assert registry.load(SCOPE, 1).kind == "frequency" and learner.faults == 0
+    assert bare.registry.load(SCOPE, 1).kind == "frequency" and learner.faults == 0
 
 
 def test_run_waits_for_the_broker_and_stops_when_told(

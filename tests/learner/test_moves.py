@@ -11,7 +11,7 @@ from decoder.contracts.errors import RegistryError
 from learner.moves import Move, carry_out
 from learner.registry import Registry
 from tests.conftest import random_policy
-from tests.learner.conftest import client_of
+from tests.learner.stage import client_of
 
 # mlflow uses parts of sqlalchemy that are to go; that is theirs to mend
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

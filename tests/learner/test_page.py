@@ -22,14 +22,11 @@ from learner.page import STUCK_SECONDS, Vitals, serving
 from learner.registry import Registry
 from learner.settings import LearnerSettings
 from tests.learner.conftest import Broker, free_port
+from tests.learner.stage import WARNINGS
 from tests.learner.stream import SCOPE, batches, produce, settings_in
 from tests.learner.traffic import Traffic
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = WARNINGS
 EVENTS = Traffic(seed=9).events(40)
 
 

@@ -15,7 +15,7 @@ from learner.registrar import Registrar
 from learner.registrations import Loaded, Registration, Seen, Settled
 from learner.registry import ARTIFACT, Registry, digest_of
 from tests.conftest import random_policy
-from tests.learner.conftest import client_of
+from tests.learner.stage import client_of
 
 # mlflow uses parts of sqlalchemy that are to go; that is theirs to mend
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -17,7 +17,7 @@ from decoder.policy.probes import to_bytes
 from learner.registry import ARTIFACT, Registry, Standing, digest_of, models, moves
 from learner.registry.versions import DIGEST_TAG
 from tests.conftest import random_policy
-from tests.learner.conftest import client_of
+from tests.learner.stage import client_of
 
 # mlflow uses parts of sqlalchemy that are to go; that is theirs to mend
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -21,7 +21,7 @@ from learner.registry import Registry, Standing, charts
 from learner.registry.as_logged import read
 from learner.registry.lineage import code_version
 from tests.conftest import random_policy
-from tests.learner.conftest import client_of
+from tests.learner.stage import client_of
 
 # mlflow uses parts of sqlalchemy that are to go; that is theirs to mend
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

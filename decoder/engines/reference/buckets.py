@@ -40,7 +40,7 @@ class Buckets:
 
     def put(self, resolved: Resolved) -> None:
         """Count the label of a cache draft, a censored one as far as it is known. Mutates."""
-        label = resolved.label
+        _, _, _, label, _ = resolved
         cycle = label.subject
         if not cycle.draft_len:
             return

@@ -29,7 +29,7 @@ SELECT
   avg(best - brings) AS regret_us,
   sum(best - brings) / sum(request_us) AS share_of_time,
   avg((best - brings < 1)::INT) AS was_best,
-  avg((cache_brings >= best)::INT) AS cache_was_best,
+  avg((cache_brings >= best AND cache_brings > none_brings)::INT) AS cache_was_best,
   avg((none_brings >= best)::INT) AS none_was_best
 FROM best
 GROUP BY GROUPING SETS ((arm), ())

@@ -20,7 +20,7 @@ from learner.registry.moves import Move
 from pipelines.cli import app, main
 from pipelines.policy.moved import predecessor
 from tests.conftest import random_policy
-from tests.learner.conftest import client_of
+from tests.learner.stage import client_of
 
 # mlflow uses parts of sqlalchemy that are to go; that is theirs to mend
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

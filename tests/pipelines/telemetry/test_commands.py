@@ -16,7 +16,8 @@ import pytest
 from typer.testing import CliRunner
 
 from decoder.contracts.settings import KafkaSettings
-from decoder.contracts.topics import TOPICS
+from decoder.contracts.topics import LEASE, TOPICS
+from decoder.kafka.clients import close, open_admin
 from pipelines import machine
 from pipelines.cli import app
 from tests.pipelines.telemetry.conftest import folder_of, of_learner
@@ -68,12 +69,11 @@ def test_ctrl_c_ends_a_tail_with_what_it_read(filled: KafkaSettings) -> None:
         env={**os.environ, "HVD_KAFKA_BOOTSTRAP_SERVERS": filled.bootstrap_servers},
     )  # fmt: skip
     assert child.stdout is not None
-    lines = [child.stdout.readline() for _ in range(50)]
-    time.sleep(0.5)
+    lines = [child.stdout.readline() for _ in range(101)]  # the head, and all that lies there
     child.send_signal(signal.SIGINT)
     rest, told = child.communicate(timeout=30)
     assert child.returncode == 130 and "Traceback" not in told
-    assert len(lines) + len(rest.splitlines()) == 101 and "100 rows; 15 records read" in told
+    assert all(lines) and not rest and "100 rows; 15 records read" in told
 
 
 def test_describe_counts_what_lies_there(filled: KafkaSettings) -> None:
@@ -93,6 +93,18 @@ def test_describe_counts_what_lies_there(filled: KafkaSettings) -> None:
     assert few["counts"]["records"] == 3 and few["topics"][0]["records"] == 15
     page = asked("describe").stdout
     assert "hvd.drafts.v2" in page and "Events by worker: one 70, other 30" in page
+
+
+def test_a_topic_that_is_not_there_is_described_as_one_without_partitions(
+    filled: KafkaSettings,
+) -> None:
+    admin = open_admin(filled, "test", 10_000)
+    admin.delete_topics([LEASE.name])
+    close(admin)
+    told = json.loads(asked("describe", "--json").stdout)
+    topics = {topic["topic"]: topic for topic in told["topics"]}
+    assert (topics[LEASE.name]["partitions"], topics[LEASE.name]["records"]) == (0, 0)
+    assert told["counts"]["rows"] == 100
 
 
 @pytest.mark.usefixtures("filled")

@@ -1,0 +1,1 @@
+"""A folder for PYTHONPATH: a process that starts with it has a clock that can be put on."""
