@@ -196,7 +196,9 @@ def vllm_trial(folder: Path) -> Trial:
         [sys.executable, "-m", "tests.engines.decode", str(job_file), str(result_file)],
         env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
+    said = run.stdout + run.stderr
+    errors = [line for line in said.splitlines() if "Error" in line]  # frames of C++ come after
+    assert run.returncode == 0, "\n".join([*errors[-8:], said[-3000:]])
     result = json.loads(result_file.read_text())
     target = ReferenceEngine.load(model).target.model
     return Trial(
