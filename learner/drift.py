@@ -64,6 +64,10 @@ class Drafter:
         self.tried = 1.0 + kept * (self.tried - 1.0) + tokens
         return advantages
 
+    def settle(self) -> None:
+        """What was before a change is no measure of what comes after it. Mutates."""
+        self.held[0], self.tried[0] = self.held[1], self.tried[1]
+
 
 def beyond(cache: Floats, model: Floats, tried: FloatArray) -> Floats:
     """What of the quick ones' advantages [n] over n drafts tells of a change: [n, streams].
@@ -93,6 +97,8 @@ class Detector:
                 if bets.evidence >= BOUND:
                     alarms.append(Alarm(row, stream, bets.evidence))
                     self.bets[stream] = Bets(restarts=True)
+                    if stream == "model":
+                        self.drafter.settle()
         return alarms
 
     def snapshot(self) -> dict[str, Any]:

@@ -22,9 +22,8 @@ from learner.tune import speed
 
 MIN_GAIN: Final = 0.004
 """Relative gain in rate, on the drafts it is judged on, below which a contestant is not worth a
-swap on every worker. It hardly costs the power to see one per cent, and keeps those away that
-foresee better and are slower; at 0.001, on twelve recorded shifts, four promotions for three gained
-nothing more."""
+swap on every worker: at 0.001, on twelve recorded shifts, four promotions for three gained nothing
+more."""
 LEAST_DRAFTS: Final = 40
 """Below these a rate says nothing, and the champion stays."""
 DECILES: Final = 10

@@ -6,7 +6,6 @@ import threading
 import time
 from typing import Any, Final
 
-import httpx
 from kafka.errors import KafkaConnectionError
 from kafka.net.sasl.oauth import AbstractTokenProvider
 
@@ -46,6 +45,8 @@ class Tokens(AbstractTokenProvider):  # type: ignore[misc]
 
     def _fetch(self) -> None:
         """Ask by the client-credentials grant (RFC 6749, section 4.4)."""
+        import httpx
+
         kafka = self._kafka
         asked = {"grant_type": "client_credentials"}
         if kafka.sasl_oauth_scope is not None:

@@ -12,18 +12,12 @@ import contextlib
 import json
 import logging
 import os
-import select
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-
-import decoder
 from decoder.complaints import Complaints
 from decoder.contracts.events import Origin
 from decoder.contracts.settings import KafkaSettings
@@ -31,6 +25,7 @@ from decoder.contracts.status import WorkerStatus
 from decoder.contracts.trials import Round
 from decoder.telemetry import frames, told
 from decoder.telemetry.books import Accounts, Books
+from decoder.telemetry.carrier import Carrier
 from decoder.telemetry.frames import Frame, Hello
 from decoder.telemetry.queue import EventQueue
 from decoder.telemetry.spill import claim, release
@@ -40,6 +35,8 @@ log = logging.getLogger(__name__)
 
 EVERY_S: Final = 0.1
 """Between two looks at the queue: each costs a few calls in which decoding may have to wait."""
+LOOK_S: Final = 0.01
+"""The same while the worker closes."""
 AT_ONCE: Final = 512
 """Events of a frame: a quarter of a millisecond in which decoding waits for the interpreter."""
 STATUS_EVERY_S: Final = 1.0
@@ -48,10 +45,8 @@ START_TIMEOUT_S: Final = 10.0
 """A carrier that is still starting when its worker closes is waited for so long."""
 RESTART_S: Final = (1.0, 30.0)
 """Pause before a carrier is started again; doubled after each that died young, up to the second."""
-PIPE_BYTES: Final = 1 << 20
 UNSENT: Final = 4 << 20
 """Bytes that may wait for a carrier that does not read: behind them events stay in the queue."""
-_SET_PIPE_SIZE: Final = 1031  # F_SETPIPE_SZ, which fcntl names on some builds only
 
 
 class Handover:
@@ -92,10 +87,8 @@ class Handover:
         self._rounds = 0  # rounds that it has
         self._past = Accounts()  # of carriers that ended, and of what never reached one
         self._accounting = threading.Lock()
-        self._carrier: subprocess.Popen[bytes] | None = None
-        self._unsent = bytearray()
-        self._unread = b""
-        self._said = self._start_at = self._started = 0.0
+        self._carrier: Carrier | None = None
+        self._said = self._start_at = 0.0
         self._pause = RESTART_S[0]
         self._complaints = Complaints()
 
@@ -156,12 +149,13 @@ class Handover:
                 log.warning("no events can be spilled into %s (%s): while Kafka is away they wait "
                             "in memory", self._folder, error)  # fmt: skip
                 self._folder = None
-        while not self._stopping.is_set():
+        stopping = False
+        while not stopping:  # one turn at least: a worker may be gone at once
             try:
                 self._turn()
             except Exception:  # noqa: BLE001 -- whatever it is, the next turn comes
                 self._complaints.exception("events are not handed over")
-            self._stopping.wait(EVERY_S)
+            stopping = self._stopping.wait(EVERY_S)
         try:
             self._finish()
         except Exception:  # noqa: BLE001 -- what is left is still to be accounted for
@@ -176,47 +170,47 @@ class Handover:
         self._hear()
         if self._carrier is None and time.monotonic() >= self._start_at:
             self._begin()
-        if self._carrier is None:
+        carrier = self._carrier
+        if carrier is None:
             return
-        while len(self._unsent) < UNSENT and self._hand_over():
-            self._write()
+        while carrier.unsent < UNSENT and self._hand_over(carrier):
+            carrier.write()
         if time.monotonic() - self._said >= STATUS_EVERY_S:
             self._said = time.monotonic()
-            self._say_status()
-        self._write()
+            self._say_status(carrier)
+        carrier.write()
 
     def _finish(self) -> None:
         """Hand over the rest, and wait until the carrier has sent it or gives up."""
         until = time.monotonic() + START_TIMEOUT_S
         while self._carrier is not None and not self._books.ready and time.monotonic() < until:
             self._hear()
-            time.sleep(EVERY_S / 5)
-        until = time.monotonic() + CLOSE_TIMEOUT_S
-        while time.monotonic() < until and (self._hand_over() or self._unsent):
-            self._write(until)
+            time.sleep(LOOK_S)
+        carrier, until = self._carrier, time.monotonic() + CLOSE_TIMEOUT_S
+        if carrier is None:
+            return
+        while time.monotonic() < until and (self._hand_over(carrier) or carrier.unsent):
+            carrier.write()
         half = time.monotonic() + CLOSE_TIMEOUT_S / 2
         while time.monotonic() < half and self._carrier is not None and self._waiting:
             self._hear()
-            time.sleep(EVERY_S / 5)
-        carrier = self._carrier
-        if carrier is None or carrier.stdin is None:
-            return
-        self._say_status()  # the last one, with everything in it
-        self._write(until)
-        carrier.stdin.close()
-        while time.monotonic() < until and carrier.poll() is None:
+            time.sleep(LOOK_S)
+        self._say_status(carrier)  # the last one, with everything in it
+        carrier.write()
+        carrier.dismiss()
+        while time.monotonic() < until and not carrier.ended:
             self._hear()
-            time.sleep(EVERY_S / 5)
+            time.sleep(LOOK_S)
 
     @property
     def _waiting(self) -> int:
         return self._entrusted - self._books.settled - self._books.spilled
 
-    def _hand_over(self) -> bool:
+    def _hand_over(self, carrier: Carrier) -> bool:
         """Add a frame of events, and the rounds there are, to what is sent; False without any."""
         rounds = self._turns.rounds if self._turns is not None else None
         while rounds:
-            self._hand_over_round(rounds.popleft())
+            self._hand_over_round(carrier, rounds.popleft())
         with self._accounting:
             taken = self._queue.take(AT_ONCE)
             if not taken:
@@ -224,7 +218,7 @@ class Handover:
             payload, taken = self._encoded(taken)
             self._entrusted += len(taken)
             if taken:
-                self._unsent += Frame(frames.EVENTS, len(taken), payload).encoded()
+                carrier.put(Frame(frames.EVENTS, len(taken), payload))
         return True
 
     def _encoded(self, taken: list[Any]) -> tuple[bytes, list[Any]]:
@@ -239,7 +233,7 @@ class Handover:
         readable = [one for one in taken if self._encoded([one])[1]]
         return (told.encode(self._tell(readable)), readable) if readable else (b"", [])
 
-    def _hand_over_round(self, played: Played) -> None:
+    def _hand_over_round(self, carrier: Carrier, played: Played) -> None:
         try:
             payload = round_of(played, self._origin).model_dump_json().encode()
         except Exception as error:  # noqa: BLE001 -- nor must later rounds be held up
@@ -247,15 +241,15 @@ class Handover:
             self._past.rounds_dropped += 1
             return
         self._rounds += 1
-        self._unsent += Frame(frames.ROUND, 0, payload).encoded()
+        carrier.put(Frame(frames.ROUND, 0, payload))
 
-    def _say_status(self) -> None:
+    def _say_status(self, carrier: Carrier) -> None:
         try:
             payload = self._status().model_dump_json().encode()
         except Exception as error:  # noqa: BLE001 -- events must not wait for a status
             self._complaints.warning(f"no status can be made: {error!r}")
             return
-        self._unsent += Frame(frames.STATUS, 0, payload).encoded()
+        carrier.put(Frame(frames.STATUS, 0, payload))
 
     # --- the carrier
 
@@ -266,62 +260,19 @@ class Handover:
             self._origin.life, self._origin.target, self._origin.drafter,
             self._books.copy(), str(self._folder or ""), self._most, self._per_second,
         )  # fmt: skip
-        root = str(Path(decoder.__file__).parent.parent)
-        there = os.environ.get("PYTHONPATH")
-        path = os.pathsep.join([root, there] if there else [root])
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-        self._started = time.monotonic()
-        self._start_at = self._started + self._pause
-        self._carrier = subprocess.Popen(
-            [sys.executable, "-P", "-m", "decoder.telemetry"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment,
-            pass_fds=() if self._lock is None else (self._lock,),
-        )  # fmt: skip
-        assert self._carrier.stdin is not None and self._carrier.stdout is not None
-        with contextlib.suppress(OSError):
-            import fcntl
-
-            fcntl.fcntl(self._carrier.stdin.fileno(), _SET_PIPE_SIZE, PIPE_BYTES)
-        os.set_blocking(self._carrier.stdin.fileno(), False)
-        os.set_blocking(self._carrier.stdout.fileno(), False)
-        self._unsent[:0] = Frame(frames.HELLO, 0, msgspec.json.encode(hello)).encoded()
-
-    def _write(self, until: float | None = None) -> None:
-        """Write what is unsent, as much as the pipe takes; wait for it ``until`` then."""
-        carrier = self._carrier
-        if carrier is None or carrier.stdin is None:
-            return
-        while self._unsent:
-            try:
-                written = os.write(carrier.stdin.fileno(), self._unsent)
-                del self._unsent[:written]
-            except BlockingIOError:
-                wait = EVERY_S if until is None else max(until - time.monotonic(), 0.0)
-                if not select.select([], [carrier.stdin], [], min(wait, EVERY_S))[1]:
-                    return
-            except BrokenPipeError:
-                return  # it is found dead at the next look
+        self._start_at = time.monotonic() + self._pause
+        self._carrier = Carrier(hello, self._lock)
 
     def _hear(self) -> None:
-        """Read what the carrier says; of one that is dead, what it said last holds."""
+        """Hear what the carrier says; of one that is dead, what it said last holds."""
         carrier = self._carrier
-        if carrier is None or carrier.stdout is None:
+        if carrier is None:
             return
-        dead = carrier.poll() is not None
-        with contextlib.suppress(BlockingIOError):
-            while found := os.read(carrier.stdout.fileno(), 1 << 16):
-                self._unread += found
-        *lines, self._unread = self._unread.split(b"\n")
-        books = None
-        for line in lines:
-            if line[:1] == b"B":
-                books = line[1:]
-            elif line[:1] == b"L":
-                name, level, text = json.loads(line[1:])
-                logging.getLogger(name).log(level, "%s", text)
+        ended = carrier.ended  # before the last words are read
+        books = carrier.hear()
         if books is not None:
-            self._take_books(msgspec.json.decode(books, type=Books))
-        if dead:
+            self._take_books(books)
+        if ended:
             self._bury()
 
     def _take_books(self, books: Books) -> None:
@@ -339,15 +290,7 @@ class Handover:
         carrier, self._carrier = self._carrier, None
         if carrier is None:
             return
-        if carrier.poll() is None:
-            carrier.kill()
-        carrier.wait()
-        for pipe in (carrier.stdin, carrier.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
-        self._unsent.clear()
-        self._unread = b""
+        how = carrier.end()
         with self._accounting:
             books, past = self._books, self._past
             past.add(books)
@@ -361,11 +304,10 @@ class Handover:
                 self._books.spilled = left
                 return
             past.deaths += 1
-        lived = time.monotonic() - self._started
+        lived = time.monotonic() - carrier.began
         self._pause = min(self._pause * 2, RESTART_S[1]) if lived < RESTART_S[1] else RESTART_S[0]
         self._complaints.warning(
-            f"the process that carries events to Kafka ended ({carrier.returncode}): "
-            "it is started again"
+            f"the process that carries events to Kafka ended ({how}): it is started again"
         )
 
     def _end(self) -> None:

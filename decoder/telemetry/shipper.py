@@ -12,33 +12,30 @@ time, so that they are read in their order.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
-import zlib
-from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from decoder.complaints import Complaints
-from decoder.contracts.errors import EventRefused
-from decoder.contracts.events import DraftEvent, Origin, decode_batch, encode_batch
+from decoder.contracts.events import DraftEvent, Origin
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DRAFTS, STATUS, TRIALS, Topic
 from decoder.kafka.clients import close, open_producer
 from decoder.telemetry import frames
 from decoder.telemetry.books import Books
+from decoder.telemetry.former import FormerLives
 from decoder.telemetry.frames import Frame
 from decoder.telemetry.outbox import Outbox
+from decoder.telemetry.recorder import BATCH, Recorder
 from decoder.telemetry.shedding import Shedding
-from decoder.telemetry.spill import FILE, Record, Spill, SpillError, former, release
+from decoder.telemetry.spill import FILE, Record, Spill, SpillError
 from decoder.telemetry.told import decode, events_of
 
 log = logging.getLogger(__name__)
 
-BATCH: Final = 256
-"""Events a record: past this the record's size no longer amortises anything."""
 LINGER_S: Final = 0.25
 """Longest time an event waits for company; what a dashboard sees lags by this much."""
 RETRY_S: Final = 1.0
@@ -49,8 +46,6 @@ ROUNDS_RETRY_S: Final = 30.0
 """Pause after a round that did not get through: events do not wait for what may be lost."""
 ROUNDS: Final = 256
 """Rounds held at most."""
-FORMER_EVERY_S: Final = 60.0
-"""How often files of lives that ended are looked for."""
 TOO_LARGE: Final = ("MessageSizeTooLargeError", "RecordListTooLargeError")
 """Refusals that a smaller record may escape."""
 
@@ -98,6 +93,7 @@ class Shipper:
         self.books, self._report = books, report
         self._kafka, self._origin, self._folder = kafka, origin, folder
         self.outbox = Outbox(books, self._spill(), most)
+        self._recorder = Recorder(origin, books, self.outbox)
         books.ready = True
         self._shedding = shedding or Shedding(0.0)
         self._open: list[DraftEvent] = []
@@ -110,9 +106,7 @@ class Shipper:
         self._producer: Any = None
         self._retry_at = 0.0
         self._flights: list[Flight] = []
-        self._cuts: list[tuple[int, range]] = []  # partition, and ids of the records that moved up
-        self._former: list[tuple[Spill, str, int]] = []
-        self._former_at = 0.0
+        self._former = FormerLives(folder) if folder is not None else None
         self._complaints = Complaints()
         self._wake = threading.Event()
 
@@ -154,9 +148,9 @@ class Shipper:
         if frame.kind == frames.STATUS:
             self._status = frame.payload
         elif frame.kind == frames.ROUND:
-            self._rounds.append(frame.payload)
-            while len(self._rounds) > ROUNDS:
-                self._rounds.popleft()
+            if len(self._rounds) < ROUNDS:
+                self._rounds.append(frame.payload)
+            else:
                 self.books.rounds_dropped += 1
         elif frame.kind == frames.EVENTS:
             self.books.taken += frame.rows
@@ -183,10 +177,11 @@ class Shipper:
             self._fail(error)
         full = len(self._open) >= BATCH * max(self._partitions, 1)
         if self._open and (full or hasten or time.monotonic() >= self._opened + LINGER_S):
-            self._encode()
+            opened, self._open = self._open, []
+            self._recorder.record(opened, max(self._partitions, 1))
         self._report(self.books)
         try:
-            if time.monotonic() >= self._retry_at:
+            if self._producer is not None and time.monotonic() >= self._retry_at:
                 self._send()
         except Exception as error:  # noqa: BLE001 -- nor must this end it
             self._fail(error)
@@ -199,62 +194,9 @@ class Shipper:
         self.outbox.close()
         self.books.rounds_dropped += len(self._rounds)
         self._report(self.books)
-        for spill, life, lock in self._former:
-            self._leave_former(spill, life, lock)
+        if self._former is not None:
+            self._former.close()
         self._leave()
-
-    # --- from events to records
-
-    def _encode(self) -> None:
-        """Make records of the open events, by partition. Mutates the sequences."""
-        groups: dict[int, list[DraftEvent]] = defaultdict(list)
-        count = max(self._partitions, 1)
-        for event in self._open:
-            groups[zlib.crc32(event.request.encode()) % count].append(event)
-        self._open = []
-        for partition, events in groups.items():
-            for begin in range(0, len(events), BATCH):
-                self._add(events[begin : begin + BATCH], partition)
-
-    def _add(self, events: Sequence[DraftEvent], partition: int) -> None:
-        """One record of ``events``, or of as many as can be written."""
-        books = self.books
-        sequence = books.sequences.get(partition, 0)
-        try:
-            value = encode_batch(events, self._origin, sequence)
-        except (EventRefused, TypeError, ValueError) as error:
-            if len(events) > 1:
-                half = len(events) // 2
-                self._add(events[:half], partition)
-                self._add(events[half:], partition)
-                return
-            self._complaints.warning(f"a draft event cannot be written: {error}")
-            books.waiting -= 1
-            books.refuse("malformed", 1)
-            return
-        books.sequences[partition] = sequence + 1
-        books.last = (books.last // BATCH + 1) * BATCH  # room for the ids of its parts
-        self.outbox.add(Record(books.last, partition, sequence, len(events), value))
-
-    def _cut(self, record: Record) -> None:
-        """Put two records in the place of one; the second and what came after it move up by one."""
-        books, events = self.books, decode_batch(record.value).events
-        half = len(events) // 2
-        self.outbox.replace(record, [
-            record._replace(id=record.id + at, rows=len(part),
-                            value=encode_batch(part, self._origin, record.sequence))
-            for at, part in ((0, events[:half]), (half, events[half:]))
-        ])  # fmt: skip
-        self._cuts.append((record.partition, range(record.id + half, books.last + BATCH)))
-        books.sequences[record.partition] += 1
-
-    def _value(self, record: Record) -> bytes:
-        """What is sent of a record of this life."""
-        moved = sum(p == record.partition and record.id in ids for p, ids in self._cuts)
-        if not moved:
-            return record.value
-        events = decode_batch(record.value).events
-        return encode_batch(events, self._origin, record.sequence + moved)
 
     # --- to the broker and back
 
@@ -293,10 +235,11 @@ class Shipper:
                 continue
             self.outbox.sent(record)
             self._report(self.books)
-            flight = self._fly(record, self._value(record), self._origin.worker, None)
-            self._flights.append(flight)
-        if not any(flight.spill for flight in self._flights):
-            self._send_former(partitions)
+            self._fly(record, self._recorder.value(record), self._origin.worker, None)
+        if self._former is not None and not any(flight.spill for flight in self._flights):
+            left = self._former.oldest(partitions)
+            if left is not None:
+                self._fly(left.record, left.record.value, left.key, left.spill)
         if self._rounds and self._round is None and now >= self._rounds_at:
             self._round = self._beside(TRIALS, self._rounds[0])
         if self._status:
@@ -312,7 +255,7 @@ class Shipper:
         except Exception as error:  # noqa: BLE001 -- told by whoever asks
             return Future().failure(error)
 
-    def _fly(self, record: Record, value: bytes, key: str, spill: Spill | None) -> Flight:
+    def _fly(self, record: Record, value: bytes, key: str, spill: Spill | None) -> None:
         from kafka.errors import BrokerResponseError
         from kafka.future import Future
 
@@ -321,9 +264,10 @@ class Shipper:
         except BrokerResponseError as error:  # the client knows what the broker would say
             answer = Future().failure(error)
         except Exception:
-            self.outbox.landed(record)
+            if spill is None:
+                self.outbox.landed(record)
             raise
-        return Flight(record, answer, time.monotonic(), spill)
+        self._flights.append(Flight(record, answer, time.monotonic(), spill))
 
     def _land(self) -> None:
         """Take note of what was answered.
@@ -374,7 +318,7 @@ class Shipper:
             return None
         self.outbox.landed(record)
         if name in TOO_LARGE and record.rows > 1 and not self.outbox.is_doubtful(record):
-            self._cut(record)
+            self._recorder.cut(record)
         else:
             self._complaints.warning(f"draft events were refused for good: {error!r}")
             self.outbox.refused(record, name.removesuffix("Error"))
@@ -417,39 +361,3 @@ class Shipper:
     def _leave(self) -> None:
         close(self._producer)
         self._producer = None
-
-    # --- what former lives left
-
-    def _send_former(self, partitions: set[int]) -> None:
-        """Send the oldest record of a life that ended, if there is one. One at a time."""
-        if self._folder is None:
-            return
-        if not self._former and time.monotonic() >= self._former_at:
-            self._former_at = time.monotonic() + FORMER_EVERY_S
-            self._former = list(former(self._folder))
-        while self._former:
-            spill, life, lock = self._former[0]
-            try:
-                for number, partition in spill.heads(1):
-                    if partition in partitions:
-                        record = spill.get(number)
-                        self._flights.append(self._fly(record, record.value, spill.key, spill))
-                        return
-                    log.warning("a former life's events are lost: partition %d is gone", partition)
-                    spill.remove(number)
-                if spill.rows:
-                    continue
-            except SpillError as error:
-                log.warning("%s, of a former life, is damaged: %s", spill.path, error)
-                spill.rows = 0
-            self._leave_former(spill, life, lock)
-            del self._former[0]
-
-    def _leave_former(self, spill: Spill, life: str, lock: int) -> None:
-        try:
-            spill.close()
-            if self._folder is not None:
-                release(self._folder, life)
-        except SpillError as error:
-            log.warning("%s was not closed: %s", spill.path, error)
-        os.close(lock)

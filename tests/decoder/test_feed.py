@@ -19,19 +19,14 @@ from decoder.contracts.topics import POLICY, policy_key, policy_role
 from decoder.feed import POLL_S, PolicyFeed
 from decoder.kafka.compacted import Compacted
 from decoder.policy.probes import to_bytes
-from pipelines import machine
-from pipelines.stack import broker, processes
 from tests.conftest import random_policy
+from tests.decoder.telemetry.broker import running
 
 
 @pytest.fixture
 def kafka(tmp_path: Path) -> Iterator[KafkaSettings]:
-    port = machine.free_port()
-    child = broker.start_broker(port, tmp_path / "data", tmp_path / "broker.log")
-    reached = KafkaSettings(bootstrap_servers=f"127.0.0.1:{port}")
-    broker.ensure_topics(reached)
-    yield reached
-    processes.stop([child])
+    with running(tmp_path) as reached:
+        yield reached
 
 
 def bundle(version: int, publication: int, role: str = "champion", scope: str = "scope") -> bytes:

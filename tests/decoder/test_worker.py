@@ -10,21 +10,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from kafka import KafkaConsumer, TopicPartition
 
 from decoder.contracts.bundle import frequency_policy
-from decoder.contracts.events import EventBatch, decode_batch
 from decoder.contracts.identity import Pseudonyms, is_pseudonym
 from decoder.contracts.settings import KafkaSettings
-from decoder.contracts.topics import DRAFTS, TRIALS
+from decoder.contracts.topics import TRIALS
 from decoder.contracts.trials import decode_round
 from decoder.router import RequestOptions
 from decoder.settings import WorkerSettings
 from decoder.worker import Worker, make_worker
 from learner.publish import PolicyPublisher
-from pipelines import machine
-from pipelines.stack import broker, processes
 from tests.conftest import random_policy
+from tests.decoder.telemetry.broker import batches, consumed, running
 from tests.decoder.test_router import Target
 
 NAMES = Pseudonyms(b"of these tests")
@@ -32,29 +29,9 @@ NAMES = Pseudonyms(b"of these tests")
 
 @pytest.fixture
 def kafka(tmp_path: Path) -> Iterator[KafkaSettings]:
-    port = machine.free_port()
-    child = broker.start_broker(port, tmp_path / "data", tmp_path / "broker.log")
-    reached = KafkaSettings(bootstrap_servers=f"127.0.0.1:{port}")
-    broker.ensure_topics(reached)
-    yield reached
-    processes.stop([child])
+    with running(tmp_path) as reached:
+        yield reached
     gc.collect()
-
-
-def consumed(kafka: KafkaSettings, topic: str) -> list[bytes]:
-    consumer = KafkaConsumer(group_id=None, **kafka.client_options())
-    place = TopicPartition(topic, 0)
-    consumer.assign([place])
-    consumer.seek_to_beginning(place)
-    end, found = consumer.end_offsets([place])[place], []
-    while consumer.position(place) < end:
-        found += [r.value for rs in consumer.poll(200).values() for r in rs]
-    consumer.close()
-    return found
-
-
-def batches(kafka: KafkaSettings) -> list[EventBatch]:
-    return [decode_batch(value) for value in consumed(kafka, DRAFTS.name)]
 
 
 def until(condition: Callable[[], bool]) -> None:

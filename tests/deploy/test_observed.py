@@ -18,12 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 import yaml
+from kafka import TopicPartition
 
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DRAFTS, POLICY, policy_key
-from decoder.kafka.clients import close, open_producer
+from decoder.kafka.clients import close, open_admin, open_producer
 from pipelines import embedded, machine
 from pipelines.stack import processes
 from pipelines.stack.processes import Child
@@ -284,10 +286,12 @@ def test_each_panels_query_returns_data(observed: Observed, traffic: None) -> No
     assert responds(observed.url("learner", "/ready"))
 
 
-def send(observed: Observed, topic: str, value: bytes, key: bytes | None = None) -> None:
+def send(observed: Observed, topic: str, value: bytes, **where: Any) -> int:
+    """Send a record; its offset."""
     producer = open_producer(observed.kafka, "test", max_block_ms=10_000)
-    producer.send(topic, value=value, key=key).get(10)
+    offset: int = producer.send(topic, value=value, **where).get(10).offset
     close(producer)
+    return offset
 
 
 def test_what_is_refused_fires_and_ends(observed: Observed) -> None:
@@ -300,11 +304,22 @@ def test_what_is_refused_fires_and_ends(observed: Observed) -> None:
     alerts = ("HvdRecordsRefused", "HvdPolicyRefused")
     assert not any(map(observed.fires, alerts))
     send(observed, DRAFTS.name, b"not json")
-    send(observed, POLICY.name, b"no bundle", policy_key(scope, "champion"))
+    send(observed, POLICY.name, b"no bundle", key=policy_key(scope, "champion"))
     for alert in alerts:
         until(alert, lambda alert=alert: observed.fires(alert))
     for alert in alerts:
         until(f"the end of {alert}", lambda alert=alert: not observed.fires(alert))
+
+
+def test_a_carrier_that_is_shot_down_fires_and_ends(observed: Observed, traffic: None) -> None:
+    # a count is seen to grow from what was seen before
+    until("the count of deaths", lambda: observed.query("hvd_carrier_deaths_total"))
+    assert not observed.fires("HvdCarrierDies")
+    below = psutil.Process(observed.children["worker"].process.pid).children(recursive=True)
+    (carrier,) = [p for p in below if "decoder.telemetry" in p.cmdline()]
+    carrier.kill()
+    until("HvdCarrierDies", lambda: observed.fires("HvdCarrierDies"))
+    until("its end", lambda: not observed.fires("HvdCarrierDies"))
 
 
 def test_a_registry_that_is_away_fires_and_ends(observed: Observed) -> None:
@@ -339,3 +354,21 @@ def test_processes_that_are_down_fire_and_end(observed: Observed) -> None:
     observed.start_worker()
     for alert in downs.values():
         until(f"the end of {alert}", lambda alert=alert: not observed.fires(alert))
+
+
+def test_records_removed_while_it_was_down_fire_and_end(observed: Observed) -> None:
+    refused = "sum(hvd_learner_records_refused_total) or vector(0)"
+    until("the learner", lambda: observed.query('up{job="hvd-learner"} == 1'))
+    before = observed.query(refused)
+    send(observed, DRAFTS.name, b"read", partition=0)
+    until("that it is read", lambda: observed.query(refused) > before)
+    time.sleep(12)  # and saved
+    observed.kill("learner")
+    last = [send(observed, DRAFTS.name, b"lost", partition=0) for _ in range(3)][-1]
+    admin = open_admin(observed.kafka, "test", 10_000)
+    admin.delete_records({TopicPartition(DRAFTS.name, 0): last + 1})
+    close(admin)
+    send(observed, DRAFTS.name, b"there", partition=0)
+    observed.start_learner()
+    until("HvdRecordsSkipped", lambda: observed.fires("HvdRecordsSkipped"))
+    until("its end", lambda: not observed.fires("HvdRecordsSkipped"))

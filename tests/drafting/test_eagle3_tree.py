@@ -6,23 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from decoder.drafting.eagle3 import KV, Eagle3Head, HeadConfig
+from decoder.drafting.eagle3 import KV, Eagle3Head
 from decoder.drafting.eagle3_tree import PAPER_TREE, TreeShape, grow
 from decoder.drafting.tree import ROOT, DraftTree, chain
-
-CONFIG = HeadConfig(
-    hidden_size=24,
-    intermediate_size=40,
-    num_attention_heads=6,
-    num_key_value_heads=2,
-    head_dim=8,
-    vocab_size=50,
-    draft_vocab_size=20,
-    rope_theta=10000.0,
-    rms_norm_eps=1e-5,
-    max_position_embeddings=64,
-    aux_layers=(1, 2, 3),
-)
+from tests.drafting.head import CONFIG
 
 Path = tuple[int, ...]
 

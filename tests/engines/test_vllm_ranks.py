@@ -116,7 +116,7 @@ ROUNDS = (
 )
 """What befalls the ranks, and the prompts meanwhile; those that come again have cache drafts."""
 SIDES = ("plain", "suffix", "model", "first")
-"""Rules that decide half of the steps by turns."""
+"""Rules that take turns with the policies."""
 DISTINCT = 24
 MAX_TOKENS = 48
 
@@ -127,7 +127,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def decode(
-    folder: Path, models: tuple[Path, Path], ranks: int, rounds: Rounds, hybrid: bool
+    folder: Path,
+    models: tuple[Path, Path],
+    ranks: int,
+    rounds: Rounds,
+    hybrid: bool,
+    sides: bool = False,
 ) -> tuple[Any, str]:
     """What a vLLM of so many ranks makes of the rounds, None if it ends before, and its log."""
     job, result = folder / "job.json", folder / "result.json"
@@ -141,7 +146,7 @@ def decode(
     environment = os.environ | {
         "HF_HUB_OFFLINE": "1",
         "HVD_WORKER_ENABLED": "1" if hybrid else "0",
-        "HVD_WORKER_HOLDOUT": "0.5",
+        "HVD_WORKER_HOLDOUT": "0.9" if sides else "0",
         "HVD_WORKER_SIDES": ",".join(SIDES),
         "HVD_WORKER_METRICS": "0",
         "HVD_WORKER_TELEMETRY": "0",
@@ -173,8 +178,7 @@ def two(models: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> 
 def test_two_ranks_write_what_plain_vllm_writes(
     two: Any, models: tuple[Path, Path], tmp_path: Path, ranks: int
 ) -> None:
-    """Token for token in float32, policies swapping, sides taking turns and ranks failing; plain on
-    one, on two."""
+    """Token for token in float32, policies swapping and ranks failing; plain on one, on two."""
     result, _ = two
     plain, _ = decode(tmp_path, models, ranks, [["plain", prompts(DISTINCT)]], hybrid=False)
     assert plain is not None
@@ -196,10 +200,25 @@ def test_both_ranks_propose_the_same_in_the_same_step(two: Any) -> None:
     first = result["ranks"][0][0]
     assert first["versions"] > 9, "policies were swapped in mid-traffic"
     assert first["accepted"]["cache"] > 50 and first["cycles"]["model"] > 10, first
-    played = result["ranks"][-1][0]["sides"]
-    assert set(played) == {"outside", "champion", *SIDES} and all(played.values()), played
     lengths = {len(tokens) for _, drafts in first["proposals"] for tokens in drafts}
     assert max(lengths) > 20 and 0 in lengths
+
+
+@pytest.mark.engine
+@pytest.mark.long
+def test_ranks_play_the_same_side(models: tuple[Path, Path], tmp_path: Path) -> None:
+    asked = prompts(DISTINCT)
+    result, log = decode(
+        tmp_path, models, 2, [["swapping", asked], ["swapping", asked]], hybrid=True, sides=True
+    )
+    assert result is not None, log[-6000:]
+    plain, _ = decode(tmp_path, models, 2, [["plain", asked]], hybrid=False)
+    assert result["tokens"] == plain["tokens"] * 2
+    for first, second in result["ranks"]:
+        assert first["proposals"] == second["proposals"]
+        assert first["passes"] == second["passes"] and first["faults"] == 0
+    played = result["ranks"][-1][0]["sides"]
+    assert set(played) == {"outside", "champion", *SIDES} and all(played.values()), played
 
 
 @pytest.mark.engine

@@ -317,10 +317,7 @@ def test_with_several_partitions_readers_miss_nothing_and_requests_keep_their_or
     processes.stop([child])
 
 
-OUTAGE_S = 4.0
-
-
-def test_a_broker_that_goes_away_under_load_costs_no_event_and_no_order(tmp_path: Path) -> None:
+def test_a_broker_that_hangs_under_load_costs_no_event_and_no_order(tmp_path: Path) -> None:
     port = machine.free_port()
     kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{port}")
     child = broker.start_broker(port, tmp_path / "data", tmp_path / "broker.log")
@@ -336,11 +333,11 @@ def test_a_broker_that_goes_away_under_load_costs_no_event_and_no_order(tmp_path
     thread = threading.Thread(target=decode)
     thread.start()
     until(lambda: handover.accounts().sent > 300)
-    processes.stop([child])  # not killed: this broker forgets what it has acknowledged, then
-    began = time.monotonic()
-    until(lambda: handover.accounts().spilled > 300 and time.monotonic() > began + OUTAGE_S)
+    # Not stopped, for this broker then forgets what it acknowledged last.
+    child.process.send_signal(signal.SIGSTOP)
+    until(lambda: handover.accounts().spilled > 300)
     assert balanced(handover.accounts())
-    child = broker.start_broker(port, tmp_path / "data", tmp_path / "broker.log")
+    child.process.send_signal(signal.SIGCONT)
     sent = handover.accounts().sent
     until(lambda: handover.accounts().sent > sent + 300)
     stop.set()

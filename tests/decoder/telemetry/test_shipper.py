@@ -33,7 +33,8 @@ from decoder.contracts.topics import DRAFTS, TRIALS
 from decoder.telemetry import frames
 from decoder.telemetry.books import Books
 from decoder.telemetry.frames import Frame
-from decoder.telemetry.shipper import BATCH, Shipper
+from decoder.telemetry.recorder import BATCH
+from decoder.telemetry.shipper import Shipper
 from tests.contracts.test_events import EVENT, ORIGIN, PLAIN
 from tests.decoder.telemetry.broker import batches, running
 from tests.decoder.telemetry.telling import frame

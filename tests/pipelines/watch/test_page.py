@@ -14,11 +14,11 @@ from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import STATUS, TRIALS
 from decoder.policy.first import first_policy
 from pipelines import machine
-from pipelines.stack import broker, processes
 from pipelines.watch.charts import tenths
 from pipelines.watch.ledger import Ledger, Phase
 from pipelines.watch.live import serving
 from pipelines.watch.page import page, record
+from tests.decoder.telemetry.broker import running
 from tests.pipelines.watch.browser import needs_browser, opened, text_of
 from tests.pipelines.watch.records import (
     SCOPE,
@@ -123,12 +123,8 @@ def test_names_from_outside_are_shown_and_not_run(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaSettings]:
-    home, port = tmp_path_factory.mktemp("broker"), machine.free_port()
-    child = broker.start_broker(port, home / "data", home / "broker.log")
-    settings = KafkaSettings(bootstrap_servers=f"127.0.0.1:{port}")
-    broker.ensure_topics(settings)
-    yield settings
-    processes.stop([child])
+    with running(tmp_path_factory.mktemp("broker")) as reached:
+        yield reached
 
 
 def produce(kafka: KafkaSettings, began: float, rates: dict[str, float]) -> None:
