@@ -72,7 +72,7 @@ def chaos(
 
 
 def soak(
-    minutes: Annotated[float, typer.Option(min=4.5, help="How long.")] = 30.0,
+    minutes: Annotated[float, typer.Option(min=5, help="How long.")] = 30.0,
     standin: Standin = False,
     out: Out = Path("reports/soak"),
     write_docs: WriteDocs = False,

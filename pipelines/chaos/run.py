@@ -42,6 +42,7 @@ SETTINGS: Final = {
     "HVD_LEARNER_MIN_EVENTS": "200",
     "HVD_LEARNER_CANDIDATE_EVERY": "64",
     "HVD_LEARNER_ROWS_PER_SECOND": "1000",
+    "HVD_LEARNER_BUFFER_EVENTS": "2000",  # full within minutes, so that a soak sees no filling
 }
 
 

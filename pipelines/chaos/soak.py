@@ -72,10 +72,15 @@ def soak(scene: Scene, minutes: float, tell: Callable[[float], None]) -> dict[st
     Args:
         tell: called with the share that is done.
     """
-    began, end = time.monotonic(), time.monotonic() + minutes * 60.0
     seconds: list[float] = []
     series: Series = {}
     with clients(scene) as asking:
+        heard = scene.heard
+        scene.stage.until(
+            "worker and learner to speak", lambda: bool(heard.workers and heard.learners)
+        )
+        began = time.monotonic()
+        end = began + minutes * 60.0
         while time.monotonic() < end:
             scene.stage.wait(EVERY_S)
             seconds.append(time.monotonic() - began)

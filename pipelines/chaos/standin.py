@@ -175,8 +175,10 @@ def main() -> None:
     server.shutdown()
     server.server_close()
     counters, deadline = worker.router.counters, time.monotonic() + DRAIN_S
-    while counters.started > counters.stopped and time.monotonic() < deadline:
-        time.sleep(STEP_S)
+    while time.monotonic() < deadline:
+        time.sleep(2 * STEP_S)  # for what has come and is not counted yet, or not read
+        if coming.empty() and counters.started == counters.stopped:
+            break
     worker.close()
 
 
