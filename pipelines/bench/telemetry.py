@@ -30,7 +30,7 @@ from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import WorkerStatus
 from decoder.contracts.topics import DRAFTS
 from decoder.hindsight import tell
-from decoder.kafka.clients import fetch, open_consumer, places_of
+from decoder.kafka.clients import open_consumer, places_of
 from decoder.labels import Label
 from decoder.payoff.featurize import featurize
 from decoder.policy.first import first_policy
@@ -43,6 +43,7 @@ from decoder.telemetry.queue import EventQueue
 from pipelines import machine
 from pipelines.bench.decide import BATCH, MODEL_LEN, VOCABULARY, random_policy, states
 from pipelines.stack import broker, processes
+from pipelines.telemetry.reading import records
 
 STRETCH_S: Final = 1.0
 SETTLE_S: Final = 0.25
@@ -300,18 +301,20 @@ def _ends(kafka: KafkaSettings) -> dict[Any, int]:
 
 
 def _read(kafka: KafkaSettings, since: dict[Any, int], life: str) -> tuple[int, int]:
-    """Distinct events of ``life`` that lie behind ``since``, and their bytes."""
+    """Distinct events of ``life`` that lie behind ``since``, and their bytes.
+
+    Raises:
+        BrokerError: they do not come.
+    """
     consumer = open_consumer(kafka, "bench", max_partition_fetch_bytes=8 << 20)
     numbers: set[int] = set()
     size = 0
     squeeze = zstandard.ZstdCompressor()
     try:
-        consumer.assign(list(since))
-        for place, offset in since.items():
-            consumer.seek(place, offset)
         ends = consumer.end_offsets(list(since))
-        while any(consumer.position(place) < end for place, end in ends.items()):
-            for record in fetch(consumer, 200):
+        wanted = {at.partition: range(offset, ends[at]) for at, offset in since.items()}
+        for fetched in records(consumer, DRAFTS, wanted):
+            for record in fetched:
                 batch = decode_batch(record.value)
                 if batch.origin.life == life:
                     numbers.update(batch.numbers["number"].tolist())

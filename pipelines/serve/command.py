@@ -25,7 +25,8 @@ LARGEST_DRAFT: Final = 64
 """Tokens a verification step makes room for: the paper's suffix tree depth (Table 7)."""
 CPU_KV_CACHE_GIB: Final = "2"
 DRAIN_SECONDS: Final = 5
-"""What vLLM gives its engine on SIGTERM; by default nothing, and the last events die with it."""
+"""What requests under way have on SIGTERM; vLLM's default is nothing, and the last events die with
+the engine. Short, for whoever presses Ctrl-C; a fleet passes ``--shutdown-timeout`` of its own."""
 METRICS_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
 """Where vLLM's API process looks for what other processes measured, the worker's among them."""
 SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 -- a folder of our own in it
@@ -199,6 +200,8 @@ def serve_command(
         *("--port", str(options.port)),
         *("--dtype", dtype),
         *("--shutdown-timeout", str(DRAIN_SECONDS)),
+        # a line a request fills a disk; /metrics has the counts, --no-disable-... the lines
+        "--disable-uvicorn-access-log",
         *("--speculative-config", speculative_config(options.drafter)),
         *("--middleware", MIDDLEWARE),
     ]

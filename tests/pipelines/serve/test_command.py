@@ -4,6 +4,7 @@ import json
 import os
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,6 +56,30 @@ def test_with_a_drafter_both_arms_are_configured() -> None:
     assert env["VLLM_CPU_KVCACHE_SPACE"] == "2"
     assert env["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
     assert "HF_HUB_OFFLINE" not in env
+
+
+def parsed(arguments: list[str]) -> Any:
+    """As vLLM reads them."""
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    return make_arg_parser(FlexibleArgumentParser()).parse_args(arguments[3:])
+
+
+@pytest.mark.filterwarnings("ignore")  # of what vLLM imports
+def test_a_fleet_gives_requests_longer_to_end_than_ctrl_c_does() -> None:
+    longer = ServeOptions("owner/model", extra=("--shutdown-timeout=45",))
+    arguments, _ = serve_command(longer, {}, NO_FLAGS, on_cpu=True)
+    assert parsed(arguments).shutdown_timeout == 45
+
+
+@pytest.mark.filterwarnings("ignore")  # of what vLLM imports
+def test_no_request_leaves_a_line_in_the_log_unless_it_is_asked_for() -> None:
+    plain, _ = serve_command(ServeOptions("owner/model"), {}, NO_FLAGS, on_cpu=True)
+    extra = ("--no-disable-uvicorn-access-log",)
+    asked, _ = serve_command(ServeOptions("owner/model", extra=extra), {}, NO_FLAGS, on_cpu=True)
+    assert parsed(plain).disable_uvicorn_access_log
+    assert not parsed(asked).disable_uvicorn_access_log
 
 
 def test_without_a_drafter_only_the_cache_drafts() -> None:
