@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from decoder.contracts.errors import SettingsError
+from pipelines.stack import broker
 
 Standin = Annotated[
     bool,
@@ -57,6 +58,7 @@ def chaos(
     if not chosen:
         names = "; ".join(each.name for each in troubles(other, broker_away))
         raise SettingsError(f"--only chooses none of the troubles: {names}.")
+    _refuse_what_is_not_ours()
     draw = random.Random(seed)
     found: list[run.Incident] = []
     with run.scene(out / "stack", standin, err) as scene:
@@ -68,6 +70,8 @@ def chaos(
             found.append(run.make_trouble(scene, each, draw))
             record = run.record(found, scene.heard, seed, standin)
             (out / "chaos.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    if not found:
+        raise SettingsError("every chosen trouble needs a part that is not ours: choose others.")
     _said(record, page.chaos_table(record), "hvd chaos", run.faults_of(record), write_docs, as_json)
 
 
@@ -88,6 +92,7 @@ def soak(
     from pipelines.chaos import page, run
     from pipelines.chaos import soak as long
 
+    _refuse_what_is_not_ours()
     err = Console(stderr=True)
     with run.scene(out / "stack", standin, err) as scene, Progress(console=err) as shown:
         task = shown.add_task("soaking", total=1.0)
@@ -95,6 +100,14 @@ def soak(
     record["worker"] = "stand-in" if standin else "vLLM, embedded model, float32"
     (out / "soak.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     _said(record, page.soak_table(record), "hvd soak", long.faults_of(record), write_docs, as_json)
+
+
+def _refuse_what_is_not_ours() -> None:
+    if broker.is_external():
+        raise SettingsError(
+            f"{broker.VARIABLE} names a broker that may be others': unset it, since trouble is "
+            "made on a stack of its own."
+        )
 
 
 def _said(

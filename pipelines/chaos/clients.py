@@ -38,6 +38,7 @@ def answer_of(api: str, model: str, prompt: Prompt, streams: bool) -> tuple[int,
 
     Raises:
         httpx.HTTPError: it was refused or cut.
+        LookupError, TypeError, ValueError: what came is no answer, such as an error in a stream.
     """
     body = {
         "model": model,
@@ -71,13 +72,17 @@ class Client:
     seen: list[Seen] = field(default_factory=list)
     asking_since: float | None = None
     stopping: threading.Event = field(default_factory=threading.Event)
+    ended: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> None:
         """To be run in a thread of its own."""
-        for number in itertools.count(self.first):
-            if self.stopping.is_set():
-                return
-            self.seen.append(self._one(number % len(self.prompts)))
+        try:
+            for number in itertools.count(self.first):
+                if self.stopping.is_set():
+                    return
+                self.seen.append(self._one(number % len(self.prompts)))
+        finally:
+            self.ended.set()
 
     def _one(self, number: int) -> Seen:
         refused, began = 0, time.monotonic()
@@ -91,7 +96,7 @@ class Client:
                 if self.stopping.wait(AGAIN_S):
                     return Seen(number, began, time.monotonic(), "stopped", (), refused)
                 self.asking_since = time.monotonic()
-            except httpx.HTTPError as error:
+            except (httpx.HTTPError, LookupError, TypeError, ValueError) as error:
                 what = f"{type(error).__name__}: {error}"
                 return Seen(number, began, time.monotonic(), "error", (), refused, what)
             else:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import random
 import secrets
+import shutil
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -29,6 +30,8 @@ CLIENTS: Final = 3
 KINDS: Final = ("edits", "tools", "qa", "chat")
 EACH: Final = 4
 STANDIN: Final = (HVD[0], "-m", "pipelines.chaos.standin")
+ANSWER_S: Final = 330.0
+"""A client that is told to stop ends with its answer; no request lasts longer."""
 DYING_S: Final = 2.0
 """A socket of a killed worker takes connections while its memory is freed."""
 UNDER_WAY_S: Final = 0.2
@@ -81,6 +84,8 @@ def scene(folder: Path, standin: bool, console: Console) -> Iterator[Scene]:
         BrokerError, ProcessError, ModelError, RegistryError: it did not come up.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    for left in (*astuple(Home.under(folder)), folder / "second", folder / "spill"):
+        shutil.rmtree(left, ignore_errors=True)  # an earlier run's, which would be counted
     settings = {
         **SETTINGS,
         "HVD_WORKER_SPILL_FOLDER": str(folder.resolve() / "spill"),
@@ -109,7 +114,7 @@ def clients(scene: Scene) -> Iterator[list[Client]]:
         for client in made:
             client.stopping.set()
         for thread in threads:
-            thread.join()
+            thread.join(ANSWER_S)
 
 
 def make_trouble(scene: Scene, trouble: Trouble, draw: random.Random) -> Incident:

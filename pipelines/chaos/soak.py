@@ -19,6 +19,8 @@ from pipelines.chaos.troubles import PARTS
 EVERY_S: Final = 10.0
 WARM: Final = 0.25
 """Part of the run at its beginning that is not judged: buffers, pools and caches fill."""
+SILENT_S: Final = 30.0
+"""Workers and learners say how they are every few seconds."""
 BLOCKS: Final = 10
 """Neighbouring samples are alike, so the line is drawn through means of so many stretches."""
 STUDENT: Final = 2.306
@@ -74,11 +76,12 @@ def soak(scene: Scene, minutes: float, tell: Callable[[float], None]) -> dict[st
     """
     seconds: list[float] = []
     series: Series = {}
+    heard, still = scene.heard, set[str]()
     with clients(scene) as asking:
-        heard = scene.heard
         scene.stage.until(
             "worker and learner to speak", lambda: bool(heard.workers and heard.learners)
         )
+        counted, distinct = heard.counted, heard.distinct
         began = time.monotonic()
         end = began + minutes * 60.0
         while time.monotonic() < end:
@@ -86,7 +89,16 @@ def soak(scene: Scene, minutes: float, tell: Callable[[float], None]) -> dict[st
             seconds.append(time.monotonic() - began)
             for name, value in _sample(scene).items():
                 series.setdefault(name, []).append(value)
+            newest = {"worker": heard.workers[-1].time, "learner": heard.learners[-1].time}
+            still |= silent(newest, time.time())
+            still |= {f"client {i} ended" for i, c in enumerate(asking) if c.ended.is_set()}
             tell(seconds[-1] / (minutes * 60.0))
+    for what, before, now in (
+        ("events on the topic", distinct, heard.distinct),
+        ("events that the learner counted", counted, heard.counted),
+    ):
+        if now <= before:
+            still.add(f"no more {what} than at the beginning")
     seen = [s for client in asking for s in client.seen if s.outcome != "stopped"]
     wrong = sum(s.outcome == "answered" and s.tokens != scene.answers[s.prompt] for s in seen)
     return {
@@ -97,9 +109,18 @@ def soak(scene: Scene, minutes: float, tell: Callable[[float], None]) -> dict[st
         "errors": sum(s.outcome == "error" for s in seen),
         "wrong": wrong,
         "restarts": scene.stage.said,
-        "faults": scene.heard.faults,
+        "faults": [*heard.faults, *sorted(still)],
         "seconds": seconds,
         "series": series,
+    }
+
+
+def silent(newest: Mapping[str, float], now: float) -> set[str]:
+    """A fault for each part whose ``newest`` status (seconds since the epoch) is old ``now``."""
+    return {
+        f"the {name} said nothing for more than {SILENT_S:.0f} s"
+        for name, at in newest.items()
+        if now - at > SILENT_S
     }
 
 

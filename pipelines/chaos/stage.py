@@ -6,7 +6,7 @@ import os
 import resource
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -153,13 +153,16 @@ class Stage:
         A limit on the size of files (RLIMIT_FSIZE), set from outside; the error is EFBIG and not
         ENOSPC. Python ignores the signal that comes with it; other programs die of it.
         """
-        limited = [process.pid for process in self.tree(name)]
-        before = {pid: resource.prlimit(pid, resource.RLIMIT_FSIZE) for pid in limited}
-        for pid, (_, hard) in before.items():
-            resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, hard))
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+        self._limit(name, 0)
         try:
             yield
         finally:
-            for pid, limits in before.items():
-                if psutil.pid_exists(pid):
-                    resource.prlimit(pid, resource.RLIMIT_FSIZE, limits)
+            self._limit(name, before)  # also of what the part has started meanwhile
+
+    def _limit(self, name: str, size: int) -> None:
+        """Let the files of the part's processes grow up to ``size`` bytes."""
+        for process in self.tree(name):
+            with suppress(ProcessLookupError):
+                hard = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)[1]
+                resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (size, hard))

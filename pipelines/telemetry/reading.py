@@ -108,10 +108,13 @@ def records(consumer: Any, topic: Topic, wanted: Mapping[int, range]) -> Iterato
     for place, span in open_.items():
         consumer.seek(place, span.start)
     heard = time.monotonic()
-    while any(consumer.position(place) < span.stop for place, span in open_.items()):
-        came = fetch(consumer, ANSWER_MS)
+    while open_:
+        came = [r for r in fetch(consumer, ANSWER_MS) if r.offset < wanted[r.partition].stop]
+        for place in [p for p, span in open_.items() if consumer.position(p) >= span.stop]:
+            consumer.pause(place)  # what workers go on sending there is not asked for
+            del open_[place]
         if came:
             heard = time.monotonic()
-            yield [r for r in came if r.offset < wanted[r.partition].stop]
-        elif time.monotonic() - heard > PATIENCE_S:
+            yield came
+        elif open_ and time.monotonic() - heard > PATIENCE_S:
             raise BrokerError(f"records of {topic.name} do not come any more: is the broker there?")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from pipelines.chaos.soak import slope
+from decoder.contracts.errors import SettingsError
+from pipelines.chaos.cli import chaos, soak
+from pipelines.chaos.soak import silent, slope
 
 SECONDS = [10.0 * i for i in range(180)]
 
@@ -38,3 +42,16 @@ def test_what_stands_still_is_flat() -> None:
 def test_a_run_that_was_too_short_says_so() -> None:
     with pytest.raises(ValueError, match="at least 20 are needed"):
         slope(SECONDS[:20], [0.0] * 20)
+
+
+def test_a_part_that_says_nothing_any_more_is_a_fault() -> None:
+    (fault,) = silent({"worker": 1000.0, "learner": 969.0}, 1000.0)
+    assert "learner" in fault
+
+
+def test_no_trouble_is_made_for_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HVD_KAFKA_BOOTSTRAP_SERVERS", "kafka.example.org:9092")
+    for command in (chaos, soak):
+        with pytest.raises(SettingsError, match="unset it"):
+            command(out=tmp_path)
+    assert not [*tmp_path.iterdir()]

@@ -4,6 +4,7 @@ import json
 import os
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from decoder.contracts.settings import KafkaSettings
 from decoder.settings import WorkerSettings
 from learner.settings import LearnerSettings
 from pipelines import embedded, machine
+from pipelines.serve import command
 from pipelines.serve.command import (
     METRICS_VARIABLE,
     MIDDLEWARE,
@@ -54,6 +56,30 @@ def test_with_a_drafter_both_arms_are_configured() -> None:
     assert env["VLLM_CPU_KVCACHE_SPACE"] == "2"
     assert env["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
     assert "HF_HUB_OFFLINE" not in env
+
+
+def parsed(arguments: list[str]) -> Any:
+    """As vLLM reads them."""
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    return make_arg_parser(FlexibleArgumentParser()).parse_args(arguments[3:])
+
+
+@pytest.mark.filterwarnings("ignore")  # of what vLLM imports
+def test_a_fleet_gives_requests_longer_to_end_than_ctrl_c_does() -> None:
+    longer = ServeOptions("owner/model", extra=("--shutdown-timeout=45",))
+    arguments, _ = serve_command(longer, {}, NO_FLAGS, on_cpu=True)
+    assert parsed(arguments).shutdown_timeout == 45
+
+
+@pytest.mark.filterwarnings("ignore")  # of what vLLM imports
+def test_no_request_leaves_a_line_in_the_log_unless_it_is_asked_for() -> None:
+    plain, _ = serve_command(ServeOptions("owner/model"), {}, NO_FLAGS, on_cpu=True)
+    extra = ("--no-disable-uvicorn-access-log",)
+    asked, _ = serve_command(ServeOptions("owner/model", extra=extra), {}, NO_FLAGS, on_cpu=True)
+    assert parsed(plain).disable_uvicorn_access_log
+    assert not parsed(asked).disable_uvicorn_access_log
 
 
 def test_without_a_drafter_only_the_cache_drafts() -> None:
@@ -110,7 +136,7 @@ def test_a_gpu_keeps_vllms_own_choices() -> None:
 def test_a_servers_metrics_begin_at_zero_in_a_folder_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(command, "SHARED_MEMORY", tmp_path)
     options = ServeOptions("owner/model", port=8123)
     _, env = serve_command(options, {}, NO_FLAGS, on_cpu=True)
     folder = Path(env[METRICS_VARIABLE])
@@ -125,6 +151,20 @@ def test_a_servers_metrics_begin_at_zero_in_a_folder_of_its_own(
     assert folder.is_dir() and not any(folder.iterdir())
     assert not old.exists(), "nobody uses it any more"
     assert running.exists(), "its server may be starting"
+
+
+def test_metrics_lie_on_a_disk_where_there_is_no_folder_in_memory_for_us(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(command, "SHARED_MEMORY", tmp_path / "none")
+    assert metrics_folder(1).is_relative_to(tmp_path / "hybrid-verified-decoding")
+    monkeypatch.setattr(command, "SHARED_MEMORY", tmp_path)
+    assert not metrics_folder(1).is_relative_to(tmp_path / "hybrid-verified-decoding")
+    other = os.getuid() + 1
+    (tmp_path / f"hybrid-verified-decoding-{other}").mkdir()
+    monkeypatch.setattr(os, "getuid", lambda: other)  # for whom that folder is somebody else's
+    assert metrics_folder(1).is_relative_to(tmp_path / "hybrid-verified-decoding")
 
 
 def test_a_metrics_folder_that_a_person_named_is_left_alone(tmp_path: Path) -> None:
