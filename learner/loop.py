@@ -261,7 +261,9 @@ class Learner:
             faults=self.faults,
             lag=lag,
             lag_events=round(lag * intake.events / max(intake.records, 1)),
-            lag_seconds=max(time.time() - read_at, 0.0) if lag and read_at else 0.0,
+            lag_seconds=max(
+                time.time() - read_at if lag and read_at else 0.0, self.source.silent_seconds()
+            ),
             waiting=len(self.registrar.waiting()),
             registry_away_since=self.registrar.away_since,
             scopes_awake=len(self.scopes.awake),
@@ -277,6 +279,7 @@ class Learner:
 
     def _of_scope(self, name: str, scope: Scope) -> dict[str, object]:
         last = self.publisher.published.last(name)
+        decides = scope.champion.parameter_name
         return {
             "scope": name,
             "events_consumed": self.scopes.entries[name].events,
@@ -292,8 +295,8 @@ class Learner:
             "promotions": scope.promotions,
             "champion_version": scope.version,
             "publication": 0 if last is None else last.number,
-            "parameter": scope.champion.threshold,
-            "parameter_name": "threshold",
+            "parameter": scope.champion.threshold if decides == "threshold" else 0.0,
+            "parameter_name": decides,
             "lease": self.lease.holder_of(name),
             "holds_lease": self.lease.holds(name),
             **self.rollouts.status(name),

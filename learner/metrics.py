@@ -27,7 +27,7 @@ COUNTS: Final = {
 LEVELS: Final = {
     "lag": "Records behind the end of the topic.",
     "lag_events": "The same in draft events, by how many a record has held so far.",
-    "lag_seconds": "How old the newest record is that was read; 0 at the end of the topic.",
+    "lag_seconds": "How old what was read last is, or since when no broker answers; 0 at the end.",
     "waiting": "Policies that wait for the registry.",
     "scopes_awake": "Scopes in memory.",
     "scopes_known": "Scopes in memory or in files.",

@@ -19,7 +19,7 @@ class LearnerSettings(Settings):
     mlflow_tracking_uri: str = "sqlite:///mlruns/mlflow.db"
     registry_prefix: str = Field(default="hvd-payoff-", pattern=r"^[A-Za-z0-9._-]{1,64}$")
     state_dir: Path = Path("var/learner")  # checkpoint, scopes and the name that holds leases
-    awake_scopes: int = Field(default=32, ge=1)  # in memory at once; the others rest in files
+    awake_scopes: int = Field(default=32, ge=1, le=1_000)  # in memory; the others rest in files
     buffer_events: int = Field(default=20_000, ge=500)  # per scope, about 200 bytes an event
     rows_per_second: float = Field(default=100.0, gt=0.0)  # learned from, a scope: 1% of a core
     min_events: int = Field(default=400, ge=50)  # labelled events before a scope learns at all

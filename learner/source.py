@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 RETRY_SECONDS: Final = 2.0
 PARTITIONS_SECONDS: Final = 30.0
 """How often added partitions are looked for."""
+ANSWER_MS: Final = 2_000
 RECORDS_PER_POLL: Final = 40
 """A record holds some two hundred events: more at once would hold the loop for a second."""
 
@@ -70,6 +71,8 @@ class EventSource:
         self._kafka = kafka
         self._consumer: Any = None
         self._partitions_at = 0.0
+        self._begins: dict[TopicPartition, int] = {}
+        self._answered_at = time.monotonic()
         self._complained = False
 
     def connect(self, stop: threading.Event) -> bool:
@@ -103,6 +106,8 @@ class EventSource:
             return []
         if not records:
             time.sleep(timeout)
+        else:
+            self._answered_at = time.monotonic()
         self._complained = self._complained and not records
         return [
             Fetched(each.partition, each.offset, each.timestamp, each.key, each.value or b"")
@@ -136,8 +141,15 @@ class EventSource:
         behind = 0
         for tp in self._consumer.assignment():
             end = self._consumer.highwater(tp)
-            behind += max(0, end - self.offsets.get(tp.partition, 0)) if end is not None else 0
+            # what age has removed unread is not waited for: no record comes that would tell of it
+            read = max(self.offsets.get(tp.partition, 0), self._begins.get(tp, 0))
+            behind += max(0, end - read) if end is not None else 0
         return behind
+
+    def silent_seconds(self) -> float:
+        """For how long the broker has not answered; 0 where it did when it was last due to."""
+        silent = time.monotonic() - self._answered_at
+        return silent if silent > 2.0 * PARTITIONS_SECONDS else 0.0
 
     def _is_near_the_end(self) -> bool:
         places = self._consumer.assignment() if self._consumer is not None else ()
@@ -163,6 +175,9 @@ class EventSource:
                     self._consumer.seek(tp, self.offsets[tp.partition])
                 else:
                     self._consumer.seek_to_beginning(tp)
+        # A client whose broker is away finds nothing to read and says no more: this asks.
+        self._begins = self._consumer.beginning_offsets(sorted(partitions), timeout_ms=ANSWER_MS)
+        self._answered_at = time.monotonic()
         return bool(partitions)
 
     def _partitions(self) -> set[int]:

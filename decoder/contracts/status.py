@@ -155,11 +155,12 @@ class LearnerStatus(BaseModel):
     promotions: Count = 0
     champion_version: Count = 0
     publication: Count = 0  # number of the last one of the champion; 0 before the first
-    parameter: float = 0.0  # the champion's
+    parameter: float = 0.0  # the champion's threshold; 0 where it decides by rate
     parameter_name: str = ""  # rate or threshold
     lag: Count = 0  # records behind the end of the topic
     lag_events: Count = 0  # the same in events, by how many a record has held so far
-    lag_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0  # how old is what is read
+    # how old is what is read, or for how long no broker has answered
+    lag_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     predicted_tokens: Annotated[float, Field(ge=0)] = 0.0  # of drafts with a complete label, by the
     accepted_tokens: Count = 0  # policy in force, and what came of them; since the scope awoke
     lease: str = ""  # who may promote and publish for the scope

@@ -52,7 +52,9 @@ class Compacted:
                 records = fetch(self._consumer, self._answer_ms)
                 for record in records:
                     self._take(record)
-                done = all(self._consumer.position(p) >= end for p, end in self._ends.items())
+                # the client may have no position yet
+                at = {place: self._consumer.position(place) or 0 for place in self._ends}
+                done = all(at[place] >= end for place, end in self._ends.items())
                 if done:
                     self._ends = {}  # once is enough, and a topic made anew has others
                 if not records and (done or time.monotonic() >= deadline):
@@ -83,7 +85,7 @@ class Compacted:
         """Tell what lies there up to ``ends``, and begin again with what was made anew."""
         self._review_at = time.monotonic() + REVIEW_SECONDS
         for place, first in self._consumer.beginning_offsets(self._places).items():
-            anew = ends[place] < self._consumer.position(place)
+            anew = ends[place] < (self._consumer.position(place) or 0)
             self._lies(place.partition, range(0 if anew else first, 0 if anew else ends[place]))
             if anew:
                 self._ends.pop(place, None)

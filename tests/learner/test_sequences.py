@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from learner import sequences
 from learner.sequences import Sequences
 
@@ -27,3 +29,15 @@ def test_lives_not_heard_of_for_long_are_forgotten(monkeypatch) -> None:
     for number in range(10):
         read.admit(f"life-{number}", 0, 0)
     assert [life for life, _, _ in read.known()] == ["life-7", "life-8", "life-9"]
+
+
+def test_a_life_counts_once_however_many_partitions_it_writes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sequences, "LIVES", 3)
+    read = Sequences()
+    for sequence in (0, 1):
+        for life in "abc":
+            assert all(read.admit(life, partition, sequence) for partition in range(20))
+    assert not read.admit("a", 0, 1) and (read.missing, read.duplicates) == (0, 1)
+    assert len(read.known()) == 60 == len(Sequences(read.known()).known())

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import threading
+import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from kafka import TopicPartition
 
 from decoder.contracts.settings import KafkaSettings
+from decoder.contracts.topics import DRAFTS
+from learner import source as sources
 from learner.source import EventSource, Fetched
 from tests.learner.conftest import Broker
 from tests.learner.stream import batches, produce
@@ -25,7 +30,9 @@ def test_a_new_source_reads_from_stored_offsets(broker: Broker) -> None:
     source = EventSource(broker.kafka, {0: 2})
     assert source.connect(threading.Event())
     received: list[Fetched] = []
+    deadline = time.monotonic() + 30.0
     while len(received) < 2:
+        assert time.monotonic() < deadline, received
         received += source.poll(0.1)
     assert [record.offset for record in received] == [2, 3] and source.offsets == {0: 2}
     source.done(received)
@@ -40,7 +47,9 @@ def test_an_offset_that_is_not_there_any_more_is_read_from_the_earliest(
     source = EventSource(broker.kafka, {0: 100})
     assert source.connect(threading.Event())
     received: list[Fetched] = []
+    deadline = time.monotonic() + 30.0
     while len(received) < 4:
+        assert time.monotonic() < deadline, received
         received += source.poll(0.1)
     source.done(received)
     assert source.offsets == {0: 4} and "was made anew" in caplog.text
@@ -63,3 +72,43 @@ def test_a_source_that_finds_nothing_rests(monkeypatch: pytest.MonkeyPatch) -> N
     )
     monkeypatch.setattr("learner.source.time.sleep", rests.append)
     assert source.poll(0.25) == [] and 0.25 in rests
+
+
+def test_what_retention_has_emptied_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    places = [TopicPartition(DRAFTS.name, partition) for partition in (0, 1)]
+    answers = SimpleNamespace(
+        partitions_for_topic=lambda topic: {0, 1},
+        assignment=lambda: set(places),
+        beginning_offsets=lambda asked, timeout_ms: dict.fromkeys(asked, 900),
+        highwater=lambda place: 900,
+    )
+    source = EventSource(KafkaSettings(), {0: 5})
+    monkeypatch.setattr(source, "_consumer", answers)
+    source.done([])
+    assert source.lag() == 1795 and not source.caught_up
+    assert source._assign()
+    source.done([])
+    assert source.lag() == 0 and source.caught_up
+
+
+def test_a_broker_that_is_away_is_heard_to_be_silent(
+    broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "PARTITIONS_SECONDS", 0.5)
+    monkeypatch.setattr(sources, "ANSWER_MS", 200)
+    source = EventSource(broker.kafka, {})
+    assert source.connect(threading.Event())
+    source.poll(0.6)
+    source.poll(0.6)
+    assert source.silent_seconds() == 0.0
+    broker.stop()
+    deadline = time.monotonic() + 30.0
+    while source.silent_seconds() < 2.0:
+        assert time.monotonic() < deadline, "its silence goes unheard"
+        source.poll(0.1)
+    broker.process = Broker(tmp_path, broker.port).process  # heard again when it is back
+    broker.wait().close()
+    while source.silent_seconds() > 0.0:
+        assert time.monotonic() < deadline, "it is not heard again"
+        source.poll(0.1)
+    source.close()
