@@ -21,15 +21,17 @@ class Complaints:
         self._last: dict[str, float] = {}
         self._held: dict[str, int] = {}
 
-    def exception(self, what: str) -> None:
+    def exception(self, what: str, *details: object) -> None:
         """Log the exception being handled under ``what``, one sentence that names its kind."""
-        self._say(what, traceback=True)
+        self._say(what, details, traceback=True)
 
-    def warning(self, what: str) -> None:
-        """Log ``what``, a sentence that names its kind."""
-        self._say(what, traceback=False)
+    def warning(self, what: str, *details: object) -> None:
+        """Log ``what``, a sentence that names its kind. What differs from one time to the next are
+        ``details``, for which it has places as a log line has.
+        """
+        self._say(what, details, traceback=False)
 
-    def _say(self, what: str, traceback: bool) -> None:
+    def _say(self, what: str, details: tuple[object, ...], traceback: bool) -> None:
         now = self._clock()
         if now - self._last.get(what, -PAUSE_S) < PAUSE_S:
             self._held[what] = self._held.get(what, 0) + 1
@@ -37,5 +39,5 @@ class Complaints:
         self._last[what] = now
         held = self._held.pop(what, 0)
         since = f" ({held} more since this was last said)" if held else ""
-        log.log(logging.ERROR if traceback else logging.WARNING, "%s%s", what, since,
+        log.log(logging.ERROR if traceback else logging.WARNING, what + "%s", *details, since,
                 exc_info=traceback)  # fmt: skip

@@ -237,7 +237,7 @@ class Handover:
         try:
             payload = round_of(played, self._origin).model_dump_json().encode()
         except Exception as error:  # noqa: BLE001 -- nor must later rounds be held up
-            self._complaints.warning(f"a round of a trial cannot be written: {error!r}")
+            self._complaints.warning("a round of a trial cannot be written: %r", error)
             self._past.rounds_dropped += 1
             return
         self._rounds += 1
@@ -247,7 +247,7 @@ class Handover:
         try:
             payload = self._status().model_dump_json().encode()
         except Exception as error:  # noqa: BLE001 -- events must not wait for a status
-            self._complaints.warning(f"no status can be made: {error!r}")
+            self._complaints.warning("no status can be made: %r", error)
             return
         carrier.put(Frame(frames.STATUS, 0, payload))
 
@@ -307,7 +307,7 @@ class Handover:
         lived = time.monotonic() - carrier.began
         self._pause = min(self._pause * 2, RESTART_S[1]) if lived < RESTART_S[1] else RESTART_S[0]
         self._complaints.warning(
-            f"the process that carries events to Kafka ended ({how}): it is started again"
+            "the process that carries events to Kafka ended (%d): it is started again", how
         )
 
     def _end(self) -> None:

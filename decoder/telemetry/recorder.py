@@ -67,7 +67,7 @@ class Recorder:
                 self._add(events[:half], partition)
                 self._add(events[half:], partition)
                 return
-            self._complaints.warning(f"a draft event cannot be written: {error}")
+            self._complaints.warning("a draft event cannot be written: %s", error)
             books.waiting -= 1
             books.refuse("malformed", 1)
             return

@@ -320,7 +320,7 @@ class Shipper:
         if name in TOO_LARGE and record.rows > 1 and not self.outbox.is_doubtful(record):
             self._recorder.cut(record)
         else:
-            self._complaints.warning(f"draft events were refused for good: {error!r}")
+            self._complaints.warning("draft events were refused for good: %r", error)
             self.outbox.refused(record, name.removesuffix("Error"))
         return None
 
@@ -335,7 +335,7 @@ class Shipper:
             self.books.rounds_sent += 1
         else:
             error = answer.exception
-            self._complaints.warning(f"a round of a trial was not sent: {error!r}")
+            self._complaints.warning("a round of a trial was not sent: %r", error)
             if not isinstance(error, BrokerResponseError) or error.retriable:
                 self._rounds_at = time.monotonic() + ROUNDS_RETRY_S
                 return
@@ -345,10 +345,10 @@ class Shipper:
     def _fail(self, error: Exception) -> None:
         """The broker does not take what there is to tell: wait, and begin anew."""
         self._complaints.warning(
-            f"Kafka at {self._kafka.bootstrap_servers} does not take what this worker has to tell "
-            f"({type(error).__name__}: {error}): serving goes on, events wait. Start the broker "
-            "or set HVD_KAFKA_BOOTSTRAP_SERVERS."
-        )
+            "Kafka at %s does not take what this worker has to tell (%s: %s): serving goes on, "
+            "events wait. Start the broker or set HVD_KAFKA_BOOTSTRAP_SERVERS.",
+            self._kafka.bootstrap_servers, type(error).__name__, error,
+        )  # fmt: skip
         self._retry_at = time.monotonic() + RETRY_S
         self.outbox.put_down()
         if not getattr(error, "retriable", False):

@@ -29,6 +29,7 @@ DRAIN_SECONDS: Final = 5
 the engine. Short, for whoever presses Ctrl-C; a fleet passes ``--shutdown-timeout`` of its own."""
 METRICS_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
 """Where vLLM's API process looks for what other processes measured, the worker's among them."""
+SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 -- a folder of our own in it
 LEFT_OVER_SECONDS: Final = 3600.0
 MIDDLEWARE: Final = "decoder.tenancy.middleware.TenantMiddleware"
 """Says whose a request is; what it says goes before any client's word."""
@@ -105,8 +106,19 @@ def _has_weights(folder: Path) -> bool:
 
 
 def metrics_folder(port: int) -> Path:
-    """Where the processes of the server on ``port`` leave their metrics for its page."""
-    return machine.cache_directory() / "metrics" / str(port)
+    """Where the processes of the server on ``port`` leave their metrics for its page.
+
+    In memory where there is such a folder and nobody else took ours: these files are mapped, and
+    the kernel ends a process that writes into one when the disk is full.
+    """
+    root = SHARED_MEMORY / f"hybrid-verified-decoding-{os.getuid()}"
+    try:
+        ours = root.lstat().st_uid == os.getuid()
+    except FileNotFoundError:
+        ours = True
+    if not (ours and os.access(SHARED_MEMORY, os.W_OK)):
+        root = machine.cache_directory()
+    return root / "metrics" / str(port)
 
 
 def empty_metrics(options: ServeOptions, environment: Mapping[str, str]) -> None:
@@ -119,7 +131,8 @@ def empty_metrics(options: ServeOptions, environment: Mapping[str, str]) -> None
     if environment[METRICS_VARIABLE] != str(folder):
         return
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.parent.mkdir(exist_ok=True)
         for other in folder.parent.iterdir():
             if other == folder or _is_left_over(other):
                 shutil.rmtree(other)

@@ -20,12 +20,13 @@ def test_each_kind_is_told_once_a_minute_with_what_it_stands_for(
             raise ValueError("of a cache")
         except ValueError:
             complaints.exception("choosing failed")
-    complaints.warning("weights are gone")
+    for error in ("one", "another"):
+        complaints.warning("weights are gone: %s", error)
     told = [r.getMessage() for r in caplog.records]
     assert told == [
         "choosing failed",
         f"choosing failed ({int(PAUSE_S) - 1} more since this was last said)",
-        "weights are gone",
+        "weights are gone: one",
     ]
     assert [r.levelno for r in caplog.records] == [logging.ERROR, logging.ERROR, logging.WARNING]
     assert "ValueError: of a cache" in caplog.text and caplog.text.count("Traceback") == 2

@@ -157,7 +157,7 @@ class Adapter:
         if self.idle:
             return
         self.idle = why
-        self.complaints.warning(f"no drafts any more: {why}")
+        self.complaints.warning("no drafts any more: %s", why)
         if self.worker is not None:
             with self._sparing("requests could not be stopped"):
                 self.worker.router.close()

@@ -13,6 +13,7 @@ from decoder.contracts.settings import KafkaSettings
 from decoder.settings import WorkerSettings
 from learner.settings import LearnerSettings
 from pipelines import embedded, machine
+from pipelines.serve import command
 from pipelines.serve.command import (
     METRICS_VARIABLE,
     MIDDLEWARE,
@@ -135,7 +136,7 @@ def test_a_gpu_keeps_vllms_own_choices() -> None:
 def test_a_servers_metrics_begin_at_zero_in_a_folder_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(command, "SHARED_MEMORY", tmp_path)
     options = ServeOptions("owner/model", port=8123)
     _, env = serve_command(options, {}, NO_FLAGS, on_cpu=True)
     folder = Path(env[METRICS_VARIABLE])
@@ -150,6 +151,20 @@ def test_a_servers_metrics_begin_at_zero_in_a_folder_of_its_own(
     assert folder.is_dir() and not any(folder.iterdir())
     assert not old.exists(), "nobody uses it any more"
     assert running.exists(), "its server may be starting"
+
+
+def test_metrics_lie_on_a_disk_where_there_is_no_folder_in_memory_for_us(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(command, "SHARED_MEMORY", tmp_path / "none")
+    assert metrics_folder(1).is_relative_to(tmp_path / "hybrid-verified-decoding")
+    monkeypatch.setattr(command, "SHARED_MEMORY", tmp_path)
+    assert not metrics_folder(1).is_relative_to(tmp_path / "hybrid-verified-decoding")
+    other = os.getuid() + 1
+    (tmp_path / f"hybrid-verified-decoding-{other}").mkdir()
+    monkeypatch.setattr(os, "getuid", lambda: other)  # for whom that folder is somebody else's
+    assert metrics_folder(1).is_relative_to(tmp_path / "hybrid-verified-decoding")
 
 
 def test_a_metrics_folder_that_a_person_named_is_left_alone(tmp_path: Path) -> None:
