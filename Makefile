@@ -64,8 +64,8 @@ lint: setup ## formatting, lint, types and import rules
 	$(BIN)/lint-imports
 
 audit: $(STAMPS)/audit ## known vulnerabilities of the pinned packages; takes a network
-	@$(VENV)/audit/bin/pip-audit -r requirements/cpu.lock -r requirements/native.lock --no-deps \
-	  --disable-pip --progress-spinner off --format json 2>$(VENV)/audit/said | $(BIN)/python requirements/audit.py
+	@$(VENV)/audit/bin/pip-audit -r requirements/cpu.lock -r requirements/native.lock -r requirements/registry.lock \
+	  --no-deps --disable-pip --progress-spinner off --format json 2>$(VENV)/audit/said | $(BIN)/python requirements/audit.py
 
 check: lint audit test ## what every change has to pass; CI runs test-long, too
 
@@ -86,8 +86,8 @@ $(STAMPS)/venv:
 
 # Of its own, so that what audits pins nothing of what is audited. Where it cannot be had, it is missed.
 $(STAMPS)/audit: | $(STAMPS)/venv
-	-$(PYTHON) -m venv $(VENV)/audit && $(VENV)/audit/bin/python -m pip install -q pip-audit==2.10.1
-	@mkdir -p $(VENV)/audit && touch $@
+	-$(PYTHON) -m venv $(VENV)/audit && $(VENV)/audit/bin/python -m pip install -q pip-audit==2.10.1 && touch $@
+	@mkdir -p $(VENV)/audit
 
 $(STAMPS)/packages-cpu: requirements/cpu.lock | $(STAMPS)/venv
 	$(PIP) install --no-deps --no-compile --progress-bar off -r $<

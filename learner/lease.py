@@ -19,7 +19,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import LEASE
-from decoder.kafka.clients import AWAY, close, open_producer
+from decoder.kafka.clients import AWAY, ONE_AT_A_TIME, close, open_producer
 from decoder.kafka.compacted import Compacted
 
 log = logging.getLogger(__name__)
@@ -149,6 +149,7 @@ class Lease:
             self._producer = open_producer(
                 self._kafka,
                 "lease",
+                **ONE_AT_A_TIME,
                 bootstrap_timeout_ms=1_000,
                 max_block_ms=500,
                 delivery_timeout_ms=4_000,

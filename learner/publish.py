@@ -16,7 +16,13 @@ from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.signature import signed
 from decoder.contracts.status import LearnerStatus
 from decoder.contracts.topics import POLICY, STATUS, policy_key
-from decoder.kafka.clients import AWAY, close, open_brief_producer, open_producer
+from decoder.kafka.clients import (
+    AWAY,
+    ONE_AT_A_TIME,
+    close,
+    open_brief_producer,
+    open_producer,
+)
 from decoder.policy.probes import to_bytes
 from learner.published import NUMBERS_A_TERM, Published
 
@@ -85,6 +91,7 @@ class PolicyPublisher:
             self._producer = open_producer(
                 self._kafka,
                 "publisher",
+                **ONE_AT_A_TIME,
                 max_request_size=MAX_BUNDLE_BYTES + 4096,
                 max_block_ms=1_000,
                 # shorter than what must be left of a lease

@@ -20,6 +20,7 @@ from decoder.contracts.errors import BrokerError, ContractError
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import TRIALS
 from decoder.contracts.trials import decode_round
+from decoder.trial.effect import UNKNOWN
 from learner.comparison import Comparison, Outcome
 from learner.lease import MARGIN_SECONDS, Lease
 from learner.moves import Move, Moved
@@ -36,6 +37,7 @@ from learner.state import State
 
 log = logging.getLogger(__name__)
 
+FAULT: Final = Outcome("give up", "its figures could not be told, which is a fault of the learner")
 LOGGED: Final = 20
 """Refused rounds that a process says in its log; the rest are counted."""
 
@@ -110,7 +112,7 @@ class Rollouts:
             if not self.sequences.admit(played.life, record.partition, played.number):
                 continue
             rollout = self.of.get(played.scope)
-            if rollout is not None and rollout.one is not None:
+            if rollout is not None and rollout.one is not None and rollout.outcome is None:
                 rollout.one.take(played, time.time())
         self.source.done(records)
         for scope in self.players.read():
@@ -125,22 +127,11 @@ class Rollouts:
         """
         self._followed = True
         for scope, standing in standings.items():
-            last = self._publisher.published.last(scope, TRIAL)
             rollout = self.of.setdefault(scope, Rollout())
-            if not self._lease.holds(scope):
-                self._handed.pop(scope, None)
-                if self._lease.holder_of(scope) not in ("", self._lease.holder):
-                    rollout.trail(standing, last, time.time())
-                continue  # where nobody holds it, whoever does next has to see what was moved
-            if self.on:
-                self._heed(scope, rollout, standing)
-            else:
-                rollout.champion, rollout.one = standing.champion or 0, None
-            if rollout.one is None or rollout.outcome is not None:
-                if last is not None and self._lease.holds(scope, MARGIN_SECONDS):
-                    self._withdraw(scope)
-            elif last is not None and last.version == rollout.one.version:
-                rollout.one.published(last.number, time.time())
+            try:
+                self._see_to(scope, rollout, standing)
+            except Exception:  # noqa: BLE001 -- one scope's rounds must not end the learner of all
+                self._give_up(scope, rollout)
 
     def wanted(self) -> set[tuple[str, int]]:
         """Versions (scope, version) that are compared and do not lie on the topic as is due."""
@@ -202,6 +193,32 @@ class Rollouts:
             rollout.follow(done.standing, time.time())
             self._begun(scope, rollout)
 
+    def _see_to(self, scope: str, rollout: Rollout, standing: Standing) -> None:
+        last = self._publisher.published.last(scope, TRIAL)
+        if not self._lease.holds(scope):
+            self._handed.pop(scope, None)
+            if self._lease.holder_of(scope) not in ("", self._lease.holder):
+                rollout.trail(standing, last, time.time())
+            return  # where nobody holds it, whoever does next has to see what was moved
+        if self.on:
+            self._heed(scope, rollout, standing)
+        else:
+            rollout.champion, rollout.one = standing.champion or 0, None
+        if rollout.one is None or rollout.outcome is not None:
+            if last is not None and self._lease.holds(scope, MARGIN_SECONDS):
+                self._withdraw(scope)
+        elif last is not None and last.version == rollout.one.version:
+            rollout.one.published(last.number, time.time())
+
+    def _give_up(self, scope: str, rollout: Rollout) -> None:
+        """End a comparison that failed; called where an exception is handled. The champion stays,
+        and what was on trial is withdrawn as after any end."""
+        log.exception("scope %s: its comparison failed and is given up", scope)
+        one = rollout.one
+        if one is not None:  # without its pairs, which may be what failed
+            bare = Comparison(one.kind, one.version, one.over, one.share, one.since, one.number)
+            rollout.one, rollout.outcome = bare, FAULT
+
     def _heed(self, scope: str, rollout: Rollout, standing: Standing) -> None:
         was = rollout.one
         ended = rollout.follow(standing, time.time())
@@ -258,7 +275,11 @@ class Rollouts:
         one = rollout.one
         if one is None:
             return told
-        found = one.figures().cost
+        try:
+            found = one.figures().cost
+        except Exception:  # noqa: BLE001 -- as in follow
+            self._give_up(scope, rollout)
+            found = UNKNOWN
         known = math.isfinite(found.high)
         return told | {
             "rollout": one.kind,

@@ -25,6 +25,7 @@ REQUEST_MS: Final = 5_000
 RETRY_SECONDS: Final = 2.0
 CLEANUP: Final = "cleanup.policy"
 RETENTION: Final = "retention.ms"
+SEGMENT: Final = "segment.ms"
 SHORT_MS: Final = 3_600_000
 """A learner that is away for an hour is not unusual: a topic that keeps less is spoken of."""
 

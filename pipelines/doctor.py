@@ -115,9 +115,13 @@ def kafka() -> Check:
         found = _installed("noida-db")
         fix = f"make setup, or set {broker.VARIABLE}"
         return Check("broker", found is not None, f"embedded, noida-db {found or 'missing'}", fix)
+    from decoder.contracts.errors import SettingsError
     from decoder.contracts.settings import KafkaSettings
 
-    settings = KafkaSettings.load()
+    try:
+        settings = KafkaSettings.load()
+    except SettingsError as error:
+        return Check("broker", False, str(error), "correct the setting (deploy/README.md)")
     ok = broker.answers(settings)
     found = f"{settings.bootstrap_servers} {'answers' if ok else 'does not answer'}"
     return Check("broker", ok, found, f"start it, correct {broker.VARIABLE}, or unset it")

@@ -29,8 +29,8 @@ HOLDOUT_SIDES: Final = (PLAIN, SUFFIX, MODEL, FIRST)
 """Those that a worker may compare itself with for ever."""
 
 Count = Annotated[int, Field(ge=0, le=2**53)]
-Tokens = Annotated[float, Field(ge=0, le=2.0**53, allow_inf_nan=False)]
-Micros = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]
+Tokens = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
+Micros = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]  # eleven days
 Name = Annotated[str, StringConstraints(max_length=64)]
 
 

@@ -16,6 +16,13 @@ from decoder.kafka.tokens import Tokens
 AWAY: Final[tuple[type[Exception], ...]] = (KafkaError, OSError)
 """What a client raises while its broker is away, or refuses."""
 CONNECT_MS: Final = 2_000
+ONE_AT_A_TIME: Final = {
+    "enable_idempotence": False,
+    "max_in_flight_requests_per_connection": 1,
+}
+"""Of a producer that keeps its order and lives through a refusal: an idempotent one of kafka-python
+(3.0.12) sends nothing any more after an error that is final for one record, and for that its
+readers must not mind a record that comes twice."""
 ANSWER_MS: Final = 20
 """Milliseconds given to a fetch under way. A reader that found nothing waits outside the client:
 where a broker answers an empty fetch at once instead of holding it, the client asks again at once,

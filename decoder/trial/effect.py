@@ -25,6 +25,11 @@ FEWEST: Final = 12
 """Pairs before an interval is given at all: it rests on a central limit."""
 TIGHTEST: Final = 100
 """Pairs at which the interval is tightest among its kind."""
+LEAST: Final = 1e-9
+"""Of tokens and of time: what is less is as good as none, and means of it come to 0."""
+REACH: Final = 50.0
+"""Logarithm beyond which a ratio is no estimate that anybody would believe: exp overflows at 709,
+and rounds come from a topic, where anybody may have written them."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,7 @@ def effect(mine: ArrayLike, other: ArrayLike, alpha: float = ALPHA) -> Effect:
         other: of the other side, in the same rounds.
     """
     a, b = np.asarray(mine, np.float64).reshape(-1, 2), np.asarray(other, np.float64).reshape(-1, 2)
-    good = (a > 0).all(axis=1) & (b > 0).all(axis=1)
+    good = (a >= LEAST).all(axis=1) & (b >= LEAST).all(axis=1)
     a, b = a[good], b[good]
     n = len(a)
     if not n:
@@ -59,14 +64,12 @@ def effect(mine: ArrayLike, other: ArrayLike, alpha: float = ALPHA) -> Effect:
     x, y = a.mean(axis=0), b.mean(axis=0)
     log = math.log(x[0] / x[1]) - math.log(y[0] / y[1])
     if n < FEWEST:
-        return Effect(math.exp(log), 0.0, math.inf, n)
+        return Effect(_exp(log), 0.0, math.inf, n)
     # What each pair does to the ratio of totals, to first order.
     pulls = (a[:, 0] / x[0] - a[:, 1] / x[1]) - (b[:, 0] / y[0] - b[:, 1] / y[1])
     half = float(pulls.std(ddof=1)) * _students(_boundary(n, alpha) * math.sqrt(n), n - 1)
     half /= math.sqrt(n)
-    # exp overflows beyond what anybody would call an estimate
-    low, high = math.exp(max(log - half, -50.0)), math.exp(min(log + half, 50.0))
-    return Effect(math.exp(log), low, high, n)
+    return Effect(_exp(log), _exp(log - half), _exp(log + half), n)
 
 
 def effect_of(rounds: Iterable[Round], mine: str, other: str, *, by_cost: bool = False) -> Effect:
@@ -78,6 +81,10 @@ def effect_of(rounds: Iterable[Round], mine: str, other: str, *, by_cost: bool =
         [(a.tokens, a.cost_us if by_cost else a.us) for a, _ in both],
         [(b.tokens, b.cost_us if by_cost else b.us) for _, b in both],
     )
+
+
+def _exp(log: float) -> float:
+    return math.exp(min(max(log, -REACH), REACH))
 
 
 def _boundary(n: int, alpha: float) -> float:

@@ -46,7 +46,7 @@ def opening(folder: Path) -> str:
 
 
 def answers(folder: Path) -> dict[str, Answer]:
-    """Every question's answer from the export in ``folder``.
+    """Every question's answer from the export in ``folder``; ``shed`` has the least ``share``.
 
     Raises:
         TraceError: there is no export, nothing in it, or no DuckDB here.
@@ -64,6 +64,7 @@ def answers(folder: Path) -> dict[str, Answer]:
             for name in VIEWS:
                 base.execute(text_of(name))
             found = {name: _answer(base.execute(text_of(name))) for name in QUESTIONS}
+            found["shed"] = _answer(base.execute("SELECT min(share) AS least FROM drafts"))
         except duckdb.Error as error:
             raise TraceError(f"the export in {folder} cannot be asked: {error}") from error
     return found

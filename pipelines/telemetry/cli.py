@@ -47,6 +47,7 @@ def tail(
 
     Example: hvd telemetry tail --arm cache --json | jq .accepted
     """
+    import os
     import time
 
     from pipelines.telemetry.reading import moment
@@ -67,7 +68,7 @@ def tail(
             if shown == rows:
                 break
     except BrokenPipeError:  # whoever read has what they wanted
-        sys.stderr.close()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # it is flushed at the end
     finally:
         _say(f"{shown} rows; {_told(intake.counts.as_dict())}")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
@@ -11,18 +11,25 @@ from kafka.errors import UnknownTopicOrPartitionError
 
 from decoder.contracts.errors import ContractError
 from decoder.contracts.settings import KafkaSettings
-from decoder.contracts.status import LearnerStatus, decode_status
+from decoder.contracts.status import LearnerStatus, WorkerStatus, decode_status
 from decoder.contracts.topics import DRAFTS, STATUS, TOPICS, Topic
 from pipelines.telemetry.reading import reading, records, spans
 from pipelines.telemetry.rows import Intake
 
 SAMPLE: Final = 1_000
 """Last records of each partition that are read: of events some two hundred thousand."""
+HEARD_S: Final = 60.0
+"""Before the newest status: who said nothing since has gone."""
+
+Times = defaultdict[int, list[float]]
+"""Seconds since the epoch, by partition."""
 
 
 @dataclass(frozen=True)
 class Lying:
-    """A topic. Times in seconds since the epoch, rates a second, bytes as they are when read."""
+    """A topic. Times in seconds since the epoch, bytes as they are when read. A rate is the sum of
+    the partitions' rates, each over its own sample: equal samples reach back differently far.
+    """
 
     topic: str
     cleanup: str
@@ -32,11 +39,7 @@ class Lying:
     last: float
     sampled: int
     bytes_a_record: float
-
-    @property
-    def rate(self) -> float:
-        """Records a second over the sample."""
-        return self.sampled / (self.last - self.first) if self.last > self.first else 0.0
+    rate: float  # records a second
 
 
 @dataclass(frozen=True)
@@ -46,13 +49,14 @@ class Described:
     topics: list[Lying]
     counts: dict[str, int]  # of sampled draft records: see pipelines.telemetry.rows.Counts
     seconds: float  # between the first and the last choice of the sampled events
+    events_per_s: float  # of the topic, see Lying
     bytes_an_event: float
     by: dict[str, dict[str, int]] = field(default_factory=dict)  # rows by worker, arm, ...
-    lag: dict[str, int] = field(default_factory=dict)  # records, by learner
+    lag: dict[str, int] = field(default_factory=dict)  # records, by learner heard of late
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return asdict(self) | {"topics": [asdict(t) | {"rate": t.rate} for t in self.topics]}
+        return asdict(self)
 
 
 def describe(kafka: KafkaSettings, sample: int = SAMPLE) -> Described:
@@ -63,8 +67,9 @@ def describe(kafka: KafkaSettings, sample: int = SAMPLE) -> Described:
     """
     intake = Intake()
     by: dict[str, Counter[str]] = {name: Counter() for name in ("worker", "arm", "workload")}
-    times: list[float] = []
-    lag: dict[str, int] = {}
+    decided: Times = defaultdict(list)
+    spoke: dict[str, LearnerStatus] = {}
+    last_status = 0.0
     topics, raw = [], 0
     with reading(kafka, "describe") as consumer:
         for topic in TOPICS:
@@ -73,42 +78,57 @@ def describe(kafka: KafkaSettings, sample: int = SAMPLE) -> Described:
             except UnknownTopicOrPartitionError:
                 lying = {}  # shown as one without partitions
             wanted = {p: range(max(s.start, s.stop - sample), s.stop) for p, s in lying.items()}
-            sent, sizes = [], []
+            sent: Times = defaultdict(list)
+            sizes = []
             for fetched in records(consumer, topic, wanted):
                 for record in fetched:
-                    sent.append(record.timestamp / 1e3)
+                    sent[record.partition].append(record.timestamp / 1e3)
                     sizes.append(len(record.value or b""))
                     if topic is DRAFTS:
-                        times += _counted(intake, record, by)
-                    elif topic is STATUS:
-                        lag |= _lag(record.value)
+                        decided[record.partition] += _counted(intake, record, by)
+                    elif topic is STATUS and (status := _status(record.value)) is not None:
+                        last_status = max(last_status, status.time)
+                        if isinstance(status, LearnerStatus):
+                            spoke[status.process] = status
             topics.append(_lying(topic, lying, sent, sizes))
             raw = sum(sizes) if topic is DRAFTS else raw
+    times = [at for each in decided.values() for at in each]
     return Described(
         topics,
         intake.counts.as_dict(),
         max(times, default=0.0) - min(times, default=0.0),
+        _rate(decided),
         raw / max(intake.counts.rows, 1),
         {name: dict(counter.most_common(20)) for name, counter in by.items()},
-        lag,
+        {n: s.lag for n, s in spoke.items() if s.time >= last_status - HEARD_S},
     )
 
 
-def _lying(topic: Topic, lying: Mapping[int, range], sent: list[float], sizes: list[int]) -> Lying:
+def _rate(times: Times) -> float:
+    found = 0.0
+    for each in times.values():
+        lasted = max(each, default=0.0) - min(each, default=0.0)
+        found += len(each) / lasted if lasted > 0 else 0.0
+    return found
+
+
+def _lying(topic: Topic, lying: Mapping[int, range], sent: Times, sizes: list[int]) -> Lying:
+    times = [at for each in sent.values() for at in each]
     return Lying(
         topic.name,
         topic.cleanup,
         len(lying),
         sum(map(len, lying.values())),
-        min(sent, default=0.0),
-        max(sent, default=0.0),
-        len(sent),
+        min(times, default=0.0),
+        max(times, default=0.0),
+        len(times),
         sum(sizes) / max(len(sizes), 1),
+        _rate(sent),
     )
 
 
 def _counted(intake: Intake, record: Any, by: Mapping[str, Counter[str]]) -> list[float]:
-    """Count the record's events; when the first and the last of them were decided."""
+    """Count the record's events; when each of them was decided."""
     rows = intake.take(record.partition, record.value)
     if rows is None or not rows.wanted.any():
         return []
@@ -117,14 +137,12 @@ def _counted(intake: Intake, record: Any, by: Mapping[str, Counter[str]]) -> lis
     for name in ("arm", "workload"):
         for value, wanted in zip(rows.batch.names[name], rows.wanted.tolist(), strict=True):
             by[name][value or "-"] += wanted
-    times = rows.batch.numbers["time"][rows.wanted]
-    return [float(times.min()), float(times.max())]
+    times: list[float] = rows.batch.numbers["time"][rows.wanted].tolist()
+    return times
 
 
-def _lag(value: bytes | None) -> dict[str, int]:
-    """A learner's, by its name; nothing of whatever else."""
+def _status(value: bytes | None) -> WorkerStatus | LearnerStatus | None:
     try:
-        status = decode_status(value or b"")
+        return decode_status(value or b"")
     except ContractError:
-        return {}
-    return {status.process: status.lag} if isinstance(status, LearnerStatus) else {}
+        return None

@@ -24,12 +24,14 @@ from decoder.contracts.topics import TOPICS
 from decoder.kafka.clients import AWAY, close, open_admin
 from decoder.settings import WorkerSettings
 from decoder.tenancy.key import FILE_VARIABLE, VARIABLE, key_of
-from learner.topics import RETENTION, settings_of
+from learner.topics import RETENTION, SEGMENT, settings_of
 from pipelines.stack.interrupts import held
 from pipelines.telemetry.export import NOTE, settle, write_table
 from pipelines.telemetry.reading import reading, records, spans
 
 REQUEST_MS: Final = 30_000
+SEGMENT_MS: Final = 604_800_000
+"""Kafka's own ``segment.ms`` (a week), where a broker does not say it."""
 SEARCHED: Final = tuple(topic for topic in TOPICS if not topic.compacted)
 """Policies and leases, which are kept for ever, have nothing of a tenant."""
 ELSEWHERE: Final = (
@@ -56,7 +58,7 @@ class Held:
     upto: int
     others: int  # records up to there that do not
     newest: float  # seconds since the epoch, of the last one
-    gone_at: float  # when the topic's retention ends for it; 0: the broker does not say, or never
+    gone_at: float  # when the topic has let go of it at the latest; 0: the broker does not say
 
 
 def pseudonym_of(tenant: str) -> str:
@@ -160,7 +162,11 @@ def as_dict(pseudonym: str, there: Sequence[Held]) -> dict[str, Any]:
 
 
 def _retentions(kafka: KafkaSettings) -> dict[str, float]:
-    """Seconds that each topic keeps a record, where the broker says so."""
+    """Seconds that each topic keeps a record at most, where the broker says so.
+
+    Kafka deletes segments whole, once the newest record in them is older than ``retention.ms``: a
+    record waits for those that came up to ``segment.ms`` after it, while more are written.
+    """
     admin: Any = None
     try:
         admin = open_admin(kafka, "forget", REQUEST_MS)
@@ -169,5 +175,8 @@ def _retentions(kafka: KafkaSettings) -> dict[str, float]:
         return {}
     finally:
         close(admin)
-    ages = {name: int(settings.get(RETENTION, "-1")) / 1e3 for name, settings in told.items()}
-    return {name: age for name, age in ages.items() if age >= 0}
+    return {
+        name: (age + int(settings.get(SEGMENT, SEGMENT_MS))) / 1e3
+        for name, settings in told.items()
+        if (age := int(settings.get(RETENTION, "-1"))) >= 0
+    }

@@ -38,7 +38,7 @@ def record(folder: Path) -> Record:
     queries += [{"title": f"SQL: {name}", "text": text_of(name)} for name in (*VIEWS, *QUESTIONS)]
     return {
         "title": f"Draft events of {folder.name}",
-        "sentences": [],
+        "sentences": _sentences(found),
         "made": f"{clock(time.time())} {zone()}",
         "tiles": _tiles(found),
         "charts": [
@@ -53,12 +53,23 @@ def record(folder: Path) -> Record:
     }
 
 
+def _sentences(found: Mapping[str, Answer]) -> list[str]:
+    least = found["shed"].column("least")[0]
+    if least is None or least >= 1.0:
+        return []
+    return [
+        "Workers shed load: of some requests only one in "
+        f"{1 / max(least, 1e-6):.1f} was told of, and no figure here weighs its rows by 1 / share."
+    ]
+
+
 def _tiles(found: Mapping[str, Answer]) -> list[Record]:
     whole = found["regret"].only(chosen="all")
     tiles = []
     if any(whole.column("cycles")):
         share, cycles = whole.column("share_of_time")[0], whole.column("cycles")[0]
-        tiles.append(_tile("regret", "of the time, regretted", share, "{:.1%}", f"{cycles} cycles"))
+        said = "of the steps' time, lost against the best in hindsight"
+        tiles.append(_tile("regret", said, share, "{:.1%}", f"{cycles} cycles"))
     kinds = found["pays"].only(what="workload")
     drafts = sum(kinds.column("drafts"))
     if drafts:

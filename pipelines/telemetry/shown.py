@@ -21,12 +21,11 @@ def described(told: Described) -> Iterator[Table | str]:
         table.add_row(*_row(topic))
     yield table
     counts = told.counts
-    rate = counts["rows"] / told.seconds if told.seconds else 0.0
     yield (
         f"Of the {counts['records']} draft records read: {counts['rows']} events in "
-        f"{told.seconds:.0f} s ({rate:.1f} a second, {told.bytes_an_event:.0f} bytes each before "
-        f"compression), {counts['duplicates']} came twice, {counts['missing']} records missing, "
-        f"{counts['refused']} refused."
+        f"{told.seconds:.0f} s ({told.events_per_s:.1f} a second, {told.bytes_an_event:.0f} "
+        f"bytes each before compression), {counts['duplicates']} came twice, "
+        f"{counts['missing']} records missing, {counts['refused']} refused."
     )
     for name, rows in told.by.items():
         parts = ", ".join(f"{escape(value)} {count}" for value, count in rows.items())
@@ -40,7 +39,7 @@ def held_table(there: Sequence[Held]) -> Table:
     table = Table(
         title="Records that hold it", title_justify="left", box=None, padding=(0, 2, 0, 0)
     )
-    for name in ("topic", "partition", "records", "others before", "newest", "gone by itself"):
+    for name in ("topic", "partition", "records", "others before", "newest", "gone by"):
         table.add_column(name)
     for each in there:
         ends = _moment(each.gone_at) if each.gone_at else "the broker does not say"

@@ -30,7 +30,8 @@ def test_a_round_survives_its_way() -> None:
     ("field", "value"),
     [
         ("steps", -1), ("steps", 2**60), ("us", float("nan")), ("us", float("inf")),
-        ("tokens", "12"), ("side", "x" * 65), ("cost_us", -1.0), ("groups", [{}] * 3),
+        ("tokens", "12"), ("side", "x" * 65), ("cost_us", -1.0), ("us", 1e13), ("tokens", 1e10),
+        ("groups", [{}] * 3),
     ],
 )  # fmt: skip
 def test_numbers_out_of_range_are_refused(field: str, value: object) -> None:

@@ -49,7 +49,7 @@ CASES = {
     ),
     "HvdEventsLost": Case(
         {
-            f"hvd_events_dropped_total{W}": "0x30",
+            'hvd_drops_total{worker="w", reason="shed"}': "0+50x40",
             'hvd_events_refused_total{worker="w", reason="TopicAuthorizationFailed"}': "_x2 5x40",
         },
         4,
@@ -100,6 +100,18 @@ CASES = {
     ),
 }
 
+FURTHER = [
+    (
+        "HvdWorkerDown",
+        Case({'up{job="hvd-worker", instance="w"}': "1 1 stale _x8 1x4"}, 6, 13),
+    ),
+    (
+        "HvdEventsLost",
+        Case({'hvd_drops_total{worker="w", reason="queue"}': "_x2 5x40"}, 4, 30),
+    ),
+]
+"""Another way to the same alert."""
+
 
 def test_every_alert_has_a_case_and_says_what_to_do() -> None:
     assert CASES.keys() == ALERTS.keys()
@@ -110,7 +122,7 @@ def test_every_alert_has_a_case_and_says_what_to_do() -> None:
 
 @needs_promtool
 def test_each_fires_and_is_over(tmp_path: Path) -> None:
-    tests = [_written(name, case) for name, case in CASES.items()]
+    tests = [_written(name, case) for name, case in [*CASES.items(), *FURTHER]]
     file = tmp_path / "alerts.test.yml"
     rules = str(PROMETHEUS / "alerts.yml")
     file.write_text(

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -110,17 +110,24 @@ def test_manifests_are_valid_by_the_schemas_of_the_api(overlay: str) -> None:
 def test_what_belongs_together_is_named_alike(overlay: str) -> None:
     documents = built(overlay)
     labels = [template["metadata"]["labels"] for _, template in pods(documents)]
-    selectors = [
-        document["spec"]["selector"].get("matchLabels", document["spec"]["selector"])
-        for document in documents
-        if document["kind"] in ("Service", "PodDisruptionBudget", "Deployment", "StatefulSet")
-    ] + [
-        document["spec"]["podSelector"].get("matchLabels", {})
-        for document in documents
-        if document["kind"] == "NetworkPolicy"
-    ]
-    for selector in selectors:
-        assert any(selector.items() <= each.items() for each in labels), selector
+    for document in documents:
+        spec = document.get("spec", {})
+        match document["kind"]:
+            case "Service":
+                selector = spec["selector"]
+            case "PodDisruptionBudget" | "Deployment" | "StatefulSet":
+                selector = spec["selector"]["matchLabels"]
+            case "NetworkPolicy" if "matchLabels" in spec["podSelector"]:
+                selector = spec["podSelector"]["matchLabels"]
+            case "NetworkPolicy":  # without a selector it is for every pod
+                for asked in spec["podSelector"].get("matchExpressions", []):
+                    assert asked["operator"] == "In"
+                    known = {each.get(asked["key"]) for each in labels}
+                    assert set(asked["values"]) <= known, document
+                continue
+            case _:
+                continue
+        assert selector and any(selector.items() <= each.items() for each in labels), document
     named = {(d["kind"], d["metadata"]["name"]) for d in documents}
     for document, template in pods(documents):
         spec = template["spec"]
@@ -150,26 +157,42 @@ def test_every_pod_keeps_the_restricted_standard(overlay: str) -> None:
             assert container["resources"]["limits"]["memory"]
 
 
-def environments() -> Iterator[tuple[str, Mapping[str, str]]]:
-    """The environment of each of our processes, as it is shipped."""
-    for name in ("topics", "learner", "worker"):
-        yield f"compose {name}", COMPOSE["services"][name]["environment"]
-    for overlay in OVERLAYS if shutil.which("kubectl") else ():
-        documents = built(overlay)
-        maps = {d["metadata"]["name"]: d.get("data") for d in documents if d["kind"] == "ConfigMap"}
-        for document, template in pods(documents):
-            container = template["spec"]["containers"][0]
-            given = {e["name"]: e.get("value", "pod") for e in container.get("env", [])}
-            for source in container["envFrom"]:
-                given |= maps[source["configMapRef"]["name"]]
-            yield f"{overlay} {document['metadata']['name']}", given
+def of_pods(overlay: str) -> Iterator[tuple[str, Mapping[str, str]]]:
+    """The environment of each process of the manifests."""
+    documents = built(overlay)
+    maps = {d["metadata"]["name"]: d.get("data") for d in documents if d["kind"] == "ConfigMap"}
+    for document, template in pods(documents):
+        container = template["spec"]["containers"][0]
+        given = {e["name"]: e.get("value", "pod") for e in container.get("env", [])}
+        for source in container["envFrom"]:
+            given |= maps[source["configMapRef"]["name"]]
+        yield document["metadata"]["name"], given
 
 
-def test_every_process_takes_its_environment(
+def test_every_container_takes_its_environment(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ca_file: Path
 ) -> None:
+    names = ("topics", "learner", "worker")
+    given = ((name, COMPOSE["services"][name]["environment"]) for name in names)
+    take(given, monkeypatch, tmp_path, ca_file)
+
+
+@needs_kubectl
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_every_pod_takes_its_environment(
+    overlay: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ca_file: Path
+) -> None:
+    take(of_pods(overlay), monkeypatch, tmp_path, ca_file)
+
+
+def take(
+    environments: Iterable[tuple[str, Mapping[str, str]]],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    ca_file: Path,
+) -> None:
     seen = 0
-    for name, given in environments():
+    for name, given in environments:
         with monkeypatch.context() as patch:
             for variable, value in given.items():
                 patch.setenv(variable, value)

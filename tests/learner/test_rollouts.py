@@ -8,11 +8,14 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from decoder.contracts.bundle import FIRST
 from decoder.contracts.status import WorkerStatus
 from decoder.contracts.topics import POLICY, STATUS, TRIALS
+from decoder.trial.effect import UNKNOWN, Effect
 from learner import comparison, loop, registrar
 from learner.registrations import Registration
 from learner.registry import Standing, digest_of
@@ -75,6 +78,30 @@ def test_a_candidate_that_is_worse_is_dropped(stage: Stage) -> None:
     last = last_status(stage.kafka)
     assert last.rollout == "" and "slower than the champion" in last.rollout_said
     assert last.rounds_refused == 4 and learner.scopes.awake[SCOPE].version == 1
+
+
+def test_a_comparison_that_fails_is_given_up_and_ends_nothing_else(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(mine: NDArray[np.float64], *_: object) -> Effect:
+        if len(mine):
+            raise OverflowError("math range error")
+        return UNKNOWN
+
+    learner = stage.learner()
+    won(learner)
+    crew = stage.workers({3: 1.0}, noise=0.5)
+    work(learner, lambda: len(pairs_of(learner)) > 10, crew)
+    monkeypatch.setattr(comparison, "effect", fails)
+    work(learner, lambda: not learner.rollouts.busy(SCOPE), crew)
+    work(learner, stage.tagged(3, trial="ended"), crew)
+    step_until(learner, lambda: on_trial(learner) == 0 and stage.standing.trial is None)
+    told = learner.rollouts.status(SCOPE)
+    stop(learner)
+    assert told["verdicts"] == {"give up": 1}
+    assert "a fault of the learner" in str(told["rollout_said"])
+    assert "a fault of the learner" in stage.tags(3)["trial_why"]
+    assert stage.standing == Standing(SCOPE, champion=1)
 
 
 def test_one_that_loses_nothing_is_promoted_and_watched(

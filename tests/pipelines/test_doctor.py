@@ -85,3 +85,10 @@ def test_the_doctor_says_what_is_shared(monkeypatch: pytest.MonkeyPatch) -> None
     assert not check.ok and not check.blocks and "all requests" in check.found
     monkeypatch.setenv("HVD_WORKER_TENANTS", "everybody")
     assert not doctor.tenants().ok
+
+
+def test_a_setting_that_cannot_be_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(broker.VARIABLE, "127.0.0.1:9092")
+    monkeypatch.setenv("HVD_KAFKA_SECURITY_PROTOCOL", "NONE")
+    check = doctor.kafka()
+    assert not check.ok and check.fix and "HVD_KAFKA_SECURITY_PROTOCOL" in check.found.upper()

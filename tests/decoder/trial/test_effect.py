@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -33,6 +34,18 @@ def test_too_few_pairs_say_nothing_and_empty_blocks_are_no_pairs() -> None:
     empty = np.zeros((5, 2))
     assert effect(np.concatenate([mine, empty]), np.concatenate([other, empty])) == found
     assert effect([], []).pairs == 0
+
+
+@pytest.mark.parametrize("count", [1, FEWEST, 60])
+def test_no_number_of_a_round_is_too_much_for_it(count: int) -> None:
+    extremes = [5e-324, 1e-300, 1e-12, 1e-5, 1.0, 1e9, 1e15, 1e300]
+    for numbers in itertools.product(extremes, repeat=4):
+        usual = np.tile([100.0, 1e6], (count - 1, 1))
+        mine, other = (np.vstack([usual, each]) for each in (numbers[:2], numbers[2:]))
+        found = effect(mine, other)
+        assert 0.0 < found.ratio < math.inf and 0.0 <= found.low <= found.ratio <= found.high
+        alike = effect(np.tile(numbers[:2], (count, 1)), np.tile(numbers[2:], (count, 1)))
+        assert 0.0 < alike.ratio < math.inf and alike.low <= alike.ratio <= alike.high
 
 
 def test_looking_after_every_round_errs_no_more_often_than_stated() -> None:

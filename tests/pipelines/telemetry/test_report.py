@@ -17,7 +17,7 @@ from decoder.contracts.settings import KafkaSettings
 from pipelines.cli import app
 from pipelines.telemetry.asked import Answer, answers
 from pipelines.telemetry.export import export
-from pipelines.telemetry.report import report
+from pipelines.telemetry.report import record, report
 from tests.pipelines.telemetry.records import ONE, produce, spread
 from tests.pipelines.watch.browser import needs_browser, opened, text_of
 from tests.pipelines.watch.records import event
@@ -185,3 +185,11 @@ def test_what_is_no_export_is_said(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(b"no parquet")
     with pytest.raises(TraceError, match="cannot be asked"):
         report(tmp_path)
+
+
+def test_a_page_over_shed_load_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert record(folder)["sentences"] == []
+    asked = {**answers(folder), "shed": Answer(["least"], [(0.25,)])}
+    monkeypatch.setattr("pipelines.telemetry.report.answers", lambda folder: asked)
+    (said,) = record(folder)["sentences"]
+    assert "only one in 4.0 was told of" in said
