@@ -51,9 +51,13 @@ class PolicyFeed:
         """Begin to listen."""
         self._thread.start()
 
-    def close(self) -> None:
-        """Stop listening."""
+    def stop(self) -> None:
+        """Stop listening, soon."""
         self._stopping.set()
+
+    def close(self) -> None:
+        """Stop listening, and wait for it."""
+        self.stop()
         self._thread.join(CLOSE_TIMEOUT_S)
 
     def _run(self) -> None:

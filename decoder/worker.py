@@ -133,10 +133,12 @@ class Worker:
     def close(self) -> None:
         """Label what is open as censored, send what is left, stop the threads."""
         if self.feed is not None:
-            self.feed.close()
+            self.feed.stop()  # events go first: whoever ends this process does not wait for long
         self.router.close()
         if self.handover is not None:
             self.handover.close()
+        if self.feed is not None:
+            self.feed.close()
         if self.page is not None:
             self.page.close()
 

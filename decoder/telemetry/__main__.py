@@ -27,7 +27,7 @@ from decoder.telemetry.books import Books
 from decoder.telemetry.frames import HEAD, Frame, Hello
 from decoder.telemetry.shedding import Shedding
 from decoder.telemetry.shipper import Inbox, Shipper
-from decoder.telemetry.spill import SpillError, expire
+from decoder.telemetry.spill import SpillError, bound, expire
 
 HELD: Final = 256
 """Frames that may wait to be taken: behind a shipper that hangs they wait in the parent, where they
@@ -35,6 +35,8 @@ are bounded too, and counted."""
 NICENESS: Final = 5
 """Where processors are few, decoding goes first."""
 WATCH_S: Final = 1.0
+SAY_S: Final = 10.0
+"""The parent hears the books so often though nothing changed: it ends a carrier that hangs."""
 
 
 def _read(stream: BinaryIO) -> Frame | None:
@@ -98,13 +100,13 @@ def main() -> None:
         return
     hello = msgspec.json.decode(told.payload, type=Hello)
     origin = Origin(hello.scope, hello.worker, hello.life, hello.target, hello.drafter)
-    said = b""
+    said, said_at = b"", 0.0
 
     def report(books: Books) -> None:
-        nonlocal said
-        line = msgspec.json.encode(books)
-        if line != said:
-            said = line
+        nonlocal said, said_at
+        line, now = msgspec.json.encode(books), time.monotonic()
+        if line != said or now >= said_at + SAY_S:
+            said, said_at = line, now
             _say(b"B", line)
 
     folder = Path(hello.folder) if hello.folder else None
@@ -112,6 +114,7 @@ def main() -> None:
     if folder is not None:
         with contextlib.suppress(*SpillError):
             expire(folder.parent)
+            bound(folder, hello.most)
     shipper = Shipper(
         kafka, origin, hello.books, report, folder, hello.most, Shedding(hello.per_second)
     )

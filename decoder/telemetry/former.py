@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from decoder.telemetry.spill import Record, Spill, SpillError, former, release
+from decoder.telemetry.spill import Record, Spill, SpillError, former, is_damage, release
 
 log = logging.getLogger(__name__)
 
@@ -26,22 +26,19 @@ class Left(NamedTuple):
 
 
 class FormerLives:
-    """The files in ``folder`` whose workers have ended, one after the other."""
+    """The files in ``folder`` whose workers have ended, one after the other; one is open."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._held: list[tuple[Spill, str, int]] = []
+        self._held: tuple[Spill, str, int] | None = None
+        self._found: Iterator[tuple[Spill, str, int]] = iter(())
         self._looked_at = -EVERY_S
 
     def oldest(self, partitions: Collection[int]) -> Left | None:
         """The record to deliver next; None where there is none. It stays in its file until it is
         removed. One for none of ``partitions`` is lost, with a word in the log.
         """
-        if not self._held and time.monotonic() >= self._looked_at + EVERY_S:
-            self._looked_at = time.monotonic()
-            self._held = list(former(self._folder))
-        while self._held:
-            spill = self._held[0][0]
+        while (spill := self._file()) is not None:
             try:
                 for number, partition in spill.heads(1):
                     if partition in partitions:
@@ -51,17 +48,43 @@ class FormerLives:
                 if spill.rows:
                     continue
             except SpillError as error:
-                log.warning("%s, of a former life, is damaged and lost: %s", spill.path, error)
-                spill.rows = 0
-            self._leave(*self._held.pop(0))
+                self._failed(spill, error)
+            self.close()
         return None
 
-    def close(self) -> None:
-        """Leave the files to whoever comes next."""
-        while self._held:
-            self._leave(*self._held.pop(0))
+    def remove(self, left: Spill, record: int) -> int:
+        """Take a record out of the file that it is from; how many events it held. Where that fails
+        the file is let go of until the next look, and the record is delivered once more.
+        """
+        try:
+            return left.remove(record)
+        except SpillError as error:
+            self._failed(left, error)
+            self.close()
+            return 0
 
-    def _leave(self, spill: Spill, life: str, lock: int) -> None:
+    def _failed(self, spill: Spill, error: Exception) -> None:
+        if is_damage(error):
+            log.warning("%s, of a former life, is damaged and lost: %s", spill.path, error)
+            spill.rows = 0
+        else:
+            log.warning("%s, of a former life, is left alone for now: %s", spill.path, error)
+
+    def _file(self) -> Spill | None:
+        """The one that is open, or the next."""
+        if self._held is None:
+            self._held = next(self._found, None)
+        if self._held is None and time.monotonic() >= self._looked_at + EVERY_S:
+            self._looked_at = time.monotonic()
+            self._found = former(self._folder)
+            self._held = next(self._found, None)
+        return self._held[0] if self._held is not None else None
+
+    def close(self) -> None:
+        """Leave the open file to whoever comes next."""
+        if self._held is None:
+            return
+        (spill, life, lock), self._held = self._held, None
         try:
             spill.close()
             release(self._folder, life)

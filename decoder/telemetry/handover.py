@@ -45,6 +45,8 @@ START_TIMEOUT_S: Final = 10.0
 """A carrier that is still starting when its worker closes is waited for so long."""
 RESTART_S: Final = (1.0, 30.0)
 """Pause before a carrier is started again; doubled after each that died young, up to the second."""
+SILENT_TURNS: Final = 600
+"""Looks, a minute of them, in which a carrier says nothing though events wait: then it hangs."""
 UNSENT: Final = 4 << 20
 """Bytes that may wait for a carrier that does not read: behind them events stay in the queue."""
 
@@ -85,6 +87,7 @@ class Handover:
         self._entrusted = 0  # events that the carrier answers for
         self._inherited = 0  # of these, the ones that the carrier before it had
         self._rounds = 0  # rounds that it has
+        self._silent = 0  # looks since it said something
         self._past = Accounts()  # of carriers that ended, and of what never reached one
         self._accounting = threading.Lock()
         self._carrier: Carrier | None = None
@@ -175,7 +178,7 @@ class Handover:
             return
         while carrier.unsent < UNSENT and self._hand_over(carrier):
             carrier.write()
-        if time.monotonic() - self._said >= STATUS_EVERY_S:
+        if time.monotonic() - self._said >= STATUS_EVERY_S and carrier.unsent < UNSENT:
             self._said = time.monotonic()
             self._say_status(carrier)
         carrier.write()
@@ -209,7 +212,7 @@ class Handover:
     def _hand_over(self, carrier: Carrier) -> bool:
         """Add a frame of events, and the rounds there are, to what is sent; False without any."""
         rounds = self._turns.rounds if self._turns is not None else None
-        while rounds:
+        while rounds and carrier.unsent < UNSENT:
             self._hand_over_round(carrier, rounds.popleft())
         with self._accounting:
             taken = self._queue.take(AT_ONCE)
@@ -231,7 +234,12 @@ class Handover:
                 self._past.dropped["unreadable"] += 1
                 return b"", []
         readable = [one for one in taken if self._encoded([one])[1]]
-        return (told.encode(self._tell(readable)), readable) if readable else (b"", [])
+        try:
+            return (told.encode(self._tell(readable)), readable) if readable else (b"", [])
+        except Exception:  # noqa: BLE001 -- told by the complaints
+            self._complaints.exception("no events can be made of cycles")
+            self._past.dropped["unreadable"] += len(readable)
+            return b"", []
 
     def _hand_over_round(self, carrier: Carrier, played: Played) -> None:
         try:
@@ -261,7 +269,7 @@ class Handover:
             self._books.copy(), str(self._folder or ""), self._most, self._per_second,
         )  # fmt: skip
         self._start_at = time.monotonic() + self._pause
-        self._carrier = Carrier(hello, self._lock)
+        self._carrier, self._silent = Carrier(hello, self._lock), 0
 
     def _hear(self) -> None:
         """Hear what the carrier says; of one that is dead, what it said last holds."""
@@ -270,9 +278,12 @@ class Handover:
             return
         ended = carrier.ended  # before the last words are read
         books = carrier.hear()
+        self._silent += 1
         if books is not None:
+            self._silent = 0
             self._take_books(books)
-        if ended:
+        hangs = self._silent > SILENT_TURNS and self._waiting > 0 and not self._stopping.is_set()
+        if ended or hangs:
             self._bury()
 
     def _take_books(self, books: Books) -> None:
@@ -281,8 +292,12 @@ class Handover:
                 # Of what the one before it answered for the file holds this; the rest died with it.
                 lost = self._inherited - books.found
                 self._entrusted -= lost
-                if lost:
+                if lost > 0:
                     self._past.dropped["carrier"] += lost
+                else:  # it had put down what was in doubt, or could not take out what was sent
+                    certain = min(-lost, self._past.in_doubt)
+                    self._past.in_doubt -= certain
+                    self._past.sent += lost + certain
             self._books = books
 
     def _bury(self) -> None:

@@ -9,7 +9,7 @@ from typing import Final
 
 from decoder.complaints import Complaints
 from decoder.telemetry.books import Books
-from decoder.telemetry.spill import Record, Spill, SpillError
+from decoder.telemetry.spill import Record, Spill, SpillError, is_damage
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +37,7 @@ class Outbox:
         self._memory: dict[int, Record] = {}
         self._size = 0  # bytes in memory
         self._doubtful: set[int] = set()  # ids of those that may lie on the topic all the same
+        self._gone: set[int] = set()  # ids of those that the file would not let go of yet
         self._complaints = Complaints()
         if spill is not None:
             books.spilled += spill.rows
@@ -68,7 +69,7 @@ class Outbox:
                 spill.put(record)
             except SpillError as error:
                 self._complaints.warning(
-                    f"draft events are lost: {spill.path} takes none ({error})"
+                    "draft events are lost: %s takes none (%s)", spill.path, error
                 )
                 self.drop(record.id, "disk")
                 continue
@@ -76,10 +77,12 @@ class Outbox:
             books.waiting -= record.rows
             books.spilled += record.rows
         try:
-            while spill.size > self._most and (oldest := spill.oldest()) is not None:
+            while (size := spill.size) > self._most and (oldest := spill.oldest()) is not None:
                 self.drop(oldest, "spill")
+                if spill.size == size:
+                    return  # it lets go of none now
         except SpillError as error:
-            self._lose_file(error)
+            self._file_failed(error)
 
     def ready(self) -> list[Record]:
         """The oldest record of each partition of which none is under way."""
@@ -96,16 +99,30 @@ class Outbox:
                 try:
                     found.append(self._spill.get(number))
                 except SpillError as error:
-                    self._complaints.warning(f"a record in a file is damaged and lost: {error}")
+                    if not is_damage(error):
+                        self._file_failed(error)
+                        break
+                    self._complaints.warning("a record in a file is damaged and lost: %s", error)
                     self.drop(number, "damaged")
         return found
 
     def _heads(self) -> list[tuple[int, int]]:
-        try:
-            return self._spill.heads(LOOKED_AT) if self._spill is not None else []
-        except SpillError as error:
-            self._lose_file(error)
+        if self._spill is None:
             return []
+        try:
+            for number in sorted(self._gone):
+                self._spill.remove(number)
+                self._gone.discard(number)
+        except SpillError as error:
+            self._file_failed(error)
+        if self._spill is None:
+            return []
+        try:
+            heads = self._spill.heads(LOOKED_AT + len(self._gone))
+        except SpillError as error:
+            self._file_failed(error)
+            return []
+        return [head for head in heads if head[0] not in self._gone]
 
     def sent(self, record: Record) -> None:
         """It is under way."""
@@ -126,16 +143,16 @@ class Outbox:
 
     def delivered(self, record: Record) -> None:
         """It lies on the topic."""
-        rows = self._out(record.id)
+        rows = self._out(record.id, record.rows)
         self._books.sent += rows
 
     def refused(self, record: Record, reason: str) -> None:
         """The broker will never take it; one that it may have taken before is in doubt."""
-        self._lose(record.id, lambda rows: self._books.refuse(reason, rows))
+        self._lose(record.id, lambda rows: self._books.refuse(reason, rows), record.rows)
 
     def replace(self, record: Record, parts: Collection[Record]) -> None:
         """Put ``parts``, its events, in the place of a record."""
-        rows = self._out(record.id)
+        rows = self._out(record.id, record.rows)
         self._books.waiting += rows
         held = {part.id: part for part in parts}
         self._size += sum(len(part.value) for part in parts)
@@ -145,9 +162,9 @@ class Outbox:
         """Lose a record, by its id; one that may lie on the topic is in doubt."""
         self._lose(record, lambda rows: self._books.drop(reason, rows))
 
-    def _lose(self, record: int, count: Callable[[int], None]) -> None:
+    def _lose(self, record: int, count: Callable[[int], None], held: int = 0) -> None:
         doubtful = record in self._doubtful or record in self.flying
-        rows = self._out(record)
+        rows = self._out(record, held)
         if doubtful:
             self._books.in_doubt += rows
         elif rows:
@@ -164,11 +181,15 @@ class Outbox:
             except SpillError as error:
                 log.warning("%s was not closed: %s", self._spill.path, error)
 
-    def _out(self, number: int) -> int:
-        """Take a record out of its place; how many events it held."""
-        self._doubtful.discard(number)
+    def _out(self, number: int, held: int = 0) -> int:
+        """Take a record out of its place; how many events it held.
+
+        Where a file does not let go of it now, one of ``held`` events is taken out later, and not
+        looked at until then; one of an unknown number of events stays, and 0 is returned.
+        """
         record = self._memory.get(number)
         if record is not None:
+            self._doubtful.discard(number)
             self._forget(record)
             self._books.waiting -= record.rows
             return record.rows
@@ -177,8 +198,16 @@ class Outbox:
         try:
             rows = self._spill.remove(number)
         except SpillError as error:
-            self._lose_file(error)
-            return 0
+            self._file_failed(error)
+            if self._spill is None or not held or number in self._gone:
+                return 0
+            self._gone.add(number)
+            rows = held
+        else:
+            if number in self._gone:
+                self._gone.discard(number)
+                return 0
+        self._doubtful.discard(number)
         self._books.spilled -= rows
         return rows
 
@@ -188,11 +217,16 @@ class Outbox:
         if record.id in self.flying:
             self._books.flying -= record.rows
 
-    def _lose_file(self, error: Exception) -> None:
-        """Go on without a file that cannot be read any more."""
-        spill, self._spill = self._spill, None
+    def _file_failed(self, error: Exception) -> None:
+        """Go on without a file that is damaged; one that only cannot be used now is kept."""
+        spill = self._spill
         if spill is None:
             return
+        if not is_damage(error):
+            self._complaints.warning("%s cannot be used now: %s", spill.path, error)
+            return
+        self._spill = None
+        self._gone.clear()
         log.error("%d draft events are lost: %s cannot be read (%s)", spill.rows, spill.path, error)
         self._books.drop("damaged", self._books.spilled)
         self._books.spilled = 0

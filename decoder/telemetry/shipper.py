@@ -31,7 +31,7 @@ from decoder.telemetry.frames import Frame
 from decoder.telemetry.outbox import Outbox
 from decoder.telemetry.recorder import BATCH, Recorder
 from decoder.telemetry.shedding import Shedding
-from decoder.telemetry.spill import FILE, Record, Spill, SpillError
+from decoder.telemetry.spill import FILE, Record, Spill, SpillError, is_damage
 from decoder.telemetry.told import decode, events_of
 
 log = logging.getLogger(__name__)
@@ -117,6 +117,10 @@ class Shipper:
         try:
             return Spill(path, self._origin.worker)
         except SpillError as error:
+            if not is_damage(error):
+                log.warning("%s cannot be read now: events wait in memory, and what it holds for "
+                            "the next worker (%s)", path, error)  # fmt: skip
+                return None
             log.warning("%s cannot be read: what it held is lost (%s)", path, error)
             path.unlink(missing_ok=True)
             return Spill(path, self._origin.worker)
@@ -296,9 +300,8 @@ class Shipper:
             self.outbox.landed(record, doubtful)
             if not doubtful:
                 self.outbox.delivered(record)
-        elif not doubtful:
-            rows = spill.remove(record.id)
-            self.books.former += rows
+        elif not doubtful and self._former is not None:
+            self.books.former += self._former.remove(spill, record.id)
 
     def _refused(self, flight: Flight, error: Exception) -> Exception | None:
         """Set a record aside for good, or cut it; else the error, after which it is sent again."""
@@ -312,9 +315,9 @@ class Shipper:
             self._landed(flight, doubtful=True)
             return error
         name = type(error).__name__
-        if spill is not None:
+        if spill is not None and self._former is not None:
             log.warning("%d draft events of a former life were refused: %r", record.rows, error)
-            spill.remove(record.id)
+            self._former.remove(spill, record.id)
             return None
         self.outbox.landed(record)
         if name in TOO_LARGE and record.rows > 1 and not self.outbox.is_doubtful(record):
@@ -351,6 +354,7 @@ class Shipper:
         )  # fmt: skip
         self._retry_at = time.monotonic() + RETRY_S
         self.outbox.put_down()
+        self._report(self.books)  # before the wait below: one that dies in it lost none of these
         if not getattr(error, "retriable", False):
             for flight in self._flights:
                 self._landed(flight, doubtful=True)

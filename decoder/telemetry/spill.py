@@ -36,6 +36,15 @@ SpillError = (OSError, sqlite3.Error, zstandard.ZstdError)
 """What may go wrong with a file."""
 
 
+def is_damage(error: Exception) -> bool:
+    """Whether the file itself is at fault, and not the disk, the system or another's lock, which
+    may be better the next time.
+    """
+    if isinstance(error, sqlite3.OperationalError):
+        return error.sqlite_errorcode == sqlite3.SQLITE_ERROR  # it has other tables than ours
+    return isinstance(error, sqlite3.DatabaseError | zstandard.ZstdError)
+
+
 class Record(NamedTuple):
     """``rows`` encoded events. ``id`` grows in the order in which records were made."""
 
@@ -168,19 +177,50 @@ def expire(root: Path) -> None:
     oldest = time.time() - KEPT_DAYS * 86_400
     for folder in root.iterdir() if root.is_dir() else ():
         for spill, life, lock in former(folder):
-            left = spill.path.stat().st_mtime
+            try:
+                spill.close()
+                if spill.path.stat().st_mtime < oldest:
+                    _remove(spill, life, f"waited for a broker for {KEPT_DAYS} days")
+            finally:
+                os.close(lock)
+
+
+def bound(folder: Path, most: int) -> None:
+    """Remove the oldest lives that ended until those left in ``folder`` hold ``most`` bytes of
+    records together: a worker that fails again and again while the broker is away would leave a
+    file each time.
+    """
+    left: list[tuple[float, str, int]] = []
+    for spill, life, lock in former(folder):
+        try:
             spill.close()
-            if left < oldest:
-                log.warning("%d draft events that waited for a broker for %d days are removed: %s",
-                            spill.rows, KEPT_DAYS, spill.path)  # fmt: skip
-                spill.path.unlink(missing_ok=True)
-                release(folder, life)
+            left.append((spill.path.stat().st_mtime, life, spill.size))
+        finally:
             os.close(lock)
+    held, too_many = 0, set[str]()
+    for _, life, size in sorted(left, reverse=True):
+        held += size
+        if held > most:
+            too_many.add(life)
+    for spill, life, lock in former(folder) if too_many else ():
+        try:
+            spill.close()
+            if life in too_many:
+                _remove(spill, life, f"are more than the {most >> 20} MiB that may wait")
+        finally:
+            os.close(lock)
+
+
+def _remove(spill: Spill, life: str, why: str) -> None:
+    log.warning("%d draft events of a former life are lost, they %s: %s", spill.rows, why,
+                spill.path)  # fmt: skip
+    spill.path.unlink(missing_ok=True)
+    release(spill.path.parent, life)
 
 
 def former(folder: Path) -> Iterator[tuple[Spill, str, int]]:
     """Files of lives that ended, each with its life and the descriptor of the lock that is now
-    held; what cannot be read is removed with a word in the log.
+    held; what is damaged is removed with a word in the log. One is looked at when it is asked for.
     """
     for path in sorted(folder.glob(f"*{LOCK}")):
         life = path.name.removesuffix(LOCK)
@@ -201,8 +241,9 @@ def former(folder: Path) -> Iterator[tuple[Spill, str, int]]:
                 spill = Spill(file)
             except SpillError as error:
                 log.warning("%s, left by a worker that ended, cannot be read: %s", file, error)
-                file.unlink(missing_ok=True)
-                release(folder, life)
+                if is_damage(error):
+                    file.unlink(missing_ok=True)
+                    release(folder, life)
                 held = False
                 continue
             if not spill.rows:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.engines.decode import swap_forever
-from tests.engines.plugged import engine_of, worker_in
+from tests.engines.plugged import engine_of, events_in, worker_in
 
 
 def main(job_file: str, result_file: str) -> None:
@@ -40,7 +40,7 @@ def main(job_file: str, result_file: str) -> None:
         if swapper is not None:
             swapper.join()
         worker.router.close()
-        events = [e._asdict() for e in worker.queue.take(1_000_000) if e.draft_len]
+        events = [e._asdict() for e in events_in(worker) if e.draft_len]
         result["status"] = worker.status().model_dump()
         result["events"] = [{k: e[k] for k in e if k != "features"} for e in events]
         result["last_version"] = worker.router.policy.version

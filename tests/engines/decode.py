@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tests.engines.plugged import engine_of, worker_in
+from tests.engines.plugged import engine_of, events_in, worker_in
 
 
 def swap_forever(router: Any, stop: threading.Event) -> None:
@@ -60,7 +60,7 @@ def main(job_file: str, result_file: str) -> None:
     stop.set()
     swapper.join()
     worker.router.close()
-    events = [e._asdict() for e in worker.queue.take(1_000_000) if e.draft_len]
+    events = [e._asdict() for e in events_in(worker) if e.draft_len]
     status = worker.status()
     result = {
         "tokens": [list(o.outputs[0].token_ids) for o in outputs],

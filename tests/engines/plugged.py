@@ -10,6 +10,7 @@ from decoder.engines.vllm.attached import adapter_of
 if TYPE_CHECKING:  # not before the engine: it brings numba (decoder.engines.vllm.plugin says why)
     from vllm import LLM
 
+    from decoder.contracts.events import DraftEvent
     from decoder.worker import Worker
 
 
@@ -30,6 +31,14 @@ def engine_of(job: Mapping[str, Any]) -> LLM:
 def worker_in(llm: LLM) -> Worker:
     """The hybrid worker of an engine that runs in this process."""
     return worker_of(llm.llm_engine.model_executor.driver_worker.worker.model_runner)
+
+
+def events_in(worker: Worker) -> list[DraftEvent]:
+    """The events of all cycles that wait to be handed over, as the carrier would make them."""
+    from decoder.hindsight import tell
+    from decoder.telemetry.told import decode, encode, events_of
+
+    return list(events_of(decode(encode(tell(worker.queue.take(1_000_000))))))
 
 
 def worker_of(runner: Any) -> Worker:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -131,7 +132,9 @@ def test_a_person_moves_pins_and_unpins(bare: Stage) -> None:
     step_until(learner, lambda: published() == 2)
     stop(learner)
     read = [from_bytes(r.value, SCOPE) for r in consume(bare.kafka, POLICY)]
-    assert [p.version for p in read] == [2, 1, 3, 2] and {p.role for p in read} == {"champion"}
+    # A lease that lapsed on a busy machine has what is in force published once more.
+    versions = [version for version, _ in groupby(policy.version for policy in read)]
+    assert versions == [2, 1, 3, 2] and {p.role for p in read} == {"champion"}
     assert [p.publication - read[0].publication for p in read] == [0, 1, 2, 3]
 
 

@@ -24,7 +24,7 @@ from decoder.contracts.topics import DRAFTS, STATUS, TRIALS
 from decoder.contracts.trials import decode_round
 from decoder.kafka.clients import open_admin
 from decoder.policy.first import first_policy
-from decoder.telemetry.books import Accounts
+from decoder.telemetry.books import Accounts, Books
 from decoder.telemetry.handover import Handover
 from decoder.telemetry.queue import EventQueue
 from decoder.telemetry.told import Told
@@ -80,7 +80,9 @@ def until(condition: Callable[[], bool], seconds: float = 40.0) -> None:
 
 def balanced(a: Accounts) -> bool:
     lost = a.dropped.total() + a.refused.total() + a.failed
-    return a.made == a.sent + a.in_doubt + a.waiting + a.spilled + lost
+    counts = (a.sent, a.in_doubt, a.waiting, a.spilled, a.failed)
+    least = min(*counts, *a.dropped.values(), *a.refused.values())
+    return least >= 0 and a.made == a.sent + a.in_doubt + a.waiting + a.spilled + lost
 
 
 def numbers(kafka: KafkaSettings) -> list[int]:
@@ -242,6 +244,56 @@ def test_a_cycle_that_cannot_be_told_is_counted_and_takes_no_other_with_it(
     handover.close()
     assert handover.accounts().dropped == {"unreadable": 2}
     assert numbers(kafka) == [0, 1, 3, 4, 5, 6, 8, 9] and balanced(handover.accounts())
+
+
+def test_what_cannot_be_told_together_is_counted_and_the_next_comes(kafka: KafkaSettings) -> None:
+    def picky(events: Sequence[DraftEvent]) -> Told:
+        if 1 < len(events) < 5:
+            raise RuntimeError("not these")
+        return tell(events)
+
+    queue = EventQueue(100)
+    put(queue, *[PLAIN] * 3)
+    handover = handover_of(kafka, queue, tell=picky)
+    until(lambda: handover.accounts().dropped.total() == 3)
+    put(queue, PLAIN)
+    until(lambda: handover.accounts().sent == 1)
+    handover.close()
+    assert handover.accounts().dropped == {"unreadable": 3} and numbers(kafka) == [3]
+    assert balanced(handover.accounts())
+
+
+def test_a_carrier_that_hangs_is_ended_and_another_goes_on(
+    kafka: KafkaSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = EventQueue(1_000)
+    handover = handover_of(kafka, queue)
+    put(queue, PLAIN)
+    until(lambda: handover.accounts().sent == 1)
+    assert handover.pid is not None
+    os.kill(handover.pid, signal.SIGSTOP)
+    put(queue, *[PLAIN] * 10)
+    with monkeypatch.context() as impatient:
+        impatient.setattr("decoder.telemetry.handover.SILENT_TURNS", 5)
+        until(lambda: handover.accounts().deaths > 0)
+    put(queue, PLAIN)
+    until(lambda: handover.accounts().sent == 2)
+    handover.close()
+    found = handover.accounts()
+    assert balanced(found) and found.dropped == {"carrier": 10} and 11 in numbers(kafka)
+
+
+def test_what_was_in_doubt_and_is_found_in_the_file_is_in_doubt_no_more() -> None:
+    kafka = KafkaSettings(bootstrap_servers="127.0.0.1:1")
+    queue = EventQueue(100)
+    handover = Handover(kafka, queue, tell, ORIGIN, lambda: None)  # type: ignore[arg-type,return-value]
+    put(queue, *[PLAIN] * 10)
+    queue.take(10)
+    handover._entrusted = handover._inherited = 4
+    handover._past.in_doubt = 6  # under way when it died
+    handover._take_books(Books(taken=10, spilled=10, found=10, ready=True))
+    found = handover.accounts()
+    assert balanced(found) and (found.in_doubt, found.spilled, found.waiting) == (0, 10, 0)
 
 
 def test_a_status_that_cannot_be_made_holds_up_no_event(

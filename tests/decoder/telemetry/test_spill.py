@@ -8,12 +8,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from decoder.telemetry import spill as files
 from decoder.telemetry.books import Books
+from decoder.telemetry.former import FormerLives
 from decoder.telemetry.outbox import MEMORY, Outbox
 from decoder.telemetry.spill import FILE, LOCK, Record, Spill, SpillError, claim, former, release
 
@@ -219,3 +222,88 @@ def test_two_do_not_hold_one_file(tmp_path: Path) -> None:
     spill.put(record(1))
     with pytest.raises(SpillError):
         Spill(tmp_path / "a")
+
+
+def test_a_full_disk_loses_nothing_that_lies_in_the_file(tmp_path: Path) -> None:
+    books, spill = Books(), Spill(tmp_path / "a")
+    outbox = Outbox(books, spill, 1 << 30)
+    add(outbox, books, *[record(n, 1_000) for n in range(4)])
+    outbox.put_down()
+    (first,) = outbox.ready()
+    with no_room():
+        outbox.sent(first)
+        outbox.landed(first)
+        outbox.delivered(first)
+        assert (books.sent, books.spilled) == (3, 9) and balanced(books) and not books.dropped
+        assert [one.sequence for one in outbox.ready()] == [1], "what was sent is not sent again"
+    assert [one.sequence for one in outbox.ready()] == [1]
+    outbox.close()
+    assert Spill(tmp_path / "a").rows == 9, "it was taken out when there was room"
+
+
+@contextmanager
+def no_room() -> Iterator[None]:
+    """No file may be written."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def leave(folder: Path, life: str, *records: Record) -> None:
+    lock = claim(folder, life)
+    spill = Spill(folder / f"{life}{FILE}", life)
+    for one in records:
+        spill.put(one)
+    spill.close()
+    os.close(lock)
+
+
+def rows_left(folder: Path) -> list[int]:
+    found = []
+    for spill, _, lock in former(folder):
+        found.append(spill.rows)
+        spill.close()
+        os.close(lock)
+    return found
+
+
+def test_a_former_life_is_kept_where_a_record_cannot_be_taken_out_now(tmp_path: Path) -> None:
+    for life in ("a", "b"):
+        leave(tmp_path, life, record(1), record(2))
+    lives = FormerLives(tmp_path)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    left = lives.oldest({0})
+    assert left is not None and left.key == "a"
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before + 3, "one life is open at a time"
+    with no_room():
+        assert lives.remove(left.spill, left.record.id) == 0
+    left = lives.oldest({0})
+    assert left is not None and left.key == "b", "the other goes on, this one waits for a look"
+    assert lives.remove(left.spill, left.record.id) == 3
+    lives.close()
+    assert rows_left(tmp_path) == [6, 3]
+
+
+def test_a_file_that_another_holds_is_no_damage(tmp_path: Path) -> None:
+    leave(tmp_path, "a", record(1))
+    holder = Spill(tmp_path / f"a{FILE}")
+    holder.put(record(2))
+    assert list(former(tmp_path)) == []
+    holder.close()
+    assert rows_left(tmp_path) == [6]
+
+
+def test_the_oldest_lives_go_where_they_hold_too_much_together(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for at, life in enumerate(("c", "b", "a")):
+        leave(tmp_path, life, record(1, 10_000))
+        os.utime(tmp_path / f"{life}{FILE}", (at, at))
+    files.bound(tmp_path, 1 << 20)
+    assert len(list(tmp_path.glob(f"*{FILE}"))) == 3
+    files.bound(tmp_path, 15_000)
+    assert {path.stem for path in tmp_path.iterdir()} == {"a", "b"}
+    assert "3 draft events of a former life are lost" in caplog.text
