@@ -162,7 +162,8 @@ def _spill(stage: Stage, draw: random.Random) -> None:
 
 
 def _two_learners(stage: Stage, draw: random.Random) -> None:
-    """A second learner waits for the lease; it has to take it, and give way to nobody wrongly."""
+    """A second learner waits for the lease, which may pass to it: it lives on, and publications
+    stay in order. Who took over is not looked at."""
     part = stage.watches["learner"].part
     state = stage.home.learner.with_name("second")
     environment = {**(part.environment or {}), "HVD_LEARNER_STATE_DIR": str(state)}
