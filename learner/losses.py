@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decoder.contracts.bundle import BUCKET_ENDS, Kind
-from decoder.contracts.features import FEATURES, FloatArray
+from decoder.contracts.features import FloatArray
 from decoder.policy.rule import MODEL
 from decoder.policy.survival import BUCKET_OF
 from learner.rows import Rows
@@ -127,9 +127,6 @@ def foresight_of(kind: Kind, outputs: FloatArray, rows: Rows, found: Faced) -> F
     chance = _chance_of(outputs[:, 0].astype(np.float64), rows.draft_len)
     likelihood: Floats = rows.accepted * np.log(chance) + found.broke * np.log1p(-chance)
     return likelihood
-
-
-_SCORE: Final = FEATURES.index("score")
 
 
 def _chance_of(mean: Floats, lengths: NDArray[np.integer]) -> Floats:
