@@ -4,7 +4,8 @@
 what befalls the ranks in it:
 
 ==================  ==============================================================================
-``swapping``        rank 0 changes its policy at every third choice, as in all rounds
+``steady``          rank 0 keeps its policy, so that sides play their rounds to the end
+``swapping``        rank 0 changes its policy at every third choice, as in all that follow
 ``leader fails``    rank 0 cannot choose, now and then, or makes a plan that nobody can read
 ``one fails``       now this rank and now that fails to prepare what its drafter shall read
 ``all fail``        a pass fails on all ranks alike
@@ -42,7 +43,8 @@ def begin(worker: Any, name: str) -> None:
     _note_passes(runner)
     if adapter.worker is not None:
         adapter.worker.faults = 0
-        _swap(adapter.worker.router)
+        if name != "steady":
+            _swap(adapter.worker.router)
     if name == "leader fails" and adapter.worker is not None:
         _now_and_then(adapter.worker.router, "choose", 0)
         _now_and_then(adapter, "_decided", 3, lambda: "no plan at all")

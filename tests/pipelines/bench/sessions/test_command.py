@@ -59,6 +59,7 @@ def test_served_sessions_are_those_of_plain_decoding_and_their_context_is_cached
     for record in made["records"]:
         assert record["equal_to_none"] == record["compared_with_none"] == record["answers"]
         assert record["groups"]["warm"]["answers"] == record["answers"] / 2
-        assert record["prompt_tokens_cached_share"] > 0.2, "a turn's context was there before"
+        # whole blocks only, and a drafter has the last of them read again
+        assert record["prompt_tokens_cached_share"] > 0.1, "a turn's context was there before"
     hybrids = [r for r in made["records"] if r["configuration"] == "hybrid"]
     assert all(r["cycles_per_1k"] < 1000 for r in hybrids)
