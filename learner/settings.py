@@ -17,65 +17,73 @@ class LearnerSettings(Settings):
     model_config = SettingsConfigDict(env_prefix="HVD_LEARNER_", frozen=True, extra="forbid")
 
     mlflow_tracking_uri: str = Field(
-        "sqlite:///mlruns/mlflow.db", description="the registry: MLflow's tracking URI"
+        default="sqlite:///mlruns/mlflow.db", description="the registry: MLflow's tracking URI"
     )
     registry_prefix: str = Field(
-        "hvd-payoff-",
+        default="hvd-payoff-",
         pattern=r"^[A-Za-z0-9._-]{1,64}$",
         description="how the names of registered models begin",
     )
     state_dir: Path = Field(
-        Path("var/learner"),
+        default=Path("var/learner"),
         description="folder of the checkpoint, the scopes, and the name that holds leases; one for "
         "each learner",
     )
     awake_scopes: int = Field(
-        32, ge=1, le=1_000, description="scopes kept in memory; the others rest in files"
+        default=32, ge=1, le=1_000, description="scopes kept in memory; the others rest in files"
     )
     buffer_events: int = Field(
-        20_000, ge=500, description="drafts kept to learn from, a scope; about 200 bytes each"
+        default=20_000,
+        ge=500,
+        description="drafts kept to learn from, a scope; about 200 bytes each",
     )
     rows_per_second: float = Field(
-        100.0,
+        default=100.0,
         gt=0.0,
         description="drafts learned from a second, a scope: above it whole requests are left out; "
         "a hundred take 1% of a core",
     )
-    min_events: int = Field(400, ge=50, description="labelled drafts before a scope learns at all")
-    candidate_every: int = Field(256, ge=1, description="labelled drafts between two contestants")
+    min_events: int = Field(
+        default=400, ge=50, description="labelled drafts before a scope learns at all"
+    )
+    candidate_every: int = Field(
+        default=256, ge=1, description="labelled drafts between two contestants"
+    )
     kind: Literal["survival", "payoff"] = Field(
-        "survival", description="of network, in a scope whose champion has none"
+        default="survival", description="of network, in a scope whose champion has none"
     )
     start: Literal["first", "counting"] = Field(
-        "first",
+        default="first",
         description="what a new scope begins with and falls back to: the first policy, or counted "
         "scores, with which the first policy never contends",
     )
     rollout: Literal["auto", "approve", "off"] = Field(
-        "auto",
+        default="auto",
         description="who promotes what wins offline: a trial on live traffic; after the trial a "
         "person; or nobody, it is served at once",
     )
     trial_margin: float = Field(
-        0.03, gt=0.0, lt=0.5, description="loss in rate that a trial has to exclude"
+        default=0.03, gt=0.0, lt=0.5, description="loss in rate that a trial has to exclude"
     )
     trial_minutes: float = Field(
-        30.0,
+        default=30.0,
         gt=0.0,
         description="minutes of rounds until a trial has to be decided; of a watch as well",
     )
-    host: str = Field("127.0.0.1", description="where the learner's page is bound")
+    host: str = Field(default="127.0.0.1", description="where the learner's page is bound")
     port: int | None = Field(
-        None,
+        default=None,
         ge=0,
         le=65535,
         description="of the page with metrics, health and readiness; without it there is none",
     )
     log: Literal["text", "json"] = Field(
-        "text", description="form of the log; json is an object a line"
+        default="text", description="form of the log; json is an object a line"
     )
     keep_versions: int = Field(
-        20, ge=1, description="versions of a scope that stay; older ones without alias are retired"
+        default=20,
+        ge=1,
+        description="versions of a scope that stay; older ones without alias are retired",
     )
 
     @property
