@@ -9,7 +9,6 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Final, Literal, get_args, get_origin
 
-from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
 
 from decoder.contracts.settings import SECRETS_VARIABLE, KafkaSettings, Settings
@@ -121,13 +120,15 @@ def _words(kind: Any) -> tuple[str, ...]:
 
 
 def _range(limits: list[Any]) -> str:
-    said: dict[type, Callable[[Any], str]] = {
-        Ge: lambda limit: f"at least {limit.ge}",
-        Gt: lambda limit: f"more than {limit.gt:g}",
-        Le: lambda limit: f"at most {limit.le}",
-        Lt: lambda limit: f"less than {limit.lt:g}",
+    """``limits`` are pydantic's, which come from a package that it alone depends on."""
+    said: dict[str, Callable[[Any], str]] = {
+        "Ge": lambda limit: f"at least {limit.ge}",
+        "Gt": lambda limit: f"more than {limit.gt:g}",
+        "Le": lambda limit: f"at most {limit.le}",
+        "Lt": lambda limit: f"less than {limit.lt:g}",
     }
-    return ", ".join(said[type(limit)](limit) for limit in limits if type(limit) in said)
+    known = [limit for limit in limits if type(limit).__name__ in said]
+    return ", ".join(said[type(limit).__name__](limit) for limit in known)
 
 
 if __name__ == "__main__":
