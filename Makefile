@@ -108,7 +108,7 @@ $(STAMPS)/project-cpu: pyproject.toml | $(STAMPS)/native-cpu
 	@touch $@
 
 $(STAMPS)/project-cuda: pyproject.toml | $(STAMPS)/native-cuda
-	$(PIP) install --no-build-isolation -e ".[cuda,embedded,dev]"
+	$(PIP) install --no-build-isolation -e ".[cuda,service,embedded,analysis,dev]"
 	@touch $@
 
 $(STAMPS)/model: $(STAMPS)/project-$(EXTRA)
