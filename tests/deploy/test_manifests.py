@@ -67,7 +67,7 @@ def test_what_images_copy_is_there_and_not_left_out() -> None:
 
 def test_compose_is_valid_and_its_files_are_there(tmp_path: Path) -> None:
     run(
-        BIN / "check-jsonschema", "--builtin-schema", "vendor.compose-spec",
+        sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec",
         DEPLOY / "compose" / "compose.yaml",
     )  # fmt: skip
     for config in COMPOSE["configs"].values():

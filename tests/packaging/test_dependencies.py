@@ -135,6 +135,13 @@ except EngineError as told:
 """
 
 
+POLICY = """
+import pipelines.cli, pipelines.policy.asked, pipelines.policy.moved, pipelines.policy.shown
+"""
+TELEMETRY = """
+import pipelines.cli, pipelines.telemetry.describe, pipelines.telemetry.export
+import pipelines.telemetry.forget, pipelines.telemetry.report, pipelines.telemetry.tail
+"""
 BARE = """
 from pipelines.cli import main
 sys.argv = ["hvd", "bench", "decode"]
@@ -164,6 +171,17 @@ def test_an_image_holds_every_package_that_is_needed(
     program: str, lock: str, tmp_path: Path
 ) -> None:
     alone(program, locked(lock).keys() | locked("native.lock").keys(), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "program, extras",
+    [(POLICY, ("learner", "cli")), (TELEMETRY, ("analysis", "cli"))],
+    ids=["policy", "telemetry"],
+)
+def test_a_laptop_needs_no_torch(program: str, extras: tuple[str, ...], tmp_path: Path) -> None:
+    needed = taken(asked(*extras))
+    assert "torch" not in needed
+    alone(program, needed, tmp_path)
 
 
 def test_a_package_that_is_left_out_cannot_be_imported(tmp_path: Path) -> None:
