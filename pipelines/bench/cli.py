@@ -85,11 +85,12 @@ def decode(
     reports what is there.
     """
     from pipelines.bench import metrics, tables
-    from pipelines.bench.asked import Asked, parts
+    from pipelines.bench.asked import Asked
     from pipelines.bench.decode import launch, report
+    from pipelines.commas import words
 
     asked = Asked(
-        prompts, parts(datasets), methods, limit, warmup, max_tokens, max_prompt_tokens,
+        prompts, words(datasets), methods, limit, warmup, max_tokens, max_prompt_tokens,
         too_long, template, model, drafter, tuple(policy or ()), dtype, device, threads, save_to,
         fresh, minutes, clock,
     )  # fmt: skip
@@ -251,11 +252,11 @@ def trouble(
     servers, with --prompts for each of those under way. The hybrid's rate is held to that of the
     best fixed arm, 200 cycles after each change. Ctrl-C reports what is there.
     """
-    from pipelines.bench.asked import parts
     from pipelines.bench.decode import launch
     from pipelines.bench.trouble.run import measure_all, table
+    from pipelines.commas import words
 
-    stretches, ended = measure_all(parts(arms), prompts, max_tokens, threads, crowd, err)
+    stretches, ended = measure_all(words(arms), prompts, max_tokens, threads, crowd, err)
     if as_json is not None:
         launch.write_json({"stretches": [s.as_dict() for s in stretches]}, as_json)
     out.print(table(stretches))

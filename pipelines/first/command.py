@@ -14,7 +14,7 @@ from rich.table import Table
 
 from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import TraceError
-from decoder.payoff.token_classes import token_class_table
+from decoder.payoff.token_classes import token_classes_of
 from decoder.policy.first import read_first
 from decoder.policy.probes import to_bytes
 from decoder.settings import WorkerSettings
@@ -25,6 +25,7 @@ from pipelines.first.sets import ALLOWED, TraceSet, files_of, read_set
 from pipelines.first.tokenizer import trained_tokenizer
 from pipelines.replay.command import Shown, load_tokenizer
 from pipelines.replay.states import Floats
+from pipelines.settled import settle
 
 CONTEXT: Final = 16_384
 """Tokens that a prompt and its output may have."""
@@ -48,9 +49,7 @@ class Reader:
     """Reads sets with one tokenizer, and shows that it does."""
 
     def __init__(self, tokenizer: Any, shown: Shown) -> None:
-        self.classes: Floats = token_class_table(
-            tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
-        )
+        self.classes: Floats = token_classes_of(tokenizer)
         self._tokenizer, self._shown = tokenizer, shown
 
     def sets(self, files: Sequence[Path], licences: tuple[str, ...] | None) -> list[TraceSet]:
@@ -81,9 +80,7 @@ def make(asked: Asked, out: Path, console: Console) -> Policy:
         policy = fit(joined([s.rows for s in samples]))
     made_of = card(samples, asked.tokenizer or "the embedded model's", scores)
     policy = replace(policy, provenance=made_of)
-    part = out.with_name(f"{out.name}.part")
-    part.write_bytes(to_bytes(policy))
-    part.replace(out)
+    settle(out, lambda part: part.write_bytes(to_bytes(policy)))
     return policy
 
 

@@ -92,7 +92,7 @@ def diff(
     as_json: Json = False,
 ) -> None:
     """Two versions on recorded drafts: where they decide otherwise, and what it brought."""
-    from decoder.payoff.token_classes import token_class_table
+    from decoder.payoff.token_classes import token_classes_of
     from pipelines.policy import asked, compared
     from pipelines.replay.command import Shown, load_tokenizer
 
@@ -101,7 +101,7 @@ def diff(
     policies = [model.registry.load(model.scope, number) for number in numbers]
     paths = compared.recordings(traces)
     known = load_tokenizer(tokenizer)
-    classes = token_class_table(known.convert_ids_to_tokens(list(range(len(known)))))
+    classes = token_classes_of(known)
     with Shown(err) as bar:
         found = compared.compare(
             policies[0], policies[1], paths, known, classes, limit, model_accepts, bar.step

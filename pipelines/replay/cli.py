@@ -65,13 +65,14 @@ def replay(
     training, warm-up and test.
     Example: hvd replay traces/*.jsonl --limit 200 --json
     """
+    from pipelines.bundles import load_policy
     from pipelines.replay import command
     from pipelines.replay.split import Shares
     from pipelines.replay.study import Plan
 
     if train_share + warm_up_share >= 1.0:
         raise typer.BadParameter("leave sessions for the test", param_hint="--train-share")
-    bundle = command.load_policy(policy) if policy else None
+    bundle = load_policy(policy) if policy else None
     if prompts is not None:
         ruled = command.by_rules(command.Asked(prompts, limit or 12, bundle, nominal), err)
         if as_json:

@@ -30,7 +30,7 @@ from decoder.engines.reference.method import Method
 from decoder.engines.reference.model_arm import ModelArm
 from decoder.engines.reference.packed import pack
 from decoder.engines.reference.target import Target
-from decoder.payoff.token_classes import token_class_table
+from decoder.payoff.token_classes import token_classes_of
 from decoder.settings import WorkerSettings
 
 
@@ -131,9 +131,7 @@ class ReferenceEngine:
 def _token_classes(tokenizer: Any, vocabulary: int) -> NDArray[np.float32]:
     if tokenizer is None:
         return np.zeros((vocabulary, len(TOKEN_CLASSES)), np.float32)
-    known = min(len(tokenizer), vocabulary)
-    entries = tokenizer.convert_ids_to_tokens(list(range(known)))
-    return token_class_table(entries + [None] * (vocabulary - known))
+    return token_classes_of(tokenizer, vocabulary)
 
 
 def _stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:

@@ -25,7 +25,7 @@ from decoder.engines.vllm.drafter import LateDrafter
 from decoder.engines.vllm.profile import profile
 from decoder.engines.vllm.ranks import Ranks
 from decoder.engines.vllm.sampling import mend_sampling
-from decoder.payoff.token_classes import token_class_table
+from decoder.payoff.token_classes import token_classes_of
 from decoder.policy.pricing import CostTable
 from decoder.scope_id import readable, scope_of
 from decoder.settings import WorkerSettings
@@ -143,9 +143,6 @@ def _worker(runner: GPUModelRunner, settings: WorkerSettings) -> Worker:
     tokenizer = AutoTokenizer.from_pretrained(
         model.tokenizer, trust_remote_code=model.trust_remote_code
     )
-    known = len(tokenizer)
-    entries = tokenizer.convert_ids_to_tokens(list(range(known)))
-    missing = max(0, model.get_vocab_size() - known)
     settings = requirements.within(config, settings)
     replica = config.parallel_config.data_parallel_index
     if replica:  # where a name is set, it is the same for all replicas
@@ -155,7 +152,7 @@ def _worker(runner: GPUModelRunner, settings: WorkerSettings) -> Worker:
         settings,
         KafkaSettings.load(),
         scope_of(model.model, drafter, model.revision),
-        token_class_table(entries + [None] * missing),
+        token_classes_of(tokenizer, model.get_vocab_size()),
         drafter is not None,
         longest=longest,
         target=readable(model.model),
