@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -56,3 +57,13 @@ def random_policy(seed: int = 0, scope: str = "scope", version: int = 1) -> Poli
     )
     policy = Policy(scope=scope, version=version, threshold=1.5, layers=layers)
     return policy.with_probes(rng.random((20, NUM_FEATURES)).astype(np.float32) * 8)
+
+
+def naive_accepted_length(draft: Sequence[int], continuation: Sequence[int]) -> int:
+    """Longest common prefix, the definition itself, which labels are tested against."""
+    length = 0
+    for proposed, committed in zip(draft, continuation, strict=False):
+        if proposed != committed:
+            break
+        length += 1
+    return length

@@ -10,7 +10,7 @@ its attention is supervised for a while.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -21,13 +21,15 @@ from pipelines.drafter.unroll import Pack
 STRENGTH = 12.0
 """Attention logit of a match at the start."""
 LEARNING_RATE = 1.5e-3
+PLACES = (1, 0, 2)
+"""Which query head of a group copies, by group in turn."""
 
 
-def copiers(head: Eagle3Head, place: Sequence[int] = (1, 0, 2)) -> list[int]:
-    """The query heads that copy: in the group of each key head, the one at its ``place``."""
+def copiers(head: Eagle3Head) -> list[int]:
+    """The query heads that copy: in the group of each key head, the one at its place."""
     c = head.config
     group = c.num_attention_heads // c.num_key_value_heads
-    return [g * group + place[g % len(place)] % group for g in range(c.num_key_value_heads)]
+    return [g * group + PLACES[g % len(PLACES)] % group for g in range(c.num_key_value_heads)]
 
 
 def slow_dims(head: Eagle3Head) -> Tensor:

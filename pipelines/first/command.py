@@ -14,6 +14,7 @@ from rich.table import Table
 
 from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import TraceError
+from decoder.contracts.features import FloatArray
 from decoder.payoff.token_classes import token_classes_of
 from decoder.policy.first import read_first
 from decoder.policy.probes import to_bytes
@@ -24,7 +25,6 @@ from pipelines.first.make import GENERATIONS, Sample, card, fit, over_counting, 
 from pipelines.first.sets import ALLOWED, TraceSet, files_of, read_set
 from pipelines.first.tokenizer import trained_tokenizer
 from pipelines.replay.command import Shown, load_tokenizer
-from pipelines.replay.states import Floats
 from pipelines.settled import settle
 
 CONTEXT: Final = 16_384
@@ -49,7 +49,7 @@ class Reader:
     """Reads sets with one tokenizer, and shows that it does."""
 
     def __init__(self, tokenizer: Any, shown: Shown) -> None:
-        self.classes: Floats = token_classes_of(tokenizer)
+        self.classes: FloatArray = token_classes_of(tokenizer)
         self._tokenizer, self._shown = tokenizer, shown
 
     def sets(self, files: Sequence[Path], licences: tuple[str, ...] | None) -> list[TraceSet]:
