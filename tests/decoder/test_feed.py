@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from kafka import KafkaProducer
@@ -19,26 +17,12 @@ from decoder.contracts.topics import POLICY, policy_key, policy_role
 from decoder.feed import POLL_S, PolicyFeed
 from decoder.kafka.compacted import Compacted
 from decoder.policy.probes import to_bytes
-from tests.conftest import random_policy
-from tests.decoder.telemetry.broker import running
-
-
-@pytest.fixture
-def kafka(tmp_path: Path) -> Iterator[KafkaSettings]:
-    with running(tmp_path) as reached:
-        yield reached
+from tests.conftest import random_policy, until
 
 
 def bundle(version: int, publication: int, role: str = "champion", scope: str = "scope") -> bytes:
     policy = random_policy(version=version, scope=scope)
     return to_bytes(replace(policy, publication=publication, role=role))
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30.0
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.02)
 
 
 def test_keys_name_scope_and_role() -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import gc
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,25 +18,18 @@ from decoder.router import RequestOptions
 from decoder.settings import WorkerSettings
 from decoder.worker import Worker, make_worker
 from learner.publish import PolicyPublisher
-from tests.conftest import random_policy
-from tests.decoder.telemetry.broker import batches, consumed, running
+from tests.conftest import random_policy, until
+from tests.decoder.telemetry.broker import batches, consumed
 from tests.decoder.test_router import Target
 
 NAMES = Pseudonyms(b"of these tests")
 
 
-@pytest.fixture
-def kafka(tmp_path: Path) -> Iterator[KafkaSettings]:
-    with running(tmp_path) as reached:
-        yield reached
+@pytest.fixture(autouse=True)
+def _collected() -> Iterator[None]:
+    """Sockets left behind are collected here, not in somebody else's test."""
+    yield
     gc.collect()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30.0
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.02)
 
 
 def decode(worker: Worker, name: str, secret: str = "") -> None:

@@ -26,8 +26,8 @@ from learner.registry import Registry, digest_of
 from learner.rollout import Rollout
 from learner.scope import Scope
 from learner.scopes import Scopes
+from pipelines.machine import free_port
 from tests.conftest import random_policy
-from tests.learner.conftest import free_port
 from tests.learner.stage import WARNINGS, Stage, client_of
 from tests.learner.stream import (
     ORIGIN,

@@ -19,8 +19,9 @@ from decoder.kafka import compacted
 from decoder.policy.probes import to_bytes
 from learner.publish import PolicyPublisher, StatusProducer
 from learner.published import Published
+from pipelines.machine import free_port
 from tests.conftest import random_policy
-from tests.learner.conftest import Broker, free_port
+from tests.learner.conftest import Broker
 
 
 def test_each_scope_and_role_is_numbered_by_itself(broker: Broker) -> None:

@@ -12,7 +12,8 @@ from decoder.contracts.errors import BrokerError
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DRAFTS, POLICY, TOPICS
 from learner.topics import BrokerAway, make_right
-from tests.learner.conftest import Broker, free_port
+from pipelines.machine import free_port
+from tests.learner.conftest import Broker
 
 
 def set_as(kafka: KafkaSettings, name: str) -> dict[str, Any]:

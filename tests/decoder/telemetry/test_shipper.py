@@ -36,7 +36,7 @@ from decoder.telemetry.frames import Frame
 from decoder.telemetry.recorder import BATCH
 from decoder.telemetry.shipper import Shipper
 from tests.contracts.test_events import EVENT, ORIGIN, PLAIN
-from tests.decoder.telemetry.broker import batches, running
+from tests.decoder.telemetry.broker import batches
 from tests.decoder.telemetry.telling import frame
 
 # a kafka client that found no broker leaves its sockets to the garbage collector
@@ -54,12 +54,6 @@ def _collected() -> Iterator[None]:
     """Sockets left behind are collected here, not in somebody else's test."""
     yield
     gc.collect()
-
-
-@pytest.fixture
-def kafka(tmp_path: Path) -> Iterator[KafkaSettings]:
-    with running(tmp_path) as reached:
-        yield reached
 
 
 def numbered(events: list[DraftEvent], first: int = 0) -> list[DraftEvent]:
