@@ -129,7 +129,10 @@ def demo(
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
-    """Check this machine and environment; each failing line names its fix."""
+    """Check this machine and environment; each failing line names its fix.
+
+    Every variable that a process reads: docs/settings.md.
+    """
     from dataclasses import asdict
 
     from pipelines.doctor import examine
