@@ -116,7 +116,8 @@ exec(sys.argv[1])
 
 WORKER = """
 import decoder.engines.vllm.plugin, decoder.engines.vllm.adapter, decoder.telemetry.__main__
-import decoder.worker, decoder.telemetry.shipper, decoder.tenancy.middleware, pipelines.cli
+import decoder.worker, decoder.telemetry.shipper, decoder.tenancy.middleware
+import pipelines.cli, pipelines.embedded, pipelines.serve.command
 """
 LEARNER = """
 import learner.__main__, learner.declared
