@@ -26,8 +26,9 @@ from decoder.settings import WorkerSettings
 from decoder.tenancy.callers import spellings
 from decoder.tenancy.key import FILE_VARIABLE, VARIABLE, key_of
 from learner.topics import RETENTION, SEGMENT, settings_of
+from pipelines.settled import settle
 from pipelines.stack.interrupts import held
-from pipelines.telemetry.export import NOTE, settle, write_table
+from pipelines.telemetry.export import NOTE, write_table
 from pipelines.telemetry.reading import reading, records, spans
 
 REQUEST_MS: Final = 30_000
