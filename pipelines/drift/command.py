@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -200,7 +199,6 @@ def compared(summary: dict[str, Any]) -> Table:
 
 
 def _recordings(options: Options, tokenizer: Any, shown: Shown) -> Recordings:
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if options.traces is None and not any(recordings().glob("*.jsonl")):
         raise TraceError("no recordings: name a folder with --traces, or make some, --record 60.")
     classes = token_classes_of(tokenizer)

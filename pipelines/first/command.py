@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -67,7 +66,6 @@ def make(asked: Asked, out: Path, console: Console) -> Policy:
         TraceError: a file cannot be read, or the licences leave fewer than two sets.
         ModelError: there is no such tokenizer.
     """
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     settings, scores = WorkerSettings.load(), {}
     with Shown(console) as shown:
         reader = Reader(load_tokenizer(asked.tokenizer), shown)
@@ -116,7 +114,6 @@ def check(
         TraceError: a file cannot be read, or holds too little.
         PolicyRefused: the bundle is missing, or no sound first policy.
     """
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     policy, settings, files = read_first(bundle), WorkerSettings.load(), files_of(asked.paths)
     inside = {each["name"] for each in policy.provenance.get("sets", [])}
     made_of = [file for file in files if file.stem in inside]

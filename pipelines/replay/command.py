@@ -45,6 +45,8 @@ HEADINGS: Final = {
 def load_tokenizer(name: str | None) -> Any:
     """The tokenizer of a checkpoint directory or hub name; None for the embedded model's.
 
+    It keeps to one thread unless the environment says otherwise.
+
     Raises:
         ModelError: there is none.
     """
@@ -52,6 +54,8 @@ def load_tokenizer(name: str | None) -> Any:
         from pipelines.embedded import ensure_model
 
         name = str(ensure_model())
+    # Figures are for one thread; a tokenizer that forks more would also warn about it.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from transformers import AutoTokenizer
 
     try:
@@ -103,8 +107,6 @@ def run(
     Raises:
         TraceError: not one can be used.
     """
-    # The figures are for one thread; a tokenizer that forks more would also warn about it.
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     classes = token_classes_of(tokenizer)
     files: list[Replayed] = []
     with Shown(console) as shown:
