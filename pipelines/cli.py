@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 from pathlib import Path
@@ -20,6 +19,7 @@ from pipelines.drafter.cli import train_drafter
 from pipelines.drift.cli import drift
 from pipelines.first.cli import bootstrap
 from pipelines.policy.command import app as policy_app
+from pipelines.printed import print_json
 from pipelines.replay.cli import replay
 from pipelines.telemetry.cli import app as telemetry_app
 
@@ -113,7 +113,7 @@ def demo(
     run = whole.run(minutes, err if as_json else out)
     page = whole.write(run, REPORTS)
     if as_json:
-        sys.stdout.write(json.dumps(run.summary.as_dict(), indent=1) + "\n")
+        print_json(run.summary.as_dict())
     else:
         out.print(dashboard.outcome(run.summary))
         out.print(f"Report: [bold]{page}[/bold]")
@@ -139,7 +139,7 @@ def doctor(
 
     checks = examine()
     if as_json:
-        sys.stdout.write(json.dumps([asdict(c) for c in checks], indent=1) + "\n")
+        print_json([asdict(c) for c in checks])
     else:
         signs = {True: "[red]bad [/red]", False: "[yellow]note[/yellow]"}
         for c in checks:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
+
+from pipelines.printed import print_json
 
 out, err = Console(), Console(stderr=True)
 
@@ -76,7 +76,7 @@ def replay(
     if prompts is not None:
         ruled = command.by_rules(command.Asked(prompts, limit or 12, bundle, nominal), err)
         if as_json:
-            sys.stdout.write(json.dumps(ruled, indent=1) + "\n")
+            print_json(ruled)
         else:
             for table in command.rule_tables(ruled):
                 out.print(table)
@@ -92,7 +92,7 @@ def replay(
     command.show_notices(notices, err)
     if as_json:
         figures = command.as_dict(reports, plan, notices)
-        sys.stdout.write(json.dumps(figures, indent=1) + "\n")
+        print_json(figures)
     else:
         for table in command.tables(reports):
             out.print(table)
