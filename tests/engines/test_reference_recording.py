@@ -22,7 +22,7 @@ def chains_one_by_one(engine: ReferenceEngine, prompt: list[int], output: list[i
     k, found = engine.settings.model_draft_tokens, []
     for position in range(len(output)):
         text = [*prompt, *output[:position]]
-        arm = engine.model_arm(method("eagle3"))
+        arm = engine.drafter(method("eagle3"))
         assert arm is not None
         arm.follow(text[1:], engine.target.listen(text[:-1]))
         drafted = arm.draft(k).tokens
@@ -105,7 +105,7 @@ def test_the_drafter_keeps_step_whenever_it_is_asked() -> None:
     engine, rng = tiny_engine(0), random.Random(0)
     text = tiny_prompt(0, 60)
     aux = engine.target.listen(text[:-1])
-    arm = engine.model_arm(method("eagle3"))
+    arm = engine.drafter(method("eagle3"))
     assert arm is not None and engine.head is not None
     at = 0
     while at < len(aux):
