@@ -91,7 +91,7 @@ class WorkerStatus(BaseModel):
     swaps: Count = 0
     swap_ms_max: float = 0.0  # from bundle received to bundle in force
     refusals: Counts = Field(default_factory=dict)  # bundles refused, by reason
-    ignored: Counts = Field(default_factory=dict)  # bundles passed over: older, role
+    ignored: Counts = Field(default_factory=dict)  # bundles passed over: older, leap, role
     choose_us_p50: float = 0.0  # featurize + predict + decide, one step
     own_us_p50: float = 0.0  # all that the router does in a step
     exposed_us_p50: float = 0.0  # of that, what the engine waits for
