@@ -24,10 +24,10 @@ def client_of(url: str) -> OpenAI:
 
 
 def answer(client: OpenAI, ask: Ask) -> Answer:
-    """What the client returns, or what it raises as ``refused``: the status, and what was said.
+    """What the client returns; or the status under which it was ``refused``, and what was said.
 
     Raises:
-        openai.APIError: no answer came, or one that broke off.
+        openai.APIConnectionError: nobody answered.
     """
     create = client.chat.completions.create if ask.path == CHAT else client.completions.create
     standard = inspect.signature(create).parameters
@@ -36,8 +36,10 @@ def answer(client: OpenAI, ask: Ask) -> Answer:
     try:
         got = create(**known, extra_body=other)
         return gathered(got) if ask.body["stream"] else told(got)
-    except openai.APIStatusError as error:
-        return {"refused": error.status_code, "message": error.message}
+    except openai.APIConnectionError:
+        raise
+    except openai.APIError as error:  # without a status where it came in a stream
+        return {"refused": getattr(error, "status_code", 0), "message": error.message}
 
 
 def told(response: Any) -> Answer:
