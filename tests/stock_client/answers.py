@@ -43,8 +43,10 @@ def answer(client: OpenAI, ask: Ask) -> Answer:
 
 
 def told(response: Any) -> Answer:
-    """A whole answer, but for what is its own: id, time, and the ids of its tool calls."""
-    found: Answer = response.model_dump(mode="json", exclude={"id", "created"})
+    """A whole answer, but for what is its own: id, time, and the ids of its tool calls; and for the
+    digest that names the server's configuration, which is another one."""
+    own = {"id", "created", "system_fingerprint"}
+    found: Answer = response.model_dump(mode="json", exclude=own)
     for choice in found["choices"]:
         for call in choice.get("message", {}).get("tool_calls") or ():
             del call["id"]

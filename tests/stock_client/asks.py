@@ -32,10 +32,10 @@ def all_asks() -> list[Ask]:
 
 
 def _both_ways(ask: Ask) -> list[Ask]:
-    """Answered whole, and in pieces."""
+    """Answered whole, and in pieces; but for what is refused, for which vLLM logs a traceback then."""
     body = {k: v for k, v in ask.body.items() if k not in ("return_token_ids", "stream")}
     whole = replace(ask, body={**body, "stream": False})
-    if NOT_IN_PIECES in body:
+    if NOT_IN_PIECES in body or ask.kind == "refused":
         return [whole]
     further = {"stream": True, "stream_options": {"include_usage": True}}
     return [whole, replace(ask, name=f"{ask.name}-in-pieces", body={**body, **further})]

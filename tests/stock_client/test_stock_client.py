@@ -47,7 +47,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Answer]:
 @pytest.mark.timeout(1800)
 def test_what_is_asked_is_all_that_clients_use(expected: dict[str, Answer]) -> None:
     refused = [ask.name for ask in ASKS if "refused" in expected[ask.name]]
-    assert len(refused) == 4 and all(name.startswith("refused") for name in refused)
+    assert sorted(refused) == ["refused-0", "refused-1"]
     streams = [ask for ask in ASKS if ask.body["stream"]]
     assert len(streams) > 60 and len(ASKS) - len(streams) > 60
     for fields in ({"tools"}, {"response_format"}, {"logprobs"}, {"n"}, {"seed", "n"}, {"prompt"}):
