@@ -138,7 +138,9 @@ class Learner:
             scope.predicted += admitted.predicted
             scope.accepted += admitted.accepted
             alarms = scope.feed(admitted.rows)
-            won, refused = scope.candidate(), scope.refused()
+            won = scope.candidate()
+            told = [registration_of(scope, each, read) for each in scope.refused()]
+            winner = registration_of(scope, won, read) if won is not None else None
         except Exception:  # one record must not end the learner of all scopes, nor of this one
             log.exception(
                 "scope %s: a record could not be learned from: back to what was saved", name
@@ -148,11 +150,11 @@ class Learner:
             return
         if alarms:
             log.info("scope %s: traffic changed, MAE now %.2f tokens", name, scope.mae)
-        for each in refused:
-            self.registrar.note(registration_of(scope, each, read))
-        if won is not None:
+        for each in told:
+            self.registrar.note(each)
+        if won is not None and winner is not None:
             log.info("scope %s: a candidate won: %s", name, won.verdict.reason)
-            self.registrar.hand(registration_of(scope, won, read))
+            self.registrar.hand(winner)
 
     def _established(self) -> set[str]:
         """Scopes that belong into the registry."""

@@ -69,6 +69,7 @@ class Scopes:
         self._folder = settings.state_dir / "scopes"
         self._changed: set[str] = set()
         self._saved = {entry.file for entry in self.entries.values()}
+        self._since: set[str] = set()  # files written since the checkpoint that names those
 
     def of(self, name: str, events: int = 0) -> Scope:
         """The scope ``name``, woken or made, that has come to ``events`` more; to be changed."""
@@ -101,14 +102,22 @@ class Scopes:
         for name in sorted(self._changed & self.awake.keys()):
             self._write(name)
 
-    def sweep(self) -> None:
-        """After a checkpoint: delete files that neither it nor the one before it names."""
+    def sweep(self, saved: bool = True) -> None:
+        """Delete files that neither the checkpoint in force nor the one before it names.
+
+        Args:
+            saved: False where what is here could not be saved: the checkpoint in force is still
+                the last one, and of what was written since all goes that something newer replaced.
+        """
         named = {entry.file for entry in self.entries.values()}
-        for path in self._folder.glob("*"):
-            if path.name not in named | self._saved:
-                with contextlib.suppress(OSError):
-                    path.unlink()
-        self._saved = named
+        lying = {path.name for path in self._folder.glob("*")} if saved else self._since
+        for file in lying - named - self._saved:
+            with contextlib.suppress(OSError):
+                (self._folder / file).unlink()
+        if saved:
+            self._saved, self._since = named, set()
+        else:
+            self._since = self._since & named
 
     def _rest(self, name: str) -> None:
         try:
@@ -125,6 +134,7 @@ class Scopes:
         file = f"{name}.{self.serial}.safetensors"
         arrays, numbers = self.awake[name].snapshot()
         checkpoint.write(self._folder / file, arrays, {"scope": numbers})
+        self._since.add(file)
         self.entries[name] = replace(self.entries[name], file=file)
         self._settled[name] = self.entries[name].events
         self._changed.discard(name)

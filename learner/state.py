@@ -46,7 +46,16 @@ def save(settings: LearnerSettings, state: State) -> None:
     Raises:
         OSError: the disk refuses; what was saved before is in force.
     """
-    state.scopes.save()
+    try:
+        state.scopes.save()
+        checkpoint.save(settings.checkpoint_path, *_told_of(state))
+    except OSError:
+        state.scopes.sweep(saved=False)
+        raise
+    state.scopes.sweep()
+
+
+def _told_of(state: State) -> tuple[checkpoint.Arrays, dict[str, Any]]:
     arrays: checkpoint.Arrays = {
         f"waiting.{index}": np.frombuffer(to_bytes(each.policy), np.uint8)
         for index, each in enumerate(state.waiting)
@@ -74,8 +83,7 @@ def save(settings: LearnerSettings, state: State) -> None:
         # a list: JSON with sorted keys loses an order
         "scopes": [[name, asdict(entry)] for name, entry in state.scopes.entries.items()],
     }
-    checkpoint.save(settings.checkpoint_path, arrays, numbers)
-    state.scopes.sweep()
+    return arrays, numbers
 
 
 def resumed(settings: LearnerSettings) -> State:

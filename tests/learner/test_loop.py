@@ -314,6 +314,22 @@ def test_what_a_learner_counts_from_anew_is_of_another_life(bare: Stage) -> None
     assert after.life != before.life
 
 
+def test_what_cannot_be_told_of_a_candidate_ends_nothing(
+    bare: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its window is told from what was learned, and that came from the topic."""
+
+    def absurd(*_: object) -> object:
+        raise OverflowError("a window that nobody thought of")
+
+    monkeypatch.setattr("learner.loop.registration_of", absurd)
+    learner = bare.learner("off")
+    produce(bare.kafka, batches(EVENTS))
+    step_until(learner, lambda: learner.faults > 0)
+    step_until(learner, lambda: learner.source.caught_up)
+    stop(learner)
+
+
 def test_one_unusable_registration_does_not_cost_the_checkpoint(
     tmp_path: Path, registry: Registry, caplog: pytest.LogCaptureFixture
 ) -> None:

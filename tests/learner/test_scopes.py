@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,6 +71,34 @@ def test_a_damaged_file_costs_its_scope_alone(
     assert again.offsets == {0: 9}
     assert (again.scopes.of("one").total, again.scopes.of("two").total) == (0, 50)
     assert "one" in caplog.text and "unusable" in caplog.text
+
+
+def test_while_checkpoints_fail_files_do_not_pile_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what the last one names, what rests since then, and what is newest all stay."""
+    settings, held = settings_in(tmp_path), Scopes(settings_in(tmp_path))
+    held.of("one", 10).feed(ROWS.take(np.arange(10)))
+    for _ in range(2):
+        state.save(settings, state.State(held))
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoint, "save", full)
+        for turn in range(10):
+            for name in ("one", "two"):
+                held.of(name, 10).feed(ROWS.take(np.arange(10 * turn, 10 * turn + 10)))
+            with pytest.raises(OSError, match="no space"):
+                state.save(settings, state.State(held))
+        for name in "abc":
+            held.of(name, 1).feed(ROWS.take(np.arange(1)))
+        assert "two" not in held.awake and len(list((tmp_path / "scopes").iterdir())) == 3
+    assert state.resumed(settings).scopes.of("one").total == 10
+    state.save(settings, state.State(held))
+    again = state.resumed(settings).scopes
+    assert (again.of("one").total, again.of("two").total) == (110, 100)
 
 
 def test_a_scope_goes_back_to_what_was_saved(tmp_path: Path) -> None:
