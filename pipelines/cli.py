@@ -129,7 +129,10 @@ def demo(
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
-    """Check this machine and environment; each failing line names its fix."""
+    """Check this machine and environment; each failing line names its fix.
+
+    Every variable that a process reads: docs/settings.md.
+    """
     from dataclasses import asdict
 
     from pipelines.doctor import examine
@@ -163,7 +166,8 @@ def _terminated(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def main() -> None:
-    """Entry point: an error of ours is one sentence and exit status 2, Ctrl-C is 130."""
+    """Entry point: an error of ours or a package that is missing is one sentence and exit status 2,
+    Ctrl-C is 130."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:  # nohup
             signal.signal(number, _terminated)
@@ -172,6 +176,15 @@ def main() -> None:
     except HvdError as error:
         name = type(error).__name__
         err.print(f"[red]{name}:[/red] {escape(str(error))}", highlight=False, soft_wrap=True)
+        sys.exit(2)
+    except ModuleNotFoundError as error:
+        err.print(
+            f"{error.name} is not installed: pip install 'hybrid-verified-decoding[service]' "
+            "brings what every command takes, but for vLLM.",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
         sys.exit(2)
 
 

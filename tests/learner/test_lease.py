@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decoder.contracts.topics import LEASE
+from decoder.contracts.topics import LEASE, STATUS
 from learner import lease
 from learner.lease import Claim, Lease, counts, read_claim
+from learner.players import Players
 from tests.learner.conftest import Broker
 from tests.learner.stream import produce
 
@@ -53,6 +54,20 @@ def test_one_holds_and_a_lost_one_is_replaced(broker: Broker) -> None:
     assert again.term("s") == 4
     one.close()
     again.close()
+
+
+def test_topics_that_cannot_be_read_are_told(
+    bare_broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A learner without leases publishes nothing, and without players' word drops its trials."""
+    one, players = Lease(bare_broker.kafka, "one"), Players(bare_broker.kafka)
+    one.turn({"s": 0})
+    assert players.read() == set()
+    told = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    for topic in (LEASE, STATUS):
+        assert any(topic.name in each and "allowed" in each for each in told), told
+    one.close()
+    players.close()
 
 
 @pytest.mark.usefixtures("_quick")

@@ -32,7 +32,7 @@ def all_asks() -> list[Ask]:
 
 
 def _both_ways(ask: Ask) -> list[Ask]:
-    """Answered whole, and in pieces; but for what is refused, for which vLLM logs a traceback then."""
+    """Answered whole, and in pieces; but for what is refused: in pieces vLLM logs a traceback."""
     body = {k: v for k, v in ask.body.items() if k not in ("return_token_ids", "stream")}
     whole = replace(ask, body={**body, "stream": False})
     if NOT_IN_PIECES in body or ask.kind == "refused":

@@ -13,6 +13,7 @@ import functools
 import logging
 import os
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
 from decoder.contracts.errors import EngineError
@@ -48,7 +49,7 @@ def register() -> None:
     """Entry point; vLLM calls it in each of its processes, perhaps more than once.
 
     Raises:
-        EngineError: switched on, but this vLLM cannot host it.
+        EngineError: switched on, but this vLLM cannot host it, or packages are missing.
         SettingsError: a setting has an unknown name or a bad value.
     """
     if os.environ.get("HVD_WORKER_ENABLED", "").lower() not in ("1", "true", "yes", "on"):
@@ -56,6 +57,11 @@ def register() -> None:
     new_key = ensure_key(os.environ)  # before vLLM starts its other processes, which inherit it
     settings = WorkerSettings.load()
     key_of(settings)
+    if find_spec("arctic_inference") is None:  # what vLLM itself does not bring
+        raise EngineError(
+            "the worker's packages are missing: pip install 'hybrid-verified-decoding[worker]', as "
+            "docs/vllm.md says, or unset HVD_WORKER_ENABLED."
+        )
     import vllm
 
     if not vllm.__version__.startswith(VLLM_SERIES):
