@@ -135,8 +135,10 @@ class LearnerStatus(BaseModel):
     role: Literal["learner"] = "learner"
     process: str
     scope: str
+    life: str = ""  # random id of this process: another's counters go on from its checkpoint
     time: Time
     events_consumed: Count = 0  # distinct
+    losses: Counts = Field(default_factory=dict)  # of these, whose lesson is gone, by reason
     events_duplicate: Count = 0
     drafts_consumed: Count = 0  # of the events, those with a cache draft: they train
     records_refused: Count = 0
