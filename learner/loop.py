@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import socket
 import threading
 import time
@@ -53,6 +54,7 @@ class Learner:
     def __init__(self, settings: LearnerSettings, kafka: KafkaSettings) -> None:
         self.settings = settings
         self.process = f"learner-{socket.gethostname()}-{os.getpid()}"
+        self.life = secrets.token_hex(8)
         resumed = state.resumed(settings)
         self.scopes = resumed.scopes
         self.faults = resumed.faults
@@ -144,7 +146,7 @@ class Learner:
                 "scope %s: a record could not be learned from: back to what was saved", name
             )
             self.faults += 1
-            self.scopes.abandon(name)
+            self.scopes.abandon(name, "fault")
             return
         if alarms:
             log.info("scope %s: traffic changed, MAE now %.2f tokens", name, scope.mae)
@@ -251,6 +253,7 @@ class Learner:
         common = LearnerStatus(
             process=self.process,
             scope="",
+            life=self.life,
             time=time.time(),
             events_duplicate=intake.repeated,
             records_refused=intake.refused.total(),
@@ -284,6 +287,7 @@ class Learner:
         return {
             "scope": name,
             "events_consumed": self.scopes.entries[name].events,
+            "losses": dict(self.scopes.lost.get(name, {})),
             "drafts_consumed": scope.total,
             "buffer": len(scope.buffer),
             "updates": scope.updates,
