@@ -18,6 +18,7 @@ from typing import Annotated, Any, Final
 from pydantic import Field, TypeAdapter, ValidationError
 
 from decoder.complaints import Complaints
+from decoder.contracts.bundle import LAST_PUBLICATION, LEAP, NUMBERS_A_TERM
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import LEASE
 from decoder.kafka.clients import AWAY, ONE_AT_A_TIME, close, open_producer
@@ -33,6 +34,8 @@ LOOK_SECONDS: Final = 0.5
 RETRY_SECONDS: Final = 5.0
 MARGIN_SECONDS: Final = 10.0
 """What must be left of a lease for a publication to begin: longer than one may be under way."""
+LAST_TERM: Final = LAST_PUBLICATION // NUMBERS_A_TERM - 1
+"""Of those whose publications have a number."""
 BEATS: Final = 8
 """Renewals whose sending is remembered until they are read back."""
 
@@ -42,7 +45,7 @@ class Claim:
     """A record of the topic: ``beat`` counts what its holder has written."""
 
     holder: str
-    term: Annotated[int, Field(gt=0, le=2**31)]
+    term: Annotated[int, Field(gt=0, le=LAST_TERM)]
     beat: Annotated[int, Field(ge=0, le=2**53)]
     released: bool = False
 
@@ -59,9 +62,13 @@ def read_claim(value: bytes | None) -> Claim | None:
 
 
 def counts(claim: Claim, held: Claim | None) -> bool:
-    """Whether ``claim``, read after ``held``, takes its place: of one term the first stays."""
-    if held is None or claim.term > held.term:
+    """Whether ``claim``, read after ``held``, takes its place: of one term the first stays, and a
+    term that leaps is nobody's count: there would be none after it."""
+    last = 0 if held is None else held.term
+    if last < claim.term <= last + LEAP // NUMBERS_A_TERM:
         return True
+    if held is None:
+        return False
     same = (claim.term, claim.holder) == (held.term, held.holder)
     return same and claim.beat > held.beat
 

@@ -26,8 +26,13 @@ RETRY_SECONDS: Final = 2.0
 CLEANUP: Final = "cleanup.policy"
 RETENTION: Final = "retention.ms"
 SEGMENT: Final = "segment.ms"
+SEGMENT_MS: Final = 604_800_000
+"""Kafka's own ``segment.ms``, a week, which is its ``retention.ms`` as well."""
 SHORT_MS: Final = 3_600_000
 """A learner that is away for an hour is not unusual: a topic that keeps less is spoken of."""
+COMPACTED_SEGMENT: Final = {SEGMENT: "3600000"}
+"""An hour, for Kafka compacts no segment that it still writes: in its own week a lease alone makes
+150,000 records a scope, and whoever starts reads them all."""
 
 
 class BrokerAway(BrokerError):
@@ -57,7 +62,7 @@ def make_right(kafka: KafkaSettings, limits: Mapping[str, str] | None = None) ->
         there = set(admin.list_topics())
         for topic in TOPICS:
             if topic.name not in there:
-                _create(admin, topic, {} if topic.compacted else dict(limits or {}))
+                _create(admin, topic, COMPACTED_SEGMENT if topic.compacted else limits or {})
         told = settings_of(admin)
         for topic in TOPICS:
             _mend(admin, kafka, topic, told.get(topic.name, {}))
@@ -115,19 +120,37 @@ def settings_of(admin: Any) -> dict[str, dict[str, str]]:
 def _mend(admin: Any, kafka: KafkaSettings, topic: Topic, told: Mapping[str, str]) -> None:
     cleanup = told.get(CLEANUP, topic.cleanup)
     if cleanup != topic.cleanup:
-        right = {CLEANUP: topic.cleanup}
         log.warning("topic %s has %s=%s: set to %s", topic.name, CLEANUP, cleanup, topic.cleanup)
-        try:
-            admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic.name, right)])
-        except KafkaError as error:
+        command = _set(admin, kafka, topic, CLEANUP, topic.cleanup)
+        if command:
             raise BrokerError(
                 f"topic {topic.name} has {CLEANUP}={cleanup} and this learner may not change it "
-                f"({error}): kafka-configs.sh --bootstrap-server {kafka.bootstrap_servers} --alter "
-                f"--topic {topic.name} --add-config {CLEANUP}={topic.cleanup}"
-            ) from error
+                f"{command}"
+            )
     kept = int(told.get(RETENTION, "-1"))
     if topic is DRAFTS and 0 <= kept < SHORT_MS:
         log.warning(
             "topic %s keeps records for %d s only: a learner away for longer loses the rest",
             topic.name, kept // 1_000,
         )  # fmt: skip
+    if not topic.compacted and 0 < kept < int(told.get(SEGMENT, "0")):
+        log.warning(
+            "topic %s has %s=%s, but Kafka deletes no segment that it still writes, and begins "
+            "another only after %s=%s: set to %d",
+            topic.name, RETENTION, told[RETENTION], SEGMENT, told[SEGMENT], kept,
+        )  # fmt: skip
+        command = _set(admin, kafka, topic, SEGMENT, str(kept))
+        if command:
+            log.warning("this learner may not change it %s", command)
+
+
+def _set(admin: Any, kafka: KafkaSettings, topic: Topic, name: str, value: str) -> str:
+    """Set it; where that is refused, why, and the command that would do it."""
+    try:
+        admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic.name, {name: value})])
+    except KafkaError as error:
+        return (
+            f"({error}): kafka-configs.sh --bootstrap-server {kafka.bootstrap_servers} --alter "
+            f"--topic {topic.name} --add-config {name}={value}"
+        )
+    return ""

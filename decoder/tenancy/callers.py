@@ -40,13 +40,9 @@ def spellings(name: str) -> tuple[str, ...]:
     Also ``name`` as it is: so a caller and its word, or one way of several, can be named exactly.
     """
     caller, named, word = name.partition(NAMED)
-    heard = _heard(caller)
-    exact = heard + named + word
-    return tuple(
-        dict.fromkeys((
-            name, exact, of_header(heard), of_key(heard), of_authorization(heard), of_word("", name)
-        ))
-    )  # fmt: skip
+    heard = _heard(caller) + named + word  # the word comes in the body, as it is
+    ways = (of_header(heard), of_key(heard), of_authorization(heard), of_word("", name))
+    return tuple(dict.fromkeys((name, heard, *ways)))
 
 
 def _heard(name: str) -> str:

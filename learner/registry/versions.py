@@ -197,10 +197,12 @@ class Registry:
             order = sorted(held, key=lambda version: (version in served, version))
             retired = sorted([version for version in order if version not in kept][:spare])
             for version in retired:
-                self._client.delete_model_version(name, str(version))
+                # The version last: by it, what was cut off in between is found and done again.
                 self._connection.files(held[version].source).delete_artifacts()
                 if LOGGED_TAG in held[version].tags:
-                    self._client.delete_logged_model(held[version].tags[LOGGED_TAG])
+                    with self._connection.gone_or_not():
+                        self._client.delete_logged_model(held[version].tags[LOGGED_TAG])
+                self._client.delete_model_version(name, str(version))
             return retired
 
     def standing(self, scope: str) -> Standing:

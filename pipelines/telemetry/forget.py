@@ -25,14 +25,12 @@ from decoder.kafka.clients import AWAY, close, open_admin
 from decoder.settings import WorkerSettings
 from decoder.tenancy.callers import spellings
 from decoder.tenancy.key import FILE_VARIABLE, VARIABLE, key_of
-from learner.topics import RETENTION, SEGMENT, settings_of
+from learner.topics import RETENTION, SEGMENT, SEGMENT_MS, settings_of
 from pipelines.stack.interrupts import held
 from pipelines.telemetry.export import NOTE, settle, write_table
 from pipelines.telemetry.reading import reading, records, spans
 
 REQUEST_MS: Final = 30_000
-SEGMENT_MS: Final = 604_800_000
-"""Kafka's own ``segment.ms`` (a week), where a broker does not say it."""
 SEARCHED: Final = tuple(topic for topic in TOPICS if not topic.compacted)
 """Policies and leases, which are kept for ever, have nothing of a tenant."""
 ELSEWHERE: Final = (

@@ -18,6 +18,7 @@ from decoder.contracts.topics import TRIALS
 from decoder.contracts.trials import decode_round
 from decoder.router import RequestOptions
 from decoder.settings import WorkerSettings
+from decoder.trial.turns import WAITING
 from decoder.worker import Worker, make_worker
 from learner.publish import PolicyPublisher
 from tests.conftest import random_policy
@@ -78,6 +79,24 @@ def test_every_cycle_is_on_the_topic_and_accounted_for(
         (0, 0, "first", "rate"), (7, champion.publication, "champion", "threshold"),
     }  # fmt: skip
     assert all(e.verified_len <= e.drafted_len <= e.draft_len for e in drafts if e.arm == "cache")
+
+
+def test_where_nothing_is_sent_nothing_is_kept_and_nothing_missed(
+    token_classes: np.ndarray,
+) -> None:
+    settings = WorkerSettings(
+        name="w", metrics=False, telemetry=False, queue_size=8, floor=False, holdout=0.5
+    )
+    worker = make_worker(settings, KafkaSettings(), "scope", token_classes, has_model=False)
+    for number in range(2 * WAITING):
+        decode(worker, f"request {number}")
+        if worker.turns.dropped:
+            break
+    worker.close()
+    status = worker.status()
+    assert not len(worker.queue) and sum(status.cycles.values()) > 100
+    assert status.events_made == status.queue_depth == status.events_dropped == 0
+    assert status.rounds_made > status.rounds_dropped == 0
 
 
 def test_rounds_are_on_their_topic_and_add_up_to_the_status(

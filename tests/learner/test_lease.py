@@ -9,10 +9,12 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kafka import KafkaProducer
 
+from decoder.contracts.bundle import LAST_PUBLICATION, NUMBERS_A_TERM
 from decoder.contracts.topics import LEASE, STATUS
 from learner import lease
-from learner.lease import Claim, Lease, counts, read_claim
+from learner.lease import LAST_TERM, Claim, Lease, counts, read_claim
 from learner.players import Players
 from tests.learner.conftest import Broker
 from tests.learner.stream import produce
@@ -95,6 +97,28 @@ def test_poison_on_the_topic_holds_nothing(broker: Broker) -> None:
     one = Lease(broker.kafka, "one")
     turn_until(lambda: one.holds("s"), one)
     one.close()
+
+
+@pytest.mark.usefixtures("_quick")
+@pytest.mark.parametrize("term", [2**31, LAST_TERM, LAST_TERM + 1])
+def test_a_term_that_leaps_keeps_nobody_out(broker: Broker, term: int) -> None:
+    """After the last that can be written there is none: a record would end a scope for good."""
+    claim = {"holder": "nobody", "term": term, "beat": 0, "released": False}
+    producer = KafkaProducer(**broker.kafka.client_options())
+    producer.send(LEASE.name, json.dumps(claim).encode(), b"s").get(10)
+    producer.close()
+    one, two = Lease(broker.kafka, "one"), Lease(broker.kafka, "two")
+    turn_until(lambda: one.holds("s"), one)
+    turn_until(lambda: two.holds("s"), two)
+    assert (one.term("s"), two.term("s")) == (1, 2)
+    one.close()
+    two.close()
+
+
+def test_every_term_has_room_for_its_publications() -> None:
+    assert (LAST_TERM + 1) * NUMBERS_A_TERM <= LAST_PUBLICATION
+    sound = {"holder": "h", "term": LAST_TERM, "beat": 0, "released": False}
+    assert read_claim(json.dumps(sound).encode()) == Claim("h", LAST_TERM, 0)
 
 
 @pytest.mark.usefixtures("_quick")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -125,6 +126,21 @@ def test_a_client_that_says_nothing_keeps_nobody_waiting() -> None:
         assert port is not None
         with socket.create_connection(("127.0.0.1", port)):
             assert ask(port, "/health").is_success
+
+
+def test_clients_that_do_not_wait_for_the_answer_leave_no_tracebacks(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with serving(LearnerSettings(port=0), Vitals()) as port:
+        assert port is not None
+        for _ in range(20):
+            client = socket.create_connection(("127.0.0.1", port))
+            client.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.close()
+        for _ in range(3):
+            assert ask(port, "/metrics").is_success
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_a_port_that_is_taken_is_told_in_a_sentence() -> None:

@@ -15,6 +15,7 @@ from decoder.contracts.features import NUM_FEATURES
 from decoder.policy.estimate import predict
 from decoder.policy.probes import to_bytes
 from learner.registry import ARTIFACT, Registry, Standing, digest_of, models, moves
+from learner.registry.standing import LOGGED_TAG
 from learner.registry.versions import DIGEST_TAG
 from tests.conftest import random_policy
 from tests.learner.stage import client_of
@@ -135,6 +136,33 @@ def test_the_oldest_without_alias_are_retired_artefacts_and_all(
     assert not gone.exists() and client.get_run(run).info.status == "FINISHED"
     assert registry.retire("ab12", 0) == [5]  # aliases are somebody's word
     assert digest_of(registry.load("ab12", 1)) == digest_of(policies[0])
+
+
+@pytest.mark.parametrize("dying", ["delete_logged_model", "delete_model_version"])
+@pytest.mark.parametrize("through", [True, False])
+def test_a_version_that_was_half_retired_is_retired_whole(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch, dying: str, through: bool
+) -> None:
+    for seed in range(3):
+        registry.register(random_policy(seed, scope="ab12"))
+    gone = artefact(registry, random_policy(0, scope="ab12"), 1)
+    client = client_of(registry)
+    model = client.get_model_version(registry.model_name("ab12"), "1").tags[LOGGED_TAG]
+    delete = getattr(registry._client, dying)
+
+    def killed(*args: object) -> None:
+        if through:
+            delete(*args)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(registry._client, dying, killed)
+        registry.retire("ab12", 2)
+    registry.retire("ab12", 2)
+    assert [version.number for version in registry.versions("ab12")] == [2, 3]
+    assert not gone.exists()
+    with pytest.raises(Exception, match=model):
+        client.get_logged_model(model)
 
 
 def test_who_never_was_champion_is_retired_first_and_the_champion_before_never(

@@ -10,7 +10,7 @@ from kafka.errors import TopicAuthorizationFailedError
 
 from decoder.contracts.errors import BrokerError
 from decoder.contracts.settings import KafkaSettings
-from decoder.contracts.topics import DRAFTS, POLICY, TOPICS
+from decoder.contracts.topics import DRAFTS, POLICY, STATUS, TOPICS
 from learner.topics import BrokerAway, make_right
 from tests.learner.conftest import Broker, free_port
 
@@ -29,6 +29,7 @@ def test_topics_are_made_and_left_alone(bare_broker: Broker) -> None:
         assert set_as(bare_broker.kafka, topic.name)["cleanup.policy"] == topic.cleanup
     assert set_as(bare_broker.kafka, DRAFTS.name)["retention.bytes"] == "1000000"
     assert "retention.bytes" not in set_as(bare_broker.kafka, POLICY.name)
+    assert set_as(bare_broker.kafka, POLICY.name)["segment.ms"] == "3600000"
 
 
 def test_a_policy_topic_that_forgets_is_mended(bare_broker: Broker) -> None:
@@ -52,6 +53,40 @@ def test_where_it_may_not_mend_it_names_the_command(
     monkeypatch.setattr(KafkaAdminClient, "alter_configs", refused)
     with pytest.raises(BrokerError, match=r"kafka-configs.sh .*--add-config cleanup.policy=delete"):
         make_right(bare_broker.kafka)
+
+
+def short_lived(broker: Broker) -> None:
+    """Makes a topic that says an hour and, by its segments, means a week."""
+    hour = {"cleanup.policy": "delete", "retention.ms": "3600000", "segment.ms": "604800000"}
+    admin = KafkaAdminClient(**broker.kafka.client_options(), bootstrap_timeout_ms=20_000)
+    admin.create_topics([NewTopic(STATUS.name, 1, -1, topic_configs=hour)])
+    admin.close()
+
+
+def test_a_topic_lets_go_of_records_at_the_age_it_says(
+    bare_broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    short_lived(bare_broker)
+    make_right(bare_broker.kafka)
+    found = set_as(bare_broker.kafka, STATUS.name)
+    assert (found["segment.ms"], found["retention.ms"]) == ("3600000", "3600000")
+    assert "deletes no segment that it still writes" in caplog.text
+    caplog.clear()
+    make_right(bare_broker.kafka)
+    assert "segment" not in caplog.text
+
+
+def test_where_it_may_not_be_mended_that_is_said_and_the_learner_goes_on(
+    bare_broker: Broker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    short_lived(bare_broker)
+
+    def refused(*_: object) -> None:
+        raise TopicAuthorizationFailedError(STATUS.name)
+
+    monkeypatch.setattr(KafkaAdminClient, "alter_configs", refused)
+    make_right(bare_broker.kafka)
+    assert "--add-config segment.ms=3600000" in caplog.text
 
 
 def test_a_broker_that_is_away_is_another_matter() -> None:

@@ -21,7 +21,7 @@ Test = Callable[[Any, WorkerSettings], bool]
 
 HOW_TO_START: Final = (
     "Start it with 'hvd serve', or: HVD_WORKER_ENABLED=1 VLLM_USE_V2_MODEL_RUNNER=0 vllm serve "
-    'MODEL --speculative-config \'{"method": "eagle3", "model": DRAFTER, '
+    'MODEL --speculative-config \'{"method": "eagle3", "model": "DRAFTER", '
     '"num_speculative_tokens": 64, "disable_padded_drafter_batch": true}\''
 )
 METHODS: Final = ("eagle3", "suffix")
