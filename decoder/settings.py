@@ -87,7 +87,9 @@ class WorkerSettings(Settings):
     suffix_max_factor: float = Field(
         2.0, gt=0, description="tokens of a cache draft, at most, for each context token matched"
     )
-    suffix_max_offset: float = Field(0.0, description="tokens added to that, whatever was matched")
+    suffix_max_offset: float = Field(
+        0.0, ge=-512, le=512, description="tokens added to that, whatever was matched"
+    )
     suffix_min_prob: float = Field(
         0.1, ge=0, le=1, description="counted chance below which a cache draft does not go on"
     )

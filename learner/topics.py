@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from kafka.admin import ConfigResource, ConfigResourceType, NewTopic
-from kafka.errors import KafkaError, TopicAlreadyExistsError
+from kafka.errors import InvalidReplicationFactorError, KafkaError, TopicAlreadyExistsError
 
 from decoder.contracts.errors import BrokerError
 from decoder.contracts.settings import KafkaSettings
@@ -36,7 +36,7 @@ COMPACTED_SEGMENT: Final = {SEGMENT: "3600000"}
 
 
 class BrokerAway(BrokerError):
-    """Nobody answers there yet."""
+    """Nobody answers there yet, or a broker that is not ready."""
 
 
 def make_right(kafka: KafkaSettings, limits: Mapping[str, str] | None = None) -> None:
@@ -49,7 +49,7 @@ def make_right(kafka: KafkaSettings, limits: Mapping[str, str] | None = None) ->
         limits: settings of topics that are made and are not compacted, such as ``retention.bytes``.
 
     Raises:
-        BrokerAway: the broker cannot be reached.
+        BrokerAway: the broker cannot be reached, or says what passes: to ask again may help.
         BrokerError: it refuses; with the command that would do it.
     """
     if not listens(kafka):
@@ -67,9 +67,8 @@ def make_right(kafka: KafkaSettings, limits: Mapping[str, str] | None = None) ->
         for topic in TOPICS:
             _mend(admin, kafka, topic, told.get(topic.name, {}))
     except AWAY as error:
-        raise BrokerError(
-            f"Kafka at {kafka.bootstrap_servers} cannot hold the topics: {error}"
-        ) from error
+        kind, what = (BrokerAway, "does not yet") if _passes(error) else (BrokerError, "cannot")
+        raise kind(f"Kafka at {kafka.bootstrap_servers} {what} hold the topics: {error}") from error
     finally:
         admin.close()
 
@@ -89,6 +88,13 @@ def wait_until_right(kafka: KafkaSettings, stop: threading.Event) -> None:
             stop.wait(RETRY_SECONDS)
 
 
+def _passes(error: Exception) -> bool:
+    """Whether it is of a broker that starts, ends, or hands over its part: also too few of them for
+    the replicas that are wanted."""
+    passing = isinstance(error, OSError | InvalidReplicationFactorError)
+    return passing or (isinstance(error, KafkaError) and bool(error.retriable))
+
+
 def _create(admin: Any, topic: Topic, limits: Mapping[str, str]) -> None:
     new = NewTopic(topic.name, 1, -1, topic_configs={CLEANUP: topic.cleanup, **limits})
     try:
@@ -97,6 +103,8 @@ def _create(admin: Any, topic: Topic, limits: Mapping[str, str]) -> None:
     except TopicAlreadyExistsError:
         pass  # another process was quicker
     except KafkaError as error:
+        if _passes(error):
+            raise
         raise BrokerError(
             f"topic {topic.name} is missing and this process may not make it ({error}): "
             f"kafka-topics.sh --create --topic {topic.name} --config {CLEANUP}={topic.cleanup}"
@@ -112,7 +120,11 @@ def settings_of(admin: Any) -> dict[str, dict[str, str]]:
         log.warning("the broker does not say how its topics are set (%s); going on", error)
         return {}
     return {
-        name: {key: str(entry["value"]) for key, entry in settings.items()}
+        name: {
+            key: str(entry["value"])
+            for key, entry in settings.items()
+            if entry["value"] is not None
+        }
         for name, settings in answer.get("topic", {}).items()
     }
 
@@ -149,6 +161,8 @@ def _set(admin: Any, kafka: KafkaSettings, topic: Topic, name: str, value: str) 
     try:
         admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic.name, {name: value})])
     except KafkaError as error:
+        if _passes(error):
+            raise
         return (
             f"({error}): kafka-configs.sh --bootstrap-server {kafka.bootstrap_servers} --alter "
             f"--topic {topic.name} --add-config {name}={value}"

@@ -268,17 +268,6 @@ class Registry:
             raise RegistryError(f"artefact of {name} version {version} is another policy's")
         return replace(policy, version=version)
 
-    def champion(self, scope: str) -> Policy | None:
-        """The policy that is served, or None when nothing was promoted yet.
-
-        Raises:
-            RegistryError: also when its artefact is missing, damaged, or not this version's.
-        """
-        standing = self.standings().get(scope)
-        if standing is None or standing.served is None:
-            return None
-        return self.load(scope, standing.served)
-
     def _version_of(self, name: str, digest: str) -> int | None:
         found = self._client.search_model_versions(
             f"name = '{name}' and tags.{DIGEST_TAG} = '{digest}'"

@@ -147,6 +147,8 @@ def test_a_feed_survives_what_no_one_thought_of(
     assert len(said) == 1, "said once a minute at most"
 
 
+# a client that finds no broker leaves its sockets to the garbage collector
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_topic_that_cannot_be_read_is_told_once_and_a_broker_that_is_away_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

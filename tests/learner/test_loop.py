@@ -28,7 +28,7 @@ from learner.scope import Scope
 from learner.scopes import Scopes
 from pipelines.machine import free_port
 from tests.conftest import random_policy
-from tests.learner.stage import WARNINGS, Stage, client_of
+from tests.learner.stage import WARNINGS, Stage, champion_of, client_of
 from tests.learner.stream import (
     ORIGIN,
     SCOPE,
@@ -87,7 +87,7 @@ def test_learns_promotes_publishes_and_resumes(bare: Stage) -> None:
     assert bare.registry.model_name(SCOPE) == "hvd-payoff-llama-3.1-eagle3-scope01"
     made = bare.registry.versions(SCOPE)[-1]
     assert made.tags["target"] == "Llama-3.1" and "partition 0 before" in made.description
-    champion = bare.registry.champion(SCOPE)
+    champion = champion_of(bare.registry, SCOPE)
     published = consume(bare.kafka, POLICY)
     assert champion is not None and published[-1].key == f"{SCOPE}/champion".encode()
     read = [from_bytes(record.value, SCOPE) for record in published]
@@ -217,7 +217,7 @@ def test_a_verdict_waits_for_mlflow_and_is_not_lost(
 
     step_until(again, is_published)
     stop(again)
-    champion = bare.registry.champion(SCOPE)
+    champion = champion_of(bare.registry, SCOPE)
     assert champion is not None and champion.provenance["origin"] == "learner"
 
 

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient, NewTopic
-from kafka.errors import TopicAuthorizationFailedError
+from kafka.errors import (
+    InvalidReplicationFactorError,
+    KafkaTimeoutError,
+    NotControllerError,
+    TopicAuthorizationFailedError,
+)
 
 from decoder.contracts.errors import BrokerError
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DRAFTS, POLICY, STATUS, TOPICS
-from learner.topics import BrokerAway, make_right
+from learner.topics import BrokerAway, make_right, wait_until_right
 from pipelines.machine import free_port
 from tests.learner.conftest import Broker
 
@@ -88,6 +94,35 @@ def test_where_it_may_not_be_mended_that_is_said_and_the_learner_goes_on(
     monkeypatch.setattr(KafkaAdminClient, "alter_configs", refused)
     make_right(bare_broker.kafka)
     assert "--add-config segment.ms=3600000" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "error", [KafkaTimeoutError, NotControllerError, InvalidReplicationFactorError, OSError]
+)
+@pytest.mark.parametrize("asked", ["list_topics", "create_topics"])
+def test_what_passes_is_waited_for(
+    bare_broker: Broker, monkeypatch: pytest.MonkeyPatch, error: type[Exception], asked: str
+) -> None:
+    """A cluster that is about to start, or hands over its controller, says such things."""
+    through, asked_for = getattr(KafkaAdminClient, asked), iter([error("not now")])
+
+    def once(admin: KafkaAdminClient, *args: object) -> object:
+        for each in asked_for:
+            raise each
+        return through(admin, *args)
+
+    monkeypatch.setattr("learner.topics.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(KafkaAdminClient, asked, once)
+    wait_until_right(bare_broker.kafka, threading.Event())
+    assert set_as(bare_broker.kafka, POLICY.name)["cleanup.policy"] == "compact"
+
+
+def test_a_setting_without_a_value_is_none(
+    bare_broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = {"topic": {DRAFTS.name: {"retention.ms": {"value": None}}}}
+    monkeypatch.setattr(KafkaAdminClient, "describe_configs", lambda *_, **__: told)
+    make_right(bare_broker.kafka)
 
 
 def test_a_broker_that_is_away_is_another_matter() -> None:
