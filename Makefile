@@ -3,8 +3,6 @@
 # The interpreter of the environment: the first of these that runs and is 3.11 or 3.12.
 SUITABLE := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))
 PYTHON ?= $(shell for p in python3.11 python3.12 python3; do $$p -c '$(SUITABLE)' 2>/dev/null && echo $$p && break; done)
-# EXTRA=cpu: pinned CPU packages. EXTRA=cuda: vLLM's CUDA build with what it asks for.
-EXTRA  ?= cpu
 # Test files run side by side, one thread each: engines that share cores wait for each other's threads.
 TESTERS ?= 2
 # Flags for the demo, e.g. make demo ARGS="--minutes 5".
@@ -15,12 +13,14 @@ VENV   := $(CURDIR)/.venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 STAMPS := $(VENV)/.stamps
+# cpu: pinned CPU packages. cuda: vLLM's CUDA build with what it asks for. What is installed stays.
+EXTRA  ?= $(if $(wildcard $(STAMPS)/packages-cuda),cuda,cpu)
 HVD    := $(BIN)/hvd
 
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(TESTERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup chaos soak demo picture up test test-long test-release check lint audit format doctor clean
+.PHONY: help setup dist chaos soak demo picture up test test-long test-release check lint audit format doctor clean
 # One step after another, whatever -j says: pip cannot share an environment with itself.
 .NOTPARALLEL:
 
@@ -73,8 +73,11 @@ format: setup ## rewrite the code as `make lint` wants it
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+dist: setup ## what a release publishes, into dist/: source distribution and wheel
+	$(BIN)/python -m build --no-isolation --outdir dist .
+
 clean: ## remove the environment and what runs left behind (the model cache stays)
-	rm -rf $(VENV) var reports build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) var reports build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find mlruns -mindepth 1 ! -name README.md -delete
 
 # --- the steps of `make setup`: each leaves a stamp, and runs again only when what it needs changed
@@ -108,7 +111,7 @@ $(STAMPS)/project-cpu: pyproject.toml | $(STAMPS)/native-cpu
 	@touch $@
 
 $(STAMPS)/project-cuda: pyproject.toml | $(STAMPS)/native-cuda
-	$(PIP) install --no-build-isolation -e ".[cuda,embedded,dev]"
+	$(PIP) install --no-build-isolation -e ".[cuda,service,embedded,analysis,dev]"
 	@touch $@
 
 $(STAMPS)/model: $(STAMPS)/project-$(EXTRA)

@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 
 from decoder.choice import choose
-from decoder.contracts.bundle import ANY_SCOPE, CHAMPION, FIRST, ROLES, TRIAL, Policy
+from decoder.contracts.bundle import ANY_SCOPE, CHAMPION, FIRST, LEAP, ROLES, TRIAL, Policy
 from decoder.contracts.errors import PolicyRefused
 from decoder.contracts.features import FEATURES, NUM_FEATURES
 from decoder.policy.first import first_policy
@@ -46,9 +46,9 @@ class Admission:
     better; keeps what was in force, and the tally.
 
     ``held`` has the last good policy of each role but the champion's: what a trial compares with
-    the champion. ``refusals``
-    counts bundles by reason, ``ignored`` those passed over: ``older`` than the publication taken
-    last, of a ``role`` unknown here, or for ``any`` scope where this one has its own first policy.
+    the champion. ``refusals`` counts bundles by reason, ``ignored`` those passed over: ``older``
+    than the publication taken last, a ``leap`` above it, of a ``role`` unknown here, or for ``any``
+    scope where this one has its own first policy.
     """
 
     def __init__(
@@ -117,6 +117,9 @@ class Admission:
         known = self._taken.get((policy.scope, policy.role), -1)
         if 0 < policy.publication <= known:
             self.ignored["older"] += policy.publication < known
+            return True
+        if policy.publication > max(known, 0) + LEAP:
+            self.ignored["leap"] += 1
             return True
         general = policy.scope == ANY_SCOPE and (self._scope, policy.role) in self._taken
         if general:

@@ -20,7 +20,6 @@ from decoder.policy.pricing import CostTable
 from decoder.policy.rule import CACHE, MODEL, NONE, Arms, Lengths
 from decoder.policy.survival import BUCKET_OF
 
-_ANY: Final = 1 << 40
 _EVEN: Final = np.zeros(16)
 
 
@@ -65,7 +64,7 @@ def choose(
         shorter: whether model drafts may be shorter than ``model_len``.
         most: draft tokens of all requests together; None for no bound.
     """
-    room = _ANY if most is None else max(most, 0)
+    room = room_of(most)
     if policy.kind != "survival":
         chosen = _threshold(policy, features, owners, n, model_len, odds)
         if most is not None:
@@ -80,6 +79,11 @@ def choose(
     )  # fmt: skip
     arms, lengths, expected, model, k = found
     return Chosen(arms, lengths, expected, model, k or model_len)
+
+
+def room_of(most: int | None) -> int:
+    """Draft tokens of all requests together that ``most`` allows; None is no bound."""
+    return 1 << 40 if most is None else max(most, 0)
 
 
 def _fit(arms: Arms, lengths: Lengths, room: int) -> None:

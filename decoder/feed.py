@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
-from collections.abc import Iterable
 from typing import Any, Final
 
 from decoder.admission import Admission
-from decoder.contracts.bundle import TRIAL
+from decoder.complaints import Complaints
+from decoder.contracts.bundle import ROLES, TRIAL
 from decoder.contracts.errors import PolicyRefused
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.signature import is_genuine
@@ -26,8 +25,6 @@ log = logging.getLogger(__name__)
 POLL_S: Final = 0.25
 RETRY_S = 1.0
 CLOSE_TIMEOUT_S = 3.0
-COMPLAIN_EVERY_S: Final = 60.0
-
 
 _UNSIGNED: Final = PolicyRefused(
     "signature",
@@ -42,8 +39,8 @@ class PolicyFeed:
     def __init__(self, kafka: KafkaSettings, scope: str, admission: Admission) -> None:
         self._scope, self._admission, self._secret = scope, admission, kafka.policy_key
         self._log = Compacted(kafka, POLICY, self._keep, answer_ms=0)
-        self._found: list[Any] = []
-        self._complained = -COMPLAIN_EVERY_S
+        self._latest: dict[tuple[bytes, str], bytes | None] = {}  # by key and role
+        self._complaints = Complaints()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hvd-policy-feed", daemon=True)
 
@@ -64,46 +61,35 @@ class PolicyFeed:
         while not self._stopping.is_set():
             try:
                 if self._log.read():
-                    found, self._found = self._found, []
-                    self.take(found)
+                    self._offer()
                 self._stopping.wait(POLL_S)
             except Exception as error:  # noqa: BLE001 -- whatever it is, the next one must be heard of
-                self._complain(error)
+                if not isinstance(error, AWAY):  # of that the reader has spoken
+                    self._complaints.exception("the policy feed failed and goes on")
                 self._log.close()
-                self._found = []
+                self._latest = {}
                 self._stopping.wait(RETRY_S)
         self._log.close()
 
     def _keep(self, record: Any) -> None:
-        """Keep what is for this scope until all was read that lay there: before, the newest bundle
-        is not known, and each older one would be put in force in its turn."""
-        if policy_role(record.key, self._scope) is not None:
-            self._found.append(record)
-
-    def _complain(self, error: Exception) -> None:
-        """The shipper says aloud that Kafka is away; anything else is said here."""
-        away = isinstance(error, AWAY)
-        if not away and time.monotonic() - self._complained >= COMPLAIN_EVERY_S:
-            self._complained = time.monotonic()
-            log.warning("the policy feed failed and goes on", exc_info=error)
-        else:
-            log.debug("policy feed: %r", error)
-
-    def take(self, records: Iterable[Any]) -> None:
-        """Offer the newest bundle of each key for this scope: no other is worth a swap.
+        """Keep the newest bundle of each key for this scope until all was read that lay there:
+        before, it is not known, and each older one would be put in force in its turn.
 
         A trial ends with a record that has no value; what is served is not withdrawn so. Where a
         key is set, a record without its signature does nothing, and hides none that has it.
         """
-        latest: dict[tuple[bytes, str], bytes | None] = {}
-        for record in records:
-            role = policy_role(record.key, self._scope)
-            if role is None or (record.value is None and role != TRIAL):
-                continue
-            if is_genuine(self._secret, record):
-                latest[record.key, role] = record.value
-            else:
-                self._admission.refuse(_UNSIGNED)
+        role, value = policy_role(record.key, self._scope), record.value
+        if role is None or (value is None and role != TRIAL):
+            return
+        if not is_genuine(self._secret, record):
+            self._admission.refuse(_UNSIGNED)
+        elif role not in ROLES:  # anybody may make such keys up, and any number of them
+            self._admission.offer(value, role)
+        else:
+            self._latest[record.key, role] = value
+
+    def _offer(self) -> None:
+        latest, self._latest = self._latest, {}
         for (_, role), value in latest.items():
             if value is None:
                 self._admission.end_trial()

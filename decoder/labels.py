@@ -80,11 +80,9 @@ class LabelTracker(Generic[T]):
         return censored
 
 
-def naive_accepted_length(draft: Sequence[int], continuation: Sequence[int]) -> int:
-    """Longest common prefix, the definition itself; the tracker is tested against it."""
-    length = 0
-    for proposed, committed in zip(draft, continuation, strict=False):
-        if proposed != committed:
-            break
-        length += 1
-    return length
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """Number of tokens on which ``a`` and ``b`` begin alike."""
+    if a == b:
+        return len(a)
+    shorter = min(len(a), len(b))
+    return next((i for i in range(shorter) if a[i] != b[i]), shorter)

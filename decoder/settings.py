@@ -80,13 +80,19 @@ class WorkerSettings(Settings):
         "", repr=False, description="the operator's key, under which names are hashed"
     )
     id_key_file: Path | None = Field(None, description="file that holds the key instead")
-    suffix_max_depth: int = Field(64, ge=2, le=512)
-    suffix_max_draft: int = Field(64, ge=1, le=512)
+    suffix_max_depth: int = Field(
+        64, ge=2, le=512, description="tokens of context and draft that a suffix tree remembers"
+    )
+    suffix_max_draft: int = Field(64, ge=1, le=512, description="tokens of a cache draft at most")
     suffix_max_factor: float = Field(
         2.0, gt=0, description="tokens of a cache draft, at most, for each context token matched"
     )
-    suffix_max_offset: float = 0.0
-    suffix_min_prob: float = Field(0.1, ge=0, le=1)
+    suffix_max_offset: float = Field(
+        0.0, ge=-512, le=512, description="tokens added to that, whatever was matched"
+    )
+    suffix_min_prob: float = Field(
+        0.1, ge=0, le=1, description="counted chance below which a cache draft does not go on"
+    )
     cache_gib: float = Field(
         2.0, gt=0, le=4096, description="GiB that suffix trees take, of all tenants together"
     )

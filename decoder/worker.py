@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -62,7 +61,7 @@ class Worker:
     def status(self) -> WorkerStatus:
         """The worker's status record of this moment."""
         counters, policy = self.router.counters, self.router.policy
-        events = self.handover.accounts() if self.handover else _unsent(self.queue)
+        events = self.handover.accounts() if self.handover else Accounts()
         floor, costs = self.router.floor, self.router.costs.table
         trial, turns = self.admission.held.get(TRIAL), self.turns
         return WorkerStatus(
@@ -124,7 +123,7 @@ class Worker:
             sides_failed=dict(turns.failed),
             rounds_made=turns.made,
             rounds_sent=events.rounds_sent,
-            rounds_dropped=turns.dropped + events.rounds_dropped,
+            rounds_dropped=turns.dropped + events.rounds_dropped if self.handover else 0,
             trial_version=trial.version if trial else 0,
             trial_publication=trial.publication if trial else 0,
             trial_share=trial.share if trial else 0.0,
@@ -141,13 +140,6 @@ class Worker:
             self.feed.close()
         if self.page is not None:
             self.page.close()
-
-
-def _unsent(queue: EventQueue) -> Accounts:
-    """The accounts where nothing is sent."""
-    counts = queue.counts()
-    dropped = Counter(queue=counts.dropped) if counts.dropped else Counter[str]()
-    return Accounts(made=counts.made, waiting=counts.held, dropped=dropped)
 
 
 def _middle(times: Iterable[float]) -> float:
@@ -206,7 +198,7 @@ def make_worker(
         longest: draft tokens of a request that the engine was started for.
         target, drafter: what a person calls them, for telemetry.
     """
-    queue = EventQueue(settings.queue_size)
+    queue = EventQueue(settings.queue_size if settings.telemetry else 0)
     policy, life = initial_policy(settings, scope), secrets.token_hex(8)
 
     def apply(policy: Policy) -> None:

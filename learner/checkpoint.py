@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 import os
+import shutil
 from pathlib import Path
 from typing import Any, Final
 
@@ -43,9 +44,30 @@ def save(path: Path, arrays: Arrays, numbers: dict[str, Any]) -> None:
         # A second name, not a move: a kill between the two replaces must not leave `path` empty.
         linked = path.with_suffix(path.suffix + ".link")
         linked.unlink(missing_ok=True)
-        os.link(path, linked)
-        linked.replace(previous_of(path))
+        try:
+            _second(path, linked)
+            linked.replace(previous_of(path))
+        finally:
+            linked.unlink(missing_ok=True)
     write(path, arrays, numbers)
+
+
+def _second(path: Path, other: Path) -> None:
+    """Let what lies at ``path`` lie at ``other``, too; as a copy where volumes have no links."""
+    try:
+        os.link(path, other)
+    except OSError:
+        shutil.copyfile(path, other)
+        _on_the_disk(other)
+
+
+def _on_the_disk(path: Path) -> None:
+    """Wait until what lies at ``path``, a file or a folder, is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def write(path: Path, arrays: Arrays, numbers: dict[str, Any]) -> None:
@@ -59,16 +81,16 @@ def write(path: Path, arrays: Arrays, numbers: dict[str, Any]) -> None:
     metadata = {"state": state, "digest": _digest(arrays, state)}
     path.parent.mkdir(parents=True, exist_ok=True)
     written = path.with_suffix(path.suffix + ".tmp")
-    with written.open("wb") as file:
-        file.write(save_arrays(arrays, metadata=metadata))
-        file.flush()
-        os.fsync(file.fileno())
-    written.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY)
     try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+        with written.open("wb") as file:
+            file.write(save_arrays(arrays, metadata=metadata))
+            file.flush()
+            os.fsync(file.fileno())
+        written.replace(path)
+    except BaseException:
+        written.unlink(missing_ok=True)  # a part of a file would keep a full disk full
+        raise
+    _on_the_disk(path.parent)
 
 
 def load(path: Path) -> tuple[Arrays, dict[str, Any]] | None:

@@ -220,7 +220,8 @@ def _undecided(one: Comparison, against: bool) -> Outcome:
         refused = "workers play trials and not this one: they refused it, or it failed there"
         return Outcome("drop", refused)
     if not one.pairs:
-        return Outcome("promote", "no worker plays trials: the offline gate alone decides")
+        said = "all rounds were of steps that also read prompts" if one.played_at else _NOBODY
+        return Outcome("promote", f"{said}: the offline gate alone decides")
     says = "the estimate speaks against it" if against else "as the offline gate said"
     why = f"undecided when its time was over, {says}: {told(one.figures())}"
     return Outcome("drop" if against else "promote", why)
@@ -268,7 +269,13 @@ def _said(one: Effect) -> str:
     return f"rate {one.ratio:.3f}{bounds} of the champion's in {one.pairs} pairs"
 
 
+_NOBODY: Final = "no worker plays trials"
+
+
 def _pair(mine: Block, other: Block) -> tuple[float, ...]:
+    """Nothing where one of them took in nothing: such a pair must not widen a trial."""
+    if not (mine.tokens and other.tokens):
+        return ()
     return mine.tokens, mine.us, mine.cost_us, other.tokens, other.us, other.cost_us
 
 

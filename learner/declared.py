@@ -21,7 +21,7 @@ from decoder.contracts.errors import BrokerError, HvdError, SettingsError
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import TOPICS
 from decoder.kafka.clients import AWAY, close, open_admin
-from learner.topics import CLEANUP
+from learner.topics import CLEANUP, RETENTION, SEGMENT, SEGMENT_MS
 
 log = logging.getLogger(__name__)
 
@@ -42,8 +42,8 @@ def read(path: Path) -> dict[str, Declared]:
     """What ``path`` declares, by topic.
 
     Raises:
-        SettingsError: it cannot be read, leaves a topic out, names another, or cleans one up in a
-            way that would lose what the project needs.
+        SettingsError: it cannot be read, leaves a topic out, names another, cleans one up in a
+            way that would lose what the project needs, or says an age that Kafka would not keep to.
     """
     try:
         told = TypeAdapter(dict[str, Declared]).validate_python(tomllib.loads(path.read_text()))
@@ -62,7 +62,21 @@ def read(path: Path) -> dict[str, Declared]:
             raise SettingsError(f"{path}: {CLEANUP} of {topic.name} must be {topic.cleanup!r}.")
         if topic.compacted and told[topic.name].partitions != 1:
             raise SettingsError(f"{path}: {topic.name} has one order, so one partition.")
+        _check_age(path, topic.name, told[topic.name].config)
     return told
+
+
+def _check_age(path: Path, name: str, config: Mapping[str, str]) -> None:
+    try:
+        kept, segment = (int(config.get(key, SEGMENT_MS)) for key in (RETENTION, SEGMENT))
+    except ValueError as error:
+        raise SettingsError(f"{path}: {RETENTION} and {SEGMENT} of {name}: {error}.") from error
+    if 0 < kept < segment:
+        raise SettingsError(
+            f"{path}: {name} is to keep records for {kept} ms, but Kafka deletes no segment that "
+            f"it still writes, and begins another only after {SEGMENT}={segment}: declare "
+            f"{SEGMENT} of {kept} at most."
+        )
 
 
 def declare(kafka: KafkaSettings, topics: Mapping[str, Declared]) -> None:

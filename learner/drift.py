@@ -40,7 +40,6 @@ class Alarm:
 
     row: int
     stream: str
-    evidence: float  # logarithm
 
 
 class Drafter:
@@ -95,7 +94,7 @@ class Detector:
                 if advantage:  # a cluster may hold no model draft that was verified
                     bets.take(advantage)
                 if bets.evidence >= BOUND:
-                    alarms.append(Alarm(row, stream, bets.evidence))
+                    alarms.append(Alarm(row, stream))
                     self.bets[stream] = Bets(restarts=True)
                     if stream == "model":
                         self.drafter.settle()

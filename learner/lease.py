@@ -17,10 +17,13 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field, TypeAdapter, ValidationError
 
+from decoder.complaints import Complaints
+from decoder.contracts.bundle import LAST_PUBLICATION, LEAP, NUMBERS_A_TERM
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import LEASE
 from decoder.kafka.clients import AWAY, ONE_AT_A_TIME, close, open_producer
 from decoder.kafka.compacted import Compacted
+from decoder.kafka.faults import tell
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +34,8 @@ LOOK_SECONDS: Final = 0.5
 RETRY_SECONDS: Final = 5.0
 MARGIN_SECONDS: Final = 10.0
 """What must be left of a lease for a publication to begin: longer than one may be under way."""
+LAST_TERM: Final = LAST_PUBLICATION // NUMBERS_A_TERM - 1
+"""Of those whose publications have a number."""
 BEATS: Final = 8
 """Renewals whose sending is remembered until they are read back."""
 
@@ -40,7 +45,7 @@ class Claim:
     """A record of the topic: ``beat`` counts what its holder has written."""
 
     holder: str
-    term: Annotated[int, Field(gt=0, le=2**31)]
+    term: Annotated[int, Field(gt=0, le=LAST_TERM)]
     beat: Annotated[int, Field(ge=0, le=2**53)]
     released: bool = False
 
@@ -57,9 +62,13 @@ def read_claim(value: bytes | None) -> Claim | None:
 
 
 def counts(claim: Claim, held: Claim | None) -> bool:
-    """Whether ``claim``, read after ``held``, takes its place: of one term the first stays."""
-    if held is None or claim.term > held.term:
+    """Whether ``claim``, read after ``held``, takes its place: of one term the first stays, and a
+    term that leaps is nobody's count: there would be none after it."""
+    last = 0 if held is None else held.term
+    if last < claim.term <= last + LEAP // NUMBERS_A_TERM:
         return True
+    if held is None:
+        return False
     same = (claim.term, claim.holder) == (held.term, held.holder)
     return same and claim.beat > held.beat
 
@@ -81,6 +90,7 @@ class Lease:
         self._sent: dict[str, deque[tuple[int, float]]] = {}  # beat, and when
         self._until: dict[str, float] = {}  # by our clock; of scopes that are ours
         self._beat = 0
+        self._complaints = Complaints()
         self._look_at = 0.0
 
     def turn(self, wanted: Mapping[str, int]) -> None:
@@ -98,8 +108,7 @@ class Lease:
                 self.known = True
                 for scope, known in wanted.items():
                     self._claim_or_renew(scope, known)
-        except AWAY as error:
-            log.debug("leases cannot be seen to: %s", error)
+        except AWAY:  # the log has it
             self._look_at = time.monotonic() + RETRY_SECONDS
 
     def holds(self, scope: str, margin: float = 0.0) -> bool:
@@ -145,24 +154,35 @@ class Lease:
         self._write(scope)
 
     def _write(self, scope: str, released: bool = False) -> None:
-        if self._producer is None:
-            self._producer = open_producer(
-                self._kafka,
-                "lease",
-                **ONE_AT_A_TIME,
-                bootstrap_timeout_ms=1_000,
-                max_block_ms=500,
-                delivery_timeout_ms=4_000,
-                request_timeout_ms=2_000,
-            )
         self._beat += 1
         claim = Claim(self.holder, self._terms[scope], self._beat, released)
         sent = self._sent.setdefault(scope, deque(maxlen=BEATS))
         sent.append((claim.beat, time.monotonic()))
-        value = CLAIM.dump_json(claim)
-        self._producer.send(
-            LEASE.name, value=value, key=scope.encode(), partition=0, headers=LEASE.headers
+        try:
+            if self._producer is None:
+                self._producer = self._opened()
+            under_way = self._producer.send(
+                LEASE.name, value=CLAIM.dump_json(claim), key=scope.encode(), partition=0,
+                headers=LEASE.headers,
+            )  # fmt: skip
+        except AWAY as error:
+            self._refused(error)
+            raise
+        under_way.add_errback(self._refused)
+
+    def _opened(self) -> Any:
+        return open_producer(
+            self._kafka,
+            "lease",
+            **ONE_AT_A_TIME,
+            bootstrap_timeout_ms=1_000,
+            max_block_ms=500,
+            delivery_timeout_ms=4_000,
+            request_timeout_ms=2_000,
         )
+
+    def _refused(self, error: BaseException) -> None:
+        tell(self._complaints, LEASE.name, "written", error)
 
     def _ends_at(self, scope: str, claim: Claim) -> float:
         """Until when ``claim`` is our lease; 0 where it is none."""

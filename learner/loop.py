@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import socket
 import threading
 import time
@@ -53,6 +54,7 @@ class Learner:
     def __init__(self, settings: LearnerSettings, kafka: KafkaSettings) -> None:
         self.settings = settings
         self.process = f"learner-{socket.gethostname()}-{os.getpid()}"
+        self.life = secrets.token_hex(8)
         resumed = state.resumed(settings)
         self.scopes = resumed.scopes
         self.faults = resumed.faults
@@ -136,21 +138,23 @@ class Learner:
             scope.predicted += admitted.predicted
             scope.accepted += admitted.accepted
             alarms = scope.feed(admitted.rows)
-            won, refused = scope.candidate(), scope.refused()
+            won = scope.candidate()
+            told = [registration_of(scope, each, read) for each in scope.refused()]
+            winner = registration_of(scope, won, read) if won is not None else None
         except Exception:  # one record must not end the learner of all scopes, nor of this one
             log.exception(
                 "scope %s: a record could not be learned from: back to what was saved", name
             )
             self.faults += 1
-            self.scopes.abandon(name)
+            self.scopes.abandon(name, "fault")
             return
         if alarms:
             log.info("scope %s: traffic changed, MAE now %.2f tokens", name, scope.mae)
-        for each in refused:
-            self.registrar.note(registration_of(scope, each, read))
-        if won is not None:
+        for each in told:
+            self.registrar.note(each)
+        if won is not None and winner is not None:
             log.info("scope %s: a candidate won: %s", name, won.verdict.reason)
-            self.registrar.hand(registration_of(scope, won, read))
+            self.registrar.hand(winner)
 
     def _established(self) -> set[str]:
         """Scopes that belong into the registry."""
@@ -199,8 +203,7 @@ class Learner:
         self._follow_at = time.monotonic() + FOLLOW_SECONDS
         try:
             current = self.publisher.published.read()
-        except AWAY as error:
-            log.debug("the policy topic cannot be read: %s", error)
+        except AWAY:  # the log has it
             self._follow_at = time.monotonic() + RETRY_SECONDS
             return
         if not self._seen:
@@ -250,6 +253,7 @@ class Learner:
         common = LearnerStatus(
             process=self.process,
             scope="",
+            life=self.life,
             time=time.time(),
             events_duplicate=intake.repeated,
             records_refused=intake.refused.total(),
@@ -283,6 +287,7 @@ class Learner:
         return {
             "scope": name,
             "events_consumed": self.scopes.entries[name].events,
+            "losses": dict(self.scopes.lost.get(name, {})),
             "drafts_consumed": scope.total,
             "buffer": len(scope.buffer),
             "updates": scope.updates,

@@ -92,6 +92,11 @@ class StatusCollector(Collector):
             [((reason,), count) for reason, count in said[0].refusals.items()], "reason",
         )  # fmt: skip
         yield _counter(
+            "events_lost", "Of the events consumed, those whose lesson is gone, by reason.",
+            [((s.scope, reason), n) for s in scopes for reason, n in s.losses.items()],
+            "scope", "reason",
+        )  # fmt: skip
+        yield _counter(
             "verdicts", "Comparisons with the champion that ended, by outcome.",
             [((s.scope, word), n) for s in scopes for word, n in s.verdicts.items()],
             "scope", "outcome",

@@ -8,6 +8,7 @@ successor who can take over.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -95,6 +96,11 @@ def serving(settings: LearnerSettings, vitals: Vitals) -> Iterator[int | None]:
 def _handler(vitals: Vitals, registry: CollectorRegistry) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         timeout = CLIENT_SECONDS
+
+        def handle(self) -> None:
+            """Answer; whoever asked and has gone meanwhile misses nothing."""
+            with contextlib.suppress(OSError):
+                super().handle()
 
         def do_GET(self) -> None:
             path = self.path.partition("?")[0]

@@ -6,17 +6,16 @@ policy on trial was refused, or failed there: that must not pass for a service w
 
 from __future__ import annotations
 
-import logging
 import time
 from typing import Any, Final
 
+from decoder.complaints import Complaints
 from decoder.contracts.errors import ContractError
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import WorkerStatus, decode_status
 from decoder.contracts.topics import STATUS
 from decoder.kafka.clients import AWAY, close, fetch, open_consumer, places_of
-
-log = logging.getLogger(__name__)
+from decoder.kafka.faults import tell
 
 READ_SECONDS: Final = 1.0
 RETRY_SECONDS: Final = 15.0
@@ -31,6 +30,7 @@ class Players:
         self._kafka = kafka
         self._consumer: Any = None
         self._read_at = 0.0
+        self._complaints = Complaints()
 
     def read(self) -> set[str]:
         """Scopes of which a worker that plays has spoken since the last call; never raises."""
@@ -42,7 +42,7 @@ class Players:
                 self._connect()
             records = fetch(self._consumer)
         except AWAY as error:
-            log.debug("statuses cannot be read: %s", error)
+            tell(self._complaints, STATUS.name, "read", error)
             self.close()
             self._read_at = time.monotonic() + RETRY_SECONDS
             return set()

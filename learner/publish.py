@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from kafka.errors import KafkaTimeoutError
 
-from decoder.contracts.bundle import MAX_BUNDLE_BYTES, Policy
+from decoder.contracts.bundle import MAX_BUNDLE_BYTES, NUMBERS_A_TERM, Policy
 from decoder.contracts.errors import BrokerError
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.signature import signed
@@ -24,7 +24,7 @@ from decoder.kafka.clients import (
     open_producer,
 )
 from decoder.policy.probes import to_bytes
-from learner.published import NUMBERS_A_TERM, Published
+from learner.published import Published
 
 log = logging.getLogger(__name__)
 

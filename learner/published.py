@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
-from decoder.contracts.bundle import unpack
+from decoder.contracts.bundle import LEAP, NUMBERS_A_TERM, unpack
 from decoder.contracts.errors import PolicyRefused
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.signature import is_genuine
 from decoder.contracts.topics import POLICY, policy_key
 from decoder.kafka.compacted import Compacted
 
-NUMBERS_A_TERM: Final = 1_000_000
-"""A publication's number is the term of its publisher's lease times this, and a count."""
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,12 @@ class Published:
         if key != policy_key(policy.scope, policy.role):
             return
         highest = self.numbers.get(key, 0)
+        if policy.publication > highest + LEAP:
+            log.warning(
+                "%s has publication %d, which is nobody's count: it is passed over. See who writes "
+                "to the topic.", key.decode(), policy.publication,
+            )  # fmt: skip
+            return
         self.numbers[key] = max(highest, policy.publication)
         if policy.publication >= highest:  # else it is one that workers pass over
             self._last[key] = Publication(

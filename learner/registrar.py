@@ -6,7 +6,6 @@ they are there. What was handed over waits, through outages and restarts, until 
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
@@ -26,7 +25,6 @@ FOLLOW_SECONDS: Final = 3.0
 """How soon an alias that a person moved is noticed; one query of the registry a page of models."""
 RETRY_SECONDS: Final = 15.0
 TRIES: Final = 10
-MOVES: Final = 256
 WAITING: Final = 64
 """Registrations kept while MLflow is away, each some ten kilobytes; the oldest give way."""
 CLOSE_SECONDS: Final = 5.0
@@ -55,10 +53,11 @@ class Registrar:
         self._busy = busy
         self._rules = rules or Rules()
         self._waiting = OrderedDict((each.key, each) for each in waiting)
-        self._tries: Counter[tuple[str, bool]] = Counter()
+        self._tries: Counter[tuple[str, bool]] = Counter()  # of registrations
+        self._move_tries: Counter[tuple[str, bool]] = Counter()
         self._unusable: set[tuple[str, int]] = set()
         self._asked: set[tuple[str, int]] = set()
-        self._moves: deque[Move] = deque(maxlen=MOVES)
+        self._moves: list[Move] = []  # a few of each scope that is compared
         self._refused: deque[Registration] = deque(maxlen=WAITING)
         self._answers: SimpleQueue[Answer] = SimpleQueue()
         self._lock = threading.Lock()
@@ -179,13 +178,13 @@ class Registrar:
             ours = self._may(move.scope)
             done = carry_out(self._registry, move) if ours else Moved(move, "the lease is lost")
         except RegistryError as error:
-            self._tries[key] += 1
-            log.warning("%s; try %d of %d", error, self._tries[key], TRIES)
-            if self._tries[key] < TRIES:
+            self._move_tries[key] += 1
+            log.warning("%s; try %d of %d", error, self._move_tries[key], TRIES)
+            if self._move_tries[key] < TRIES:
                 return
             done = Moved(move, str(error))
-        self._tries.pop(key, None)
-        with self._lock, contextlib.suppress(ValueError):  # too many waited: it gave way
+        self._move_tries.pop(key, None)
+        with self._lock:
             self._moves.remove(move)
         self._answers.put(done)
 

@@ -48,9 +48,8 @@ class Sample:
             at = end
             if len(self._times) == WINDOW:
                 self._look()
-        if not self.halvings and len(kept) == 1:
-            return rows
-        return rows.take(np.concatenate(kept)) if kept else rows
+        taken = np.concatenate(kept) if kept else np.arange(0)
+        return rows if len(taken) == len(rows) else rows.take(taken)
 
     def _look(self) -> None:
         first, last = np.quantile(self._times, INNER)

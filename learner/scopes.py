@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections import OrderedDict
-from collections.abc import Iterable
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -46,7 +46,9 @@ def beginning(name: str, settings: LearnerSettings) -> Policy:
 class Scopes:
     """Scopes by name, made when they are first asked for; ``awake`` holds those in memory.
 
-    ``entries`` is in the order in which they were last heard of.
+    ``entries`` is in the order in which they were last heard of. ``lost`` counts, of their events,
+    those whose lesson is gone, by scope and reason: ``fault`` (in memory beside a record that could
+    not be learned from), ``disk`` (not written), ``damaged`` (in a file).
     """
 
     def __init__(
@@ -54,14 +56,20 @@ class Scopes:
         settings: LearnerSettings,
         entries: Iterable[tuple[str, Entry]] = (),
         serial: int = 0,
+        lost: Mapping[str, Mapping[str, int]] = {},
     ) -> None:
         self.awake: OrderedDict[str, Scope] = OrderedDict()
         self.entries: OrderedDict[str, Entry] = OrderedDict(entries)
         self.serial = serial
+        self.lost = {name: Counter(reasons) for name, reasons in lost.items()}
+        self._settled: dict[
+            str, int
+        ] = {}  # events of those awake that lie in their file or are lost
         self._settings = settings
         self._folder = settings.state_dir / "scopes"
         self._changed: set[str] = set()
         self._saved = {entry.file for entry in self.entries.values()}
+        self._since: set[str] = set()  # files written since the checkpoint that names those
 
     def of(self, name: str, events: int = 0) -> Scope:
         """The scope ``name``, woken or made, that has come to ``events`` more; to be changed."""
@@ -74,13 +82,15 @@ class Scopes:
         self.entries[name] = replace(entry, events=entry.events + events)
         self.entries.move_to_end(name)
         if len(self.entries) > KNOWN:
-            self.entries.popitem(last=False)
+            oldest, _ = self.entries.popitem(last=False)
+            self.lost.pop(oldest, None)
         self._changed.add(name)
         return self.awake[name]
 
-    def abandon(self, name: str) -> None:
+    def abandon(self, name: str, reason: str) -> None:
         """Go back to what was saved of ``name`` last: what is in memory cannot be relied on."""
-        self.awake.pop(name, None)
+        if self.awake.pop(name, None) is not None:
+            self._lose(name, reason, self.entries[name].events - self._settled.pop(name))
         self._changed.discard(name)
 
     def save(self) -> None:
@@ -92,14 +102,22 @@ class Scopes:
         for name in sorted(self._changed & self.awake.keys()):
             self._write(name)
 
-    def sweep(self) -> None:
-        """After a checkpoint: delete files that neither it nor the one before it names."""
+    def sweep(self, saved: bool = True) -> None:
+        """Delete files that neither the checkpoint in force nor the one before it names.
+
+        Args:
+            saved: False where what is here could not be saved: the checkpoint in force is still
+                the last one, and of what was written since all goes that something newer replaced.
+        """
         named = {entry.file for entry in self.entries.values()}
-        for path in self._folder.glob("*"):
-            if path.name not in named | self._saved:
-                with contextlib.suppress(OSError):
-                    path.unlink()
-        self._saved = named
+        lying = {path.name for path in self._folder.glob("*")} if saved else self._since
+        for file in lying - named - self._saved:
+            with contextlib.suppress(OSError):
+                (self._folder / file).unlink()
+        if saved:
+            self._saved, self._since = named, set()
+        else:
+            self._since = self._since & named
 
     def _rest(self, name: str) -> None:
         try:
@@ -109,24 +127,33 @@ class Scopes:
             log.error(
                 "scope %s: what it learned since the last checkpoint is lost: %s", name, error
             )
-        self.abandon(name)
+        self.abandon(name, "disk")
 
     def _write(self, name: str) -> None:
         self.serial += 1
         file = f"{name}.{self.serial}.safetensors"
         arrays, numbers = self.awake[name].snapshot()
         checkpoint.write(self._folder / file, arrays, {"scope": numbers})
+        self._since.add(file)
         self.entries[name] = replace(self.entries[name], file=file)
+        self._settled[name] = self.entries[name].events
         self._changed.discard(name)
 
+    def _lose(self, name: str, reason: str, events: int) -> None:
+        if events:
+            self.lost.setdefault(name, Counter())[reason] += events
+
     def _woken(self, name: str) -> Scope:
-        file = self.entries[name].file if name in self.entries else ""
+        entry = self.entries.get(name, Entry("", 0))
+        file, self._settled[name] = entry.file, entry.events
         if file:
             try:
                 arrays, numbers = checkpoint.read(self._folder / file)
                 return Scope.restored(name, self._settings, (arrays, numbers["scope"]))
             except _UNUSABLE as error:
                 log.error("scope %s: %s is unusable (%s): starting anew", name, file, error)
+                before = self.lost.get(name, Counter[str]()).total()
+                self._lose(name, "damaged", entry.events - before)
         return Scope(name, self._settings, beginning(name, self._settings))
 
 

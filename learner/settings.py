@@ -16,23 +16,75 @@ class LearnerSettings(Settings):
 
     model_config = SettingsConfigDict(env_prefix="HVD_LEARNER_", frozen=True, extra="forbid")
 
-    mlflow_tracking_uri: str = "sqlite:///mlruns/mlflow.db"
-    registry_prefix: str = Field(default="hvd-payoff-", pattern=r"^[A-Za-z0-9._-]{1,64}$")
-    state_dir: Path = Path("var/learner")  # checkpoint, scopes and the name that holds leases
-    awake_scopes: int = Field(default=32, ge=1, le=1_000)  # in memory; the others rest in files
-    buffer_events: int = Field(default=20_000, ge=500)  # per scope, about 200 bytes an event
-    rows_per_second: float = Field(default=100.0, gt=0.0)  # learned from, a scope: 1% of a core
-    min_events: int = Field(default=400, ge=50)  # labelled events before a scope learns at all
-    candidate_every: int = Field(default=256, ge=1)  # of them, between two contestants
-    kind: Literal["survival", "payoff"] = "survival"  # of a scope whose champion has no network
-    start: Literal["first", "counting"] = "first"  # what a new scope begins with, and falls back to
-    rollout: Literal["auto", "approve", "off"] = "auto"  # off: what wins offline is served at once
-    trial_margin: float = Field(default=0.03, gt=0.0, lt=0.5)  # loss in rate that must be excluded
-    trial_minutes: float = Field(default=30.0, gt=0.0)  # of rounds, until a trial has to be decided
-    host: str = "127.0.0.1"  # where the page with metrics, health and readiness is bound
-    port: int | None = Field(default=None, ge=0, le=65535)  # of that page; None: there is none
-    log: Literal["text", "json"] = "text"  # json: an object a line, for whatever collects logs
-    keep_versions: int = Field(default=20, ge=1)  # of a scope; older ones without alias are retired
+    mlflow_tracking_uri: str = Field(
+        default="sqlite:///mlruns/mlflow.db", description="the registry: MLflow's tracking URI"
+    )
+    registry_prefix: str = Field(
+        default="hvd-payoff-",
+        pattern=r"^[A-Za-z0-9._-]{1,64}$",
+        description="how the names of registered models begin",
+    )
+    state_dir: Path = Field(
+        default=Path("var/learner"),
+        description="folder of the checkpoint, the scopes, and the name that holds leases; one for "
+        "each learner",
+    )
+    awake_scopes: int = Field(
+        default=32, ge=1, le=1_000, description="scopes kept in memory; the others rest in files"
+    )
+    buffer_events: int = Field(
+        default=20_000,
+        ge=500,
+        description="drafts kept to learn from, a scope; about 200 bytes each",
+    )
+    rows_per_second: float = Field(
+        default=100.0,
+        gt=0.0,
+        description="drafts learned from a second, a scope: above it whole requests are left out; "
+        "a hundred take 1% of a core",
+    )
+    min_events: int = Field(
+        default=400, ge=50, description="labelled drafts before a scope learns at all"
+    )
+    candidate_every: int = Field(
+        default=256, ge=1, description="labelled drafts between two contestants"
+    )
+    kind: Literal["survival", "payoff"] = Field(
+        default="survival", description="of network, in a scope whose champion has none"
+    )
+    start: Literal["first", "counting"] = Field(
+        default="first",
+        description="what a new scope begins with and falls back to: the first policy, or counted "
+        "scores, with which the first policy never contends",
+    )
+    rollout: Literal["auto", "approve", "off"] = Field(
+        default="auto",
+        description="who promotes what wins offline: a trial on live traffic; after the trial a "
+        "person; or nobody, it is served at once",
+    )
+    trial_margin: float = Field(
+        default=0.03, gt=0.0, lt=0.5, description="loss in rate that a trial has to exclude"
+    )
+    trial_minutes: float = Field(
+        default=30.0,
+        gt=0.0,
+        description="minutes of rounds until a trial has to be decided; of a watch as well",
+    )
+    host: str = Field(default="127.0.0.1", description="where the learner's page is bound")
+    port: int | None = Field(
+        default=None,
+        ge=0,
+        le=65535,
+        description="of the page with metrics, health and readiness; without it there is none",
+    )
+    log: Literal["text", "json"] = Field(
+        default="text", description="form of the log; json is an object a line"
+    )
+    keep_versions: int = Field(
+        default=20,
+        ge=1,
+        description="versions of a scope that stay; older ones without alias are retired",
+    )
 
     @property
     def checkpoint_path(self) -> Path:

@@ -92,16 +92,20 @@ class EventSource:
     def poll(self, timeout: float) -> list[Fetched]:
         """Records that have come, each partition's in order. Where none has, waits ``timeout`` s.
 
-        A broker that went away yields nothing and a log line; the client reconnects by itself.
+        A broker that went away yields nothing and a log line, and is looked for again.
         """
         try:
             if time.monotonic() >= self._partitions_at:
                 self._assign()
-            records = fetch(self._consumer)
+            records = fetch(self._consumer) if self._consumer is not None else []
         except AWAY as error:
             if not self._complained:
-                log.warning("reading %s failed: %s; going on trying", self._topic, error)
+                log.warning("reading %s failed: %r; going on trying", self._topic, error)
             self._complained = True
+            # Of kafka-python (3.0.12) a consumer that had a fetch for a broker which the metadata
+            # does not name (yet) never asks that broker again.
+            self.close()
+            self._partitions_at = time.monotonic() + RETRY_SECONDS
             time.sleep(timeout)
             return []
         if not records:
@@ -159,6 +163,7 @@ class EventSource:
     def close(self) -> None:
         """Leave the broker; commits nothing."""
         close(self._consumer)
+        self._consumer = None
 
     def _assign(self) -> bool:
         """Read all partitions there are, new ones from the earliest; False without any."""

@@ -46,7 +46,16 @@ def save(settings: LearnerSettings, state: State) -> None:
     Raises:
         OSError: the disk refuses; what was saved before is in force.
     """
-    state.scopes.save()
+    try:
+        state.scopes.save()
+        checkpoint.save(settings.checkpoint_path, *_told_of(state))
+    except OSError:
+        state.scopes.sweep(saved=False)
+        raise
+    state.scopes.sweep()
+
+
+def _told_of(state: State) -> tuple[checkpoint.Arrays, dict[str, Any]]:
     arrays: checkpoint.Arrays = {
         f"waiting.{index}": np.frombuffer(to_bytes(each.policy), np.uint8)
         for index, each in enumerate(state.waiting)
@@ -70,11 +79,11 @@ def save(settings: LearnerSettings, state: State) -> None:
         "round_offsets": {str(p): offset for p, offset in state.round_offsets.items()},
         "round_sequences": state.round_sequences.known(),
         "serial": state.scopes.serial,
+        "lost": state.scopes.lost,
         # a list: JSON with sorted keys loses an order
         "scopes": [[name, asdict(entry)] for name, entry in state.scopes.entries.items()],
     }
-    checkpoint.save(settings.checkpoint_path, arrays, numbers)
-    state.scopes.sweep()
+    return arrays, numbers
 
 
 def resumed(settings: LearnerSettings) -> State:
@@ -87,7 +96,7 @@ def resumed(settings: LearnerSettings) -> State:
     try:
         entries = [(str(name), Entry(**entry)) for name, entry in numbers["scopes"]]
         return State(
-            Scopes(settings, entries, int(numbers["serial"])),
+            Scopes(settings, entries, int(numbers["serial"]), _lost(numbers.get("lost", {}))),
             {int(p): int(offset) for p, offset in numbers["offsets"].items()},
             int(numbers["skipped"]),
             Sequences(
@@ -106,6 +115,13 @@ def resumed(settings: LearnerSettings) -> State:
     except _UNREADABLE as error:
         log.error("checkpoint is not of this version (%s): starting anew", error)
         return State(Scopes(settings))
+
+
+def _lost(told: Mapping[str, Any]) -> dict[str, dict[str, int]]:
+    return {
+        str(scope): {str(reason): int(n) for reason, n in reasons.items()}
+        for scope, reasons in told.items()
+    }
 
 
 def _known(told: list[Any]) -> list[tuple[str, int, int]]:

@@ -49,7 +49,6 @@ class Stretches:
 
     of_draft: NDArray[np.int64]  # [n] in 0..s-1
     tokens: Floats  # [s]
-    request: NDArray[np.uint64]  # [s]
 
     def needed(self, committed: Floats, time: Floats) -> Floats:
         """Time [s] for each stretch's tokens if its cycles had ``committed`` and ``time`` [n]."""
@@ -72,7 +71,7 @@ def stretches(rows: Rows) -> Stretches:
     committed += np.where(rows.arm == CACHE, verified, 0.0)
     committed += np.where(rows.arm == MODEL, np.nan_to_num(rows.model_accepted), 0.0)
     tokens: Floats = np.bincount(of_draft, committed).astype(np.float64)
-    return Stretches(of_draft, tokens, ranked[cuts])
+    return Stretches(of_draft, tokens)
 
 
 @dataclass(frozen=True)

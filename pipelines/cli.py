@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 from pathlib import Path
@@ -20,6 +19,7 @@ from pipelines.drafter.cli import train_drafter
 from pipelines.drift.cli import drift
 from pipelines.first.cli import bootstrap
 from pipelines.policy.command import app as policy_app
+from pipelines.printed import print_json
 from pipelines.replay.cli import replay
 from pipelines.telemetry.cli import app as telemetry_app
 
@@ -113,7 +113,7 @@ def demo(
     run = whole.run(minutes, err if as_json else out)
     page = whole.write(run, REPORTS)
     if as_json:
-        sys.stdout.write(json.dumps(run.summary.as_dict(), indent=1) + "\n")
+        print_json(run.summary.as_dict())
     else:
         out.print(dashboard.outcome(run.summary))
         out.print(f"Report: [bold]{page}[/bold]")
@@ -129,14 +129,17 @@ def demo(
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
-    """Check this machine and environment; each failing line names its fix."""
+    """Check this machine and environment; each failing line names its fix.
+
+    Every variable that a process reads: docs/settings.md.
+    """
     from dataclasses import asdict
 
     from pipelines.doctor import examine
 
     checks = examine()
     if as_json:
-        sys.stdout.write(json.dumps([asdict(c) for c in checks], indent=1) + "\n")
+        print_json([asdict(c) for c in checks])
     else:
         signs = {True: "[red]bad [/red]", False: "[yellow]note[/yellow]"}
         for c in checks:
@@ -163,7 +166,8 @@ def _terminated(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def main() -> None:
-    """Entry point: an error of ours is one sentence and exit status 2, Ctrl-C is 130."""
+    """Entry point: an error of ours or a package that is missing is one sentence and exit status 2,
+    Ctrl-C is 130."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:  # nohup
             signal.signal(number, _terminated)
@@ -172,6 +176,15 @@ def main() -> None:
     except HvdError as error:
         name = type(error).__name__
         err.print(f"[red]{name}:[/red] {escape(str(error))}", highlight=False, soft_wrap=True)
+        sys.exit(2)
+    except ModuleNotFoundError as error:
+        err.print(
+            f"{error.name} is not installed: pip install 'hybrid-verified-decoding[service]' "
+            "brings what every command takes, but for vLLM.",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
         sys.exit(2)
 
 

@@ -35,6 +35,21 @@ def drafter_path() -> Path | None:
     return DRAFTER if (DRAFTER / "config.json").exists() else None
 
 
+def ensure_drafter() -> Path:
+    """The EAGLE3 head shipped for the embedded model.
+
+    Raises:
+        ModelError: it is missing.
+    """
+    found = drafter_path()
+    if found is None:
+        raise ModelError(
+            "no drafter ships for the embedded model: install the package again, or make one with "
+            "hvd train-drafter."
+        )
+    return found
+
+
 def gguf_file() -> Path:
     """The model file inside the installed package, found without importing the package.
 

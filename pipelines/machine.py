@@ -84,8 +84,8 @@ def is_free(port: int, host: str = "127.0.0.1") -> bool:
     return True
 
 
-def free_port(host: str = "127.0.0.1") -> int:
+def free_port() -> int:
     """A port that nothing listens on at this moment."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind((host, 0))
+        probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
 import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,11 +13,12 @@ import pytest
 with warnings.catch_warnings():
     # importing kafka-python warns about what it imports, which is theirs to mend
     warnings.simplefilter("ignore")
-    import kafka.admin  # noqa: F401
+    from kafka import admin  # noqa: F401
 
 from decoder.contracts.bundle import Policy
 from decoder.contracts.events import DraftEvent
 from decoder.contracts.features import NUM_FEATURES, TOKEN_CLASSES
+from decoder.contracts.settings import KafkaSettings
 from decoder.hindsight import Resolved, event_of
 
 VOCABULARY = 32
@@ -46,6 +50,29 @@ def token_classes() -> np.ndarray:
     return (rng.random((VOCABULARY, len(TOKEN_CLASSES))) < 0.3).astype(np.float32)
 
 
+@pytest.fixture
+def kafka(tmp_path: Path) -> Iterator[KafkaSettings]:
+    """A real broker with the project's topics, empty."""
+    from tests.decoder.telemetry.broker import running  # late: most tests need no broker
+
+    with running(tmp_path) as reached:
+        yield reached
+
+
+def until(
+    condition: Callable[[], object],
+    what: str = "it to come true",
+    seconds: float = 60.0,
+    turn: Callable[[], object] = lambda: None,
+) -> None:
+    """Wait for ``condition``; ``turn`` is called between two looks at it."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        turn()
+        time.sleep(0.02)
+
+
 def random_policy(seed: int = 0, scope: str = "scope", version: int = 1) -> Policy:
     """A payoff policy with random weights of the paper's shape, carrying probes."""
     rng = np.random.default_rng(seed)
@@ -56,3 +83,13 @@ def random_policy(seed: int = 0, scope: str = "scope", version: int = 1) -> Poli
     )
     policy = Policy(scope=scope, version=version, threshold=1.5, layers=layers)
     return policy.with_probes(rng.random((20, NUM_FEATURES)).astype(np.float32) * 8)
+
+
+def naive_accepted_length(draft: Sequence[int], continuation: Sequence[int]) -> int:
+    """Longest common prefix, the definition itself, which labels are tested against."""
+    length = 0
+    for proposed, committed in zip(draft, continuation, strict=False):
+        if proposed != committed:
+            break
+        length += 1
+    return length

@@ -12,11 +12,13 @@ import socket
 import ssl
 import struct
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from scramp import ScramException, ScramMechanism
+
+from tests import frames
 
 HOST = "127.0.0.1"
 HANDSHAKE, VERSIONS, AUTHENTICATE = 17, 18, 36
@@ -74,20 +76,10 @@ def _serve(client: socket.socket, own: int, broker_port: int, demands: Demands) 
         named = HOST.encode() + struct.pack(">i", broker_port)
         ours = HOST.encode() + struct.pack(">i", own)
         threading.Thread(
-            target=_pump, args=(broker, client, lambda frame: frame.replace(named, ours)),
+            target=frames.pump, args=(broker, client, lambda frame: frame.replace(named, ours)),
             daemon=True,
         ).start()  # fmt: skip
-        _pump(client, broker, lambda frame: frame)
-
-
-def _pump(source: socket.socket, sink: socket.socket, change: Callable[[bytes], bytes]) -> None:
-    try:
-        while True:
-            _write(sink, change(_read(source)))
-    except (OSError, EOFError):
-        for one in (source, sink):
-            with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
+        frames.pump(client, broker, lambda frame: frame)
 
 
 def _authenticate(client: socket.socket, broker: socket.socket, demands: Demands) -> None:
@@ -99,24 +91,24 @@ def _authenticate(client: socket.socket, broker: socket.socket, demands: Demands
     checks = _CHECKS[demands.mechanism.partition("-")[0]](demands)
     next(checks)
     while True:
-        frame = _read(client)
+        frame = frames.read(client)
         key, version, correlation, name = struct.unpack_from(">hhih", frame)
         body, head = frame[10 + max(name, 0) :], frame[4:8]
         if key == VERSIONS and version:
-            _write(client, head + struct.pack(">hi", UNSUPPORTED_VERSION, 0))
+            frames.write(client, head + struct.pack(">hi", UNSUPPORTED_VERSION, 0))
         elif key == VERSIONS:
-            _write(broker, frame)
-            told = _read(broker)
+            frames.write(broker, frame)
+            told = frames.read(broker)
             error, count = struct.unpack_from(">hi", told, 4)
             entries = [told[10 + 6 * i : 16 + 6 * i] for i in range(count)]
             entries = [e for e in entries if e[:2] not in (_short(HANDSHAKE), _short(AUTHENTICATE))]
             entries += [_short(HANDSHAKE) + _short(0) + _short(1)]
             entries += [_short(AUTHENTICATE) + _short(0) + _short(1)]
-            _write(client, head + struct.pack(">hi", error, len(entries)) + b"".join(entries))
+            frames.write(client, head + struct.pack(">hi", error, len(entries)) + b"".join(entries))
         elif key == HANDSHAKE:
             offered = demands.mechanism.encode()
             error = 0 if body[2:] == offered else UNSUPPORTED_MECHANISM
-            _write(
+            frames.write(
                 client,
                 head + struct.pack(">hi", error, 1) + struct.pack(">h", len(offered)) + offered,
             )
@@ -127,7 +119,7 @@ def _authenticate(client: socket.socket, broker: socket.socket, demands: Demands
                 raise Refused(correlation) from _say_no(client, head, version, error)
             tail = struct.pack(">q", 0) if version else b""
             message = struct.pack(">hhi", 0, -1, len(answer)) + answer
-            _write(client, head + message + tail)
+            frames.write(client, head + message + tail)
             if done:
                 return
         else:
@@ -138,7 +130,7 @@ def _say_no(client: socket.socket, head: bytes, version: int, error: Exception) 
     said = b"who are you?"
     tail = struct.pack(">q", 0) if version else b""
     message = struct.pack(">hh", REFUSED, len(said)) + said + struct.pack(">i", 0)
-    _write(client, head + message + tail)
+    frames.write(client, head + message + tail)
     return error
 
 
@@ -183,22 +175,3 @@ _CHECKS = {"PLAIN": _plain, "SCRAM": _scram, "OAUTHBEARER": _oauth}
 
 def _short(value: int) -> bytes:
     return struct.pack(">h", value)
-
-
-def _read(source: socket.socket) -> bytes:
-    (size,) = struct.unpack(">i", _exactly(source, 4))
-    return _exactly(source, size)
-
-
-def _exactly(source: socket.socket, size: int) -> bytes:
-    found = bytearray()
-    while len(found) < size:
-        piece = source.recv(size - len(found))
-        if not piece:
-            raise EOFError
-        found += piece
-    return bytes(found)
-
-
-def _write(sink: socket.socket, frame: bytes) -> None:
-    sink.sendall(struct.pack(">i", len(frame)) + frame)

@@ -43,6 +43,12 @@ there is nothing else. Part of its key on the topic."""
 ANY_SCOPE: Final = "any"
 """Scope of a first policy that names no target and no drafter: it is valid for every scope of its
 feature schema. No policy of another role has it."""
+NUMBERS_A_TERM: Final = 1_000_000
+"""A publication's number is the term of its publisher's lease times this, and a count."""
+LEAP: Final = 1_000_000 * NUMBERS_A_TERM
+"""By how much a publication's number may be above the last: no lease changes hands a million times
+unseen. One that leaps further is nobody's count, and would leave no number for whatever follows."""
+LAST_PUBLICATION: Final = 2**53
 MAX_PROVENANCE: Final = 65_536
 MAX_LAYERS: Final = 16
 _DEPTH: Final = 16
@@ -136,7 +142,7 @@ class Header(BaseModel):
     threshold: float
     use_model: bool
     model_payoff: float
-    publication: Annotated[int, Field(ge=0, le=2**53)]
+    publication: Annotated[int, Field(ge=0, le=LAST_PUBLICATION)]
     role: Word
     share: float = 0.0
     schema_id: Word

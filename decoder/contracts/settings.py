@@ -121,21 +121,53 @@ class KafkaSettings(Settings):
 
     model_config = SettingsConfigDict(env_prefix="HVD_KAFKA_", frozen=True, extra="forbid")
 
-    bootstrap_servers: str = "127.0.0.1:9092"
-    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
-    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"] | None = None
-    sasl_plain_username: str | None = None  # of SCRAM, too
-    sasl_plain_password: str | None = Field(default=None, repr=False)
-    sasl_oauth_token_file: Path | None = None
-    sasl_oauth_token_url: str | None = None
-    sasl_oauth_client_id: str | None = None
-    sasl_oauth_client_secret: str | None = Field(default=None, repr=False)
-    sasl_oauth_scope: str | None = None
-    ssl_cafile: Path | None = None  # None: what the system trusts
-    ssl_certfile: Path | None = None  # of this client, where the broker asks for one
-    ssl_keyfile: Path | None = None
-    ssl_password: str | None = Field(default=None, repr=False)  # of the key file
-    policy_key: str = Field(default="", repr=False)  # that policies are signed under; "": unsigned
+    bootstrap_servers: str = Field(
+        default="127.0.0.1:9092",
+        description="host:port of the broker, several with commas between them",
+    )
+    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field(
+        default="PLAINTEXT", description="whether connections are encrypted, and begin with a login"
+    )
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"] | None = (
+        Field(default=None, description="how to log in, with a protocol of SASL")
+    )
+    sasl_plain_username: str | None = Field(default=None, description="of PLAIN and SCRAM")
+    sasl_plain_password: str | None = Field(
+        default=None, repr=False, description="of PLAIN and SCRAM"
+    )
+    sasl_oauth_token_file: Path | None = Field(
+        default=None, description="file with the token, read at every connection"
+    )
+    sasl_oauth_token_url: str | None = Field(
+        default=None,
+        description="where a token is fetched instead, with the client's id and secret",
+    )
+    sasl_oauth_client_id: str | None = Field(
+        default=None, description="of the client at that address"
+    )
+    sasl_oauth_client_secret: str | None = Field(
+        default=None, repr=False, description="of the client at that address"
+    )
+    sasl_oauth_scope: str | None = Field(
+        default=None, description="asked for with the token, if named"
+    )
+    ssl_cafile: Path | None = Field(
+        default=None,
+        description="certificates that the broker's is checked by; the system's by default",
+    )
+    ssl_certfile: Path | None = Field(
+        default=None, description="this client's certificate, where the broker asks for one"
+    )
+    ssl_keyfile: Path | None = Field(
+        default=None, description="its key, unless that is in the same file"
+    )
+    ssl_password: str | None = Field(default=None, repr=False, description="of that key")
+    policy_key: str = Field(
+        default="",
+        repr=False,
+        description="key under which policies are signed, the same for learners and workers; "
+        "none: they are not",
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -91,7 +91,7 @@ class WorkerStatus(BaseModel):
     swaps: Count = 0
     swap_ms_max: float = 0.0  # from bundle received to bundle in force
     refusals: Counts = Field(default_factory=dict)  # bundles refused, by reason
-    ignored: Counts = Field(default_factory=dict)  # bundles passed over: older, role
+    ignored: Counts = Field(default_factory=dict)  # bundles passed over: older, leap, role
     choose_us_p50: float = 0.0  # featurize + predict + decide, one step
     own_us_p50: float = 0.0  # all that the router does in a step
     exposed_us_p50: float = 0.0  # of that, what the engine waits for
@@ -135,8 +135,10 @@ class LearnerStatus(BaseModel):
     role: Literal["learner"] = "learner"
     process: str
     scope: str
+    life: str = ""  # random id of this process: another's counters go on from its checkpoint
     time: Time
     events_consumed: Count = 0  # distinct
+    losses: Counts = Field(default_factory=dict)  # of these, whose lesson is gone, by reason
     events_duplicate: Count = 0
     drafts_consumed: Count = 0  # of the events, those with a cache draft: they train
     records_refused: Count = 0

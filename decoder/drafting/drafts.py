@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from decoder.drafting.trees import Tokens
+from decoder.labels import common_prefix
 
 MARGIN: Final = 8
 """Tokens of context that a lookup takes beyond what matched last time. The text under
@@ -49,14 +49,6 @@ class CacheDraft:
     local: bool = True
     rival: CacheDraft | None = None
     agreement: int = 0
-
-
-def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Number of tokens on which ``a`` and ``b`` begin alike."""
-    if a == b:
-        return len(a)
-    shorter = min(len(a), len(b))
-    return next((i for i in range(shorter) if a[i] != b[i]), shorter)
 
 
 def better_of(

@@ -6,12 +6,17 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
+from decoder.complaints import Complaints
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import Topic
-from decoder.kafka.clients import ANSWER_MS, close, fetch, open_consumer, places_of
+from decoder.kafka.clients import ANSWER_MS, AWAY, close, fetch, open_consumer, places_of
+from decoder.kafka.faults import tell
 
 REVIEW_SECONDS: Final = 30.0
 """How often it is asked what the topic still holds."""
+MOST_SECONDS: Final = 1.0
+"""Of one reading, beyond what its caller gives it: where somebody writes without end, the caller
+has else to do, or is to stop."""
 
 
 class Compacted:
@@ -35,6 +40,7 @@ class Compacted:
         self._places: list[Any] = []
         self._ends: dict[Any, int] = {}
         self._review_at = 0.0
+        self._complaints = Complaints()
 
     def read(self, seconds: float = 0.0) -> bool:
         """Take what has come; whether all that lay there at first has been taken.
@@ -43,7 +49,8 @@ class Compacted:
             seconds: how long to go on until it has.
 
         Raises:
-            KafkaError, OSError: broker or topic are away; the next call begins anew.
+            KafkaError, OSError: broker or topic are away, or refuse, which is said in the log; the
+                next call begins anew.
         """
         try:
             self._connect()
@@ -57,10 +64,13 @@ class Compacted:
                 done = all(at[place] >= end for place, end in self._ends.items())
                 if done:
                     self._ends = {}  # once is enough, and a topic made anew has others
-                if not records and (done or time.monotonic() >= deadline):
+                late = time.monotonic() - deadline
+                if late >= MOST_SECONDS or (not records and (done or late >= 0.0)):
                     return done
-        except BaseException:
+        except BaseException as error:
             self.close()
+            if isinstance(error, AWAY):
+                tell(self._complaints, self._topic.name, "read", error)
             raise
 
     def close(self) -> None:

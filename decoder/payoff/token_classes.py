@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,3 +41,10 @@ def token_class_table(vocabulary: Sequence[str | None]) -> NDArray[np.float32]:
         float32 [len(vocabulary), classes] of 0 and 1.
     """
     return np.array([_classes_of(entry or "") for entry in vocabulary], dtype=np.float32)
+
+
+def token_classes_of(tokenizer: Any, vocabulary: int = 0) -> NDArray[np.float32]:
+    """The table of a Hugging Face tokenizer, with rows of zeros up to ``vocabulary``: a model may
+    have more ids than its tokenizer has entries."""
+    entries = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+    return token_class_table(entries + [None] * (vocabulary - len(entries)))

@@ -45,16 +45,6 @@ _LIVED: Final = -np.cumsum(np.arange(BUCKETS)[:, None] == BUCKET_OF, axis=1, dty
 _ZERO: Final = np.float32(0.0)
 
 
-def naive_survival(logits: FloatArray, length: int) -> list[float]:
-    """The definition, one position at a time; :func:`survival` is tested against it."""
-    alive, curve = 1.0, []
-    for position in range(1, length + 1):
-        bucket = sum(position > end for end in BUCKET_ENDS)
-        alive *= 1.0 - 1.0 / (1.0 + float(np.exp(-np.float64(logits[bucket]))))
-        curve.append(alive)
-    return curve
-
-
 def yields_of(chance: float, k: int) -> list[float]:
     """Expected accepted lengths of model drafts of 1 to ``k`` tokens, one more token being accepted
     with ``chance``: the geometric sums."""

@@ -53,6 +53,8 @@ class Carrier:
             fcntl.fcntl(self._down, _SET_PIPE_SIZE, PIPE_BYTES)
         os.set_blocking(self._down.fileno(), False)
         os.set_blocking(self._up.fileno(), False)
+        self._room = select.poll()  # takes any descriptor, where select.select ends at 1,023
+        self._room.register(self._down, select.POLLOUT)
         self._unsent, self._unread = bytearray(), b""
         self.pid = self._process.pid
         self.put(Frame(frames.HELLO, 0, msgspec.json.encode(hello)))
@@ -78,7 +80,7 @@ class Carrier:
                 written = os.write(self._down.fileno(), self._unsent)
                 del self._unsent[:written]
             except BlockingIOError:
-                if not select.select([], [self._down], [], WAIT_S)[1]:
+                if not self._room.poll(WAIT_S * 1e3):
                     return
             except BrokenPipeError:
                 return  # it is found dead at the next look

@@ -61,7 +61,7 @@ COUNTS_BY: Final = {
     "events_refused": ("reason", "Draft events that the broker refused for good."),
     "refusals": ("reason", "Policy bundles refused."),
     "left_out": ("reason", "Requests left out of drafting."),
-    "ignored": ("reason", "Policy bundles passed over: older, or of an unknown role."),
+    "ignored": ("reason", "Policy bundles passed over: older, far too new, or of an unknown role."),
 }
 LEVELS: Final = {
     "policy_version": "Version of the policy in force.",

@@ -9,7 +9,7 @@ from typing import Final
 
 from decoder.complaints import Complaints
 from decoder.telemetry.books import Books
-from decoder.telemetry.spill import Record, Spill, SpillError, is_damage
+from decoder.telemetry.spill import Cut, Record, Spill, SpillError, is_damage
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,12 @@ class Outbox:
         self._doubtful: set[int] = set()  # ids of those that may lie on the topic all the same
         self._gone: set[int] = set()  # ids of those that the file would not let go of yet
         self._complaints = Complaints()
+        self.cuts: list[Cut] = []
         if spill is not None:
+            self.cuts = list(spill.cuts)
+            for partition, number in spill.sequences.items():
+                # one that was killed may have said less than it had made
+                books.sequences[partition] = max(books.sequences.get(partition, 0), number)
             books.spilled += spill.rows
             books.taken += spill.rows
             books.found = spill.rows
@@ -157,6 +162,15 @@ class Outbox:
         held = {part.id: part for part in parts}
         self._size += sum(len(part.value) for part in parts)
         self._memory = dict(sorted({**self._memory, **held}.items()))
+
+    def cut(self, cut: Cut) -> None:
+        """Remember ``cut``, also for those who find the file."""
+        self.cuts.append(cut)
+        try:
+            if self._spill is not None:
+                self._spill.cut(cut)
+        except SpillError as error:
+            self._file_failed(error)
 
     def drop(self, record: int, reason: str) -> None:
         """Lose a record, by its id; one that may lie on the topic is in doubt."""

@@ -23,12 +23,13 @@ class EventQueue:
 
     ``put`` is one length check and one append, both atomic in CPython: it never waits for the
     consuming thread, and there is exactly one producer and one consumer. ``made`` counts every
-    event that was put, those that were ``dropped`` included.
+    event that was put, those that were ``dropped`` included. Of ``size`` 0 is the queue that nobody
+    reads: nothing is kept there, and nothing counted.
     """
 
     def __init__(self, size: int) -> None:
         """Begin empty."""
-        self._size = size
+        self.size = size
         self._held: deque[Any] = deque()
         self.made = 0
         self.taken = 0
@@ -39,8 +40,10 @@ class EventQueue:
 
     def put(self, event: Any) -> None:
         """Take what is to be an event, or count it as dropped. Never blocks or raises."""
+        if not self.size:
+            return
         self.made += 1
-        if len(self._held) >= self._size:
+        if len(self._held) >= self.size:
             self.dropped += 1
         else:
             self._held.append(event)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from decoder.complaints import Complaints
@@ -12,7 +12,7 @@ from decoder.contracts.errors import EventRefused
 from decoder.contracts.events import DraftEvent, Origin, decode_batch, encode_batch
 from decoder.telemetry.books import Books
 from decoder.telemetry.outbox import Outbox
-from decoder.telemetry.spill import Record
+from decoder.telemetry.spill import Cut, Record, moved
 
 BATCH: Final = 256
 """Events a record: past this the record's size no longer amortises anything."""
@@ -23,7 +23,6 @@ class Recorder:
 
     def __init__(self, origin: Origin, books: Books, outbox: Outbox) -> None:
         self._origin, self._books, self._outbox = origin, books, outbox
-        self._cuts: list[tuple[int, range]] = []  # partition, and ids of the records that moved up
         self._complaints = Complaints()
 
     def record(self, events: Sequence[DraftEvent], partitions: int) -> None:
@@ -44,16 +43,8 @@ class Recorder:
                             value=encode_batch(part, self._origin, record.sequence))
             for at, part in ((0, events[:half]), (half, events[half:]))
         ])  # fmt: skip
-        self._cuts.append((record.partition, range(record.id + half, books.last + BATCH)))
+        self._outbox.cut(Cut(record.partition, record.id + half, _next_id(books.last)))
         books.sequences[record.partition] += 1
-
-    def value(self, record: Record) -> bytes:
-        """What is sent of a record: as it was made, unless it moved up."""
-        moved = sum(p == record.partition and record.id in ids for p, ids in self._cuts)
-        if not moved:
-            return record.value
-        events = decode_batch(record.value).events
-        return encode_batch(events, self._origin, record.sequence + moved)
 
     def _add(self, events: Sequence[DraftEvent], partition: int) -> None:
         """One record of ``events``, or of as many as can be written."""
@@ -72,5 +63,18 @@ class Recorder:
             books.refuse("malformed", 1)
             return
         books.sequences[partition] = sequence + 1
-        books.last = (books.last // BATCH + 1) * BATCH  # room for the ids of its parts
+        books.last = _next_id(books.last)
         self._outbox.add(Record(books.last, partition, sequence, len(events), value))
+
+
+def _next_id(last: int) -> int:
+    return (last // BATCH + 1) * BATCH  # room for the ids of its parts
+
+
+def value_of(record: Record, cuts: Iterable[Cut]) -> bytes:
+    """What is sent of a record: as it was made, unless it moved up."""
+    by = moved(cuts, record.partition, record.id)
+    if not by:
+        return record.value
+    batch = decode_batch(record.value)
+    return encode_batch(batch.events, batch.origin, record.sequence + by)

@@ -29,7 +29,7 @@ from decoder.telemetry.books import Books
 from decoder.telemetry.former import FormerLives
 from decoder.telemetry.frames import Frame
 from decoder.telemetry.outbox import Outbox
-from decoder.telemetry.recorder import BATCH, Recorder
+from decoder.telemetry.recorder import BATCH, Recorder, value_of
 from decoder.telemetry.shedding import Shedding
 from decoder.telemetry.spill import FILE, Record, Spill, SpillError, is_damage
 from decoder.telemetry.told import decode, events_of
@@ -239,11 +239,12 @@ class Shipper:
                 continue
             self.outbox.sent(record)
             self._report(self.books)
-            self._fly(record, self._recorder.value(record), self._origin.worker, None)
+            self._fly(record, value_of(record, self.outbox.cuts), self._origin.worker, None)
         if self._former is not None and not any(flight.spill for flight in self._flights):
             left = self._former.oldest(partitions)
             if left is not None:
-                self._fly(left.record, left.record.value, left.key, left.spill)
+                value = value_of(left.record, left.spill.cuts)
+                self._fly(left.record, value, left.key, left.spill)
         if self._rounds and self._round is None and now >= self._rounds_at:
             self._round = self._beside(TRIALS, self._rounds[0])
         if self._status:

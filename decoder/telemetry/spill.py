@@ -19,7 +19,7 @@ import logging
 import os
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -55,9 +55,18 @@ class Record(NamedTuple):
     value: bytes
 
 
+class Cut(NamedTuple):
+    """A record of ``partition`` came in two: ids from ``first`` to before ``past`` moved up."""
+
+    partition: int
+    first: int
+    past: int
+
+
 class Spill:
     """The file at ``path``, made when there is something to hold; ``rows`` and ``size`` (bytes) are
-    what it holds.
+    what it holds, ``cuts`` what its records' numbers do not know of, ``sequences`` of each
+    partition the number behind its last record's, when the file was opened.
 
     Raises:
         SpillError: from every method.
@@ -68,6 +77,8 @@ class Spill:
         self.path, self.key = path, key
         self.rows = self.size = 0
         self.last = -1  # greatest id
+        self.cuts: list[Cut] = []
+        self.sequences: dict[int, int] = {}
         self._file: sqlite3.Connection | None = None
         if path.exists():
             file = self._open()
@@ -77,6 +88,10 @@ class Spill:
             rows, size, last = told.fetchone()
             self.rows, self.size = rows or 0, size or 0
             self.last = -1 if last is None else last
+            self.cuts = [Cut(*told) for told in file.execute("SELECT * FROM cuts")]
+            asked = "SELECT max(id), partition, sequence FROM records GROUP BY partition"
+            for last, partition, number in file.execute(asked):
+                self.sequences[partition] = number + 1 + moved(self.cuts, partition, last)
 
     def _open(self) -> sqlite3.Connection:
         if self._file is None:
@@ -88,6 +103,7 @@ class Spill:
                 "CREATE TABLE IF NOT EXISTS origin (key TEXT);"
                 "CREATE TABLE IF NOT EXISTS records (id INTEGER PRIMARY KEY,"
                 " partition INTEGER, sequence INTEGER, rows INTEGER, value BLOB);"
+                "CREATE TABLE IF NOT EXISTS cuts (partition INTEGER, first INTEGER, past INTEGER);"
             )
             if file.execute("SELECT count(*) FROM origin").fetchone() == (0,):
                 file.execute("INSERT INTO origin VALUES (?)", [self.key])
@@ -102,6 +118,11 @@ class Spill:
         self.rows += record.rows
         self.size += len(packed)
         self.last = max(self.last, record.id)
+
+    def cut(self, cut: Cut) -> None:
+        """Remember ``cut`` for whoever opens the file after this."""
+        self._open().execute("INSERT INTO cuts VALUES (?, ?, ?)", cut)
+        self.cuts.append(cut)
 
     def heads(self, most: int) -> list[tuple[int, int]]:
         """Ids and partitions of the oldest."""
@@ -137,6 +158,11 @@ class Spill:
             self._file = None
         if not self.rows:
             self.path.unlink(missing_ok=True)
+
+
+def moved(cuts: Iterable[Cut], partition: int, record: int) -> int:
+    """By how much the number of a record, by its id, is above the one that it was made with."""
+    return sum(cut.partition == partition and cut.first <= record < cut.past for cut in cuts)
 
 
 def folder_of(root: Path, servers: str) -> Path:

@@ -21,6 +21,7 @@ from typing import Any, Final, Literal
 
 from decoder.contracts.identity import Pseudonyms
 from decoder.settings import WorkerSettings
+from decoder.tenancy import callers
 from decoder.tenancy.key import VARIABLE, key_of
 from decoder.tenancy.shares import ALONE, cache_key
 
@@ -87,7 +88,7 @@ class Identities:
                 believed.
         """
         if word and self._source == "client":
-            caller = f"{caller}/named:{word}"
+            caller = callers.of_word(caller, word)
         tenant = self._names.of("tenant", caller)
         return Identity(
             tenant,

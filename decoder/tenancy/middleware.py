@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from decoder.contracts.errors import SettingsError
 from decoder.settings import WorkerSettings
+from decoder.tenancy import callers
 from decoder.tenancy.identities import Identities
 
 log = logging.getLogger(__name__)
@@ -89,15 +90,11 @@ class TenantMiddleware:
     def _caller(self, headers: Headers) -> str:
         """Who the gateway, or else the API key, says that this is; "" if neither does."""
         if self._header and (named := _first(headers, self._header)):
-            return f"header:{named}"
-        given = _first(headers, b"authorization")
-        scheme, _, key = given.partition(" ")
-        if scheme.lower() == "bearer" and key.strip():
-            return f"key:{key.strip()}"  # what vLLM itself checks, so it goes before all others
-        if given:
-            return f"authorization:{given}"
+            return callers.of_header(named)
+        if given := _first(headers, b"authorization"):  # what vLLM checks goes before all others
+            return callers.of_authorization(given)
         key = _first(headers, b"x-api-key")
-        return f"key:{key}" if key else ""
+        return callers.of_key(key) if key else ""
 
 
 Sealed = Callable[[str, str, str], dict[str, str]]

@@ -65,8 +65,8 @@ class Account:
 
     def add(self, made: Made) -> float:
         """Take in a step; the part of it that counts. Mutates."""
-        begins, self.at = self.at, self.at + made.tokens / len(made.requests)
-        self.steps += 1
+        begins = self.at
+        self.pass_by(made)
         inside = min(self.at, LEAD + LENGTH) - max(begins, LEAD)
         part = max(inside, 0.0) / (self.at - begins) if self.at > begins else 0.0
         self.owe(made.late_us)
@@ -78,6 +78,11 @@ class Account:
             self.requests.update(made.requests)
             self._group(part, made)
         return part
+
+    def pass_by(self, made: Made) -> None:
+        """Leave behind what a step committed, and take in nothing of it. Mutates."""
+        self.at += made.tokens / len(made.requests)
+        self.steps += 1
 
     def owe(self, us: float) -> None:
         """Charge it with reading that is done for its drafts. Mutates."""

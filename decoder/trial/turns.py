@@ -113,21 +113,23 @@ class Turns:
         """Take in what a step came to that ``side`` decided.
 
         Args:
-            counts: False where the step also read prompts, or its time is not known.
+            counts: False where the step also read prompts, or its time is not known: its text is
+                left behind, and booked outside.
         """
         now, outside = self._now, self._sums[OUTSIDE]
-        if now is None or side is not now.side or not counts:
+        ours = now is not None and side is now.side
+        if not ours or not counts:
             outside.add(1, made.tokens, made.us, made.cost_us)
-            if now is None and made.tokens:
-                pace = made.tokens / len(made.requests)
-                self._pace += (pace - self._pace) * RECENT
-                self._gap = max(self._gap - pace, 0.0)
+        if now is None and made.tokens:
+            pace = made.tokens / len(made.requests)
+            self._pace += (pace - self._pace) * RECENT
+            self._gap = max(self._gap - pace, 0.0)
+        if now is None or not ours:
             return
-        made = self._charged(now, made)
-        rest = 1.0 - now.add(made)
-        if rest:
-            us, cost_us = made.us - made.late_us, made.cost_us - made.late_us
-            outside.add(0, rest * made.tokens, rest * us, rest * cost_us)
+        if counts:
+            self._take_in(now, made)
+        else:
+            now.pass_by(made)  # else a side would decide for as long as prompts come
         if now.full:
             self._end(now)
 
@@ -136,6 +138,14 @@ class Turns:
         self._spoilt[side.name] = side.policy
         self.failed[side.name] += 1
         self._give_up()
+
+    def _take_in(self, now: Account, made: Made) -> None:
+        """Book the step with the block, and what of it lies beyond with what is outside."""
+        made = self._charged(now, made)
+        rest = 1.0 - now.add(made)
+        if rest:
+            us, cost_us = made.us - made.late_us, made.cost_us - made.late_us
+            self._sums[OUTSIDE].add(0, rest * made.tokens, rest * us, rest * cost_us)
 
     def _charged(self, now: Account, made: Made) -> Made:
         """What the drafter had to read late is paid by those who draft."""

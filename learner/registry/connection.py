@@ -78,6 +78,17 @@ class Connection:
                 f"MLflow at {self.tracking_uri} could not {purpose}: {first}"
             ) from error
 
+    @contextmanager
+    def gone_or_not(self) -> Iterator[None]:
+        """Pass over it where what is to be deleted is not there any more."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            yield
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+
     def _artifacts(self, name: str) -> str | None:
         """Beside a local database; a server decides for itself."""
         database = self._database

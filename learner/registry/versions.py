@@ -197,10 +197,12 @@ class Registry:
             order = sorted(held, key=lambda version: (version in served, version))
             retired = sorted([version for version in order if version not in kept][:spare])
             for version in retired:
-                self._client.delete_model_version(name, str(version))
+                # The version last: by it, what was cut off in between is found and done again.
                 self._connection.files(held[version].source).delete_artifacts()
                 if LOGGED_TAG in held[version].tags:
-                    self._client.delete_logged_model(held[version].tags[LOGGED_TAG])
+                    with self._connection.gone_or_not():
+                        self._client.delete_logged_model(held[version].tags[LOGGED_TAG])
+                self._client.delete_model_version(name, str(version))
             return retired
 
     def standing(self, scope: str) -> Standing:
@@ -265,17 +267,6 @@ class Registry:
         if policy.version not in (0, version) if known is None else digest_of(policy) != known:
             raise RegistryError(f"artefact of {name} version {version} is another policy's")
         return replace(policy, version=version)
-
-    def champion(self, scope: str) -> Policy | None:
-        """The policy that is served, or None when nothing was promoted yet.
-
-        Raises:
-            RegistryError: also when its artefact is missing, damaged, or not this version's.
-        """
-        standing = self.standings().get(scope)
-        if standing is None or standing.served is None:
-            return None
-        return self.load(scope, standing.served)
 
     def _version_of(self, name: str, digest: str) -> int | None:
         found = self._client.search_model_versions(

@@ -16,6 +16,7 @@ from pipelines import embedded, machine
 from pipelines.bench import methods
 from pipelines.bench.datasets import PROMPTS
 from pipelines.bench.prompts import Template, TooLong
+from pipelines.bundles import load_policy
 
 if TYPE_CHECKING:
     from decoder.contracts.bundle import Policy
@@ -29,11 +30,6 @@ TEMPLATES: Final[dict[str, tuple[Template, ...]]] = {
     "none": ("none",),
     "both": ("chat", "none"),
 }
-
-
-def parts(text: str) -> tuple[str, ...]:
-    """The names in ``text``, separated by commas."""
-    return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 @dataclass(frozen=True)
@@ -113,7 +109,7 @@ def load_policies(asked: Asked, target: Target, wanted: Sequence[str]) -> dict[s
         PolicyRefused: a file holds no sound bundle.
     """
     files = methods.policy_files(asked.policies)
-    policies = {label: methods.load_policy(path) for label, path in files.items()}
+    policies = {label: load_policy(path) for label, path in files.items()}
     learned = [name for name in wanted if name.partition(":")[0] in methods.LEARNED]
     unlabelled = any(name.partition(":")[2] not in policies for name in learned)
     if unlabelled and methods.SHIPPED not in policies:

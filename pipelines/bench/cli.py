@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +12,7 @@ from rich.markup import escape
 from pipelines.bench.gpu import command as gpu_cli
 from pipelines.bench.serve import command as serve_cli
 from pipelines.bench.sessions import command as sessions_cli
+from pipelines.printed import print_json
 
 app = typer.Typer(
     help="Measure decoding methods against each other.", no_args_is_help=True, add_completion=False
@@ -85,11 +84,12 @@ def decode(
     reports what is there.
     """
     from pipelines.bench import metrics, tables
-    from pipelines.bench.asked import Asked, parts
+    from pipelines.bench.asked import Asked
     from pipelines.bench.decode import launch, report
+    from pipelines.commas import words
 
     asked = Asked(
-        prompts, parts(datasets), methods, limit, warmup, max_tokens, max_prompt_tokens,
+        prompts, words(datasets), methods, limit, warmup, max_tokens, max_prompt_tokens,
         too_long, template, model, drafter, tuple(policy or ()), dtype, device, threads, save_to,
         fresh, minutes, clock,
     )  # fmt: skip
@@ -136,7 +136,7 @@ def decide(
 
         found = step.measure(max(rounds // 10, 100))
         if as_json:
-            sys.stdout.write(json.dumps(found.as_dict(), indent=1) + "\n")
+            print_json(found.as_dict())
         else:
             out.print(step.table(found))
         return
@@ -144,7 +144,7 @@ def decide(
 
     timings = measure_all(rounds)
     if as_json:
-        sys.stdout.write(json.dumps({t.kind: t.as_dict() for t in timings}, indent=1) + "\n")
+        print_json({t.kind: t.as_dict() for t in timings})
     else:
         out.print(table(timings))
 
@@ -169,7 +169,7 @@ def learner(
         runs = [measure(events, n, lambda done: progress.advance(task, done)) for n in (1, 10)]
     if as_json:
         found = {**runs[0].as_dict(), "ten_scopes": runs[1].as_dict()}
-        sys.stdout.write(json.dumps(found, indent=1) + "\n")
+        print_json(found)
     else:
         out.print(table(runs))
 
@@ -193,7 +193,7 @@ def telemetry(
         task = progress.add_task("emitting events", total=seconds)
         found = measure(rate, seconds, lambda passed: progress.advance(task, passed))
     if as_json:
-        sys.stdout.write(json.dumps(found.as_dict(), indent=1) + "\n")
+        print_json(found.as_dict())
     else:
         out.print(table(found))
 
@@ -225,7 +225,7 @@ def trial(
         found, real = trial_cli.run(traces or [], limit, runs, live, shown.update)
     if as_json:
         figures = {**found.as_dict(), "live": real.as_dict() if real is not None else None}
-        sys.stdout.write(json.dumps(figures, indent=1) + "\n")
+        print_json(figures)
         return
     out.print(table(found))
     if real is not None:
@@ -251,11 +251,11 @@ def trouble(
     servers, with --prompts for each of those under way. The hybrid's rate is held to that of the
     best fixed arm, 200 cycles after each change. Ctrl-C reports what is there.
     """
-    from pipelines.bench.asked import parts
     from pipelines.bench.decode import launch
     from pipelines.bench.trouble.run import measure_all, table
+    from pipelines.commas import words
 
-    stretches, ended = measure_all(parts(arms), prompts, max_tokens, threads, crowd, err)
+    stretches, ended = measure_all(words(arms), prompts, max_tokens, threads, crowd, err)
     if as_json is not None:
         launch.write_json({"stretches": [s.as_dict() for s in stretches]}, as_json)
     out.print(table(stretches))

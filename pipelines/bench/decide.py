@@ -60,9 +60,9 @@ def random_policy(kind: Kind, seed: int = 0) -> Policy:
     return Policy("bench", 1, 2.0, kind, layers=layers if OUTPUTS[kind] else ())
 
 
-def states(n: int, seed: int = 0) -> list[DraftState]:
+def states(n: int) -> list[DraftState]:
     """``n`` drafts of 1 to 64 tokens, half of them with a rival, in requests with a past."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     made, tenant = [], TenantMemory()
     for i in range(n):
         history = History()

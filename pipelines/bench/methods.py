@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from decoder.contracts.errors import ModelError, SettingsError
+from pipelines.commas import words
 
 if TYPE_CHECKING:
     from decoder.contracts.bundle import Policy
@@ -36,7 +37,7 @@ def names(text: str) -> list[str]:
     """
     from decoder.engines.reference.method import METHODS
 
-    found = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    found = list(words(text))
     if not found:
         raise SettingsError("--methods names none: give for example greedy,eagle3,suffix,hybrid.")
     unknown = sorted({_base(name) for name in found} - set(METHODS))
@@ -54,21 +55,6 @@ def policy_files(given: Sequence[str]) -> dict[str, Path]:
         label, separator, path = text.partition("=")
         files[label if separator else SHIPPED] = Path(path if separator else text)
     return files
-
-
-def load_policy(path: Path) -> Policy:
-    """A policy bundle from a file, whatever scope it was made for.
-
-    Raises:
-        ModelError: the file cannot be read.
-        PolicyRefused: it holds no sound bundle of this version's features.
-    """
-    from decoder.policy.probes import from_bytes
-
-    try:
-        return from_bytes(path.read_bytes())
-    except OSError as error:
-        raise ModelError(f"policy {path} cannot be read: {error}.") from error
 
 
 def build(

@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
+from pipelines.bench.known import over
 from pipelines.bench.results import Key, Labelled, Outcome, PromptFacts, Results
 from pipelines.calibration import calibration
 
@@ -159,20 +160,16 @@ def payoff(drafts: Sequence[Labelled]) -> dict[str, float | int | None]:
     both = sum(h and p for h, p in zip(high, picked, strict=True))
     return {
         "drafts": len(known),
-        "high_payoff_share": _over(sum(high), len(known)),
-        "selected_share": _over(sum(picked), len(known)),
-        "precision_at_6": _over(both, sum(picked)),
-        "recall_at_6": _over(both, sum(high)),
+        "high_payoff_share": over(sum(high), len(known)),
+        "selected_share": over(sum(picked), len(known)),
+        "precision_at_6": over(both, sum(picked)),
+        "recall_at_6": over(both, sum(high)),
     }
 
 
 def _deciles(drafts: Sequence[Labelled]) -> list[dict[str, float]]:
     known = [d for d in drafts if not d.censored]
     return calibration([d.predicted for d in known], [d.accepted for d in known])
-
-
-def _over(part: float, whole: float) -> float | None:
-    return part / whole if whole else None
 
 
 def speeds(prompts: Sequence[ByMethod], method: str) -> dict[str, Any]:
@@ -190,33 +187,29 @@ def speeds(prompts: Sequence[ByMethod], method: str) -> dict[str, Any]:
         "tok_per_s_quartiles": quartiles([r for o in mine if (r := rate([o])) is not None]),
         **_against(prompts, method, "greedy"),
         "tok_per_s_typical": typical_rate(mine, times),
-        "speedup_vs_greedy_typical": _fraction(
+        "speedup_vs_greedy_typical": over(
             typical_rate(mine, times),
             typical_rate((p["greedy"] for p in prompts if "greedy" in p), times),
         ),
-        "fraction_of_oracle": _fraction(own, rate([p["oracle"] for p in prompts if "oracle" in p])),
-        "cycles_per_1k": _over(1000 * len(cycles), tokens),
-        "ms_per_cycle": _over(sum(o.decode_us for o in mine) / 1000, len(cycles)),
-        "ms_per_cycle_drafting": _over(sum(c.draft_us for c in cycles) / 1000, len(cycles)),
-        "mean_accepted": _over(tokens - len(cycles), len(cycles)),
-        "mean_accepted_cache": _over(sum(by_arm["cache"]), len(by_arm["cache"])),
-        "mean_accepted_model": _over(sum(by_arm["model"]), len(by_arm["model"])),
-        "cache_share": _over(len(by_arm["cache"]), len(cycles)),
-        "model_share": _over(len(by_arm["model"]), len(cycles)),
+        "fraction_of_oracle": over(own, rate([p["oracle"] for p in prompts if "oracle" in p])),
+        "cycles_per_1k": over(1000 * len(cycles), tokens),
+        "ms_per_cycle": over(sum(o.decode_us for o in mine) / 1000, len(cycles)),
+        "ms_per_cycle_drafting": over(sum(c.draft_us for c in cycles) / 1000, len(cycles)),
+        "mean_accepted": over(tokens - len(cycles), len(cycles)),
+        "mean_accepted_cache": over(sum(by_arm["cache"]), len(by_arm["cache"])),
+        "mean_accepted_model": over(sum(by_arm["model"]), len(by_arm["model"])),
+        "cache_share": over(len(by_arm["cache"]), len(cycles)),
+        "model_share": over(len(by_arm["model"]), len(cycles)),
         "prefill_ms_median": float(np.median([o.prefill_us for o in mine])) / 1000,
     }
-
-
-def _fraction(part: float | None, whole: float | None) -> float | None:
-    return None if part is None or not whole else part / whole
 
 
 def _against(prompts: Sequence[ByMethod], method: str, other: str) -> dict[str, Any]:
     pairs = [(p[method], p[other]) for p in prompts if other in p]
     mine, theirs = [a for a, _ in pairs], [b for _, b in pairs]
-    single = [_fraction(rate([a]), rate([b])) for a, b in pairs]
+    single = [over(rate([a]), rate([b])) for a, b in pairs]
     return {
-        f"speedup_vs_{other}": _fraction(rate(mine), rate(theirs)),
+        f"speedup_vs_{other}": over(rate(mine), rate(theirs)),
         f"speedup_vs_{other}_interval": ratio_interval(mine, theirs),
         f"speedup_vs_{other}_quartiles": quartiles([s for s in single if s is not None]),
     }
@@ -236,7 +229,7 @@ def measure(prompts: Sequence[ByMethod], method: str) -> dict[str, Any]:
     return {
         **speeds(prompts, method),
         "exact": same if greedy else None,
-        "loop_share": _over(len(looping), len(prompts)),
+        "loop_share": over(len(looping), len(prompts)),
         **payoff([d for p in prompts for d in p[method].drafts]),
         "calibration": {
             "cache": _deciles([d for p in prompts for d in p[method].drafts]),

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from decoder.contracts.errors import SettingsError
+from decoder.policy.rule import ARMS
 
 CONTRACT: Final = "hvd.bench.decode.v1"
-ARMS: Final = ("none", "model", "cache")
 
 
 @dataclass(frozen=True, slots=True)

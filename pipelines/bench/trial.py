@@ -20,7 +20,7 @@ from decoder.contracts.features import TOKEN_CLASSES
 from decoder.contracts.trials import MODEL, PLAIN, SUFFIX
 from decoder.costs import LiveCosts
 from decoder.hindsight import Resolved
-from decoder.labels import naive_accepted_length
+from decoder.labels import common_prefix
 from decoder.policy.pricing import CostTable, step_time
 from decoder.router import Committed, Decision, DraftRouter, RequestOptions
 from decoder.settings import WorkerSettings
@@ -171,7 +171,7 @@ def _verify(decision: Decision, trace: Trace, output: Sequence[int], done: int) 
     """Draft tokens verified and accepted."""
     if decision.arm == "cache":
         draft = decision.tokens
-        return len(draft), naive_accepted_length(draft, output[done : done + len(draft)])
+        return len(draft), common_prefix(draft, output[done : done + len(draft)])
     if decision.arm == "model" and trace.model_accepted is not None:
         return decision.room, min(int(trace.model_accepted[done]), decision.room)
     return 0, 0

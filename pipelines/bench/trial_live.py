@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from rich.table import Table
 
 from decoder.contracts.bundle import ANY_SCOPE, CHAMPION, TRIAL
-from decoder.contracts.errors import ModelError
 from decoder.contracts.trials import MODEL, PLAIN, SUFFIX
 from decoder.costs import LiveCosts
 from decoder.engines.reference.engine import ReferenceEngine
@@ -80,9 +79,7 @@ def play(minutes: float, tick: Callable[[str], None]) -> Noting:
     Raises:
         ModelError: the embedded model or its drafter is not installed.
     """
-    drafter = embedded.drafter_path()
-    if drafter is None:
-        raise ModelError("no drafter ships with this installation: install it again.")
+    drafter = embedded.ensure_drafter()
     tick("loading the embedded model")
     engine = ReferenceEngine.load(str(embedded.ensure_model()), drafter)
     policy = first_policy(ANY_SCOPE)

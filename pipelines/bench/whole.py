@@ -21,7 +21,7 @@ from decoder.contracts.features import TOKEN_CLASSES
 from decoder.costs import LiveCosts
 from decoder.drafting.suffix import SuffixCache
 from decoder.floor import Floor
-from decoder.labels import naive_accepted_length
+from decoder.labels import common_prefix
 from decoder.policy.first import first_policy
 from decoder.policy.pricing import CostTable
 from decoder.requests import Committed, Decision, RequestOptions
@@ -137,7 +137,7 @@ class _Target:
             verified = accepted = 0
             if decision.arm == "cache":
                 verified = len(decision.tokens)
-                accepted = naive_accepted_length(decision.tokens, text[done:])
+                accepted = common_prefix(decision.tokens, text[done:])
             elif decision.arm == "model":
                 verified = decision.room
                 held = self._rng.random(verified) < CHANCE

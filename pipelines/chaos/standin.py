@@ -28,7 +28,7 @@ import numpy as np
 
 from decoder.contracts.features import TOKEN_CLASSES
 from decoder.contracts.settings import KafkaSettings
-from decoder.labels import naive_accepted_length
+from decoder.labels import common_prefix
 from decoder.router import Committed, DraftRouter, RequestOptions
 from decoder.settings import WorkerSettings
 from decoder.worker import make_worker
@@ -86,7 +86,7 @@ def take_turns(router: DraftRouter, coming: queue.Queue[Asked]) -> None:
         for name, draft in zip(names, drafts, strict=True):
             asked = running[name]
             rest = asked.text[asked.done :]
-            taken = naive_accepted_length(draft, rest)
+            taken = common_prefix(draft, rest)
             # what was drafted, and then the target's own: a wrong draft would be a wrong answer
             outcomes.append((asked, [*draft[:taken], *rest[taken : taken + 1]], len(draft)))
         _commit(router, running, outcomes, sum(1 + len(draft) for draft in drafts))

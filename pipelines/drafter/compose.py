@@ -11,6 +11,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.progress import Progress
@@ -29,6 +30,7 @@ POOL = 384
 SEQUENCES = 64
 """Conversations of a shard."""
 TEMPERATURES = (0.0, 0.0, 0.7)
+SEED = 43
 LOOP = 48
 """An answer that repeats itself for this many tokens ends: it teaches nothing more."""
 
@@ -158,14 +160,23 @@ def write(
                     aux[slot], final[slot] = aux[len(running)], final[len(running)]
 
 
-def compose(
-    model_path: Path,
-    out: Path,
-    tokens: int,
-    layers: Sequence[int] = AUX_LAYERS,
-    first_shard: int = 60000,
-    seed: int = 43,
-) -> int:
+def answers(
+    model: Llama, tokenizer: Any, prompts: Sequence[list[int]]
+) -> Iterator[tuple[list[int], list[int]]]:
+    """Each prompt and its greedy answer, in the order in which the answers end.
+
+    An answer may loop, as it may in service; one of a few tokens is left out.
+    """
+    writers = [Writer.of(Ask(ids, False), 0.0) for ids in prompts]
+    for writer in writers:
+        writer.may_loop = True
+    _, bridge = turn(tokenizer)
+    made = write(model, iter(writers), tokenizer.eos_token_id, bridge, layers=(0,))
+    for tokens, prompt, *_ in made:
+        yield tokens[:prompt], tokens[prompt:]
+
+
+def compose(model_path: Path, out: Path, tokens: int, first_shard: int) -> int:
     """Write shards of new conversations until those from ``first_shard`` on hold ``tokens``.
 
     Resumable: a later call goes on behind the last whole shard. ``tokens`` counts those of answers;
@@ -184,19 +195,19 @@ def compose(
             written += int((file.get_tensor("lengths") - file.get_tensor("prompts")).sum())
         shard = max(shard, int(path.name[:5]) + 1)
     tokenizer, model = AutoTokenizer.from_pretrained(model_path), Llama.load(model_path)
-    rng = random.Random(seed + shard)
-    torch.manual_seed(seed + shard)
+    rng = random.Random(SEED + shard)
+    torch.manual_seed(SEED + shard)
     _, bridge = turn(tokenizer)
     stream = (
-        Writer.of(a, rng.choice(TEMPERATURES)) for a in _in_order(asks(tokenizer, seed + shard))
+        Writer.of(a, rng.choice(TEMPERATURES)) for a in _in_order(asks(tokenizer, SEED + shard))
     )
-    finished = write(model, stream, tokenizer.eos_token_id, bridge, layers)
+    finished = write(model, stream, tokenizer.eos_token_id, bridge, AUX_LAYERS)
     with Progress() as progress:
         bar = progress.add_task("composing", total=tokens, completed=written)
         while written < tokens:
             kept = list(itertools.islice(finished, SEQUENCES))
             written += sum(len(k[0]) - k[1] for k in kept)
-            write_shard(out, shard, kept, layers)
+            write_shard(out, shard, kept, AUX_LAYERS)
             shard += 1
             progress.update(bar, completed=written)
     return written

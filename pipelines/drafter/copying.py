@@ -10,7 +10,7 @@ its attention is supervised for a while.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -21,13 +21,16 @@ from pipelines.drafter.unroll import Pack
 STRENGTH = 12.0
 """Attention logit of a match at the start."""
 LEARNING_RATE = 1.5e-3
+SHARE = 0.7
+PLACES = (1, 0, 2)
+"""Which query head of a group copies, by group in turn."""
 
 
-def copiers(head: Eagle3Head, place: Sequence[int] = (1, 0, 2)) -> list[int]:
-    """The query heads that copy: in the group of each key head, the one at its ``place``."""
+def copiers(head: Eagle3Head) -> list[int]:
+    """The query heads that copy: in the group of each key head, the one at its place."""
     c = head.config
     group = c.num_attention_heads // c.num_key_value_heads
-    return [g * group + place[g % len(place)] % group for g in range(c.num_key_value_heads)]
+    return [g * group + PLACES[g % len(PLACES)] % group for g in range(c.num_key_value_heads)]
 
 
 def slow_dims(head: Eagle3Head) -> Tensor:
@@ -38,11 +41,11 @@ def slow_dims(head: Eagle3Head) -> Tensor:
 
 
 @torch.no_grad()
-def start_copiers(head: Eagle3Head, batch: Pack, chosen: list[int], share: float = 0.7) -> None:
+def start_copiers(head: Eagle3Head, batch: Pack, chosen: list[int]) -> None:
     """Let ``chosen`` match token identities, by linear regression on ``batch``; changes ``head``.
 
     The identity of a token is a random projection of its whitened embedding. Keys get it on top of
-    what they hold, at ``share`` of their size; of the copiers' queries nothing else remains.
+    what they hold, at ``SHARE`` of their size; of the copiers' queries nothing else remains.
     """
     attention, hidden = head.midlayer.self_attn, head.config.hidden_size
     dims, size = slow_dims(head), head.config.head_dim
@@ -61,7 +64,7 @@ def start_copiers(head: Eagle3Head, batch: Pack, chosen: list[int], share: float
         gram = x.T @ x + 1e-3 * len(x) * torch.eye(hidden)
         answer = torch.linalg.solve(gram, x.T @ wanted)
         there = keys[inner, g * size : (g + 1) * size][:, dims].square().mean().sqrt()
-        scale = share * there / (x @ answer).square().mean().sqrt()
+        scale = SHARE * there / (x @ answer).square().mean().sqrt()
         match = ((x @ answer) * wanted).sum(-1).mean() * scale * size**-0.5
         rows = slice(copier * size, (copier + 1) * size)
         query = torch.zeros(size, 2 * hidden)

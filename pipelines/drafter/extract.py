@@ -13,9 +13,7 @@ end::
 
 from __future__ import annotations
 
-import itertools
 import json
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,8 @@ import torch
 from rich.progress import Progress
 from safetensors.torch import save_file
 from torch import Tensor, nn
+
+from pipelines.settled import settle
 
 SEQUENCES = 32
 AUX_LAYERS = (2, 15, 28)
@@ -56,21 +56,15 @@ def _records(generations: Path) -> list[dict[str, Any]]:
     if not generations.exists():
         return []
     with generations.open() as lines:
-        # a line without its end is still being written
+        # a line without its end was cut off
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
-def _chunks(generations: Path, follow: bool) -> Iterator[tuple[int, list[dict[str, Any]]]]:
-    """Shard index and its records; with ``follow``, waits for a running generation for ever."""
-    for index in itertools.count():
-        start = index * SEQUENCES
-        while len(records := _records(generations)[start : start + SEQUENCES]) < SEQUENCES:
-            if not follow:
-                if records:
-                    yield index, records
-                return
-            time.sleep(5)
-        yield index, records
+def _chunks(generations: Path) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+    """Shard index and its records."""
+    records = _records(generations)
+    for start in range(0, len(records), SEQUENCES):
+        yield start // SEQUENCES, records[start : start + SEQUENCES]
 
 
 @torch.inference_mode()
@@ -92,21 +86,16 @@ def write_shard(out: Path, index: int, kept: list[Conversation], layers: Sequenc
         "final": torch.cat([k[4] for k in kept]),
     }
     path = out / f"{index:05d}-{len(kept)}.safetensors"
-    partial = path.with_suffix(".partial")
-    save_file(shard, partial, {"layers": json.dumps(sorted(layers))})
-    for shorter in out.glob(f"{index:05d}-*.safetensors"):
-        shorter.unlink()
-    partial.rename(path)
+
+    def put(part: Path) -> None:
+        save_file(shard, part, {"layers": json.dumps(sorted(layers))})
+        for shorter in out.glob(f"{index:05d}-*.safetensors"):
+            shorter.unlink()
+
+    settle(path, put)
 
 
-def extract(
-    model_path: Path,
-    generations: Path,
-    out: Path,
-    layers: Sequence[int] = AUX_LAYERS,
-    follow: bool = False,
-    first_shard: int = 0,
-) -> int:
+def extract(model_path: Path, generations: Path, out: Path, first_shard: int = 0) -> int:
     """Write the shards of ``generations`` that ``out`` lacks; each appears whole or not at all.
 
     Shards count from ``first_shard``, so several files of generations can share ``out``.
@@ -120,11 +109,11 @@ def extract(
     model = AutoModelForCausalLM.from_pretrained(
         model_path, dtype=torch.float32, attn_implementation="sdpa"
     ).eval()
-    capture = Capture(model, layers)
+    capture = Capture(model, AUX_LAYERS)
     written = 0
     with Progress() as progress:
         bar = progress.add_task("extracting", total=None)
-        for chunk, records in _chunks(generations, follow):
+        for chunk, records in _chunks(generations):
             index = first_shard + chunk
             path = out / f"{index:05d}-{len(records)}.safetensors"
             if path.exists():
@@ -134,7 +123,7 @@ def extract(
                 ids = r["prompt"] + r["output"]
                 aux, final = _states(model, capture, ids)
                 kept.append((ids, len(r["prompt"]), r["temperature"] == 0, aux, final))
-            write_shard(out, index, kept, layers)
+            write_shard(out, index, kept, AUX_LAYERS)
             written += sum(len(k[0]) for k in kept)
             progress.update(bar, completed=written)
     return written

@@ -20,7 +20,7 @@ from pipelines.workloads import WORKLOADS, prompts
 SELF_INSTRUCTED_SHARE = 0.5
 CHUNK = 96
 """Requests handed to vLLM at once: progress is saved after each chunk."""
-MAX_ANSWER = 192
+MAX_PROMPT, MAX_ANSWER = 640, 192
 CONCURRENCY = 48
 
 
@@ -57,7 +57,7 @@ def _self_instructions(llm: Any, tokenizer: Any, count: int) -> list[list[int]]:
     ]
 
 
-def generate(model: Path, out: Path, tokens: int, dtype: str, max_prompt: int = 640) -> int:
+def generate(model: Path, out: Path, tokens: int, dtype: str) -> int:
     """Append answers of ``model`` to ``out`` until it holds ``tokens`` answer tokens.
 
     Resumable: what ``out`` holds already is counted, and its prompts are skipped. Each line is
@@ -90,7 +90,7 @@ def generate(model: Path, out: Path, tokens: int, dtype: str, max_prompt: int = 
         while have < tokens:
             asked = _self_instructions(llm, tokenizer, int(CHUNK * SELF_INSTRUCTED_SHARE))
             asked += itertools.islice(source, CHUNK - len(asked))
-            asked = [ids for ids in asked if len(ids) <= max_prompt]
+            asked = [ids for ids in asked if len(ids) <= MAX_PROMPT]
             parameters = [
                 SamplingParams(temperature=t, max_tokens=MAX_ANSWER)
                 for t in itertools.islice(itertools.cycle((0.0, 0.7)), len(asked))

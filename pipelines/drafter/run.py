@@ -17,6 +17,7 @@ from torch import Tensor
 from decoder.drafting.eagle3 import Eagle3Head, HeadConfig
 from pipelines.drafter.conversations import Shards, draft_vocabulary, pack
 from pipelines.drafter.copying import copiers, learn_to_copy
+from pipelines.settled import settle
 
 
 @dataclass(frozen=True)
@@ -175,9 +176,8 @@ class Run:
             for key, value in self.optimizer.state[parameter].items():
                 tensors[f"optimizer.{key}.{name}"] = value
         counters = {k: getattr(self, k) for k in ("batch", "seconds", "rows", "best")}
-        partial = path.with_suffix(".partial")
-        save_file(tensors, partial, {"run": json.dumps(counters)})
-        partial.rename(path)
+        told = {"run": json.dumps(counters)}
+        settle(path, lambda part: save_file(tensors, part, told))
 
     @classmethod
     def resume(cls, path: Path, target: Target, settings: Settings) -> Run:

@@ -13,8 +13,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from decoder.contracts.features import FloatArray
 from pipelines.drift.scenario import Drafter
-from pipelines.replay.states import Floats
 from pipelines.replay.tokenise import Ids
 from pipelines.replay.traces import Trace
 
@@ -64,7 +64,7 @@ def diverging(rate: float, donors: Sequence[Trace], draw: Draw) -> Change:
     return change
 
 
-def exchanged(types: Ids, token_classes: Floats, draw: Draw) -> NDArray[np.int32]:
+def exchanged(types: Ids, token_classes: FloatArray, draw: Draw) -> NDArray[np.int32]:
     """A map of all token ids that exchanges ``types`` among those of equal token classes."""
     mapping = np.arange(len(token_classes), dtype=np.int32)
     kinds = np.unique(token_classes[types], axis=0, return_inverse=True)[1].ravel()
@@ -74,7 +74,7 @@ def exchanged(types: Ids, token_classes: Floats, draw: Draw) -> NDArray[np.int32
     return mapping
 
 
-def renamed(share: float, token_classes: Floats, draw: Draw) -> Change:
+def renamed(share: float, token_classes: FloatArray, draw: Draw) -> Change:
     """Outputs of a target that writes ``share`` of all token types otherwise, always alike."""
     size = len(token_classes)
     types = draw.permutation(size)[: round(share * size)].astype(np.int32)
@@ -87,7 +87,7 @@ def renamed(share: float, token_classes: Floats, draw: Draw) -> Change:
 
 
 def filled_in(
-    templates: Sequence[Trace], count: int, token_classes: Floats, draw: Draw
+    templates: Sequence[Trace], count: int, token_classes: FloatArray, draw: Draw
 ) -> list[Trace]:
     """``count`` requests that repeat ``templates``, each time with other arguments.
 
@@ -116,7 +116,7 @@ def filled_in(
     return made
 
 
-def misleading(trace: Trace, every: int, token_classes: Floats, draw: Draw) -> Trace:
+def misleading(trace: Trace, every: int, token_classes: FloatArray, draw: Draw) -> Trace:
     """A request whose prompt holds its output, but for one token of ``every`` so many.
 
     Each copy of it is found, looks as good as any, and soon breaks off.

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
+
+from pipelines.printed import print_json
 
 out, err = Console(), Console(stderr=True)
 
@@ -83,7 +83,7 @@ def drift(
             err.print(escape(notice), style="yellow", highlight=False, soft_wrap=True)
         shown, written = command.outcome(summary), "report.html"
     if as_json:
-        sys.stdout.write(json.dumps(summary, indent=1) + "\n")
+        print_json(summary)
     else:
         out.print(shown)
         out.print(f"Report: [bold]{folder / written}[/bold]")

@@ -27,7 +27,7 @@ from typing import Final
 import numpy as np
 
 from decoder.contracts.bundle import Policy, frequency_policy
-from decoder.contracts.features import FEATURES
+from decoder.contracts.features import FEATURES, FloatArray
 from decoder.engines.reference.method import PAPER_FACTOR
 from decoder.policy.estimate import PAPER_THRESHOLD
 from decoder.settings import WorkerSettings
@@ -37,7 +37,6 @@ from pipelines.drift.scenario import Scenario
 from pipelines.drift.stream import Worker
 from pipelines.drift.traffic import Library, lessons
 from pipelines.replay.engine import simulate
-from pipelines.replay.states import Floats
 from pipelines.replay.survival import EPOCHS, Part, learn, teachers
 from pipelines.replay.traces import Trace
 
@@ -127,7 +126,7 @@ class Columns:
         return learn([Part(traces)], self._library.token_classes, settings, None, "drift")
 
 
-def paper(traces: Sequence[Trace], token_classes: Floats, settings: WorkerSettings) -> Policy:
+def paper(traces: Sequence[Trace], token_classes: FloatArray, settings: WorkerSettings) -> Policy:
     """The paper's policy, from the drafts that its frequency hybrid meets on ``traces``."""
     rows = simulate(traces, [], teachers()[1], token_classes, settings)[1].rows
     trainer = train.fit(_blind(rows), "payoff", PAPER_EPOCHS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,9 +16,11 @@ from rich.table import Table
 
 from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import SettingsError, TraceError
-from decoder.payoff.token_classes import token_class_table
+from decoder.payoff.token_classes import token_classes_of
 from decoder.policy.first import first_policy
 from pipelines import machine
+from pipelines.bundles import load_policy
+from pipelines.commas import words
 from pipelines.drift.columns import NAMES
 from pipelines.drift.live.figures import figures
 from pipelines.drift.live.play import Played, play
@@ -31,7 +32,7 @@ from pipelines.drift.results import Results, key_of
 from pipelines.drift.scenario import SHIPPED, Scenario, chosen
 from pipelines.drift.stationary import Stream, measure, totals
 from pipelines.drift.study import Plan, Recordings, Study
-from pipelines.replay.command import Shown, load_policy
+from pipelines.replay.command import Shown
 
 WORDS: Final = (
     "refit",
@@ -71,7 +72,7 @@ def plan(options: Options) -> Plan:
         SettingsError: a seed, policy or scenario is none.
     """
     seeds = seeds_of(options)
-    asked = [name for name in options.policies.split(",") if name] or list(NAMES)
+    asked = words(options.policies) or NAMES
     unknown = sorted(set(asked) - set(NAMES))
     if unknown:
         raise SettingsError(f"no policy {unknown[0]!r}: there are {', '.join(NAMES)}.")
@@ -198,10 +199,9 @@ def compared(summary: dict[str, Any]) -> Table:
 
 
 def _recordings(options: Options, tokenizer: Any, shown: Shown) -> Recordings:
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if options.traces is None and not any(recordings().glob("*.jsonl")):
         raise TraceError("no recordings: name a folder with --traces, or make some, --record 60.")
-    classes = token_class_table(tokenizer.convert_ids_to_tokens(list(range(len(tokenizer)))))
+    classes = token_classes_of(tokenizer)
     return Recordings(options.traces or recordings(), tokenizer, classes, shown.step)
 
 

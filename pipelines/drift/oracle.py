@@ -12,14 +12,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from decoder.labels import naive_accepted_length
-from decoder.policy.pricing import part_of
+from decoder.labels import common_prefix
+from decoder.policy.pricing import Floats, part_of
 from decoder.policy.rule import ARMS, CACHE, MODEL, NONE
 from decoder.settings import WorkerSettings
 from pipelines.drift.stream import Conditions, Decoded
 from pipelines.drift.traffic import Request
 from pipelines.replay.dialogue import DialogueCache, Turn, turns
-from pipelines.replay.states import UNLIMITED, Floats
+from pipelines.replay.states import UNLIMITED
 
 
 def foresee(
@@ -46,8 +46,8 @@ class _Prices:
         lengths = np.arange(settings.suffix_max_draft + 1)
         drafting = [costs.drafting(k, b) for k in range(settings.model_draft_tokens + 1)]
         few = lengths[: len(drafting)]
-        self.cache: Floats = part_of(costs, b, lengths, b * lengths)  # type: ignore[assignment]
-        self.model: Floats = part_of(costs, b, few, b * few, drafting, b)  # type: ignore[assignment]
+        self.cache: Floats = part_of(costs, b, lengths, b * lengths)
+        self.model: Floats = part_of(costs, b, few, b * few, drafting, b)
 
 
 def _decoded(turn: Turn, cache: DialogueCache, prices: _Prices, arms: np.ndarray) -> float:
@@ -67,7 +67,7 @@ def _decoded(turn: Turn, cache: DialogueCache, prices: _Prices, arms: np.ndarray
             gain = min(model[done], k)
             options.append(((1 + gain) / prices.model[k], MODEL, gain, prices.model[k]))
         if draft is not None:
-            gain = naive_accepted_length(draft.tokens, output[done : done + len(draft.tokens)])
+            gain = common_prefix(draft.tokens, output[done : done + len(draft.tokens)])
             options.append(((1 + gain) / prices.cache[gain], CACHE, gain, prices.cache[gain]))
         _, arm, gain, price = max(options)
         arms[arm] += 1

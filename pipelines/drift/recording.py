@@ -11,11 +11,10 @@ from typing import Any, Final
 
 from rich.progress import Progress
 
-from decoder.contracts.errors import ModelError
-from pipelines.drafter.asks import LONGEST, Ask, turn
-from pipelines.drafter.compose import Writer, write
+from pipelines.drafter.asks import LONGEST
+from pipelines.drafter.compose import answers
 from pipelines.drafter.lockstep import Llama
-from pipelines.embedded import drafter_path, ensure_model
+from pipelines.embedded import ensure_drafter, ensure_model
 from pipelines.workloads import WORKLOADS, prompts
 
 AT_ONCE: Final = 32
@@ -37,42 +36,35 @@ def record(folder: Path, count: int, workloads: Sequence[str] = WORKLOADS) -> No
     from decoder.engines.reference.recording import record as foreseen
 
     folder.mkdir(parents=True, exist_ok=True)
-    target, drafter = ensure_model(), drafter_path()
-    if drafter is None:
-        raise ModelError("no drafter ships for the embedded model: make one, hvd train-drafter.")
+    target = ensure_model()
     tokenizer, model = AutoTokenizer.from_pretrained(target), Llama.load(target)
-    engine = ReferenceEngine.load(target, drafter)
-    _, bridge = turn(tokenizer)
+    engine = ReferenceEngine.load(target, ensure_drafter())
     with Progress() as progress:
         for workload in workloads:
             path = folder / f"{workload}.jsonl"
             have = _whole_lines(path)
             bar = progress.add_task(f"recording {workload}", total=count, completed=have)
             asked = itertools.islice(_asks(workload, tokenizer), have, count)
-            while writers := [Writer.of(a, 0.0) for a in itertools.islice(asked, AT_ONCE)]:
-                for writer in writers:
-                    writer.may_loop = True
-                made = write(model, iter(writers), tokenizer.eos_token_id, bridge, layers=(0,))
+            while some := list(itertools.islice(asked, AT_ONCE)):
                 lines: list[str] = []
-                for tokens, prompt, *_ in made:
-                    shown, output = tokens[:prompt], tokens[prompt:]
+                for shown, output in answers(model, tokenizer, some):
                     accepted = foreseen(engine, shown, output)
                     session = f"{workload}-{have + len(lines)}"
                     line = {"session": session, "prompt": shown, "output": output}
                     lines.append(json.dumps(line | {"model_accepted": accepted}) + "\n")
                 with path.open("a", encoding="utf-8") as file:
                     file.writelines(lines)
-                have += len(writers)
+                have += len(some)
                 progress.update(bar, completed=have)
 
 
-def _asks(workload: str, tokenizer: Any) -> Iterator[Ask]:
+def _asks(workload: str, tokenizer: Any) -> Iterator[list[int]]:
     for prompt in prompts(workload, "train", SEED):
         ids = tokenizer.apply_chat_template(
             list(prompt.messages), add_generation_prompt=True, return_dict=False
         )
         if len(ids) <= LONGEST:
-            yield Ask(ids, False)
+            yield ids
 
 
 def _whole_lines(path: Path) -> int:

@@ -19,17 +19,18 @@ from numpy.typing import NDArray
 
 from decoder.contracts.bundle import Policy
 from decoder.contracts.events import DraftEvent
+from decoder.contracts.features import FloatArray
 from decoder.costs import LiveCosts
 from decoder.floor import Floor
 from decoder.hindsight import Resolved, event_of
-from decoder.labels import naive_accepted_length
+from decoder.labels import common_prefix
 from decoder.policy.pricing import CostTable, step_time
 from decoder.policy.rule import ARMS, NONE
 from decoder.router import Committed, Decision, DraftRouter, RequestOptions
 from decoder.settings import WorkerSettings
 from pipelines.drift.traffic import Request
 from pipelines.replay.dialogue import DialogueCache, Turn
-from pipelines.replay.states import UNLIMITED, Floats
+from pipelines.replay.states import UNLIMITED
 
 Told = Callable[[int, list[DraftEvent]], Policy | None]
 """Told the number of a request that is done and its events; a policy to put in force, or None."""
@@ -67,7 +68,7 @@ def decode(
     conditions: Sequence[Conditions],
     policy: Policy,
     worker: Worker,
-    token_classes: Floats,
+    token_classes: FloatArray,
     told: Told | None = None,
 ) -> Decoded:
     """Serve ``requests``, whose traces have a model arm.
@@ -120,7 +121,7 @@ class _Service:
         conditions: Sequence[Conditions],
         policy: Policy,
         worker: Worker,
-        token_classes: Floats,
+        token_classes: FloatArray,
     ) -> None:
         self._requests, self._conditions = requests, conditions
         self._waiting = deque(range(len(requests)))
@@ -250,7 +251,7 @@ def _verify(one: _Running, decision: Decision) -> tuple[int, int]:
     if decision.arm == "cache":
         draft = decision.tokens
         following = one.turn.output[one.done : one.done + len(draft)]
-        return len(draft), naive_accepted_length(draft, following)
+        return len(draft), common_prefix(draft, following)
     if decision.arm == "model":
         verified = decision.room
         return verified, min(one.model[one.done], verified)

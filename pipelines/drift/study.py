@@ -13,6 +13,7 @@ import torch
 
 from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import TraceError
+from decoder.contracts.features import FloatArray
 from decoder.settings import WorkerSettings
 from pipelines.drift import oracle
 from pipelines.drift.columns import Columns
@@ -22,7 +23,6 @@ from pipelines.drift.results import Results, key_of
 from pipelines.drift.scenario import Scenario, Segment
 from pipelines.drift.stream import Conditions, Decoded, decode
 from pipelines.drift.traffic import KINDS, Library, Traffic, traffic
-from pipelines.replay.states import Floats
 from pipelines.replay.traces import Trace, read, tokenizer_digest
 
 CONTEXT: Final = 8_192
@@ -44,7 +44,7 @@ class Plan:
 class Recordings:
     """Trace files of a folder, read when a scenario first asks for them."""
 
-    def __init__(self, folder: Path, tokenizer: Any, token_classes: Floats, step: Step) -> None:
+    def __init__(self, folder: Path, tokenizer: Any, token_classes: FloatArray, step: Step) -> None:
         """Look into ``folder``.
 
         Raises:

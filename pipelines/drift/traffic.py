@@ -19,11 +19,11 @@ from typing import Final, Literal
 import numpy as np
 
 from decoder.contracts.errors import TraceError
+from decoder.contracts.features import FloatArray
 from pipelines.drift import alterations
 from pipelines.drift.alterations import Draw
 from pipelines.drift.scenario import Drafter, Scenario, Segment
 from pipelines.replay.split import fraction
-from pipelines.replay.states import Floats
 from pipelines.replay.traces import Trace
 
 KINDS: Final[Mapping[str, list[str]]] = tomllib.loads(
@@ -45,7 +45,7 @@ class Library:
     """Recordings by the stem of their file, and what is needed to change them."""
 
     sets: Mapping[str, Sequence[Trace]]
-    token_classes: Floats
+    token_classes: FloatArray
     model_len: int  # tokens of a model draft
 
     def sessions(self, segment: Segment, side: Side, draw: Draw) -> dict[str, list[list[Trace]]]:

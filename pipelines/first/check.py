@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from decoder.contracts.bundle import Policy
-from decoder.engines.reference.method import ModelArm
+from decoder.contracts.features import FloatArray
+from decoder.engines.reference.method import Drafting
 from decoder.settings import WorkerSettings
 from pipelines.first.make import SEED, fit, rows_of, with_drafter
 from pipelines.first.sets import TraceSet
 from pipelines.replay.engine import hybrid, simulate
 from pipelines.replay.split import Shares, some_sessions, split
-from pipelines.replay.states import Floats
 from pipelines.replay.survival import EPOCHS, teachers
 
 REFIT: Final = 200
@@ -68,7 +68,7 @@ def compare(
     found: TraceSet,
     first: Policy,
     left_out: bool,
-    token_classes: Floats,
+    token_classes: FloatArray,
     settings: WorkerSettings,
     accepts: float,
 ) -> Compared:
@@ -82,7 +82,7 @@ def compare(
     """
     parts = split(found.traces, SHARES)
     drafter = accepts, accepts
-    model: ModelArm = "chain" if accepts else "none"
+    model: Drafting = "chain" if accepts else "none"
     by = [replace(teacher, model=model) for teacher in teachers()]
     known = some_sessions(parts.train, REFIT)
     refit = fit(rows_of(known, token_classes, settings, drafter, by), EPOCHS)

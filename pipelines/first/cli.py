@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
+
+from pipelines.printed import print_json
 
 out, err = Console(), Console(stderr=True)
 
@@ -66,6 +66,6 @@ def bootstrap(
     found = command.check(asked, place, model_accepts, vocabulary, err)
     if as_json:
         figures = command.figures(found, model_accepts, vocabulary)
-        sys.stdout.write(json.dumps(figures, indent=1) + "\n")
+        print_json(figures)
     else:
         out.print(command.table(found))

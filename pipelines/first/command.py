@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +13,8 @@ from rich.table import Table
 
 from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import TraceError
-from decoder.payoff.token_classes import token_class_table
+from decoder.contracts.features import FloatArray
+from decoder.payoff.token_classes import token_classes_of
 from decoder.policy.first import read_first
 from decoder.policy.probes import to_bytes
 from decoder.settings import WorkerSettings
@@ -24,7 +24,7 @@ from pipelines.first.make import GENERATIONS, Sample, card, fit, over_counting, 
 from pipelines.first.sets import ALLOWED, TraceSet, files_of, read_set
 from pipelines.first.tokenizer import trained_tokenizer
 from pipelines.replay.command import Shown, load_tokenizer
-from pipelines.replay.states import Floats
+from pipelines.settled import settle
 
 CONTEXT: Final = 16_384
 """Tokens that a prompt and its output may have."""
@@ -48,9 +48,7 @@ class Reader:
     """Reads sets with one tokenizer, and shows that it does."""
 
     def __init__(self, tokenizer: Any, shown: Shown) -> None:
-        self.classes: Floats = token_class_table(
-            tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
-        )
+        self.classes: FloatArray = token_classes_of(tokenizer)
         self._tokenizer, self._shown = tokenizer, shown
 
     def sets(self, files: Sequence[Path], licences: tuple[str, ...] | None) -> list[TraceSet]:
@@ -68,7 +66,6 @@ def make(asked: Asked, out: Path, console: Console) -> Policy:
         TraceError: a file cannot be read, or the licences leave fewer than two sets.
         ModelError: there is no such tokenizer.
     """
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     settings, scores = WorkerSettings.load(), {}
     with Shown(console) as shown:
         reader = Reader(load_tokenizer(asked.tokenizer), shown)
@@ -81,9 +78,7 @@ def make(asked: Asked, out: Path, console: Console) -> Policy:
         policy = fit(joined([s.rows for s in samples]))
     made_of = card(samples, asked.tokenizer or "the embedded model's", scores)
     policy = replace(policy, provenance=made_of)
-    part = out.with_name(f"{out.name}.part")
-    part.write_bytes(to_bytes(policy))
-    part.replace(out)
+    settle(out, lambda part: part.write_bytes(to_bytes(policy)))
     return policy
 
 
@@ -119,7 +114,6 @@ def check(
         TraceError: a file cannot be read, or holds too little.
         PolicyRefused: the bundle is missing, or no sound first policy.
     """
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     policy, settings, files = read_first(bundle), WorkerSettings.load(), files_of(asked.paths)
     inside = {each["name"] for each in policy.provenance.get("sets", [])}
     made_of = [file for file in files if file.stem in inside]

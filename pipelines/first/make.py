@@ -11,6 +11,7 @@ import numpy as np
 
 from decoder.contracts.bundle import ANY_SCOPE, FIRST, PROBES, Policy
 from decoder.contracts.errors import TraceError
+from decoder.contracts.features import FloatArray
 from decoder.engines.reference.method import Method
 from decoder.policy.estimate import PAPER_THRESHOLD
 from decoder.settings import WorkerSettings
@@ -20,7 +21,6 @@ from pipelines.first.sets import TraceSet
 from pipelines.replay.engine import hybrid, simulate
 from pipelines.replay.model_arm import drawn_acceptance
 from pipelines.replay.split import some_sessions
-from pipelines.replay.states import Floats
 from pipelines.replay.survival import LEAST, teachers
 from pipelines.replay.traces import Trace
 
@@ -69,7 +69,7 @@ def with_drafter(
 
 def rows_of(
     traces: Sequence[Trace],
-    token_classes: Floats,
+    token_classes: FloatArray,
     settings: WorkerSettings,
     accepts: tuple[float, float] = ACCEPTS,
     by: Sequence[Method] = (),
@@ -84,7 +84,7 @@ def rows_of(
 
 
 def sample(
-    found: TraceSet, generations: int, token_classes: Floats, settings: WorkerSettings
+    found: TraceSet, generations: int, token_classes: FloatArray, settings: WorkerSettings
 ) -> Sample:
     """About ``generations`` of a set, in whole sessions chosen by hash, and their drafts."""
     traces = some_sessions(found.traces, generations)
@@ -116,7 +116,7 @@ def without(samples: Sequence[Sample], name: str) -> Policy:
 
 
 def over_counting(
-    one: Sample, policy: Policy, token_classes: Floats, settings: WorkerSettings
+    one: Sample, policy: Policy, token_classes: FloatArray, settings: WorkerSettings
 ) -> float:
     """The rate at which ``policy`` decodes a sample, over that of counting; nominal costs."""
     asked = with_drafter(one.traces, ACCEPTS, settings.model_draft_tokens, SEED)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +9,8 @@ import typer
 from rich.console import Console
 from rich.markdown import Markdown
 from rich.markup import escape
+
+from pipelines.printed import print_json
 
 app = typer.Typer(
     help=(
@@ -45,7 +45,7 @@ def list_(scope: Scope = None, as_json: Json = False) -> None:
     else:
         models = [asked.model(scope)]
     if as_json:
-        _print([shown.listed(model) for model in models])
+        print_json([shown.listed(model) for model in models])
     for model in models if not as_json else []:
         out.print(shown.list_table(model))
     if not models:
@@ -62,7 +62,7 @@ def show(version: Wanted = "champion", scope: Scope = None, as_json: Json = Fals
     policy = model.registry.load(model.scope, found.number)
     told = shown.told(model, found, policy, model.registry.figures(found))
     if as_json:
-        return _print(told)
+        return print_json(told)
     aliases = f" ({', '.join(found.aliases)})" if found.aliases else ""
     out.print(f"[bold]{escape(model.standing.name)}[/bold] version {found.number}{aliases}\n")
     out.print(Markdown(found.description or "No description: a version of before."))
@@ -92,7 +92,7 @@ def diff(
     as_json: Json = False,
 ) -> None:
     """Two versions on recorded drafts: where they decide otherwise, and what it brought."""
-    from decoder.payoff.token_classes import token_class_table
+    from decoder.payoff.token_classes import token_classes_of
     from pipelines.policy import asked, compared
     from pipelines.replay.command import Shown, load_tokenizer
 
@@ -101,13 +101,13 @@ def diff(
     policies = [model.registry.load(model.scope, number) for number in numbers]
     paths = compared.recordings(traces)
     known = load_tokenizer(tokenizer)
-    classes = token_class_table(known.convert_ids_to_tokens(list(range(len(known)))))
+    classes = token_classes_of(known)
     with Shown(err) as bar:
         found = compared.compare(
             policies[0], policies[1], paths, known, classes, limit, model_accepts, bar.step
         )
     if as_json:
-        return _print({"versions": numbers, "recordings": compared.as_dict(found)})
+        return print_json({"versions": numbers, "recordings": compared.as_dict(found)})
     names = [f"version {number}" for number in numbers]
     out.print(compared.rates_table(found, *names))
     out.print(compared.otherwise_table(found[0], *names))
@@ -195,7 +195,7 @@ def history(scope: Scope = None, as_json: Json = False) -> None:
     model = asked.model(scope)
     moves = model.registry.history(model.scope)
     if as_json:
-        return _print(shown.history(moves))
+        return print_json(shown.history(moves))
     out.print(shown.history_table(model, moves))
     return None
 
@@ -204,7 +204,7 @@ def _moved(model: Any, alias: str, before: int | None, after: int | None, as_jso
     """Say what was moved, and what is served now."""
     standing = model.registry.standing(model.scope)
     if as_json:
-        _print(
+        print_json(
             {
                 "name": standing.name,
                 "scope": standing.scope,
@@ -222,7 +222,3 @@ def _moved(model: Any, alias: str, before: int | None, after: int | None, as_jso
         highlight=False,
         soft_wrap=True,
     )
-
-
-def _print(value: Any) -> None:
-    sys.stdout.write(json.dumps(value, indent=1) + "\n")

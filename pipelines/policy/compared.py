@@ -16,11 +16,11 @@ from rich.table import Table
 
 from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import TraceError
+from decoder.contracts.features import FloatArray
 from decoder.policy.rule import ARMS
 from decoder.settings import WorkerSettings
 from pipelines.drift.command import recordings as own
 from pipelines.replay.engine import hybrid, simulate
-from pipelines.replay.states import Floats
 from pipelines.replay.tally import NOTHING, Cycles, Tally
 from pipelines.replay.traces import Trace, read
 
@@ -78,7 +78,7 @@ def compare(
     other: Policy,
     paths: Sequence[Path],
     tokenizer: Any,
-    token_classes: Floats,
+    token_classes: FloatArray,
     limit: int,
     model_accepts: float,
     step: Step,
@@ -150,8 +150,9 @@ def otherwise_table(compared: Compared, one: str, other: str) -> Table:
 
 
 def _decode(
-    policy: Policy, traces: Sequence[Trace], classes: Floats, accepts: float, what: str, step: Step
-) -> Cycles:
+    policy: Policy, traces: Sequence[Trace], classes: FloatArray, accepts: float, what: str,
+    step: Step,
+) -> Cycles:  # fmt: skip
     whole, done = sum(len(trace.output) for trace in traces), 0
 
     def progress(committed: int) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
+
+from pipelines.printed import print_json
 
 out, err = Console(), Console(stderr=True)
 
@@ -65,17 +65,18 @@ def replay(
     training, warm-up and test.
     Example: hvd replay traces/*.jsonl --limit 200 --json
     """
+    from pipelines.bundles import load_policy
     from pipelines.replay import command
     from pipelines.replay.split import Shares
     from pipelines.replay.study import Plan
 
     if train_share + warm_up_share >= 1.0:
         raise typer.BadParameter("leave sessions for the test", param_hint="--train-share")
-    bundle = command.load_policy(policy) if policy else None
+    bundle = load_policy(policy) if policy else None
     if prompts is not None:
         ruled = command.by_rules(command.Asked(prompts, limit or 12, bundle, nominal), err)
         if as_json:
-            sys.stdout.write(json.dumps(ruled, indent=1) + "\n")
+            print_json(ruled)
         else:
             for table in command.rule_tables(ruled):
                 out.print(table)
@@ -91,7 +92,7 @@ def replay(
     command.show_notices(notices, err)
     if as_json:
         figures = command.as_dict(reports, plan, notices)
-        sys.stdout.write(json.dumps(figures, indent=1) + "\n")
+        print_json(figures)
     else:
         for table in command.tables(reports):
             out.print(table)

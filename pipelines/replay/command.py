@@ -17,10 +17,9 @@ from rich.table import Table
 
 from decoder.contracts.bundle import ANY_SCOPE, Policy
 from decoder.contracts.errors import ModelError, TraceError
-from decoder.payoff.token_classes import token_class_table
+from decoder.payoff.token_classes import token_classes_of
 from decoder.policy.first import first_policy
 from decoder.policy.pricing import NOMINAL
-from decoder.policy.probes import from_bytes
 from decoder.settings import WorkerSettings
 from pipelines.drafter.measure import file_prompts
 from pipelines.replay import recording, rules
@@ -46,6 +45,8 @@ HEADINGS: Final = {
 def load_tokenizer(name: str | None) -> Any:
     """The tokenizer of a checkpoint directory or hub name; None for the embedded model's.
 
+    It keeps to one thread unless the environment says otherwise.
+
     Raises:
         ModelError: there is none.
     """
@@ -53,6 +54,8 @@ def load_tokenizer(name: str | None) -> Any:
         from pipelines.embedded import ensure_model
 
         name = str(ensure_model())
+    # Figures are for one thread; a tokenizer that forks more would also warn about it.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from transformers import AutoTokenizer
 
     try:
@@ -60,19 +63,6 @@ def load_tokenizer(name: str | None) -> Any:
     except (OSError, ValueError) as error:
         first = str(error).strip().split("\n")[0]
         raise ModelError(f"no tokenizer at {name}: {first}") from error
-
-
-def load_policy(path: Path) -> Policy:
-    """The bundle in ``path``, whatever scope it is for.
-
-    Raises:
-        ModelError: no such file.
-        PolicyRefused: it is damaged, or made for other features.
-    """
-    try:
-        return from_bytes(path.read_bytes())
-    except OSError as error:
-        raise ModelError(f"cannot read policy {path}: {error.strerror or error}.") from error
 
 
 class Shown(AbstractContextManager["Shown"]):
@@ -117,9 +107,7 @@ def run(
     Raises:
         TraceError: not one can be used.
     """
-    # The figures are for one thread; a tokenizer that forks more would also warn about it.
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    classes = token_class_table(tokenizer.convert_ids_to_tokens(list(range(len(tokenizer)))))
+    classes = token_classes_of(tokenizer)
     files: list[Replayed] = []
     with Shown(console) as shown:
         study = Study(plan, tokenizer, classes, shown.step)
@@ -221,7 +209,7 @@ def by_rules(asked: Asked, console: Console) -> dict[str, Any]:
             f"no prompts in {asked.prompts}: name a folder with <dataset>.jsonl files."
         )
     tokenizer, settings = load_tokenizer(None), WorkerSettings.load()
-    classes = token_class_table(tokenizer.convert_ids_to_tokens(list(range(len(tokenizer)))))
+    classes = token_classes_of(tokenizer)
     with Shown(console) as shown:
         folder = recording.record(sets, recording.Plan(), shown.step)
         costs = NOMINAL if asked.nominal else recording.costs_of(folder)

@@ -16,10 +16,11 @@ from decoder.choice import choose
 from decoder.contracts.bundle import MAX_DRAFT, Policy
 from decoder.contracts.errors import TraceError
 from decoder.contracts.events import DraftEvent
+from decoder.contracts.features import FloatArray
 from decoder.costs import LiveCosts
 from decoder.engines.reference.method import Method
 from decoder.floor import Floor
-from decoder.labels import naive_accepted_length
+from decoder.labels import common_prefix
 from decoder.policy.pricing import NOMINAL, CostTable
 from decoder.policy.rule import ARMS, NONE
 from decoder.router import Committed, Decision, DraftRouter, EventSink, RequestOptions
@@ -27,7 +28,7 @@ from decoder.settings import WorkerSettings
 from learner.rows import from_events, joined
 from pipelines.replay.dialogue import DialogueCache, Turn, turns
 from pipelines.replay.model_arm import model_acceptance
-from pipelines.replay.states import UNLIMITED, Floats, ListSink, Progress, States
+from pipelines.replay.states import UNLIMITED, ListSink, Progress, States
 from pipelines.replay.tally import Cycles
 from pipelines.replay.traces import Trace
 
@@ -38,7 +39,7 @@ def simulate(
     traces: Sequence[Trace],
     warm_up: Sequence[Trace],
     method: Method,
-    token_classes: Floats,
+    token_classes: FloatArray,
     settings: WorkerSettings,
     model_mean: float | None = None,
     costs: CostTable = NOMINAL,
@@ -157,7 +158,7 @@ class _Decoding:
         if decision.arm == "cache":
             draft = decision.tokens[: self._cache_limit]
             following = self._turn.output[done : done + len(draft)]
-            return len(draft), naive_accepted_length(draft, following)
+            return len(draft), common_prefix(draft, following)
         if decision.arm == "model":
             verified = min(self._model_len, decision.room)
             return verified, min(self._model[done], verified)

@@ -17,11 +17,11 @@ from typing import Final
 from decoder.contracts.errors import ModelError
 from decoder.policy.pricing import CostTable
 from pipelines import machine
-from pipelines.drafter.asks import Ask, turn
-from pipelines.drafter.compose import LENGTH, LONGEST_ANSWER, Writer, write
+from pipelines.drafter.compose import LENGTH, LONGEST_ANSWER, answers
 from pipelines.drafter.lockstep import Llama
 from pipelines.drafter.measure import Messages
-from pipelines.embedded import drafter_path, ensure_model
+from pipelines.embedded import ensure_drafter, ensure_model
+from pipelines.settled import settle
 
 AT_ONCE: Final = 16
 """Answers written and kept together: what an interrupt loses."""
@@ -44,7 +44,7 @@ class Plan:
     def folder(self, sets: Sets) -> Path:
         """Where these recordings are kept: named by prompts, lengths and drafter."""
         told = json.dumps([self.prompt, self.answer, dict(sets)], default=list)
-        weights = _drafter() / "model.safetensors"
+        weights = ensure_drafter() / "model.safetensors"
         sha = hashlib.sha256(told.encode() + hashlib.sha256(weights.read_bytes()).digest())
         return machine.cache_directory() / "recordings" / sha.hexdigest()[:16]
 
@@ -84,7 +84,7 @@ class _Recorder:
         self._plan, self._folder, target = plan, folder, ensure_model()
         self._tokenizer = AutoTokenizer.from_pretrained(target)
         self._model = Llama.load(target)
-        self._engine = ReferenceEngine.load(target, _drafter())
+        self._engine = ReferenceEngine.load(target, ensure_drafter())
 
     def run(self, sets: Sets, step: Step) -> None:
         """Record ``sets``; each file appears whole. Profile the engine if nobody has."""
@@ -97,18 +97,12 @@ class _Recorder:
     def _lines(self, name: str, asked: Sequence[Messages]) -> list[str]:
         from decoder.engines.reference.recording import accepted, record_chains
 
-        _, bridge = turn(self._tokenizer)
         lines = []
         for begin in range(0, len(asked), AT_ONCE):
             some = [self._ids(messages) for messages in asked[begin : begin + AT_ONCE]]
-            writers = [Writer.of(Ask(ids, False), 0.0) for ids in some]
-            for writer in writers:
-                writer.may_loop = True
-            made = write(
-                self._model, iter(writers), self._tokenizer.eos_token_id, bridge, layers=(0,)
-            )
-            for tokens, prompt, *_ in sorted(made, key=lambda m: some.index(m[0][: m[1]])):
-                shown, output = tokens[:prompt], tokens[prompt : prompt + self._plan.answer]
+            made = answers(self._model, self._tokenizer, some)
+            for shown, answer in sorted(made, key=lambda pair: some.index(pair[0])):
+                output = answer[: self._plan.answer]
                 drafts = record_chains(self._engine, shown, output)
                 digest = hashlib.sha256(repr(shown).encode()).hexdigest()
                 line = {
@@ -139,13 +133,4 @@ class _Recorder:
         self._put(COSTS, json.dumps(table))
 
     def _put(self, name: str, text: str) -> None:
-        partial = self._folder / f"{name}.partial"
-        partial.write_text(text, encoding="utf-8")
-        partial.rename(self._folder / name)
-
-
-def _drafter() -> Path:
-    found = drafter_path()
-    if found is None:
-        raise ModelError("no drafter ships for the embedded model: make one, hvd train-drafter.")
-    return found
+        settle(self._folder / name, lambda part: part.write_text(text, encoding="utf-8"))

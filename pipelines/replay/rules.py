@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decoder.contracts.bundle import Policy
+from decoder.contracts.features import FloatArray
 from decoder.engines.reference.method import Method, method
 from decoder.floor import Floor
 from decoder.hindsight import Resolved
@@ -24,7 +25,6 @@ from decoder.policy.rule import MODEL
 from decoder.settings import WorkerSettings
 from pipelines.calibration import calibration
 from pipelines.replay.engine import hybrid, simulate
-from pipelines.replay.states import Floats
 from pipelines.replay.tally import Cycles
 from pipelines.replay.traces import Trace
 
@@ -59,8 +59,8 @@ class Account:
     draft_len: NDArray[np.int64]
     label: NDArray[np.int64]
     censored: NDArray[np.bool_]
-    expected: Floats
-    model: Floats
+    expected: FloatArray
+    model: FloatArray
     model_len: NDArray[np.int64]
     truth: NDArray[np.int64]
 
@@ -112,7 +112,7 @@ class _Watch:
 def ruled(
     traces: Sequence[Trace],
     by: Method,
-    token_classes: Floats,
+    token_classes: FloatArray,
     settings: WorkerSettings,
     costs: CostTable,
 ) -> Ruled:
@@ -142,7 +142,7 @@ def times(cycles: Cycles, costs: CostTable) -> NDArray[np.float64]:
 def all_ruled(
     traces: Sequence[Trace],
     policy: Policy,
-    token_classes: Floats,
+    token_classes: FloatArray,
     settings: WorkerSettings,
     costs: CostTable,
 ) -> dict[str, Ruled]:

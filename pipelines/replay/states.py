@@ -21,9 +21,11 @@ from numpy.typing import NDArray
 
 from decoder.contracts.bundle import frequency_policy
 from decoder.contracts.events import DraftEvent
-from decoder.drafting.drafts import CacheDraft, common_prefix
+from decoder.contracts.features import FloatArray
+from decoder.drafting.drafts import CacheDraft
 from decoder.drafting.suffix import SuffixCache
 from decoder.hindsight import Resolved, event_of
+from decoder.labels import common_prefix
 from decoder.payoff.featurize import DraftState, featurize
 from decoder.payoff.memory import History, Keys, TenantMemory, memory_keys
 from decoder.router import Committed, DraftRouter, EventSink, RequestOptions
@@ -32,7 +34,6 @@ from learner.rows import Rows, empty, hash_id
 from pipelines.replay.dialogue import DialogueCache, Turn, turns
 from pipelines.replay.traces import Trace
 
-Floats = NDArray[np.float32]
 Progress = Callable[[int], None]
 """Called now and then with the output tokens replayed since the last call."""
 
@@ -59,7 +60,7 @@ class States:
 def every_token(
     traces: Sequence[Trace],
     warm_up: Sequence[Trace],
-    token_classes: Floats,
+    token_classes: FloatArray,
     settings: WorkerSettings,
     progress: Progress | None = None,
     warmed: Callable[[], None] | None = None,
@@ -210,10 +211,10 @@ class _Recalled(TenantMemory):
 class _Batches:
     """Collects states, computing their features in batches."""
 
-    def __init__(self, token_classes: Floats) -> None:
+    def __init__(self, token_classes: FloatArray) -> None:
         self._classes = token_classes
         self._waiting: list[DraftState] = []
-        self._features: list[Floats] = []
+        self._features: list[FloatArray] = []
         self._labels: list[tuple[int, int, int, int, bool]] = []
 
     def add(self, state: DraftState, label: _Label, trace: int) -> None:
@@ -263,7 +264,7 @@ class ListSink:
 
 
 def replay(
-    traces: Iterable[Trace], token_classes: Floats, settings: WorkerSettings
+    traces: Iterable[Trace], token_classes: FloatArray, settings: WorkerSettings
 ) -> list[DraftEvent]:
     """The events of every token position of ``traces``, through the router that serves."""
     sink = ListSink()

@@ -13,6 +13,7 @@ import numpy as np
 
 from decoder.contracts.bundle import Kind, Policy
 from decoder.contracts.errors import TraceError
+from decoder.contracts.features import FloatArray
 from decoder.engines.reference.method import Method, method
 from decoder.policy.estimate import predict
 from decoder.policy.rule import MODEL, NONE
@@ -22,7 +23,7 @@ from pipelines.replay.engine import hybrid, simulate
 from pipelines.replay.foresight import Foresight, Step, foresee
 from pipelines.replay.measure import ORACLE, Report, errors
 from pipelines.replay.split import Shares, limited, split
-from pipelines.replay.states import Floats, Progress, States, every_token
+from pipelines.replay.states import Progress, States, every_token
 from pipelines.replay.tally import Tally
 from pipelines.replay.traces import Notice, Trace, read
 
@@ -80,7 +81,7 @@ class Study:
         notices: what was left out of the files read so far.
     """
 
-    def __init__(self, plan: Plan, tokenizer: Any, token_classes: Floats, step: Step) -> None:
+    def __init__(self, plan: Plan, tokenizer: Any, token_classes: FloatArray, step: Step) -> None:
         settings = WorkerSettings.load()
         if not 0 <= plan.model_accepts <= settings.model_draft_tokens:
             raise TraceError(

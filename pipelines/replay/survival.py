@@ -14,13 +14,13 @@ import numpy as np
 
 from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import TraceError
+from decoder.contracts.features import FloatArray
 from decoder.engines.reference.method import Method, method
 from decoder.policy.estimate import PAPER_THRESHOLD
 from decoder.settings import WorkerSettings
 from learner import train
 from learner.rows import Rows, joined
 from pipelines.replay.engine import hybrid, simulate
-from pipelines.replay.states import Floats
 from pipelines.replay.traces import Trace
 
 LEAST: Final = 500
@@ -48,7 +48,7 @@ def teachers() -> tuple[Method, Method]:
 
 def learn(
     parts: Sequence[Part],
-    token_classes: Floats,
+    token_classes: FloatArray,
     settings: WorkerSettings,
     model_mean: float | None,
     scope: str,

@@ -13,6 +13,7 @@ from pipelines.telemetry.export import NOTE
 FOLDER: Final = Path(__file__).with_name("sql")
 VIEWS: Final = ("cycles", "costs")
 QUESTIONS: Final = ("pays", "course", "drift", "calibration", "regret", "batch")
+_SHED: Final = "SELECT min(share) AS least, count(*) - count(share) AS without FROM told"
 
 
 @dataclass(frozen=True)
@@ -39,14 +40,15 @@ def text_of(name: str) -> str:
     return (FOLDER / f"{name}.sql").read_text(encoding="utf-8")
 
 
-def opening(folder: Path) -> str:
-    """SQL that makes the export a view, for whoever runs the questions elsewhere."""
-    files = str(folder / "*.parquet").replace("'", "''")
-    return f"CREATE OR REPLACE VIEW drafts AS FROM read_parquet('{files}');\n"
+def opening(*files: str) -> str:
+    """SQL that makes ``files`` of an export a view, for whoever runs the questions elsewhere."""
+    named = ", ".join("'" + file.replace("'", "''") + "'" for file in files)
+    return text_of("drafts").replace("$files", named)
 
 
 def answers(folder: Path) -> dict[str, Answer]:
-    """Every question's answer from the export in ``folder``; ``shed`` has the least ``share``.
+    """Every question's answer from the export in ``folder``; ``shed`` has the least ``share``, and
+    how many rows are without one.
 
     Raises:
         TraceError: there is no export, nothing in it, or no DuckDB here.
@@ -60,11 +62,11 @@ def answers(folder: Path) -> dict[str, Answer]:
     files = _files(folder)
     with duckdb.connect() as base:
         try:
-            base.read_parquet(files).create_view("drafts")
+            base.execute(opening(*files))
             for name in VIEWS:
                 base.execute(text_of(name))
             found = {name: _answer(base.execute(text_of(name))) for name in QUESTIONS}
-            found["shed"] = _answer(base.execute("SELECT min(share) AS least FROM drafts"))
+            found["shed"] = _answer(base.execute(_SHED))
         except duckdb.Error as error:
             raise TraceError(f"the export in {folder} cannot be asked: {error}") from error
     return found

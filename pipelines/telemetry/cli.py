@@ -156,7 +156,7 @@ def report(
 @app.command()
 def forget(
     tenant: Annotated[
-        str, typer.Option(help="Its pseudonym, or its name where HVD_WORKER_ID_KEY is set.")
+        str, typer.Option(help="Its pseudonym, or with HVD_WORKER_ID_KEY its API key or name.")
     ],
     exports: Annotated[
         list[Path] | None, typer.Option("--export", help="Folder to take its rows out of.")
@@ -177,11 +177,12 @@ def forget(
     from pipelines.telemetry import forget as forgetting
     from pipelines.telemetry.shown import held_table
 
-    kafka, pseudonym = KafkaSettings.load(), forgetting.pseudonym_of(tenant)
-    there = forgetting.found(kafka, pseudonym)
-    told = forgetting.as_dict(pseudonym, there) | {"deleted": False, "rows_of_exports": 0}
+    kafka, pseudonyms = KafkaSettings.load(), forgetting.pseudonyms_of(tenant)
+    there = forgetting.found(kafka, pseudonyms)
+    told = forgetting.as_dict(pseudonyms, there) | {"deleted": False, "rows_of_exports": 0}
     if not as_json:
-        out.print(held_table(there) if there else f"Nothing of {pseudonym} lies on the topics.")
+        sought = ", ".join(pseudonyms)
+        out.print(held_table(there) if there else f"Nothing of {sought} lies on the topics.")
     if delete and there:
         others = sum(each.others for each in there)
         if not yes:
@@ -190,7 +191,7 @@ def forget(
         told["deleted"] = True
         _say("Deleted up to the last of them.")
     for folder in exports or ():
-        rows = forgetting.forget_in(folder, pseudonym)
+        rows = forgetting.forget_in(folder, pseudonyms)
         told["rows_of_exports"] += rows
         _say(f"{rows} rows taken out of {folder}.")
     if as_json:

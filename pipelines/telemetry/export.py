@@ -8,7 +8,6 @@ whenever it is stopped.
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,6 +21,7 @@ from decoder.contracts.events import COLUMNS
 from decoder.contracts.features import FEATURES
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DRAFTS
+from pipelines.settled import settle
 from pipelines.stack.interrupts import held
 from pipelines.telemetry.reading import moment, reading, records, since, spans
 from pipelines.telemetry.rows import Counts, Intake, Rows, Seen
@@ -247,16 +247,3 @@ def write_table(path: Path, table: Any) -> None:
     import pyarrow.parquet as pq
 
     settle(path, lambda part: pq.write_table(table, part, compression="zstd"))
-
-
-def settle(path: Path, write: Callable[[Path], object]) -> None:
-    """Let ``write`` make a file beside ``path``, which takes its place once it is on the disk.
-
-    Raises:
-        OSError: the disk refuses.
-    """
-    part = path.with_name(f"{path.name}.part")
-    write(part)
-    with part.open("rb") as file:
-        os.fsync(file.fileno())
-    part.replace(path)

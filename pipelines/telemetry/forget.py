@@ -23,15 +23,15 @@ from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import TOPICS
 from decoder.kafka.clients import AWAY, close, open_admin
 from decoder.settings import WorkerSettings
+from decoder.tenancy.callers import spellings
 from decoder.tenancy.key import FILE_VARIABLE, VARIABLE, key_of
-from learner.topics import RETENTION, SEGMENT, settings_of
+from learner.topics import RETENTION, SEGMENT, SEGMENT_MS, settings_of
+from pipelines.settled import settle
 from pipelines.stack.interrupts import held
-from pipelines.telemetry.export import NOTE, settle, write_table
+from pipelines.telemetry.export import NOTE, write_table
 from pipelines.telemetry.reading import reading, records, spans
 
 REQUEST_MS: Final = 30_000
-SEGMENT_MS: Final = 604_800_000
-"""Kafka's own ``segment.ms`` (a week), where a broker does not say it."""
 SEARCHED: Final = tuple(topic for topic in TOPICS if not topic.compacted)
 """Policies and leases, which are kept for ever, have nothing of a tenant."""
 ELSEWHERE: Final = (
@@ -61,31 +61,34 @@ class Held:
     gone_at: float  # when the topic has let go of it at the latest; 0: the broker does not say
 
 
-def pseudonym_of(tenant: str) -> str:
-    """``tenant``, if it is a pseudonym; else what stands for it under the operator's key.
+def pseudonyms_of(tenant: str) -> tuple[str, ...]:
+    """``tenant``, if it is a pseudonym, and all that may stand for it under the operator's key.
 
     Raises:
         SettingsError: it is none, and there is no key here.
     """
-    if is_pseudonym(tenant):
-        return tenant
+    itself = (tenant,) if is_pseudonym(tenant) else ()
     key = key_of(WorkerSettings.load())
-    if key is None:
+    if key is not None:
+        names = Pseudonyms(key)
+        return *itself, *(names.of("tenant", text) for text in spellings(tenant))
+    if not itself:
         raise SettingsError(
             f"{tenant!r} is no pseudonym (24 hexadecimal digits): name that, or set {VARIABLE} or "
             f"{FILE_VARIABLE}, under which it is made."
         )
-    return Pseudonyms(key).of("tenant", tenant)
+    return itself
 
 
-def found(kafka: KafkaSettings, pseudonym: str) -> list[Held]:
-    """Where ``pseudonym`` is on the topics, as far as records lie there now; reads all of them.
+def found(kafka: KafkaSettings, pseudonyms: Sequence[str]) -> list[Held]:
+    """Where ``pseudonyms`` are on the topics, as far as records lie there now; reads all of them.
 
     Raises:
         BrokerError: the broker is away.
     """
     kept = _retentions(kafka)
-    sought = pseudonym.encode()  # it stands in JSON, and in what is none, as it is
+    # They stand in JSON, and in what is none, as they are.
+    sought = [pseudonym.encode() for pseudonym in pseudonyms]
     there: list[Held] = []
     with reading(kafka, "forget") as consumer:
         for topic in SEARCHED:
@@ -93,7 +96,8 @@ def found(kafka: KafkaSettings, pseudonym: str) -> list[Held]:
             hits: dict[int, tuple[int, int, float]] = {}
             for fetched in records(consumer, topic, lying):
                 for record in fetched:
-                    if sought in (record.value or b""):
+                    value = record.value or b""
+                    if any(each in value for each in sought):
                         count, _, newest = hits.get(record.partition, (0, 0, 0.0))
                         at = max(newest, record.timestamp / 1e3)
                         hits[record.partition] = count + 1, record.offset + 1, at
@@ -124,7 +128,7 @@ def delete(kafka: KafkaSettings, there: Sequence[Held]) -> None:
         close(admin)
 
 
-def forget_in(folder: Path, pseudonym: str) -> int:
+def forget_in(folder: Path, pseudonyms: Sequence[str]) -> int:
     """Write the export in ``folder`` again without the tenant's rows; how many there were.
 
     What was read is remembered as read: to export on does not bring them back.
@@ -132,15 +136,17 @@ def forget_in(folder: Path, pseudonym: str) -> int:
     Raises:
         TraceError: there is no export, or the disk refuses; each file is as it was, or without.
     """
+    import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
     gone = 0
+    its = pa.array(pseudonyms, pa.string())
     try:
         told = json.loads((folder / NOTE).read_text(encoding="utf-8"))
         for name in told["files"]:
             table = pq.read_table(folder / name)
-            kept = table.filter(pc.not_equal(table["tenant"], pseudonym))
+            kept = table.filter(pc.invert(pc.is_in(table["tenant"], its)))
             if len(kept) < len(table):
                 told["rows"] -= len(table) - len(kept)
                 with held():
@@ -156,9 +162,9 @@ def _write_note(told: dict[str, Any], part: Path) -> None:
     part.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
 
 
-def as_dict(pseudonym: str, there: Sequence[Held]) -> dict[str, Any]:
+def as_dict(pseudonyms: Sequence[str], there: Sequence[Held]) -> dict[str, Any]:
     """For JSON."""
-    return {"tenant": pseudonym, "held": [asdict(each) for each in there]}
+    return {"pseudonyms": [*pseudonyms], "held": [asdict(each) for each in there]}
 
 
 def _retentions(kafka: KafkaSettings) -> dict[str, float]:

@@ -34,7 +34,12 @@ def report(folder: Path) -> str:
 def record(folder: Path) -> Record:
     """What the page shows, ready for JSON."""
     found = answers(folder)
-    queries = [{"title": f"SQL: the export in {folder} as a view", "text": opening(folder)}]
+    queries = [
+        {
+            "title": f"SQL: the export in {folder} as a view",
+            "text": opening(str(folder / "*.parquet")),
+        }
+    ]
     queries += [{"title": f"SQL: {name}", "text": text_of(name)} for name in (*VIEWS, *QUESTIONS)]
     return {
         "title": f"Draft events of {folder.name}",
@@ -54,13 +59,20 @@ def record(folder: Path) -> Record:
 
 
 def _sentences(found: Mapping[str, Answer]) -> list[str]:
-    least = found["shed"].column("least")[0]
-    if least is None or least >= 1.0:
-        return []
-    return [
-        "Workers shed load: of some requests only one in "
-        f"{1 / max(least, 1e-6):.1f} was told of, and no figure here weighs its rows by 1 / share."
-    ]
+    ((least, without),) = found["shed"].rows
+    said = []
+    if least is not None and least < 1.0:
+        said.append(
+            "Workers shed load: of some requests only one in "
+            f"{1 / max(least, 1e-6):.1f} was told of, and no figure here weighs its rows by "
+            "1 / share."
+        )
+    if without:
+        said.append(
+            f"{without} rows are of an older export without the column share: each is taken to "
+            "have share 1, that none was shed."
+        )
+    return said
 
 
 def _tiles(found: Mapping[str, Answer]) -> list[Record]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html
 import json
+import re
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -70,10 +71,8 @@ def page(shown_now: Record, live: bool = False) -> str:
         "@FIGURES@": figures,
         "@PLOTLY@": _plotly(),
     }
-    for mark, part in parts.items():
-        before, _, after = text.partition(mark)
-        text = before + part + after
-    return text
+    # all at once: what is put in may hold a mark itself, and it stays what it is
+    return re.sub("|".join(parts), lambda mark: parts[mark.group()], text)
 
 
 @cache

@@ -7,12 +7,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decoder.contracts.bundle import BUCKETS
+from decoder.contracts.bundle import BUCKET_ENDS, BUCKETS
+from decoder.contracts.features import FloatArray
 from decoder.policy.pricing import NOMINAL, CostTable
 from decoder.policy.rule import Situation, choose_each
-from decoder.policy.survival import naive_survival, survival, yields_of
+from decoder.policy.survival import survival, yields_of
 
 logits = st.lists(st.floats(-8, 8, width=32), min_size=BUCKETS, max_size=BUCKETS)
+
+
+def naive_survival(logits: FloatArray, length: int) -> list[float]:
+    """The definition, one position at a time."""
+    alive, curve = 1.0, []
+    for position in range(1, length + 1):
+        bucket = sum(position > end for end in BUCKET_ENDS)
+        alive *= 1.0 - 1.0 / (1.0 + float(np.exp(-np.float64(logits[bucket]))))
+        curve.append(alive)
+    return curve
 
 
 @given(logits, st.integers(1, 512))

@@ -16,12 +16,11 @@ from decoder.contracts.features import NUM_FEATURES
 from decoder.costs import LiveCosts
 from decoder.drafting.suffix import SuffixCache
 from decoder.floor import Floor
-from decoder.labels import naive_accepted_length
 from decoder.policy.pricing import CostTable
 from decoder.policy.survival import yields_of
 from decoder.router import Committed, DraftRouter, RequestOptions
 from decoder.settings import WorkerSettings
-from tests.conftest import VOCABULARY, KeepingSink
+from tests.conftest import VOCABULARY, KeepingSink, naive_accepted_length
 
 K = 4
 Accepts = Callable[[int], int]

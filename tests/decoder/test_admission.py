@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 
 from decoder import admission
 from decoder.admission import BUDGET_US, Admission, _choice_us, check_pace
-from decoder.contracts.bundle import ANY_SCOPE, OUTPUTS, Kind, Policy, frequency_policy
+from decoder.contracts.bundle import (
+    ANY_SCOPE,
+    LAST_PUBLICATION,
+    LEAP,
+    OUTPUTS,
+    Kind,
+    Policy,
+    frequency_policy,
+)
 from decoder.contracts.errors import PolicyRefused
 from decoder.contracts.features import NUM_FEATURES
 from decoder.policy.probes import to_bytes
@@ -58,6 +66,15 @@ def test_an_older_publication_is_passed_over() -> None:
         desk.offer(to_bytes(replace(random_policy(version=version), publication=publication)))
     assert [p.publication for p in applied] == [4, 6]
     assert desk.ignored == {"older": 2} and not desk.refusals
+
+
+def test_a_number_that_leaps_leaves_room_for_the_next() -> None:
+    applied: list[Policy] = []
+    desk = Admission("scope", applied.append)
+    for publication in (LAST_PUBLICATION, 7_000_001, 7_000_001 + LEAP + 1, 8_000_001):
+        desk.offer(to_bytes(replace(random_policy(), publication=publication)))
+    assert [p.publication for p in applied] == [7_000_001, 8_000_001]
+    assert desk.ignored == {"leap": 2}
 
 
 def test_other_roles_are_held_and_unknown_ones_passed_over() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from kafka import KafkaProducer
@@ -19,26 +21,14 @@ from decoder.contracts.topics import POLICY, policy_key, policy_role
 from decoder.feed import POLL_S, PolicyFeed
 from decoder.kafka.compacted import Compacted
 from decoder.policy.probes import to_bytes
-from tests.conftest import random_policy
-from tests.decoder.telemetry.broker import running
-
-
-@pytest.fixture
-def kafka(tmp_path: Path) -> Iterator[KafkaSettings]:
-    with running(tmp_path) as reached:
-        yield reached
+from pipelines.machine import free_port
+from pipelines.stack import broker, processes
+from tests.conftest import random_policy, until
 
 
 def bundle(version: int, publication: int, role: str = "champion", scope: str = "scope") -> bytes:
     policy = random_policy(version=version, scope=scope)
     return to_bytes(replace(policy, publication=publication, role=role))
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30.0
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.02)
 
 
 def test_keys_name_scope_and_role() -> None:
@@ -155,6 +145,108 @@ def test_a_feed_survives_what_no_one_thought_of(
         feed.close()
     said = [r for r in caplog.records if "the policy feed failed" in r.message]
     assert len(said) == 1, "said once a minute at most"
+
+
+# a client that finds no broker leaves its sockets to the garbage collector
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_topic_that_cannot_be_read_is_told_once_and_a_broker_that_is_away_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The shipper says that nobody answers; a topic that is not there concerns the feed alone."""
+    monkeypatch.setattr("decoder.feed.RETRY_S", 0.01)
+    tries = counted_tries(monkeypatch)
+    port = free_port()
+    feed = PolicyFeed(
+        KafkaSettings(bootstrap_servers=f"127.0.0.1:{port}"), "scope", Admission("scope", print)
+    )
+    feed.start()
+    until(lambda: len(tries) > 1)
+    assert not [r for r in caplog.records if r.name.startswith("decoder")]
+    child = broker.start_broker(port, tmp_path / "data", tmp_path / "broker.log")
+    try:
+        until(lambda: any(r.name.startswith("decoder") for r in caplog.records))
+        before = len(tries)
+        until(lambda: len(tries) > before + 5)
+    finally:
+        feed.close()
+        processes.stop([child])
+    (told,) = (r for r in caplog.records if r.name.startswith("decoder"))
+    assert told.levelno == logging.WARNING
+    assert POLICY.name in told.getMessage() and "allowed" in told.getMessage()
+
+
+def counted_tries(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """One for every reading that was begun."""
+    begun: list[None] = []
+    connect = Compacted._connect
+
+    def counted(log: Compacted) -> None:
+        begun.append(None)
+        connect(log)
+
+    monkeypatch.setattr(Compacted, "_connect", counted)
+    return begun
+
+
+class Endless:
+    """A consumer of a topic to which somebody writes without end, and what it was ``asked``."""
+
+    def __init__(self, key: bytes) -> None:
+        self.asked, self._key = 0, key
+
+    def poll(self, timeout_ms: int) -> dict[object, list[object]]:
+        self.asked += 1
+        record = SimpleNamespace(key=self._key, value=bytes(100_000), headers=[])
+        return {None: [record]}
+
+    def position(self, place: object) -> int:
+        return self.asked
+
+    def close(self) -> None:
+        pass
+
+
+def endless(monkeypatch: pytest.MonkeyPatch, key: bytes, end: int) -> Endless:
+    """Whatever reads a compacted topic reads one without end, of which ``end`` was there first."""
+    consumer = Endless(key)
+
+    def connect(log: Compacted) -> None:
+        if log._consumer is None:
+            log._consumer, log._ends = consumer, {"place": end}
+
+    monkeypatch.setattr("decoder.kafka.compacted.MOST_SECONDS", 0.05)
+    monkeypatch.setattr(Compacted, "_connect", connect)
+    return consumer
+
+
+@pytest.mark.parametrize("end", [10, 1 << 60])
+def test_a_feed_under_a_flood_ends_when_it_is_to(monkeypatch: pytest.MonkeyPatch, end: int) -> None:
+    consumer = endless(monkeypatch, b"scope/champion", end)
+    feed = PolicyFeed(KafkaSettings(), "scope", Admission("scope", print))
+    feed.start()
+    until(lambda: consumer.asked > 1_000)
+    feed.close()
+    assert not feed._thread.is_alive()
+
+
+@pytest.mark.parametrize("key", [b"scope/champion", b"scope/jester"])
+@pytest.mark.parametrize("secret", ["", "0123456789abcdef"])
+def test_of_a_flood_at_most_a_record_of_each_key_is_kept(
+    monkeypatch: pytest.MonkeyPatch, key: bytes, secret: str
+) -> None:
+    consumer = endless(monkeypatch, key, 1 << 60)
+    desk = Admission("scope", print)
+    feed = PolicyFeed(KafkaSettings(policy_key=secret), "scope", desk)
+    tracemalloc.start()
+    try:
+        feed.start()
+        until(lambda: consumer.asked > 500)
+        held = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+        feed.close()
+    assert held < 20_000_000, "fifty million bytes are read"
+    assert desk.refusals["signature"] > 400 if secret else not desk.refusals
 
 
 def test_a_feed_that_finds_nothing_rests(monkeypatch: pytest.MonkeyPatch) -> None:

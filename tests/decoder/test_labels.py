@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decoder.labels import LabelTracker, naive_accepted_length
+from decoder.labels import LabelTracker
+from tests.conftest import naive_accepted_length
 
 tokens = st.lists(st.integers(0, 2), max_size=24)
 

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from decoder.contracts.bundle import Policy, frequency_policy
 from decoder.costs import LiveCosts
 from decoder.drafting.suffix import SuffixCache
-from decoder.labels import naive_accepted_length
 from decoder.router import Committed, DraftRouter, RequestOptions
 from decoder.settings import WorkerSettings
-from tests.conftest import VOCABULARY, KeepingSink, random_policy
+from tests.conftest import VOCABULARY, KeepingSink, naive_accepted_length, random_policy
 
 EOS = 0
 

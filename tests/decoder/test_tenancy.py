@@ -13,6 +13,7 @@ import pytest
 from decoder.contracts.errors import SettingsError
 from decoder.contracts.identity import Pseudonyms
 from decoder.settings import WorkerSettings
+from decoder.tenancy.callers import spellings
 from decoder.tenancy.identities import NAMES, SEAL, Identities, Identity
 from decoder.tenancy.key import FILE_VARIABLE, VARIABLE, ensure_key, key_of
 from decoder.tenancy.middleware import TenantMiddleware
@@ -138,6 +139,28 @@ def test_every_way_of_saying_a_key_is_told_apart() -> None:
     assert server.identity().tenant == tenants[1]  # what vLLM checks goes before all others
     server.ask(BODY, [bearer("a"), bearer("b")])
     assert server.identity().tenant == tenants[1]
+
+
+@pytest.mark.parametrize("name", ["a", "Zoë", "Basic YTpi", "Bearer a", " a ", "0" * 24, "a/b"])
+def test_whoever_looks_for_a_tenant_by_its_name_knows_every_way_of_saying_it(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HVD_WORKER_TENANT_HEADER", "X-Tenant")
+    monkeypatch.setenv("HVD_WORKER_TENANTS", "client")
+    server, names = Server(), Pseudonyms(KEY.encode())
+    sought = {names.of("tenant", text) for text in spellings(name)}
+    heard = name.encode().decode("latin-1")  # the bytes of a header that holds UTF-8
+    for headers in ([bearer(heard)], [("X-API-Key", heard)], [("X-Tenant", heard)]):
+        server.ask(BODY, headers)
+        assert server.identity().tenant in sought, headers
+    server.ask(BODY, [("Authorization", heard)])
+    assert server.identity().tenant in sought
+    server.ask({**BODY, "vllm_xargs": {"hvd_tenant": name}})
+    assert server.identity().tenant in sought
+    server.ask({**BODY, "vllm_xargs": {"hvd_tenant": "wörd"}}, [bearer(heard)])
+    for part in (f"key:{name.strip()}/named:wörd", f"{name}/named:wörd"):
+        exact = {names.of("tenant", text) for text in spellings(part)}
+        assert server.identity().tenant in exact and not exact & sought  # the part, and no more
 
 
 def test_a_clients_own_word_is_overwritten() -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import gc
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,27 +16,21 @@ from decoder.contracts.topics import TRIALS
 from decoder.contracts.trials import decode_round
 from decoder.router import RequestOptions
 from decoder.settings import WorkerSettings
+from decoder.trial.turns import WAITING
 from decoder.worker import Worker, make_worker
 from learner.publish import PolicyPublisher
-from tests.conftest import random_policy
-from tests.decoder.telemetry.broker import batches, consumed, running
+from tests.conftest import random_policy, until
+from tests.decoder.telemetry.broker import batches, consumed
 from tests.decoder.test_router import Target
 
 NAMES = Pseudonyms(b"of these tests")
 
 
-@pytest.fixture
-def kafka(tmp_path: Path) -> Iterator[KafkaSettings]:
-    with running(tmp_path) as reached:
-        yield reached
+@pytest.fixture(autouse=True)
+def _collected() -> Iterator[None]:
+    """Sockets left behind are collected here, not in somebody else's test."""
+    yield
     gc.collect()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30.0
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.02)
 
 
 def decode(worker: Worker, name: str, secret: str = "") -> None:
@@ -78,6 +70,24 @@ def test_every_cycle_is_on_the_topic_and_accounted_for(
         (0, 0, "first", "rate"), (7, champion.publication, "champion", "threshold"),
     }  # fmt: skip
     assert all(e.verified_len <= e.drafted_len <= e.draft_len for e in drafts if e.arm == "cache")
+
+
+def test_where_nothing_is_sent_nothing_is_kept_and_nothing_missed(
+    token_classes: np.ndarray,
+) -> None:
+    settings = WorkerSettings(
+        name="w", metrics=False, telemetry=False, queue_size=8, floor=False, holdout=0.5
+    )
+    worker = make_worker(settings, KafkaSettings(), "scope", token_classes, has_model=False)
+    for number in range(2 * WAITING):
+        decode(worker, f"request {number}")
+        if worker.turns.dropped:
+            break
+    worker.close()
+    status = worker.status()
+    assert not len(worker.queue) and sum(status.cycles.values()) > 100
+    assert status.events_made == status.queue_depth == status.events_dropped == 0
+    assert status.rounds_made > status.rounds_dropped == 0
 
 
 def test_rounds_are_on_their_topic_and_add_up_to_the_status(

@@ -12,8 +12,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from pipelines.stack import processes
 from pipelines.stack.processes import Child
 from pipelines.stack.running import registry_arguments, responds
 from pipelines.workloads import prompts
+from tests import conftest
 from tests.deploy.test_manifests import BIN, COMPOSE, DEPLOY
 from tests.learner.conftest import Broker
 from tests.server import metric
@@ -47,6 +49,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 PATIENCE_S = 300.0
+until = partial(conftest.until, seconds=PATIENCE_S, turn=partial(time.sleep, 0.5))
 WINDOW = "30s"
 """Stands in place of the minutes and hours over which the rules look back."""
 PROGRAMS = {"python": sys.executable, "hvd": str(BIN / "hvd")}
@@ -135,13 +138,6 @@ class Observed:
 
     def __post_init__(self) -> None:
         self.prompts: Any = prompts("edits")
-
-
-def until(what: str, condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.5)
 
 
 def shortened(rules: str) -> str:
@@ -306,41 +302,41 @@ def test_what_is_refused_fires_and_ends(observed: Observed) -> None:
     send(observed, DRAFTS.name, b"not json")
     send(observed, POLICY.name, b"no bundle", key=policy_key(scope, "champion"))
     for alert in alerts:
-        until(alert, lambda alert=alert: observed.fires(alert))
+        until(lambda alert=alert: observed.fires(alert), alert)
     for alert in alerts:
-        until(f"the end of {alert}", lambda alert=alert: not observed.fires(alert))
+        until(lambda alert=alert: not observed.fires(alert), f"the end of {alert}")
 
 
 def test_a_carrier_that_is_shot_down_fires_and_ends(observed: Observed, traffic: None) -> None:
     # a count is seen to grow from what was seen before
-    until("the count of deaths", lambda: observed.query("hvd_carrier_deaths_total"))
+    until(lambda: observed.query("hvd_carrier_deaths_total"), "the count of deaths")
     assert not observed.fires("HvdCarrierDies")
     below = psutil.Process(observed.children["worker"].process.pid).children(recursive=True)
     (carrier,) = [p for p in below if "decoder.telemetry" in p.cmdline()]
     carrier.kill()
-    until("HvdCarrierDies", lambda: observed.fires("HvdCarrierDies"))
-    until("its end", lambda: not observed.fires("HvdCarrierDies"))
+    until(lambda: observed.fires("HvdCarrierDies"), "HvdCarrierDies")
+    until(lambda: not observed.fires("HvdCarrierDies"), "its end")
 
 
 def test_a_registry_that_is_away_fires_and_ends(observed: Observed) -> None:
     assert not observed.fires("HvdRegistryAway")
     observed.kill("registry")
-    until("HvdRegistryAway", lambda: observed.fires("HvdRegistryAway"))
+    until(lambda: observed.fires("HvdRegistryAway"), "HvdRegistryAway")
     observed.start_registry()
-    until("its end", lambda: not observed.fires("HvdRegistryAway"))
+    until(lambda: not observed.fires("HvdRegistryAway"), "its end")
 
 
 def test_a_broker_that_is_away_fires_and_ends(observed: Observed, traffic: None) -> None:
     alerts = ("HvdEventsSpilling", "HvdNobodyHoldsTheLease")
     # a lease may lapse for a moment on a busy machine
-    until("leases and an empty file", lambda: not any(map(observed.fires, alerts)))
+    until(lambda: not any(map(observed.fires, alerts)), "leases and an empty file")
     time.sleep(2)  # the embedded broker saves its topics every second
     observed.broker.stop()
     for alert in alerts:
-        until(alert, lambda alert=alert: observed.fires(alert))
+        until(lambda alert=alert: observed.fires(alert), alert)
     observed.broker = Broker(observed.folder / "broker", observed.broker.port)
     for alert in alerts:
-        until(f"the end of {alert}", lambda alert=alert: not observed.fires(alert))
+        until(lambda alert=alert: not observed.fires(alert), f"the end of {alert}")
 
 
 def test_processes_that_are_down_fire_and_end(observed: Observed) -> None:
@@ -349,19 +345,19 @@ def test_processes_that_are_down_fire_and_end(observed: Observed) -> None:
         assert not observed.fires(alert)
         observed.kill(name)
     for alert in downs.values():
-        until(alert, lambda alert=alert: observed.fires(alert))
+        until(lambda alert=alert: observed.fires(alert), alert)
     observed.start_learner()
     observed.start_worker()
     for alert in downs.values():
-        until(f"the end of {alert}", lambda alert=alert: not observed.fires(alert))
+        until(lambda alert=alert: not observed.fires(alert), f"the end of {alert}")
 
 
 def test_records_removed_while_it_was_down_fire_and_end(observed: Observed) -> None:
     refused = "sum(hvd_learner_records_refused_total) or vector(0)"
-    until("the learner", lambda: observed.query('up{job="hvd-learner"} == 1'))
+    until(lambda: observed.query('up{job="hvd-learner"} == 1'), "the learner")
     before = observed.query(refused)
     send(observed, DRAFTS.name, b"read", partition=0)
-    until("that it is read", lambda: observed.query(refused) > before)
+    until(lambda: observed.query(refused) > before, "that it is read")
     time.sleep(12)  # and saved
     observed.kill("learner")
     last = [send(observed, DRAFTS.name, b"lost", partition=0) for _ in range(3)][-1]
@@ -370,5 +366,5 @@ def test_records_removed_while_it_was_down_fire_and_end(observed: Observed) -> N
     close(admin)
     send(observed, DRAFTS.name, b"there", partition=0)
     observed.start_learner()
-    until("HvdRecordsSkipped", lambda: observed.fires("HvdRecordsSkipped"))
-    until("its end", lambda: not observed.fires("HvdRecordsSkipped"))
+    until(lambda: observed.fires("HvdRecordsSkipped"), "HvdRecordsSkipped")
+    until(lambda: not observed.fires("HvdRecordsSkipped"), "its end")

@@ -21,11 +21,11 @@ from decoder.contracts.bundle import frequency_policy
 from decoder.contracts.events import DraftEvent
 from decoder.contracts.topics import POLICY, policy_key
 from decoder.drafting.suffix import SuffixCache
-from decoder.labels import naive_accepted_length
 from decoder.settings import WorkerSettings
 from learner.registry import Registry
 from pipelines.stack.running import Home, Ports, Stack, running
 from pipelines.workloads import prompts
+from tests.conftest import naive_accepted_length
 from tests.end_to_end.service import PATIENCE_S, Answer, Reader, ask, embedded_scope
 
 pytestmark = [

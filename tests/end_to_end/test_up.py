@@ -13,7 +13,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ from pipelines import embedded, machine
 from pipelines.chaos.clients import Client, Seen, answer_of
 from pipelines.stack.running import HVD, Ports, responds
 from pipelines.workloads import Prompt, prompts
+from tests import conftest
 from tests.end_to_end.service import Reader
 
 pytestmark = [
@@ -47,6 +48,7 @@ KILLED = [*((name,) for name in PARTS), *itertools.combinations(PARTS, 2)]
 KILLED.sort(key=lambda names: "worker" in names)  # which takes the longest to come back
 CLIENTS = 3
 PATIENCE_S = 600.0
+until = partial(conftest.until, seconds=PATIENCE_S)
 DYING_S = 2.0
 UNDER_WAY_S = 0.3
 """A request is killed under when it has been under way for so long, of a second or more."""
@@ -79,13 +81,6 @@ class Service:
         return answer_of(api, embedded.SERVED_NAME, prompt, streams)
 
 
-def until(what: str, condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.05)
-
-
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     embedded.ensure_model()
@@ -112,7 +107,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     asked = [next(prompts(kind)) for kind in ("edits", "tools", "qa", "chat")]
     made = Service(process, said, ports, reader, asked, [])
     try:
-        until("the greeting", lambda: process.poll() is not None or _greeted(made))
+        until(lambda: process.poll() is not None or _greeted(made), "the greeting")
         made.answers.extend(made.ask(prompt) for prompt in asked)
         yield made
     finally:
@@ -163,7 +158,7 @@ def kill(service: Service, names: tuple[str, ...]) -> Incident:
         thread.start()
     try:
         victims = {name: service.part(name) for name in names}
-        until("requests under way", lambda: all(_is_under_way(client) for client in clients))
+        until(lambda: all(_is_under_way(client) for client in clients), "requests under way")
         for victim in victims.values():
             assert victim is not None
             victim.kill()
@@ -189,11 +184,11 @@ def kill(service: Service, names: tuple[str, ...]) -> Incident:
                 return responds(f"http://127.0.0.1:{service.ports.mlflow}/health")
             return any(s.began > at and s.outcome == "answered" for c in clients for s in c.seen)
 
-        until(f"{names} to come back", all_serve)
+        until(all_serve, f"{names} to come back")
         before = [len(client.seen) for client in clients]
         until(
-            "an answer to every client",
             lambda: all(len(c.seen) > n + 1 for c, n in zip(clients, before, strict=True)),
+            "an answer to every client",
         )
     finally:
         for client in clients:
@@ -220,7 +215,7 @@ def _read(reader: Reader) -> None:
 
 @pytest.mark.parametrize("names", KILLED, ids="-".join)
 def test_the_rest_serves_on_and_what_was_killed_comes_back(service: Service, names) -> None:
-    until("quiet", lambda: all(service.part(name) is not None for name in PARTS))
+    until(lambda: all(service.part(name) is not None for name in PARTS), "quiet")
     incident = kill(service, names)
     print("\n" + incident.row())
     touched = incident.touched()
@@ -263,7 +258,7 @@ def test_ctrl_c_while_something_restarts_leaves_nothing(service: Service) -> Non
     worker = service.part("worker")
     assert worker is not None
     worker.kill()
-    until("the new worker to start", lambda: service.part("worker") not in (None, worker))
+    until(lambda: service.part("worker") not in (None, worker), "the new worker to start")
     children = psutil.Process(service.process.pid).children(recursive=True)
     service.process.send_signal(signal.SIGINT)
     service.process.send_signal(signal.SIGINT)

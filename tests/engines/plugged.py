@@ -29,8 +29,10 @@ def engine_of(job: Mapping[str, Any]) -> LLM:
 
 
 def worker_in(llm: LLM) -> Worker:
-    """The hybrid worker of an engine that runs in this process."""
-    return worker_of(llm.llm_engine.model_executor.driver_worker.worker.model_runner)
+    """The hybrid worker of an engine that runs in this process; it keeps its events from now on."""
+    worker = worker_of(llm.llm_engine.model_executor.driver_worker.worker.model_runner)
+    worker.queue.size = 1_000_000
+    return worker
 
 
 def events_in(worker: Worker) -> list[DraftEvent]:

@@ -42,7 +42,7 @@ def begin(worker: Any, name: str) -> None:
     _note_proposals(runner)
     _note_passes(runner)
     if adapter.worker is not None:
-        adapter.worker.faults = 0
+        adapter.worker.faults, adapter.worker.queue.size = 0, 65_536
         if name != "steady":
             _swap(adapter.worker.router)
     if name == "leader fails" and adapter.worker is not None:

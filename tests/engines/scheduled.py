@@ -83,6 +83,7 @@ class Scheduled:
         self.worker = make_worker(
             settings, KafkaSettings(), "scope", classes, self.has_model, longest=longest
         )
+        self.worker.queue.size = 65_536
         self.worker.router.policy = trusting_policy()
         self.worker.router.costs = LiveCosts(live=False)  # of no time that passes here
         self.drafter = Drafter()

@@ -13,7 +13,7 @@ from decoder.contracts.bundle import OUTPUTS, Policy
 from decoder.contracts.features import NUM_FEATURES
 from decoder.costs import LiveCosts
 from decoder.engines.reference.generation import Generation, Sampling
-from decoder.engines.reference.method import METHODS, Method, ModelArm, method
+from decoder.engines.reference.method import METHODS, Drafting, Method, method
 from decoder.engines.reference.session import Session
 from decoder.floor import Floor
 from decoder.policy.pricing import CostTable
@@ -257,7 +257,7 @@ def test_speculation_switched_off_drafts_nothing() -> None:
 
 
 @pytest.mark.parametrize("model", ["none", "chain", "tree"])
-def test_a_rate_policy_under_live_costs_and_the_floor_is_lossless_too(model: ModelArm) -> None:
+def test_a_rate_policy_under_live_costs_and_the_floor_is_lossless_too(model: Drafting) -> None:
     """What a serving worker runs: drafts cut where they stop paying, fixed arms when it loses."""
     # Two tokens are likely to hold, a third is not, and a verified token costs a tenth of a step.
     breaks_off = np.full(OUTPUTS["survival"], 3.0, np.float32)

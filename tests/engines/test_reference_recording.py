@@ -9,9 +9,9 @@ import torch
 
 from decoder.contracts.errors import EngineError
 from decoder.drafting import eagle3_teacher
+from decoder.engines.reference.drafter import Drafter
 from decoder.engines.reference.engine import ReferenceEngine
 from decoder.engines.reference.method import method
-from decoder.engines.reference.model_arm import ModelArm
 from decoder.engines.reference.recording import record
 from decoder.engines.reference.session import Session
 from tests.engines.tiny import Family, labelling, tiny_engine, tiny_prompt
@@ -22,7 +22,7 @@ def chains_one_by_one(engine: ReferenceEngine, prompt: list[int], output: list[i
     k, found = engine.settings.model_draft_tokens, []
     for position in range(len(output)):
         text = [*prompt, *output[:position]]
-        arm = engine.model_arm(method("eagle3"))
+        arm = engine.drafter(method("eagle3"))
         assert arm is not None
         arm.follow(text[1:], engine.target.listen(text[:-1]))
         drafted = arm.draft(k).tokens
@@ -105,7 +105,7 @@ def test_the_drafter_keeps_step_whenever_it_is_asked() -> None:
     engine, rng = tiny_engine(0), random.Random(0)
     text = tiny_prompt(0, 60)
     aux = engine.target.listen(text[:-1])
-    arm = engine.model_arm(method("eagle3"))
+    arm = engine.drafter(method("eagle3"))
     assert arm is not None and engine.head is not None
     at = 0
     while at < len(aux):
@@ -114,7 +114,7 @@ def test_the_drafter_keeps_step_whenever_it_is_asked() -> None:
         at += step
         if rng.random() < 0.4:
             arm.draft(rng.randint(1, 9))
-    whole = ModelArm(engine.head, engine.target.embedding, 4)
+    whole = Drafter(engine.head, engine.target.embedding, 4)
     whole.follow(text[1:], aux)
     for mine, theirs in zip(arm.catch_up()[1], whole.catch_up()[1], strict=True):
         torch.testing.assert_close(mine, theirs)

@@ -21,7 +21,7 @@ import torch
 
 from decoder.contracts.bundle import Policy, frequency_policy
 from decoder.engines.reference.engine import ReferenceEngine
-from decoder.engines.reference.method import ModelArm
+from decoder.engines.reference.method import Drafting
 from decoder.engines.reference.session import Session
 from tests.conftest import random_policy
 from tests.engines.tiny import labelling, learned_policy, tiny_engine, tiny_prompt
@@ -106,7 +106,7 @@ def logits_missed(model: Any, asks: list[Ask], tokens: list[list[int]]) -> list[
     return missed
 
 
-def tiny_trial(model: ModelArm) -> Trial:
+def tiny_trial(model: Drafting) -> Trial:
     """The reference engine in this process, on a random model of twelve tokens."""
     limit = 96
     engine = tiny_engine(2, max_model_len=limit)

@@ -6,22 +6,16 @@ import logging
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
-
-with warnings.catch_warnings():
-    # importing kafka-python and mlflow warns about what they import, which is theirs to mend
-    warnings.simplefilter("ignore")
-    from kafka.admin import KafkaAdminClient, NewTopic
+from kafka.admin import KafkaAdminClient, NewTopic
 
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import TOPICS
@@ -29,16 +23,11 @@ from decoder.kafka.clients import listens
 from learner.loop import Learner
 from learner.registry import Registry
 from learner.settings import LearnerSettings
+from pipelines.machine import free_port
 from tests.learner.stage import Stage
 
 logging.getLogger("kafka").setLevel(logging.CRITICAL)
 torch.set_num_threads(1)  # as the learner does; two threads on busy cores take fifty times longer
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 class Broker:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from kafka import KafkaProducer
 
-from decoder.contracts.bundle import CHAMPION, TRIAL
+from decoder.contracts.bundle import CHAMPION, TRIAL, Policy
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import POLICY, TRIALS, policy_key
 from learner.comparison import WIDTH
@@ -34,6 +34,13 @@ WARNINGS = [
 ]
 SERVED, OTHER, WINNER = (random_policy(seed, SCOPE, 0) for seed in (1, 2, 3))
 EVENTS = Traffic(seed=9).events(60)
+
+
+def champion_of(registry: Registry, scope: str) -> Policy | None:
+    """What a learner finds served."""
+    standing = registry.standings().get(scope)
+    served = None if standing is None else standing.served
+    return None if served is None else registry.load(scope, served)
 
 
 def client_of(registry: Registry) -> mlflow.MlflowClient:

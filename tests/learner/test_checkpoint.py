@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import numpy as np
@@ -60,6 +61,36 @@ def test_a_kill_during_the_save_leaves_the_old_one(
     assert offset_at(path) == 2
     saved(path, 4)
     assert offset_at(path) == 4
+
+
+def full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "no space left on device")
+
+
+def test_a_full_disk_keeps_the_old_one_and_no_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "c.safetensors"
+    saved(path, 1, 2)
+    before = sorted(tmp_path.iterdir())
+    for step in ("os.fsync", "pathlib.Path.replace"):
+        with monkeypatch.context() as patched, pytest.raises(OSError, match="no space"):
+            patched.setattr(step, full)
+            saved(path, 3)
+        assert offset_at(path) == 2 and sorted(tmp_path.iterdir()) == before
+
+
+def test_where_files_have_one_name_only_the_previous_is_a_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "no links here")
+
+    monkeypatch.setattr("os.link", refused)
+    path = tmp_path / "c.safetensors"
+    saved(path, 1, 2, 3)
+    assert (offset_at(path), offset_at(checkpoint.previous_of(path))) == (3, 2)
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "empty"])

@@ -124,6 +124,16 @@ def test_what_workers_refuse_is_not_promoted_for_want_of_pairs() -> None:
     assert word(one) == "drop" and "refused it, or it failed" in str(one.outcome(RULES))
 
 
+def test_rounds_of_which_nothing_was_taken_in_pass_time_and_are_no_pairs() -> None:
+    one, nothing = compared(), {"steps": 0, "requests": 0, "tokens": 0.0, "us": 0.0, "cost_us": 0.0}
+    for each in rounds(2 * ENOUGH, {TRIAL: (7, 1.0), CHAMPION: (5, 1.0)}, seconds=40.0):
+        blocks = tuple(block.model_copy(update=nothing) for block in each.blocks)
+        assert one.wider() == SHARE and (word(one) == "") == (one.seconds < 1_800.0)
+        one.take(each.model_copy(update={"blocks": blocks}), each.time)
+        one.hear(each.time)
+    assert word(one) == "promote" and "gate alone" in str(one.outcome(RULES))
+
+
 def test_where_workers_play_trials_none_is_promoted_for_want_of_pairs() -> None:
     one = compared()
     one.playable = True

@@ -242,6 +242,8 @@ def test_topics_are_as_declared(bare_broker: Broker) -> None:
         (("partitions = 12", "partitions = 0"), "wrong at hvd.drafts.v2.partitions"),
         (("partitions = 12", "parts = 12"), "wrong at hvd.drafts.v2.parts"),
         (("[", "("), "declares no topics"),
+        (('"604800000"', '"3600000"'), "declare segment.ms of 3600000 at most"),
+        (('"604800000"', '"a week"'), "retention.ms and segment.ms of hvd.drafts.v2"),
     ],
 )
 def test_a_file_that_would_lose_something_is_refused(

@@ -20,7 +20,7 @@ from learner.rows import COLUMNS
 from learner.scope import Scope
 from learner.settings import LearnerSettings
 from learner.source import Fetched
-from tests.learner.conftest import free_port
+from pipelines.machine import free_port
 from tests.learner.stream import ORIGIN, batches
 from tests.learner.traffic import Traffic
 

@@ -9,10 +9,13 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kafka import KafkaProducer
 
-from decoder.contracts.topics import LEASE
+from decoder.contracts.bundle import LAST_PUBLICATION, NUMBERS_A_TERM
+from decoder.contracts.topics import LEASE, STATUS
 from learner import lease
-from learner.lease import Claim, Lease, counts, read_claim
+from learner.lease import LAST_TERM, Claim, Lease, counts, read_claim
+from learner.players import Players
 from tests.learner.conftest import Broker
 from tests.learner.stream import produce
 
@@ -55,6 +58,20 @@ def test_one_holds_and_a_lost_one_is_replaced(broker: Broker) -> None:
     again.close()
 
 
+def test_topics_that_cannot_be_read_are_told(
+    bare_broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A learner without leases publishes nothing, and without players' word drops its trials."""
+    one, players = Lease(bare_broker.kafka, "one"), Players(bare_broker.kafka)
+    one.turn({"s": 0})
+    assert players.read() == set()
+    told = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    for topic in (LEASE, STATUS):
+        assert any(topic.name in each and "allowed" in each for each in told), told
+    one.close()
+    players.close()
+
+
 @pytest.mark.usefixtures("_quick")
 def test_a_lease_that_ran_out_is_claimed_anew_and_not_renewed(broker: Broker) -> None:
     one = Lease(broker.kafka, "one")
@@ -80,6 +97,28 @@ def test_poison_on_the_topic_holds_nothing(broker: Broker) -> None:
     one = Lease(broker.kafka, "one")
     turn_until(lambda: one.holds("s"), one)
     one.close()
+
+
+@pytest.mark.usefixtures("_quick")
+@pytest.mark.parametrize("term", [2**31, LAST_TERM, LAST_TERM + 1])
+def test_a_term_that_leaps_keeps_nobody_out(broker: Broker, term: int) -> None:
+    """After the last that can be written there is none: a record would end a scope for good."""
+    claim = {"holder": "nobody", "term": term, "beat": 0, "released": False}
+    producer = KafkaProducer(**broker.kafka.client_options())
+    producer.send(LEASE.name, json.dumps(claim).encode(), b"s").get(10)
+    producer.close()
+    one, two = Lease(broker.kafka, "one"), Lease(broker.kafka, "two")
+    turn_until(lambda: one.holds("s"), one)
+    turn_until(lambda: two.holds("s"), two)
+    assert (one.term("s"), two.term("s")) == (1, 2)
+    one.close()
+    two.close()
+
+
+def test_every_term_has_room_for_its_publications() -> None:
+    assert (LAST_TERM + 1) * NUMBERS_A_TERM <= LAST_PUBLICATION
+    sound = {"holder": "h", "term": LAST_TERM, "beat": 0, "released": False}
+    assert read_claim(json.dumps(sound).encode()) == Claim("h", LAST_TERM, 0)
 
 
 @pytest.mark.usefixtures("_quick")

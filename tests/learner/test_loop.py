@@ -26,9 +26,9 @@ from learner.registry import Registry, digest_of
 from learner.rollout import Rollout
 from learner.scope import Scope
 from learner.scopes import Scopes
+from pipelines.machine import free_port
 from tests.conftest import random_policy
-from tests.learner.conftest import free_port
-from tests.learner.stage import WARNINGS, Stage, client_of
+from tests.learner.stage import WARNINGS, Stage, champion_of, client_of
 from tests.learner.stream import (
     ORIGIN,
     SCOPE,
@@ -87,7 +87,7 @@ def test_learns_promotes_publishes_and_resumes(bare: Stage) -> None:
     assert bare.registry.model_name(SCOPE) == "hvd-payoff-llama-3.1-eagle3-scope01"
     made = bare.registry.versions(SCOPE)[-1]
     assert made.tags["target"] == "Llama-3.1" and "partition 0 before" in made.description
-    champion = bare.registry.champion(SCOPE)
+    champion = champion_of(bare.registry, SCOPE)
     published = consume(bare.kafka, POLICY)
     assert champion is not None and published[-1].key == f"{SCOPE}/champion".encode()
     read = [from_bytes(record.value, SCOPE) for record in published]
@@ -217,7 +217,7 @@ def test_a_verdict_waits_for_mlflow_and_is_not_lost(
 
     step_until(again, is_published)
     stop(again)
-    champion = bare.registry.champion(SCOPE)
+    champion = champion_of(bare.registry, SCOPE)
     assert champion is not None and champion.provenance["origin"] == "learner"
 
 
@@ -292,6 +292,41 @@ def test_what_cannot_be_learned_from_ends_nothing(
     produce(bare.kafka, [encode_batch([odd], ORIGIN, 4), *batches(EVENTS[200:300], first=5)])
     step_until(learner, lambda: learner.source.offsets == {0: 7})
     assert learner.faults == 1 and total_of(learner) == 300
+    learner._report()
+    stop(learner)
+    last = last_status(bare.kafka)
+    assert (last.events_consumed, last.losses) == (301, {"fault": 1})
+
+
+def test_what_a_learner_counts_from_anew_is_of_another_life(bare: Stage) -> None:
+    """A container that is started again has the name and the number that it had."""
+    produce(bare.kafka, batches(EVENTS[:200]))
+    killed = bare.learner("off")
+    step_until(killed, lambda: total_of(killed) == 200)
+    killed._report()
+    killed.close()  # and no checkpoint
+    before = last_status(bare.kafka)
+    again = bare.learner("off")
+    again._report()
+    again.close()
+    after = last_status(bare.kafka)
+    assert after.process == before.process and after.events_consumed < before.events_consumed
+    assert after.life != before.life
+
+
+def test_what_cannot_be_told_of_a_candidate_ends_nothing(
+    bare: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its window is told from what was learned, and that came from the topic."""
+
+    def absurd(*_: object) -> object:
+        raise OverflowError("a window that nobody thought of")
+
+    monkeypatch.setattr("learner.loop.registration_of", absurd)
+    learner = bare.learner("off")
+    produce(bare.kafka, batches(EVENTS))
+    step_until(learner, lambda: learner.faults > 0)
+    step_until(learner, lambda: learner.source.caught_up)
     stop(learner)
 
 

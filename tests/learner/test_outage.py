@@ -21,8 +21,9 @@ from decoder.contracts.topics import STATUS
 from learner import checkpoint, state
 from learner.registry import Registry, digest_of
 from learner.settings import LearnerSettings
+from pipelines.machine import free_port
 from pipelines.stack.running import registry_arguments
-from tests.learner.conftest import Broker, free_port
+from tests.learner.conftest import Broker
 from tests.learner.stream import SCOPE, batches, produce
 from tests.learner.traffic import Traffic
 

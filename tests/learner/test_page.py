@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import socket
+import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,7 +22,9 @@ from learner.metrics import COUNTS, LEVELS, SCOPE_COUNTS, SCOPE_LEVELS
 from learner.page import STUCK_SECONDS, Vitals, serving
 from learner.registry import Registry
 from learner.settings import LearnerSettings
-from tests.learner.conftest import Broker, free_port
+from pipelines.machine import free_port
+from tests.conftest import until
+from tests.learner.conftest import Broker
 from tests.learner.stage import WARNINGS
 from tests.learner.stream import SCOPE, batches, produce, settings_in
 from tests.learner.traffic import Traffic
@@ -40,13 +43,6 @@ def series(page: str) -> dict[tuple[str, ...], float]:
         for family in text_string_to_metric_families(page)
         for sample in family.samples
     }
-
-
-def until(what: str, condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.05)
 
 
 @contextmanager
@@ -69,7 +65,7 @@ def test_a_learner_without_a_broker_lives_and_is_not_ready(
     settings = settings_in(tmp_path, registry, port=free_port())
     nobody = KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}")
     with running(settings, nobody) as port:
-        until("the page", lambda: _answers(port))
+        until(lambda: _answers(port), "the page")
         assert ask(port, "/health").status_code == 200
         ready = ask(port, "/ready")
         assert ready.status_code == 503 and "broker" in ready.text
@@ -88,12 +84,12 @@ def test_one_that_has_read_to_the_end_is_ready_and_says_what_it_learned(
     produce(broker.kafka, [*batches(EVENTS), b"not json"])
     settings = settings_in(tmp_path, registry, port=free_port())
     with running(settings, broker.kafka) as port:
-        until("readiness", lambda: _answers(port) and ask(port, "/ready").is_success)
+        until(lambda: _answers(port) and ask(port, "/ready").is_success, "readiness")
         until(
-            "the events",
             lambda: ("events_consumed_total", SCOPE) in series(ask(port, "/metrics").text),
+            "the events",
         )
-        until("the lease", lambda: series(ask(port, "/metrics").text)["holds_lease", SCOPE] == 1)
+        until(lambda: series(ask(port, "/metrics").text)["holds_lease", SCOPE] == 1, "the lease")
         found = series(ask(port, "/metrics").text)
         assert ask(port, "/anything").status_code == 404
     whole = [e for e in EVENTS if e.draft_len and not e.censored]
@@ -125,6 +121,21 @@ def test_a_client_that_says_nothing_keeps_nobody_waiting() -> None:
         assert port is not None
         with socket.create_connection(("127.0.0.1", port)):
             assert ask(port, "/health").is_success
+
+
+def test_clients_that_do_not_wait_for_the_answer_leave_no_tracebacks(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with serving(LearnerSettings(port=0), Vitals()) as port:
+        assert port is not None
+        for _ in range(20):
+            client = socket.create_connection(("127.0.0.1", port))
+            client.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.close()
+        for _ in range(3):
+            assert ask(port, "/metrics").is_success
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_a_port_that_is_taken_is_told_in_a_sentence() -> None:

@@ -11,6 +11,7 @@ from kafka import KafkaProducer
 from kafka.admin import KafkaAdminClient, NewTopic
 from kafka.errors import TopicAlreadyExistsError
 
+from decoder.contracts.bundle import LAST_PUBLICATION
 from decoder.contracts.errors import BrokerError
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import LearnerStatus
@@ -19,8 +20,9 @@ from decoder.kafka import compacted
 from decoder.policy.probes import to_bytes
 from learner.publish import PolicyPublisher, StatusProducer
 from learner.published import Published
+from pipelines.machine import free_port
 from tests.conftest import random_policy
-from tests.learner.conftest import Broker, free_port
+from tests.learner.conftest import Broker
 
 
 def test_each_scope_and_role_is_numbered_by_itself(broker: Broker) -> None:
@@ -44,6 +46,19 @@ def test_each_scope_and_role_is_numbered_by_itself(broker: Broker) -> None:
     with pytest.raises(BrokerError, match="later term"):
         other.publish(random_policy(scope="b"), 3)
     other.close()
+
+
+def test_a_number_that_leaps_leaves_room_for_the_next(broker: Broker) -> None:
+    publisher = PolicyPublisher(broker.kafka)
+    publisher.publish(random_policy(scope="a"), 1)
+    leapt = replace(random_policy(scope="a"), publication=LAST_PUBLICATION)
+    producer = KafkaProducer(**broker.kafka.client_options())
+    producer.send(POLICY.name, key=b"a/champion", value=to_bytes(leapt)).get(10)
+    producer.close()
+    assert publisher.published.read(5.0) and publisher.published.last("a") is None
+    assert publisher.published.term("a") == 1
+    assert publisher.publish(random_policy(scope="a"), 2).publication == 2_000_001
+    publisher.close()
 
 
 def test_numbers_go_on_above_what_is_known_otherwise(broker: Broker) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from decoder.contracts.errors import RegistryError
 from learner import registrar
+from learner.moves import Move, Moved
 from learner.registrar import Registrar
 from learner.registrations import Loaded, Registration, Seen, Settled
 from learner.registry import ARTIFACT, Registry, digest_of
@@ -158,6 +160,39 @@ def test_what_mlflow_refuses_for_good_stands_in_nobodys_way(
     while desk.waiting():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_no_move_that_waits_is_lost(desk: Registrar) -> None:
+    for number in range(300):
+        desk.move(Move(f"s{number}", "learner", "why", {}))
+    desk.start()
+    moved = answers_until(desk, lambda found: len(found) == 300)
+    assert {one.move.scope for one in moved if isinstance(one, Moved)} == {
+        f"s{number}" for number in range(300)
+    }
+
+
+def test_a_move_and_a_winner_of_one_scope_have_tries_of_their_own(
+    desk: Registrar, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registrar, "TRIES", 4)
+    tried: Counter[str] = Counter()
+
+    def refusing(what: str) -> Callable[..., None]:
+        def refuse(*_: object) -> None:
+            tried[what] += 1
+            raise RegistryError("no such name is allowed")
+
+        return refuse
+
+    registry.promote("ab12", registry.register(FIRST))
+    monkeypatch.setattr(registry, "register", refusing("winner"))
+    monkeypatch.setattr(registrar, "carry_out", refusing("move"))
+    desk.hand(Registration(WINNER, against=digest_of(FIRST)))
+    desk.move(Move("ab12", "learner", "why", {}, over=1, to=2))
+    desk.start()
+    answers_until(desk, lambda found: bool(found) and not desk.waiting())
+    assert tried == {"winner": 4, "move": 4}
 
 
 def test_a_refused_candidate_that_cannot_be_logged_is_no_outage(

@@ -15,9 +15,10 @@ from decoder.contracts.features import NUM_FEATURES
 from decoder.policy.estimate import predict
 from decoder.policy.probes import to_bytes
 from learner.registry import ARTIFACT, Registry, Standing, digest_of, models, moves
+from learner.registry.standing import LOGGED_TAG
 from learner.registry.versions import DIGEST_TAG
 from tests.conftest import random_policy
-from tests.learner.stage import client_of
+from tests.learner.stage import champion_of, client_of
 
 # mlflow uses parts of sqlalchemy that are to go; that is theirs to mend
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -32,7 +33,7 @@ def artefact(registry: Registry, policy: Policy, version: int) -> Path:
 
 def test_register_promote_and_roll_back(registry: Registry) -> None:
     policy = random_policy(scope="ab12")
-    assert registry.champion("ab12") is None
+    assert champion_of(registry, "ab12") is None
     first = registry.register(policy, {"p": 1}, {"mae": 0.5}, {"verdict": "x"}, {"events": 9})
     assert registry.standings() == {"ab12": Standing("ab12")}
     second = registry.register(random_policy(seed=1, scope="ab12"))
@@ -47,7 +48,7 @@ def test_register_promote_and_roll_back(registry: Registry) -> None:
     assert run.info.status == "FINISHED" and run.data.tags["verdict"] == "x"
     for version in (2, 1):
         registry.promote("ab12", version)
-        champion = registry.champion("ab12")
+        champion = champion_of(registry, "ab12")
         assert champion is not None and champion.version == version
     assert np.array_equal(predict(champion, PROBES), predict(policy, PROBES))
     assert "mlruns/artifacts" in str(artefact(registry, policy, 1))
@@ -60,9 +61,9 @@ def test_a_pin_overrides_the_champion(registry: Registry) -> None:
     name = registry.model_name("ab12")
     client_of(registry).set_registered_model_alias(name, "pinned", "2")
     assert registry.standing("ab12") == Standing("ab12", champion=1, pinned=2)
-    assert registry.champion("ab12").version == 2  # type: ignore[union-attr]
+    assert champion_of(registry, "ab12").version == 2  # type: ignore[union-attr]
     client_of(registry).delete_registered_model_alias(name, "pinned")
-    assert registry.champion("ab12").version == 1  # type: ignore[union-attr]
+    assert champion_of(registry, "ab12").version == 1  # type: ignore[union-attr]
 
 
 def test_a_move_says_who_when_and_why(registry: Registry) -> None:
@@ -135,6 +136,33 @@ def test_the_oldest_without_alias_are_retired_artefacts_and_all(
     assert not gone.exists() and client.get_run(run).info.status == "FINISHED"
     assert registry.retire("ab12", 0) == [5]  # aliases are somebody's word
     assert digest_of(registry.load("ab12", 1)) == digest_of(policies[0])
+
+
+@pytest.mark.parametrize("dying", ["delete_logged_model", "delete_model_version"])
+@pytest.mark.parametrize("through", [True, False])
+def test_a_version_that_was_half_retired_is_retired_whole(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch, dying: str, through: bool
+) -> None:
+    for seed in range(3):
+        registry.register(random_policy(seed, scope="ab12"))
+    gone = artefact(registry, random_policy(0, scope="ab12"), 1)
+    client = client_of(registry)
+    model = client.get_model_version(registry.model_name("ab12"), "1").tags[LOGGED_TAG]
+    delete = getattr(registry._client, dying)
+
+    def killed(*args: object) -> None:
+        if through:
+            delete(*args)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(registry._client, dying, killed)
+        registry.retire("ab12", 2)
+    registry.retire("ab12", 2)
+    assert [version.number for version in registry.versions("ab12")] == [2, 3]
+    assert not gone.exists()
+    with pytest.raises(Exception, match=model):
+        client.get_logged_model(model)
 
 
 def test_who_never_was_champion_is_retired_first_and_the_champion_before_never(
@@ -237,7 +265,7 @@ def test_a_tampered_artefact_is_refused(registry: Registry, harm: str) -> None:
         registry.register(random_policy(seed=1, scope="ab12"))
         path.write_bytes(artefact(registry, policy, 2).read_bytes())
     with pytest.raises(RegistryError, match="version 1"):
-        registry.champion("ab12")
+        champion_of(registry, "ab12")
 
 
 def test_an_unreachable_server_is_a_registry_error() -> None:

@@ -66,3 +66,16 @@ def test_neither_the_reading_nor_a_restart_changes_the_sample() -> None:
         kept.append(sample.take(rows.take(np.arange(at, min(at + size, len(rows))))))
         at += size
     assert np.array_equal(joined(kept).time, at_once.time) and len(at_once) < len(rows)
+
+
+def test_the_window_that_doubles_the_share_is_still_of_the_smaller_one() -> None:
+    """The rest of a window, taken alone: half of its requests are in the sample that it ends."""
+    rows = rows_at(10.0, WINDOW, each=1)
+    sample = Sample(100.0)
+    sample.halvings = 1
+    sample.take(rows.take(np.arange(WINDOW - 256)))
+    last = rows.take(np.arange(WINDOW - 256, WINDOW))
+    kept = sample.take(last)
+    assert sample.share == 1.0
+    assert np.array_equal(kept.request, last.request[last.request < np.uint64(1 << 63)])
+    assert 80 < len(kept) < 176

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import replace
 from pathlib import Path
 
@@ -72,14 +73,81 @@ def test_a_damaged_file_costs_its_scope_alone(
     assert "one" in caplog.text and "unusable" in caplog.text
 
 
+def test_while_checkpoints_fail_files_do_not_pile_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what the last one names, what rests since then, and what is newest all stay."""
+    settings, held = settings_in(tmp_path), Scopes(settings_in(tmp_path))
+    held.of("one", 10).feed(ROWS.take(np.arange(10)))
+    for _ in range(2):
+        state.save(settings, state.State(held))
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoint, "save", full)
+        for turn in range(10):
+            for name in ("one", "two"):
+                held.of(name, 10).feed(ROWS.take(np.arange(10 * turn, 10 * turn + 10)))
+            with pytest.raises(OSError, match="no space"):
+                state.save(settings, state.State(held))
+        for name in "abc":
+            held.of(name, 1).feed(ROWS.take(np.arange(1)))
+        assert "two" not in held.awake and len(list((tmp_path / "scopes").iterdir())) == 3
+    assert state.resumed(settings).scopes.of("one").total == 10
+    state.save(settings, state.State(held))
+    again = state.resumed(settings).scopes
+    assert (again.of("one").total, again.of("two").total) == (110, 100)
+
+
 def test_a_scope_goes_back_to_what_was_saved(tmp_path: Path) -> None:
     settings = settings_in(tmp_path)
     held = Scopes(settings)
     held.of("one", 50).feed(ROWS.take(np.arange(50)))
     state.save(settings, state.State(held))
     held.of("one", 50).feed(ROWS.take(np.arange(50, 100)))
-    held.abandon("one")
+    held.abandon("one", "fault")
     assert held.of("one").total == 50
+
+
+def test_what_was_consumed_and_is_not_learned_is_counted_by_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The events of a scope are what it has learned from, and what is lost; also behind a save."""
+    settings = settings_in(tmp_path)
+    held = Scopes(settings)
+
+    def feed(scopes: Scopes, name: str, first: int, count: int) -> None:
+        scopes.of(name, count).feed(ROWS.take(np.arange(first, first + count)))
+
+    def adds_up(scopes: Scopes, name: str) -> bool:
+        learned = scopes.of(name).total
+        return scopes.entries[name].events == learned + sum(scopes.lost.get(name, {}).values())
+
+    feed(held, "one", 0, 50)
+    state.save(settings, state.State(held))
+    feed(held, "one", 50, 30)
+    held.abandon("one", "fault")
+    assert held.lost == {"one": {"fault": 30}} and adds_up(held, "one")
+    feed(held, "one", 80, 20)
+    with monkeypatch.context() as full:
+
+        def refused(*_: object) -> None:
+            raise OSError(28, "no space left on device")
+
+        full.setattr(checkpoint, "write", refused)
+        for other in "abc":
+            feed(held, other, 0, 5)
+    assert held.lost == {"one": {"fault": 30, "disk": 20}} and adds_up(held, "one")
+    feed(held, "one", 100, 10)
+    state.save(settings, state.State(held))
+    again = state.resumed(settings).scopes
+    assert adds_up(again, "one") and again.of("one").total == 60
+    (tmp_path / "scopes" / again.entries["one"].file).write_bytes(b"gone")
+    once_more = state.resumed(settings).scopes
+    assert adds_up(once_more, "one") and once_more.of("one").total == 0
+    assert once_more.lost["one"] == {"fault": 30, "disk": 20, "damaged": 60}
 
 
 def arriving(n: int, seconds: float, seed: int) -> Rows:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient, NewTopic
-from kafka.errors import TopicAuthorizationFailedError
+from kafka.errors import (
+    InvalidReplicationFactorError,
+    KafkaTimeoutError,
+    NotControllerError,
+    TopicAuthorizationFailedError,
+)
 
 from decoder.contracts.errors import BrokerError
 from decoder.contracts.settings import KafkaSettings
-from decoder.contracts.topics import DRAFTS, POLICY, TOPICS
-from learner.topics import BrokerAway, make_right
-from tests.learner.conftest import Broker, free_port
+from decoder.contracts.topics import DRAFTS, POLICY, STATUS, TOPICS
+from learner.topics import BrokerAway, make_right, wait_until_right
+from pipelines.machine import free_port
+from tests.learner.conftest import Broker
 
 
 def set_as(kafka: KafkaSettings, name: str) -> dict[str, Any]:
@@ -29,6 +36,7 @@ def test_topics_are_made_and_left_alone(bare_broker: Broker) -> None:
         assert set_as(bare_broker.kafka, topic.name)["cleanup.policy"] == topic.cleanup
     assert set_as(bare_broker.kafka, DRAFTS.name)["retention.bytes"] == "1000000"
     assert "retention.bytes" not in set_as(bare_broker.kafka, POLICY.name)
+    assert set_as(bare_broker.kafka, POLICY.name)["segment.ms"] == "3600000"
 
 
 def test_a_policy_topic_that_forgets_is_mended(bare_broker: Broker) -> None:
@@ -52,6 +60,69 @@ def test_where_it_may_not_mend_it_names_the_command(
     monkeypatch.setattr(KafkaAdminClient, "alter_configs", refused)
     with pytest.raises(BrokerError, match=r"kafka-configs.sh .*--add-config cleanup.policy=delete"):
         make_right(bare_broker.kafka)
+
+
+def short_lived(broker: Broker) -> None:
+    """Makes a topic that says an hour and, by its segments, means a week."""
+    hour = {"cleanup.policy": "delete", "retention.ms": "3600000", "segment.ms": "604800000"}
+    admin = KafkaAdminClient(**broker.kafka.client_options(), bootstrap_timeout_ms=20_000)
+    admin.create_topics([NewTopic(STATUS.name, 1, -1, topic_configs=hour)])
+    admin.close()
+
+
+def test_a_topic_lets_go_of_records_at_the_age_it_says(
+    bare_broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    short_lived(bare_broker)
+    make_right(bare_broker.kafka)
+    found = set_as(bare_broker.kafka, STATUS.name)
+    assert (found["segment.ms"], found["retention.ms"]) == ("3600000", "3600000")
+    assert "deletes no segment that it still writes" in caplog.text
+    caplog.clear()
+    make_right(bare_broker.kafka)
+    assert "segment" not in caplog.text
+
+
+def test_where_it_may_not_be_mended_that_is_said_and_the_learner_goes_on(
+    bare_broker: Broker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    short_lived(bare_broker)
+
+    def refused(*_: object) -> None:
+        raise TopicAuthorizationFailedError(STATUS.name)
+
+    monkeypatch.setattr(KafkaAdminClient, "alter_configs", refused)
+    make_right(bare_broker.kafka)
+    assert "--add-config segment.ms=3600000" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "error", [KafkaTimeoutError, NotControllerError, InvalidReplicationFactorError, OSError]
+)
+@pytest.mark.parametrize("asked", ["list_topics", "create_topics"])
+def test_what_passes_is_waited_for(
+    bare_broker: Broker, monkeypatch: pytest.MonkeyPatch, error: type[Exception], asked: str
+) -> None:
+    """A cluster that is about to start, or hands over its controller, says such things."""
+    through, asked_for = getattr(KafkaAdminClient, asked), iter([error("not now")])
+
+    def once(admin: KafkaAdminClient, *args: object) -> object:
+        for each in asked_for:
+            raise each
+        return through(admin, *args)
+
+    monkeypatch.setattr("learner.topics.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(KafkaAdminClient, asked, once)
+    wait_until_right(bare_broker.kafka, threading.Event())
+    assert set_as(bare_broker.kafka, POLICY.name)["cleanup.policy"] == "compact"
+
+
+def test_a_setting_without_a_value_is_none(
+    bare_broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = {"topic": {DRAFTS.name: {"retention.ms": {"value": None}}}}
+    monkeypatch.setattr(KafkaAdminClient, "describe_configs", lambda *_, **__: told)
+    make_right(bare_broker.kafka)
 
 
 def test_a_broker_that_is_away_is_another_matter() -> None:

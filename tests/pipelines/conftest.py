@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 
 import pytest
 
 from pipelines import embedded
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # of what kafka-python imports itself, which is theirs to mend
-    import kafka  # noqa: F401
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.choice import Chosen
+from decoder.choice import Chosen, room_of
 from decoder.contracts.bundle import Policy
 from decoder.contracts.features import FEATURES, FloatArray
 from decoder.hindsight import Resolved
@@ -27,7 +27,6 @@ MATCHES: Final = (1, 2, 3, 4, 6, 8, 12, 16)
 POSITIONS: Final = 64
 """Positions counted by themselves; later ones share the last."""
 _LOCAL, _MATCH, _LENGTH = (FEATURES.index(n) for n in ("local", "match_len", "draft_len"))
-_ANY: Final = 1 << 40
 
 
 class Buckets:
@@ -80,7 +79,7 @@ class Buckets:
         curves = np.zeros((n, POSITIONS), np.float32)
         curves[owners] = self.curves(features)
         value = float(value_of(costs, rows, rate))
-        room = _ANY if most is None else max(most, 0)
+        room = room_of(most)
         drafting = costs.draft_us, costs.draft_token_us, costs.draft_row_us
         yields = np.empty((n, max(model_len, 1)), np.float32)
         yields[:] = yields_of_places(odds, model_len) if model_len else 0.0

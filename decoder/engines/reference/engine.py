@@ -26,11 +26,11 @@ from decoder.contracts.errors import ModelError
 from decoder.contracts.features import TOKEN_CLASSES
 from decoder.drafting.eagle3 import Eagle3Head, load_head
 from decoder.drafting.eagle3_tree import PAPER_TREE
+from decoder.engines.reference.drafter import Drafter
 from decoder.engines.reference.method import Method
-from decoder.engines.reference.model_arm import ModelArm
 from decoder.engines.reference.packed import pack
 from decoder.engines.reference.target import Target
-from decoder.payoff.token_classes import token_class_table
+from decoder.payoff.token_classes import token_classes_of
 from decoder.settings import WorkerSettings
 
 
@@ -114,12 +114,12 @@ class ReferenceEngine:
             return PAPER_TREE.depth
         return min(self.settings.model_draft_tokens, method.model_limit or MAX_DRAFT)
 
-    def model_arm(self, method: Method) -> ModelArm | None:
-        """The model arm of a new request."""
+    def drafter(self, method: Method) -> Drafter | None:
+        """What drafts for a new request; None without a model arm."""
         if method.model == "none" or self.head is None:
             return None
         shape = PAPER_TREE if method.model == "tree" else self.longest_draft(method)
-        return ModelArm(self.head, self.target.embedding, shape)
+        return Drafter(self.head, self.target.embedding, shape)
 
     def clock(self) -> float:
         """Seconds, once everything asked of the device is done."""
@@ -131,9 +131,7 @@ class ReferenceEngine:
 def _token_classes(tokenizer: Any, vocabulary: int) -> NDArray[np.float32]:
     if tokenizer is None:
         return np.zeros((vocabulary, len(TOKEN_CLASSES)), np.float32)
-    known = min(len(tokenizer), vocabulary)
-    entries = tokenizer.convert_ids_to_tokens(list(range(known)))
-    return token_class_table(entries + [None] * (vocabulary - known))
+    return token_classes_of(tokenizer, vocabulary)
 
 
 def _stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:

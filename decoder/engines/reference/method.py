@@ -15,7 +15,7 @@ from decoder.contracts.features import FEATURES, NUM_FEATURES
 from decoder.engines.reference.buckets import Buckets
 from decoder.settings import WorkerSettings
 
-ModelArm = Literal["none", "chain", "tree"]
+Drafting = Literal["none", "chain", "tree"]
 NEVER, ALWAYS = inf, 0.0
 
 PAPER_FACTOR: Final = 1.0
@@ -38,7 +38,7 @@ class Method:
 
     name: str
     policy: Policy
-    model: ModelArm
+    model: Drafting
     oracle: bool = False
     cache: bool = True
     cache_limit: int | None = None
@@ -77,7 +77,7 @@ def _matched(least: int) -> Policy:
     return Policy("", 0, 0.5, layers=((weight, bias),))
 
 
-def _baseline(name: str, policy: Policy, model: ModelArm = "chain") -> Method:
+def _baseline(name: str, policy: Policy, model: Drafting = "chain") -> Method:
     return Method(name, policy, model, draft_factor=PAPER_FACTOR)
 
 

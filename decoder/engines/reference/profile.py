@@ -34,7 +34,7 @@ def profile(engine: ReferenceEngine, method: Method) -> CostTable:
             cache.keep(CONTEXT)
             engine.clock()
 
-        arm = engine.model_arm(method) if method.model == "chain" else None
+        arm = engine.drafter(method) if method.model == "chain" else None
         if arm is None or read.aux is None:
             return profiling.profile("reference", step, most=MOST, seconds=SECONDS)
         arm.follow([1] * CONTEXT, read.aux)

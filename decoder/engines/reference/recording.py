@@ -9,7 +9,7 @@ import torch
 from decoder.contracts.errors import EngineError
 from decoder.drafting.eagle3_teacher import chains
 from decoder.engines.reference.engine import ReferenceEngine
-from decoder.labels import naive_accepted_length
+from decoder.labels import common_prefix
 
 
 def record(engine: ReferenceEngine, prompt: Sequence[int], output: Sequence[int]) -> list[int]:
@@ -27,9 +27,7 @@ def record(engine: ReferenceEngine, prompt: Sequence[int], output: Sequence[int]
 
 def accepted(drafts: Sequence[Sequence[int]], output: Sequence[int]) -> list[int]:
     """Accepted length of the draft at each position of ``output``."""
-    return [
-        naive_accepted_length(draft, output[p : p + len(draft)]) for p, draft in enumerate(drafts)
-    ]
+    return [common_prefix(draft, output[p : p + len(draft)]) for p, draft in enumerate(drafts)]
 
 
 def record_chains(

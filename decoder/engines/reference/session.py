@@ -30,7 +30,7 @@ from decoder.engines.reference.recording import record
 from decoder.engines.reference.target import Read
 from decoder.floor import Floor
 from decoder.hindsight import Resolved, event_of
-from decoder.labels import naive_accepted_length
+from decoder.labels import common_prefix
 from decoder.router import Committed, Decision, DraftRouter, RequestOptions
 
 
@@ -186,7 +186,7 @@ class Session:
         context = np.asarray(request.prompt + request.output, np.int32)
         room = request.room
         draft = self.cache.propose(request.name, context, room) if room else None
-        cache = naive_accepted_length(draft.tokens, known[position:]) if draft else 0
+        cache = common_prefix(draft.tokens, known[position:]) if draft else 0
         model = recorded[position] if recorded and position < len(recorded) else 0
         threshold = ALWAYS if cache > min(model, room) else NEVER
         self.router.policy = replace(self.method.policy, threshold=threshold)
@@ -211,7 +211,7 @@ class _Request:
         self._sampling = sampling
         self._generator = torch.Generator().manual_seed(sampling.seed if sampling else 0)
         self._cache = KVCache()
-        self._model_arm = self._engine.model_arm(session.method) if options.speculate else None
+        self._drafter = self._engine.drafter(session.method) if options.speculate else None
 
     @property
     def room(self) -> int:
@@ -222,9 +222,9 @@ class _Request:
         """Read the prompt and commit the first token."""
         read = self._engine.target.prefill(self.prompt, self._cache)
         _, first = self._accept(DraftTree([], []), read)
-        if self._model_arm is not None and read.aux is not None:
-            self._model_arm.follow([*self.prompt[1:], first], read.aux)
-            self._model_arm.catch_up()
+        if self._drafter is not None and read.aux is not None:
+            self._drafter.follow([*self.prompt[1:], first], read.aux)
+            self._drafter.catch_up()
         self._commit([first], verified=0, step_tokens=len(self.prompt))
 
     def cycle(self) -> None:
@@ -244,8 +244,8 @@ class _Request:
             self._cache.keep(committed + len(kept))
         else:
             self._cache.keep(committed, kept)
-        if self._model_arm is not None and read.aux is not None:
-            self._model_arm.follow(tokens, read.aux[kept])
+        if self._drafter is not None and read.aux is not None:
+            self._drafter.follow(tokens, read.aux[kept])
         verified = self._engine.clock()
         self._commit(tokens, len(draft), 1 + len(draft))
         self.cycles.append(
@@ -264,8 +264,8 @@ class _Request:
     def _draft(self, decision: Decision) -> DraftTree:
         if decision.arm == "cache":
             return chain(decision.tokens[: self._session.method.cache_limit])
-        if decision.arm == "model" and self._model_arm is not None and decision.room > 0:
-            return self._model_arm.draft(decision.room)
+        if decision.arm == "model" and self._drafter is not None and decision.room > 0:
+            return self._drafter.draft(decision.room)
         return chain(())
 
     def _accept(self, draft: DraftTree, read: Read) -> tuple[list[int], int]:

@@ -13,6 +13,7 @@ import functools
 import logging
 import os
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
 from decoder.contracts.errors import EngineError
@@ -24,7 +25,7 @@ from decoder.engines.vllm.drafter import LateDrafter
 from decoder.engines.vllm.profile import profile
 from decoder.engines.vllm.ranks import Ranks
 from decoder.engines.vllm.sampling import mend_sampling
-from decoder.payoff.token_classes import token_class_table
+from decoder.payoff.token_classes import token_classes_of
 from decoder.policy.pricing import CostTable
 from decoder.scope_id import readable, scope_of
 from decoder.settings import WorkerSettings
@@ -48,7 +49,7 @@ def register() -> None:
     """Entry point; vLLM calls it in each of its processes, perhaps more than once.
 
     Raises:
-        EngineError: switched on, but this vLLM cannot host it.
+        EngineError: switched on, but this vLLM cannot host it, or packages are missing.
         SettingsError: a setting has an unknown name or a bad value.
     """
     if os.environ.get("HVD_WORKER_ENABLED", "").lower() not in ("1", "true", "yes", "on"):
@@ -56,6 +57,11 @@ def register() -> None:
     new_key = ensure_key(os.environ)  # before vLLM starts its other processes, which inherit it
     settings = WorkerSettings.load()
     key_of(settings)
+    if find_spec("arctic_inference") is None:  # what vLLM itself does not bring
+        raise EngineError(
+            "the worker's packages are missing: pip install 'hybrid-verified-decoding[worker]', as "
+            "docs/vllm.md says, or unset HVD_WORKER_ENABLED."
+        )
     import vllm
 
     if not vllm.__version__.startswith(VLLM_SERIES):
@@ -137,9 +143,6 @@ def _worker(runner: GPUModelRunner, settings: WorkerSettings) -> Worker:
     tokenizer = AutoTokenizer.from_pretrained(
         model.tokenizer, trust_remote_code=model.trust_remote_code
     )
-    known = len(tokenizer)
-    entries = tokenizer.convert_ids_to_tokens(list(range(known)))
-    missing = max(0, model.get_vocab_size() - known)
     settings = requirements.within(config, settings)
     replica = config.parallel_config.data_parallel_index
     if replica:  # where a name is set, it is the same for all replicas
@@ -149,7 +152,7 @@ def _worker(runner: GPUModelRunner, settings: WorkerSettings) -> Worker:
         settings,
         KafkaSettings.load(),
         scope_of(model.model, drafter, model.revision),
-        token_class_table(entries + [None] * missing),
+        token_classes_of(tokenizer, model.get_vocab_size()),
         drafter is not None,
         longest=longest,
         target=readable(model.model),

@@ -21,7 +21,7 @@ Test = Callable[[Any, WorkerSettings], bool]
 
 HOW_TO_START: Final = (
     "Start it with 'hvd serve', or: HVD_WORKER_ENABLED=1 VLLM_USE_V2_MODEL_RUNNER=0 vllm serve "
-    'MODEL --speculative-config \'{"method": "eagle3", "model": DRAFTER, '
+    'MODEL --speculative-config \'{"method": "eagle3", "model": "DRAFTER", '
     '"num_speculative_tokens": 64, "disable_padded_drafter_batch": true}\''
 )
 METHODS: Final = ("eagle3", "suffix")
@@ -46,7 +46,8 @@ def _method(config: Any) -> str | None:
     return None if config.speculative_config is None else config.speculative_config.method
 
 
-def _tokens(config: Any) -> int:
+def longest_draft(config: Any) -> int:
+    """Draft tokens of one request that the engine has places and counters for."""
     return int(config.speculative_config.num_speculative_tokens)
 
 
@@ -57,7 +58,7 @@ def _eagle3(config: Any) -> bool:
 def _absent(config: Any) -> bool:
     """Whether the number is what vLLM takes where none was given."""
     depth = config.speculative_config.suffix_decoding_max_tree_depth
-    return _method(config) == "suffix" and _tokens(config) == depth
+    return _method(config) == "suffix" and longest_draft(config) == depth
 
 
 def _own_suffix(config: Any) -> bool:
@@ -104,19 +105,19 @@ REQUIREMENTS: Final = (
         "num_speculative_tokens", "1 or more", "accepted",
         "no draft of any arm is ever longer; 64 is the paper's, and a smaller one cuts copied "
         "stretches into more cycles",
-        lambda c, _: _tokens(c) >= 1),
+        lambda c, _: longest_draft(c) >= 1),
     Requirement(
         "num_speculative_tokens", "absent with suffix", "clamped",
         "vLLM then takes suffix_decoding_max_tree_depth, 24 by default: cache drafts are cut there",
-        lambda c, s: _absent(c) and _tokens(c) < s.suffix_max_draft),
+        lambda c, s: _absent(c) and longest_draft(c) < s.suffix_max_draft),
     Requirement(
         "num_speculative_tokens", "below HVD_WORKER_SUFFIX_MAX_DRAFT", "clamped",
         "cache drafts are cut to it: set both alike for longer ones",
-        lambda c, s: _tokens(c) < s.suffix_max_draft and not _absent(c)),
+        lambda c, s: longest_draft(c) < s.suffix_max_draft and not _absent(c)),
     Requirement(
         "num_speculative_tokens", "below HVD_WORKER_MODEL_DRAFT_TOKENS", "clamped",
         "model drafts are cut to it",
-        lambda c, s: _eagle3(c) and _tokens(c) < s.model_draft_tokens),
+        lambda c, s: _eagle3(c) and longest_draft(c) < s.model_draft_tokens),
     Requirement(
         "num_speculative_tokens_per_batch_size", "given", "clamped",
         "taken as a second limit for each step's drafts: the policy weighs the batch itself, so "
@@ -281,11 +282,6 @@ def check(config: Any, settings: WorkerSettings) -> None:
         raise EngineError(f"{row.setting} ({row.values}): {row.why}")
     for row in _applying("clamped", config, settings):
         log.warning("%s (%s): %s", row.setting, row.values, row.why)
-
-
-def longest_draft(config: Any) -> int:
-    """Draft tokens of one request that the engine has places and counters for."""
-    return _tokens(config)
 
 
 def within(config: Any, settings: WorkerSettings) -> WorkerSettings:

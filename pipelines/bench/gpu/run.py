@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from decoder.contracts.errors import HvdError, SettingsError
+from pipelines.commas import words
 
 NOTE: Final = (
     "Random weights: the cost tables depend on shapes, not on weights. Times are medians between "
@@ -153,10 +154,10 @@ def _device(name: str) -> Any:
 def _dtypes(text: str | None, device: str) -> tuple[str, ...]:
     if text is None:
         return ("float32",) if device == "cpu" else ("float16", "bfloat16")
-    words = tuple(word.strip() for word in text.split(",") if word.strip())
-    if not words or set(words) - set(DTYPES):
+    found = words(text)
+    if not found or set(found) - set(DTYPES):
         raise SettingsError(f"--dtypes {text!r}: choose from {', '.join(DTYPES)}.")
-    return words
+    return found
 
 
 def _described(device: Any) -> dict[str, Any]:

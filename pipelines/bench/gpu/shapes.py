@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from pipelines.commas import words
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -79,7 +81,7 @@ def named(text: str) -> tuple[Shape, ...]:
         ValueError: there is no such group or shape.
     """
     known = {s.name.lower(): (s,) for group in GROUPS.values() for s in group} | GROUPS
-    words = [word.strip().lower() for word in text.split(",") if word.strip()]
-    if unknown := [word for word in words if word not in known]:
+    asked = words(text.lower())
+    if unknown := [word for word in asked if word not in known]:
         raise ValueError(f"no shape {', '.join(unknown)}: choose from {', '.join(known)}.")
-    return tuple(dict.fromkeys(shape for word in words for shape in known[word]))
+    return tuple(dict.fromkeys(shape for word in asked for shape in known[word]))

@@ -69,15 +69,15 @@ class Bench:
         view = self._view(self.context, self._positions(self.context, tokens))
         return lambda: self.target(ids, view, self.caches).argmax(-1)
 
-    def verify_tree(self, nodes: int = TREE_TOKENS) -> Step:
-        """Read the last committed token and a tree of ``nodes`` behind it."""
-        parents = [-1, *((node - 1) // TREE_TOP_K for node in range(1, nodes + 1))]
-        seen = torch.eye(nodes + 1, dtype=torch.bool)
-        depths = [0] * (nodes + 1)
-        for node in range(1, nodes + 1):
+    def verify_tree(self) -> Step:
+        """Read the last committed token and a tree of ``TREE_TOKENS`` behind it."""
+        parents = [-1, *((node - 1) // TREE_TOP_K for node in range(1, TREE_TOKENS + 1))]
+        seen = torch.eye(TREE_TOKENS + 1, dtype=torch.bool)
+        depths = [0] * (TREE_TOKENS + 1)
+        for node in range(1, TREE_TOKENS + 1):
             seen[node] |= seen[parents[node]]
             depths[node] = depths[parents[node]] + 1
-        ids = self._ids(nodes + 1, self.shape.vocabulary)
+        ids = self._ids(TREE_TOKENS + 1, self.shape.vocabulary)
         positions = self.context + torch.tensor(depths, device=self.device)
         view = self._view(self.context, positions, self._bias(seen, self.context))
         return lambda: self.target(ids, view, self.caches).argmax(-1)

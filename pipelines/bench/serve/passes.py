@@ -10,8 +10,10 @@ from typing import Any, Final
 from pydantic import TypeAdapter
 
 from decoder.contracts.errors import SettingsError
+from pipelines.bench.known import over
 from pipelines.bench.serve.counters import Counters
 from pipelines.bench.serve.load import Reply
+from pipelines.settled import settle
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,11 @@ class Level:
         """Output tokens a second, all requests together, while it was ``steady``."""
         tokens, seconds = self.steady
         return tokens / seconds
+
+    @property
+    def per_cpu_s(self) -> float | None:
+        """Tokens for each second of processor time."""
+        return over(self.tokens, self.cpu_s)
 
 
 @dataclass(frozen=True)
@@ -123,15 +130,13 @@ class Journal:
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Write ``text`` beside ``path`` and rename it there.
+    """Let ``path`` hold ``text``.
 
     Raises:
         SettingsError: it cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_name(f".{path.name}.new")
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(path)
+        settle(path, lambda part: part.write_text(text, encoding="utf-8"))
     except OSError as error:
         raise SettingsError(f"{path} cannot be written: {error}.") from error

@@ -6,39 +6,39 @@ round, so a ratio is formed inside each round and the median taken afterwards.
 
 from __future__ import annotations
 
-import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
-import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from pipelines.bench.known import median, percentile
 from pipelines.bench.metrics import loops
+from pipelines.bench.serve.load import Reply
 from pipelines.bench.serve.passes import Level, ServerRun
 from pipelines.bench.serve.setups import Setup
 
-Of = Callable[[Level], float]
+Of = Callable[[Level], float | None]
+
+RATE: Of = attrgetter("rate")
+PER_CPU_S: Of = attrgetter("per_cpu_s")
 
 
-def _percentile(values: Sequence[float], percent: float) -> float:
-    return float(np.percentile(values, percent)) if values else float("nan")
-
-
-def _pace(level: Level) -> float:
-    paces = [
-        (r.latency_s - r.ttft_s) / (len(r.tokens) - 1) for r in level.answered if len(r.tokens) > 1
+def paces(replies: Iterable[Reply]) -> list[float]:
+    """Milliseconds a token after each answer's first piece, of those with more than one token."""
+    return [
+        1e3 * (r.latency_s - r.ttft_s) / (len(r.tokens) - 1) for r in replies if len(r.tokens) > 1
     ]
-    return 1e3 * _percentile(paces, 50)
 
 
 MEASURES: dict[str, Of] = {
     "tok_per_s": lambda level: level.rate,
-    "latency_p50_s": lambda level: _percentile([r.latency_s for r in level.answered], 50),
-    "latency_p95_s": lambda level: _percentile([r.latency_s for r in level.answered], 95),
-    "ttft_p50_s": lambda level: _percentile([r.ttft_s for r in level.answered], 50),
-    "ms_per_token_p50": _pace,
+    "latency_p50_s": lambda level: percentile([r.latency_s for r in level.answered], 50),
+    "latency_p95_s": lambda level: percentile([r.latency_s for r in level.answered], 95),
+    "ttft_p50_s": lambda level: percentile([r.ttft_s for r in level.answered], 50),
+    "ms_per_token_p50": lambda level: percentile(paces(level.answered), 50),
     "mean_accepted": lambda level: level.counters.accepted / max(1, level.counters.drafts),
     "mean_drafted": lambda level: level.counters.drafted / max(1, level.counters.drafts),
     "acceptance_rate": lambda level: level.counters.accepted / max(1, level.counters.drafted),
@@ -47,7 +47,7 @@ MEASURES: dict[str, Of] = {
     ),
     "steps_per_1k": lambda level: 1e3 * level.counters.steps / max(1, level.tokens),
     "cpu_s_per_1k": lambda level: (
-        float("nan") if level.cpu_s is None else 1e3 * level.cpu_s / max(1, level.tokens)
+        None if level.cpu_s is None else 1e3 * level.cpu_s / max(1, level.tokens)
     ),
     "loop_share": lambda level: (
         sum(loops(r.tokens) for r in level.answered) / max(1, len(level.answered))
@@ -78,8 +78,9 @@ def summarise(runs: Sequence[ServerRun], setups: Sequence[Setup]) -> list[dict[s
         fixed = {n: r for n, r in rivals.items() if by_name[n].method != "hybrid"}
         setup = by_name[name]
         kin = [n for n in rivals if by_name[n].method == setup.method]
-        best = max(fixed, key=lambda n: _median_rate(fixed[n])) if fixed else None
-        same, compared = _equal(rounds, rivals.get("none", {}))
+        best = max(fixed, key=lambda n: median_rate(fixed[n])) if fixed else None
+        plain, rival = rivals.get("none", {}), fixed[best] if best else {}
+        same, compared = _equal(rounds, plain)
         record: dict[str, Any] = {
             "configuration": name,
             "method": setup.method,
@@ -92,17 +93,16 @@ def summarise(runs: Sequence[ServerRun], setups: Sequence[Setup]) -> list[dict[s
             "tokens": sum(level.tokens for level in rounds.values()),
         }
         for measure, of in MEASURES.items():
-            value = statistics.median(of(level) for level in rounds.values())
-            record[measure] = None if math.isnan(value) else value
+            record[measure] = median(map(of, rounds.values()))
         rates = [level.rate for level in rounds.values()]
         record |= {
             "tok_per_s_range": [min(rates), max(rates)],
-            "ratio_to_none": _ratio(rounds, rivals.get("none", {}), _rate),
-            "ratio_to_best_fixed": _ratio(rounds, fixed[best], _rate) if best else None,
-            "cpu_ratio_to_none": _ratio(rounds, rivals.get("none", {}), _per_cpu),
-            "cpu_ratio_to_best_fixed": _ratio(rounds, fixed[best], _per_cpu) if best else None,
+            "ratio_to_none": _ratio(rounds, plain, RATE),
+            "ratio_to_best_fixed": _ratio(rounds, rival, RATE),
+            "cpu_ratio_to_none": _ratio(rounds, plain, PER_CPU_S),
+            "cpu_ratio_to_best_fixed": _ratio(rounds, rival, PER_CPU_S),
             "best_fixed": best,
-            "best_of_method": name == max(kin, key=lambda n: _median_rate(rivals[n])),
+            "best_of_method": name == max(kin, key=lambda n: median_rate(rivals[n])),
             "equal_to_none": same,
             "compared_with_none": compared,
         }
@@ -110,25 +110,14 @@ def summarise(runs: Sequence[ServerRun], setups: Sequence[Setup]) -> list[dict[s
     return records
 
 
-def _median_rate(rounds: dict[int, Level]) -> float:
+def median_rate(rounds: Mapping[int, Level]) -> float:
+    """Tokens a second, the median over rounds."""
     return statistics.median(level.rate for level in rounds.values())
 
 
-def _rate(level: Level) -> float | None:
-    return level.rate
-
-
-def _per_cpu(level: Level) -> float | None:
-    """Tokens for each second of processor time."""
-    return level.tokens / level.cpu_s if level.cpu_s else None
-
-
-def _ratio(
-    mine: dict[int, Level], theirs: dict[int, Level], of: Callable[[Level], float | None]
-) -> float | None:
+def _ratio(mine: dict[int, Level], theirs: dict[int, Level], of: Of) -> float | None:
     pairs = [(of(mine[r]), of(theirs[r])) for r in mine if r in theirs]
-    shared = [a / b for a, b in pairs if a and b]
-    return statistics.median(shared) if shared else None
+    return median(a / b for a, b in pairs if a and b)
 
 
 def _equal(mine: dict[int, Level], plain: dict[int, Level]) -> tuple[int, int]:
@@ -165,14 +154,14 @@ def tables(records: Sequence[dict[str, Any]]) -> list[Table]:
             table.add_row(
                 r["configuration"] + (" *" if r["best_of_method"] and r["k"] else ""),
                 f"{r['tok_per_s']:.1f}",
-                _figure(r["ratio_to_none"]),
-                _figure(r["ratio_to_best_fixed"]),
-                _figure(r["latency_p50_s"]),
-                _figure(r["latency_p95_s"]),
-                _figure(r["ttft_p50_s"]),
-                "" if r["ms_per_token_p50"] is None else f"{r['ms_per_token_p50']:.0f}",
-                _figure(r["cpu_ratio_to_none"]),
-                _figure(r["mean_accepted"]) if speculates else "",
+                figure(r["ratio_to_none"]),
+                figure(r["ratio_to_best_fixed"]),
+                figure(r["latency_p50_s"]),
+                figure(r["latency_p95_s"]),
+                figure(r["ttft_p50_s"]),
+                figure(r["ms_per_token_p50"], 0),
+                figure(r["cpu_ratio_to_none"]),
+                figure(r["mean_accepted"]) if speculates else "",
                 f"{r['cycles_per_1k']:.0f}",
                 f"{r['equal_to_none']}/{r['compared_with_none']}" if speculates else "",
             )
@@ -180,5 +169,6 @@ def tables(records: Sequence[dict[str, Any]]) -> list[Table]:
     return shown
 
 
-def _figure(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"
+def figure(value: float | None, digits: int = 2) -> str:
+    """``value`` for a table; nothing where there is none."""
+    return "" if value is None else f"{value:.{digits}f}"

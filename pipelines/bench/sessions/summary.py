@@ -22,14 +22,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from pipelines.bench.known import median, over, percentile
 from pipelines.bench.metrics import loops, rate, ratio_interval
 from pipelines.bench.serve.load import Reply
 from pipelines.bench.serve.passes import Level, ServerRun
 from pipelines.bench.serve.setups import METHODS, Setup
+from pipelines.bench.serve.summary import figure, median_rate, paces
 
 Rounds = Mapping[int, Level]
 Place = tuple[int, str, int]
@@ -66,7 +67,7 @@ def summarise(runs: Sequence[ServerRun], setups: Sequence[Setup]) -> list[dict[s
     records = []
     for concurrency, here in sorted(places.items()):
         best = {
-            method: max(kin, key=lambda name: _rate(here[name]))
+            method: max(kin, key=lambda name: median_rate(here[name]))
             for method in METHODS
             if (kin := [s.name for s in setups if s.method == method and s.name in here])
         }
@@ -92,10 +93,6 @@ def summarise(runs: Sequence[ServerRun], setups: Sequence[Setup]) -> list[dict[s
     return records
 
 
-def _rate(rounds: Rounds) -> float:
-    return statistics.median(level.rate for level in rounds.values())
-
-
 def _whole(rounds: Rounds, plain: Rounds) -> dict[str, Any]:
     """What the server counts, which knows of no turns, and what all answers have in common."""
     levels = list(rounds.values())
@@ -111,16 +108,16 @@ def _whole(rounds: Rounds, plain: Rounds) -> dict[str, Any]:
         "answers": len(answered),
         "failed": sum(bool(r.error) for v in levels for r in v.replies),
         "tokens": tokens,
-        "answer_tokens_p50": _percentile([len(r.tokens) for r in answered], 50),
-        "loop_share": _over(sum(loops(r.tokens) for r in answered), len(answered)),
+        "answer_tokens_p50": percentile([len(r.tokens) for r in answered], 50),
+        "loop_share": over(sum(loops(r.tokens) for r in answered), len(answered)),
         "tok_per_s": statistics.median(rates),
         "tok_per_s_range": [min(rates), max(rates)],
-        "tok_per_cpu_s": _median(map(_per_cpu, levels)),
-        "mean_accepted": _over(accepted, drafts),
-        "mean_drafted": _over(sum(v.counters.drafted for v in levels), drafts),
-        "cycles_per_1k": _over(1e3 * (tokens - accepted), tokens),
-        "steps_per_1k": _over(1e3 * sum(v.counters.steps for v in levels), tokens),
-        "prompt_tokens_cached_share": _over(
+        "tok_per_cpu_s": median(level.per_cpu_s for level in levels),
+        "mean_accepted": over(accepted, drafts),
+        "mean_drafted": over(sum(v.counters.drafted for v in levels), drafts),
+        "cycles_per_1k": over(1e3 * (tokens - accepted), tokens),
+        "steps_per_1k": over(1e3 * sum(v.counters.steps for v in levels), tokens),
+        "prompt_tokens_cached_share": over(
             sum(v.counters.cached_prompt_tokens for v in levels),
             sum(v.counters.prompt_tokens for v in levels),
         ),
@@ -138,21 +135,18 @@ def figures(rounds: Rounds, group: str) -> dict[str, Any]:
     """
     kept = [r for v in rounds.values() for r in v.answered if GROUPS[group](r)]
     waits = [1e3 * w for r in kept for w in pieces(r)]
-    paces = [
-        1e3 * (r.latency_s - r.ttft_s) / (len(r.tokens) - 1) for r in kept if len(r.tokens) > 1
-    ]
     tokens = sum(len(r.tokens) for r in kept)
     return {
         "answers": len(kept),
         "tokens": tokens,
-        "tok_per_s_each": _over(tokens, sum(r.latency_s for r in kept)),
-        "ttft_p50_s": _percentile([r.ttft_s for r in kept], 50),
-        "ttft_p99_s": _percentile([r.ttft_s for r in kept], 99),
-        "ms_per_token_p50": _percentile(paces, 50),
-        "ms_per_token_p99": _percentile(paces, 99),
-        "piece_ms_p50": _percentile(waits, 50),
-        "piece_ms_p99": _percentile(waits, 99),
-        "tokens_per_piece": _over(tokens, len(waits) + len(kept)),
+        "tok_per_s_each": over(tokens, sum(r.latency_s for r in kept)),
+        "ttft_p50_s": percentile([r.ttft_s for r in kept], 50),
+        "ttft_p99_s": percentile([r.ttft_s for r in kept], 99),
+        "ms_per_token_p50": percentile(paces(kept), 50),
+        "ms_per_token_p99": percentile(paces(kept), 99),
+        "piece_ms_p50": percentile(waits, 50),
+        "piece_ms_p99": percentile(waits, 99),
+        "tokens_per_piece": over(tokens, len(waits) + len(kept)),
     }
 
 
@@ -166,15 +160,12 @@ def against(mine: Rounds, theirs: Rounds) -> dict[str, Any]:
     """Ratios of one configuration's rates to another's: of each group by the clock, with the 95%
     interval over sessions, and of all by processor time, the median over rounds and its range.
     """
-    shared = [
-        a / b
-        for r in mine
-        if r in theirs and (a := _per_cpu(mine[r])) and (b := _per_cpu(theirs[r]))
-    ]
+    pairs = [(mine[r].per_cpu_s, theirs[r].per_cpu_s) for r in mine if r in theirs]
+    shared = [a / b for a, b in pairs if a and b]
     return {
         **{group: paired(mine, theirs, group) for group in GROUPS},
         "cpu": {
-            "ratio": _median(shared),
+            "ratio": median(shared),
             "range": [min(shared), max(shared)] if shared else None,
             "rounds": len(shared),
         },
@@ -193,7 +184,7 @@ def paired(mine: Rounds, theirs: Rounds, group: str) -> dict[str, Any]:
     )
     own, other, interval = rate(a), rate(b), ratio_interval(a, b)
     return {
-        "ratio": own / other if own and other else None,
+        "ratio": over(own, other),
         "interval": None if interval is None else list(interval),
         "sessions": len(sessions),
     }
@@ -257,12 +248,12 @@ def tables(records: Sequence[dict[str, Any]]) -> list[Table]:
                 r["configuration"] + (" *" if r["best_of_method"] and r["k"] else ""),
                 f"{r['tok_per_s']:.1f}",
                 *(_ratio(to[m]["all"]) if m in to else "" for m in methods),
-                _figure(to["none"]["cpu"]["ratio"]) if "none" in to else "",
-                _figure(every["ttft_p50_s"]),
-                _figure(warm["ttft_p50_s"]),
-                _figure(every["ms_per_token_p50"], 0),
-                _figure(every["piece_ms_p99"], 0),
-                _figure(r["mean_accepted"]) if speculates else "",
+                figure(to["none"]["cpu"]["ratio"]) if "none" in to else "",
+                figure(every["ttft_p50_s"]),
+                figure(warm["ttft_p50_s"]),
+                figure(every["ms_per_token_p50"], 0),
+                figure(every["piece_ms_p99"], 0),
+                figure(r["mean_accepted"]) if speculates else "",
                 f"{r['equal_to_none']}/{r['compared_with_none']}" if speculates else "",
             )
         shown.append(table)
@@ -270,28 +261,6 @@ def tables(records: Sequence[dict[str, Any]]) -> list[Table]:
 
 
 def _ratio(found: dict[str, Any]) -> str:
-    said = _figure(found["ratio"])
+    said = figure(found["ratio"])
     between = found["interval"]
     return said if between is None else f"{said} ({between[0]:.2f}-{between[1]:.2f})"
-
-
-def _figure(value: float | None, digits: int = 2) -> str:
-    return "" if value is None else f"{value:.{digits}f}"
-
-
-def _per_cpu(level: Level) -> float | None:
-    """Tokens for each second of processor time."""
-    return level.tokens / level.cpu_s if level.cpu_s else None
-
-
-def _median(values: Iterable[float | None]) -> float | None:
-    found = [v for v in values if v is not None]
-    return statistics.median(found) if found else None
-
-
-def _percentile(values: Sequence[float], percent: float) -> float | None:
-    return float(np.percentile(values, percent)) if values else None
-
-
-def _over(part: float, whole: float) -> float | None:
-    return part / whole if whole else None

@@ -28,7 +28,7 @@ from rich.table import Table
 from torch import nn
 
 from decoder.contracts.bundle import ANY_SCOPE, Policy
-from decoder.contracts.errors import ModelError, SettingsError
+from decoder.contracts.errors import SettingsError
 from decoder.costs import LiveCosts
 from decoder.drafting.drafts import CacheDraft, Limits
 from decoder.drafting.suffix import SuffixCache
@@ -116,10 +116,7 @@ def _in_reference(
 
     if threads is not None:
         torch.set_num_threads(threads)
-    model, drafter = str(embedded.ensure_model()), embedded.drafter_path()
-    if drafter is None:
-        raise ModelError("no drafter ships with this installation: install it again.")
-    engine = ReferenceEngine.load(model, drafter)
+    engine = ReferenceEngine.load(str(embedded.ensure_model()), embedded.ensure_drafter())
     policy = first_policy(ANY_SCOPE)
     for name in arms:
         yield from measure(engine, policy, name, _prompts(engine), measured, tokens, tick)

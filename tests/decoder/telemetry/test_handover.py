@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,17 +36,12 @@ from learner.intake import Intake
 from learner.source import EventSource
 from pipelines import machine
 from pipelines.stack import broker, processes
+from tests.conftest import until
 from tests.contracts.test_events import EVENT, NAMES, ORIGIN, PLAIN
-from tests.decoder.telemetry.broker import batches, consumed, running
+from tests.decoder.telemetry.broker import batches, consumed
 from tests.decoder.telemetry.telling import tell
 
 MOST = 1 << 30
-
-
-@pytest.fixture
-def kafka(tmp_path: Path) -> Iterator[KafkaSettings]:
-    with running(tmp_path) as reached:
-        yield reached
 
 
 def handover_of(
@@ -69,13 +64,6 @@ def handover_of(
 def put(queue: EventQueue, *events: DraftEvent) -> None:
     for event in events:
         queue.put(event._replace(number=queue.made))
-
-
-def until(condition: Callable[[], bool], seconds: float = 40.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.02)
 
 
 def balanced(a: Accounts) -> bool:

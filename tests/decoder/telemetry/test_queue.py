@@ -17,6 +17,12 @@ def test_order_bound_and_count() -> None:
     assert queue.take(9) == [2] and queue.take(9) == []
 
 
+def test_a_queue_that_nobody_reads_is_empty() -> None:
+    queue = EventQueue(0)
+    queue.put("event")
+    assert queue.counts() == (0, 0, 0, 0) and not len(queue)
+
+
 def test_the_counts_are_of_one_moment_while_another_thread_puts() -> None:
     queue, stop = EventQueue(50), threading.Event()
 

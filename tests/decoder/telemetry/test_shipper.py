@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import tempfile
 import time
 from collections import defaultdict
@@ -35,8 +36,9 @@ from decoder.telemetry.books import Books
 from decoder.telemetry.frames import Frame
 from decoder.telemetry.recorder import BATCH
 from decoder.telemetry.shipper import Shipper
+from decoder.telemetry.spill import claim
 from tests.contracts.test_events import EVENT, ORIGIN, PLAIN
-from tests.decoder.telemetry.broker import batches, running
+from tests.decoder.telemetry.broker import batches
 from tests.decoder.telemetry.telling import frame
 
 # a kafka client that found no broker leaves its sockets to the garbage collector
@@ -45,6 +47,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
+MOST = 1 << 30
 RECORD_OVERHEAD = 200
 """Bytes, at most, that the client adds to a record's value before it compares with its limit."""
 
@@ -54,12 +57,6 @@ def _collected() -> Iterator[None]:
     """Sockets left behind are collected here, not in somebody else's test."""
     yield
     gc.collect()
-
-
-@pytest.fixture
-def kafka(tmp_path: Path) -> Iterator[KafkaSettings]:
-    with running(tmp_path) as reached:
-        yield reached
 
 
 def numbered(events: list[DraftEvent], first: int = 0) -> list[DraftEvent]:
@@ -118,6 +115,38 @@ def test_a_batch_above_the_limit_is_cut_and_one_event_above_it_is_set_aside(
     sequences = [b.sequence for b in found]
     assert sequences == sorted(set(sequences)), "each number once"
     assert shipper.books.sequences[0] - len(found) == 3, "a gap for each that was refused"
+
+
+@pytest.mark.parametrize("life", ["the same, begun again", "the next"])
+def test_who_comes_after_a_cut_gives_no_number_twice(tmp_path: Path, life: str) -> None:
+    """What moved up behind a record that came in two waits in the file when the carrier ends."""
+    away = Producer(iter(["large", "", "reset", "reset"]), {0})
+    shipper = impatient(Shipper(KafkaSettings(), ORIGIN, Books(), folder=tmp_path, most=MOST), away)
+    shipper.take(frame(numbered([PLAIN] * 50)))
+    shipper.step()
+    shipper.take(frame(numbered([PLAIN] * 3, 50)))
+    while not shipper.books.spilled:
+        shipper.step()
+    spilled, books = shipper.books.spilled, shipper.books.copy()
+    shipper.close()
+    assert spilled == 28 and [len(batch.events) for _, batch in away.records] == [25]
+    back = Producer(iter(()), {0})
+    if life == "the next":
+        os.close(claim(tmp_path, ORIGIN.life))  # its process has gone, and with it the lock
+        books, origin = Books(), replace(ORIGIN, life="ab")
+    else:
+        origin = ORIGIN
+    after = impatient(Shipper(KafkaSettings(), origin, books, folder=tmp_path, most=MOST), back)
+    for _ in range(20):
+        after.step()
+    if life != "the next":
+        after.take(frame(numbered([PLAIN], 53)))
+        after.step()
+    after.close()
+    came = [batch for _, batch in (*away.records, *back.records)]
+    assert {batch.origin.life for batch in came} == {ORIGIN.life}
+    assert [batch.sequence for batch in came] == list(range(len(came)))
+    assert [e.number for batch in came for e in batch.events] == list(range(53 + len(came) - 3))
 
 
 class Producer:

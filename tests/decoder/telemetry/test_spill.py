@@ -18,7 +18,17 @@ from decoder.telemetry import spill as files
 from decoder.telemetry.books import Books
 from decoder.telemetry.former import FormerLives
 from decoder.telemetry.outbox import MEMORY, Outbox
-from decoder.telemetry.spill import FILE, LOCK, Record, Spill, SpillError, claim, former, release
+from decoder.telemetry.spill import (
+    FILE,
+    LOCK,
+    Cut,
+    Record,
+    Spill,
+    SpillError,
+    claim,
+    former,
+    release,
+)
 
 
 def record(number: int, size: int = 200, rows: int = 3, partition: int = 0) -> Record:
@@ -51,6 +61,18 @@ def test_what_was_put_is_there_when_the_file_is_opened_again(tmp_path: Path) -> 
         again.remove(one.id)
     again.close()
     assert (again.rows, again.size) == (0, 0) and not list(tmp_path.iterdir())
+
+
+def test_a_number_that_lies_in_the_file_is_not_given_again(tmp_path: Path) -> None:
+    """One that is killed may have said less than it had made."""
+    spill = Spill(tmp_path / "a")
+    for one in (record(3), record(4), record(9, partition=1)):
+        spill.put(one)
+    spill.cut(Cut(0, 4 * 256, 5 * 256))
+    spill.close()
+    books = Books(sequences={0: 1, 1: 20, 2: 7})
+    Outbox(books, Spill(tmp_path / "a"), 1 << 20).close()
+    assert books.sequences == {0: 6, 1: 20, 2: 7}
 
 
 WRITER = """

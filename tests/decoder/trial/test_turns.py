@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from decoder.contracts.bundle import CHAMPION, FIRST, TRIAL, Policy, frequency_policy
-from decoder.contracts.trials import MAX_GROUPS, MODEL, PLAIN, SUFFIX
+from decoder.contracts.trials import MAX_GROUPS, MODEL, PLAIN, SUFFIX, Round, decode_round
 from decoder.trial.block import LEAD, LENGTH, Account, Made
+from decoder.trial.effect import UNKNOWN, effect_of
 from decoder.trial.sides import OUTSIDE, STOCK, Side
 from decoder.trial.turns import WAITING, Turns
 
@@ -143,11 +144,48 @@ def test_all_that_was_committed_is_booked_once() -> None:
         assert sums[name].steps == sum(a.taken for a in told) > 0
 
 
-def test_steps_that_also_read_prompts_move_nothing_on() -> None:
+@pytest.mark.parametrize("every", [10, 50, 0])
+def test_steps_that_also_read_prompts_leave_shares_as_they_are(every: int) -> None:
+    """Nine of ten steps read prompts, or 49 of 50, or all: a side decides in no more of them."""
+    turns = turns_of(PLAIN, holdout=0.02)
+    played: Counter[str] = Counter()
+    steps = 60_000
+    for step in range(steps):
+        side = turns.next(CHAMPION_POLICY)
+        name = side.name if side is not None else ""
+        turns.book(side, made(TOKENS[name]), counts=every > 0 and step % every == 0)
+        played[name] += 1
+    assert played[PLAIN] / steps == pytest.approx(0.02, rel=0.3)
+    assert turns.made == pytest.approx(0.02 * steps / (LEAD + LENGTH), rel=0.3)
+
+
+def test_a_step_that_also_reads_prompts_is_passed_over() -> None:
+    """Its text is left behind, and of it nothing is in the block."""
     turns = turns_of(PLAIN, holdout=0.9)
-    play(turns, 5)
-    before = turns.playing
-    assert before and set(play(turns, 500, counts=False)) == {before}
+    step = 0
+    for _ in range(200):
+        side = turns.next(CHAMPION_POLICY)
+        plain = side is not None and side.name == PLAIN
+        step += plain
+        counts = plain and step % 2 > 0
+        turns.book(side, made(1, us=100.0 if counts else 9_000.0), counts)
+    plain, champion = sorted(turns.rounds[0].accounts, key=lambda a: a.side.name != PLAIN)
+    assert plain.at == champion.at == LEAD + LENGTH and plain.steps == LEAD + LENGTH
+    assert (plain.taken, plain.tokens, plain.us) == (LENGTH / 2, LENGTH / 2, 100.0 * LENGTH / 2)
+
+
+def test_a_block_of_which_nothing_was_taken_in_is_no_pair() -> None:
+    turns = turns_of(PLAIN, holdout=0.9)
+    play(turns, 400, counts=False)
+    for number, played in enumerate(turns.rounds):
+        blocks = tuple(account.block() for account in played.accounts)
+        one = Round(scope="s", worker="w", life="a", number=number, time=played.time, blocks=blocks)
+        assert decode_round(one.model_dump_json().encode()) == one
+        assert {(b.steps, b.requests, b.tokens, b.us, b.groups) for b in blocks} == {
+            (0, 0, 0.0, 0.0, ())
+        }
+        assert effect_of([one], CHAMPION, PLAIN) == UNKNOWN
+    assert turns.made > 5
 
 
 def test_a_new_champion_or_trial_ends_the_round_under_way() -> None:

@@ -293,8 +293,6 @@ def test_what_cannot_be_a_method_is_said_in_a_sentence(tmp_path: Path) -> None:
         methods.build(["greedy", "eagle3", "frequency"], {}, False, 4)
     with pytest.raises(SettingsError, match="names none"):
         methods.names(" , ")
-    with pytest.raises(ModelError, match="cannot be read"):
-        methods.load_policy(tmp_path / "gone.safetensors")
     assert methods.names("suffix,oracle,suffix") == ["greedy", "suffix", "oracle"]
     assert methods.policy_files(["a.safetensors", "paper=b=c"]) == {
         "": Path("a.safetensors"),

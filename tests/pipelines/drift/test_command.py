@@ -143,7 +143,7 @@ def test_recordings_that_are_not_there_are_told(
         drift(options(traces=None))
     with pytest.raises(TraceError, match="left out, no recordings of kind agentic"):
         drift(options(scenarios=["agents-to-chat"]))
-    with pytest.raises(ModelError, match="cannot read policy"):
+    with pytest.raises(ModelError, match="cannot be read"):
         command.first_of(tmp_path / "gone")
 
 

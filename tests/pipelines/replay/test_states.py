@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decoder.drafting.suffix import SuffixCache
-from decoder.labels import naive_accepted_length
 from decoder.settings import WorkerSettings
 from learner.rows import from_events
 from pipelines.replay import states
 from pipelines.replay.dialogue import DialogueCache, turns
 from pipelines.replay.states import States, every_token, replay
 from pipelines.replay.traces import Trace
+from tests.conftest import naive_accepted_length
 from tests.pipelines.replay.samples import VOCABULARY, copying_traces, dialogue, token_classes
 
 SETTINGS = WorkerSettings()

@@ -14,6 +14,7 @@ from pipelines.stack import broker, processes
 from pipelines.watch import observer as observer_module
 from pipelines.watch.ledger import Ledger
 from pipelines.watch.observer import Observer, take
+from tests.conftest import until
 from tests.pipelines.watch.records import ORIGIN, SCOPE, WORKER, event, rounds, worker_status
 
 
@@ -41,15 +42,6 @@ def topics_of(kafka: KafkaSettings) -> set[str]:
     names = set(admin.list_topics())
     admin.close()
     return names
-
-
-def until(condition, seconds: float = 60.0) -> None:
-    import time
-
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.05)
 
 
 def test_topics_are_created_once(kafka: KafkaSettings) -> None:

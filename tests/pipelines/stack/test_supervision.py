@@ -17,6 +17,7 @@ import pytest
 from pipelines.stack import processes, supervision
 from pipelines.stack.parts import Part, begin
 from pipelines.stack.supervision import Pauses, Watch, look
+from tests.conftest import until
 from tests.pipelines.stack.test_processes import runs
 
 QUICK = Pauses(first=0.05, longest=0.2, steady=60.0, look=0.02)
@@ -47,14 +48,6 @@ def part(
     return Part(name, command, folder / f"{name}.log", is_ready, patience_s)
 
 
-def until(condition: Callable[[], bool], turn: Callable[[], None]) -> None:
-    deadline = time.monotonic() + 60.0
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        turn()
-        time.sleep(0.01)
-
-
 def watching(
     watched: Watch, children: dict[str, processes.Child], said: list[str]
 ) -> Callable[[], None]:
@@ -64,9 +57,9 @@ def watching(
 def test_what_is_killed_runs_again_and_is_said_in_one_line(tmp_path, children) -> None:
     learner, said = part(SLEEPS, tmp_path), list[str]()
     first = begin(learner, children)
-    until(lambda: "here I am" in first.tail(), lambda: None)
+    until(lambda: "here I am" in first.tail())
     os.kill(first.process.pid, signal.SIGKILL)
-    until(lambda: len(said) == 2, watching(Watch(learner, serves_since=0.0), children, said))
+    until(lambda: len(said) == 2, turn=watching(Watch(learner, serves_since=0.0), children, said))
     assert said == [
         "learner was killed by signal 9 (learner.log: here I am); next try in 0 s",
         "learner runs again, 0 s after it ended",
@@ -90,11 +83,11 @@ def test_pauses_grow_to_the_longest_and_begin_anew_after_steady_service(tmp_path
     broken, said = part(FAILS, tmp_path), list[str]()
     watched = Watch(broken, serves_since=0.0)
     begin(broken, children)
-    until(lambda: watched.attempts == 3, watching(watched, children, said))
+    until(lambda: watched.attempts == 3, turn=watching(watched, children, said))
     assert "learner ended with status 3 (learner.log: no weights to be found)" in said[0]
     # the first that lives long enough is forgiven
     mended = Watch(part(SLEEPS, tmp_path), attempts=3, serves_since=None)
-    until(lambda: mended.serves_since is not None, watching(mended, children, said))
+    until(lambda: mended.serves_since is not None, turn=watching(mended, children, said))
     look(mended, children, said.append, Pauses(steady=0.0))
     assert mended.attempts == 0
 
@@ -102,11 +95,11 @@ def test_pauses_grow_to_the_longest_and_begin_anew_after_steady_service(tmp_path
 def test_what_a_part_left_behind_is_cleaned_before_it_starts_again(tmp_path, children) -> None:
     registry, said = part(LEAVES_A_CHILD, tmp_path, "registry"), list[str]()
     first = begin(registry, children)
-    until(lambda: bool(first.tail()), lambda: None)
+    until(lambda: bool(first.tail()))
     left = int(first.tail())
     os.kill(first.process.pid, signal.SIGKILL)
-    until(lambda: len(said) == 1, watching(Watch(registry, serves_since=0.0), children, said))
-    until(lambda: not runs(left), lambda: None)
+    until(lambda: len(said) == 1, turn=watching(Watch(registry, serves_since=0.0), children, said))
+    until(lambda: not runs(left))
 
 
 def raises() -> bool:
@@ -120,7 +113,7 @@ def test_what_does_not_get_ready_in_time_is_stopped_and_tried_again(
     worker = part(SLEEPS, tmp_path, "worker", is_ready, patience_s=0.1)
     said: list[str] = []
     watched = Watch(worker, due=0.0)
-    until(lambda: len(said) == 2, watching(watched, children, said))
+    until(lambda: len(said) == 2, turn=watching(watched, children, said))
     assert all("worker was not ready in time" in line for line in said)
     assert watched.attempts == 2
 
@@ -128,7 +121,7 @@ def test_what_does_not_get_ready_in_time_is_stopped_and_tried_again(
 def test_a_program_that_is_gone_is_tried_again_too(tmp_path, children) -> None:
     gone = Part("broker", ("/no/such/program",), tmp_path / "log", lambda: True, 1.0)
     said: list[str] = []
-    until(lambda: len(said) == 2, watching(Watch(gone), children, said))
+    until(lambda: len(said) == 2, turn=watching(Watch(gone), children, said))
     assert "broker cannot be started" in said[0]
 
 

@@ -24,21 +24,17 @@ from learner.dead_letters import DeadLetters
 from learner.lease import Lease
 from learner.publish import PolicyPublisher, StatusProducer
 from learner.source import Fetched
-from pipelines import machine
-from pipelines.stack import broker, processes
+from tests.conftest import until
 from tests.contracts.test_events import EVENT, ORIGIN, PLAIN
+from tests.decoder.telemetry.broker import running
 from tests.decoder.telemetry.telling import tell
 
 
 @pytest.fixture(scope="module")
 def empty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaSettings]:
     """A broker with our topics and nothing on them."""
-    home, port = tmp_path_factory.mktemp("broker"), machine.free_port()
-    child = broker.start_broker(port, home / "data", home / "broker.log")
-    settings = KafkaSettings(bootstrap_servers=f"127.0.0.1:{port}")
-    broker.ensure_topics(settings)
-    yield settings
-    processes.stop([child])
+    with running(tmp_path_factory.mktemp("broker")) as reached:
+        yield reached
 
 
 @pytest.fixture(scope="module")
@@ -88,13 +84,6 @@ def of_learner(kafka: KafkaSettings) -> None:
     statuses.send(LearnerStatus(process="learner", scope="scope", time=time.time()))
     statuses.close()
     assert dead.failed == statuses.failed == 0
-
-
-def until(done: Any) -> None:
-    deadline = time.monotonic() + 30.0
-    while not done():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.02)
 
 
 def lying(kafka: KafkaSettings) -> dict[str, list[Any]]:

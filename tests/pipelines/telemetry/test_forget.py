@@ -18,12 +18,13 @@ from decoder.contracts.topics import DEAD, DRAFTS, TRIALS
 from decoder.kafka.clients import close, open_producer
 from pipelines.cli import app
 from pipelines.telemetry.export import export
-from pipelines.telemetry.forget import pseudonym_of
+from pipelines.telemetry.forget import pseudonyms_of
 from tests.pipelines.telemetry.conftest import lying
 from tests.pipelines.telemetry.records import ONE, events, produce, record, spread
 
 KEY = "of these tests, long enough"
-ACME = Pseudonyms(KEY.encode()).of("tenant", "acme")
+NAMES = Pseudonyms(KEY.encode())
+ACME = NAMES.of("tenant", "key:acme")
 
 
 def of_acme(sequence: int, first: int) -> bytes:
@@ -64,7 +65,7 @@ def test_it_says_where_a_tenant_is_and_changes_nothing(filled: KafkaSettings) ->
     producer.flush()
     close(producer)
     told = json.loads(asked("--tenant", "acme", "--json").stdout)
-    assert told["tenant"] == ACME and told["deleted"] is False
+    assert ACME in told["pseudonyms"] and told["deleted"] is False
     assert held(told, DRAFTS.name) == [(0, 1, 1), (2, 2, 0)]
     assert [len(held(told, topic.name)) for topic in (TRIALS, DEAD)] == [1, 1]
     assert all(each["gone_at"] > each["newest"] for each in told["held"])
@@ -102,8 +103,32 @@ def test_an_export_loses_its_rows_and_they_do_not_come_back(
     assert len(table) == 45 and ACME not in table["tenant"].to_pylist()
 
 
+@pytest.mark.parametrize("hashed", ["key:acme", "header:acme", "authorization:acme", "/named:acme"])
+def test_a_tenant_is_found_by_its_name_however_a_request_said_it(
+    empty: KafkaSettings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, hashed: str
+) -> None:
+    monkeypatch.setenv("HVD_KAFKA_BOOTSTRAP_SERVERS", empty.bootstrap_servers)
+    monkeypatch.setenv("HVD_WORKER_ID_KEY", KEY)
+    spread(empty)
+    mine = [e._replace(tenant=NAMES.of("tenant", hashed)) for e in events(0, 4)]
+    produce(empty, [(0, encode_batch(mine, ONE, 0)), (1, record(ONE, 0, 10))])
+    export(empty, tmp_path / "events", lambda what, done, whole: None)
+    told = json.loads(
+        asked("--tenant", "acme", "--export", str(tmp_path / "events"), "--json").stdout
+    )
+    assert held(told, DRAFTS.name) == [(0, 1, 0)] and told["rows_of_exports"] == 4
+    exact = json.loads(asked("--tenant", hashed, "--json").stdout)
+    assert held(exact, DRAFTS.name) == [(0, 1, 0)]
+    assert not json.loads(asked("--tenant", "acm", "--json").stdout)["held"]
+
+
+def test_a_name_that_looks_like_a_pseudonym_may_be_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HVD_WORKER_ID_KEY", KEY)
+    assert {ACME, NAMES.of("tenant", f"key:{ACME}")} <= {*pseudonyms_of(ACME)}
+
+
 def test_a_name_without_a_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HVD_WORKER_ID_KEY", raising=False)
-    assert pseudonym_of(ACME) == ACME
+    assert pseudonyms_of(ACME) == (ACME,)
     with pytest.raises(SettingsError, match="is no pseudonym"):
-        pseudonym_of("acme")
+        pseudonyms_of("acme")

@@ -7,6 +7,7 @@ import json
 import random
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
@@ -189,7 +190,25 @@ def test_what_is_no_export_is_said(tmp_path: Path) -> None:
 
 def test_a_page_over_shed_load_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert record(folder)["sentences"] == []
-    asked = {**answers(folder), "shed": Answer(["least"], [(0.25,)])}
+    asked = {**answers(folder), "shed": Answer(["least", "without"], [(0.25, 0)])}
     monkeypatch.setattr("pipelines.telemetry.report.answers", lambda folder: asked)
     (said,) = record(folder)["sentences"]
     assert "only one in 4.0 was told of" in said
+
+
+@pytest.mark.parametrize("older", [600, COUNT])
+def test_an_export_of_before_there_was_a_share_is_read_and_that_is_said(
+    folder: Path, found: dict[str, Answer], tmp_path: Path, older: int
+) -> None:
+    """Also one that went on after the column came."""
+    whole = pq.read_table(sorted(folder.glob("*.parquet")))
+    pq.write_table(whole[:older].drop(["share"]), tmp_path / "a.parquet")
+    pq.write_table(whole[older:], tmp_path / "b.parquet")
+    names = ["a.parquet", "b.parquet"] if older < COUNT else ["a.parquet"]
+    (tmp_path / "export.json").write_text(json.dumps({"files": names}))
+    now = answers(tmp_path)
+    for asked, column in (("regret", "regret_us"), ("pays", "cache_pays")):
+        expected = found[asked].column(column)
+        assert now[asked].column(column) == pytest.approx(expected, rel=1e-6), asked
+    (said,) = record(tmp_path)["sentences"]
+    assert f"{older} rows are of an older export" in said

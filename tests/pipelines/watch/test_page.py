@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,6 +70,15 @@ def test_a_page_of_nothing_is_a_page() -> None:
     figures = record(Ledger(), "Nothing yet")
     assert json.loads(json.dumps(figures, allow_nan=False)) == figures
     assert [tile["value"] for tile in figures["tiles"]] == ["-", "-", "-"]
+
+
+def test_a_worker_that_is_called_like_a_mark_of_the_template_is_shown_as_that() -> None:
+    names = ["@PLOTLY@", "@TITLE@", "@LIVE@", "@FIGURES@"]
+    shown = record(Ledger(), " ".join(names), names)
+    told = page(shown)
+    assert f"<title>{' '.join(names)}</title>" in told and len(told) > 3_000_000
+    (figures,) = re.findall("^let figures = (.*);$", told, re.MULTILINE)
+    assert json.loads(figures) == shown and shown["sentences"] == names
 
 
 def test_versions_link_to_the_registry() -> None:

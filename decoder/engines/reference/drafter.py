@@ -1,4 +1,4 @@
-"""The model arm of one request: an EAGLE3 head that follows what is committed, and drafts."""
+"""What drafts for one request: an EAGLE3 head that follows what is committed, and drafts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from decoder.drafting.eagle3_tree import TreeShape, grow
 from decoder.drafting.tree import DraftTree, chain
 
 
-class ModelArm:
+class Drafter:
     """Drafts a chain of ``shape`` tokens, or a tree of that shape.
 
     What is committed while other arms are chosen is taken into the head's cache when it is next

@@ -1,0 +1,18 @@
+"""A mock cluster for each test: it starts in a hundredth of a second."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from tests.mock_cluster.cluster import MockCluster, running
+
+
+@pytest.fixture
+def cluster() -> Iterator[MockCluster]:
+    """Two brokers; of each topic two partitions, led by one of them each."""
+    with running(brokers=2, partitions=2) as started:
+        yield started
+    gc.collect()  # sockets of clients that found nobody, here and not in another's test

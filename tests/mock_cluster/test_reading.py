@@ -1,0 +1,221 @@
+"""Feed, source, leases, dead letters and the check of topics at brokers of another make."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+
+from decoder.admission import Admission
+from decoder.contracts.bundle import Policy
+from decoder.contracts.errors import BrokerError
+from decoder.contracts.events import encode_batch
+from decoder.contracts.topics import DEAD, DRAFTS, LEASE, POLICY
+from decoder.feed import PolicyFeed
+from decoder.kafka.clients import close, fetch, open_consumer, open_producer, places_of
+from decoder.policy.first import first_policy
+from learner import topics
+from learner.dead_letters import DeadLetters
+from learner.intake import Intake
+from learner.lease import Lease
+from learner.publish import PolicyPublisher
+from learner.source import EventSource, Fetched
+from tests.contracts.test_events import ORIGIN, PLAIN
+from tests.decoder.telemetry.broker import consumed
+from tests.mock_cluster.cluster import DISCONNECT, FETCH, METADATA, PRODUCE, MockCluster
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+NOT_LEADER, NOT_AVAILABLE, FEW_REPLICAS, NOT_AUTHORISED, STORAGE = 6, 5, 19, 29, 56
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20.0
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def publisher(cluster: MockCluster) -> Iterator[PolicyPublisher]:
+    made = PolicyPublisher(cluster.kafka)
+    yield made
+    made.close()
+
+
+def policy(version: int) -> Policy:
+    return replace(first_policy("scope"), version=version)
+
+
+def produce(cluster: MockCluster, partition: int, *values: bytes) -> None:
+    producer = open_producer(cluster.kafka, "test", compression_type="zstd")
+    for value in values:
+        producer.send(DRAFTS.name, value=value, partition=partition).get(30)
+    close(producer)
+
+
+def test_a_feed_hears_of_the_next_policy_after_every_trouble(
+    cluster: MockCluster, publisher: PolicyPublisher
+) -> None:
+    applied: list[Policy] = []
+    feed = PolicyFeed(cluster.kafka, "scope", Admission("scope", applied.append))
+    first = publisher.publish(policy(1), term=1)
+    feed.start()
+    until(lambda: len(applied) == 1)
+    cluster.answer(FETCH, NOT_LEADER, STORAGE, DISCONNECT, NOT_AUTHORISED)
+    second = publisher.publish(policy(2), term=1)
+    until(lambda: len(applied) == 2)
+    cluster.down()
+    with pytest.raises(BrokerError, match="was not acknowledged"):
+        publisher.publish(policy(3), term=1)
+    cluster.up()
+    until(lambda: publishes(publisher, 4))
+    until(lambda: applied[-1].version == 4)
+    feed.close()
+    numbers = [each.publication for each in applied]
+    assert numbers[:2] == [first.publication, second.publication]
+    assert numbers == sorted(set(numbers)), "each number once, and none of before"
+
+
+def publishes(publisher: PolicyPublisher, version: int) -> bool:
+    try:
+        publisher.publish(policy(version), term=1)
+    except BrokerError:
+        return False
+    return True
+
+
+def test_a_policy_that_too_few_replicas_take_is_not_published(
+    cluster: MockCluster, publisher: PolicyPublisher
+) -> None:
+    cluster.answer(PRODUCE, *[FEW_REPLICAS] * 200)
+    with pytest.raises(BrokerError, match="was not acknowledged"):
+        publisher.publish(policy(1), term=1)
+    assert not consumed(cluster.kafka, POLICY.name)
+
+
+def received(source: EventSource, count: int) -> list[Fetched]:
+    found: list[Fetched] = []
+    until(lambda: found.extend(source.poll(0.1)) or len(found) >= count)  # type: ignore[func-returns-value]
+    return found
+
+
+def test_a_learner_reads_each_record_once_through_every_trouble(cluster: MockCluster) -> None:
+    def record(number: int) -> bytes:
+        return encode_batch([PLAIN._replace(number=number)], ORIGIN, number // 2)
+
+    source = EventSource(cluster.kafka, {})
+    assert source.connect(threading.Event())
+    intake, events = Intake(DeadLetters(cluster.kafka)), 0
+    for turn in range(4):
+        produce(cluster, 0, *map(record, range(20 * turn, 20 * turn + 20, 2)))
+        produce(cluster, 1, *map(record, range(20 * turn + 1, 20 * turn + 20, 2)))
+        if turn == 1:
+            cluster.answer(FETCH, NOT_LEADER, STORAGE, DISCONNECT)
+        elif turn == 2:
+            cluster.lead(DRAFTS.name, 0, 1)
+            cluster.lead(DRAFTS.name, 1, 1)
+        elif turn == 3:
+            cluster.down()
+            source.poll(0.1)
+            cluster.up()
+        deadline = time.monotonic() + 20.0
+        while events < 20 * turn + 20:
+            assert time.monotonic() < deadline, (turn, source.offsets)
+            fetched = source.poll(0.1)
+            events += sum(a.events for r in fetched if (a := intake.admit(r)) is not None)
+            source.done(fetched)
+    source.close()
+    assert source.offsets == {0: 40, 1: 40} and source.lag() == 0 and source.skipped == 0
+    assert intake.sequences.missing == intake.sequences.duplicates == 0
+
+
+def test_a_leader_that_nobody_names_for_a_while_is_read_again(
+    cluster: MockCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """kafka-python (3.0.12) waits for ever for what it could not ask a broker that it does not
+    know."""
+    source = EventSource(cluster.kafka, {})
+    assert source.connect(threading.Event())
+    for partition in (0, 1):
+        cluster.lead(DRAFTS.name, partition, 1)
+        produce(cluster, partition, b"")
+    source.done(received(source, 2))
+    cluster.down(1)
+    until(lambda: not source.poll(0.1) and "UnknownBrokerId" in caplog.text)
+    cluster.up()
+    produce(cluster, 0, b"")
+    assert [(record.partition, record.offset) for record in received(source, 1)] == [(0, 1)]
+    source.close()
+
+
+def test_what_is_refused_lies_with_the_dead_and_what_no_broker_takes_is_counted(
+    cluster: MockCluster,
+) -> None:
+    produce(cluster, 0, b"no record", b"none either")
+    source, dead = EventSource(cluster.kafka, {}), DeadLetters(cluster.kafka)
+    assert source.connect(threading.Event())
+    intake, fetched = Intake(dead), received(source, 2)
+    assert intake.admit(fetched[0]) is None
+    until(lambda: cluster.asked(PRODUCE) == 3)
+    cluster.answer(PRODUCE, NOT_AUTHORISED)
+    assert intake.admit(fetched[1]) is None
+    until(lambda: dead.failed == 1)
+    source.close()
+    dead.close()
+    consumer = open_consumer(cluster.kafka, "test")
+    consumer.assign(places_of(consumer, DEAD.name))
+    found = []
+    while not found:
+        found = fetch(consumer, 500)
+    close(consumer)
+    (letter,) = found
+    told = dict(letter.headers)
+    assert letter.value == b"no record" and told["__streams.errors.offset"] == b"0"
+    assert intake.refused.total() == 2
+
+
+def test_of_two_learners_one_holds_a_scope_and_the_other_follows(cluster: MockCluster) -> None:
+    first, second = Lease(cluster.kafka, "first"), Lease(cluster.kafka, "second")
+
+    def turn(*leases: Lease) -> None:
+        for lease in leases:
+            lease.turn({"scope": 0})
+
+    until(lambda: turn(first) or first.holds("scope"))  # type: ignore[func-returns-value]
+    until(lambda: turn(first, second) or second.holder_of("scope") == "first")  # type: ignore[func-returns-value]
+    assert not second.holds("scope")
+    cluster.answer(METADATA, NOT_AVAILABLE)
+    cluster.answer(PRODUCE, NOT_LEADER)
+    first.close()  # gives up what it holds
+    until(lambda: turn(second) or second.holds("scope"))  # type: ignore[func-returns-value]
+    assert second.term("scope") > 1
+    second.close()
+    assert consumed(cluster.kafka, LEASE.name)
+
+
+def test_topics_are_left_alone_where_nobody_says_how_they_are_set(
+    cluster: MockCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    topics.make_right(cluster.kafka)
+    assert "does not say how its topics are set" in caplog.text
+
+
+def test_where_a_topic_is_missing_and_cannot_be_made_the_command_is_named() -> None:
+    cluster = MockCluster(1)
+    cluster.make_topic(POLICY.name)
+    with pytest.raises(BrokerError, match=rf"kafka-topics.sh --create --topic {DRAFTS.name}"):
+        topics.make_right(cluster.kafka)
+    cluster.close()
+
+
+def test_topics_are_judged_only_by_a_broker_that_answers(cluster: MockCluster) -> None:
+    cluster.down()
+    with pytest.raises(topics.BrokerAway, match="no broker at"):
+        topics.make_right(cluster.kafka)

@@ -1,0 +1,79 @@
+"""OpenAI's own client sees no difference between stock vLLM and the hybrid, policies swapping.
+
+Both serve in float32. With ``-s`` a run prints its row of the table in docs/vllm.md.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.service import embedded_scope
+from tests.matrix import findings
+from tests.stock_client.answers import Answer
+from tests.stock_client.asks import all_asks
+from tests.stock_client.served import answers_of, faults, hybrid, policies, stock, under_load
+
+pytestmark = [pytest.mark.engine, pytest.mark.stack]
+
+ASKS = all_asks()
+SECONDS = (
+    pytest.param(60.0, marks=[pytest.mark.long, pytest.mark.timeout(1800)]),
+    pytest.param(600.0, marks=[pytest.mark.release, pytest.mark.timeout(3000)]),
+)
+DRAFTS = 64
+ROUNDS = 60
+"""Looks at the metrics page, until it shows the policy that was pushed last."""
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Answer]:
+    """What stock vLLM answers, twice alike in other company."""
+    folder = tmp_path_factory.mktemp("stock")
+    with stock(folder) as server:
+        found = answers_of(server.url, ASKS)
+        again = answers_of(server.url, ASKS[::-1])
+    (folder / "answers.json").write_text(json.dumps([found, again]))
+    unlike = [what for ask in ASKS for what in faults(ask, again[ask.name], found[ask.name])]
+    assert not unlike, "stock vLLM differs from itself:\n" + "\n".join(unlike)
+    return found
+
+
+@pytest.mark.long
+@pytest.mark.release
+@pytest.mark.timeout(1800)
+def test_what_is_asked_is_all_that_clients_use(expected: dict[str, Answer]) -> None:
+    refused = [ask.name for ask in ASKS if "refused" in expected[ask.name]]
+    assert sorted(refused) == ["refused-0", "refused-1"]
+    streams = [ask for ask in ASKS if ask.body["stream"]]
+    assert len(streams) > 60 and len(ASKS) - len(streams) > 60
+    for fields in ({"tools"}, {"response_format"}, {"logprobs"}, {"n"}, {"seed", "n"}, {"prompt"}):
+        for way in (True, False):
+            of_kind = [a for a in ASKS if a.body["stream"] is way and fields <= a.body.keys()]
+            assert of_kind and any("choices" in expected[a.name] for a in of_kind), (fields, way)
+
+
+@pytest.mark.parametrize("seconds", SECONDS)
+def test_a_stock_client_sees_no_difference(
+    seconds: float, expected: dict[str, Answer], tmp_path: Path
+) -> None:
+    scope = embedded_scope()
+    with hybrid(tmp_path) as (server, kafka):
+        found = under_load(server.url, kafka, scope, ASKS, expected, seconds)
+        for _ in range(ROUNDS):
+            if server.metric("hvd_publication") == found.publication:
+                break
+            time.sleep(findings.EVERY_S)
+        applied = int(server.metric("hvd_swaps_total"))
+        print(f"\n{found.row(applied)}")
+        wrong = [*found.failures, *found.differences]
+        wrong += findings.of_the_end(server, DRAFTS, {"cache", "model"})
+        assert not wrong, "\n".join(wrong)
+        assert server.metric("hvd_publication") == found.publication
+        assert server.metric("hvd_refusals_total") == server.metric("hvd_ignored_total") == 0
+    assert found.answers >= len(ASKS)
+    assert found.pushed > len(policies(scope))
+    assert found.pushed // 2 < applied <= found.pushed, "the worker missed policies"
