@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -23,6 +23,7 @@ from learner.intake import Intake
 from learner.lease import Lease
 from learner.publish import PolicyPublisher
 from learner.source import EventSource, Fetched
+from tests.conftest import until
 from tests.contracts.test_events import ORIGIN, PLAIN
 from tests.decoder.telemetry.broker import consumed
 from tests.mock_cluster.cluster import DISCONNECT, FETCH, METADATA, PRODUCE, MockCluster
@@ -33,13 +34,6 @@ pytestmark = [
 ]
 
 NOT_LEADER, NOT_AVAILABLE, FEW_REPLICAS, NOT_AUTHORISED, STORAGE = 6, 5, 19, 29, 56
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20.0
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.05)
 
 
 @pytest.fixture
