@@ -18,7 +18,7 @@ from typing import Annotated, Any, Final
 from pydantic import Field, TypeAdapter, ValidationError
 
 from decoder.complaints import Complaints
-from decoder.contracts.bundle import LAST_PUBLICATION, LEAP, NUMBERS_A_TERM
+from decoder.contracts.bundle import LEAP, NUMBERS_A_TERM
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import LEASE
 from decoder.kafka.clients import AWAY, ONE_AT_A_TIME, close, open_producer
@@ -34,8 +34,8 @@ LOOK_SECONDS: Final = 0.5
 RETRY_SECONDS: Final = 5.0
 MARGIN_SECONDS: Final = 10.0
 """What must be left of a lease for a publication to begin: longer than one may be under way."""
-LAST_TERM: Final = LAST_PUBLICATION // NUMBERS_A_TERM - 1
-"""Of those whose publications have a number."""
+LAST_TERM: Final = 2**31
+"""Its publications have numbers within their bound."""
 BEATS: Final = 8
 """Renewals whose sending is remembered until they are read back."""
 

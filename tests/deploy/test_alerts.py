@@ -167,7 +167,8 @@ def figures() -> set[str]:
     worker |= {"serving", "fallback", "side_tokens_total", "side_seconds_total"}
     learner = {f"{name}_total" for name in (*learned.COUNTS, *learned.SCOPE_COUNTS)}
     learner |= {*learned.LEVELS, *learned.SCOPE_LEVELS}
-    learner |= {"records_refused_total", "verdicts_total", "registry_away_seconds", "lease_known"}
+    learner |= {"records_refused_total", "events_lost_total", "verdicts_total"}
+    learner |= {"registry_away_seconds", "lease_known"}
     return {f"hvd_{name}" for name in worker} | {f"hvd_learner_{name}" for name in learner}
 
 

@@ -100,7 +100,7 @@ def test_poison_on_the_topic_holds_nothing(broker: Broker) -> None:
 
 
 @pytest.mark.usefixtures("_quick")
-@pytest.mark.parametrize("term", [2**31, LAST_TERM, LAST_TERM + 1])
+@pytest.mark.parametrize("term", [LAST_TERM, LAST_TERM + 1])
 def test_a_term_that_leaps_keeps_nobody_out(broker: Broker, term: int) -> None:
     """After the last that can be written there is none: a record would end a scope for good."""
     claim = {"holder": "nobody", "term": term, "beat": 0, "released": False}

@@ -2,10 +2,22 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 
 from pipelines.stack.interrupts import SIGNALS, first_only, held
+
+
+@pytest.fixture(autouse=True)
+def _heard() -> Iterator[None]:
+    """As in a terminal: what started the tests may ignore a signal, as nohup does."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    for number in SIGNALS:
+        signal.signal(number, signal.default_int_handler)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.mark.parametrize("number", SIGNALS)
