@@ -237,8 +237,9 @@ def _at_best(one: Comparison, settings: LearnerSettings) -> float:
 def _of_watch(one: Comparison, settings: LearnerSettings) -> Outcome | None:
     found = one.figures()
     cost, wall = found.cost, found.wall
+    former = f"version {one.version} before it, which had {told(found)}"
     if cost.low > 1.0 and wall.ratio > 1.0:
-        return Outcome("roll back", f"slower than version {one.version} before it: {told(found)}")
+        return Outcome("roll back", f"slower than {former}")
     # Only where the first policy is a version of the scope there is a way back to it.
     first = settings.start == "first" and found.first.low > 1.0
     if first and found.first_wall.ratio > 1.0:
@@ -246,9 +247,9 @@ def _of_watch(one: Comparison, settings: LearnerSettings) -> Outcome | None:
         return Outcome("roll back", f"slower than the first policy: {_said(found.first)}", True)
     ceiling = 1.0 / (1.0 - settings.trial_margin)
     if cost.high < ceiling and wall.ratio < ceiling:
-        return Outcome("keep", f"no slower than version {one.version} before it: {told(found)}")
+        return Outcome("keep", f"no slower than {former}")
     if _is_over(one, settings):
-        return Outcome("keep", f"not found slower in its time: {told(found)}")
+        return Outcome("keep", f"in its time not found slower than {former}")
     return None
 
 
