@@ -32,10 +32,12 @@ from decoder.policy.first import first_or_counting
 from decoder.policy.probes import from_bytes
 from decoder.router import DraftRouter
 from decoder.settings import WorkerSettings
+from decoder.telemetry import spans
 from decoder.telemetry.books import Accounts
 from decoder.telemetry.handover import Handover
 from decoder.telemetry.metrics import MetricsPage
 from decoder.telemetry.queue import EventQueue
+from decoder.telemetry.spans import Spans
 from decoder.telemetry.spill import folder_of
 from decoder.trial.turns import Turns
 
@@ -56,6 +58,7 @@ class Worker:
     handover: Handover | None = None
     feed: PolicyFeed | None = None
     page: MetricsPage | None = None
+    spans: Spans | None = None
     faults: int = 0
 
     def status(self) -> WorkerStatus:
@@ -87,6 +90,8 @@ class Worker:
             events_refused=dict(events.refused),
             events_failed=events.failed,
             events_former=events.former,
+            former_lost=dict(events.former_lost),
+            former_unread=events.unread,
             carrier_deaths=events.deaths,
             policy_version=policy.version,
             publication=policy.publication,
@@ -114,6 +119,7 @@ class Worker:
             left_out=dict(counters.left_out),
             cache_bytes=self.router.cache.held_bytes,
             cache_evicted=self.router.cache.evicted,
+            cache_shed=self.router.cache.shed,
             faults=self.faults,
             sides={
                 name: SideSums(steps=s.steps, tokens=s.tokens, us=s.us, cost_us=s.cost_us)
@@ -140,6 +146,8 @@ class Worker:
             self.feed.close()
         if self.page is not None:
             self.page.close()
+        if self.spans is not None:
+            self.spans.close()
 
 
 def _middle(times: Iterable[float]) -> float:
@@ -229,5 +237,9 @@ def make_worker(
     if settings.metrics:
         worker.page = MetricsPage(worker.status)
         worker.page.start()
+    if spans.is_on():
+        worker.spans = Spans(settings.name)
+        router.followed.end = worker.spans.put
+        worker.spans.start()
     log.info("hybrid verified decoding: scope %s, policy version %d", scope, policy.version)
     return worker

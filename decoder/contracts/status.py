@@ -73,6 +73,8 @@ class WorkerStatus(BaseModel):
     events_refused: Counts = Field(default_factory=dict)  # for good, by reason
     events_failed: Count = 0  # left when the worker closed
     events_former: Count = 0  # of lives that ended before: found in their files, and delivered
+    former_lost: Counts = Field(default_factory=dict)  # of such events, those that were lost
+    former_unread: Count = 0  # files of former lives that could not be read: nobody knows of what
     carrier_deaths: Count = 0  # of the process that carries events; it is started again
     policy_version: Count = 0
     publication: Count = 0  # of the policy in force; 0: it came with the worker
@@ -100,6 +102,7 @@ class WorkerStatus(BaseModel):
     left_out: dict[str, Count] = Field(default_factory=dict)  # requests, by reason
     cache_bytes: Count = 0  # of suffix trees, at most
     cache_evicted: Count = 0  # pieces of outputs that gave way
+    cache_shed: Count = 0  # requests under way whose own tree gave way
     faults: Count = 0  # steps in which the hybrid failed and the worker decoded plainly
     sides: dict[str, SideSums] = Field(default_factory=dict)  # compared by turns; the rest: outside
     side: str = ""  # that decides now; "" outside of a comparison

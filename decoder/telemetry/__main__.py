@@ -113,8 +113,8 @@ def main() -> None:
     kafka = KafkaSettings(**hello.kafka)
     if folder is not None:
         with contextlib.suppress(*SpillError):
-            expire(folder.parent)
-            bound(folder, hello.most)
+            expire(folder.parent, hello.books)
+            bound(folder, hello.most, hello.books)
     shipper = Shipper(
         kafka, origin, hello.books, report, folder, hello.most, Shedding(hello.per_second)
     )

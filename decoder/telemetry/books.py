@@ -13,7 +13,8 @@ Counts = dict[str, int]
 class Books(msgspec.Struct):
     """Events of one life that a carrier answers for, each in one place. Mutable.
 
-    ``taken`` is the sum of the other counts but ``former``, which are of other lives, and
+    ``taken`` is the sum of the other counts but ``former``, ``former_lost`` (by reason) and
+    ``unread`` (files, of which nobody knows what they held), which are of other lives, and
     ``flying``: of those waiting, the ones that are sent and not yet acknowledged. ``sequences`` are
     the records that each partition has been given, ``last`` the greatest id of a record; a carrier
     that comes after this one goes on from there.
@@ -28,6 +29,8 @@ class Books(msgspec.Struct):
     dropped: Counts = {}
     refused: Counts = {}
     former: int = 0
+    former_lost: Counts = {}
+    unread: int = 0
     flying: int = 0
     rounds_sent: int = 0
     rounds_dropped: int = 0
@@ -52,6 +55,10 @@ class Books(msgspec.Struct):
         """Count events of no place as left at the end."""
         self.failed += events
 
+    def lose_former(self, reason: str, events: int) -> None:
+        """Count events of former lives as lost with their file, or refused by the broker."""
+        self.former_lost[reason] = self.former_lost.get(reason, 0) + events
+
     @property
     def settled(self) -> int:
         """Events of which it is known for good what became of them."""
@@ -72,6 +79,8 @@ class Accounts:
     dropped: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
     former: int = 0
+    former_lost: Counter[str] = field(default_factory=Counter)
+    unread: int = 0
     deaths: int = 0
     rounds_sent: int = 0
     rounds_dropped: int = 0
@@ -84,5 +93,7 @@ class Accounts:
         self.dropped.update(books.dropped)
         self.refused.update(books.refused)
         self.former += books.former
+        self.former_lost.update(books.former_lost)
+        self.unread += books.unread
         self.rounds_sent += books.rounds_sent
         self.rounds_dropped += books.rounds_dropped

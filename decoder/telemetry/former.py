@@ -9,6 +9,9 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import zstandard
+
+from decoder.telemetry.books import Books
 from decoder.telemetry.spill import Record, Spill, SpillError, former, is_damage, release
 
 log = logging.getLogger(__name__)
@@ -26,25 +29,31 @@ class Left(NamedTuple):
 
 
 class FormerLives:
-    """The files in ``folder`` whose workers have ended, one after the other; one is open."""
+    """The files in ``folder`` whose workers have ended, one after the other; one is open.
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    ``books`` count what is lost of them.
+    """
+
+    def __init__(self, folder: Path, books: Books) -> None:
+        self._folder, self._books = folder, books
         self._held: tuple[Spill, str, int] | None = None
         self._found: Iterator[tuple[Spill, str, int]] = iter(())
         self._looked_at = -EVERY_S
 
     def oldest(self, partitions: Collection[int]) -> Left | None:
         """The record to deliver next; None where there is none. It stays in its file until it is
-        removed. One for none of ``partitions`` is lost, with a word in the log.
+        removed. One that is damaged, or for none of ``partitions``, is lost, as the log says.
         """
         while (spill := self._file()) is not None:
             try:
                 for number, partition in spill.heads(1):
-                    if partition in partitions:
+                    if partition not in partitions:
+                        self._lose(spill, number, "partition", f"partition {partition} is gone")
+                        continue
+                    try:
                         return Left(spill.get(number), spill, spill.key)
-                    log.warning("a former life's events are lost: partition %d is gone", partition)
-                    spill.remove(number)
+                    except zstandard.ZstdError as error:  # this record alone: others may be whole
+                        self._lose(spill, number, "damaged", error)
                 if spill.rows:
                     continue
             except SpillError as error:
@@ -63,9 +72,16 @@ class FormerLives:
             self.close()
             return 0
 
+    def _lose(self, spill: Spill, record: int, reason: str, why: object) -> None:
+        rows = spill.remove(record)
+        self._books.lose_former(reason, rows)
+        log.warning("%d draft events of a former life are lost: %s", rows, why)
+
     def _failed(self, spill: Spill, error: Exception) -> None:
         if is_damage(error):
-            log.warning("%s, of a former life, is damaged and lost: %s", spill.path, error)
+            log.warning("%s, of a former life, is damaged, %d draft events are lost: %s",
+                        spill.path, spill.rows, error)  # fmt: skip
+            self._books.lose_former("damaged", spill.rows)
             spill.rows = 0
         else:
             log.warning("%s, of a former life, is left alone for now: %s", spill.path, error)
@@ -76,7 +92,7 @@ class FormerLives:
             self._held = next(self._found, None)
         if self._held is None and time.monotonic() >= self._looked_at + EVERY_S:
             self._looked_at = time.monotonic()
-            self._found = former(self._folder)
+            self._found = former(self._folder, self._books)
             self._held = next(self._found, None)
         return self._held[0] if self._held is not None else None
 

@@ -106,7 +106,7 @@ class Shipper:
         self._producer: Any = None
         self._retry_at = 0.0
         self._flights: list[Flight] = []
-        self._former = FormerLives(folder) if folder is not None else None
+        self._former = FormerLives(folder, books) if folder is not None else None
         self._complaints = Complaints()
         self._wake = threading.Event()
 
@@ -318,7 +318,7 @@ class Shipper:
         name = type(error).__name__
         if spill is not None and self._former is not None:
             log.warning("%d draft events of a former life were refused: %r", record.rows, error)
-            self._former.remove(spill, record.id)
+            self.books.lose_former("refused", self._former.remove(spill, record.id))
             return None
         self.outbox.landed(record)
         if name in TOO_LARGE and record.rows > 1 and not self.outbox.is_doubtful(record):

@@ -21,9 +21,11 @@ import sqlite3
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import zstandard
+
+from decoder.telemetry.books import Books
 
 log = logging.getLogger(__name__)
 
@@ -132,6 +134,7 @@ class Spill:
     def get(self, record: int) -> Record:
         """The record of that id."""
         found = self._open().execute("SELECT * FROM records WHERE id = ?", [record]).fetchone()
+        _check(found)
         number, partition, sequence, rows, packed = found
         value = zstandard.ZstdDecompressor().decompress(packed)
         return Record(number, partition, sequence, rows, value)
@@ -142,6 +145,7 @@ class Spill:
         found = self._open().execute(asked, [record]).fetchone()
         if found is None:
             return 0
+        _check(found)
         self._open().execute("DELETE FROM records WHERE id = ?", [record])
         self.rows -= found[0]
         self.size -= found[1]
@@ -158,6 +162,13 @@ class Spill:
             self._file = None
         if not self.rows:
             self.path.unlink(missing_ok=True)
+
+
+def _check(row: tuple[Any, ...]) -> None:
+    """What SQLite reads of a damaged page may be of any type."""
+    *numbers, last = row
+    if not all(isinstance(number, int) for number in numbers) or not isinstance(last, int | bytes):
+        raise sqlite3.DatabaseError("a row of it is damaged")
 
 
 def moved(cuts: Iterable[Cut], partition: int, record: int) -> int:
@@ -196,28 +207,29 @@ def release(folder: Path, life: str) -> None:
             folder.rmdir()
 
 
-def expire(root: Path) -> None:
+def expire(root: Path, books: Books) -> None:
     """Remove what lives that ended left in any folder of ``root`` more than ``KEPT_DAYS`` ago: no
-    worker came to deliver it, and nobody else will.
+    worker came to deliver it, and nobody else will. ``books`` count it.
     """
     oldest = time.time() - KEPT_DAYS * 86_400
     for folder in root.iterdir() if root.is_dir() else ():
-        for spill, life, lock in former(folder):
+        for spill, life, lock in former(folder, books):
             try:
                 spill.close()
                 if spill.path.stat().st_mtime < oldest:
+                    books.lose_former("expired", spill.rows)
                     _remove(spill, life, f"waited for a broker for {KEPT_DAYS} days")
             finally:
                 os.close(lock)
 
 
-def bound(folder: Path, most: int) -> None:
+def bound(folder: Path, most: int, books: Books) -> None:
     """Remove the oldest lives that ended until those left in ``folder`` hold ``most`` bytes of
     records together: a worker that fails again and again while the broker is away would leave a
-    file each time.
+    file each time. ``books`` count what went.
     """
     left: list[tuple[float, str, int]] = []
-    for spill, life, lock in former(folder):
+    for spill, life, lock in former(folder, books):
         try:
             spill.close()
             left.append((spill.path.stat().st_mtime, life, spill.size))
@@ -228,10 +240,11 @@ def bound(folder: Path, most: int) -> None:
         held += size
         if held > most:
             too_many.add(life)
-    for spill, life, lock in former(folder) if too_many else ():
+    for spill, life, lock in former(folder, books) if too_many else ():
         try:
             spill.close()
             if life in too_many:
+                books.lose_former("bound", spill.rows)
                 _remove(spill, life, f"are more than the {most >> 20} MiB that may wait")
         finally:
             os.close(lock)
@@ -244,9 +257,10 @@ def _remove(spill: Spill, life: str, why: str) -> None:
     release(spill.path.parent, life)
 
 
-def former(folder: Path) -> Iterator[tuple[Spill, str, int]]:
+def former(folder: Path, books: Books) -> Iterator[tuple[Spill, str, int]]:
     """Files of lives that ended, each with its life and the descriptor of the lock that is now
-    held; what is damaged is removed with a word in the log. One is looked at when it is asked for.
+    held; what cannot be read is removed with a word in the log, and counted in ``books``. One is
+    looked at when it is asked for.
     """
     for path in sorted(folder.glob(f"*{LOCK}")):
         life = path.name.removesuffix(LOCK)
@@ -268,6 +282,7 @@ def former(folder: Path) -> Iterator[tuple[Spill, str, int]]:
             except SpillError as error:
                 log.warning("%s, left by a worker that ended, cannot be read: %s", file, error)
                 if is_damage(error):
+                    books.unread += 1
                     file.unlink(missing_ok=True)
                     release(folder, life)
                 held = False

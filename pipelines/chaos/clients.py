@@ -11,17 +11,23 @@ from dataclasses import dataclass, field
 
 import httpx
 
+from pipelines.stack.running import PLAIN
 from pipelines.workloads import Prompt
 
 MAX_TOKENS = 24
+WHOLE = ("length", "stop")
+"""How an answer ends that is one: a server that goes down answers with ``abort`` and few tokens."""
 AGAIN_S = 0.2
 """Before a request that was refused is sent again."""
+UNREAD_S = 0.5
+"""A connection lost so soon, without a byte of an answer, was taken by a port that closed and never
+read: no server can close one otherwise."""
 
 
 @dataclass(frozen=True)
 class Seen:
     """One request: ``outcome`` is "answered" or "error"; ``refused`` counts how often nobody
-    listened before. Times by ``time.monotonic``.
+    listened before, or a server that ends sent it away. Times by ``time.monotonic``.
     """
 
     prompt: int
@@ -37,7 +43,7 @@ def answer_of(api: str, model: str, prompt: Prompt, streams: bool) -> tuple[int,
     """The answer's token ids.
 
     Raises:
-        httpx.HTTPError: it was refused or cut.
+        httpx.HTTPError: it was refused or cut, also by a server that says so in its answer.
         LookupError, TypeError, ValueError: what came is no answer, such as an error in a stream.
     """
     body = {
@@ -48,18 +54,37 @@ def answer_of(api: str, model: str, prompt: Prompt, streams: bool) -> tuple[int,
         "return_token_ids": True,
         "stream": streams,
     }
-    with httpx.stream("POST", f"{api}/v1/chat/completions", json=body, timeout=300.0) as response:
+    with httpx.stream(
+        "POST", f"{api}/v1/chat/completions", json=body, timeout=300.0, verify=PLAIN
+    ) as response:
         response.raise_for_status()
         if not streams:
-            return tuple(json.loads(response.read())["choices"][0]["token_ids"])
+            (choice,) = json.loads(response.read())["choices"]
+            return _whole(choice["token_ids"], choice["finish_reason"])
         tokens: list[int] = []
+        ending = None
         for line in response.iter_lines():
             if line == "data: [DONE]":
-                return tuple(tokens)
+                return _whole(tokens, ending)
             if line:
                 for choice in json.loads(line.removeprefix("data: "))["choices"]:
                     tokens += choice.get("token_ids") or ()
+                    ending = choice.get("finish_reason") or ending
         raise httpx.RemoteProtocolError(f"the stream ended after {len(tokens)} tokens")
+
+
+def _whole(tokens: Sequence[int], ending: str | None) -> tuple[int, ...]:
+    if ending not in WHOLE:
+        raise httpx.RemoteProtocolError(f"the answer ended by {ending} after {len(tokens)} tokens")
+    return tuple(tokens)
+
+
+def _is_refusal(error: Exception, seconds: float) -> bool:
+    """Whether nobody has begun with the request: it may be sent again."""
+    if isinstance(error, httpx.HTTPStatusError):
+        return error.response.status_code == httpx.codes.SERVICE_UNAVAILABLE
+    unread = isinstance(error, httpx.NetworkError) or "without sending" in str(error)
+    return isinstance(error, httpx.ConnectError) or (unread and seconds < UNREAD_S)
 
 
 @dataclass
@@ -88,17 +113,18 @@ class Client:
         refused, began = 0, time.monotonic()
         self.asking_since = time.monotonic()
         while True:
+            sent = time.monotonic()
             try:
                 tokens = self.ask(self.prompts[number])
-            except httpx.ConnectError:
+            except (httpx.HTTPError, LookupError, TypeError, ValueError) as error:
+                if not _is_refusal(error, time.monotonic() - sent):
+                    what = f"{type(error).__name__}: {error}"
+                    return Seen(number, began, time.monotonic(), "error", (), refused, what)
                 refused += 1
                 self.asking_since = None
                 if self.stopping.wait(AGAIN_S):
                     return Seen(number, began, time.monotonic(), "stopped", (), refused)
                 self.asking_since = time.monotonic()
-            except (httpx.HTTPError, LookupError, TypeError, ValueError) as error:
-                what = f"{type(error).__name__}: {error}"
-                return Seen(number, began, time.monotonic(), "error", (), refused, what)
             else:
                 return Seen(number, began, time.monotonic(), "answered", tokens, refused)
             finally:

@@ -6,6 +6,7 @@ import hashlib
 import threading
 import time
 from collections import defaultdict
+from dataclasses import dataclass
 from typing import Any, Final
 
 from decoder.contracts.bundle import unpack
@@ -19,6 +20,32 @@ from decoder.kafka.clients import AWAY, close, fetch, open_consumer
 RETRY_S: Final = 0.5
 IN_HAND_S: Final = 0.5
 """What was fetched before may come this much later."""
+
+
+@dataclass(frozen=True)
+class Account:
+    """Of the events of a worker's life: ``lost`` are those that it says were dropped, refused or
+    left, ``missing`` those that it made and nobody saw on the topic.
+    """
+
+    made: int = 0
+    lost: int = 0
+    in_doubt: int = 0
+    waiting: int = 0
+    missing: int = 0
+    unaccounted: int = 0
+
+    def since(self, before: Account) -> Account:
+        """What came to it; what waits is of now."""
+        return Account(
+            self.made - before.made, self.lost - before.lost, self.in_doubt - before.in_doubt,
+            self.waiting, self.missing - before.missing, self.unaccounted,
+        )  # fmt: skip
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether what is missing is what was counted; what is in doubt may be there or not."""
+        return self.lost <= self.missing <= self.lost + max(self.in_doubt, 0)
 
 
 class Heard:
@@ -75,6 +102,23 @@ class Heard:
             at > moment + IN_HAND_S and name.endswith(ending)
             for name, at in dict(self.spoke).items()
         )
+
+    def last(self, ending: str) -> LearnerStatus | None:
+        """What the learner whose name ends so said last."""
+        return next(
+            (said for said in reversed(self.learners) if said.process.endswith(ending)), None
+        )
+
+    def account(self, life: str) -> Account:
+        """By the last status of ``life``, and what was seen of it on the topic."""
+        said = self.told.get(life)
+        if said is None:
+            return Account()
+        lost = said.events_dropped + said.events_failed + sum(said.events_refused.values())
+        return Account(
+            said.events_made, lost, said.events_in_doubt, said.queue_depth + said.events_spilled,
+            said.events_made - len(self.numbers[life]), said.events_unaccounted,
+        )  # fmt: skip
 
     def _run(self) -> None:
         consumer: Any = None

@@ -23,22 +23,37 @@ def chaos_table(found: Mapping[str, Any]) -> str:
             each["errors"],
             each["waited"],
             f"{each['slowest_s']:.0f} s",
+            _lost(each["account"]),
             "; ".join(sorted(set(each["faults"]))) or "none",
         )
         for each in found["incidents"]
     ]
     head = (
         "trouble", "back after", "requests", "errors", "refused, then answered", "slowest answer",
-        "faults",
+        "events lost", "faults",
     )  # fmt: skip
+    figures = "".join(
+        f"{each['name'].capitalize()}: "
+        f"{', '.join(f'{name} {value:g}' for name, value in each['figures'].items())}.\n"
+        for each in found["incidents"]
+        if each["figures"]
+    )
     events = found["events"]
     return (
-        f"{_table(head, rows)}\n"
+        f"{_table(head, rows)}\n{figures}"
         f"{found['date']}, {found['machine']}, load {found['load']}. Worker: {found['worker']}. "
         f"Seed {found['seed']}. Events made {events['made']}, seen on the topic "
         f"{events['on the topic']}, counted by the learner {events['counted']}; "
         f"{found['publications']} publications.\n"
     )
+
+
+def _lost(account: Mapping[str, int]) -> str:
+    """By the worker's count, and of the topic where that says otherwise."""
+    doubtful = f", {account['in_doubt']} in doubt" if account["in_doubt"] > 0 else ""
+    differs = account["missing"] != account["lost"]
+    missing = f"; {account['missing']} are missing" if differs else ""
+    return f"{account['lost']}{doubtful}{missing}"
 
 
 def soak_table(found: Mapping[str, Any]) -> str:

@@ -20,9 +20,9 @@ from rich.console import Console
 
 from pipelines import machine
 from pipelines.chaos.clients import Client, Seen, answer_of
-from pipelines.chaos.heard import Heard
-from pipelines.chaos.stage import Stage
-from pipelines.chaos.troubles import PARTS, Trouble
+from pipelines.chaos.heard import Account, Heard
+from pipelines.chaos.stage import DRAIN_S, Stage
+from pipelines.chaos.troubles import PARTS, Found, Trouble
 from pipelines.stack.running import HVD, Home, Ports, responds, running
 from pipelines.workloads import Prompt, prompts
 
@@ -35,6 +35,10 @@ ANSWER_S: Final = 330.0
 DYING_S: Final = 2.0
 """A socket of a killed worker takes connections while its memory is freed."""
 UNDER_WAY_S: Final = 0.2
+SAID_S: Final = 1.5
+"""A worker says how it is once a second."""
+SEEN_S: Final = 10.0
+"""After which what is on the topic has been read."""
 SETTLE_S: Final = 3.0
 """At most, drawn by seed: the blow falls on requests at any place of theirs."""
 SETTINGS: Final = {
@@ -51,7 +55,10 @@ SETTINGS: Final = {
 
 @dataclass(frozen=True)
 class Incident:
-    """A trouble and what was seen of it; seconds. ``faults`` must be empty."""
+    """A trouble and what was seen of it; seconds. ``faults`` must be empty.
+
+    ``account`` is of the worker that lives at its end; ``figures`` are the trouble's own.
+    """
 
     name: str
     back_s: dict[str, float]
@@ -59,6 +66,8 @@ class Incident:
     errors: int
     waited: int
     slowest_s: float
+    account: Account
+    figures: dict[str, float]
     faults: list[str]
 
 
@@ -70,6 +79,7 @@ class Scene:
     heard: Heard
     asked: Sequence[Prompt]
     answers: list[tuple[int, ...]]
+    broker_forgot: bool = False  # since it was killed without a warning
 
     def ask(self, prompt: Prompt, streams: bool = False) -> tuple[int, ...]:
         """One answer's tokens."""
@@ -92,11 +102,13 @@ def scene(folder: Path, standin: bool, console: Console) -> Iterator[Scene]:
         "HVD_KAFKA_POLICY_KEY": secrets.token_hex(16),
     }
     worker = STANDIN if standin else (*HVD, "serve")
+    drain = () if standin else ("--", f"--shutdown-timeout={DRAIN_S:.0f}")
     asked = [prompt for kind in KINDS for prompt in islice(prompts(kind), EACH)]
     with running(
-        Ports.free(), Home.under(folder), console, settings=settings, worker=worker
+        Ports.free(), Home.under(folder), console, settings=settings, worker=worker,
+        serve_options=drain,
     ) as stack, Heard(stack.kafka) as heard:  # fmt: skip
-        made = Scene(Stage(stack, folder.resolve()), heard, asked, [])
+        made = Scene(Stage(stack, folder.resolve(), heard), heard, asked, [])
         made.answers.extend(made.ask(prompt) for prompt in asked)
         yield made
 
@@ -123,13 +135,15 @@ def make_trouble(scene: Scene, trouble: Trouble, draw: random.Random) -> Inciden
     stage.until("all parts to run", lambda: all(map(stage.serves, stage.watches)))
     for watch in stage.watches.values():
         watch.attempts = 0  # else each trouble would lengthen the pause after the next
+    _quiet(scene)
     known = len(heard.faults)
+    accounts = {life: heard.account(life) for life in list(heard.told)}
     with clients(scene) as asking:
         stage.until("requests under way", lambda: all(map(_is_under_way, asking)))
         stage.wait(draw.random() * SETTLE_S)
         before = {name: stage.pid(name) for name in PARTS}
         began = time.monotonic()
-        trouble.act(stage, draw)
+        look = trouble.act(stage, draw)
         since = time.monotonic() if trouble.lasts else began
         back: dict[str, float] = {}
 
@@ -147,9 +161,14 @@ def make_trouble(scene: Scene, trouble: Trouble, draw: random.Random) -> Inciden
             lambda: all(len(c.seen) > n + 1 for c, n in zip(asking, answered, strict=True)),
         )
     well = since + max(back.values(), default=0.0)
+    _quiet(scene)
+    life = heard.workers[-1].life
+    account = heard.account(life).since(accounts.get(life, Account()))
+    found = look(stage) if look is not None else Found({})
     seen = [s for client in asking for s in client.seen]
     touched = [s for s in seen if s.ended >= began and s.began <= well]
     faults = [*_wrong(scene, trouble, seen, began, well), *heard.faults[known:]]
+    faults += [*_unaccounted(scene, trouble, account), *_forgotten(scene, trouble), *found.faults]
     if heard.counted > heard.made:
         faults.append(f"{heard.counted} events counted of {heard.made} made")
     return Incident(
@@ -159,8 +178,41 @@ def make_trouble(scene: Scene, trouble: Trouble, draw: random.Random) -> Inciden
         sum(s.outcome == "error" for s in touched),
         sum(s.refused > 0 and s.outcome == "answered" for s in touched),
         round(max((s.ended - s.began for s in touched if s.outcome == "answered"), default=0.0), 1),
+        account,
+        dict(found.figures),
         faults,
     )
+
+
+def _quiet(scene: Scene) -> None:
+    """Wait, while nobody asks, until the worker has told of all it made, and that is seen."""
+    heard, began = scene.heard, time.monotonic()
+
+    def is_told() -> bool:
+        if not heard.workers or not heard.since(began + SAID_S, heard.workers[-1].process):
+            return False
+        account = heard.account(heard.workers[-1].life)
+        return not account.waiting and not account.unaccounted
+
+    scene.stage.until("the worker to have nothing more to tell", is_told)
+    # records and statuses come by partition, the latter perhaps first
+    scene.stage.within(SEEN_S, lambda: heard.account(heard.workers[-1].life).adds_up)
+
+
+def _unaccounted(scene: Scene, trouble: Trouble, account: Account) -> Iterator[str]:
+    if not (account.adds_up or trouble.forgets):
+        yield (
+            f"{account.missing} events are missing, {account.lost} were counted as lost and "
+            f"{account.in_doubt} as in doubt"
+        )
+
+
+def _forgotten(scene: Scene, trouble: Trouble) -> Iterator[str]:
+    """Events of any life that the broker acknowledged in this run and that nobody saw there."""
+    scene.broker_forgot |= trouble.forgets
+    for life, said in scene.heard.told.items():
+        if said.events_sent > len(scene.heard.numbers[life]) and not scene.broker_forgot:
+            yield f"of {said.events_sent} events sent by {life} some are not on the topic"
 
 
 def _works(scene: Scene, name: str, since: float, asking: Sequence[Client]) -> bool:
@@ -184,7 +236,7 @@ def _wrong(
         dying = "worker" in trouble.kills and began <= each.ended and each.began <= well + DYING_S
         if each.outcome == "error" and not dying:
             yield f"a request failed: {each.what}"
-        if each.refused and not dying:
+        if each.refused and not (dying or trouble.drains):
             yield "a request was refused"
 
 

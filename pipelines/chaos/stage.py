@@ -14,22 +14,30 @@ from typing import Final
 import psutil
 
 from decoder.contracts.errors import ProcessError
+from pipelines.chaos.heard import Heard
 from pipelines.stack import processes
 from pipelines.stack.running import Home, Stack
 from pipelines.stack.supervision import Pauses, Watch, look
 
 LOOK_S: Final = 0.1
-TERM_S: Final = 30.0
+CARRIER: Final = "decoder.telemetry"
+"""The module that a carrier's process runs."""
+DRAIN_S: Final = 45.0
+"""What requests under way have when a worker is told to end: as the fleet's files give them."""
+TERM_S: Final = DRAIN_S + 30.0
 PATIENCE_S: Final = 600.0
 """Until a part is given up: vLLM on busy cores takes minutes to start."""
 
 
 @dataclass
 class Stage:
-    """A running stack whose parts can be held back; ``said`` is what supervision said of them."""
+    """A running stack whose parts can be held back; ``said`` is what supervision said of them, and
+    ``heard`` what its topics say.
+    """
 
     stack: Stack
     root: Path
+    heard: Heard
     watches: dict[str, Watch] = field(default_factory=dict)
     held: set[str] = field(default_factory=set)
     said: list[str] = field(default_factory=list)
@@ -68,13 +76,19 @@ class Stage:
         Raises:
             ProcessError: it did not come true in time.
         """
-        deadline = time.monotonic() + PATIENCE_S
+        if not self.within(PATIENCE_S, condition):
+            last = "\n".join(self.said[-5:])
+            raise ProcessError(f"waited {PATIENCE_S:.0f} s in vain for {what}.\n{last}")
+
+    def within(self, seconds: float, condition: Callable[[], bool]) -> bool:
+        """Wait for ``condition`` so long at most; whether it came true."""
+        end = time.monotonic() + seconds
         while not condition():
-            if time.monotonic() > deadline:
-                last = "\n".join(self.said[-5:])
-                raise ProcessError(f"waited {PATIENCE_S:.0f} s in vain for {what}.\n{last}")
+            if time.monotonic() > end:
+                return False
             self.tick()
             time.sleep(LOOK_S)
+        return True
 
     def serves(self, name: str) -> bool:
         """Whether the part runs and was ready."""
@@ -116,6 +130,22 @@ class Stage:
             child = self.stack.children.get(name)
             if child is not None:
                 child.process.wait()
+            yield
+
+    @contextmanager
+    def ended(self, name: str) -> Iterator[None]:
+        """Inside the block no process of a part is left: all are killed but the carrier of events,
+        which puts down what it has and leaves by itself.
+        """
+        tree = self.tree(name)
+        with self.holding(name):
+            for process in tree:
+                with suppress(psutil.NoSuchProcess):
+                    if CARRIER not in process.cmdline():
+                        process.kill()
+            if child := self.stack.children.get(name):
+                child.process.wait()
+            psutil.wait_procs(tree[1:], TERM_S)
             yield
 
     def start_again(self, name: str, further: Mapping[str, str]) -> None:

@@ -112,8 +112,8 @@ def _commit(
             del running[asked.name]
 
 
-def handler(coming: queue.Queue[Asked]) -> type[BaseHTTPRequestHandler]:
-    """The two routes of the API that clients here ask."""
+def handler(coming: queue.Queue[Asked], ending: threading.Event) -> type[BaseHTTPRequestHandler]:
+    """The two routes of the API that clients here ask; nothing new once the worker is ending."""
     numbers = itertools.count()
 
     class Handler(BaseHTTPRequestHandler):
@@ -121,23 +121,33 @@ def handler(coming: queue.Queue[Asked]) -> type[BaseHTTPRequestHandler]:
             """Nothing: a line a request is of no use."""
 
         def do_GET(self) -> None:
-            self._whole({}) if self.path == "/health" else self.send_error(404)
+            if ending.is_set():
+                self.send_error(503)
+            elif self.path == "/health":
+                self._whole({})
+            else:
+                self.send_error(404)
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if ending.is_set():
+                self.send_error(503)
+                return
             prompt = json.dumps(body["messages"])
             read = list(prompt.encode()[-64:])
             asked = Asked(f"r{next(numbers)}", read, text_of(prompt, int(body["max_tokens"])))
             coming.put(asked)
             made = iter(asked.out.get, None)
             if not body.get("stream"):
-                self._whole({"choices": [{"token_ids": [t for part in made for t in part or ()]}]})
+                tokens = [t for part in made for t in part or ()]
+                self._whole({"choices": [{"token_ids": tokens, "finish_reason": "length"}]})
                 return
             self.send_response(200)
             self.send_header("Content-Type", "text/event-stream")
             self.end_headers()
             for part in made:
                 self._event(json.dumps({"choices": [{"token_ids": part}]}))
+            self._event(json.dumps({"choices": [{"finish_reason": "length"}]}))
             self._event("[DONE]")
 
         def _event(self, data: str) -> None:
@@ -168,17 +178,17 @@ def main() -> None:
         signal.signal(number, lambda *_: ending.set())
     coming: queue.Queue[Asked] = queue.Queue()
     threading.Thread(target=take_turns, args=(worker.router, coming), daemon=True).start()
-    server = ThreadingHTTPServer(("127.0.0.1", port), handler(coming))
+    server = ThreadingHTTPServer(("127.0.0.1", port), handler(coming, ending))
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, daemon=True).start()
     ending.wait()
-    server.shutdown()
-    server.server_close()
     counters, deadline = worker.router.counters, time.monotonic() + DRAIN_S
     while time.monotonic() < deadline:
         time.sleep(2 * STEP_S)  # for what has come and is not counted yet, or not read
         if coming.empty() and counters.started == counters.stopped:
             break
+    server.shutdown()
+    server.server_close()
     worker.close()
 
 

@@ -106,13 +106,18 @@ def _in_order(stream: Iterator[Ask]) -> Iterator[Ask]:
 
 
 def write(
-    model: Llama, stream: Iterator[Writer], end: int, bridge: list[int], layers: Sequence[int]
+    model: Llama,
+    stream: Iterator[Writer],
+    end: int,
+    bridge: list[int],
+    layers: Sequence[int],
+    at_once: int = SLOTS,
 ) -> Iterator[Conversation]:
-    """Finished conversations with their states, as long as ``stream`` lasts."""
-    slots = Slots(model, SLOTS, LENGTH, layers)
+    """Finished conversations with their states, as long as ``stream`` lasts; some ``at_once``."""
+    slots = Slots(model, at_once, LENGTH, layers)
     hidden = model.embedding.shape[1]
-    aux = torch.zeros(SLOTS, LENGTH, len(layers), hidden, dtype=torch.bfloat16)
-    final = torch.zeros(SLOTS, LENGTH, hidden, dtype=torch.bfloat16)
+    aux = torch.zeros(at_once, LENGTH, len(layers), hidden, dtype=torch.bfloat16)
+    final = torch.zeros(at_once, LENGTH, hidden, dtype=torch.bfloat16)
     running: list[Writer] = []
 
     def begin(slot: int, writer: Writer) -> bool:
@@ -126,7 +131,7 @@ def write(
     def next_for(slot: int) -> Writer | None:
         return next((w for w in stream if begin(slot, w)), None)
 
-    for slot in range(SLOTS):
+    for slot in range(at_once):
         if (writer := next_for(slot)) is not None:
             running.append(writer)
     while running:
@@ -171,7 +176,10 @@ def answers(
     for writer in writers:
         writer.may_loop = True
     _, bridge = turn(tokenizer)
-    made = write(model, iter(writers), tokenizer.eos_token_id, bridge, layers=(0,))
+    # A slot takes forty megabytes: no more of them than there are prompts.
+    made = write(
+        model, iter(writers), tokenizer.eos_token_id, bridge, (0,), min(SLOTS, len(writers))
+    )
     for tokens, prompt, *_ in made:
         yield tokens[:prompt], tokens[prompt:]
 

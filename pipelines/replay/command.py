@@ -25,7 +25,7 @@ from pipelines.drafter.measure import file_prompts
 from pipelines.replay import recording, rules
 from pipelines.replay.measure import Report, mean_fractions, together
 from pipelines.replay.study import Plan, Replayed, Study
-from pipelines.replay.traces import Notice, read
+from pipelines.replay.traces import Notice
 
 SHOWN: Final = 10
 """Notices shown of each file; the counts by reason are complete."""
@@ -212,12 +212,12 @@ def by_rules(asked: Asked, console: Console) -> dict[str, Any]:
     classes = token_classes_of(tokenizer)
     with Shown(console) as shown:
         folder = recording.record(sets, recording.Plan(), shown.step)
-        costs = NOMINAL if asked.nominal else recording.costs_of(folder)
+        costs = NOMINAL if asked.nominal else recording.costs_of(folder, shown.step)
         policy = asked.policy or first_policy(ANY_SCOPE)
         found = {}
         for done, name in enumerate(sets):
             shown.step(f"replaying {name}", done, len(sets))
-            traces = read(folder / f"{name}.jsonl", None).traces
+            traces = recording.traces_of(folder, name, sets[name])
             found[name] = rules.all_ruled(traces, policy, classes, settings, costs)
     return {"costs": costs.setup, "prompts_a_set": asked.limit, **rules.summary(found)}
 

@@ -2,7 +2,8 @@
 position: what any rule would have made of them can then be replayed, exactly and without a model.
 
 Each prompt set becomes a file of trace lines (``traces``) that also hold ``model_drafts``, the
-tokens of each position's chain. They are kept in the user's cache; Ctrl-C loses what is under way.
+tokens of each position's chain. They are kept in the user's cache, and what is there is not
+recorded again, whatever else is asked for; Ctrl-C loses what is under way.
 """
 
 from __future__ import annotations
@@ -21,12 +22,18 @@ from pipelines.drafter.compose import LENGTH, LONGEST_ANSWER, answers
 from pipelines.drafter.lockstep import Llama
 from pipelines.drafter.measure import Messages
 from pipelines.embedded import ensure_drafter, ensure_model
+from pipelines.replay.traces import Trace, read
 from pipelines.settled import settle
 
 AT_ONCE: Final = 16
 """Answers written and kept together: what an interrupt loses."""
 COSTS: Final = "costs.json"
 """What the reference engine's cycles took on the machine that recorded."""
+
+PROFILED: Final = 30.0
+"""Seconds for timing steps: more than a worker takes at its start, since nobody waits for it."""
+LARGE: Final = 32
+"""Tokens of a step that must have been timed: without, every draft would seem to cost nothing."""
 
 Step = Callable[[str, int, int], None]
 Sets = Mapping[str, Sequence[Messages]]
@@ -36,14 +43,14 @@ Sets = Mapping[str, Sequence[Messages]]
 @dataclass(frozen=True)
 class Plan:
     """What to record: prompts cut in their middle to ``prompt`` tokens, and ``answer`` tokens of
-    each answer at most."""
+    each answer at most; those of the figures in the project's documents."""
 
-    prompt: int = 512
+    prompt: int = 256
     answer: int = 128
 
-    def folder(self, sets: Sets) -> Path:
-        """Where these recordings are kept: named by prompts, lengths and drafter."""
-        told = json.dumps([self.prompt, self.answer, dict(sets)], default=list)
+    def folder(self) -> Path:
+        """Where recordings are kept: named by lengths and drafter."""
+        told = json.dumps([self.prompt, self.answer])
         weights = ensure_drafter() / "model.safetensors"
         sha = hashlib.sha256(told.encode() + hashlib.sha256(weights.read_bytes()).digest())
         return machine.cache_directory() / "recordings" / sha.hexdigest()[:16]
@@ -60,19 +67,81 @@ def record(sets: Sets, plan: Plan, step: Step) -> Path:
             f"prompts of {plan.prompt} and answers of {plan.answer} tokens cannot be recorded: ask "
             f"for at most {LONGEST_ANSWER} of an answer and {LENGTH - 1} together."
         )
-    folder = plan.folder(sets)
+    folder = plan.folder()
     folder.mkdir(parents=True, exist_ok=True)
-    left = {n: s for n, s in sets.items() if not (folder / f"{n}.jsonl").exists()}
-    if left or not (folder / COSTS).exists():
+    left = {n: _missing(folder, n, asked) for n, asked in sets.items()}
+    if any(left.values()):
         _Recorder(plan, folder).run(left, step)
     return folder
 
 
-def costs_of(folder: Path) -> CostTable:
-    """The cost table measured when ``folder`` was recorded, in microseconds."""
-    held = json.loads((folder / COSTS).read_text(encoding="utf-8"))
+def traces_of(folder: Path, name: str, asked: Sequence[Messages]) -> list[Trace]:
+    """The recordings of a set's prompts, in their order, without those of an empty answer.
+
+    Raises:
+        TraceError: the set was not recorded.
+    """
+    held = {t.session: t for t in read(folder / f"{name}.jsonl", None).traces}
+    sessions = [session_of(name, messages) for messages in asked]
+    return [held[session] for session in sessions if session in held]
+
+
+def session_of(name: str, messages: Messages) -> str:
+    """The session that the recording of a prompt is known by."""
+    return f"{name}-{hashlib.sha256(json.dumps(messages).encode()).hexdigest()[:12]}"
+
+
+def _missing(folder: Path, name: str, asked: Sequence[Messages]) -> list[Messages]:
+    lines = _lines_in(folder / f"{name}.jsonl")
+    known = {json.loads(line)["session"] for line in lines}
+    return [messages for messages in asked if session_of(name, messages) not in known]
+
+
+def _lines_in(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+
+
+def costs_of(folder: Path, step: Step) -> CostTable:
+    """The costs of this machine in microseconds, measured once and kept in ``folder``.
+
+    Raises:
+        ModelError: the machine is too busy to time the large steps.
+    """
+    path = folder / COSTS
+    if not path.exists():
+        step("timing the engine", 0, 1)
+        keep(_measured(), folder)
+    held = json.loads(path.read_text(encoding="utf-8"))
     lists = {name: tuple(v) for name, v in held.items() if isinstance(v, list)}
     return CostTable(**{**held, **lists})
+
+
+def keep(table: CostTable, folder: Path) -> None:
+    """Keep ``table`` as the costs of the recordings in ``folder``.
+
+    Raises:
+        ModelError: it knows no large steps.
+    """
+    if table.tokens[-1] < LARGE:
+        raise ModelError(
+            "this machine was too busy to time its steps: run it again when it is quiet, or with "
+            "--nominal."
+        )
+    told = {name: value for name, value in asdict(table).items() if name != "dense"}
+    _write(folder / COSTS, json.dumps(told))
+
+
+def _measured() -> CostTable:
+    from decoder.engines.reference.engine import ReferenceEngine
+    from decoder.engines.reference.method import method
+    from decoder.engines.reference.profile import profile
+
+    engine = ReferenceEngine.load(ensure_model(), ensure_drafter())
+    return profile(engine, method("eagle3"), PROFILED)
+
+
+def _write(path: Path, text: str) -> None:
+    settle(path, lambda part: part.write_text(text, encoding="utf-8"))
 
 
 class _Recorder:
@@ -87,33 +156,36 @@ class _Recorder:
         self._engine = ReferenceEngine.load(target, ensure_drafter())
 
     def run(self, sets: Sets, step: Step) -> None:
-        """Record ``sets``; each file appears whole. Profile the engine if nobody has."""
-        if not (self._folder / COSTS).exists():
-            self._profile()
-        for done, (name, asked) in enumerate(sets.items()):
-            step(f"recording {name}", done, len(sets))
-            self._put(f"{name}.jsonl", "".join(self._lines(name, asked)))
+        """Record ``sets``, some prompts at a time."""
+        whole, done = sum(map(len, sets.values())), 0
+        for name, asked in sets.items():
+            path = self._folder / f"{name}.jsonl"
+            lines = _lines_in(path)
+            for begin in range(0, len(asked), AT_ONCE):
+                step(f"recording {name}", done, whole)
+                some = asked[begin : begin + AT_ONCE]
+                lines += self._recorded(name, some)
+                _write(path, "".join(f"{line}\n" for line in lines))
+                done += len(some)
 
-    def _lines(self, name: str, asked: Sequence[Messages]) -> list[str]:
+    def _recorded(self, name: str, asked: Sequence[Messages]) -> list[str]:
         from decoder.engines.reference.recording import accepted, record_chains
 
+        shown = [self._ids(messages) for messages in asked]
+        made = {tuple(ids): answer for ids, answer in answers(self._model, self._tokenizer, shown)}
         lines = []
-        for begin in range(0, len(asked), AT_ONCE):
-            some = [self._ids(messages) for messages in asked[begin : begin + AT_ONCE]]
-            made = answers(self._model, self._tokenizer, some)
-            for shown, answer in sorted(made, key=lambda pair: some.index(pair[0])):
-                output = answer[: self._plan.answer]
-                drafts = record_chains(self._engine, shown, output)
-                digest = hashlib.sha256(repr(shown).encode()).hexdigest()
-                line = {
-                    "session": f"{name}-{digest[:8]}",
-                    "prompt": shown,
-                    "output": output,
-                    "max_tokens": self._plan.answer,
-                    "model_accepted": accepted(drafts, output),
-                    "model_drafts": drafts,
-                }
-                lines.append(json.dumps(line, separators=(",", ":")) + "\n")
+        for messages, ids in zip(asked, shown, strict=True):
+            output = made.get(tuple(ids), [])[: self._plan.answer]
+            drafts = record_chains(self._engine, ids, output)
+            line = {
+                "session": session_of(name, messages),
+                "prompt": ids,
+                "output": output,
+                "max_tokens": self._plan.answer,
+                "model_accepted": accepted(drafts, output),
+                "model_drafts": drafts,
+            }
+            lines.append(json.dumps(line, separators=(",", ":")))
         return lines
 
     def _ids(self, messages: Messages) -> list[int]:
@@ -123,14 +195,3 @@ class _Recorder:
         room = self._plan.prompt
         # Out of the middle: the instruction and the end of the template stay.
         return ids if len(ids) <= room else ids[: room // 2] + ids[len(ids) - (room - room // 2) :]
-
-    def _profile(self) -> None:
-        from decoder.engines.reference.method import method
-        from decoder.engines.reference.profile import profile
-
-        table = asdict(profile(self._engine, method("eagle3")))
-        del table["dense"]
-        self._put(COSTS, json.dumps(table))
-
-    def _put(self, name: str, text: str) -> None:
-        settle(self._folder / name, lambda part: part.write_text(text, encoding="utf-8"))

@@ -33,6 +33,8 @@ SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 -- a folder of our own in 
 LEFT_OVER_SECONDS: Final = 3600.0
 MIDDLEWARE: Final = "decoder.tenancy.middleware.TenantMiddleware"
 """Says whose a request is; what it says goes before any client's word."""
+DRAINING: Final = "decoder.engines.vllm.draining.DrainingMiddleware"
+"""Sends new requests elsewhere while those under way have their ``DRAIN_SECONDS``."""
 EAGER_FLAGS: Final = ("--enforce-eager", "--no-enforce-eager")
 
 
@@ -203,7 +205,7 @@ def serve_command(
         # a line a request fills a disk; /metrics has the counts, --no-disable-... the lines
         "--disable-uvicorn-access-log",
         *("--speculative-config", speculative_config(options.drafter)),
-        *("--middleware", MIDDLEWARE),
+        *("--middleware", MIDDLEWARE, "--middleware", DRAINING),
     ]
     if options.served_name is not None:
         arguments += ["--served-model-name", options.served_name]

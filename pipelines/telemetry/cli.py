@@ -156,7 +156,11 @@ def report(
 @app.command()
 def forget(
     tenant: Annotated[
-        str, typer.Option(help="Its pseudonym, or with HVD_WORKER_ID_KEY its API key or name.")
+        str,
+        typer.Option(
+            help="Its pseudonym; with HVD_WORKER_ID_KEY its name, or -: the first line of standard "
+            "input, for an API key, which others could read in a command line."
+        ),
     ],
     exports: Annotated[
         list[Path] | None, typer.Option("--export", help="Folder to take its rows out of.")
@@ -173,11 +177,13 @@ def forget(
     Without --delete-records nothing on the topics is changed: records go with their topic's
     retention. What it cannot reach it says.
     Example: hvd telemetry forget --tenant 5f1c0a... --export events
+    By its API key: hvd telemetry forget --tenant - <the-file-with-the-key
     """
     from pipelines.telemetry import forget as forgetting
     from pipelines.telemetry.shown import held_table
 
-    kafka, pseudonyms = KafkaSettings.load(), forgetting.pseudonyms_of(tenant)
+    kafka = KafkaSettings.load()
+    pseudonyms = forgetting.pseudonyms_of(forgetting.name_from(tenant, _standard_input))
     there = forgetting.found(kafka, pseudonyms)
     told = forgetting.as_dict(pseudonyms, there) | {"deleted": False, "rows_of_exports": 0}
     if not as_json:
@@ -218,6 +224,13 @@ def schemas(
 
     for path in publish(folder, release):
         out.print(str(path), highlight=False, soft_wrap=True)
+
+
+def _standard_input() -> str:
+    """What is piped in; of a person the key is asked for, and not shown as it is typed."""
+    if sys.stdin.isatty():
+        return str(typer.prompt("The tenant's API key or name", hide_input=True, err=True))
+    return sys.stdin.read()
 
 
 def _told(counts: dict[str, int]) -> str:

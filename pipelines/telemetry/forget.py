@@ -8,7 +8,7 @@ age gives up what others have there up to the tenant's last record.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -61,6 +61,23 @@ class Held:
     gone_at: float  # when the topic has let go of it at the latest; 0: the broker does not say
 
 
+def name_from(given: str, read: Callable[[], str]) -> str:
+    """The tenant's name: ``given``, or where that is ``-`` the first line that ``read`` brings.
+
+    A command line stands in the list of processes and in a shell's history: no place for a key.
+
+    Raises:
+        SettingsError: there is none.
+    """
+    name = read().partition("\n")[0].removesuffix("\r") if given == "-" else given
+    if not name:
+        raise SettingsError(
+            "no tenant is named: give --tenant a pseudonym or name, or - and its API key on "
+            "standard input."
+        )
+    return name
+
+
 def pseudonyms_of(tenant: str) -> tuple[str, ...]:
     """``tenant``, if it is a pseudonym, and all that may stand for it under the operator's key.
 
@@ -74,8 +91,8 @@ def pseudonyms_of(tenant: str) -> tuple[str, ...]:
         return *itself, *(names.of("tenant", text) for text in spellings(tenant))
     if not itself:
         raise SettingsError(
-            f"{tenant!r} is no pseudonym (24 hexadecimal digits): name that, or set {VARIABLE} or "
-            f"{FILE_VARIABLE}, under which it is made."
+            f"what --tenant names is no pseudonym (24 hexadecimal digits): name that, or set "
+            f"{VARIABLE} or {FILE_VARIABLE}, under which it is made."
         )
     return itself
 

@@ -307,13 +307,17 @@ def test_what_is_refused_fires_and_ends(observed: Observed) -> None:
         until(lambda alert=alert: not observed.fires(alert), f"the end of {alert}")
 
 
+def carrier_of(observed: Observed) -> psutil.Process:
+    below = psutil.Process(observed.children["worker"].process.pid).children(recursive=True)
+    (carrier,) = [p for p in below if "decoder.telemetry" in p.cmdline()]
+    return carrier
+
+
 def test_a_carrier_that_is_shot_down_fires_and_ends(observed: Observed, traffic: None) -> None:
     # a count is seen to grow from what was seen before
     until(lambda: observed.query("hvd_carrier_deaths_total"), "the count of deaths")
     assert not observed.fires("HvdCarrierDies")
-    below = psutil.Process(observed.children["worker"].process.pid).children(recursive=True)
-    (carrier,) = [p for p in below if "decoder.telemetry" in p.cmdline()]
-    carrier.kill()
+    carrier_of(observed).kill()
     until(lambda: observed.fires("HvdCarrierDies"), "HvdCarrierDies")
     until(lambda: not observed.fires("HvdCarrierDies"), "its end")
 
@@ -337,6 +341,32 @@ def test_a_broker_that_is_away_fires_and_ends(observed: Observed, traffic: None)
     observed.broker = Broker(observed.folder / "broker", observed.broker.port)
     for alert in alerts:
         until(lambda alert=alert: not observed.fires(alert), f"the end of {alert}")
+
+
+def test_events_that_no_file_takes_fire_and_end(observed: Observed, traffic: None) -> None:
+    until(lambda: not observed.fires("HvdEventsLost"), "that none were lost of late")
+    carrier = carrier_of(observed)
+    soft, hard = carrier.rlimit(psutil.RLIMIT_FSIZE)
+    carrier.rlimit(psutil.RLIMIT_FSIZE, (0, hard))  # what a full disk does to whoever writes
+    observed.broker.stop()
+    until(lambda: observed.fires("HvdEventsLost"), "HvdEventsLost")
+    carrier.rlimit(psutil.RLIMIT_FSIZE, (soft, hard))
+    observed.broker = Broker(observed.folder / "broker", observed.broker.port)
+    until(lambda: not observed.fires("HvdEventsLost"), "its end")
+
+
+def test_a_damaged_scope_fires_and_ends(observed: Observed, traffic: None) -> None:
+    consumed = "sum(hvd_learner_events_consumed_total)"
+    until(lambda: any(observed.query(consumed)), "that events are learned from")
+    scopes = observed.folder / "learner" / "scopes"
+    until(lambda: any(scopes.glob("*.safetensors")), "that what was learned is saved")
+    assert not observed.fires("HvdLessonsLost")
+    observed.kill("learner")
+    for path in scopes.glob("*.safetensors"):
+        path.write_bytes(bytes(path.stat().st_size))
+    observed.start_learner()
+    until(lambda: observed.fires("HvdLessonsLost"), "HvdLessonsLost")
+    until(lambda: not observed.fires("HvdLessonsLost"), "its end")
 
 
 def test_processes_that_are_down_fire_and_end(observed: Observed) -> None:

@@ -20,8 +20,8 @@ MOST: Final = 128
 SECONDS: Final = 5.0
 
 
-def profile(engine: ReferenceEngine, method: Method) -> CostTable:
-    """Time steps of the target and, of a method with a chain, its drafter.
+def profile(engine: ReferenceEngine, method: Method, seconds: float = SECONDS) -> CostTable:
+    """Time steps of the target and, of a method with a chain, its drafter, for ``seconds``.
 
     A tree's cost is learned in use: it is one of nodes, and not of accepted tokens.
     """
@@ -36,7 +36,7 @@ def profile(engine: ReferenceEngine, method: Method) -> CostTable:
 
         arm = engine.drafter(method) if method.model == "chain" else None
         if arm is None or read.aux is None:
-            return profiling.profile("reference", step, most=MOST, seconds=SECONDS)
+            return profiling.profile("reference", step, most=MOST, seconds=seconds)
         arm.follow([1] * CONTEXT, read.aux)
         arm.catch_up()
         length = engine.longest_draft(method)
@@ -46,5 +46,5 @@ def profile(engine: ReferenceEngine, method: Method) -> CostTable:
             engine.clock()
 
         return profiling.profile(
-            "reference", step, draft, drafted=length, most=MOST, seconds=SECONDS
+            "reference", step, draft, drafted=length, most=MOST, seconds=seconds
         )

@@ -20,8 +20,10 @@ Verdict = Literal["accepted", "clamped", "refused"]
 Test = Callable[[Any, WorkerSettings], bool]
 
 HOW_TO_START: Final = (
-    "Start it with 'hvd serve', or: HVD_WORKER_ENABLED=1 VLLM_USE_V2_MODEL_RUNNER=0 vllm serve "
-    'MODEL --speculative-config \'{"method": "eagle3", "model": "DRAFTER", '
+    "Start it with 'hvd serve', or: HVD_WORKER_ENABLED=1 HVD_WORKER_TENANTS=middleware "
+    "VLLM_USE_V2_MODEL_RUNNER=0 vllm serve MODEL --middleware "
+    "decoder.tenancy.middleware.TenantMiddleware "
+    '--speculative-config \'{"method": "eagle3", "model": "DRAFTER", '
     '"num_speculative_tokens": 64, "disable_padded_drafter_batch": true}\''
 )
 METHODS: Final = ("eagle3", "suffix")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import resource
 import signal
 import subprocess
@@ -173,10 +174,7 @@ def test_damage_loses_what_it_hits_counted_and_nothing_else(tmp_path: Path) -> N
     for one in made:
         spill.put(one)
     spill.close()
-    whole = bytearray(path.read_bytes())
-    middle = len(whole) // 2
-    whole[middle : middle + 20] = b"?" * 20
-    path.write_bytes(whole)
+    damage(path)
     outbox = Outbox(books, Spill(path), 1 << 30)
     came: list[int] = []
     for _ in range(20):
@@ -211,9 +209,11 @@ def test_files_are_taken_over_from_lives_that_ended_and_from_no_other(tmp_path: 
     (tmp_path / f"torn{FILE}").write_bytes(b"no database" * 1000)
     for lock in (ended, empty, torn):
         os.close(lock)
-    ((spill, life, lock),) = former(tmp_path)
+    books = Books()
+    ((spill, life, lock),) = former(tmp_path, books)
+    assert books.unread == 1
     assert (life, spill.key, spill.rows) == ("ended", "ended", 3)
-    assert list(former(tmp_path)) == [], "what one has taken over, no other takes"
+    assert list(former(tmp_path, Books())) == [], "what one has taken over, no other takes"
     spill.remove(256)
     spill.close()
     release(tmp_path, life)
@@ -233,9 +233,11 @@ def test_what_nobody_delivers_is_removed_after_a_week(tmp_path: Path) -> None:
         os.utime(spill.path, (at, at))
         if life != "held":
             os.close(lock)
-    files.expire(tmp_path)
+    books = Books()
+    files.expire(tmp_path, books)
+    assert books.former_lost == {"expired": 3}
     assert {p.stem for p in (tmp_path / "broker").iterdir()} == {"young", "held"}
-    files.expire(tmp_path / "nowhere")
+    files.expire(tmp_path / "nowhere", books)
     os.close(lock)
 
 
@@ -285,7 +287,7 @@ def leave(folder: Path, life: str, *records: Record) -> None:
 
 def rows_left(folder: Path) -> list[int]:
     found = []
-    for spill, _, lock in former(folder):
+    for spill, _, lock in former(folder, Books()):
         found.append(spill.rows)
         spill.close()
         os.close(lock)
@@ -295,7 +297,7 @@ def rows_left(folder: Path) -> list[int]:
 def test_a_former_life_is_kept_where_a_record_cannot_be_taken_out_now(tmp_path: Path) -> None:
     for life in ("a", "b"):
         leave(tmp_path, life, record(1), record(2))
-    lives = FormerLives(tmp_path)
+    lives = FormerLives(tmp_path, Books())
     before = len(list(Path("/proc/self/fd").iterdir()))
     left = lives.oldest({0})
     assert left is not None and left.key == "a"
@@ -313,7 +315,7 @@ def test_a_file_that_another_holds_is_no_damage(tmp_path: Path) -> None:
     leave(tmp_path, "a", record(1))
     holder = Spill(tmp_path / f"a{FILE}")
     holder.put(record(2))
-    assert list(former(tmp_path)) == []
+    assert list(former(tmp_path, Books())) == []
     holder.close()
     assert rows_left(tmp_path) == [6]
 
@@ -324,8 +326,59 @@ def test_the_oldest_lives_go_where_they_hold_too_much_together(
     for at, life in enumerate(("c", "b", "a")):
         leave(tmp_path, life, record(1, 10_000))
         os.utime(tmp_path / f"{life}{FILE}", (at, at))
-    files.bound(tmp_path, 1 << 20)
+    books = Books()
+    files.bound(tmp_path, 1 << 20, books)
     assert len(list(tmp_path.glob(f"*{FILE}"))) == 3
-    files.bound(tmp_path, 15_000)
+    files.bound(tmp_path, 15_000, books)
+    assert books.former_lost == {"bound": 3}
     assert {path.stem for path in tmp_path.iterdir()} == {"a", "b"}
     assert "3 draft events of a former life are lost" in caplog.text
+
+
+def damage(path: Path) -> None:
+    whole = bytearray(path.read_bytes())
+    middle = len(whole) // 2
+    whole[middle : middle + 20] = b"?" * 20
+    path.write_bytes(whole)
+
+
+def test_of_a_former_life_damage_loses_what_it_hits_counted_and_nothing_else(
+    tmp_path: Path,
+) -> None:
+    made, books = [record(n, 60_000) for n in range(6)], Books()
+    leave(tmp_path, "a", *made)
+    damage(tmp_path / f"a{FILE}")
+    lives = FormerLives(tmp_path, books)
+    came = []
+    while (left := lives.oldest({0})) is not None:
+        assert left.record == made[left.record.sequence]
+        came.append(left.record.sequence)
+        lives.remove(left.spill, left.record.id)
+    assert len(came) == 5 and books.former_lost == {"damaged": 3}
+    assert not tmp_path.exists()
+
+
+def test_of_a_former_life_what_has_no_place_any_more_is_counted(tmp_path: Path) -> None:
+    books = Books()
+    leave(tmp_path, "a", record(1, partition=7), record(2))
+    left = FormerLives(tmp_path, books).oldest({0})
+    assert left is not None and left.record.sequence == 2
+    assert books.former_lost == {"partition": 3}
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_is_damaged_of_a_former_life_ends_nothing_and_adds_up(
+    tmp_path: Path, seed: int
+) -> None:
+    draw, books = random.Random(seed), Books()
+    leave(tmp_path, "a", *[record(n, 3_000) for n in range(20)])
+    path = tmp_path / f"a{FILE}"
+    whole = bytearray(path.read_bytes())
+    for _ in range(8):
+        whole[draw.randrange(len(whole))] ^= 0xFF
+    path.write_bytes(whole)
+    lives, saved = FormerLives(tmp_path, books), 0
+    while (left := lives.oldest({0})) is not None:
+        saved += lives.remove(left.spill, left.record.id)
+    lost = sum(books.former_lost.values())
+    assert saved + lost == 60 or books.unread == 1

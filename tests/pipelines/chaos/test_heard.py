@@ -10,7 +10,7 @@ from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import LearnerStatus, WorkerStatus
 from decoder.contracts.topics import DRAFTS, POLICY, STATUS
 from decoder.policy.probes import to_bytes
-from pipelines.chaos.heard import Heard
+from pipelines.chaos.heard import Account, Heard
 from tests.conftest import random_policy
 from tests.learner.traffic import Traffic
 
@@ -64,3 +64,39 @@ def test_events_are_counted_once_however_often_they_come() -> None:
 
 def test_a_record_that_keeps_no_contract_is_a_fault() -> None:
     assert len(heard((DRAFTS.name, b"?"), (STATUS.name, b"?"), (POLICY.name, b"?")).faults) == 3
+
+
+def test_what_is_missing_is_what_was_counted_or_is_in_doubt() -> None:
+    events = Traffic(seed=1).events(3)[:40]
+    status = WorkerStatus(
+        process="w", scope="s", life=LIFE, time=1.0, events_made=60, events_sent=40,
+        events_in_doubt=4, events_dropped=9, events_refused={"No": 3}, queue_depth=3,
+        events_spilled=1,
+    )  # fmt: skip
+    found = heard(
+        (DRAFTS.name, encode_batch(events, Origin("s", "w", LIFE), 0)),
+        (STATUS.name, status.model_dump_json().encode()),
+    )
+    assert found.account(LIFE) == Account(60, 12, 4, 4, 60 - len(events), 0)
+    assert found.account("another") == Account()
+
+
+def test_an_account_adds_up_or_not() -> None:
+    assert Account(lost=12, in_doubt=4, missing=14).adds_up
+    assert Account(lost=12, missing=12).adds_up
+    assert not Account(lost=12, missing=11).adds_up, "counted as lost, and on the topic"
+    assert not Account(lost=12, in_doubt=4, missing=17).adds_up
+    before = Account(made=50, lost=10, in_doubt=1, waiting=5, missing=12)
+    after = Account(made=80, lost=12, in_doubt=1, waiting=0, missing=14)
+    assert after.since(before) == Account(made=30, lost=2, in_doubt=0, waiting=0, missing=2)
+
+
+def test_who_holds_the_lease_is_what_it_said_last() -> None:
+    told = [
+        LearnerStatus(process=f"l-{pid}", scope="s", time=time, holds_lease=holds)
+        for pid, time, holds in ((7, 1.0, True), (8, 1.5, False), (7, 2.0, False))
+    ]
+    found = heard(*[(STATUS.name, status.model_dump_json().encode()) for status in told])
+    last = found.last("-7")
+    assert last is not None and last.time == 2.0 and not last.holds_lease
+    assert found.last("-9") is None

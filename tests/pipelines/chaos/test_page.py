@@ -21,9 +21,12 @@ FOUND: dict[str, Any] = {
     "publications": 2,
     "incidents": [
         {"name": "learner killed", "back_s": {"learner": 4.6}, "requests": 12, "errors": 0,
-         "waited": 0, "slowest_s": 1.2, "faults": ["a wrong answer", "a wrong answer"]},
+         "waited": 0, "slowest_s": 1.2, "account": {"lost": 3, "in_doubt": 2, "missing": 4},
+         "figures": {"counted as lost": 3, "back in s": 1.5},
+         "faults": ["a wrong answer", "a wrong answer"]},
         {"name": "a slow reader", "back_s": {}, "requests": 0, "errors": 0, "waited": 0,
-         "slowest_s": 0.0, "faults": []},
+         "slowest_s": 0.0, "account": {"lost": 0, "in_doubt": 0, "missing": 0}, "figures": {},
+         "faults": []},
     ],
 }  # fmt: skip
 
@@ -50,8 +53,12 @@ def test_the_project_s_page_has_both_places(tmp_path: Path) -> None:
 
 def test_a_row_a_trouble_and_each_fault_once() -> None:
     lines = chaos_table(FOUND).splitlines()
-    assert lines[2] == "| learner killed | learner 5 s | 12 | 0 | 0 | 1 s | a wrong answer |"
-    assert lines[3] == "| a slow reader | - | 0 | 0 | 0 | 0 s | none |"
+    assert lines[2] == (
+        "| learner killed | learner 5 s | 12 | 0 | 0 | 1 s | 3, 2 in doubt; 4 are missing | "
+        "a wrong answer |"
+    )
+    assert lines[3] == "| a slow reader | - | 0 | 0 | 0 | 0 s | 0 | none |"
+    assert "Learner killed: counted as lost 3, back in s 1.5." in lines
     assert "made 9, seen on the topic 8, counted by the learner 7; 2 publications" in lines[-1]
 
 

@@ -12,10 +12,16 @@ from rich.console import Console
 
 from pipelines.chaos.run import faults_of, make_trouble, record, scene
 from pipelines.chaos.standin import text_of
-from pipelines.chaos.troubles import PARTS, Trouble, troubles
+from pipelines.chaos.troubles import PARTS, TAKEOVER_S, Trouble, troubles
 from pipelines.stack.running import TRACKING_VARIABLE
 
-HIT = ("broker and worker killed", "checkpoint damaged, learner killed")
+HIT = (
+    "broker and worker killed",
+    "checkpoint damaged, learner killed",
+    "disk full for the worker, broker away",
+    "spill damaged, worker killed",
+    "two learners, the first one held back",
+)
 ALL = {trouble.name: trouble for trouble in troubles(None, 5.0)}
 
 
@@ -39,7 +45,11 @@ def test_what_is_hit_comes_back_and_a_wrong_answer_is_noticed(
             assert answer == tuple(text_of(json.dumps(prompt.messages), len(answer)))
         done = [make_trouble(made, ALL[name], random.Random(1)) for name in HIT]
         found = record(done, made.heard, 1, True)
-        assert faults_of(found) == [] and [i.requests > 0 for i in done] == [True, True]
+        assert faults_of(found) == [] and all(i.requests > 0 for i in done)
+        _, _, full, spill, learners = done
+        assert full.account.lost > 0, "the disk was full in earnest"
+        assert spill.figures["left in files"] > 0
+        assert 0 < learners.figures["lease taken over in s"] < TAKEOVER_S
         assert done[0].back_s.keys() == {"broker", "worker"}
         assert 0 < found["events"]["counted"] <= found["events"]["made"]
         spoilt = [tuple(reversed(answer)) for answer in made.answers]

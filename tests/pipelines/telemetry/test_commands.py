@@ -54,7 +54,7 @@ def test_tail_shows_rows_of_who_was_asked_for() -> None:
 
 def test_tail_shows_what_comes_and_what_is_hostile_is_only_counted(filled: KafkaSettings) -> None:
     later = [(0, b"\xff" * 50), (0, record(ONE, 6, 900, 3))]
-    timer = threading.Timer(2.0, produce, (filled, later))
+    timer = threading.Timer(6.0, produce, (filled, later))  # when the command listens by then
     timer.start()
     shown = asked("tail", "-n", "3", "--json")
     timer.join()

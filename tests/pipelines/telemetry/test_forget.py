@@ -130,5 +130,17 @@ def test_a_name_that_looks_like_a_pseudonym_may_be_a_key(monkeypatch: pytest.Mon
 def test_a_name_without_a_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HVD_WORKER_ID_KEY", raising=False)
     assert pseudonyms_of(ACME) == (ACME,)
-    with pytest.raises(SettingsError, match="is no pseudonym"):
+    with pytest.raises(SettingsError, match="is no pseudonym") as refused:
         pseudonyms_of("acme")
+    assert "acme" not in str(refused.value)  # it may be a key
+
+
+@pytest.mark.parametrize("given", ["acme\n", "acme", "acme\r\nand more\n"])
+def test_an_api_key_comes_by_standard_input_and_is_not_shown(
+    filled: KafkaSettings, given: str
+) -> None:
+    done = CliRunner().invoke(app, ["telemetry", "forget", "--tenant", "-"], input=given)
+    assert done.exit_code == 0 and "Records that hold it" in done.stdout
+    assert "acme" not in done.output
+    nobody = CliRunner().invoke(app, ["telemetry", "forget", "--tenant", "-"], input="\n")
+    assert isinstance(nobody.exception, SettingsError)
