@@ -53,9 +53,9 @@ def faced(rows: Rows) -> Faced:
     """What became of the drafts of ``rows``, none of which has more tokens than ``MAX_DRAFT``."""
     accepted = rows.accepted.astype(np.int64)
     broke = (accepted < rows.draft_len) & ~rows.censored
-    ended = _BEHIND[accepted]
+    ended = _BEHIND.take(accepted, axis=0)
     ended *= broke[:, None]
-    positions = SURVIVED[accepted]
+    positions = SURVIVED.take(accepted, axis=0)
     positions += ended
     seen = np.isfinite(rows.model_accepted) & (rows.arm == MODEL)
     held = np.where(seen, rows.model_accepted, 0.0).astype(np.float32)

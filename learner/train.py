@@ -320,15 +320,14 @@ def _step(trainer: Trainer, entering: FloatArray, found: Faced) -> Floats:
 def _adam(trainer: Trainer, slope: FloatArray, scale: Floats) -> None:
     """A step down ``slope`` times ``scale`` [...]. Mutates the trainer, and ``slope``, in place:
     new arrays for each of these lines would cost as much again."""
-    slope *= _each(scale)
     trainer.updates += 1
     bare = np.sqrt(1.0 - SQUARES**trainer.updates)  # of what the memory of squares began with
     length = trainer.rate * bare / (1.0 - MOMENTUM**trainer.updates)
-    moved = slope * np.float32(1.0 - MOMENTUM)
+    moved = slope * _each(scale * (1.0 - MOMENTUM))
     trainer.momentum *= np.float32(MOMENTUM)
     trainer.momentum += moved
+    slope *= _each(scale * np.sqrt(1.0 - SQUARES))
     slope *= slope
-    slope *= np.float32(1.0 - SQUARES)
     trainer.squares *= np.float32(SQUARES)
     trainer.squares += slope
     np.sqrt(trainer.squares, out=moved)
