@@ -300,8 +300,10 @@ class Followed:
         if (tail := cycle.tail) is not None:
             tail.accepted = max(accepted - tail.chain, 0)
             accepted -= tail.accepted
-            self._counters.drafted["graft"] += tail.cycle.verified_len
-            self._counters.accepted["graft"] += tail.accepted
+            for told in (self._counters, request.traced):
+                if told is not None:
+                    told.drafted["graft"] += tail.cycle.verified_len
+                    told.accepted["graft"] += tail.accepted
         self._counters.cycles[arm] += 1
         self._counters.drafted[arm] += cycle.verified_len
         self._counters.accepted[arm] += accepted
