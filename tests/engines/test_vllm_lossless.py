@@ -1,5 +1,5 @@
-"""In float32 the hybrid writes token for token what plain vLLM does, policies swapping beneath, sides
-deciding by turns, or cache drafts standing behind model drafts."""
+"""In float32 the hybrid writes token for token what plain vLLM does, policies swapping beneath,
+sides deciding by turns, or cache drafts standing behind model drafts."""
 
 from __future__ import annotations
 
