@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 from kubernetes_validate import validate
+from sqlalchemy.engine import make_url
 
 from decoder.contracts.settings import KafkaSettings
 from decoder.settings import WorkerSettings
@@ -63,6 +64,14 @@ def test_what_images_copy_is_there_and_not_left_out() -> None:
             for source in line.split()[:-1]:
                 assert (ROOT / source).exists(), f"{file.name}: {source}"
                 assert source.split("/")[0] in kept or source in kept, f"{file.name}: {source}"
+
+
+def test_the_registry_asks_for_a_driver_that_its_image_has() -> None:
+    script = (DEPLOY / "containers" / "registry.sh").read_text()
+    (scheme,) = re.findall(r'MLFLOW_BACKEND_STORE_URI="(.+)://', script)
+    driver = make_url(f"{scheme}://host/name").get_driver_name()
+    pinned = re.findall(r"^([\w-]+)==", (ROOT / "requirements" / "registry.lock").read_text(), re.M)
+    assert f"{driver}-binary" in pinned
 
 
 def test_compose_is_valid_and_its_files_are_there(tmp_path: Path) -> None:

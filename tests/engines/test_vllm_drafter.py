@@ -70,6 +70,12 @@ class Drafter:
                 block = int(batch.block_table_tensor[row, place // BLOCK])
                 assert slot == block * BLOCK + place % BLOCK
                 self.cache[slot] = int(following[i]), float(target_hidden_states[i].sum())
+        lengths = batch.seq_lens.clone()
+        for _ in range(num_speculative_tokens - 1):  # as vLLM goes on from a token it drafted
+            batch.seq_lens += 1
+            batch.seq_lens_cpu_upper_bound += 1
+            lengths += 1
+            assert batch.seq_lens.equal(lengths), "it would attend to what was never written"
         return torch.zeros(batch.num_reqs, num_speculative_tokens, dtype=torch.int64)
 
 
@@ -100,7 +106,7 @@ class Server:
         )
         slots = torch.tensor([(int(n) * BLOCKS + p // BLOCK) * BLOCK + p % BLOCK for n, p in at])
         ids = torch.tensor([self.token(n, p) for n, p in at], dtype=torch.int32)
-        batch = Batch(
+        batch = Batch(  # on a CPU what is on the host and on the device is one tensor
             starts, starts, ends, ends, len(rows), len(at), max(counts), int(ends.max()),
             table, slots,
         )  # fmt: skip

@@ -244,6 +244,10 @@ class LateDrafter:
         draft: int,
         rest: dict[str, Any],
     ) -> Tensor:
+        # vLLM counts both up with each token it drafts, and on a CPU they are one tensor: chains
+        # would attend to places that were never written, and near the end of the context read
+        # behind the block table, which ends the engine.
+        batch.seq_lens_cpu_upper_bound = batch.seq_lens_cpu_upper_bound.clone()
         drafts: Tensor = self._propose(
             num_speculative_tokens=draft,
             target_token_ids=ids,
