@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from decoder.contracts.errors import TraceError
 from decoder.contracts.features import FEATURES, NUM_FEATURES
@@ -20,6 +22,7 @@ from decoder.policy.rule import ARMS, CACHE
 from decoder.settings import WorkerSettings
 from pipelines.calibration import calibration
 from pipelines.replay import rules
+from pipelines.replay.command import rule_tables
 from pipelines.replay.engine import hybrid, simulate
 from pipelines.replay.model_arm import drawn_drafter
 from pipelines.replay.traces import Trace
@@ -164,6 +167,10 @@ def test_the_summary_compares_with_the_best_rule_of_each_set() -> None:
         added = by["hybrid+graft"].rate / by["hybrid"].rate
         assert found["graft_over_hybrid"][name] == pytest.approx(added)
         assert found["tails"][name]["made"] == by["hybrid+graft"].tails[0]
+    console = Console(record=True, width=200, file=io.StringIO())
+    console.print(*rule_tables(found))
+    shown = console.export_text()
+    assert "graft" in shown and f"{found['graft_over_hybrid_mean']:.3f}" in shown
     both = math.prod(found["hybrid_over_best"].values()) ** 0.5
     assert found["hybrid_over_best_mean"] == pytest.approx(both)
     for arm in ("cache", "model"):
