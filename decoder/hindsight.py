@@ -46,12 +46,15 @@ def outcomes_of(
             payoff, length = 0.0, 0
             drafting = drafting if cycle.drafted_len else 0.0
 
-        def drafted(total: int, sharing: int) -> Outcome:
-            return 1.0 + payoff, part(batch, length, total, drafting, sharing, dense)
+        def drafted(total: int, sharing: int, tail: int = 0, of_tail: int = 0) -> Outcome:
+            tokens = 1.0 + payoff + of_tail
+            return tokens, part(batch, length + tail, total, drafting, sharing, dense)
 
         model = drafted(k * batch, batch)
         if cycle.wanted == MODEL:
-            policy = drafted(step.wanted, step.drafting)
+            tail = cycle.tail
+            more = (0, 0) if tail is None else (tail.appended, tail.accepted)
+            policy = drafted(step.wanted, step.drafting, *more)
     if cycle.wanted == CACHE:
         policy = cache(cycle.wanted_len, step.wanted)
     return policy, none, model, cache(cycle.draft_len, step.cached)

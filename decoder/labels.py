@@ -49,6 +49,19 @@ class LabelTracker(Generic[T]):
         """Tokens matched so far by the longest unresolved draft."""
         return max((p.matched for p in self._pending), default=0)
 
+    def streak_behind(self, ahead: Sequence[int]) -> int:
+        """What :attr:`streak` would be, were ``ahead`` (at least one token) committed now."""
+        n, ahead = len(ahead), list(ahead)
+        return max(
+            (
+                p.matched + n
+                for p in self._pending
+                if p.matched + n < len(p.tokens)
+                and list(p.tokens[p.matched : p.matched + n]) == ahead
+            ),
+            default=0,
+        )
+
     def propose(self, tokens: Sequence[int], subject: T) -> None:
         """Begin to follow a draft proposed at the current position. Mutates the tracker."""
         self._pending.append(_Pending(tokens, 0, subject))

@@ -161,7 +161,10 @@ def draft_length(
 def spend(
     curves: FloatArray, value: float, rows: int, room: int, dense: NDArray[np.float64]
 ) -> Lengths:
-    """Tokens to verify [n] of cache drafts alone: the top survivals that are worth their time."""
+    """Tokens to verify [n] of cache drafts alone: the top survivals that are worth their time.
+
+    ``rows`` are the tokens that the step runs through the target whatever is verified of them.
+    """
     n, width = curves.shape
     lengths = np.zeros(n, np.int32)
     likely = np.empty(n * width, np.float32)
@@ -196,6 +199,46 @@ def spend(
             lengths[i] += 1
             left -= 1
     return lengths
+
+
+@compiled(
+    (MATRIX, FLOATS, WHOLES, WHOLE, WHOLES, REALS, WHOLE, WHOLE, WHOLE, REAL, FIXED)
+)  # fmt: skip
+def by_graft(
+    features: FloatArray,
+    weights: FloatArray,
+    widths: NDArray[np.int64],
+    draft_len: int,
+    bucket_of: NDArray[np.int64],
+    holds: NDArray[np.float64],
+    rows: int,
+    drafts: int,
+    room: int,
+    rate: float,
+    dense: NDArray[np.float64],
+) -> tuple[Lengths, FloatArray]:
+    """How much of n cache drafts to verify behind n model drafts of one step.
+
+    Args:
+        features: float32 [n, features] of the cache drafts, each with its model draft committed.
+        holds: [n], chance that each model draft is accepted whole.
+        rows: requests of the step.
+        drafts: draft tokens that it verifies already.
+        room: draft tokens more.
+
+    Returns:
+        lengths [n], and accepted lengths [n] expected where the model drafts hold.
+    """
+    n = len(features)
+    value = verifying(rows, dense) / (rate * rows)
+    outputs = outputs_of(features, weights, widths)
+    draft_lens = features[:, draft_len].astype(np.int64)
+    curves = curves_of(outputs, draft_lens, np.arange(n), bucket_of, n)
+    expected = np.zeros(n, np.float32)
+    for i in range(n):
+        expected[i] = curves[i].sum()
+        curves[i] *= holds[i]
+    return spend(curves, value, rows + drafts, room, dense), expected
 
 
 @compiled()

@@ -184,22 +184,30 @@ class SuffixCache:
         self._shares.grow(active.owner, grown)
 
     def propose(
-        self, request: str, context: Tokens, limit: int, limits: Limits | None = None
+        self,
+        request: str,
+        context: Tokens,
+        limit: int,
+        limits: Limits | None = None,
+        ahead: int = 0,
     ) -> CacheDraft | None:
         """The best continuation of ``context`` (int32 [n]) of at most ``limit`` tokens, or None.
 
         Args:
             limits: in place of its own; what later lookups find does not hang on such a one.
+            ahead: so many tokens at the end of ``context`` are not committed, and in no tree;
+                neither do later lookups hang on this one.
         """
         active = self._active[request]
         shared = active.shared
-        asked = limits or Limits(min(active.reach, self.depth), self.most, self.limits)
+        reach = min(active.reach + ahead, self.depth)
+        asked = limits or Limits(reach, self.most, self.limits)
         draft, matched = better_of(
             None if active.local is None else active.local.tree,
             None if shared is None or not shared.sequences else shared.tree,
             context[-asked.depth :], min(limit, asked.most), asked.of_draft,
         )  # fmt: skip
-        if limits is None:
+        if limits is None and not ahead:
             active.reach = reach_of(matched)
         return draft
 

@@ -55,6 +55,11 @@ class ModelArm:
             total += alive
         return total
 
+    def holds(self, length: int) -> float:
+        """Chance that a draft of ``length`` tokens is accepted whole."""
+        chances = (chance_at(odds) for odds in self.odds[:length].tolist())
+        return math.prod(chances) if length <= len(self.odds) else 0.0
+
     def observe(self, accepted: int, verified: int, drafts: int = 1) -> None:
         """Take in a verified model draft. Mutates.
 

@@ -100,7 +100,7 @@ def attributes_of(ended: Ended) -> dict[str, str | int | float]:
     }
     for arm in ("none", "cache", "model"):
         told[f"hvd.cycles.{arm}"] = traced.cycles[arm]
-    for arm in ("cache", "model"):
+    for arm in ("cache", "model", *(["graft"] if traced.drafted["graft"] else [])):
         told[f"hvd.drafted.{arm}"] = traced.drafted[arm]
         told[f"hvd.accepted.{arm}"] = traced.accepted[arm]
     return told

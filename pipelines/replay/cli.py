@@ -25,6 +25,14 @@ def replay(
     nominal: Annotated[
         bool, typer.Option("--nominal", help="Prompts: nominal costs, not those measured here.")
     ] = False,
+    drawn: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            max=4.0,
+            help="Prompts: a drafter by lot, which has so many tokens accepted, for the real one.",
+        ),
+    ] = None,
     tokenizer: Annotated[
         str | None, typer.Option(help="Checkpoint directory or hub name; default: embedded.")
     ] = None,
@@ -74,7 +82,7 @@ def replay(
         raise typer.BadParameter("leave sessions for the test", param_hint="--train-share")
     bundle = load_policy(policy) if policy else None
     if prompts is not None:
-        ruled = command.by_rules(command.Asked(prompts, limit or 12, bundle, nominal), err)
+        ruled = command.by_rules(command.Asked(prompts, limit or 12, bundle, nominal, drawn), err)
         if as_json:
             print_json(ruled)
         else:

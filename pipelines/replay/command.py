@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+import numpy as np
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -24,6 +25,7 @@ from decoder.settings import WorkerSettings
 from pipelines.drafter.measure import file_prompts
 from pipelines.replay import recording, rules
 from pipelines.replay.measure import Report, mean_fractions, together
+from pipelines.replay.model_arm import drawn_drafter
 from pipelines.replay.study import Plan, Replayed, Study
 from pipelines.replay.traces import Notice
 
@@ -189,12 +191,16 @@ _RATES: Final = (
 
 @dataclass(frozen=True)
 class Asked:
-    """Prompts to record and to replay by every rule; ``nominal`` costs, or those measured here."""
+    """Prompts to record and to replay by every rule; ``nominal`` costs, or those measured here.
+
+    ``drawn`` puts a drafter by lot, which has so many tokens accepted, in the recorded one's place.
+    """
 
     prompts: Path
     limit: int = 12
     policy: Policy | None = None
     nominal: bool = False
+    drawn: float | None = None
 
 
 def by_rules(asked: Asked, console: Console) -> dict[str, Any]:
@@ -218,8 +224,12 @@ def by_rules(asked: Asked, console: Console) -> dict[str, Any]:
         for done, name in enumerate(sets):
             shown.step(f"replaying {name}", done, len(sets))
             traces = recording.traces_of(folder, name, sets[name])
+            if asked.drawn is not None:
+                lots, most = np.random.default_rng(done), settings.model_draft_tokens
+                traces = [drawn_drafter(t, asked.drawn, most, lots) for t in traces]
             found[name] = rules.all_ruled(traces, policy, classes, settings, costs)
-    return {"costs": costs.setup, "prompts_a_set": asked.limit, **rules.summary(found)}
+    settled = {"costs": costs.setup, "prompts_a_set": asked.limit, "drawn": asked.drawn}
+    return settled | rules.summary(found)
 
 
 def rule_tables(summary: dict[str, Any]) -> list[Table]:
@@ -228,13 +238,15 @@ def rule_tables(summary: dict[str, Any]) -> list[Table]:
     shown = [rule for rule in means if rule != "greedy"]
     rates = Table(title="Tokens a unit of time, over greedy's", caption=_RULED)
     rates.add_column("set", overflow="fold", min_width=10)
-    for heading in (*shown, "best", "/ best"):
+    for heading in (*shown, "best", "/ best", "graft"):
         rates.add_column(heading, justify="right", overflow="fold")
     for name, over in summary["x_greedy"].items():
         best = summary["best_rule"][name]
-        last = (best, f"{summary['hybrid_over_best'][name]:.3f}")
+        added = summary["graft_over_hybrid"][name]
+        last = (best, f"{summary['hybrid_over_best'][name]:.3f}", f"{added:.3f}")
         rates.add_row(escape(name), *(f"{over[rule]:.2f}" for rule in shown), *last)
-    last = (summary["best_single"], f"{summary['hybrid_over_best_mean']:.3f}")
+    means_of = ("hybrid_over_best_mean", "graft_over_hybrid_mean")
+    last = (summary["best_single"], *(f"{summary[name]:.3f}" for name in means_of))
     rates.add_row("mean", *(f"{means[rule]:.3f}" for rule in shown), *last)
     return [rates, _deciles(summary["calibration"])]
 
@@ -249,7 +261,10 @@ def _deciles(calibration: dict[str, list[dict[str, float]]]) -> Table:
     return made
 
 
-_RULED: Final = "@2: two tokens of a draft for each one matched. Means are geometric."
+_RULED: Final = (
+    "@2: two tokens of a draft for each one matched. / best: the hybrid over the best rule; "
+    "graft: with tails behind model drafts over without. Means are geometric."
+)
 
 
 def show_notices(notices: Sequence[Notice], console: Console) -> None:

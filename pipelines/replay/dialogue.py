@@ -87,15 +87,20 @@ class DialogueCache(SuffixCache):
         self.trees.add_active_response(request, tokens)
 
     def propose(
-        self, request: str, context: Ids, limit: int, limits: Limits | None = None
+        self,
+        request: str,
+        context: Ids,
+        limit: int,
+        limits: Limits | None = None,
+        ahead: int = 0,
     ) -> CacheDraft | None:
         """The best continuation of ``context`` of at most ``limit`` tokens, or None."""
         own, shared = self.trees._local_trees[request], self.trees._global_tree
-        reach = min(self._reach[request], self.depth)
+        reach = min(self._reach[request] + ahead, self.depth)
         asked = limits or Limits(reach, self.most, self.limits)
         seen = context[-asked.depth :]
         draft, matched = better_of(own, shared, seen, min(limit, asked.most), asked.of_draft)
-        if limits is None:
+        if limits is None and not ahead:
             self._reach[request] = reach_of(matched)
         return draft
 

@@ -78,9 +78,10 @@ def simulate(
         model_draft_tokens=longest,
         costs=LiveCosts(costs, live=False),
         floor=floor,
+        grafts=bool(method.graft),
         choice=rule or choose,
     )
-    cycles: list[tuple[int, int, int, int, int, int]] = []
+    cycles: list[tuple[int, int, int, int, int, int, int]] = []
     states: list[States] = [_states([], 0)]
     for turn in turns([*warm_up, *traces], cache, start=False):
         decoding = _Decoding(router, turn, method.cache_limit, k, model_mean)
@@ -92,11 +93,11 @@ def simulate(
         sink.events.clear()
         if progress is not None:
             progress(len(turn.output))
-    trace, position, arm, verified, accepted, committed = (
-        np.array(cycles, np.int32).reshape(-1, 6).T
+    trace, position, arm, verified, accepted, committed, tail = (
+        np.array(cycles, np.int32).reshape(-1, 7).T
     )
     return (
-        Cycles(trace, position, arm.astype(np.int8), verified, accepted, committed),
+        Cycles(trace, position, arm.astype(np.int8), verified, accepted, committed, tail),
         States(
             joined([s.rows for s in states]),
             np.concatenate([s.trace for s in states]),
@@ -130,8 +131,13 @@ class _Decoding:
         self._router, self._turn, self._cache_limit = router, turn, cache_limit
         self._model_len = model_len
         self._model = model_acceptance(turn.trace, mean).tolist() if model_len else []
+        if router.grafts and turn.trace.model_drafts is None:
+            raise TraceError(
+                f"session {turn.trace.session} was recorded without the tokens of model drafts: "
+                "replay it without grafting."
+            )
 
-    def run(self) -> list[tuple[int, int, int, int, int]]:
+    def run(self) -> list[tuple[int, int, int, int, int, int]]:
         """The columns of :class:`Cycles` behind the first, a row a cycle. Mutates the router."""
         router, turn, rows = self._router, self._turn, []
         options = RequestOptions(
@@ -142,24 +148,39 @@ class _Decoding:
         done = 1
         while done < len(turn.output):
             (decision,) = router.choose([turn.name])
-            verified, accepted = self._verify(decision, done)
-            router.drafted([turn.name], [verified], verified if decision.arm == "model" else 0)
+            verified, accepted, tail = self._verify(decision, done)
+            made = verified - tail if decision.arm == "model" else 0
+            router.drafted([turn.name], [verified], made)
             committed = turn.output[done : done + accepted + 1]
             router.observe([Committed(turn.name, committed, verified)], 1 + verified)
             arm = _ARM[decision.arm] if verified else NONE
-            rows.append((done, arm, verified, min(accepted, len(committed)), len(committed)))
+            came = len(committed)
+            rows.append((done, arm, verified, min(accepted, came), came, tail))
             done += len(committed)
         router.stop(turn.name, "stop")
         router.settle()
         return rows
 
-    def _verify(self, decision: Decision, done: int) -> tuple[int, int]:
-        """Draft tokens verified and accepted after ``done`` output tokens."""
+    def _verify(self, decision: Decision, done: int) -> tuple[int, int, int]:
+        """Draft tokens verified and accepted after ``done`` output tokens; and in a tail."""
         if decision.arm == "cache":
             draft = decision.tokens[: self._cache_limit]
             following = self._turn.output[done : done + len(draft)]
-            return len(draft), common_prefix(draft, following)
+            return len(draft), common_prefix(draft, following), 0
         if decision.arm == "model":
             verified = min(self._model_len, decision.room)
-            return verified, min(self._model[done], verified)
-        return 0, 0
+            accepted = min(self._model[done], verified)
+            tail = self._tail(verified, done)
+            if accepted == verified:
+                following = self._turn.output[done + verified : done + verified + len(tail)]
+                accepted += common_prefix(tail, following)
+            return verified + len(tail), accepted, len(tail)
+        return 0, 0, 0
+
+    def _tail(self, length: int, done: int) -> list[int]:
+        """What is verified behind the model draft of ``length`` tokens after ``done``."""
+        drafts = self._turn.trace.model_drafts
+        if not self._router.grafts or drafts is None or len(drafts[done]) < length:
+            return []
+        (tail,) = self._router.graft([self._turn.name], [drafts[done][:length]])
+        return tail

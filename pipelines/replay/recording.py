@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -81,7 +81,10 @@ def traces_of(folder: Path, name: str, asked: Sequence[Messages]) -> list[Trace]
     Raises:
         TraceError: the set was not recorded.
     """
-    held = {t.session: t for t in read(folder / f"{name}.jsonl", None).traces}
+    path = folder / f"{name}.jsonl"
+    lines = map(json.loads, _lines_in(path))
+    drafts = {line["session"]: line["model_drafts"] for line in lines}
+    held = {t.session: replace(t, model_drafts=drafts[t.session]) for t in read(path, None).traces}
     sessions = [session_of(name, messages) for messages in asked]
     return [held[session] for session in sessions if session in held]
 

@@ -21,7 +21,7 @@ from decoder.engines.reference.method import Method, method
 from decoder.floor import Floor
 from decoder.hindsight import Resolved
 from decoder.policy.pricing import CostTable
-from decoder.policy.rule import MODEL
+from decoder.policy.rule import GRAFT
 from decoder.settings import WorkerSettings
 from pipelines.calibration import calibration
 from pipelines.replay.engine import hybrid, simulate
@@ -29,6 +29,8 @@ from pipelines.replay.tally import Cycles
 from pipelines.replay.traces import Trace
 
 HYBRID: Final = "hybrid"
+GRAFTING: Final = "hybrid+graft"
+"""The hybrid that appends cache drafts to its model drafts."""
 LONGER: Final = 2.0
 """Tokens of a cache draft for each one matched, where a name ends in ``@2``."""
 
@@ -67,11 +69,15 @@ class Account:
 
 @dataclass(frozen=True)
 class Ruled:
-    """Tokens and time of n recordings, in the unit of the cost table, and the accounts."""
+    """Tokens and time of n recordings, in the unit of the cost table, and the accounts.
+
+    ``tails`` are model drafts with a tail, tokens of tails, and those of them that were accepted.
+    """
 
     tokens: NDArray[np.float64]
     time: NDArray[np.float64]
     account: Account
+    tails: tuple[int, int, int]
 
     @property
     def rate(self) -> float:
@@ -91,6 +97,8 @@ class _Watch:
         _, name, _, label, censored = resolved
         index = int(name)
         cycle = label.subject
+        if cycle.arm == GRAFT:
+            return  # a part of a cycle that is noted
         step, known = cycle.step, self._traces[index].model_accepted
         truth = int(known[cycle.position]) if known is not None else 0
         self.rows.append(
@@ -127,15 +135,21 @@ def ruled(
         np.bincount(cycles.trace, cycles.committed, n).astype(np.float64),
         np.bincount(cycles.trace, times(cycles, costs), n).astype(np.float64),
         watch.account(),
+        _tails(cycles),
     )
+
+
+def _tails(cycles: Cycles) -> tuple[int, int, int]:
+    chain = cycles.verified - cycles.tail
+    accepted = np.where(cycles.tail > 0, np.maximum(cycles.accepted - chain, 0), 0)
+    return int((cycles.tail > 0).sum()), int(cycles.tail.sum()), int(accepted.sum())
 
 
 def times(cycles: Cycles, costs: CostTable) -> NDArray[np.float64]:
     """Time of each cycle, run alone: float64 [n]."""
-    drafting = [costs.drafting(k, 1) for k in range(int(cycles.verified.max(initial=0)) + 1)]
-    found: NDArray[np.float64] = costs.verifying(1 + cycles.verified) + np.where(
-        cycles.arm == MODEL, np.array(drafting)[cycles.verified], 0.0
-    )
+    drafted = cycles.drafted
+    drafting = [costs.drafting(k, 1) for k in range(int(drafted.max(initial=0)) + 1)]
+    found: NDArray[np.float64] = costs.verifying(1 + cycles.verified) + np.array(drafting)[drafted]
     return found
 
 
@@ -146,31 +160,49 @@ def all_ruled(
     settings: WorkerSettings,
     costs: CostTable,
 ) -> dict[str, Ruled]:
-    """One set by every rival, and by the hybrid that decides by ``policy``."""
-    every = {**rivals(settings.model_draft_tokens), HYBRID: hybrid(HYBRID, policy)}
+    """One set by every rival, and by the hybrid that decides by ``policy``, with tails and without.
+
+    Raises:
+        TraceError: the recordings do not hold their model drafts.
+    """
+    every = {
+        **rivals(settings.model_draft_tokens),
+        HYBRID: replace(hybrid(HYBRID, policy), graft=False),
+        GRAFTING: replace(hybrid(GRAFTING, policy), graft=True),
+    }
     return {n: ruled(traces, by, token_classes, settings, costs) for n, by in every.items()}
 
 
 def summary(sets: Mapping[str, Mapping[str, Ruled]]) -> dict[str, Any]:
     """Rates over greedy's by set and rule, and the hybrid's over the best rule of each set.
 
-    ``hybrid_over_best_single`` is over the one rule that is best over all sets together.
+    ``hybrid_over_best_single`` is over the one rule that is best over all sets together,
+    ``graft_over_hybrid`` what tails add by set.
     """
     over = {
         name: {rule: r.rate / by["greedy"].rate for rule, r in by.items()}
         for name, by in sets.items()
     }
-    rules = [rule for rule in next(iter(over.values())) if rule != HYBRID]
+    rules = [rule for rule in next(iter(over.values())) if rule not in (HYBRID, GRAFTING)]
     best = {name: max(rules, key=o.__getitem__) for name, o in over.items()}
-    means = {rule: _geometric([o[rule] for o in over.values()]) for rule in (*rules, HYBRID)}
+    means = {
+        rule: _geometric([o[rule] for o in over.values()]) for rule in (*rules, HYBRID, GRAFTING)
+    }
     single = max(rules, key=means.__getitem__)
     against = {name: o[HYBRID] / o[best[name]] for name, o in over.items()}
+    added = {name: o[GRAFTING] / o[HYBRID] for name, o in over.items()}
     return {
         "x_greedy": over,
         "best_rule": best,
         "hybrid_over_best": against,
         "x_greedy_mean": means,
         "hybrid_over_best_mean": _geometric(list(against.values())),
+        "graft_over_hybrid": added,
+        "graft_over_hybrid_mean": _geometric(list(added.values())),
+        "tails": {
+            name: dict(zip(("made", "verified", "accepted"), by[GRAFTING].tails, strict=True))
+            for name, by in sets.items()
+        },
         "best_single": single,
         "hybrid_over_best_single": means[HYBRID] / means[single],
         "calibration": {

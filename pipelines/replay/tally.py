@@ -25,6 +25,12 @@ class Cycles:
     verified: NDArray[np.int32]  # [n], draft tokens
     accepted: NDArray[np.int32]  # [n], draft tokens committed
     committed: NDArray[np.int32]  # [n], tokens
+    tail: NDArray[np.int32]  # [n], of the verified ones, those behind a model draft
+
+    @property
+    def drafted(self) -> NDArray[np.int32]:
+        """Tokens that the model drafter made [n]."""
+        return np.where(self.arm == MODEL, self.verified - self.tail, 0).astype(np.int32)
 
     def before(self, recording: int) -> Cycles:
         """Those of the first so many recordings."""
@@ -34,9 +40,7 @@ class Cycles:
     def tally(self, costs: CostTable = NOMINAL) -> Tally:
         """Counts, and the time of cycles run one request at a time."""
         time = costs.dense[1 + self.verified].sum()
-        for k, n in zip(
-            *np.unique(self.verified[self.arm == MODEL], return_counts=True), strict=True
-        ):
+        for k, n in zip(*np.unique(self.drafted, return_counts=True), strict=True):
             time += costs.drafting(int(k), 1) * n
         by_arm = np.bincount(self.arm, minlength=len(ARMS))
         accepted = np.bincount(self.arm, self.accepted, len(ARMS))

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
+from decoder.choice import Chosen
 from decoder.contracts.bundle import BUCKETS, Policy, frequency_policy
 from decoder.contracts.features import NUM_FEATURES
 from decoder.costs import LiveCosts
 from decoder.drafting.suffix import SuffixCache
 from decoder.floor import Floor
 from decoder.policy.pricing import CostTable
+from decoder.policy.rule import MODEL
 from decoder.policy.survival import yields_of
 from decoder.router import Committed, DraftRouter, RequestOptions
 from decoder.settings import WorkerSettings
@@ -34,6 +37,16 @@ def trusting_policy(hazard: float = 0.01, chance: float = 0.6) -> Policy:
     layers = ((np.zeros((NUM_FEATURES, BUCKETS + 1), np.float32), bias),)
     return Policy("s", 1, 2.0, "survival", layers=layers,
                   model_payoff=yields_of(chance, 4)[-1])  # fmt: skip
+
+
+def model_alone(k: int) -> Callable[..., Chosen]:
+    """A rule that takes the model arm always, with drafts of ``k`` tokens."""
+
+    def chosen(policy: Policy, features: Any, owners: Any, n: int, *_: Any, **__: Any) -> Chosen:
+        zeros = np.zeros(n, np.float32)
+        return Chosen(np.full(n, MODEL, np.int8), np.full(n, k, np.int32), zeros, zeros, k)
+
+    return chosen
 
 
 @dataclass

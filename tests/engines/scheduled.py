@@ -58,6 +58,7 @@ class Scheduled:
     right: int = 2
     blocks: int = 400
     late: bool = True
+    graft: bool = False
     worker: Worker = field(init=False)
 
     def __post_init__(self) -> None:
@@ -77,7 +78,8 @@ class Scheduled:
             self.config, KVCacheConfig(self.blocks, [], [group]), self.grammar, BLOCK,
             log_stats=True,
         )  # fmt: skip
-        settings = within(self.config, WorkerSettings(telemetry=False, metrics=False, floor=False))
+        asked = WorkerSettings(telemetry=False, metrics=False, floor=False, graft=self.graft)
+        settings = within(self.config, asked)
         longest = longest_draft(self.config)
         classes = np.zeros((VOCABULARY, 10), np.float32)
         self.worker = make_worker(

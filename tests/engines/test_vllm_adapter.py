@@ -12,6 +12,7 @@ import pytest
 
 from decoder.engines.vllm.adapter import RESTARTS
 from pipelines.embedded import drafter_path, ensure_model
+from tests.decoder.simulated import model_alone
 from tests.engines.scheduled import VOCABULARY, Scheduled
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of what vLLM imports
@@ -258,6 +259,57 @@ def test_a_drafter_that_fails_costs_the_step_its_model_drafts_and_is_told(
     assert all(k == 0 for _, _, k in during) and any(k for _, _, k in told[:before])
     assert any(k for _, _, k in told[after:]) and e.worker.faults > 1
     assert caplog.text.count("Traceback") == 1
+    e.worker.faults = 0
+    is_whole(e)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{}, {"tokens": 5}, {"max_num_batched_tokens": 20, "max_num_seqs": 3}],
+    ids=["plain", "short drafts", "no room"],
+)
+@pytest.mark.parametrize("late", [True, False])
+def test_tails_behind_model_drafts_are_verified_with_them(
+    late: bool, change: dict[str, Any]
+) -> None:
+    e = engine(config(**{"tokens": 16, **change}), graft=True, right=4, late=late)
+    if "max_num_seqs" in change:
+        e.runner.max_num_tokens = 10_000  # the router does not know, so the scheduler cuts
+    verified, told = observed(e), drafted(e)
+    models(e)
+    serve(e)
+    is_whole(e)
+    counters = e.worker.router.counters
+    assert counters.grafts > 5 and counters.accepted["graft"] > 5
+    assert e.longest_seen == max(n for _, lengths, _ in told for n in lengths)
+    assert 4 < e.longest_seen <= change.get("tokens", 16)
+    assert [(n, v) for n, v, _ in verified] == [(n, v) for n, _, v in e.told]
+    assert sum(counters.drafted.values()) == sum(v for _, v, _ in verified)
+    written = sum(len(output) for output in e.outputs.values())
+    assert sum(counters.accepted.values()) + sum(counters.cycles.values()) <= written
+
+
+def models(e: Scheduled) -> None:
+    """Take the model arm wherever there is room."""
+    e.worker.router._choice = model_alone(4)
+
+
+def test_a_graft_that_fails_costs_the_step_its_tails(caplog: pytest.LogCaptureFixture) -> None:
+    e = engine(config(tokens=16), graft=True, right=4)
+    models(e)
+    propose, rng = e.worker.router.cache.propose, np.random.default_rng(0)
+
+    def broken(*arguments: Any, ahead: int = 0) -> Any:
+        if ahead and rng.random() < 0.5:
+            raise RuntimeError("ours")
+        return propose(*arguments, ahead=ahead)
+
+    e.worker.router.cache.propose = broken  # type: ignore[method-assign]
+    with caplog.at_level(logging.ERROR, "decoder"):
+        serve(e)
+    assert e.worker.faults > 3 and caplog.text.count("RuntimeError: ours") == 1
+    assert e.worker.router.counters.accepted["model"] > 50
+    assert e.worker.router.counters.accepted["graft"] > 5
     e.worker.faults = 0
     is_whole(e)
 

@@ -32,8 +32,8 @@ class Method:
     the model draft, else the model draft; its ``policy`` is not asked. Without ``cache`` there is
     no suffix cache at all, so that a baseline pays for nothing it does not use, and nothing is
     labelled. ``cache_limit`` cuts every cache draft to that many tokens, ``model_limit`` every
-    model draft. ``draft_factor`` stands in for the worker's ``suffix_max_factor``. ``rule`` makes
-    what chooses in the place of ``policy`` and learns from every label.
+    model draft. ``draft_factor`` and ``graft`` stand in for the worker's ``suffix_max_factor`` and
+    ``graft``. ``rule`` makes what chooses in the place of ``policy`` and learns from every label.
     """
 
     name: str
@@ -44,13 +44,13 @@ class Method:
     cache_limit: int | None = None
     draft_factor: float | None = None
     model_limit: int | None = None
+    graft: bool | None = None
     rule: Callable[[], Buckets] | None = None
 
     def drafting(self, settings: WorkerSettings) -> WorkerSettings:
         """``settings`` with what the method has of its own."""
-        if self.draft_factor is None:
-            return settings
-        return settings.model_copy(update={"suffix_max_factor": self.draft_factor})
+        own = {"suffix_max_factor": self.draft_factor, "graft": self.graft}
+        return settings.model_copy(update={n: v for n, v in own.items() if v is not None})
 
 
 def _counting(threshold: float) -> Policy:

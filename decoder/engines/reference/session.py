@@ -90,9 +90,10 @@ class Session:
             raise EngineError(f"method {method.name!r} drafts with a model: load a drafter.")
         self.engine, self.method = engine, method
         rule = method.rule() if method.rule is not None else None
+        settings = method.drafting(engine.settings)
         self.sink = EventLog(rule)
         if cache is None and method.cache:
-            cache = SuffixCache(method.drafting(engine.settings))
+            cache = SuffixCache(settings)
         self.cache = cache or cast("SuffixCache", NoCache())
         self.router = DraftRouter(
             self.cache,
@@ -102,6 +103,7 @@ class Session:
             method.model != "none",
             model_draft_tokens=engine.longest_draft(method),
             shorter=method.model == "chain",
+            grafts=settings.graft and method.model == "chain" and method.cache,
             costs=costs,
             floor=floor,
             choice=rule or choose,
@@ -233,6 +235,9 @@ class _Request:
         decision = self._session.router.choose([self.name])[0]
         draft = self._draft(decision)
         modelled = len(draft) if decision.arm == "model" else 0
+        if modelled and self._session.router.grafts:
+            (tail,) = self._session.router.graft([self.name], [draft.tokens])
+            draft = chain([*draft.tokens, *tail])
         self._session.router.drafted([self.name], [len(draft)], modelled)
         drafted = self._engine.clock()
         position, committed = len(self.output), self._cache.length

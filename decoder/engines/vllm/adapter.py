@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -123,13 +124,21 @@ class Adapter:
         names = list(runner.input_batch.req_ids)
         if self.idle:
             return [[] for _ in names]
+        longest = min(self._longest, scheduler_output.num_spec_tokens_to_schedule)
         plan = self.ranks.agree(
             len(names),
-            lambda: self._decided(runner, scheduler_output, sampled, names),
+            lambda: self._decided(runner, scheduler_output, sampled, names, longest),
             lambda: self._count("choosing drafts failed: this step goes on without drafts"),
         )
         made = self._made(scheduler_output, names, plan, draft)
         drafts = plan.proposals(made)
+        if plan.grafts:
+            tails = self.ranks.agree(
+                len(names),
+                lambda: self._grafted(runner, names, plan, drafts, longest),
+                lambda: self._count("grafting failed: this step goes on without tails"),
+            )
+            drafts = [[*d, *tail] for d, tail in zip(drafts, tails.given, strict=True)]
         if self.worker is not None:
             with self._sparing("the router could not be told what was drafted"):
                 ran = plan.k if any(made) else 0
@@ -176,6 +185,7 @@ class Adapter:
         scheduler_output: Any,
         sampled: Sequence[Sequence[int]],
         names: Sequence[str],
+        longest: int,
     ) -> Plan:
         assert self.worker is not None, "only the rank that leads decides"
         router, late = self.worker.router, self.late
@@ -206,7 +216,6 @@ class Adapter:
         with self._sparing("choosing drafts failed: this step goes on without drafts"):
             most = room(len(names), known, runner.max_num_tokens, waiting)
             chosen = dict(zip(live, router.choose(live, most), strict=True))
-        longest = min(self._longest, scheduler_output.num_spec_tokens_to_schedule)
         end = runner.effective_drafter_max_model_len if self._has_model else 0
         given, rooms = [], []
         for name in names:
@@ -217,7 +226,23 @@ class Adapter:
             tokens = decision.tokens[:longest] if decision.arm == "cache" else ()
             given.append(_known(tokens, known))
         k = min(max(rooms, default=0), self.worker.settings.model_draft_tokens)
-        return Plan(tuple(given), tuple(rooms), k, catch_up)
+        return Plan(tuple(given), tuple(rooms), k, catch_up, bool(k) and router.grafts)
+
+    def _grafted(
+        self,
+        runner: Any,
+        names: Sequence[str],
+        plan: Plan,
+        drafts: Sequence[Sequence[int]],
+        longest: int,
+    ) -> Plan:
+        """Tails of the model drafts in ``drafts``, as given tokens."""
+        assert self.worker is not None, "only the rank that leads decides"
+        chains = [() if given else d for given, d in zip(plan.given, drafts, strict=True)]
+        tails = self.worker.router.graft(names, chains)
+        known = runner.input_batch.vocab_size
+        cut = (tail[: longest - len(d)] for tail, d in zip(tails, drafts, strict=True))
+        return replace(Plan.nothing(len(names)), given=tuple(_known(tail, known) for tail in cut))
 
     def _take_up(self, name: str, state: Any, sampled: int, max_model_len: int) -> None:
         """Let the router follow a request that it does not, with the text that it has by now."""

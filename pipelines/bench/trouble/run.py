@@ -63,10 +63,15 @@ class FailingCache(SuffixCache):
     failing = False
 
     def propose(
-        self, request: str, context: Tokens, limit: int, limits: Limits | None = None
+        self,
+        request: str,
+        context: Tokens,
+        limit: int,
+        limits: Limits | None = None,
+        ahead: int = 0,
     ) -> CacheDraft | None:
         """The draft that there is, its tokens changed."""
-        draft = super().propose(request, context, limit, limits)
+        draft = super().propose(request, context, limit, limits, ahead)
         if draft is None or not self.failing:
             return draft
         return replace(draft, tokens=[token ^ 1 for token in draft.tokens])

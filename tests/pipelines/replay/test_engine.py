@@ -102,13 +102,16 @@ def test_time_is_what_the_cost_table_says() -> None:
     arm = np.array([NONE, MODEL, CACHE], np.int8)
     ints = [np.array(v, np.int32) for v in ([0, 0, 0], [1, 2, 7], [0, 4, 10], [0, 4, 6], [1, 5, 7])]
     trace, position, verified, accepted, committed = ints
-    cycles = Cycles(trace, position, arm, verified, accepted, committed)
+    tail = np.zeros(3, np.int32)
+    cycles = Cycles(trace, position, arm, verified, accepted, committed, tail)
+    behind = replace(cycles, tail=np.array([0, 3, 0], np.int32))
     nominal = cycles.tally()
     assert nominal.time == pytest.approx(1.0 + (1.0 + 4 * 0.006) + (1.0 + 10 * 0.006))
     assert nominal.rate == pytest.approx(13 / nominal.time)
     assert (nominal.by_arm, nominal.accepted) == ((1, 1, 1), (0, 4, 6))
     steep = CostTable("test", (1, 11), (2.0, 12.0), draft_us=3.0, draft_token_us=0.5)
     assert cycles.tally(steep).time == pytest.approx(2.0 + (6.0 + 3.0 + 4 * 0.5) + 12.0)
+    assert behind.tally(steep).time == pytest.approx(2.0 + (6.0 + 3.0 + 0.5) + 12.0)
     assert (nominal + NOTHING) == nominal
 
 

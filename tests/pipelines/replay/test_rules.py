@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from rich.console import Console
 
+from decoder.contracts.errors import TraceError
 from decoder.contracts.features import FEATURES, NUM_FEATURES
 from decoder.engines.reference.buckets import HALVES, Buckets
 from decoder.engines.reference.method import Method, method
@@ -18,8 +22,11 @@ from decoder.policy.rule import ARMS, CACHE
 from decoder.settings import WorkerSettings
 from pipelines.calibration import calibration
 from pipelines.replay import rules
+from pipelines.replay.command import rule_tables
 from pipelines.replay.engine import hybrid, simulate
+from pipelines.replay.model_arm import drawn_drafter
 from pipelines.replay.traces import Trace
+from tests.decoder.simulated import trusting_policy
 from tests.engines.tiny import tiny_engine, tiny_prompt
 from tests.pipelines.replay.samples import copying_traces, token_classes
 
@@ -35,12 +42,42 @@ def recorded(count: int = 4, length: int = 60) -> list[Trace]:
         output = greedy.generate(prompt, length).tokens
         drafts = record_chains(engine, prompt, output)
         found = accepted(drafts, output)
-        traces.append(Trace(f"s{seed}", prompt, output, allowed=length, model_accepted=found))
+        traces.append(
+            Trace(
+                f"s{seed}",
+                prompt,
+                output,
+                allowed=length,
+                model_accepted=found,
+                model_drafts=drafts,
+            )
+        )
     return traces
 
 
 def every() -> dict[str, Method]:
-    return {**rules.rivals(4), "hybrid": hybrid("hybrid", first_policy("test"))}
+    one = hybrid("hybrid", first_policy("test"))
+    trusting = hybrid("trusting", trusting_policy(hazard=0.4, chance=0.9))
+    grafting = {by.name: replace(by, graft=True) for by in (one, trusting)}
+    return {**rules.rivals(4), "hybrid": one} | {f"{n}+graft": by for n, by in grafting.items()}
+
+
+def test_a_recording_without_model_drafts_is_not_grafted_on() -> None:
+    traces = copying_traces(1, model_accepted=[1] * 60)
+    with pytest.raises(TraceError, match="without the tokens"):
+        simulate(traces, [], every()["hybrid+graft"], token_classes(), SETTINGS)
+
+
+def test_tails_of_a_drawn_drafter_are_behind_the_true_text() -> None:
+    lots = np.random.default_rng(0)
+    traces = [drawn_drafter(trace, 2.0, 4, lots) for trace in copying_traces(3)]
+    by = every()["trusting+graft"]
+    found = rules.ruled(traces, by, token_classes(), SETTINGS, NOMINAL)
+    made, verified, accepted = found.tails
+    assert 0 < made < verified and accepted > 5
+    without = rules.ruled(traces, replace(by, graft=False), token_classes(), SETTINGS, NOMINAL)
+    assert without.tails == (0, 0, 0) and without.tokens.tolist() == found.tokens.tolist()
+    assert (found.account.trace >= 0).all() and len(found.account.arm) <= len(without.account.arm)
 
 
 @pytest.mark.parametrize("name", list(every()))
@@ -123,10 +160,17 @@ def test_the_summary_compares_with_the_best_rule_of_each_set() -> None:
     for name, by in sets.items():
         assert by["greedy"].rate == pytest.approx(0.1)
         assert by["greedy"].tokens.tolist() == [59, 59]
-        rates = {rule: r.rate for rule, r in by.items() if rule != "hybrid"}
+        rates = {rule: r.rate for rule, r in by.items() if "hybrid" not in rule}
         assert rates[found["best_rule"][name]] == max(rates.values())
         ratio = by["hybrid"].rate / max(rates.values())
         assert found["hybrid_over_best"][name] == pytest.approx(ratio)
+        added = by["hybrid+graft"].rate / by["hybrid"].rate
+        assert found["graft_over_hybrid"][name] == pytest.approx(added)
+        assert found["tails"][name]["made"] == by["hybrid+graft"].tails[0]
+    console = Console(record=True, width=200, file=io.StringIO())
+    console.print(*rule_tables(found))
+    shown = console.export_text()
+    assert "graft" in shown and f"{found['graft_over_hybrid_mean']:.3f}" in shown
     both = math.prod(found["hybrid_over_best"].values()) ** 0.5
     assert found["hybrid_over_best_mean"] == pytest.approx(both)
     for arm in ("cache", "model"):
