@@ -34,7 +34,7 @@ FLOAT32: Final = ("--dtype", "float32")
 LIMITS: Final = (
     "--max-model-len", str(CONTEXT),
     "--max-num-seqs", str(STREAMS),
-    # Room for the longest prompts of all streams at once, so that none is ever read in several steps:
+    # Room for the longest prompts of all streams at once, so that none is read in several steps:
     # a seeded request draws other numbers then, and ends plain vLLM on a CPU.
     "--max-num-batched-tokens", str(STREAMS * CONTEXT),
     "--enable-auto-tool-choice",
