@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from learner.rows import COLUMNS, Rows, empty
+from learner.rows import COLUMNS, Rows, empty, joined
 
 Snapshot = tuple[dict[str, NDArray[Any]], dict[str, Any]]
 """Arrays and JSON-able numbers: what a part of the learner puts into the checkpoint."""
@@ -39,7 +39,10 @@ class Buffer:
     def recent(self, last: int) -> Rows:
         """The newest rows, at most ``last``, oldest first, copied."""
         held = min(len(self), last)
-        return self.at(np.arange(self.total - held, self.total))
+        begins, ends = (self.total - held) % self.capacity, self.total % self.capacity
+        if held and ends <= begins:
+            return joined([self._ring.part(begins, self.capacity), self._ring.part(0, ends)])
+        return joined([self._ring.part(begins, ends)])
 
     def at(self, numbers: NDArray[np.int64]) -> Rows:
         """The rows of these ``numbers``, each among the newest ``capacity``, copied."""

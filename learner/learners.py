@@ -46,9 +46,19 @@ class Learners:
     """
 
     def __init__(self) -> None:
-        self.trainers: list[train.Trainer] = []
+        self._abreast: train.Trainer | None = None
         self.weights: Floats = np.full(len(NAMES), 1.0 / len(NAMES))
         self.updates = 0
+
+    @property
+    def trainers(self) -> list[train.Trainer]:
+        """Each network by itself, in views; empty before :meth:`begin`."""
+        return [] if self._abreast is None else train.apart(self._abreast)
+
+    @property
+    def begun(self) -> bool:
+        """Whether there are networks."""
+        return self._abreast is not None
 
     @property
     def leader(self) -> int:
@@ -59,10 +69,12 @@ class Learners:
         """Start from the champion's weights, or as networks of ``kind`` at random. Mutates."""
         self.weights = np.full(len(NAMES), 1.0 / len(NAMES))
         if champion.layers:
-            self.trainers = [train.continue_from(champion, train.CAREFUL) for _ in NAMES]
+            begins = train.continue_from(champion, train.CAREFUL)
+            self._abreast = train.abreast([begins for _ in NAMES])
             return
         seen = train.normaliser(buffer.recent(len(buffer)).features)
-        self.trainers = [train.start(kind, *seen, rate=train.QUICK) for _ in NAMES]
+        begins = train.start(kind, *seen, rate=train.QUICK)
+        self._abreast = train.abreast([begins for _ in NAMES])
         self.learn(buffer, WARM_UP)
 
     def weigh(self, rows: Rows, found: Faced) -> Floats:
@@ -71,11 +83,9 @@ class Learners:
         Returns:
             float64 [n], how much better the quick one foresaw them, in nats.
         """
-        said = np.empty((len(NAMES), len(rows)))
-        for index, trainer in enumerate(self.trainers):
-            outputs = train.outputs_of(trainer, rows.features)
-            said[index] = foresight_of(trainer.kind, outputs, rows, found)
-        said = bounded(said)
+        assert self._abreast is not None
+        outputs = train.outputs_of(self._abreast, rows.features)
+        said = bounded(foresight_of(self._abreast.kind, outputs, rows, found))
         total = said.sum(axis=1)
         held = self.weights * np.exp(total - total.max())
         held = held / held.sum()
@@ -88,20 +98,20 @@ class Learners:
 
         What is drawn depends on how many rows the buffer has ever had, and on nothing else.
         """
+        assert self._abreast is not None
+        spans = np.array([[len(buffer)], [min(len(buffer), RECENT)]])
         draw = np.random.default_rng(buffer.total)
-        spans = (len(buffer), min(len(buffer), RECENT))
-        ago = np.array([[draw.integers(0, span, BATCH) for span in spans] for _ in range(steps)])
-        for index, trainer in enumerate(self.trainers):
-            rows = buffer.at(buffer.total - 1 - ago[:, index].ravel())
-            train.updates(trainer, rows, BATCH)
+        ago = draw.integers(0, spans, (steps, len(NAMES), BATCH))
+        train.updates(self._abreast, buffer.at(buffer.total - 1 - ago.ravel()), BATCH)
         self.updates += steps
 
     def follow(self) -> None:
         """Let who is far behind go on from where the leader stands. Mutates."""
         leader = self.leader
+        trainers = self.trainers
         for index, weight in enumerate(self.weights):
             if weight < BEHIND and index != leader:
-                train.take_over(self.trainers[index], self.trainers[leader])
+                train.take_over(trainers[index], trainers[leader])
 
     def snapshot(self) -> Snapshot:
         """Everything :meth:`restored` needs."""
@@ -123,8 +133,10 @@ class Learners:
         arrays, numbers = snapshot
         learners = cls()
         learners.weights, learners.updates = arrays["weights"].copy(), int(numbers["updates"])
-        learners.trainers = [
-            train.restored(within(f"{name}.", arrays), held)
-            for name, held in zip(NAMES, numbers["trainers"], strict=False)
-        ]
+        if numbers["trainers"]:
+            networks = [
+                train.restored(within(f"{name}.", arrays), held)
+                for name, held in zip(NAMES, numbers["trainers"], strict=True)
+            ]
+            learners._abreast = train.abreast(networks)
         return learners

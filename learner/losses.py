@@ -7,13 +7,12 @@ for what it knows. What a model draft yields a worker follows by itself (``decod
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.contracts.bundle import BUCKET_ENDS, Kind
+from decoder.contracts.bundle import BUCKETS, MAX_DRAFT, Kind
 from decoder.contracts.features import FloatArray
 from decoder.policy.rule import MODEL
 from decoder.policy.survival import BUCKET_OF
@@ -32,72 +31,77 @@ HALVINGS: Final = 20
 
 
 class Faced(NamedTuple):
-    """What became of n drafts, in counts."""
+    """What became of n drafts, in counts. Columns may be cut into more dimensions than [n]."""
 
     positions: FloatArray  # [n, BUCKETS] positions a cache draft faced, its last included
+    ended: FloatArray  # [n, BUCKETS] 1 where it broke off, else 0
     broke: NDArray[np.bool_]  # [n] whether it broke off
-    where: NDArray[np.int64]  # [n] bucket of the position behind the accepted ones
     held: FloatArray  # [n] accepted tokens of a verified model draft, 0 without one
     tried: FloatArray  # [n] tokens it faced
     accepted: FloatArray  # [n] of the cache draft
     censored: NDArray[np.bool_]  # [n] whether that is a lower bound
 
-    def part(self, first: int, last: int) -> Faced:
-        """Of the drafts from ``first`` to before ``last``; views."""
-        columns: Iterable[Any] = self
-        return Faced(*(column[first:last] for column in columns))
 
-
-def survived(accepted: NDArray[np.integer]) -> FloatArray:
-    """Positions of each bucket [n, BUCKETS] that drafts of ``accepted`` [n] tokens survived."""
-    ends = np.concatenate([[0], BUCKET_ENDS, [np.iinfo(np.int64).max]])
-    inside: NDArray[np.integer] = np.clip(accepted[:, None], ends[:-1], ends[1:]) - ends[:-1]
-    return inside.astype(np.float32)
+SURVIVED: Final = np.zeros((MAX_DRAFT + 1, BUCKETS), np.float32)
+"""Positions of each bucket that a draft of so many accepted tokens survived."""
+SURVIVED[1:] = np.cumsum(BUCKET_OF[:, None] == np.arange(BUCKETS), axis=0)
+_BEHIND: Final = np.eye(BUCKETS, dtype=np.float32)[np.append(BUCKET_OF, BUCKET_OF[-1])]
+"""Bucket of the position behind the accepted ones, in place of a number a one in its column."""
 
 
 def faced(rows: Rows) -> Faced:
-    """What became of the drafts of ``rows``."""
+    """What became of the drafts of ``rows``, none of which has more tokens than ``MAX_DRAFT``."""
     accepted = rows.accepted.astype(np.int64)
     broke = (accepted < rows.draft_len) & ~rows.censored
-    where = BUCKET_OF[np.minimum(accepted, len(BUCKET_OF) - 1)]
-    positions = survived(accepted)
-    positions[np.flatnonzero(broke), where[broke]] += 1.0
+    ended = _BEHIND.take(accepted, axis=0)
+    ended *= broke[:, None]
+    positions = SURVIVED.take(accepted, axis=0)
+    positions += ended
     seen = np.isfinite(rows.model_accepted) & (rows.arm == MODEL)
     held = np.where(seen, rows.model_accepted, 0.0).astype(np.float32)
     tried = held + (seen & (held < rows.verified_len))
-    return Faced(positions, broke, where, held, tried, rows.accepted, rows.censored)
+    return Faced(positions, ended, broke, held, tried, rows.accepted, rows.censored)
 
 
 def survival_likelihood(logits: FloatArray, found: Faced) -> Floats:
-    """Log-likelihood [n], nats, of what became of cache drafts with ``logits`` [n, BUCKETS]."""
-    return _likelihood(logits, _softplus(logits, _sigmoid(logits)), found)
+    """Log-likelihood [..., n], nats, of what became of n cache drafts with ``logits``
+    [..., n, BUCKETS]."""
+    lived = found.positions * _softplus(logits, _sigmoid(logits))
+    likelihood: Floats = (found.ended * logits - lived).sum(axis=-1, dtype=np.float64)
+    return likelihood
 
 
-def survival_loss(outputs: FloatArray, found: Faced) -> tuple[float, FloatArray]:
+def survival_loss(outputs: FloatArray, found: Faced) -> tuple[Floats, FloatArray]:
     """Mean negative log-likelihood of drafts, nats a draft, and its gradient by the outputs.
 
     Args:
-        outputs: float32 [n, BUCKETS] of the network.
+        outputs: float32 [..., n, BUCKETS] of networks.
+        found: of the n drafts of each.
 
     Returns:
-        the loss, and float32 [n, BUCKETS].
+        the losses [...], and float32 [..., n, BUCKETS].
     """
     gradient = _sigmoid(outputs)
-    total = _likelihood(outputs, _softplus(outputs, gradient), found)
+    lost = _softplus(outputs, gradient)
+    lost *= found.positions
+    lost -= found.ended * outputs
     gradient *= found.positions
-    gradient[np.flatnonzero(found.broke), found.where[found.broke]] -= 1.0
-    gradient /= len(outputs)
-    return -float(total.mean()), gradient
+    gradient -= found.ended
+    n = outputs.shape[-2]
+    gradient *= np.float32(1.0 / n)
+    return lost.sum(axis=(-2, -1)) / n, gradient
 
 
-def payoff_loss(outputs: FloatArray, found: Faced) -> tuple[float, FloatArray]:
-    """Mean squared error of ``outputs`` [n, 1], tokens squared (paper, Table 10), and its gradient.
+def payoff_loss(outputs: FloatArray, found: Faced) -> tuple[Floats, FloatArray]:
+    """Mean squared error of ``outputs`` [..., n, 1], tokens squared (paper, Table 10), and its
+    gradient.
 
     A censored label is a lower bound: a prediction below it costs, one above it does not.
     """
-    error = outputs - found.accepted[:, None]
+    error = outputs - found.accepted[..., None]
     error[found.censored] = np.minimum(error[found.censored], 0.0)
-    return float(np.square(error, dtype=np.float64).mean()), error * np.float32(2.0 / len(outputs))
+    loss = np.square(error, dtype=np.float64).mean(axis=(-2, -1))
+    return loss, error * np.float32(2.0 / outputs.shape[-2])
 
 
 def residuals(
@@ -116,23 +120,23 @@ def bounded(likelihood: Floats) -> Floats:
 
 
 def foresight_of(kind: Kind, outputs: FloatArray, rows: Rows, found: Faced) -> Floats:
-    """How well a network's ``outputs`` [n, outputs] foresaw the cache drafts of ``rows``: the
-    log-likelihood [n], nats, of what they came to, ``found``.
+    """How well networks' ``outputs`` [..., n, outputs] foresaw the cache drafts of ``rows``: the
+    log-likelihood [..., n], nats, of what they came to, ``found``.
 
     What names only a mean is taken to mean the geometric law that has it, cut off at the draft's
     length.
     """
     if kind == "survival":
         return survival_likelihood(outputs, found)
-    chance = _chance_of(outputs[:, 0].astype(np.float64), rows.draft_len)
+    chance = _chance_of(outputs[..., 0].astype(np.float64), rows.draft_len)
     likelihood: Floats = rows.accepted * np.log(chance) + found.broke * np.log1p(-chance)
     return likelihood
 
 
 def _chance_of(mean: Floats, lengths: NDArray[np.integer]) -> Floats:
-    """The chance at which geometric drafts of ``lengths`` [n] have ``mean`` [n] to expect."""
-    low: Floats = np.full(len(mean), LIMIT)
-    high: Floats = np.full(len(mean), 1.0 - LIMIT)
+    """The chance at which geometric drafts of ``lengths`` [n] have ``mean`` [..., n] to expect."""
+    low: Floats = np.full(mean.shape, LIMIT)
+    high: Floats = np.full(mean.shape, 1.0 - LIMIT)
     for _ in range(HALVINGS):
         middle = (low + high) / 2.0
         expected = middle * (1.0 - middle**lengths) / (1.0 - middle)
@@ -141,21 +145,17 @@ def _chance_of(mean: Floats, lengths: NDArray[np.integer]) -> Floats:
     return (low + high) / 2.0
 
 
-def _likelihood(logits: FloatArray, rises: FloatArray, found: Faced) -> Floats:
-    lived = (found.positions * rises).sum(axis=1, dtype=np.float64)
-    ended = logits[np.arange(len(logits)), found.where]
-    likelihood: Floats = np.where(found.broke, ended, 0.0) - lived
-    return likelihood
-
-
 def _sigmoid(x: FloatArray) -> FloatArray:
     """Chances of the log-odds ``x``, none below what a float32 can take the logarithm of."""
-    one = np.float32(1.0)
-    found: FloatArray = one / (one + np.exp(np.minimum(-x, np.float32(80.0))))
-    return found
+    found: FloatArray = np.maximum(x, np.float32(-80.0))
+    np.negative(found, out=found)
+    np.exp(found, out=found)
+    found += np.float32(1.0)
+    return np.reciprocal(found, out=found)
 
 
 def _softplus(x: FloatArray, chance: FloatArray) -> FloatArray:
     """``log(1 + exp(x))``, from the ``_sigmoid`` of ``x``."""
-    found: FloatArray = np.maximum(x - np.log(chance), 0.0)
-    return found
+    found: FloatArray = np.log(chance)
+    np.subtract(x, found, out=found)
+    return np.maximum(found, np.float32(0.0), out=found)

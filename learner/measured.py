@@ -23,7 +23,7 @@ from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from decoder.policy.pricing import MAX_TOKENS, CostTable, part_of
 from decoder.policy.rule import CACHE, MODEL, NONE, Choice, Situation
@@ -70,16 +70,18 @@ class Costs:
         return self.seen[MODEL] >= MIN_ARM
 
     def outcome(self, rows: Rows, choice: Choice) -> tuple[Floats, Floats]:
-        """Tokens committed [n] and time [n] of making ``choice`` at ``rows``."""
+        """Tokens committed [..., n] and time [..., n] of making ``choice`` [..., n] at ``rows``."""
         arms, lengths = choice.arms, choice.lengths
         cache, model = arms == CACHE, arms == MODEL
-        committed = np.ones(len(rows))
-        committed[cache] += np.minimum(rows.accepted, lengths)[cache]
-        committed[model] += self.model_accepted
-        drafts = np.select([cache, model], [lengths, self.model_len], 0.0)
-        drafted = np.where(model, self._table.draft_us, 0.0)
+
+        def by_arm(of_cache: ArrayLike, of_model: float) -> Floats:
+            found: Floats = np.where(cache, of_cache, np.where(model, of_model, 0.0))
+            return found
+
+        committed = 1.0 + by_arm(np.minimum(rows.accepted, lengths), self.model_accepted)
+        drafts = by_arm(lengths, self.model_len)
         # The table holds the line of steps that verify nothing; cache steps may lie off it.
-        drafted[cache] = self.extra_us[CACHE] - self.extra_us[NONE]
+        drafted = by_arm(self.extra_us[CACHE] - self.extra_us[NONE], self._table.draft_us)
         batch = rows.batch_size
         return committed, part_of(self._table, batch, drafts, drafts, drafted, batch)
 
@@ -141,7 +143,8 @@ def robust_line(x: Floats, y: Floats) -> tuple[float, float] | None:
 
 def measure(rows: Rows) -> Costs | None:
     """Costs and the model arm's payoff from recent ``rows``; None while the line is unknown."""
-    rows = rows.take((rows.step_us > 0) & (rows.arm != UNKNOWN))
+    timed = (rows.step_us > 0) & (rows.arm != UNKNOWN)
+    rows = rows if timed.all() else rows.take(timed)
     counts = np.bincount(rows.arm, minlength=3)
     seen = (int(counts[NONE]), int(counts[MODEL]), int(counts[CACHE]))
     if seen[CACHE] < MIN_ARM:

@@ -48,6 +48,10 @@ class Rows:
     def __len__(self) -> int:
         return len(self.request)
 
+    def part(self, first: int, last: int) -> Rows:
+        """The rows from ``first`` to before ``last``; views."""
+        return Rows(**{name: getattr(self, name)[first:last] for name in COLUMNS})
+
     def take(self, index: NDArray[Any]) -> Rows:
         """The rows at ``index`` (integers, or a mask of length n), copied."""
         return Rows(**{name: getattr(self, name)[index] for name in COLUMNS})

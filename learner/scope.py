@@ -110,8 +110,8 @@ class Scope:
         alarms: list[Alarm] = []
         whole = len(rows) - len(rows) % BLOCK
         for first in range(0, whole, BLOCK):
-            alarms += self._work(rows.take(np.arange(first, first + BLOCK)))
-        self._waiting = rows.take(np.arange(whole, len(rows)))
+            alarms += self._work(rows.part(first, first + BLOCK))
+        self._waiting = rows.part(whole, len(rows))
         return alarms
 
     def candidate(self) -> Candidate | None:
@@ -142,7 +142,7 @@ class Scope:
         self.mae = error_of(policy, self.buffer.recent(int(MAE_MEMORY)))
         if taken in self._offered:
             self.promotions += newer  # else it was gone back to
-        elif policy.layers and self.learners.trainers:
+        elif policy.layers and self.learners.begun:
             self.learners.begin(policy, self.settings.kind, self.buffer)
 
     def _work(self, block: Rows) -> list[Alarm]:
@@ -152,7 +152,7 @@ class Scope:
         if self.buffer.total % PRICED < BLOCK:
             self._costs = measure(self.buffer.recent(COSTED)) or NOMINAL
         numbers[:, :SEATS] = self.contest.advantages(block, self._costs)
-        if self.learners.trainers:
+        if self.learners.begun:
             cache, model = self.learners.weigh(block, found), self.detector.drafter.weigh(found)
             numbers[:, SEATS:] = beyond(cache, model, found.tried)
         self._follow_error(block)
@@ -161,7 +161,7 @@ class Scope:
         row = self.buffer.total + len(block)
         alarms = self.detector.take([cluster.sums[SEATS:] for cluster in closed], row)
         self.buffer.add(block)
-        if self.learners.trainers:
+        if self.learners.begun:
             self.learners.learn(self.buffer)
         elif self.champion.layers or row >= self.settings.min_events:
             self.learners.begin(self.champion, self.settings.kind, self.buffer)
@@ -180,7 +180,7 @@ class Scope:
 
     def _renew(self) -> None:
         """Give a seat that is vacant to the learner that foresees best, where one is due."""
-        if self.buffer.total < self._next_contestant or not self.learners.trainers:
+        if self.buffer.total < self._next_contestant or not self.learners.begun:
             return
         self._next_contestant = self.buffer.total + self.settings.candidate_every
         seat = self.contest.vacant()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from decoder.contracts.bundle import OUTPUTS, PROBES, Kind, Policy
 from decoder.contracts.features import NUM_FEATURES, FloatArray
-from learner.losses import Faced, faced, payoff_loss, survival_loss
+from learner.losses import Faced, Floats, faced, payoff_loss, survival_loss
 from learner.rows import Rows
 
 HIDDEN: Final[dict[Kind, tuple[int, ...]]] = {"payoff": (256, 256), "survival": (64, 64)}
@@ -48,6 +48,9 @@ class Trainer:
     """A network in training. Weights only mean something together with ``mean`` and ``std``.
 
     ``weights`` and the moments hold all layers in one row, each weight [in, out] before its bias.
+    Networks of one kind, shape, normaliser and rate may be one trainer that learns side by side
+    (:func:`abreast`): then each has a row, and ``updates`` a number. ``[...]`` below is nothing
+    for one network, and their number for several.
     """
 
     kind: Kind
@@ -58,15 +61,17 @@ class Trainer:
     mean: FloatArray
     std: FloatArray
     rate: float
-    updates: int = 0
+    updates: NDArray[np.int64]
 
     def layers(self, row: FloatArray | None = None) -> list[tuple[FloatArray, FloatArray]]:
-        """Views of ``weights``, or of another ``row`` like it, as (weight [in, out], bias)."""
+        """Views of ``weights``, or of another ``row`` like it, as (weight [..., in, out], bias
+        [..., out])."""
         row = self.weights if row is None else row
         found, at = [], 0
         for inputs, outputs in itertools.pairwise(self.widths):
             middle, end = at + inputs * outputs, at + (inputs + 1) * outputs
-            found.append((row[at:middle].reshape(inputs, outputs), row[middle:end]))
+            weight = row[..., at:middle].reshape(*row.shape[:-1], inputs, outputs)
+            found.append((weight, row[..., middle:end]))
             at = end
         return found
 
@@ -83,7 +88,6 @@ def start(
     mean: FloatArray,
     std: FloatArray,
     layers: Layers = (),
-    seed: int = SEED,
     rate: float = QUICK,
 ) -> Trainer:
     """A trainer that continues from ``layers`` ([in, out] weights), or begins at random.
@@ -91,7 +95,7 @@ def start(
     At random is uniformly within the root of one over a layer's inputs.
     """
     if not layers:
-        draw = np.random.default_rng(seed)
+        draw = np.random.default_rng(SEED)
         made = []
         for inputs, outputs in itertools.pairwise((NUM_FEATURES, *HIDDEN[kind], OUTPUTS[kind])):
             bound = inputs**-0.5
@@ -102,7 +106,9 @@ def start(
     widths = (NUM_FEATURES, *(len(bias) for _, bias in layers))
     weights = np.concatenate([part.ravel() for layer in layers for part in layer])
     still = np.zeros_like(weights)
-    return Trainer(kind, widths, weights, still, still.copy(), mean.copy(), std.copy(), rate)
+    moments = still, still.copy()
+    none_yet = np.zeros((), np.int64)
+    return Trainer(kind, widths, weights, *moments, mean.copy(), std.copy(), rate, none_yet)
 
 
 def continue_from(policy: Policy, rate: float = QUICK) -> Trainer:
@@ -110,36 +116,66 @@ def continue_from(policy: Policy, rate: float = QUICK) -> Trainer:
     return start(policy.kind, policy.mean, policy.std, policy.layers, rate=rate)
 
 
+def abreast(trainers: Sequence[Trainer]) -> Trainer:
+    """Single networks as one trainer, which does to each what it would have done by itself: with
+    networks this small, calls cost as much as what they compute. Rows are copies.
+
+    Raises:
+        ValueError: they differ in shape, or in what they take their inputs to be.
+    """
+    first, *others = trainers
+    for each in others:
+        same = (each.kind, each.widths, each.rate) == (first.kind, first.widths, first.rate)
+        if not (same and all(map(np.array_equal, _norm(each), _norm(first)))):
+            raise ValueError("networks that differ in kind, widths, rate or normaliser")
+    rows: dict[str, Any] = {
+        name: np.stack([getattr(each, name) for each in trainers]) for name in _OWN
+    }
+    return replace(first, **rows)
+
+
+def apart(trainer: Trainer) -> list[Trainer]:
+    """Each network of ``trainer`` by itself, in views."""
+    return [
+        replace(trainer, **{name: getattr(trainer, name)[index, ...] for name in _OWN})
+        for index in range(len(trainer.updates))
+    ]
+
+
 def outputs_of(trainer: Trainer, features: FloatArray) -> FloatArray:
-    """Raw outputs [n, outputs] of the network for ``features`` [n, features]."""
+    """Raw outputs [..., n, outputs] of the network for ``features`` [n, features]."""
     return _forward(trainer, _entering(trainer, features))[-1]
 
 
 def gradient(trainer: Trainer, rows: Rows) -> tuple[float, FloatArray]:
-    """Mean loss of the trainer's kind on ``rows``, and its gradient by the weights, in a row like
-    them."""
-    return _gradient(trainer, _entering(trainer, rows.features), faced(rows))
+    """Mean loss of a single network's kind on ``rows``, and its gradient by the weights, in a row
+    like them."""
+    loss, slope = _gradient(trainer, _entering(trainer, rows.features), faced(rows))
+    return float(loss), slope
 
 
 def update(trainer: Trainer, rows: Rows) -> float:
-    """One step of Adam on the minibatch ``rows``; returns its loss. Mutates the trainer.
+    """One step of Adam of a single network on the minibatch ``rows``; returns its loss. Mutates.
 
-    A loss or a gradient that is not finite leaves the weights alone.
+    A loss or a gradient that is not finite, or whose square is not, leaves the weights alone.
     """
-    return updates(trainer, rows, len(rows))[0]
+    return float(updates(trainer, rows, len(rows))[0])
 
 
-def updates(trainer: Trainer, rows: Rows, batch: int) -> list[float]:
-    """:func:`update` on each ``batch`` of ``rows`` in their order, as many as they fill.
+def updates(trainer: Trainer, rows: Rows, batch: int) -> list[Floats]:
+    """:func:`update` of each network on ``batch`` of ``rows`` after ``batch``, as often as they
+    suffice for all: a step's minibatches, network by network, lie before those of the next step.
 
     What does not depend on the weights is worked out for all of them at once.
+
+    Returns:
+        the losses [...] of each step.
     """
+    shape = (-1, *trainer.updates.shape, batch)
     with np.errstate(all="ignore"):  # what overflows is left alone
-        entering, found = _entering(trainer, rows.features), faced(rows)
-        return [
-            _step(trainer, entering[at : at + batch], found.part(at, at + batch))
-            for at in range(0, len(rows) - batch + 1, batch)
-        ]
+        columns = _entering(trainer, rows.features), *faced(rows)
+        steps = zip(*(part.reshape(*shape, *part.shape[1:]) for part in columns), strict=True)
+        return [_step(trainer, entering, Faced(*found)) for entering, *found in steps]
 
 
 def fit(
@@ -147,7 +183,6 @@ def fit(
     kind: Kind = "survival",
     epochs: int = 20,
     batch: int = 65_536,
-    seed: int = SEED,
     report: Callable[[int, float], None] | None = None,
 ) -> Trainer:
     """Train from scratch on labelled drafts, as the paper does (Table 10).
@@ -160,8 +195,8 @@ def fit(
     """
     n = len(rows)
     size = min(batch, max(64, n // 50))
-    trainer = start(kind, *normaliser(rows.features), seed=seed)
-    order = np.random.default_rng(seed)
+    trainer = start(kind, *normaliser(rows.features))
+    order = np.random.default_rng(SEED)
     for epoch in range(epochs):
         chunks = np.array_split(order.permutation(n), max(1, -(-n // size)))
         losses = [update(trainer, rows.take(c)) for c in chunks]
@@ -171,10 +206,9 @@ def fit(
 
 
 def take_over(trainer: Trainer, other: Trainer) -> None:
-    """Go on from where ``other``, of the same kind, stands. Mutates."""
-    trainer.widths, trainer.updates = other.widths, other.updates
-    for name in _ROWS:
-        setattr(trainer, name, getattr(other, name).copy())
+    """Go on from where ``other``, of the same shape and normaliser, stands. Mutates."""
+    for name in _OWN:
+        getattr(trainer, name)[...] = getattr(other, name)
 
 
 def export(trainer: Trainer, scope: str, threshold: float, probes: FloatArray) -> Policy:
@@ -195,10 +229,10 @@ def export(trainer: Trainer, scope: str, threshold: float, probes: FloatArray) -
 
 
 def snapshot(trainer: Trainer) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    """Everything :func:`restored` needs, copied."""
+    """Everything that :func:`restored` needs of a single network, copied."""
     arrays = {name: getattr(trainer, name).copy() for name in _ROWS}
     return arrays, {
-        "updates": trainer.updates,
+        "updates": int(trainer.updates),
         "kind": trainer.kind,
         "rate": trainer.rate,
         "widths": list(trainer.widths),
@@ -217,11 +251,17 @@ def restored(arrays: dict[str, NDArray[Any]], numbers: dict[str, Any]) -> Traine
     if any(len(arrays[name]) != weights for name in _ROWS[:3]):
         raise ValueError(f"a network of widths {widths} has {weights} weights")
     rows = {name: arrays[name].copy() for name in _ROWS}
-    rate, updates = float(numbers["rate"]), int(numbers["updates"])
+    rate, updates = float(numbers["rate"]), np.array(numbers["updates"], np.int64)
     return Trainer(kind=numbers["kind"], widths=widths, rate=rate, updates=updates, **rows)
 
 
 _ROWS: Final = ("weights", "momentum", "squares", "mean", "std")
+_OWN: Final = ("weights", "momentum", "squares", "updates")
+"""What each of several networks has for itself."""
+
+
+def _norm(trainer: Trainer) -> tuple[FloatArray, FloatArray]:
+    return trainer.mean, trainer.std
 
 
 def _entering(trainer: Trainer, features: FloatArray) -> FloatArray:
@@ -237,39 +277,69 @@ def _forward(trainer: Trainer, entering: FloatArray) -> list[FloatArray]:
     layers = trainer.layers()
     for index, (weight, bias) in enumerate(layers):
         hidden = entered[-1] @ weight
-        hidden += bias
+        hidden += bias[..., None, :]
         if index < len(layers) - 1:
-            np.maximum(hidden, 0.0, out=hidden)
+            np.maximum(hidden, _ZERO, out=hidden)
         entered.append(hidden)
     return entered
 
 
-def _gradient(trainer: Trainer, entering: FloatArray, found: Faced) -> tuple[float, FloatArray]:
+def _gradient(trainer: Trainer, entering: FloatArray, found: Faced) -> tuple[Floats, FloatArray]:
     entered = _forward(trainer, entering)
     loss_of = survival_loss if trainer.kind == "survival" else payoff_loss
     value, back = loss_of(entered[-1], found)
     slope = np.empty_like(trainer.weights)
     parts, layers = trainer.layers(slope), trainer.layers()
+    ones = np.ones((1, entering.shape[-2]), np.float32)  # a product sums faster than a sum
     for index in reversed(range(len(layers))):
         weight, bias = parts[index]
-        np.matmul(entered[index].T, back, out=weight)
-        back.sum(axis=0, out=bias)
+        np.matmul(entered[index].swapaxes(-1, -2), back, out=weight)
+        np.matmul(ones, back, out=bias[..., None, :])
         if index:
-            back = back @ layers[index][0].T
-            back *= entered[index] > 0.0
+            back = back @ layers[index][0].swapaxes(-1, -2)
+            back *= entered[index] > _ZERO
     return value, slope
 
 
-def _step(trainer: Trainer, entering: FloatArray, found: Faced) -> float:
+def _step(trainer: Trainer, entering: FloatArray, found: Faced) -> Floats:
     value, slope = _gradient(trainer, entering, found)
-    steepness = float(np.sqrt(np.square(slope, dtype=np.float64).sum()))
-    if not (np.isfinite(value) and np.isfinite(steepness)):
-        return value if not np.isfinite(value) else float("inf")
-    slope *= np.float32(min(1.0, STEEPEST / max(steepness, TINY)))
-    trainer.updates += 1
-    trainer.momentum += (1.0 - MOMENTUM) * (slope - trainer.momentum)
-    trainer.squares += (1.0 - SQUARES) * (slope * slope - trainer.squares)
-    length = trainer.rate / (1.0 - MOMENTUM**trainer.updates)
-    root = np.sqrt(trainer.squares) * (1.0 - SQUARES**trainer.updates) ** -0.5
-    trainer.weights -= length * trainer.momentum / (root + TINY)
+    squared = np.vecdot(slope, slope)
+    steepness = np.sqrt(squared, dtype=np.float64)
+    wrong = ~(np.isfinite(value) & np.isfinite(steepness))
+    kept = None
+    if wrong.any():
+        kept = {name: getattr(trainer, name)[wrong] for name in _OWN}
+        slope[wrong] = 0.0
+        value = np.where(np.isfinite(value) & wrong, np.inf, value)
+    _adam(trainer, slope, np.minimum(1.0, STEEPEST / np.maximum(steepness, TINY)))
+    for name, before in kept.items() if kept else ():
+        getattr(trainer, name)[wrong] = before
     return value
+
+
+def _adam(trainer: Trainer, slope: FloatArray, scale: Floats) -> None:
+    """A step down ``slope`` times ``scale`` [...]. Mutates the trainer, and ``slope``, in place:
+    new arrays for each of these lines would cost as much again."""
+    trainer.updates += 1
+    bare = np.sqrt(1.0 - SQUARES**trainer.updates)  # of what the memory of squares began with
+    length = trainer.rate * bare / (1.0 - MOMENTUM**trainer.updates)
+    moved = slope * _each(scale * (1.0 - MOMENTUM))
+    trainer.momentum *= np.float32(MOMENTUM)
+    trainer.momentum += moved
+    slope *= _each(scale * np.sqrt(1.0 - SQUARES))
+    slope *= slope
+    trainer.squares *= np.float32(SQUARES)
+    trainer.squares += slope
+    np.sqrt(trainer.squares, out=moved)
+    moved += _each(TINY * bare)
+    np.divide(trainer.momentum, moved, out=moved)
+    moved *= _each(length)
+    trainer.weights -= moved
+
+
+def _each(numbers: Floats) -> FloatArray:
+    """One number for each row, so that none is made a float64."""
+    return np.asarray(numbers, np.float32)[..., None]
+
+
+_ZERO: Final = np.float32(0.0)

@@ -25,7 +25,13 @@ from numpy.typing import NDArray
 
 from decoder.contracts.bundle import Policy
 from decoder.contracts.features import FloatArray
-from decoder.policy.estimate import PAPER_THRESHOLD, decide_each, estimate, predict
+from decoder.policy.estimate import (
+    PAPER_THRESHOLD,
+    decide_each,
+    estimate,
+    estimate_alike,
+    predict,
+)
 from decoder.policy.pricing import part_of
 from decoder.policy.rule import CACHE, MODEL, NONE, Choice
 from learner.measured import MIN_ARM, Costs, Floats
@@ -174,8 +180,9 @@ def speed(policy: Policy, rows: Rows, costs: Costs) -> float:
     """Tokens per microsecond that ``policy`` is expected to reach on ``rows``, deciding by the rate
     that was in force."""
     parts = stretches(rows)
-    outcome = costs.outcome(rows, _chosen(policy, rows, costs, _rates(rows, costs)))
-    return float(parts.tokens.sum() / parts.needed(*outcome).sum())
+    outcome = costs.outcome(rows, _chosen([policy], rows, costs, _rates(rows, costs)))
+    (committed,), (time,) = outcome
+    return float(parts.tokens.sum() / parts.needed(committed, time).sum())
 
 
 def worth(policies: Sequence[Policy], rows: Rows, costs: Costs) -> Floats:
@@ -183,19 +190,33 @@ def worth(policies: Sequence[Policy], rows: Rows, costs: Costs) -> Floats:
     the tokens at what one was worth at the rate in force, less the time."""
     rates = _rates(rows, costs)
     plain = part_of(costs.situation.costs, rows.batch_size, 0, 0)
-    found = np.empty((len(policies), len(rows)))
-    for index, policy in enumerate(policies):
-        committed, time = costs.outcome(rows, _chosen(policy, rows, costs, rates))
-        found[index] = committed / rates - time / plain
+    committed, time = costs.outcome(rows, _chosen(policies, rows, costs, rates))
+    found: Floats = committed / rates - time / plain
     return found
 
 
-def _chosen(policy: Policy, rows: Rows, costs: Costs, rates: Floats) -> Choice:
+def _chosen(policies: Sequence[Policy], rows: Rows, costs: Costs, rates: Floats) -> Choice:
+    """What each policy chooses, [policies, n]. Those of one kind choose together: what the rows'
+    steps cost is then worked out once."""
+    arms = np.empty((len(policies), len(rows)), np.int8)
+    lengths = np.empty(arms.shape, np.int32)
+    alike: dict[tuple[bool, int], list[int]] = {}
+    for place, policy in enumerate(policies):
+        together = policy.kind == "survival"
+        alike.setdefault((policy.use_model, -1 if together else place), []).append(place)
     with np.errstate(all="ignore"):  # of a policy whose numbers are not finite
-        found = estimate(policy, rows.features)
-        return decide_each(
-            policy, found, rows.model_expected, costs.situation, rows.batch_size, rates
-        )
+        for (_, alone), places in alike.items():
+            one = policies[places[0]]
+            found = (
+                estimate_alike([policies[place] for place in places], rows.features)
+                if alone < 0
+                else estimate(one, rows.features)
+            )
+            choice = decide_each(
+                one, found, rows.model_expected, costs.situation, rows.batch_size, rates
+            )
+            arms[places], lengths[places] = choice.arms, choice.lengths
+    return Choice(arms, lengths)
 
 
 def _rates(rows: Rows, costs: Costs) -> Floats:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import settings
 
 with warnings.catch_warnings():
     # importing kafka-python warns about what it imports, which is theirs to mend
@@ -22,6 +23,9 @@ from decoder.contracts.settings import KafkaSettings
 from decoder.hindsight import Resolved, event_of
 
 VOCABULARY = 32
+
+settings.register_profile("untimed", deadline=None)  # a busy machine is no fault of a property
+settings.load_profile("untimed")
 
 
 class KeepingSink:

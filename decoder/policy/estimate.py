@@ -14,6 +14,7 @@ kind           predicts a cache draft's payoff by  takes the cache draft
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -65,6 +66,16 @@ def estimate(policy: Policy, features: FloatArray) -> Estimate:
     return Estimate(np.minimum(np.maximum(raw, 0.0), lengths), whole)
 
 
+def estimate_alike(policies: Sequence[Policy], features: FloatArray) -> Estimate:
+    """:func:`estimate` of policies of the kind ``survival``: ``expected`` is [policies, n],
+    ``curves`` [policies, n, w]."""
+    whole = features[:, _DRAFT_LEN].astype(np.int32)
+    logits = np.concatenate([network(policy, features) for policy in policies])
+    curves = survival(logits, np.tile(whole, len(policies)))
+    curves = curves.reshape(len(policies), len(features), -1)
+    return Estimate(curves.sum(axis=-1), whole, curves)
+
+
 def predict(policy: Policy, features: FloatArray) -> FloatArray:
     """Expected accepted length [n], tokens, of the cache drafts with ``features`` [n, features]."""
     return estimate(policy, features).expected
@@ -84,7 +95,8 @@ def decide_each(
 ) -> Choice:
     """Arm and draft length of n rows of different steps, each shared by ``batch`` [n] requests and
     decided at ``rate``, one or [n], in tokens that a request commits in the time of a plain step;
-    ``model`` [n] is the accepted length that their worker expected of a model draft.
+    ``model`` [n] is the accepted length that their worker expected of a model draft. Where
+    ``estimated`` is of policies alike, so is the choice: [policies, n].
     """
     if policy.kind != "survival":
         return _threshold(policy, estimated, situation)

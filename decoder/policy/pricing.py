@@ -20,7 +20,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Final
+from typing import Final, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -107,10 +107,16 @@ class CostTable:
         """Time of one more token beyond the dense table."""
         return float(self.dense[-1] - self.dense[-1 - TAIL]) / TAIL
 
-    def drafting(self, k: int, batch: int) -> float:
-        """Time the model drafter adds to a step for ``k`` tokens of ``batch`` requests."""
+    @overload
+    def drafting(self, k: int, batch: int) -> float: ...
+    @overload
+    def drafting(self, k: int, batch: Floats) -> Floats: ...
+
+    def drafting(self, k: int, batch: int | Floats) -> float | Floats:
+        """Time the model drafter adds to a step for ``k`` tokens of ``batch`` requests, or to each
+        of several steps."""
         if not k:
-            return 0.0
+            return 0.0 * batch
         return self.draft_us + k * (self.draft_token_us + self.draft_row_us * batch)
 
     def proposing(self, rows: int) -> float:

@@ -35,7 +35,7 @@ Lengths = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Arm [n] and draft tokens to verify [n] of each row; for arm ``none`` those are 0."""
+    """Arm and draft tokens to verify of each row, [..., n]; for arm ``none`` those are 0."""
 
     arms: Arms
     lengths: Lengths
@@ -59,31 +59,30 @@ def choose_each(
     rate: ArrayLike,
     situation: Situation,
 ) -> Choice:
-    """The best choice of each of n independent rows.
+    """The best choice of each of n independent rows, or of each by several policies.
 
     Args:
-        curves: float32 [n, w] of ``survival``.
+        curves: float32 [..., n, w] of ``survival``.
         model: float32 [n], expected accepted length of the model draft.
         batch: integers [n], requests that share the row's step, each as this one.
         rate: tokens a request commits in the time of a plain step, one or [n].
     """
-    n, width = curves.shape
+    width = curves.shape[-1]
     costs, k = situation.costs, situation.model_len
     value = value_of(costs, batch, rate)
     lengths_of = _FROM_ONE[: max(width, k)]
     alone = part_of(costs, batch, 0, 0)
     extra = part_of(costs, batch[:, None], lengths_of, lengths_of) - alone[:, None]
-    gains = np.cumsum(curves, axis=1) * value[:, None] - extra[:, :width]
-    best = np.zeros(n)
-    lengths = np.zeros(n, np.int32)
+    gains = np.cumsum(curves, axis=-1) * value[:, None] - extra[:, :width]
+    best = np.zeros(curves.shape[:-1])
+    lengths = np.zeros(best.shape, np.int32)
     if width:
-        top = gains.argmax(axis=1)
-        best = np.maximum(gains[np.arange(n), top], 0.0)
+        top = gains.argmax(axis=-1)
+        best = np.maximum(gains.max(axis=-1), 0.0)
         lengths = np.where(best > 0.0, top + 1, 0).astype(np.int32)
     arms = np.where(lengths > 0, CACHE, NONE).astype(np.int8)
     if k:
-        drafting = np.array([costs.drafting(k, int(b)) / b for b in batch])
-        gain = model * value - extra[:, k - 1] - drafting
+        gain = model * value - extra[:, k - 1] - costs.drafting(k, batch.astype(float)) / batch
         chosen = gain > best
         arms[chosen], lengths[chosen] = MODEL, k
     return Choice(arms, lengths)

@@ -10,9 +10,10 @@ the careful one, and so fewer alarms.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import count
 from typing import Any, Final
 
@@ -43,7 +44,7 @@ Sessions = Sequence[Sequence[Rows]]
 @dataclass(frozen=True)
 class Stream:
     """One stream: rows, the sessions and different rows that they were drawn from, alarms by
-    kind of draft."""
+    kind of draft, and the learner's processor time a row in microseconds."""
 
     kind: str
     seed: int
@@ -54,6 +55,7 @@ class Stream:
     cache: int
     model: int
     promotions: int
+    us_a_row: float = field(compare=False)
 
 
 def sessions_of(kind: str, library: Library, first: Policy, settings: WorkerSettings) -> Sessions:
@@ -119,9 +121,12 @@ def stream(
     learning = Learning.begun(first)
     requests = resampled(sessions, np.random.default_rng([seed, len(sessions)]))
     done = told = 0
+    spent = 0.0
     for index in count():
         rows = next(requests)
+        began = time.process_time()
         learning.take(index, rows)
+        spent += time.process_time() - began
         done += len(rows)
         if done - told >= TELL:
             told = done
@@ -132,7 +137,7 @@ def stream(
     alarms = learning.scope.alarms
     return Stream(
         kind, seed, done, len(sessions), different, index + 1, alarms["cache"], alarms["model"],
-        len(learning.promotions),
+        len(learning.promotions), 1e6 * spent / done,
     )  # fmt: skip
 
 
@@ -189,5 +194,6 @@ def totals(found: Sequence[Stream]) -> dict[str, Any]:
         "rows": whole,
         "alarms": alarms,
         "per_ten_million": 1e7 * sum(alarms.values()) / whole if whole else None,
+        "us_a_row": sum(each.us_a_row * each.rows for each in found) / whole if whole else None,
         "streams": [asdict(each) for each in found],
     }

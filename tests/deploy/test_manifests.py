@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shutil
 import subprocess
@@ -72,6 +73,15 @@ def test_the_registry_asks_for_a_driver_that_its_image_has() -> None:
     driver = make_url(f"{scheme}://host/name").get_driver_name()
     pinned = re.findall(r"^([\w-]+)==", (ROOT / "requirements" / "registry.lock").read_text(), re.M)
     assert f"{driver}-binary" in pinned
+
+
+def test_the_worker_has_what_vllm_is_linked_against() -> None:
+    found = importlib.util.find_spec("vllm")
+    assert found is not None and found.origin is not None
+    (linked,) = Path(found.origin).parent.glob("_C.*.so")
+    assert b"libnuma.so.1" in linked.read_bytes(), "what it takes has changed: look at the image"
+    _, runs = (DEPLOY / "containers" / "worker-cpu.Containerfile").read_text().rsplit("FROM", 1)
+    assert "libnuma1" in runs
 
 
 def test_compose_is_valid_and_its_files_are_there(tmp_path: Path) -> None:

@@ -91,6 +91,23 @@ def test_a_champion_that_is_gone_from_the_topic_is_missed(
     publisher.close()
 
 
+def test_a_publication_that_its_client_sent_again_is_one(broker: Broker) -> None:
+    """Which a client does that had no answer in time: the producer is no idempotent one."""
+    publisher = PolicyPublisher(broker.kafka)
+    made = publisher.publish(random_policy(scope="a"), 1)
+    producer = KafkaProducer(**broker.kafka.client_options())
+    producer.send(POLICY.name, key=b"a/champion", value=to_bytes(made)).get(10)
+    producer.close()
+    seen = Published(broker.kafka)
+    assert seen.read(10.0) and publisher.published.read(10.0)
+    for each in (seen, publisher.published):
+        last = each.last("a")
+        assert last is not None and (last.number, last.version) == (made.publication, made.version)
+    assert publisher.publish(random_policy(scope="a"), 1).publication == made.publication + 1
+    seen.close()
+    publisher.close()
+
+
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # a client that found no broker leaves some
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_publishing_without_a_broker() -> None:

@@ -14,7 +14,7 @@ from decoder.policy.estimate import predict
 from decoder.policy.probes import from_bytes, to_bytes
 from learner import train
 from learner.losses import faced
-from learner.rows import Rows, from_events
+from learner.rows import Rows, from_events, joined
 from tests.learner.traffic import Traffic
 
 ROWS = from_events(Traffic(seed=1).events(60))
@@ -40,13 +40,10 @@ def torch_gradient(trainer: train.Trainer, rows: Rows) -> tuple[float, np.ndarra
         hidden = hidden.relu() if index < len(layers) - 1 else hidden
     found = faced(rows)
     if trainer.kind == "survival":
-        lived = torch.tensor(found.positions)
-        ended = torch.tensor(found.broke)
-        lived[ended, torch.tensor(found.where)[ended]] -= 1.0
-        likelihood = (lived * logsigmoid(-hidden)).sum(dim=1)
-        ending = logsigmoid(hidden.gather(1, torch.tensor(found.where)[:, None])[:, 0])
-        likelihood = likelihood + torch.where(ended, ending, torch.zeros_like(ending))
-        loss = -likelihood.mean()
+        ended = torch.tensor(found.ended)
+        lived = torch.tensor(found.positions) - ended
+        likelihood = lived * logsigmoid(-hidden) + ended * logsigmoid(hidden)
+        loss = -likelihood.sum(dim=1).mean()
     else:
         error = hidden[:, 0] - torch.tensor(rows.accepted)
         missed = torch.where(torch.tensor(rows.censored), error.clamp(max=0.0), error)
@@ -141,11 +138,35 @@ def test_one_absurd_draft_does_not_end_the_learning() -> None:
 def test_who_takes_over_goes_on_as_the_other_would() -> None:
     one, other = trained("survival"), trained("survival", epochs=1)
     train.take_over(other, one)
-    other.rate = one.rate
     for each in (one, other):
         train.update(each, ROWS)
     assert np.array_equal(one.weights, other.weights)
     assert not np.shares_memory(one.weights, other.weights)
+
+
+@pytest.mark.parametrize("kind", ["survival", "payoff"])
+def test_networks_abreast_learn_as_each_would_by_itself(kind: Kind) -> None:
+    alone = [trained(kind, epochs=epochs) for epochs in (1, 3)]
+    abreast = train.abreast(alone)
+    batches = [ROWS.take(np.arange(first, first + 64)) for first in range(0, 6 * 64, 64)]
+    absurd = replace(batches[3], features=np.full_like(batches[3].features, 3e38))
+    batches[3] = absurd  # one of them leaves this step out
+    for place in range(0, 6, 2):
+        train.updates(abreast, joined(batches[place : place + 2]), 64)
+    for place, batch in enumerate(batches):
+        train.update(alone[place % 2], batch)
+    outputs = train.outputs_of(abreast, ROWS.features)
+    for one, other, said in zip(alone, train.apart(abreast), outputs, strict=True):
+        assert np.abs(one.weights - other.weights).max() < 1e-6
+        assert np.allclose(train.outputs_of(one, ROWS.features), said, atol=1e-4)
+        assert one.updates == other.updates
+
+
+def test_networks_that_differ_are_not_put_abreast() -> None:
+    one = trained("survival")
+    for other in (trained("payoff"), replace(one, mean=one.mean + 1), replace(one, rate=9.0)):
+        with pytest.raises(ValueError, match="differ"):
+            train.abreast([one, other])
 
 
 def test_survival_training_tells_long_drafts_from_short_ones() -> None:

@@ -34,8 +34,8 @@ FLOAT32: Final = ("--dtype", "float32")
 LIMITS: Final = (
     "--max-model-len", str(CONTEXT),
     "--max-num-seqs", str(STREAMS),
-    # Room for the longest prompts of all streams at once, so that none is ever read in several steps:
-    # a seeded request draws other numbers then, and ends plain vLLM on a CPU.
+    # Room for the longest prompts of all streams at once: a seeded request whose prompt is read in
+    # several steps draws other numbers, and ends plain vLLM on a CPU.
     "--max-num-batched-tokens", str(STREAMS * CONTEXT),
     "--enable-auto-tool-choice",
     "--tool-call-parser", "hermes",
