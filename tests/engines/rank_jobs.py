@@ -31,12 +31,13 @@ def random_plan(rng: np.random.Generator, rows: int) -> Plan:
     lengths = rng.choice([0, 0, 1, 5, INLINE // 2, INLINE], size=rows)
     given = tuple(tuple(rng.integers(0, 150_000, size=n).tolist()) for n in lengths)
     rooms = tuple(int(rng.integers(0, 9)) if not row else 0 for row in given)
-    return Plan(given, rooms, int(rng.integers(0, 9)), bool(rng.integers(0, 2)))
+    catch_up, grafts = (rng.integers(0, 2, 2) == 1).tolist()
+    return Plan(given, rooms, int(rng.integers(0, 9)), catch_up, grafts)
 
 
 def told(plan: Plan) -> list[Any]:
     """A plan as JSON."""
-    return [[list(row) for row in plan.given], list(plan.rooms), plan.k, plan.catch_up]
+    return [[list(row) for row in plan.given], list(plan.rooms), plan.k, plan.catch_up, plan.grafts]
 
 
 def agreeing(ranks: Ranks) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from decoder.engines.vllm.adapter import RESTARTS
+from decoder.engines.vllm.adapter import RESTARTS, Adapter
 from pipelines.embedded import drafter_path, ensure_model
 from tests.decoder.simulated import model_alone
 from tests.engines.scheduled import VOCABULARY, Scheduled
@@ -292,6 +292,39 @@ def test_tails_behind_model_drafts_are_verified_with_them(
 def models(e: Scheduled) -> None:
     """Take the model arm wherever there is room."""
     e.worker.router._choice = model_alone(4)
+
+
+def test_other_ranks_propose_the_same_tails() -> None:
+    e = engine(config(tokens=16), graft=True, right=4)
+    models(e)
+    lead, told, made = e.adapter, [], []
+    agree, propose = lead.ranks.agree, lead.propose
+    other = Adapter(None, 16, has_model=True)
+
+    def overheard(*arguments: Any) -> Any:
+        told.append(agree(*arguments))
+        return told[-1]
+
+    def both(runner: Any, out: Any, sampled: Any, draft: Any) -> Any:
+        made.clear()
+        asked = out.num_spec_tokens_to_schedule
+
+        def drafted() -> Any:
+            made.append(draft())
+            return made[0]
+
+        drafts = propose(runner, out, sampled, drafted)
+        out.num_spec_tokens_to_schedule = asked
+        assert other.propose(runner, out, sampled, lambda: made[0]) == drafts
+        assert not told
+        return drafts
+
+    lead.ranks.agree = overheard  # type: ignore[method-assign]
+    other.ranks.agree = lambda *_: told.pop(0)  # type: ignore[method-assign]
+    lead.propose = both  # type: ignore[method-assign]
+    serve(e)
+    is_whole(e)
+    assert e.worker.router.counters.accepted["graft"] > 5
 
 
 def test_a_graft_that_fails_costs_the_step_its_tails(caplog: pytest.LogCaptureFixture) -> None:
