@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sqlite3
 import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -66,14 +67,14 @@ class FormerLives:
         the file is let go of until the next look, and the record is delivered once more.
         """
         try:
-            return left.remove(record)
+            return _removed(left, record)
         except SpillError as error:
             self._failed(left, error)
             self.close()
             return 0
 
     def _lose(self, spill: Spill, record: int, reason: str, why: object) -> None:
-        rows = spill.remove(record)
+        rows = _removed(spill, record)
         self._books.lose_former(reason, rows)
         log.warning("%d draft events of a former life are lost: %s", rows, why)
 
@@ -107,3 +108,13 @@ class FormerLives:
         except SpillError as error:
             log.warning("%s was not closed: %s", spill.path, error)
         os.close(lock)
+
+
+def _removed(spill: Spill, record: int) -> int:
+    """As :meth:`Spill.remove`, of a record that is there: else its file is damaged, and would show
+    it for ever.
+    """
+    rows = spill.remove(record)
+    if not rows:
+        raise sqlite3.DatabaseError("a row of it cannot be found again")
+    return rows

@@ -20,6 +20,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -34,17 +35,17 @@ KEPT_DAYS: Final = 7
 """What nobody fetched by then is not kept on a machine for ever."""
 LEVEL: Final = 1
 """Of zstd: 240 bytes an event instead of 670, in 2 us."""
-SpillError = (OSError, sqlite3.Error, zstandard.ZstdError)
-"""What may go wrong with a file."""
+SpillError = (OSError, sqlite3.Error, zstandard.ZstdError, UnicodeDecodeError)
+"""What may go wrong with a file; the last where SQLite's own names in it are damaged."""
 
 
 def is_damage(error: Exception) -> bool:
     """Whether the file itself is at fault, and not the disk, the system or another's lock, which
     may be better the next time.
     """
-    if isinstance(error, sqlite3.OperationalError):
-        return error.sqlite_errorcode == sqlite3.SQLITE_ERROR  # it has other tables than ours
-    return isinstance(error, sqlite3.DatabaseError | zstandard.ZstdError)
+    if isinstance(error, sqlite3.OperationalError):  # an error of this kind: it has other tables
+        return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) == sqlite3.SQLITE_ERROR
+    return isinstance(error, sqlite3.DatabaseError | zstandard.ZstdError | UnicodeDecodeError)
 
 
 class Record(NamedTuple):
@@ -88,16 +89,21 @@ class Spill:
                 pass
             told = file.execute("SELECT sum(rows), sum(length(value)), max(id) FROM records")
             rows, size, last = told.fetchone()
-            self.rows, self.size = rows or 0, size or 0
+            self.rows, self.size = int(rows or 0), int(size or 0)
             self.last = -1 if last is None else last
-            self.cuts = [Cut(*told) for told in file.execute("SELECT * FROM cuts")]
-            asked = "SELECT max(id), partition, sequence FROM records GROUP BY partition"
+            self.cuts = [Cut(*told) for told in file.execute("SELECT * FROM cuts") if _whole(told)]
+            asked = (
+                "SELECT max(id), partition, sequence FROM records"
+                " WHERE typeof(partition) = 'integer' AND typeof(sequence) = 'integer'"
+                " GROUP BY partition"
+            )
             for last, partition, number in file.execute(asked):
                 self.sequences[partition] = number + 1 + moved(self.cuts, partition, last)
 
     def _open(self) -> sqlite3.Connection:
         if self._file is None:
             file = sqlite3.connect(self.path, timeout=0.0, isolation_level=None)
+            file.text_factory = partial(str, encoding="utf-8", errors="replace")
             # Not synchronous: what a kernel that dies loses is not worth waiting for a disk.
             file.executescript(
                 "PRAGMA page_size = 16384; PRAGMA synchronous = OFF;"
@@ -167,8 +173,12 @@ class Spill:
 def _check(row: tuple[Any, ...]) -> None:
     """What SQLite reads of a damaged page may be of any type."""
     *numbers, last = row
-    if not all(isinstance(number, int) for number in numbers) or not isinstance(last, int | bytes):
+    if not _whole(numbers) or not isinstance(last, int | bytes):
         raise sqlite3.DatabaseError("a row of it is damaged")
+
+
+def _whole(numbers: Iterable[Any]) -> bool:
+    return all(isinstance(number, int) for number in numbers)
 
 
 def moved(cuts: Iterable[Cut], partition: int, record: int) -> int:
