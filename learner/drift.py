@@ -28,8 +28,8 @@ a token of a model draft: with so much more of the newest in its memory, it is b
 traffic of which nothing changes."""
 BOUND: Final = math.log(3_000.0)
 """Evidence that is an alarm. Were the quick one ahead by the whole margin, three thousand clusters
-of drafts would raise one at most; on four kinds of recorded traffic, resampled, it is ahead by less
-and 4.8 million drafts raised one."""
+of drafts would raise one at most; on eight kinds of recorded traffic, resampled, it is ahead by
+less and ten million drafts raised one."""
 MEMORIES: Final = np.array([20_000.0, 400.0])
 """Tokens of model drafts over which the chance of one is taken, by the careful and by the quick."""
 
