@@ -14,7 +14,7 @@ from decoder.contracts.errors import ContractError
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import WorkerStatus, decode_status
 from decoder.contracts.topics import STATUS
-from decoder.kafka.clients import AWAY, close, fetch, open_consumer, places_of
+from decoder.kafka.clients import AWAY, GLANCE_MS, close, fetch, open_consumer, places_of
 from decoder.kafka.faults import tell
 
 READ_SECONDS: Final = 1.0
@@ -40,7 +40,7 @@ class Players:
         try:
             if self._consumer is None:
                 self._connect()
-            records = fetch(self._consumer)
+            records = fetch(self._consumer, GLANCE_MS)
         except AWAY as error:
             tell(self._complaints, STATUS.name, "read", error)
             self.close()

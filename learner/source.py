@@ -17,14 +17,14 @@ from kafka import TopicPartition
 
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DRAFTS, Topic
-from decoder.kafka.clients import AWAY, close, fetch, open_consumer
+from decoder.kafka.clients import ANSWER_MS, AWAY, GLANCE_MS, close, fetch, open_consumer
 
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS: Final = 2.0
 PARTITIONS_SECONDS: Final = 30.0
 """How often added partitions are looked for."""
-ANSWER_MS: Final = 2_000
+ENDS_MS: Final = 2_000
 RECORDS_PER_POLL: Final = 40
 """A record holds some two hundred events: more at once would hold the loop for a second."""
 
@@ -74,6 +74,7 @@ class EventSource:
         self._begins: dict[TopicPartition, int] = {}
         self._answered_at = time.monotonic()
         self._complained = False
+        self._flows = False
 
     def connect(self, stop: threading.Event) -> bool:
         """Wait for the broker and for the topic; False when ``stop`` was set first."""
@@ -97,7 +98,8 @@ class EventSource:
         try:
             if time.monotonic() >= self._partitions_at:
                 self._assign()
-            records = fetch(self._consumer) if self._consumer is not None else []
+            patience = ANSWER_MS if self._flows else GLANCE_MS
+            records = fetch(self._consumer, patience) if self._consumer is not None else []
         except AWAY as error:
             if not self._complained:
                 log.warning("reading %s failed: %r; going on trying", self._topic, error)
@@ -108,6 +110,7 @@ class EventSource:
             self._partitions_at = time.monotonic() + RETRY_SECONDS
             time.sleep(timeout)
             return []
+        self._flows = bool(records)
         if not records:
             time.sleep(timeout)
         else:
@@ -181,7 +184,7 @@ class EventSource:
                 else:
                     self._consumer.seek_to_beginning(tp)
         # A client whose broker is away finds nothing to read and says no more: this asks.
-        self._begins = self._consumer.beginning_offsets(sorted(partitions), timeout_ms=ANSWER_MS)
+        self._begins = self._consumer.beginning_offsets(sorted(partitions), timeout_ms=ENDS_MS)
         self._answered_at = time.monotonic()
         return bool(partitions)
 

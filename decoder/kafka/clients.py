@@ -28,6 +28,9 @@ ANSWER_MS: Final = 20
 where a broker answers an empty fetch at once instead of holding it, the client asks again at once,
 and in a worker such a thread takes the interpreter from decoding (measured: two thirds of a
 core)."""
+GLANCE_MS: Final = 2
+"""The same where nothing came the last time: time enough to send a fetch or to take an answer. With
+none at all kafka-python (3.0.12) needs several calls for either."""
 
 LISTENS_S: Final = 5.0
 """Given to each address to accept a connection."""

@@ -18,6 +18,7 @@ from decoder.contracts.topics import DRAFTS, POLICY, STATUS
 from decoder.kafka.clients import AWAY, close, fetch, open_consumer
 
 RETRY_S: Final = 0.5
+IDLE_S: Final = 0.2
 IN_HAND_S: Final = 0.5
 """What was fetched before may come this much later."""
 
@@ -127,8 +128,11 @@ class Heard:
                 if consumer is None:
                     consumer = open_consumer(self._kafka, "chaos")
                     consumer.subscribe([DRAFTS.name, POLICY.name, STATUS.name])
-                for record in fetch(consumer, 200):
+                records = fetch(consumer)
+                for record in records:
                     self._take(record)
+                if not records:
+                    self._stopping.wait(IDLE_S)
             except AWAY:
                 close(consumer)
                 consumer = None

@@ -111,7 +111,17 @@ def start(
             )
     except OSError as error:
         raise ProcessError(f"{name} cannot be started: {error}") from error
+    if niceness:
+        _weigh_session(process.pid, niceness)
     return Child(name, process, log, begins)
+
+
+def _weigh_session(pid: int, niceness: int) -> None:
+    """Let the session of ``pid`` yield to others, where Linux shares processors out by session
+    (``kernel.sched_autogroup_enabled``): there a process's own niceness counts in its session only.
+    """
+    with contextlib.suppress(OSError):  # no such kernel, or the child has ended
+        Path(f"/proc/{pid}/autogroup").write_text(f"{niceness}\n", encoding="ascii")
 
 
 def wait_until(

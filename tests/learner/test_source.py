@@ -12,6 +12,7 @@ from kafka import TopicPartition
 
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DRAFTS
+from decoder.kafka.clients import ANSWER_MS, GLANCE_MS
 from learner import source as sources
 from learner.source import EventSource, Fetched
 from tests.learner.conftest import Broker
@@ -74,6 +75,27 @@ def test_a_source_that_finds_nothing_rests(monkeypatch: pytest.MonkeyPatch) -> N
     assert source.poll(0.25) == [] and 0.25 in rests
 
 
+def test_a_source_that_finds_nothing_gives_the_next_fetch_little_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where a broker answers empty fetches at once, the client asks as often as it is let."""
+    came: list[list[SimpleNamespace]] = []
+    patience: list[int] = []
+
+    def poll(timeout_ms: int) -> dict[int, list[SimpleNamespace]]:
+        patience.append(timeout_ms)
+        return {0: came.pop()} if came else {}
+
+    source = EventSource(KafkaSettings(), {})
+    monkeypatch.setattr(source, "_assign", lambda: True)
+    monkeypatch.setattr(source, "_consumer", SimpleNamespace(poll=poll))
+    record = SimpleNamespace(partition=0, offset=0, timestamp=0, key=None, value=b"")
+    for records in ([], [record], [record], [], []):
+        came.append(records)
+        source.poll(0.0)
+    assert patience == [GLANCE_MS, GLANCE_MS, ANSWER_MS, ANSWER_MS, GLANCE_MS]
+
+
 def test_what_retention_has_emptied_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     places = [TopicPartition(DRAFTS.name, partition) for partition in (0, 1)]
     answers = SimpleNamespace(
@@ -95,7 +117,7 @@ def test_a_broker_that_is_away_is_heard_to_be_silent(
     broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sources, "PARTITIONS_SECONDS", 0.5)
-    monkeypatch.setattr(sources, "ANSWER_MS", 200)
+    monkeypatch.setattr(sources, "ENDS_MS", 200)
     source = EventSource(broker.kafka, {})
     assert source.connect(threading.Event())
     source.poll(0.6)

@@ -98,6 +98,16 @@ def test_niceness_is_given_to_the_child(tmp_path) -> None:
     assert int(child.log.read_text()) == min(os.nice(0) + 7, 19)
 
 
+@pytest.mark.skipif(
+    not Path("/proc/self/autogroup").exists(), reason="takes a Linux that shares out by session"
+)
+def test_niceness_is_given_to_the_session_too(tmp_path) -> None:
+    child = python("import time; time.sleep(60)", tmp_path / "log", niceness=7)
+    group = Path(f"/proc/{child.process.pid}/autogroup").read_text()
+    processes.stop([child])
+    assert group.split()[-1] == "7"
+
+
 def test_a_log_that_is_gone_on_with_does_not_grow_for_ever(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(processes, "KEPT_BYTES", 20)
     log, command = tmp_path / "log", [sys.executable, "-c", "print('0123456789')"]
