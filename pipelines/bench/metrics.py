@@ -16,13 +16,12 @@ import numpy as np
 from pipelines.bench.known import over
 from pipelines.bench.results import Key, Labelled, Outcome, PromptFacts, Results
 from pipelines.calibration import calibration
+from pipelines.rival import Spent, against_best, interval
 
 HIGH_PAYOFF: Final = 6
 """Accepted tokens from which the paper calls a cache draft high-payoff (Appendix G)."""
 LOOP: Final = 32
 """An output in which a run of this many tokens comes twice is one that loops."""
-DRAWS: Final = 2000
-BOOTSTRAP_SEED: Final = 42
 
 ByMethod = Mapping[str, Outcome]
 
@@ -130,22 +129,11 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float] | None:
 
 def ratio_interval(mine: Sequence[Spell], theirs: Sequence[Spell]) -> tuple[float, float] | None:
     """95% bootstrap interval of ``rate(mine) / rate(theirs)``, resampling them in pairs."""
-    if len(mine) < 2:
-        return None
-    columns = [
-        np.array([getattr(o, name) for o in side], float)
-        for side in (mine, theirs)
-        for name in ("decoded", "decode_us")
-    ]
-    rng = np.random.default_rng(BOOTSTRAP_SEED)
-    drawn = rng.integers(0, len(mine), (DRAWS, len(mine)))
-    tokens, time, other_tokens, other_time = (c[drawn].sum(axis=1) for c in columns)
-    kept = (tokens > 0) & (other_tokens > 0)
-    if not kept.any():
-        return None
-    ratios = (tokens / time)[kept] / (other_tokens / other_time)[kept]
-    low, high = np.percentile(ratios, [2.5, 97.5])
-    return float(low), float(high)
+    return interval(_spent(mine), _spent(theirs))
+
+
+def _spent(side: Sequence[Spell]) -> Spent:
+    return np.array([o.decoded for o in side], float), np.array([o.decode_us for o in side], float)
 
 
 def payoff(drafts: Sequence[Labelled]) -> dict[str, float | int | None]:
@@ -215,6 +203,27 @@ def _against(prompts: Sequence[ByMethod], method: str, other: str) -> dict[str, 
     }
 
 
+def _over_best(prompts: Sequence[ByMethod], method: str) -> dict[str, Any]:
+    """A learned method over the best rule, which is picked on the other half of the prompts; every
+    cycle at the median time of its kind.
+    """
+    rules = [m for m in prompts[0] if not m.startswith("hybrid") and m != "oracle"]
+    times = typical_times(o for p in prompts for o in p.values())
+
+    def spent(name: str) -> Spent:
+        made = [p[name] for p in prompts]
+        micros = [sum(times[kind_of(c)] for c in o.cycles) for o in made]
+        return np.array([o.decoded for o in made], float), np.array(micros, float)
+
+    learned = method.startswith("hybrid")
+    found = against_best(spent(method), {m: spent(m) for m in rules}) if learned else None
+    return {
+        "over_best_rule": found and found.ratio,
+        "over_best_rule_interval": found and (found.low, found.high),
+        "best_rules": found and found.rivals,
+    }
+
+
 def measure(prompts: Sequence[ByMethod], method: str) -> dict[str, Any]:
     """Every figure of ``method`` over ``prompts``; those that loop and those that do not, apart.
 
@@ -228,6 +237,7 @@ def measure(prompts: Sequence[ByMethod], method: str) -> dict[str, Any]:
     same = all(p[method].tokens == p["greedy"].tokens for p in greedy)
     return {
         **speeds(prompts, method),
+        **_over_best(prompts, method),
         "exact": same if greedy else None,
         "loop_share": over(len(looping), len(prompts)),
         **payoff([d for p in prompts for d in p[method].drafts]),

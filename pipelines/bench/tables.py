@@ -104,7 +104,8 @@ def _apart(rows: list[Record], title: str) -> Table:
 def _speedups(records: list[Record], methods: list[str], title: str) -> Table:
     table = _narrow(title)
     others = [m for m in methods if m != "greedy"]
-    for name in ("dataset", "prompts", *others):
+    learned = [m for m in methods if m.startswith("hybrid")]
+    for name in ("dataset", "prompts", *others, *(f"{m} / best rule" for m in learned)):
         table.add_column(name, justify="left" if name == "dataset" else "right", overflow="fold")
     by_dataset: dict[str, dict[str, Record]] = {}
     for record in records:
@@ -112,5 +113,6 @@ def _speedups(records: list[Record], methods: list[str], title: str) -> Table:
     for dataset, rows in by_dataset.items():
         prompts = next(iter(rows.values()))["prompts"]
         cells = [number(rows[m]["speedup_vs_greedy"]) if m in rows else "-" for m in others]
+        cells += [spread(rows[m], "over_best_rule") if m in rows else "-" for m in learned]
         table.add_row(dataset, str(prompts), *cells)
     return table

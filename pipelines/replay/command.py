@@ -238,15 +238,20 @@ def rule_tables(summary: dict[str, Any]) -> list[Table]:
     shown = [rule for rule in means if rule != "greedy"]
     rates = Table(title="Tokens a unit of time, over greedy's", caption=_RULED)
     rates.add_column("set", overflow="fold", min_width=10)
-    for heading in (*shown, "best", "/ best", "graft"):
+    for heading in (*shown, "best", "/ best", "/ picked", "graft"):
         rates.add_column(heading, justify="right", overflow="fold")
     for name, over in summary["x_greedy"].items():
         best = summary["best_rule"][name]
         added = summary["graft_over_hybrid"][name]
-        last = (best, f"{summary['hybrid_over_best'][name]:.3f}", f"{added:.3f}")
+        at = summary["hybrid_over_picked"].get(name)
+        picked = f"{at['ratio']:.3f} ({at['low']:.2f}-{at['high']:.2f})" if at else "-"
+        last = (best, f"{summary['hybrid_over_best'][name]:.3f}", picked, f"{added:.3f}")
         rates.add_row(escape(name), *(f"{over[rule]:.2f}" for rule in shown), *last)
-    means_of = ("hybrid_over_best_mean", "graft_over_hybrid_mean")
-    last = (summary["best_single"], *(f"{summary[name]:.3f}" for name in means_of))
+    means_of = ("hybrid_over_best_mean", "hybrid_over_picked_mean", "graft_over_hybrid_mean")
+    last = (
+        summary["best_single"],
+        *("-" if m is None else f"{m:.3f}" for m in map(summary.get, means_of)),
+    )
     rates.add_row("mean", *(f"{means[rule]:.3f}" for rule in shown), *last)
     return [rates, _deciles(summary["calibration"])]
 
@@ -262,7 +267,8 @@ def _deciles(calibration: dict[str, list[dict[str, float]]]) -> Table:
 
 
 _RULED: Final = (
-    "@2: two tokens of a draft for each one matched. / best: the hybrid over the best rule; "
+    "@2: two tokens of a draft for each one matched. / best: the hybrid over the best rule, "
+    "/ picked: over the one that was best on the other half of the prompts; "
     "graft: with tails behind model drafts over without. Means are geometric."
 )
 

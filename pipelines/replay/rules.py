@@ -9,7 +9,7 @@ both arms and what either would have brought.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final
 
 import numpy as np
@@ -27,6 +27,7 @@ from pipelines.calibration import calibration
 from pipelines.replay.engine import hybrid, simulate
 from pipelines.replay.tally import Cycles
 from pipelines.replay.traces import Trace
+from pipelines.rival import against_best
 
 HYBRID: Final = "hybrid"
 GRAFTING: Final = "hybrid+graft"
@@ -176,7 +177,8 @@ def all_ruled(
 def summary(sets: Mapping[str, Mapping[str, Ruled]]) -> dict[str, Any]:
     """Rates over greedy's by set and rule, and the hybrid's over the best rule of each set.
 
-    ``hybrid_over_best_single`` is over the one rule that is best over all sets together,
+    ``hybrid_over_picked`` is over the rule that was best on the other half of the prompts,
+    ``hybrid_over_best_single`` over the one rule that is best over all sets together,
     ``graft_over_hybrid`` what tails add by set.
     """
     over = {
@@ -186,13 +188,21 @@ def summary(sets: Mapping[str, Mapping[str, Ruled]]) -> dict[str, Any]:
     rules = [rule for rule in next(iter(over.values())) if rule not in (HYBRID, GRAFTING)]
     best = {name: max(rules, key=o.__getitem__) for name, o in over.items()}
     means = {
-        rule: _geometric([o[rule] for o in over.values()]) for rule in (*rules, HYBRID, GRAFTING)
+        rule: float(np.exp(np.mean([np.log(o[rule]) for o in over.values()])))
+        for rule in (*rules, HYBRID, GRAFTING)
     }
     single = max(rules, key=means.__getitem__)
     against = {name: o[HYBRID] / o[best[name]] for name, o in over.items()}
     added = {name: o[GRAFTING] / o[HYBRID] for name, o in over.items()}
+    spent = {
+        name: {rule: (r.tokens, r.time) for rule, r in by.items()} for name, by in sets.items()
+    }
+    found = {n: against_best(by[HYBRID], {r: by[r] for r in rules}) for n, by in spent.items()}
+    picked = {name: one for name, one in found.items() if one is not None}
     return {
         "x_greedy": over,
+        "hybrid_over_picked": {name: asdict(one) for name, one in picked.items()},
+        "hybrid_over_picked_mean": _geometric([one.ratio for one in picked.values()]),
         "best_rule": best,
         "hybrid_over_best": against,
         "x_greedy_mean": means,
@@ -212,8 +222,8 @@ def summary(sets: Mapping[str, Mapping[str, Ruled]]) -> dict[str, Any]:
     }
 
 
-def _geometric(values: Sequence[float]) -> float:
-    return float(np.exp(np.mean(np.log(values))))
+def _geometric(values: Sequence[float]) -> float | None:
+    return float(np.exp(np.mean(np.log(values)))) if values else None
 
 
 def _foreseen(

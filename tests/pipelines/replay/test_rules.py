@@ -164,6 +164,11 @@ def test_the_summary_compares_with_the_best_rule_of_each_set() -> None:
         assert rates[found["best_rule"][name]] == max(rates.values())
         ratio = by["hybrid"].rate / max(rates.values())
         assert found["hybrid_over_best"][name] == pytest.approx(ratio)
+        picked = found["hybrid_over_picked"][name]
+        of_first, of_second = picked["rivals"]
+        tokens = by[of_first].tokens[0] + by[of_second].tokens[1]
+        time = by[of_first].time[0] + by[of_second].time[1]
+        assert picked["ratio"] == pytest.approx(by["hybrid"].rate * time / tokens)
         added = by["hybrid+graft"].rate / by["hybrid"].rate
         assert found["graft_over_hybrid"][name] == pytest.approx(added)
         assert found["tails"][name]["made"] == by["hybrid+graft"].tails[0]
