@@ -163,6 +163,9 @@ def speculative_config(drafter: str | None) -> str:
             "num_speculative_tokens": LARGEST_DRAFT,
             # the padded batch drafts for every request; only the other one may ask for no tokens
             "disable_padded_drafter_batch": True,
+            # vLLM would read a block of each shared prefix again, 128 tokens on a CPU, for one
+            # place of the drafter's cache; what it drafts is verified either way
+            "disable_eagle_block_drop": True,
         }
     )
 

@@ -36,6 +36,7 @@ def decode(
             "model": str(drafter),
             "num_speculative_tokens": 64,
             "disable_padded_drafter_batch": True,
+            "disable_eagle_block_drop": True,
         }
     asked = [p for kind in KINDS for p in itertools.islice(prompts(kind), EACH)]
     job = {

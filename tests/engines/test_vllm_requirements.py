@@ -114,6 +114,10 @@ CASES: dict[tuple[str, str], tuple[Callable[[], Any], Change | None]] = {
         lambda: engine(disable_padded_drafter_batch=False),
         None,
     ),
+    ("disable_eagle_block_drop", "true or false"): (
+        lambda: engine(disable_eagle_block_drop=True),
+        None,
+    ),
     ("draft_sample_method", "probabilistic"): (
         lambda: engine(draft_sample_method="probabilistic"),
         None,

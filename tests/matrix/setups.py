@@ -55,7 +55,7 @@ class Setup:
         if self.method == "suffix":
             return {"method": "suffix", **number}
         head = {"method": "eagle3", "model": self.drafter, **number}
-        return {**head, "disable_padded_drafter_batch": True}
+        return {**head, "disable_padded_drafter_batch": True, "disable_eagle_block_drop": True}
 
 
 SETUPS: Final = (

@@ -24,7 +24,8 @@ HOW_TO_START: Final = (
     "VLLM_USE_V2_MODEL_RUNNER=0 vllm serve MODEL --middleware "
     "decoder.tenancy.middleware.TenantMiddleware "
     '--speculative-config \'{"method": "eagle3", "model": "DRAFTER", '
-    '"num_speculative_tokens": 64, "disable_padded_drafter_batch": true}\''
+    '"num_speculative_tokens": 64, "disable_padded_drafter_batch": true, '
+    '"disable_eagle_block_drop": true}\''
 )
 METHODS: Final = ("eagle3", "suffix")
 
@@ -134,6 +135,11 @@ REQUIREMENTS: Final = (
         "disable_padded_drafter_batch", "false with eagle3", "refused",
         'set "disable_padded_drafter_batch": true: a padded batch drafts for every request.',
         lambda c, _: _eagle3(c) and not c.speculative_config.disable_padded_drafter_batch),
+    Requirement(
+        "disable_eagle_block_drop", "true or false", "accepted",
+        "true: a shared prefix is taken from the cache whole; false: its last block (128 tokens on "
+        "a CPU) is read again for one place of the drafter's cache",
+        lambda c, _: _eagle3(c) and c.speculative_config.disable_eagle_block_drop),
     Requirement(
         "draft_sample_method", "probabilistic", "refused",
         'set "draft_sample_method": "greedy": vLLM would compare drafts of the cache with '

@@ -49,6 +49,7 @@ def test_with_a_drafter_both_arms_are_configured() -> None:
         "model": "owner/head",
         "num_speculative_tokens": 64,
         "disable_padded_drafter_batch": True,
+        "disable_eagle_block_drop": True,
     }
     assert after(arguments, "--port") == "8123"
     assert env["HVD_WORKER_ENABLED"] == "1"
