@@ -35,7 +35,7 @@ def engine(method: str = "eagle3", **speculative: Any) -> Any:
     given: dict[str, Any] = {"method": method}
     if method == "eagle3":
         given |= {"model": str(drafter_path()), "num_speculative_tokens": 64}
-        given["disable_padded_drafter_batch"] = True
+        given |= {"disable_padded_drafter_batch": True, "disable_eagle_block_drop": True}
     given |= speculative
     arguments = EngineArgs(
         model=str(ensure_model()),
@@ -112,10 +112,6 @@ CASES: dict[tuple[str, str], tuple[Callable[[], Any], Change | None]] = {
     ),
     ("disable_padded_drafter_batch", "false with eagle3"): (
         lambda: engine(disable_padded_drafter_batch=False),
-        None,
-    ),
-    ("disable_eagle_block_drop", "true or false"): (
-        lambda: engine(disable_eagle_block_drop=True),
         None,
     ),
     ("draft_sample_method", "probabilistic"): (

@@ -139,7 +139,7 @@ REQUIREMENTS: Final = (
         "disable_eagle_block_drop", "true or false", "accepted",
         "true: a shared prefix is taken from the cache whole; false: its last block (128 tokens on "
         "a CPU) is read again for one place of the drafter's cache",
-        lambda c, _: _eagle3(c) and c.speculative_config.disable_eagle_block_drop),
+        lambda c, _: _eagle3(c)),
     Requirement(
         "draft_sample_method", "probabilistic", "refused",
         'set "draft_sample_method": "greedy": vLLM would compare drafts of the cache with '
