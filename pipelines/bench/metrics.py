@@ -207,7 +207,7 @@ def _over_best(prompts: Sequence[ByMethod], method: str) -> dict[str, Any]:
     """A learned method over the best rule, which is picked on the other half of the prompts; every
     cycle at the median time of its kind.
     """
-    rules = [m for m in prompts[0] if not m.startswith("hybrid") and m != "oracle"]
+    rules = [m for m in prompts[0] if not m.startswith(("hybrid", "oracle"))]
     times = typical_times(o for p in prompts for o in p.values())
 
     def spent(name: str) -> Spent:
@@ -237,7 +237,6 @@ def measure(prompts: Sequence[ByMethod], method: str) -> dict[str, Any]:
     same = all(p[method].tokens == p["greedy"].tokens for p in greedy)
     return {
         **speeds(prompts, method),
-        **_over_best(prompts, method),
         "exact": same if greedy else None,
         "loop_share": over(len(looping), len(prompts)),
         **payoff([d for p in prompts for d in p[method].drafts]),
@@ -295,6 +294,7 @@ def records(results: Results) -> list[dict[str, Any]]:
             "template": template,
             "method": method,
             **measure(prompts, method),
+            **_over_best(prompts, method),
         }
         for template in results.settings["templates"]
         for dataset, prompts in grouped(results, lambda f: f.dataset, template).items()

@@ -105,7 +105,7 @@ def _speedups(records: list[Record], methods: list[str], title: str) -> Table:
     table = _narrow(title)
     others = [m for m in methods if m != "greedy"]
     learned = [m for m in methods if m.startswith("hybrid")]
-    for name in ("dataset", "prompts", *others, *(f"{m} / best rule" for m in learned)):
+    for name in ("dataset", "prompts", *others, *(f"{m} / picked" for m in learned)):
         table.add_column(name, justify="left" if name == "dataset" else "right", overflow="fold")
     by_dataset: dict[str, dict[str, Record]] = {}
     for record in records:

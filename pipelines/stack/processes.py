@@ -23,6 +23,8 @@ KEPT_BYTES: Final = 16 * 2**20
 STOP_SECONDS: Final = 15.0
 """From SIGTERM to SIGKILL: a worker sends its last events and the learner its last checkpoint."""
 POLL_SECONDS: Final = 0.2
+WEIGHINGS: Final = 5
+"""Times that the kernel is asked to weigh a session."""
 BOUND: Final = ("setpriv", "--pdeathsig", "TERM", "--")
 """Killed ourselves, we can stop nobody: then the kernel tells the child, which would otherwise hold
 its port against the next start. Of util-linux; it is told when the thread that started it ends."""
@@ -120,8 +122,15 @@ def _weigh_session(pid: int, niceness: int) -> None:
     """Let the session of ``pid`` yield to others, where Linux shares processors out by session
     (``kernel.sched_autogroup_enabled``): there a process's own niceness counts in its session only.
     """
-    with contextlib.suppress(OSError):  # no such kernel, or the child has ended
-        Path(f"/proc/{pid}/autogroup").write_text(f"{niceness}\n", encoding="ascii")
+    for _ in range(WEIGHINGS):
+        try:
+            Path(f"/proc/{pid}/autogroup").write_text(f"{niceness}\n", encoding="ascii")
+        except BlockingIOError:  # without privileges one write in a tenth of a second
+            time.sleep(POLL_SECONDS)
+        except OSError:  # no such kernel, or the child has ended
+            return
+        else:
+            return
 
 
 def wait_until(

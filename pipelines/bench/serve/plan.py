@@ -10,7 +10,7 @@ from typing import Any
 from pipelines.bench.prompts import Prompt
 from pipelines.bench.serve.load import name_of, turns
 from pipelines.bench.serve.setups import Setup
-from pipelines.serve.command import ServeOptions
+from pipelines.serve.command import ServeOptions, speculative_config
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,7 @@ class Plan:
             "model": self.options.model,
             "drafter": self.options.drafter,
             "dtype": self.options.dtype,
+            "hybrid": speculative_config(self.options.drafter),
             "server_arguments": list(self.options.extra),
             "policy": None if self.policy is None else str(self.policy),
             "environment": {

@@ -54,6 +54,7 @@ class Setup:
                 "model": drafter,
                 "num_speculative_tokens": self.k,
                 "disable_padded_drafter_batch": not self.padded,
+                "disable_eagle_block_drop": True,  # as the hybrid: shared prefixes are read once
             }
         return None
 

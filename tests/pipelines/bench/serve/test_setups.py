@@ -32,7 +32,7 @@ def test_stock_servers_get_vllms_own_configuration() -> None:
         config = Setup("e", "eagle3", 3, padded).speculative_config("head")
         assert config == {
             "method": "eagle3", "model": "head", "num_speculative_tokens": 3,
-            "disable_padded_drafter_batch": not padded,
+            "disable_padded_drafter_batch": not padded, "disable_eagle_block_drop": True,
         }  # fmt: skip
     assert NONE.speculative_config("head") is None
 
