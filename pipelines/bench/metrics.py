@@ -207,6 +207,8 @@ def _over_best(prompts: Sequence[ByMethod], method: str) -> dict[str, Any]:
     """A learned method over the best rule, which is picked on the other half of the prompts; every
     cycle at the median time of its kind.
     """
+    if not method.startswith("hybrid"):
+        return dict.fromkeys(("over_best_rule", "over_best_rule_interval", "best_rules"))
     rules = [m for m in prompts[0] if not m.startswith(("hybrid", "oracle"))]
     times = typical_times(o for p in prompts for o in p.values())
 
@@ -215,8 +217,7 @@ def _over_best(prompts: Sequence[ByMethod], method: str) -> dict[str, Any]:
         micros = [sum(times[kind_of(c)] for c in o.cycles) for o in made]
         return np.array([o.decoded for o in made], float), np.array(micros, float)
 
-    learned = method.startswith("hybrid")
-    found = against_best(spent(method), {m: spent(m) for m in rules}) if learned else None
+    found = against_best(spent(method), {m: spent(m) for m in rules})
     return {
         "over_best_rule": found and found.ratio,
         "over_best_rule_interval": found and (found.low, found.high),
