@@ -53,11 +53,11 @@ class Doze:
         """
         self._steps += 1
         if self.awake:
-            lost = (own_us - gain_us) / plain_us
-            self._lost += lost
+            # A machine that stood still for a second says nothing of the router.
+            share = min(own_us / plain_us, 1.0)
+            self._lost += share - gain_us / plain_us
             if not self._wait:
                 self._lost = max(self._lost, 0.0)
-            share = min(own_us / plain_us, 1.0)
             self._dearest += (PROBE * share / SPENT - self._dearest) / PROBE
             self._judge(float(requests), plain_us)
         elif _far(requests, self._at[0]) or _far(plain_us, self._at[1]):

@@ -58,5 +58,8 @@ def serving(
     try:
         processes.wait_until(child, lambda: responds(f"{url}/health"), WORKER_SECONDS)
         yield Server(url, child)
+    except Exception:
+        child.check()  # that it has ended says more than what was then not to be had
+        raise
     finally:
         processes.stop([child])

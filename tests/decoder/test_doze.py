@@ -94,3 +94,11 @@ def test_no_sleep_is_longer_than_its_bound() -> None:
         asleep = 0 if awake else asleep + 1
         longest = max(longest, asleep)
     assert longest <= LONGEST_WAIT
+
+
+def test_a_machine_that_stands_still_for_a_second_is_not_the_routers_doing() -> None:
+    doze = Doze()
+    for step in range(400):
+        stalled = step % 100 == 50
+        doze.observe(200 * PLAIN if stalled else 0.02 * PLAIN, 0.04 * PLAIN, 8, PLAIN)
+        assert doze.awake

@@ -32,7 +32,7 @@ PolicyFile = Annotated[Path | None, typer.Option(help="Bundle the hybrid decides
 Together = Annotated[
     bool,
     typer.Option(
-        "--together", help="All servers of a round at once, in turn: if memory holds them."
+        "--together", help="All servers of a round at once, in slices: if memory holds them."
     ),
 ]
 Report = Annotated[

@@ -89,10 +89,11 @@ def chunks(lines: Iterator[str]) -> Iterator[tuple[list[int], str]]:
 
 @dataclass(frozen=True)
 class Load:
-    """What every request of a load shares; ``began`` is by the performance counter."""
+    """What every request of a load shares; ``began`` is by its ``clock``, in seconds."""
 
     model: str
     max_tokens: int
+    clock: Callable[[], float]
     began: float
 
 
@@ -106,14 +107,14 @@ def answer(
     tokens: list[int] = []
     arrivals: list[float] = []
     text = ""
-    began = time.perf_counter()
+    began = load.clock()
     error = None
     asked = body(messages, load.model, load.max_tokens)
     try:
         with client.stream("POST", "/v1/chat/completions", json=asked) as response:
             if response.is_success:
                 for ids, more in chunks(response.iter_lines()):
-                    arrivals += [time.perf_counter() - load.began] * len(ids)
+                    arrivals += [load.clock() - load.began] * len(ids)
                     tokens += ids
                     text += more
             else:
@@ -122,7 +123,7 @@ def answer(
         error = f"{type(failure).__name__}: {failure}"
     if error is None and not tokens:
         error = "the answer held no token"
-    now = time.perf_counter()
+    now = load.clock()
     first = arrivals[0] + load.began if arrivals else now
     reply = Reply(
         prompt, first - began, now - began, tuple(tokens), error or "", tuple(arrivals),
@@ -151,18 +152,20 @@ def run(
     max_tokens: int,
     done: Callable[[], object] = lambda: None,
     by_turns: bool = False,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[float, list[Reply]]:
     """Send ``prompts`` in order, ``concurrency`` of them at a time.
 
     Args:
         done: called after each reply, from several threads, one call at a time.
         by_turns: a prompt is a session; what its assistant says is written anew by the server.
+        clock: seconds, by which everything is timed.
 
     Returns:
         seconds from the first request to the end of the last answer, and the replies in the order
         of ``prompts`` and of their turns.
     """
-    load = Load(model, max_tokens, time.perf_counter())
+    load = Load(model, max_tokens, clock, clock())
     replies: list[list[Reply]] = [[] for _ in prompts]
     queue, lock, leaving = iter(enumerate(prompts)), threading.Lock(), threading.Event()
 
@@ -190,4 +193,4 @@ def run(
         pool.shutdown(wait=False)
     for worker in running:
         worker.result()
-    return time.perf_counter() - load.began, [r for session in replies for r in session]
+    return clock() - load.began, [r for session in replies for r in session]

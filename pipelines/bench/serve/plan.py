@@ -10,6 +10,7 @@ from typing import Any
 from pipelines.bench.prompts import Prompt
 from pipelines.bench.serve.load import name_of, turns
 from pipelines.bench.serve.setups import Setup
+from pipelines.bench.serve.slices import SLICE_S
 from pipelines.serve.command import ServeOptions, speculative_config
 
 
@@ -18,7 +19,7 @@ class Plan:
     """A whole benchmark: ``prompts`` holds one list for each of ``concurrency``.
 
     ``decides_by`` describes the policy that the hybrid starts with, ``policy`` if that is named.
-    ``together``: all servers of a round are up at once and work in turn at each concurrency.
+    ``together``: all servers of a round are up at once and run in slices.
     ``by_turns``: each prompt is a session of several requests.
     """
 
@@ -59,7 +60,7 @@ class Plan:
             },
             "concurrency": list(self.concurrency),
             "max_tokens": self.max_tokens,
-            "together": self.together,
+            "together": f"{SLICE_S:g} s" if self.together else "",
             "prompts": [[self._asked(p) for p in level] for level in self.prompts],
         }
 

@@ -3,8 +3,8 @@
 Every configuration is a real server process with a real client. Rounds go through all of them in
 the same order (A B C A B C), each time with a fresh server, so that caches start empty and what the
 machine does meanwhile falls on all alike. Where memory holds them all, they can be up together and
-take turns at each concurrency: then it does so within minutes. What a server measured is kept as
-soon as it is done: a run that was interrupted goes on where it stopped.
+run in slices (``slices``): then it does so within seconds. What a server measured is kept as soon
+as it is done: a run that was interrupted goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ from pipelines.bench.prompts import Prompt
 from pipelines.bench.serve import load as serve_load
 from pipelines.bench.serve.counters import Counters, parse, settled
 from pipelines.bench.serve.cpu import session_seconds
+from pipelines.bench.serve.load import Reply
 from pipelines.bench.serve.passes import Journal, Level, ServerRun
 from pipelines.bench.serve.plan import Plan
 from pipelines.bench.serve.report import report, write
 from pipelines.bench.serve.server import Launch, Server, launch_vllm, running
 from pipelines.bench.serve.setups import Setup
+from pipelines.bench.serve.slices import OwnClock, in_slices
 
 COUNTER_SECONDS: Final = 10.0
 """How long the server's counters may lag behind its answers."""
@@ -152,12 +154,11 @@ def measure(
             found[setup.name] = ServerRun(number, setup.name, startup, (), policy)
         for turn, level in enumerate(zip(plan.concurrency, plan.prompts, strict=True), number):
             first = turn % max(len(servers), 1)
-            for server in [*servers[first:], *servers[:first]]:
+            ordered = [*servers[first:], *servers[:first]]
+            for server, measured in _level(plan, ordered, *level, show):
                 name = server.setup.name
-                try:
-                    measured = _level(plan, server, *level, show)
-                except ProcessError as error:
-                    failed[name] = str(error)
+                if isinstance(measured, ProcessError):
+                    failed[name] = str(measured)
                     servers.remove(server)
                     del found[name]
                 else:
@@ -166,14 +167,45 @@ def measure(
 
 
 def _level(
-    plan: Plan, server: Server, concurrency: int, prompts: Sequence[Prompt], show: Show
+    plan: Plan, servers: Sequence[Server], concurrency: int, prompts: Sequence[Prompt], show: Show
+) -> Iterator[tuple[Server, Level | ProcessError]]:
+    """Put one concurrency to all servers, in slices; of each what was measured, or why nothing."""
+    what = f"{concurrency} at a time"
+    before: dict[int, tuple[Counters, float | None]] = {}
+    works: dict[int, Callable[[OwnClock], tuple[float, list[Reply]]]] = {}
+    for server in servers:
+        pid = server.child.process.pid
+        try:
+            before[pid] = parse(server.page()), session_seconds(pid)
+        except ProcessError as error:
+            yield server, error
+            continue
+        works[pid] = functools.partial(
+            serve_load.run, server.url, plan.model, prompts, concurrency, plan.max_tokens,
+            functools.partial(show, server.setup, what, 1), plan.by_turns,
+        )  # fmt: skip
+    made = in_slices(works)
+    for server in servers:
+        pid = server.child.process.pid
+        if pid not in made:
+            continue
+        done = made[pid]
+        if isinstance(done, BaseException):
+            raise done
+        try:
+            yield server, _measured(server, concurrency, *done, *before[pid])
+        except ProcessError as error:
+            yield server, error
+
+
+def _measured(
+    server: Server,
+    concurrency: int,
+    wall: float,
+    replies: Sequence[Reply],
+    before: Counters,
+    used: float | None,
 ) -> Level:
-    show(server.setup, what := f"{concurrency} at a time", 0)
-    before, used = parse(server.page()), session_seconds(server.child.process.pid)
-    answered = functools.partial(show, server.setup, what, 1)
-    wall, replies = serve_load.run(
-        server.url, plan.model, prompts, concurrency, plan.max_tokens, answered, plan.by_turns
-    )
     server.check(replies)
     tokens = before.tokens + sum(len(r.tokens) for r in replies)
     counters = _counters(server, tokens).since(before)

@@ -33,7 +33,7 @@ def test_every_part_and_pair_is_killed_and_heals_name_parts() -> None:
 
 @pytest.mark.long
 @pytest.mark.stack
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_what_is_hit_comes_back_and_a_wrong_answer_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
