@@ -54,10 +54,11 @@ class Doze:
         self._steps += 1
         if self.awake:
             # A machine that stood still for a second says nothing of the router.
-            share = min(own_us / plain_us, 1.0)
-            self._lost += share - gain_us / plain_us
+            own = min(own_us / plain_us, LOSS / 2)
+            self._lost += own - gain_us / plain_us
             if not self._wait:
                 self._lost = max(self._lost, 0.0)
+            share = min(own, 1.0)
             self._dearest += (PROBE * share / SPENT - self._dearest) / PROBE
             self._judge(float(requests), plain_us)
         elif _far(requests, self._at[0]) or _far(plain_us, self._at[1]):

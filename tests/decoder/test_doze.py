@@ -96,9 +96,13 @@ def test_no_sleep_is_longer_than_its_bound() -> None:
     assert longest <= LONGEST_WAIT
 
 
+def test_a_router_that_takes_longer_than_the_steps_it_saves_sleeps() -> None:
+    assert serve(5.0, np.full(500, 1.2)).awake.mean() < 0.2
+
+
 def test_a_machine_that_stands_still_for_a_second_is_not_the_routers_doing() -> None:
     doze = Doze()
     for step in range(400):
         stalled = step % 100 == 50
-        doze.observe(200 * PLAIN if stalled else 0.02 * PLAIN, 0.04 * PLAIN, 8, PLAIN)
+        doze.observe(200 * PLAIN if stalled else 0.02 * PLAIN, 0.1 * PLAIN, 8, PLAIN)
         assert doze.awake

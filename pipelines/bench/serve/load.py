@@ -19,7 +19,7 @@ import httpx
 from pipelines.bench.prompts import Message, Prompt
 
 REQUEST_SECONDS: Final = 600.0
-"""Longest silence within one answer."""
+"""Longest silence within one answer, of a server that runs."""
 
 
 @dataclass(frozen=True)
@@ -153,6 +153,7 @@ def run(
     done: Callable[[], object] = lambda: None,
     by_turns: bool = False,
     clock: Callable[[], float] = time.perf_counter,
+    silence_s: float = REQUEST_SECONDS,
 ) -> tuple[float, list[Reply]]:
     """Send ``prompts`` in order, ``concurrency`` of them at a time.
 
@@ -160,29 +161,34 @@ def run(
         done: called after each reply, from several threads, one call at a time.
         by_turns: a prompt is a session; what its assistant says is written anew by the server.
         clock: seconds, by which everything is timed.
+        silence_s: longest silence within one answer, by the clock on the wall.
 
     Returns:
         seconds from the first request to the end of the last answer, and the replies in the order
         of ``prompts`` and of their turns.
     """
-    load = Load(model, max_tokens, clock, clock())
     replies: list[list[Reply]] = [[] for _ in prompts]
     queue, lock, leaving = iter(enumerate(prompts)), threading.Lock(), threading.Event()
 
-    def work() -> None:
-        with httpx.Client(base_url=url, timeout=REQUEST_SECONDS) as client:
-            while not leaving.is_set():
-                with lock:
-                    index, prompt = next(queue, (0, None))
-                if prompt is None:
-                    return
-                for reply in answers(client, load, prompt, by_turns):
-                    with lock:
-                        replies[index].append(reply)
-                        done()
-                    if leaving.is_set():
-                        return
+    # one for all: making another takes as long as a step
+    client = httpx.Client(
+        base_url=url, timeout=silence_s, limits=httpx.Limits(max_connections=concurrency)
+    )
 
+    def work() -> None:
+        while not leaving.is_set():
+            with lock:
+                index, prompt = next(queue, (0, None))
+            if prompt is None:
+                return
+            for reply in answers(client, load, prompt, by_turns):
+                with lock:
+                    replies[index].append(reply)
+                    done()
+                if leaving.is_set():
+                    return
+
+    load = Load(model, max_tokens, clock, clock())
     pool = ThreadPoolExecutor(concurrency)
     running: list[Future[None]] = [pool.submit(work) for _ in range(concurrency)]
     try:
@@ -193,4 +199,5 @@ def run(
         pool.shutdown(wait=False)
     for worker in running:
         worker.result()
+    client.close()
     return clock() - load.began, [r for session in replies for r in session]

@@ -48,6 +48,7 @@ class Plan:
 
     def setting(self) -> dict[str, Any]:
         """What two runs must share for their figures to be put together."""
+        names = (s.name for s in self.setups)
         return {
             "model": self.options.model,
             "drafter": self.options.drafter,
@@ -60,7 +61,7 @@ class Plan:
             },
             "concurrency": list(self.concurrency),
             "max_tokens": self.max_tokens,
-            "together": f"{SLICE_S:g} s" if self.together else "",
+            "together": [f"{SLICE_S:g} s", *sorted(names)] if self.together else False,
             "prompts": [[self._asked(p) for p in level] for level in self.prompts],
         }
 

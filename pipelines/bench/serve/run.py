@@ -9,7 +9,6 @@ as it is done: a run that was interrupted goes on where it stopped.
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -32,7 +31,7 @@ from pipelines.bench.serve.plan import Plan
 from pipelines.bench.serve.report import report, write
 from pipelines.bench.serve.server import Launch, Server, launch_vllm, running
 from pipelines.bench.serve.setups import Setup
-from pipelines.bench.serve.slices import OwnClock, in_slices
+from pipelines.bench.serve.slices import OwnClock, Work, in_slices
 
 COUNTER_SECONDS: Final = 10.0
 """How long the server's counters may lag behind its answers."""
@@ -108,7 +107,10 @@ def _groups(plan: Plan, done: set[tuple[int, str]]) -> Iterator[tuple[int, list[
     """What is up at the same time, with its round, as far as it is not ``done``."""
     for number in range(plan.rounds):
         left = [s for s in plan.setups if (number, s.name) not in done]
-        yield from ((number, g) for g in ([left] if plan.together else [[s] for s in left]) if g)
+        if not plan.together:
+            yield from ((number, [s]) for s in left)
+        elif len(left) == len(plan.setups):  # who failed beside the others is not measured alone
+            yield number, left
 
 
 def measure(
@@ -170,9 +172,8 @@ def _level(
     plan: Plan, servers: Sequence[Server], concurrency: int, prompts: Sequence[Prompt], show: Show
 ) -> Iterator[tuple[Server, Level | ProcessError]]:
     """Put one concurrency to all servers, in slices; of each what was measured, or why nothing."""
-    what = f"{concurrency} at a time"
     before: dict[int, tuple[Counters, float | None]] = {}
-    works: dict[int, Callable[[OwnClock], tuple[float, list[Reply]]]] = {}
+    works: dict[int, Work[tuple[float, list[Reply]]]] = {}
     for server in servers:
         pid = server.child.process.pid
         try:
@@ -180,10 +181,7 @@ def _level(
         except ProcessError as error:
             yield server, error
             continue
-        works[pid] = functools.partial(
-            serve_load.run, server.url, plan.model, prompts, concurrency, plan.max_tokens,
-            functools.partial(show, server.setup, what, 1), plan.by_turns,
-        )  # fmt: skip
+        works[pid] = _work(plan, server, concurrency, prompts, len(servers), show)
     made = in_slices(works)
     for server in servers:
         pid = server.child.process.pid
@@ -196,6 +194,25 @@ def _level(
             yield server, _measured(server, concurrency, *done, *before[pid])
         except ProcessError as error:
             yield server, error
+
+
+def _work(
+    plan: Plan, server: Server, concurrency: int, prompts: Sequence[Prompt], beside: int, show: Show
+) -> Work[tuple[float, list[Reply]]]:
+    answered = 0
+
+    def done() -> None:
+        nonlocal answered
+        answered += 1
+        show(server.setup, f"{concurrency} at a time", 1)
+
+    def do(clock: OwnClock) -> tuple[float, list[Reply]]:
+        return serve_load.run(
+            server.url, plan.model, prompts, concurrency, plan.max_tokens, done, plan.by_turns,
+            clock, serve_load.REQUEST_SECONDS * beside,
+        )  # fmt: skip
+
+    return Work(do, lambda: answered)
 
 
 def _measured(

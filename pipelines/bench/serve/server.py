@@ -73,6 +73,8 @@ def launch_vllm(plan: Plan, setup: Setup, port: int) -> tuple[list[str], dict[st
     on_cpu = not machine.has_accelerator()
     made = command(setup, options, os.environ, machine.cpu_flags(), on_cpu, plan.policy)
     serve.empty_metrics(options, made[1])
+    # A server that was stopped for a while would close, unread, connections that waited for it.
+    made[1].setdefault("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "3600")
     return made
 
 

@@ -2,23 +2,28 @@
 
 The pace of a machine wanders by more than what is compared, within half a minute. So servers that
 are up together are asked all at once, and all but one are stopped (SIGSTOP); the clock of each goes
-on only while it runs. What the machine does besides then falls on all alike, slice by slice.
+on only while it runs. Whoever has answered least comes next. What the machine does besides then
+falls on all alike, slice by slice.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Final, TypeVar
-
-import psutil
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
 
 SLICE_S: Final = 2.0
 """Some dozens of steps: of these one is cut in two, and the caches of the processor are filled
 anew."""
+GUARD: Final = 'read _; for group; do kill -s CONT -- "-$group"; done'
+"""Of a shell whose standard input ends with us: a stopped server would outlive us, and hear of no
+SIGTERM."""
 
 T = TypeVar("T")
 
@@ -43,54 +48,66 @@ class OwnClock:
         self._at = self(), None
 
 
-def in_slices(
-    works: Mapping[int, Callable[[OwnClock], T]], seconds: float = SLICE_S
-) -> dict[int, T | BaseException]:
-    """Do all ``works`` at once, while the servers they ask run one at a time.
+@dataclass(frozen=True)
+class Work(Generic[T]):
+    """What a server is asked, by its clock; ``answered`` says how much of that is done."""
 
-    All servers run again on leaving, however it is left; a work whose server has ended is not
-    stopped by that.
+    do: Callable[[OwnClock], T]
+    answered: Callable[[], int]
+
+
+def in_slices(
+    works: Mapping[int, Work[T]], seconds: float = SLICE_S
+) -> dict[int, T | BaseException]:
+    """Do all ``works``, while the servers they ask run one at a time.
+
+    All servers run again on leaving, however it is left. A work begins with the first slice of its
+    server.
 
     Args:
-        works: by the leader of each server's session; each is given its server's clock.
-        seconds: of a slice.
+        works: by the process group of each server.
+        seconds: of a slice; who is left alone has what remains in one.
 
     Returns:
         what each returned, or what it raised.
     """
-    clocks = {leader: OwnClock() for leader in works}
+    clocks = {group: OwnClock() for group in works}
+    running: dict[int, Future[T]] = {}
     pool = ThreadPoolExecutor(max(len(works), 1))
-    try:
-        for leader in works:
-            _signal(leader, signal.SIGSTOP)
-        running = {leader: pool.submit(work, clocks[leader]) for leader, work in works.items()}
-        while left := [leader for leader, future in running.items() if not future.done()]:
-            for leader in left:
-                alone = len(left) == 1
-                _slice(leader, running[leader], clocks[leader], None if alone else seconds)
-    finally:
-        # Ctrl-C must not wait for answers: whoever interrupts ends the servers, and so the works
-        pool.shutdown(wait=False, cancel_futures=True)
-        for leader in works:
-            _signal(leader, signal.SIGCONT)
-    return {leader: future.exception() or future.result() for leader, future in running.items()}
-
-
-def _slice(leader: int, work: Future[T], clock: OwnClock, seconds: float | None) -> None:
-    _signal(leader, signal.SIGCONT)
-    clock.go()
-    try:
-        wait([work], timeout=seconds)
-    finally:
-        _signal(leader, signal.SIGSTOP)
-        clock.stand()
-
-
-def _signal(leader: int, number: signal.Signals) -> None:
-    """Signal all processes of a session: what a server starts may be of another group."""
-    for pid in psutil.pids():
+    with _guarded([*works]):
         try:
-            if os.getsid(pid) == leader:
-                os.kill(pid, number)
-        except OSError:  # it has ended, or is none of ours
-            continue
+            for group in works:
+                _signal(group, signal.SIGSTOP)
+            while left := [g for g in works if g not in running or not running[g].done()]:
+                group = min(left, key=lambda g: (works[g].answered(), clocks[g]()))
+                _signal(group, signal.SIGCONT)
+                clocks[group].go()
+                if group not in running:
+                    running[group] = pool.submit(works[group].do, clocks[group])
+                wait([running[group]], timeout=seconds if len(left) > 1 else None)
+                _signal(group, signal.SIGSTOP)
+                clocks[group].stand()
+        finally:
+            # Ctrl-C must not wait for answers: whoever interrupts ends the servers, and so these
+            pool.shutdown(wait=False, cancel_futures=True)
+            for group in works:
+                _signal(group, signal.SIGCONT)
+    return {group: future.exception() or future.result() for group, future in running.items()}
+
+
+@contextmanager
+def _guarded(groups: list[int]) -> Iterator[None]:
+    guard = subprocess.Popen(
+        ["sh", "-c", GUARD, "sh", *map(str, groups)],
+        stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    try:
+        yield
+    finally:
+        guard.kill()
+        guard.communicate()
+
+
+def _signal(group: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):  # it has ended
+        os.killpg(group, number)

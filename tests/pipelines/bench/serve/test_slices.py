@@ -2,67 +2,105 @@
 
 from __future__ import annotations
 
+import functools
+import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import psutil
 import pytest
 
-from pipelines.bench.serve.slices import OwnClock, in_slices
+from pipelines.bench.serve import slices
+from pipelines.bench.serve.slices import OwnClock, Work, in_slices
 
 BUSY = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'while True: pass']).wait()"
+STOPPED = psutil.STATUS_STOPPED
+
+
+def started() -> subprocess.Popen[bytes]:
+    """The leader of a group, with a busy child."""
+    made = subprocess.Popen([sys.executable, "-c", BUSY], start_new_session=True)
+    while not any(sum(c.cpu_times()[:2]) > 0.05 for c in psutil.Process(made.pid).children()):
+        time.sleep(
+            0.01
+        )  # before, one of the two may hang in starting the other, and not be stopped
+    return made
 
 
 @pytest.fixture
 def servers() -> Iterator[list[int]]:
-    """Two leaders of sessions, each with a busy child."""
-    made = [
-        subprocess.Popen([sys.executable, "-c", BUSY], start_new_session=True) for _ in range(2)
-    ]
+    made = [started(), started()]
     try:
-        while not all(psutil.Process(p.pid).children() for p in made):
-            time.sleep(0.01)
         yield [p.pid for p in made]
     finally:
         for process in made:
-            for child in psutil.Process(process.pid).children():
-                child.kill()
-            process.kill()
-            process.wait()
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
 
 
-def worker(leader: int) -> psutil.Process:
-    return psutil.Process(leader).children()[0]
+def states(group: int) -> list[str]:
+    leader = psutil.Process(group)
+    return [p.status() for p in (leader, *leader.children())]
 
 
-def are_running(leaders: list[int]) -> bool:
-    every = [p for leader in leaders for p in (psutil.Process(leader), worker(leader))]
-    return all(p.status() != psutil.STATUS_STOPPED for p in every)
+def test_only_one_server_runs_at_a_time_and_by_its_own_clock(
+    servers: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns: list[int] = []
+    send = slices._signal
 
+    def noting(group: int, number: signal.Signals) -> None:
+        if number == signal.SIGCONT and any(seconds() < 0.3 for seconds in clocks.values()):
+            turns.append(group)
+            deadline = time.monotonic() + 30
+            while {s for each in servers for s in states(each)} != {STOPPED}:
+                assert time.monotonic() < deadline, "another runs"
+        send(group, number)
 
-def test_a_server_runs_while_its_clock_goes_and_at_no_other_time(servers: list[int]) -> None:
-    used = {}
+    clocks: dict[int, Callable[[], float]] = dict.fromkeys(servers, float)
 
-    def work(leader: int, clock: OwnClock) -> float:
-        before = sum(worker(leader).cpu_times()[:2])
-        assert clock() == pytest.approx(0.0, abs=0.1)
-        while clock() < 0.5:
+    def work(group: int, clock: OwnClock) -> float:
+        clocks[group] = clock
+        while clock() < 0.3:
             time.sleep(0.005)
-        used[leader] = sum(worker(leader).cpu_times()[:2]) - before
         return clock()
 
+    monkeypatch.setattr(slices, "_signal", noting)
     began = time.perf_counter()
-    works = {leader: lambda clock, leader=leader: work(leader, clock) for leader in servers}
+    works = {group: Work(functools.partial(work, group), int) for group in servers}
     found = in_slices(works, 0.05)
     elapsed = time.perf_counter() - began
-    assert set(found) == set(servers)
-    assert all(isinstance(seconds, float) and seconds >= 0.5 for seconds in found.values())
-    assert sum(s for s in found.values() if isinstance(s, float)) <= elapsed, "one at a time"
-    for leader in servers:
-        assert 0.0 < used[leader] < 0.5 + 0.3, "it used no more than its own time"
-    assert are_running(servers)
+    seconds = [s for s in found.values() if isinstance(s, float)]
+    assert len(seconds) == 2 and sum(seconds) <= elapsed, found
+    assert all(turns.count(group) > 2 for group in servers)
+    assert not any(state == STOPPED for group in servers for state in states(group))
+
+
+def test_who_has_answered_least_runs_next(servers: list[int]) -> None:
+    quick, slow = servers
+    answers = {quick: 0, slow: 0}
+
+    def work(group: int, clock: OwnClock, each: float) -> float:
+        while answers[group] < 6:
+            until = clock() + each
+            while clock() < until:
+                time.sleep(0.002)
+            answers[group] += 1
+            assert abs(answers[quick] - answers[slow]) <= 4
+        return clock()
+
+    found = in_slices(
+        {
+            quick: Work(lambda clock: work(quick, clock, 0.02), lambda: answers[quick]),
+            slow: Work(lambda clock: work(slow, clock, 0.08), lambda: answers[slow]),
+        },
+        0.03,
+    )
+    assert all(isinstance(seconds, float) for seconds in found.values()), found
 
 
 def test_a_clock_stands_while_its_server_does() -> None:
@@ -81,23 +119,48 @@ def test_what_goes_wrong_with_one_is_told_and_the_others_go_on(servers: list[int
     def fails(clock: OwnClock) -> str:
         raise ValueError("no answer")
 
-    found = in_slices({servers[0]: fails, servers[1]: lambda clock: "done"}, 0.05)
+    works = {servers[0]: Work(fails, int), servers[1]: Work(lambda clock: "done", int)}
+    found = in_slices(works, 0.05)
     assert isinstance(found[servers[0]], ValueError) and found[servers[1]] == "done"
-    assert are_running(servers)
+    assert not any(state == STOPPED for group in servers for state in states(group))
 
 
 def test_a_server_that_has_ended_holds_up_nobody(servers: list[int]) -> None:
-    worker(servers[0]).kill()
-    psutil.Process(servers[0]).kill()
-    found = in_slices({leader: lambda clock: "done" for leader in servers}, 0.05)
-    assert set(found.values()) == {"done"}
+    gone = started()
+    os.killpg(gone.pid, signal.SIGKILL)
+    gone.wait()
+    works = {group: Work(lambda clock: "done", int) for group in (gone.pid, *servers)}
+    assert [*in_slices(works, 0.05).values()] == ["done"] * 3
 
 
 def test_ctrl_c_leaves_nobody_stopped(servers: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("pipelines.bench.serve.slices.wait", interrupted)
+    monkeypatch.setattr(slices, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        in_slices({leader: lambda clock: time.sleep(0.1) for leader in servers}, 0.05)
-    assert are_running(servers)
+        in_slices({g: Work(lambda clock: time.sleep(0.1), int) for g in servers}, 0.05)
+    assert not any(state == STOPPED for group in servers for state in states(group))
+
+
+def test_a_benchmark_that_is_killed_leaves_nobody_stopped(servers: list[int]) -> None:
+    script = (
+        "import sys, time\n"
+        "from pipelines.bench.serve.slices import Work, in_slices\n"
+        "works = {int(g): Work(lambda clock: time.sleep(60), int) for g in sys.argv[1:]}\n"
+        "in_slices(works, 60)\n"
+    )
+    bench = subprocess.Popen([sys.executable, "-c", script, *map(str, servers)])
+
+    def stopped() -> bool:
+        return any(state == STOPPED for group in servers for state in states(group))
+
+    deadline = time.monotonic() + 60
+    while not stopped() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert stopped()
+    bench.kill()
+    bench.wait()
+    while stopped() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not stopped()
