@@ -67,9 +67,13 @@ def profile(runner: Any, scope: str, ranks: Ranks) -> CostTable | None:
         drafter._greedy_sample(drafter.hidden_states[:rows])
         wait()
 
+    def read(tokens: int) -> None:
+        alone(tokens, is_graph_capturing=True)
+        wait()
+
     drafter.dummy_run = lambda *_, **__: None  # or vLLM's own dummy run would include it
     try:
-        return ranks.conduct(partial(timed, rows=(1, min(MANY, most))), step, draft)
+        return ranks.conduct(partial(timed, rows=(1, min(MANY, most))), step, draft, read)
     finally:
         del drafter.dummy_run
 
