@@ -27,8 +27,7 @@ class Chosen(NamedTuple):
     """What a policy wants of n requests, m of them with a cache draft, and what it expects.
 
     ``expected`` and ``model`` [n] are accepted lengths in tokens, of the cache draft (0 without
-    one) and of a model draft. ``model_len`` is the length of every model draft of the step, and
-    ``worth`` the time that model drafts would save it if the drafter read every request.
+    one) and of a model draft. ``model_len`` is the length of every model draft of the step.
     """
 
     arms: Arms
@@ -36,7 +35,6 @@ class Chosen(NamedTuple):
     expected: FloatArray
     model: FloatArray
     model_len: int
-    worth: float = 0.0
 
 
 def choose(
@@ -50,7 +48,6 @@ def choose(
     model_len: int,
     *,
     odds: NDArray[np.float64] = _EVEN,
-    reads: NDArray[np.bool_] | None = None,
     shorter: bool = True,
     most: int | None = None,
 ) -> Chosen:
@@ -64,15 +61,12 @@ def choose(
         model_len: tokens of a model draft at most; 0 without a model drafter.
         odds: float64 [at least model_len], log-odds that a model draft's token of each place is
             accepted, given those before it.
-        reads: bool [n], whether the drafter reads each request; None for all. No other has a model
-            draft.
         shorter: whether model drafts may be shorter than ``model_len``.
         most: draft tokens of all requests together; None for no bound.
     """
     room = room_of(most)
-    reads = np.ones(n, np.bool_) if reads is None else reads
     if policy.kind != "survival":
-        chosen = _threshold(policy, features, owners, n, model_len, odds, reads)
+        chosen = _threshold(policy, features, owners, n, model_len, odds)
         if most is not None:
             _fit(chosen.arms, chosen.lengths, room)
         return chosen
@@ -80,11 +74,11 @@ def choose(
     weights, widths = policy.flat
     found = by_survival(
         features, weights, widths, owners, _DRAFT_LEN, BUCKET_OF, n, rows, longest, shorter, room,
-        odds, reads, rate, costs.dense,
+        odds, rate, costs.dense,
         (costs.draft_us, costs.draft_token_us, costs.draft_row_us),
     )  # fmt: skip
-    arms, lengths, expected, model, k, worth = found
-    return Chosen(arms, lengths, expected, model, k or model_len, worth)
+    arms, lengths, expected, model, k = found
+    return Chosen(arms, lengths, expected, model, k or model_len)
 
 
 def room_of(most: int | None) -> int:
@@ -109,17 +103,15 @@ def _threshold(
     n: int,
     model_len: int,
     odds: NDArray[np.float64],
-    reads: NDArray[np.bool_],
 ) -> Chosen:
     found = estimate(policy, features)
     k = model_len if policy.use_model else 0
     expected, lengths = np.zeros(n, np.float32), np.zeros(n, np.int32)
     expected[owners], lengths[owners] = found.expected, found.lengths
-    model = np.full(n, yields_of_places(odds, k)[-1] if k else 0.0, np.float32) * reads
+    model = np.full(n, yields_of_places(odds, k)[-1] if k else 0.0, np.float32)
     taken = (lengths > 0) & (expected >= policy.threshold)
-    others = np.where(reads & (k > 0), MODEL, NONE)
-    arms = np.where(taken, CACHE, others).astype(np.int8)
-    wanted = np.where(taken, lengths, k * reads).astype(np.int32)
+    arms = np.where(taken, CACHE, MODEL if k else NONE).astype(np.int8)
+    wanted = np.where(taken, lengths, k).astype(np.int32)
     return Chosen(arms, wanted, expected, model, model_len)
 
 

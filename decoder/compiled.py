@@ -19,7 +19,6 @@ FLOATS: Final = numba.float32[::1]
 WHOLES: Final = numba.int64[::1]
 FIXED: Final = numba.types.Array(numba.float64, 1, "C", readonly=True)
 REALS: Final = numba.float64[::1]
-YESES: Final = numba.boolean[::1]
 WHOLE: Final = numba.int64
 REAL: Final = numba.float64
 REALS_3: Final = numba.types.UniTuple(numba.float64, 3)

@@ -185,7 +185,6 @@ class LiveCosts:
             draft_token_us=prior.draft_token_us * drafting,
             draft_row_us=prior.draft_row_us * drafting,
             own_us=self._own,
-            read_us=prior.read_us * drafting,
         )
 
 

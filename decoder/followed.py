@@ -21,7 +21,6 @@ from decoder.payoff.featurize import DraftState
 from decoder.payoff.memory import History, TenantMemories
 from decoder.payoff.model_arm import ModelArm
 from decoder.policy.rule import ARMS, CACHE, MODEL, NONE
-from decoder.reading import Reading
 from decoder.requests import Committed, Cycle, Decision, Request, RequestOptions, Step, Tail
 from decoder.traced import Ended, Traced
 from decoder.trial.block import Groups
@@ -66,7 +65,6 @@ class Followed:
         longest: int,
         counters: Counters,
         complaints: Complaints,
-        reading: Reading | None = None,
     ) -> None:
         """``model_len`` and ``longest`` are tokens of a model draft, and of any, at most."""
         self.requests: dict[str, Request] = {}
@@ -76,7 +74,6 @@ class Followed:
         self._memories = TenantMemories(cache.memory_bytes)
         self._model_arm, self._model_len, self._longest = model_arm, model_len, longest
         self._counters, self._complaints = counters, complaints
-        self._reading = reading
 
     def start(
         self, name: str, prompt: Tokens, options: RequestOptions, output: Sequence[int]
@@ -337,8 +334,6 @@ class Followed:
         if request is None:
             return False
         self._counters.stopped += 1
-        if self._reading is not None and request.cycles:
-            self._reading.ended(request.cycles)
         if request.traced is not None and self.end is not None:
             asked = request.options
             self.end(

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from decoder.costs import LiveCosts
 from decoder.floor import DOUBT, PLAIN_EVERY, PROBE_EVERY, Floor
@@ -34,7 +33,6 @@ class Looks:
         behind: Sequence[int],
         costs: LiveCosts,
         last: tuple[int, int],
-        reads: NDArray[np.bool_],
         relieved: bool = True,
     ) -> Arms:
         """The policy's arms [n], unless the floor has relieved it or a look is due.
@@ -43,7 +41,6 @@ class Looks:
             proposed: whether each request has a cache draft.
             behind: tokens of each that the drafter has not drafted from.
             last: tokens that the last step ran through the target, and tokens drafted in it.
-            reads: bool [n], whether the drafter reads each; no other is looked at.
             relieved: whether the floor has a say: it judges the champion, and nobody on trial.
         """
         floor, n = self._floor, len(wanted)
@@ -55,9 +52,9 @@ class Looks:
         elif floor.in_force == "cache":
             arms = np.where(proposed, CACHE, NONE).astype(np.int8)
         elif floor.in_force != "policy":
-            arms = np.where(reads & (floor.in_force == "model"), MODEL, NONE).astype(np.int8)
+            arms = np.full(n, MODEL if floor.in_force == "model" else NONE, np.int8)
         if self._has_model:
-            arms = self._at_the_drafter(arms, behind, reads)
+            arms = self._at_the_drafter(arms, behind)
         self._since_plain += 1
         # In place of a lone request's cache draft it would cost a whole copied stretch.
         copying = n == 1 and arms[0] == CACHE
@@ -73,16 +70,15 @@ class Looks:
             return np.full(n, NONE, np.int8)
         return arms
 
-    def _at_the_drafter(self, arms: Arms, behind: Sequence[int], reads: NDArray[np.bool_]) -> Arms:
+    def _at_the_drafter(self, arms: Arms, behind: Sequence[int]) -> Arms:
         # A look that came to nothing waits for its next turn like any other.
         self._model_arm.unseen += 1
         self._since_asked += 1
         asks = bool((arms == MODEL).any())
-        due = min(self._model_arm.unseen, self._since_asked) > PROBE_EVERY
-        if not asks and due and reads.any():
+        if not asks and min(self._model_arm.unseen, self._since_asked) > PROBE_EVERY:
             # Where the drafter has least to read before it can draft.
             arms = arms.copy()
-            arms[np.where(reads, behind, np.iinfo(np.int64).max).argmin()] = MODEL
+            arms[behind.index(min(behind))] = MODEL
             self.taken += 1
             asks = True
         if asks:

@@ -21,7 +21,6 @@ from decoder.compiled import (
     WHOLE,
     WHOLES,
     YES,
-    YESES,
     compiled,
 )
 from decoder.contracts.features import FloatArray
@@ -252,8 +251,8 @@ def share_out(
     room: int,
     dense: NDArray[np.float64],
     drafting: tuple[float, float, float],
-) -> tuple[Arms, Lengths, float]:
-    """One step's arms [n] and lengths [n] under a shared budget, and what model drafts add.
+) -> tuple[Arms, Lengths]:
+    """One step's arms [n] and lengths [n] under a shared budget.
 
     Args:
         curves: float32 [n, w] of survivals; rows of zeros have no cache draft.
@@ -261,9 +260,6 @@ def share_out(
         value: of a committed token, in units of ``dense``.
         rows: requests in the step, those that do not speculate included; at least n.
         room: draft tokens of all requests together.
-
-    Returns:
-        also the gain over the best choice without model drafts, in units of ``dense``.
     """
     n, width = curves.shape
     room = min(n * max(width, k), room)
@@ -273,7 +269,7 @@ def share_out(
     for i in range(n):
         arms[i] = CACHE if lengths[i] else NONE
     if not k or not n:
-        return arms, lengths, 0.0
+        return arms, lengths
     # Rows join the drafter in the order in which they gain by it, the budget priced at the margin;
     # how many do is then decided with exact costs. Nobody and everybody are among the candidates.
     spent = 0
@@ -291,8 +287,7 @@ def share_out(
         gains[i] = (model[i] - cached) * value
         loss[i] = (k - lengths[i]) * price - gains[i]
     order = np.argsort(loss, kind="mergesort")
-    without = plain - verifying(rows + spent, dense)
-    tokens, gained, best, joined = spent, 0.0, without, 0
+    tokens, gained, best, joined = spent, 0.0, plain - verifying(rows + spent, dense), 0
     for place in range(n):
         gained += gains[order[place]]
         tokens += k - lengths[order[place]]
@@ -302,13 +297,13 @@ def share_out(
     for place in range(joined):
         arms[order[place]] = MODEL
         lengths[order[place]] = k
-    return arms, lengths, best - without
+    return arms, lengths
 
 
 @compiled(
     (
         MATRIX, FLOATS, WHOLES, WHOLES, WHOLE, WHOLES, WHOLE, WHOLE, WHOLE, YES, WHOLE,
-        REALS, YESES, REAL, FIXED, REALS_3,
+        REALS, REAL, FIXED, REALS_3,
     )
 )  # fmt: skip
 def by_survival(
@@ -324,23 +319,20 @@ def by_survival(
     shorter: bool,
     room: int,
     odds: NDArray[np.float64],
-    reads: NDArray[np.bool_],
     rate: float,
     dense: NDArray[np.float64],
     drafting: tuple[float, float, float],
-) -> tuple[Arms, Lengths, FloatArray, FloatArray, int, float]:
+) -> tuple[Arms, Lengths, FloatArray, FloatArray, int]:
     """What a ``survival`` policy wants of a step; arguments as :func:`decoder.choice.choose`.
 
     Args:
         weights, widths: the flat form of the policy's network.
         most: tokens of a model draft at most.
-        reads: [n], whether the drafter reads each request; no other has a model draft.
         drafting: the three costs of :func:`drafting_time`.
 
     Returns:
-        arms and lengths [n], accepted lengths expected of cache and model drafts [n], tokens of
-        every model draft, 0 where none pays, and what model drafts would add to the step if the
-        drafter read every request, in units of ``dense``.
+        arms and lengths [n], accepted lengths expected of cache and model drafts [n], and tokens
+        of every model draft; 0 where none pays.
     """
     value = verifying(rows, dense) / (rate * rows)
     outputs = outputs_of(features, weights, widths)
@@ -351,16 +343,9 @@ def by_survival(
         expected[i] = curves[i].sum()
     yields = np.empty((n, most), np.float32)
     yields[:] = yields_of_places(odds, most)
-    worth, read = 0.0, reads.sum()
-    if read < n:  # what is passed over must be known, or it would stay so whatever changes
-        k = draft_length(yields, value, rows, room, dense, drafting) if most and shorter else most
-        model = yields[:, k - 1].copy() if k else np.zeros(n, np.float32)
-        worth = share_out(curves, model, k, value, rows, room, dense, drafting)[2]
-        for i in range(n):
-            if not reads[i]:
-                yields[i] = 0.0
-        most = most if read else 0
     k = draft_length(yields, value, rows, room, dense, drafting) if most and shorter else most
-    model = yields[:, k - 1].copy() if k else np.zeros(n, np.float32)
-    arms, lengths, added = share_out(curves, model, k, value, rows, room, dense, drafting)
-    return arms, lengths, expected, model, k, max(worth, added)
+    model = np.zeros(n, np.float32)
+    if k:
+        model[:] = yields[:, k - 1]
+    arms, lengths = share_out(curves, model, k, value, rows, room, dense, drafting)
+    return arms, lengths, expected, model, k

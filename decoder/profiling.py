@@ -23,8 +23,6 @@ SHARE: Final = 0.08
 """Of the budget that one step may take, so that there is time for many sizes and rounds."""
 ROUNDS: Final = 4
 """Times that each size is measured, where the budget allows; the fastest counts."""
-READ: Final = (32, 160)
-"""Tokens of two readings: what one more token takes is their difference, whatever a pass takes."""
 FINE: Final = 16
 """Tokens from which there are sizes between those that double."""
 
@@ -60,7 +58,6 @@ def profile(
     setup: str,
     step: Callable[[int], None],
     draft: Callable[[int], None] | None = None,
-    read: Callable[[int], None] | None = None,
     *,
     drafted: int = 1,
     rows: Sequence[int] = (1,),
@@ -75,7 +72,6 @@ def profile(
     Args:
         step: runs so many tokens through the target, and waits for the device.
         draft: makes ``drafted`` tokens for each of so many requests; None without a model drafter.
-        read: runs so many tokens of a prompt through the drafter; None where it cannot be timed.
         rows: requests that drafting is timed for, the first and the last of which make a line.
         most: the largest step there is.
         graphs: ascending sizes that the engine pads a step to.
@@ -86,7 +82,6 @@ def profile(
     every = tuple(sorted((*coarse, *halves, *quarters)))
     target: dict[int, float] = {}
     drafter: dict[int, float] = {}
-    reader: dict[int, float] = {}
 
     def timed(run: Callable[[int], None], size: int, best: dict[int, float]) -> float:
         start = time.perf_counter()
@@ -101,10 +96,6 @@ def profile(
             for n in rows:
                 if n not in drafter or time.perf_counter() - began < seconds:
                     timed(draft, n, drafter)
-        if read is not None:
-            for n in READ:
-                if n not in reader or time.perf_counter() - began < seconds:
-                    timed(read, n, reader)
         for n in sizes:
             left = seconds - (time.perf_counter() - began)
             below = max((size for size in target if size <= n), default=0)
@@ -122,9 +113,6 @@ def profile(
     least, largest = (drafter[n] * 1e6 / drafted for n in (few, many))
     each = max(largest - least, 0.0) / max(many - few, 1)
     base = max(least - few * each, 0.0)
-    less, more = READ
-    reading = max(reader[more] - reader[less], 0.0) * 1e6 / (more - less) if reader else 0.0
     return CostTable(
-        setup, sizes, verifying, draft_token_us=base, draft_row_us=each, read_us=reading,
-        graphs=tuple(graphs),
-    )  # fmt: skip
+        setup, sizes, verifying, draft_token_us=base, draft_row_us=each, graphs=tuple(graphs)
+    )

@@ -2,7 +2,6 @@
 
 The heart of the decoder; it knows no engine. An engine calls, for each request,
 
-    reads(tokens)                              whether its model drafter is to read a prompt
     start(request, prompt, options)
     loop:  observe(requests and what was committed)   labels resolve
            choose(requests)                           the next draft of each
@@ -22,7 +21,7 @@ before it, never a sampled draft token: so rejection sampling stays lossless.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
@@ -47,7 +46,6 @@ from decoder.payoff.model_arm import START, ModelArm
 from decoder.policy.pricing import MAX_TOKENS, gain_of, plain_steps
 from decoder.policy.rule import MODEL
 from decoder.rate import LiveRate
-from decoder.reading import Reading
 from decoder.requests import Committed, Decision, RequestOptions, Step, state_of
 from decoder.trial.sides import Side
 from decoder.trial.turns import Turns
@@ -112,11 +110,9 @@ class DraftRouter:
         known = policy.model_payoff if policy.role != FIRST else 0.0
         self.model_arm = ModelArm(known or START, self._model_len)
         self.doze = Doze() if floor is not None else None
-        self.reading = Reading() if floor is not None and self._model_len else None
         self.followed = Followed(
-            cache, self.model_arm, self._model_len, longest, self.counters, self._complaints,
-            self.reading,
-        )  # fmt: skip
+            cache, self.model_arm, self._model_len, longest, self.counters, self._complaints
+        )
         self._looks = Looks(floor, self.model_arm, self._model_len > 0)
         self._events = 0
         self._underway = Underway()
@@ -137,17 +133,6 @@ class DraftRouter:
             ValueError: the request is followed already.
         """
         self.followed.start(request, prompt, options, output)
-
-    def reads(self, tokens: int) -> bool:
-        """Whether the model drafter is to read a request, for an engine to ask where it begins.
-
-        Args:
-            tokens: of its prompt that the drafter has to read.
-        """
-        if self.reading is None or self.reading.reads(tokens, self.costs.table):
-            return True
-        self.counters.unread += 1
-        return False
 
     def observe(self, outcomes: Sequence[Committed], step_tokens: int, usual: bool = True) -> None:
         """Take in what the last step committed; labels resolve.
@@ -197,16 +182,13 @@ class DraftRouter:
             gain_us = gain_of(table, cycles, taken.decoded - cycles, taken.verified, ran.drafted)
             self.doze.observe(ran.exposed_us, gain_us, cycles, table.time(cycles))
 
-    def choose(
-        self, names: Sequence[str], most: int | None = None, passed: Collection[str] = ()
-    ) -> list[Decision]:
+    def choose(self, names: Sequence[str], most: int | None = None) -> list[Decision]:
         """The next draft of each request; one featurize and one estimate for all of them.
 
         A request that is unknown, has ended, or switched speculation off verifies nothing.
 
         Args:
             most: draft tokens that the step has room for, of all requests together.
-            passed: requests that the drafter does not read: they have no model draft.
 
         Raises:
             Exception: whatever went wrong; a side whose turn it was plays no more.
@@ -215,7 +197,7 @@ class DraftRouter:
         champion = self.policy
         side = self.turns.next(champion) if self.turns is not None else None
         try:
-            return self._choose(began, champion, side, names, most, passed)
+            return self._choose(began, champion, side, names, most)
         except Exception:
             # its block would never end: what it did to this step it would do to the next
             if side is not None and side.name != CHAMPION:
@@ -231,7 +213,6 @@ class DraftRouter:
         side: Side | None,
         names: Sequence[str],
         most: int | None,
-        passed: Collection[str],
     ) -> list[Decision]:
         shown = side.shown if side is not None else "worker"
         awake = self.doze is None or self.doze.awake
@@ -243,16 +224,15 @@ class DraftRouter:
         described = time.perf_counter()
         states = [state_of(requests[row], draft) for row, draft in enumerate(drafts) if draft]
         features = featurize(states, self._classes)
-        reads = np.array([request.name not in passed for request in requests], np.bool_)
         side, wanted = self._wanted(
-            side, champion, features, owners, len(requests), len(names), most, reads
+            side, champion, features, owners, len(requests), len(names), most
         )
         policy = side.policy if side is not None else champion
         arms = wanted.arms
         if shown == "worker":
             arms = self._looks.arms(
                 arms, [d is not None for d in drafts],
-                [r.length - r.drafted_at for r in requests], self.costs, self._last, reads,
+                [r.length - r.drafted_at for r in requests], self.costs, self._last,
                 relieved=side is None or side.name == CHAMPION,
             )  # fmt: skip
         underway = self._underway
@@ -270,8 +250,6 @@ class DraftRouter:
         )  # fmt: skip
         underway.drafted = step.model_len if MODEL in step.arms else 0
         floor = self.floor if step.serves else None
-        if self.reading is not None and requests and step.serves and policy.kind == "survival":
-            self.reading.observe(wanted.worth, len(requests))
         decisions = self.followed.begin(
             step, proposed, states, MAX_TOKENS if most is None else most,
             whole=floor is not None and floor.in_force != "policy",
@@ -299,7 +277,6 @@ class DraftRouter:
         n: int,
         rows: int,
         most: int | None,
-        reads: NDArray[np.bool_],
     ) -> tuple[Side | None, Chosen]:
         """Who decides, and what; a side that cannot leaves it to the champion."""
         rule = self._choice if side is None or side.shown == "worker" else choose
@@ -307,14 +284,14 @@ class DraftRouter:
             return side, rule(
                 champion if side is None else side.policy, features, np.array(owners, np.int64),
                 n, rows, self.costs.table, self.rate.value, self._model_len,
-                odds=self.model_arm.odds, reads=reads, shorter=self._shorter, most=most,
+                odds=self.model_arm.odds, shorter=self._shorter, most=most,
             )  # fmt: skip
         except Exception:
             if side is None or self.turns is None or side.name == CHAMPION:
                 raise
             self._complaints.exception(f"the side {side.name!r} plays no more: it could not choose")
             self.turns.fail(side)
-        return self._wanted(None, champion, features, owners, n, rows, most, reads)
+        return self._wanted(None, champion, features, owners, n, rows, most)
 
     def graft(self, names: Sequence[str], chains: Sequence[Sequence[int]]) -> list[list[int]]:
         """Tokens to verify behind the model drafts of the last choice; see :mod:`decoder.graft`.

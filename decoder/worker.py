@@ -116,7 +116,6 @@ class Worker:
             exposed_us_p50=_middle(counters.exposed_us),
             asleep=counters.asleep,
             undrafted=counters.undrafted,
-            unread=counters.unread,
             grafts=counters.grafts,
             left_out=dict(counters.left_out),
             cache_bytes=self.router.cache.held_bytes,

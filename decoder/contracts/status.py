@@ -99,7 +99,6 @@ class WorkerStatus(BaseModel):
     exposed_us_p50: float = 0.0  # of that, what the engine waits for
     asleep: Count = 0  # steps in which no draft was looked for, since none pays
     undrafted: Count = 0  # model drafts chosen and not made
-    unread: Count = 0  # requests whose prompt the model drafter passed over: it would not pay
     grafts: Count = 0  # model drafts with a tail; its tokens are those of the arm ``graft``
     left_out: dict[str, Count] = Field(default_factory=dict)  # requests, by reason
     cache_bytes: Count = 0  # of suffix trees, at most

@@ -42,8 +42,7 @@ class CostTable:
     (ascending, the first is 1), linear in between; up to the largest of ``graphs`` a step takes
     what the next of these sizes takes, to which its engine pads it. A step whose drafter makes
     ``k`` tokens for ``b`` requests adds ``draft_us + draft_token_us * k + draft_row_us * k * b``,
-    and proposing drafts for ``b`` requests, whatever is chosen of them, ``own_us * b``. The drafter
-    reads a token of a prompt in ``read_us``; 0 where nobody measured it.
+    and proposing drafts for ``b`` requests, whatever is chosen of them, ``own_us * b``.
     """
 
     setup: str
@@ -53,7 +52,6 @@ class CostTable:
     draft_token_us: float = 0.0
     draft_row_us: float = 0.0
     own_us: float = 0.0
-    read_us: float = 0.0
     graphs: tuple[int, ...] = ()
     dense: Floats = field(init=False, compare=False, repr=False)
     """float64 [MAX_TOKENS + 1]: time of a step by its tokens, derived from the rest."""

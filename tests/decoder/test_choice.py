@@ -53,7 +53,7 @@ def shared(
     n = len(models)
     value = s.costs.dense[n] / (rate * n)
     return Choice(
-        *share_out(curves, models, s.model_len, value, n, room, s.costs.dense, drafting(s))[:2]
+        *share_out(curves, models, s.model_len, value, n, room, s.costs.dense, drafting(s))
     )
 
 
@@ -248,48 +248,6 @@ def test_a_model_draft_is_expected_by_place_with_a_cache_draft_or_without(kind: 
     assert step.expected[1] == 0.0 and step.expected[0] > 0.0
     expected = np.cumprod(1.0 / (1.0 + np.exp(-odds))).sum()
     assert step.model == pytest.approx([expected] * 3, rel=1e-5)
-
-
-@pytest.mark.parametrize("kind", ["frequency", "payoff", "survival"])
-@given(seed=st.integers(0, 2**32 - 1), read=st.lists(st.booleans(), min_size=3, max_size=3))
-@settings(max_examples=40, deadline=None)
-def test_what_the_drafter_does_not_read_has_no_model_draft(
-    kind: Kind, seed: int, read: list[bool]
-) -> None:
-    step = a_policy(kind, seed), some_features(2, seed), np.array([0, 2]), 3, 5, NOMINAL, 2.0, 4
-    free = choose(*step, odds=even(0.9))
-    some = choose(*step, odds=even(0.9), reads=np.array(read))
-    assert not (some.arms[~np.array(read)] == MODEL).any()
-    assert not some.model[~np.array(read)].any()
-    assert some.worth == pytest.approx(free.worth), "or what is passed over would stay so"
-    if all(read):
-        assert some.arms.tolist() == free.arms.tolist()
-    if not any(read):
-        bare = choose(*step[:-1], 0, odds=even(0.9))
-        assert some.arms.tolist() == bare.arms.tolist()
-        assert some.lengths.tolist() == bare.lengths.tolist()
-
-
-def test_what_model_drafts_add_is_the_gain_over_the_best_choice_without() -> None:
-    n, costs, rate, k = 3, replace(NOMINAL, draft_us=0.1), 1.5, 4
-    step = a_policy("survival", 3), some_features(2, 3), np.array([0, 2]), n, n, costs, rate
-
-    def gain(model_len: int) -> float:
-        found = choose(*step, model_len, odds=even(0.9), shorter=False)
-        mine = found.arms == MODEL
-        cached = sum(
-            survival(network(step[0], step[1]), step[1][:, FEATURES.index("draft_len")])[
-                row, : found.lengths[owner]
-            ].sum()
-            for row, owner in enumerate(step[2])
-            if found.arms[owner] == CACHE
-        )
-        accepted = float(found.model[mine].sum() + cached)
-        drafted = k if mine.any() else 0
-        return gain_of(costs, n, accepted, int(found.lengths.sum()), drafted, rate=rate)
-
-    worth = choose(*step, k, odds=even(0.9), shorter=False).worth
-    assert worth == pytest.approx(gain(k) - gain(0), abs=1e-5) and worth > 0.0
 
 
 def test_a_step_without_any_draft_still_chooses() -> None:

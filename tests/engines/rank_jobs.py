@@ -32,14 +32,12 @@ def random_plan(rng: np.random.Generator, rows: int) -> Plan:
     given = tuple(tuple(rng.integers(0, 150_000, size=n).tolist()) for n in lengths)
     rooms = tuple(int(rng.integers(0, 9)) if not row else 0 for row in given)
     catch_up, grafts = (rng.integers(0, 2, 2) == 1).tolist()
-    passed = frozenset(np.flatnonzero(rng.integers(0, 3, rows) == 0).tolist())
-    return Plan(given, rooms, int(rng.integers(0, 9)), catch_up, grafts, passed)
+    return Plan(given, rooms, int(rng.integers(0, 9)), catch_up, grafts)
 
 
 def told(plan: Plan) -> list[Any]:
     """A plan as JSON."""
-    given = [list(row) for row in plan.given]
-    return [given, list(plan.rooms), plan.k, plan.catch_up, plan.grafts, sorted(plan.passed)]
+    return [[list(row) for row in plan.given], list(plan.rooms), plan.k, plan.catch_up, plan.grafts]
 
 
 def agreeing(ranks: Ranks) -> dict[str, Any]:

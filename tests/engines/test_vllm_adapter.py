@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
-from decoder.contracts.bundle import frequency_policy
 from decoder.engines.vllm.adapter import RESTARTS, Adapter
-from decoder.reading import Reading
 from pipelines.embedded import drafter_path, ensure_model
 from tests.decoder.simulated import model_alone
 from tests.engines.scheduled import VOCABULARY, Scheduled
@@ -91,7 +88,7 @@ def test_a_router_that_says_too_much_is_cut_at_the_last_moment(late: bool) -> No
     e = engine(config(tokens=3), late=late)
     router, choose = e.worker.router, e.worker.router.choose
 
-    def rash(names: Sequence[str], *_: Any) -> Any:
+    def rash(names: Sequence[str], _most: int | None = None) -> Any:
         long = [VOCABULARY + 9 if i == 2 else 5 for i in range(40)]
         return [
             d._replace(room=99, tokens=long if d.arm == "cache" else d.tokens)
@@ -158,42 +155,6 @@ def test_the_router_is_told_what_was_drafted_and_what_was_verified(
         assert own == sorted(set(own)) and own[-1] >= 40 + int(name) + len(output)
     cut = [(d, v) for _, d, v in e.told if v < d]
     assert bool(cut) == small
-
-
-@pytest.mark.parametrize("change", [{}, {"max_num_batched_tokens": 20, "max_num_seqs": 3}])
-def test_only_requests_that_the_drafter_reads_have_its_drafts(change: dict[str, Any]) -> None:
-    e = engine(config(tokens=16, **change))
-    decided: list[bool] = []
-
-    class Every(Reading):
-        def reads(self, tokens: int, costs: Any) -> bool:
-            assert tokens > 0
-            decided.append(len(decided) % 2 == 0)
-            return decided[-1]
-
-    e.worker.router.reading = Every()
-    e.worker.router.policy = frequency_policy("scope", 99.0)
-    arms: dict[str, Counter[str]] = defaultdict(Counter)
-    told, choose = drafted(e), e.worker.router.choose
-
-    def noting(names: Sequence[str], *rest: Any) -> Any:
-        found = choose(names, *rest)
-        for name, decision in zip(names, found, strict=True):
-            arms[name][decision.arm] += 1
-        return found
-
-    e.worker.router.choose = noting  # type: ignore[method-assign]
-    serve(e)
-    is_whole(e)
-    assert decided == [True, False] * 3
-    for name, counted in arms.items():
-        assert bool(counted["model"]) == (int(name) % 2 == 0), (name, counted)
-    lengths = Counter[str]()
-    for names, made, _ in told:
-        lengths.update(dict(zip(names, made, strict=True)))
-    assert {n for n, total in lengths.items() if total} == {"0", "2", "4"}
-    assert e.adapter.late is not None and e.adapter.late.unread == 0
-    assert not e.adapter._passed
 
 
 def test_drafts_are_no_longer_than_the_step_has_room_for() -> None:

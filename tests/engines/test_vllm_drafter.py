@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -96,9 +95,7 @@ class Server:
     def hidden(self, name: str, place: int) -> float:
         return float(int(name) * 7 + place / 8)
 
-    def step(
-        self, counts: list[int], draft: int = 0, catch_up: bool = False, passed: Sequence[str] = ()
-    ) -> torch.Tensor:
+    def step(self, counts: list[int], draft: int = 0, catch_up: bool = False) -> torch.Tensor:
         rows = list(zip(self.names, counts, strict=True))
         before = {name: self.read.get(name, 0) for name, _ in rows}
         at = [(n, p) for n, c in rows for p in range(before[n], before[n] + c)]
@@ -114,7 +111,6 @@ class Server:
             table, slots,
         )  # fmt: skip
         self.late.names = self.names
-        self.late.passed = frozenset(i for i, n in enumerate(self.names) if n in passed)
         self.late.catch_up = catch_up or self.late.full(len(at))
         drafts = self.late.propose(
             num_speculative_tokens=draft,
@@ -172,32 +168,6 @@ def test_whenever_it_drafts_it_has_read_everything_once(seed: int) -> None:
             s.names.remove(gone)
             s.late.forget(gone)
     assert s.drafter.passes < 0.5 * passes
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_what_is_passed_over_is_not_read_and_all_else_is(seed: int) -> None:
-    s = server(seed=seed)
-    for number in range(120):
-        if len(s.names) < 6 and s.rng.random() < 0.3:
-            s.names.insert(int(s.rng.integers(len(s.names) + 1)), str(number + 1))
-        if not s.names:
-            continue
-        passed = [n for n in s.names if int(n) % 3]
-        counts = [int(s.rng.integers(1, 12)) for _ in s.names]
-        draft = 3 * int(s.rng.random() < 0.2)
-        before = s.drafter.passes
-        assert s.step(counts, draft, passed=passed).shape == (len(s.names), draft)
-        every, s.names = s.names, [n for n in s.names if n not in passed]
-        assert s.complete() or not draft
-        assert s.names or s.drafter.passes == before
-        s.names = every
-        for gone in [n for n in s.names if s.read[n] > 200 or s.rng.random() < 0.03]:
-            s.names.remove(gone)
-            s.late.forget(gone)
-    read = {slot // BLOCK // BLOCKS for slot in s.drafter.cache}
-    assert len(read) > 3 and not any(number % 3 for number in read)
-    if not s.names:
-        assert s.late.unread == 0
 
 
 def test_an_ended_request_leaves_nothing_unread() -> None:

@@ -85,7 +85,7 @@ class Buckets:
         yields[:] = yields_of_places(odds, model_len) if model_len else 0.0
         k = draft_length(yields, value, rows, room, costs.dense, drafting) if model_len else 0
         model = np.ascontiguousarray(yields[:, k - 1]) if k else np.zeros(n, np.float32)
-        arms, lengths, _ = share_out(curves, model, k, value, rows, room, costs.dense, drafting)
+        arms, lengths = share_out(curves, model, k, value, rows, room, costs.dense, drafting)
         return Chosen(arms, lengths, curves.sum(axis=1), model, k or model_len)
 
 

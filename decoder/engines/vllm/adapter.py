@@ -75,7 +75,6 @@ class Adapter:
         self._shares_blocks = shares_blocks
         self._identities = Identities.load(worker.settings) if worker is not None else None
         self._restarts: Counter[str] = Counter()
-        self._passed: set[str] = set()  # requests that the drafter does not read
         self._hits = False  # whether a request of the step under way began in others' blocks
         self._drafter_failed = False
 
@@ -89,12 +88,8 @@ class Adapter:
                 with self._sparing("a request could not be stopped"):
                     self.worker.router.stop(name, "abort")
             self._restarts.pop(name, None)
-            self._passed.discard(name)
         if self.late is None:
             return
-        if self.worker is not None:
-            with self._sparing("what to read could not be decided"):
-                self._pass_over(self.worker, scheduler_output.scheduled_new_reqs)
         with self._sparing("the drafter could not read on"):
             lost = ended | (scheduler_output.preempted_req_ids or set())
             if lost and self._shares_blocks and not self.idle:
@@ -103,8 +98,7 @@ class Adapter:
                 self.late.forget(name)
             cached = scheduler_output.scheduled_cached_reqs
             self._hits = bool(cached.resumed_req_ids) or any(
-                new.num_computed_tokens and new.req_id not in self._passed
-                for new in scheduler_output.scheduled_new_reqs
+                new.num_computed_tokens for new in scheduler_output.scheduled_new_reqs
             )
 
     def during_step(self, runner: Any) -> None:
@@ -196,7 +190,6 @@ class Adapter:
         assert self.worker is not None, "only the rank that leads decides"
         router, late = self.worker.router, self.late
         verified = scheduler_output.scheduled_spec_decode_tokens
-        passed = frozenset(row for row, name in enumerate(names) if name in self._passed)
         outcomes, lengths, waiting = [], {}, 0
         for name, tokens in zip(names, sampled, strict=True):
             state = runner.requests[name]
@@ -215,27 +208,25 @@ class Adapter:
             router.observe(outcomes, scheduler_output.total_num_scheduled_tokens, usual)
         live = [name for name in followed if name in router]
         # An ended request's blocks may be given to a later prompt that begins alike.
-        counts = scheduler_output.num_scheduled_tokens
-        to_read = sum(counts[name] for name in names if name not in self._passed)
-        full = late is not None and late.full(to_read)  # decided here, for all ranks alike
-        over = any(name not in router for name in followed if name not in self._passed)
-        catch_up = to_read > 0 and (self._hits or full or over)
+        tokens_read = scheduler_output.total_num_scheduled_tokens
+        full = late is not None and late.full(tokens_read)  # decided here, for all ranks alike
+        catch_up = self._hits or full or len(live) < len(followed)
         known = runner.input_batch.vocab_size
         chosen: dict[str, Decision] = {}
         with self._sparing("choosing drafts failed: this step goes on without drafts"):
             most = room(len(names), known, runner.max_num_tokens, waiting)
-            chosen = dict(zip(live, router.choose(live, most, self._passed), strict=True))
+            chosen = dict(zip(live, router.choose(live, most), strict=True))
         end = runner.effective_drafter_max_model_len if self._has_model else 0
         given, rooms = [], []
-        for row, name in enumerate(names):
+        for name in names:
             decision = chosen.get(name, _NOTHING)
-            model = decision.arm == "model" and row not in passed
+            model = decision.arm == "model"
             left = min(decision.room, longest, end - lengths[name]) if model else 0
             rooms.append(max(left, 0))
             tokens = decision.tokens[:longest] if decision.arm == "cache" else ()
             given.append(_known(tokens, known))
         k = min(max(rooms, default=0), self.worker.settings.model_draft_tokens)
-        return Plan(tuple(given), tuple(rooms), k, catch_up, bool(k) and router.grafts, passed)
+        return Plan(tuple(given), tuple(rooms), k, catch_up, bool(k) and router.grafts)
 
     def _grafted(
         self,
@@ -252,12 +243,6 @@ class Adapter:
         known = runner.input_batch.vocab_size
         cut = (tail[: longest - len(d)] for tail, d in zip(tails, drafts, strict=True))
         return replace(Plan.nothing(len(names)), given=tuple(_known(tail, known) for tail in cut))
-
-    def _pass_over(self, worker: Worker, begun: Sequence[Any]) -> None:
-        """Decide which of the requests that begin the drafter does not read."""
-        for new in begun:
-            if not worker.router.reads(len(new.prompt_token_ids or ()) - new.num_computed_tokens):
-                self._passed.add(new.req_id)
 
     def _take_up(self, name: str, state: Any, sampled: int, max_model_len: int) -> None:
         """Let the router follow a request that it does not, with the text that it has by now."""
@@ -281,11 +266,10 @@ class Adapter:
         draft: Callable[[], Any],
     ) -> list[list[int]]:
         """Run the model drafter as planned; its drafts in rows, none where it made none."""
-        if not self._has_model or len(plan.passed) == len(names):
+        if not self._has_model:
             return []
         if self.late is not None:
-            late = self.late
-            late.names, late.passed, late.catch_up = names, plan.passed, plan.catch_up
+            self.late.names, self.late.catch_up = names, plan.catch_up
         self._drafter_failed = False
         scheduler_output.num_spec_tokens_to_schedule = plan.k
         due = bool(plan.k or plan.catch_up or self.late is None)

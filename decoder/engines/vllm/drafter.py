@@ -61,14 +61,12 @@ class Place:
 class LateDrafter:
     """Stands before the ``propose`` of one of vLLM's EAGLE3 drafters, unpadded batches only.
 
-    ``names`` are the requests of the coming call, in the batch's order, ``passed`` those rows of
-    which nothing is read, and ``catch_up`` says whether the call must leave nothing unread; all are
-    set before it. A row that is passed over once is passed over until its request is forgotten.
+    ``names`` are the requests of the coming call, in the batch's order, and ``catch_up`` says
+    whether it must leave nothing unread; both are set before it.
     """
 
     def __init__(self, drafter: Any, unread: int = UNREAD) -> None:
         self.names: Sequence[str] = ()
-        self.passed: Collection[int] = ()
         self.catch_up = False
         self.unread = 0
         """Tokens set aside."""
@@ -135,55 +133,45 @@ class LateDrafter:
         common_attn_metadata: Any,
         **rest: Any,
     ) -> Tensor:
-        """Draft tokens [requests, num_speculative_tokens], as the drafter's own method.
-
-        Rows that are passed over hold zeros.
-        """
-        batch, self.caught_up = common_attn_metadata, 0
-        nothing = next_token_ids.new_zeros(
-            (len(self.names), num_speculative_tokens), dtype=torch.int64
-        )
-        mine = [row for row in range(len(self.names)) if row not in self.passed]
-        if not mine:
-            return nothing
-        self._take_in(target_token_ids, target_hidden_states, batch, mine)
+        """Draft tokens [requests, num_speculative_tokens], as the drafter's own method."""
+        batch, names = common_attn_metadata, self.names
+        self._take_in(target_token_ids, target_hidden_states, batch)
+        self.caught_up = 0
         if not num_speculative_tokens and not self.catch_up:
-            table = batch.block_table_tensor[: len(self.names)].clone()  # a view likewise
-            for row in mine:
-                self._places[self.names[row]] = Place(table[row], next_token_ids[row])
+            table = batch.block_table_tensor[: len(names)].clone()  # a view likewise
+            for name, blocks, token in zip(names, table, next_token_ids, strict=False):
+                self._places[name] = Place(blocks, token)
             self._last = batch, rest
-            return nothing
-        rows = [self._pieces[self.names[row]] for row in mine]
-        for row in mine:
-            self.forget(self.names[row])
-        earlier = [(i, row[:-1], row[-1]) for i, row in zip(mine, rows, strict=True) if row[1:]]
-        if not earlier and len(mine) == len(self.names):
+            return next_token_ids.new_empty((len(names), 0), dtype=torch.int64)
+        rows = [self._pieces[name] for name in names]
+        for name in names:
+            self.forget(name)
+        earlier = [(i, row[:-1], row[-1]) for i, row in enumerate(rows) if len(row) > 1]
+        if not earlier:
             return self._read(
                 target_token_ids, target_positions, target_hidden_states, next_token_ids, batch,
                 num_speculative_tokens, rest,
             )  # fmt: skip
         waiting = sum(len(piece) for _, row, _ in earlier for piece in row)
         self.caught_up = waiting
-        if earlier and waiting + len(target_token_ids) > self._drafter.max_num_tokens:
+        if waiting + len(target_token_ids) > self._drafter.max_num_tokens:
             # A step full of prompts leaves no room in the drafter's buffers: two passes.
             following = torch.stack([now.ids[now.start] for _, _, now in earlier])
             before = [now.position for _, _, now in earlier]
             table = batch.block_table_tensor[[i for i, _, _ in earlier]]
             self._merged(batch, [row for _, row, _ in earlier], table, before, following, 0, rest)
             rows = [row[-1:] for row in rows]
-        nothing[mine] = self._merged(
-            batch, rows, batch.block_table_tensor[mine], [row[-1].end for row in rows],
-            next_token_ids[mine], num_speculative_tokens, rest,
-        ).to(nothing.dtype)  # fmt: skip
-        return nothing
+        return self._merged(
+            batch, rows, batch.block_table_tensor, [row[-1].end for row in rows], next_token_ids,
+            num_speculative_tokens, rest,
+        )  # fmt: skip
 
-    def _take_in(self, ids: Tensor, hidden: Tensor, batch: Any, rows: Sequence[int]) -> None:
-        """Set this step's tokens of ``rows`` aside, behind what is unread of their requests."""
+    def _take_in(self, ids: Tensor, hidden: Tensor, batch: Any) -> None:
+        """Set this step's tokens aside, behind what is unread of their requests."""
         ids = ids.clone()  # a view of a buffer that the next step overwrites
         starts = batch.query_start_loc_cpu.tolist()
         ends = batch.seq_lens_cpu_upper_bound.tolist()
-        for i in rows:
-            name = self.names[i]
+        for i, name in enumerate(self.names):
             start, stop = starts[i], starts[i + 1]
             piece = Piece(ids, hidden, start, stop, ends[i] - (stop - start))
             row = self._pieces.get(name, [])

@@ -1,8 +1,7 @@
 """A plan on its way from rank 0 to the others, as int32.
 
 The message holds step, rows, ``k``, ``catch_up``, ``grafts`` and the number of given tokens; a
-number for each row, positive for given tokens and negative for a room, twice, and one more where
-the drafter passes it over; and the first of the tokens.
+number for each row, positive for given tokens and negative for a room; and the first of the tokens.
 Its length is fixed, so that ranks which disagree on the batch still notice. What is left of the
 tokens is apart.
 """
@@ -37,15 +36,14 @@ def write(message: Message, step: int, rows: int, plan: Plan) -> Message:
     """
     if not len(plan.given) == len(plan.rooms) == rows:
         raise ValueError(f"a plan of {len(plan.given)} rows for a step of {rows}.")
-    tokens = np.array([token for row in plan.given for token in row], np.int32)
-    held = tokens[:INLINE]
-    message[:HEADER] = step, rows, plan.k, plan.catch_up, plan.grafts, len(tokens)
+    given = np.array([token for row in plan.given for token in row], np.int32)
+    held = given[:INLINE]
+    message[:HEADER] = step, rows, plan.k, plan.catch_up, plan.grafts, len(given)
     message[HEADER : HEADER + rows] = [
-        2 * (len(given) or -room) + (row in plan.passed)
-        for row, (given, room) in enumerate(zip(plan.given, plan.rooms, strict=True))
+        len(row) or -room for row, room in zip(plan.given, plan.rooms, strict=True)
     ]
     message[len(message) - INLINE :][: len(held)] = held
-    return tokens[INLINE:]
+    return given[INLINE:]
 
 
 def place(message: Message) -> tuple[int, int]:
@@ -61,10 +59,8 @@ def missing(message: Message) -> int:
 def read(message: Message, rest: Message) -> Plan:
     """The plan that was written; ``rest`` is what :func:`write` returned."""
     _, rows, k, catch_up, grafts, count = message[:HEADER].tolist()
-    numbers, passed = np.divmod(message[HEADER : HEADER + rows], 2)
+    numbers = message[HEADER : HEADER + rows]
     tokens = np.concatenate([message[len(message) - INLINE :][:count], rest]).tolist()
     ends = np.cumsum(np.maximum(numbers, 0)).tolist()
     given = tuple(tuple(tokens[a:b]) for a, b in zip([0, *ends], ends, strict=False))
-    rooms = tuple(np.maximum(-numbers, 0).tolist())
-    over = frozenset(np.flatnonzero(passed).tolist())
-    return Plan(given, rooms, k, bool(catch_up), bool(grafts), over)
+    return Plan(given, tuple(np.maximum(-numbers, 0).tolist()), k, bool(catch_up), bool(grafts))

@@ -13,7 +13,7 @@ class Plan:
     ``given`` are tokens to propose as they are; in a row without, ``rooms`` says how many tokens of
     the model's draft to propose at most. The model drafter makes ``k`` tokens; with ``catch_up`` it
     reads what was set aside even if it makes none. If it ``grafts``, a second plan follows, whose
-    given tokens go behind the model's. The drafter reads nothing of rows that are ``passed`` over.
+    given tokens go behind the model's.
     """
 
     given: tuple[tuple[int, ...], ...]
@@ -21,7 +21,6 @@ class Plan:
     k: int = 0
     catch_up: bool = False
     grafts: bool = False
-    passed: frozenset[int] = frozenset()
 
     @classmethod
     def nothing(cls, rows: int) -> Plan:

@@ -67,13 +67,9 @@ def profile(runner: Any, scope: str, ranks: Ranks) -> CostTable | None:
         drafter._greedy_sample(drafter.hidden_states[:rows])
         wait()
 
-    def read(tokens: int) -> None:
-        alone(tokens, is_graph_capturing=True)
-        wait()
-
     drafter.dummy_run = lambda *_, **__: None  # or vLLM's own dummy run would include it
     try:
-        return ranks.conduct(partial(timed, rows=(1, min(MANY, most))), step, draft, read)
+        return ranks.conduct(partial(timed, rows=(1, min(MANY, most))), step, draft)
     finally:
         del drafter.dummy_run
 
