@@ -63,8 +63,9 @@ def run(
     """
     journal = Journal(out.with_suffix(".runs.jsonl"), plan.setting())
     names = {s.name for s in plan.setups}
-    runs, skipped = [r for r in journal.read() if r.setup in names], dict[str, str]()
+    runs = [r for r in journal.read() if r.setup in names]
     done = {(r.round, r.setup) for r in runs}
+    skipped = _left_behind(plan, done)
     logs = out.parent / f"{out.stem}-logs"
     requests = plan.requests
     groups = list(_groups(plan, done))
@@ -111,6 +112,13 @@ def _groups(plan: Plan, done: set[tuple[int, str]]) -> Iterator[tuple[int, list[
             yield from ((number, [s]) for s in left)
         elif len(left) == len(plan.setups):  # who failed beside the others is not measured alone
             yield number, left
+
+
+def _left_behind(plan: Plan, done: set[tuple[int, str]]) -> dict[str, str]:
+    """Why configurations have no part in rounds whose servers were up together without them."""
+    begun = {number for number, _ in done} if plan.together else set[int]()
+    why = "failed in a round before, beside the others: name another --json to run them all again."
+    return {s.name: why for s in plan.setups if any((n, s.name) not in done for n in begun)}
 
 
 def measure(

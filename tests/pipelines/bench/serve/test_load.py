@@ -94,6 +94,7 @@ def test_as_many_requests_as_asked_for_are_under_way_at_a_time() -> None:
         prompts = [asked(str(i)) for i in range(9)]
         url = f"http://127.0.0.1:{server.server_port}"
         wall, replies = run(url, "m", prompts, 3, 1)
+        stood, by_another = run(url, "m", prompts, 3, 1, clock=lambda: 5.0)
     finally:
         server.shutdown()
         server.server_close()
@@ -101,6 +102,8 @@ def test_as_many_requests_as_asked_for_are_under_way_at_a_time() -> None:
     assert [r.prompt for r in replies] == [f"d:{i}" for i in range(9)]
     assert all(r.tokens == (5,) and not r.error for r in replies)
     assert 0 < max(r.ttft_s for r in replies) <= max(r.latency_s for r in replies) <= wall
+    timed = [(r.ttft_s, r.latency_s, r.ended_s, *r.arrivals_s) for r in by_another]
+    assert stood == 0.0 and {s for one in timed for s in one} == {0.0}, "all by the clock given"
 
 
 def test_a_server_that_is_not_there_is_an_error_in_the_reply() -> None:

@@ -86,6 +86,9 @@ def test_servers_of_a_round_can_be_up_together_and_one_that_fails_holds_up_no_ot
     assert [(r["concurrency"], r["configuration"]) for r in made["records"]] == [
         (1, "none"), (1, "hybrid"), (2, "none"), (2, "hybrid"),
     ]  # fmt: skip
+    again = bench.run(whole, out, quiet(), launching({}, []))
+    assert len(children) == 3, "who failed beside the others is not measured alone"
+    assert again["records"] == made["records"] and "--json" in again["skipped"]["suffix-k8"]
     with pytest.raises(SettingsError, match=r"together differ.*--json"):
         bench.run(plan(NONE), out, quiet(), launching({}, []))
 

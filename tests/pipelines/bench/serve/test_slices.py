@@ -24,9 +24,8 @@ def started() -> subprocess.Popen[bytes]:
     """The leader of a group, with a busy child."""
     made = subprocess.Popen([sys.executable, "-c", BUSY], start_new_session=True)
     while not any(sum(c.cpu_times()[:2]) > 0.05 for c in psutil.Process(made.pid).children()):
-        time.sleep(
-            0.01
-        )  # before, one of the two may hang in starting the other, and not be stopped
+        # before, a leader may hang in starting its child, and is not stopped while it does
+        time.sleep(0.01)
     return made
 
 
