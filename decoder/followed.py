@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -175,7 +176,7 @@ class Followed:
         for row, (name, chain) in enumerate(zip(names, made, strict=True)):
             request = self.requests.get(name)
             cycle = request.cycle if request is not None else None
-            if request is None or cycle is None:
+            if request is None or cycle is None or cycle.made:
                 continue
             is_model = cycle.arm == MODEL
             drafts += len(chain) if is_model else cycle.drafted_len
@@ -199,9 +200,9 @@ class Followed:
         for name, length in zip(names, lengths, strict=True):
             request = self.requests.get(name)
             cycle = request.cycle if request is not None else None
-            if request is None or cycle is None:
-                continue
-            cycle.drafted_len = length
+            if request is None or cycle is None or cycle.made:
+                continue  # one made before waits for its request to be scheduled again
+            cycle.made, cycle.drafted_len = True, length
             if (tail := cycle.tail) is not None:
                 tail.cycle.drafted_len = max(length - tail.chain, 0)
                 cycle.drafted_len -= tail.cycle.drafted_len
@@ -260,7 +261,7 @@ class Followed:
         tail = None
         if cycle is not None:
             cycle.verified_len = outcome.verified_len
-            cycle.step.tokens, cycle.step.us = step_tokens, step_us
+            self._ran(cycle, step_tokens, step_us)
             if (tail := cycle.tail) is not None:
                 self._part(cycle, tail)
             cycle.committed = len(committed)
@@ -282,10 +283,20 @@ class Followed:
             self.stop(request.name, request.ended)
         return None if cycle is None else len(committed)
 
+    def _ran(self, cycle: Cycle, tokens: int, us: float) -> None:
+        """Say what the step took in which a cycle was closed. Mutates its step.
+
+        A request that was preempted, or not scheduled, closes its cycle later than others of the
+        step that was chosen for both: what those took stays theirs.
+        """
+        step = cycle.step
+        if step.tokens and (step.tokens, step.us) != (tokens, us):
+            cycle.step = step = replace(step)
+        step.tokens, step.us = tokens, us
+
     def _part(self, cycle: Cycle, tail: Tail) -> None:
         """Part what was verified between a model draft and its tail. Mutates both."""
-        step, own = cycle.step, tail.cycle.step
-        own.tokens, own.us = step.tokens, step.us
+        self._ran(tail.cycle, cycle.step.tokens, cycle.step.us)
         tail.cycle.verified_len = max(cycle.verified_len - tail.chain, 0)
         cycle.verified_len -= tail.cycle.verified_len
 

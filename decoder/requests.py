@@ -145,6 +145,7 @@ class Cycle:
     verified_len: int = 0
     model_accepted: int | None = None
     tail: Tail | None = None
+    made: bool = False  # whether the engine has said what it drafted
 
     @property
     def arm(self) -> int:

@@ -19,8 +19,8 @@ from pipelines.drafter.cli import train_drafter
 from pipelines.drift.cli import drift
 from pipelines.first.cli import bootstrap
 from pipelines.policy.command import app as policy_app
-from pipelines.printed import print_json
 from pipelines.replay.cli import replay
+from pipelines.reports import print_json
 from pipelines.telemetry.cli import app as telemetry_app
 
 app = typer.Typer(

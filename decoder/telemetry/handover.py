@@ -86,6 +86,7 @@ class Handover:
         self._books = Books()  # of the carrier
         self._entrusted = 0  # events that the carrier answers for
         self._inherited = 0  # of these, the ones that the carrier before it had
+        self._left = 0  # of those, the ones that a carrier that ended left in its file
         self._rounds = 0  # rounds that it has
         self._silent = 0  # looks since it said something
         self._past = Accounts()  # of carriers that ended, and of what never reached one
@@ -186,6 +187,8 @@ class Handover:
     def _finish(self) -> None:
         """Hand over the rest, and wait until the carrier has sent it or gives up."""
         until = time.monotonic() + START_TIMEOUT_S
+        if self._carrier is None and (self._queue.counts().held or self._waiting > self._left):
+            self._begin()  # one that died would have been started again a little later
         while self._carrier is not None and not self._books.ready and time.monotonic() < until:
             self._hear()
             time.sleep(LOOK_S)
@@ -313,10 +316,11 @@ class Handover:
             past.rounds_dropped += self._rounds - books.rounds_sent - books.rounds_dropped
             self._entrusted -= books.settled + books.flying
             self._rounds, self._inherited = 0, self._entrusted
-            left = books.spilled
+            if books.ready:  # else it had not looked, and what was there is there
+                self._left = books.spilled
             self._books = books.copy()
             if self._stopping.is_set():
-                self._books.spilled = left
+                self._books.spilled = self._left
                 return
             past.deaths += 1
         lived = time.monotonic() - carrier.began
@@ -330,6 +334,7 @@ class Handover:
         self._hear()
         self._bury()
         with self._accounting:
+            self._books.spilled = self._left
             lost = self._waiting + len(self._queue.take(len(self._queue)))
             self._past.failed += lost
             self._entrusted = self._books.spilled

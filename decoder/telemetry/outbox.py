@@ -9,7 +9,7 @@ from typing import Final
 
 from decoder.complaints import Complaints
 from decoder.telemetry.books import Books
-from decoder.telemetry.spill import Cut, Record, Spill, SpillError, is_damage
+from decoder.telemetry.spill import Cut, Record, Spill, SpillError, is_damage, still
 
 log = logging.getLogger(__name__)
 
@@ -164,13 +164,18 @@ class Outbox:
         self._memory = dict(sorted({**self._memory, **held}.items()))
 
     def cut(self, cut: Cut) -> None:
-        """Remember ``cut``, also for those who find the file."""
-        self.cuts.append(cut)
+        """Remember ``cut``, also for those who find the file, and no cut before the oldest record:
+        where a broker takes few bytes, every record comes in two.
+        """
+        held = [*itertools.islice(self._memory, 1), *self._gone]
         try:
             if self._spill is not None:
-                self._spill.cut(cut)
+                if (first := self._spill.oldest()) is not None:
+                    held.append(first)
+                self._spill.cut(cut, min(held, default=cut.first))
         except SpillError as error:
             self._file_failed(error)
+        self.cuts = [*still(self.cuts, min(held, default=cut.first)), cut]
 
     def drop(self, record: int, reason: str) -> None:
         """Lose a record, by its id; one that may lie on the topic is in doubt."""

@@ -127,10 +127,11 @@ class Spill:
         self.size += len(packed)
         self.last = max(self.last, record.id)
 
-    def cut(self, cut: Cut) -> None:
-        """Remember ``cut`` for whoever opens the file after this."""
+    def cut(self, cut: Cut, oldest: int) -> None:
+        """Remember ``cut`` for whoever opens the file after this; no id is below ``oldest``."""
+        self._open().execute("DELETE FROM cuts WHERE past <= ?", [oldest])
         self._open().execute("INSERT INTO cuts VALUES (?, ?, ?)", cut)
-        self.cuts.append(cut)
+        self.cuts = [*still(self.cuts, oldest), cut]
 
     def heads(self, most: int) -> list[tuple[int, int]]:
         """Ids and partitions of the oldest."""
@@ -179,6 +180,11 @@ def _check(row: tuple[Any, ...]) -> None:
 
 def _whole(numbers: Iterable[Any]) -> bool:
     return all(isinstance(number, int) for number in numbers)
+
+
+def still(cuts: Iterable[Cut], oldest: int) -> list[Cut]:
+    """Those that may have moved a record whose id is ``oldest`` or above."""
+    return [cut for cut in cuts if cut.past > oldest]
 
 
 def moved(cuts: Iterable[Cut], partition: int, record: int) -> int:

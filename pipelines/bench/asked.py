@@ -15,8 +15,8 @@ from decoder.policy.first import first_policy
 from pipelines import embedded, machine
 from pipelines.bench import methods
 from pipelines.bench.datasets import PROMPTS
-from pipelines.bench.prompts import Template, TooLong
 from pipelines.bundles import load_policy
+from pipelines.prompts import Template, TooLong
 
 if TYPE_CHECKING:
     from decoder.contracts.bundle import Policy

@@ -12,7 +12,7 @@ from rich.markup import escape
 from pipelines.bench.gpu import command as gpu_cli
 from pipelines.bench.serve import command as serve_cli
 from pipelines.bench.sessions import command as sessions_cli
-from pipelines.printed import print_json
+from pipelines.reports import print_json, write_json
 
 app = typer.Typer(
     help="Measure decoding methods against each other.", no_args_is_help=True, add_completion=False
@@ -97,7 +97,7 @@ def decode(
     summary = metrics.summary(results)
     page = report.write(results, summary, folder)
     if as_json is not None:
-        launch.write_json(summary, as_json)
+        write_json(summary, as_json)
     for table in tables.shown(summary):
         out.print(table)
     out.print(f"Report: [bold]{page}[/bold]", soft_wrap=True)
@@ -251,12 +251,11 @@ def trouble(
     servers, with --prompts for each of those under way. The hybrid's rate is held to that of the
     best fixed arm, 200 cycles after each change. Ctrl-C reports what is there.
     """
-    from pipelines.bench.decode import launch
     from pipelines.bench.trouble.run import measure_all, table
     from pipelines.commas import words
 
     stretches, ended = measure_all(words(arms), prompts, max_tokens, threads, crowd, err)
     if as_json is not None:
-        launch.write_json({"stretches": [s.as_dict() for s in stretches]}, as_json)
+        write_json({"stretches": [s.as_dict() for s in stretches]}, as_json)
     out.print(table(stretches))
     raise typer.Exit(0 if ended else 130)

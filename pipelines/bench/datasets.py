@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from decoder.contracts.errors import ModelError, SettingsError
 from pipelines.bench import templates
-from pipelines.bench.prompts import Message, Prompt, PromptSet
+from pipelines.prompts import Message, Prompt, PromptSet
 
 PROMPTS: Final = 20
 """Measured prompts of each dataset (Appendix D)."""

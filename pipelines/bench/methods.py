@@ -1,8 +1,8 @@
 """From what a person names after ``--methods`` and ``--policy`` to decoding methods.
 
-``frequency:4`` is the frequency rule at a score of 4, ``arctic:3`` and ``fixed:8`` work alike with
-their ``k``, ``eagle3:2`` drafts two tokens, ``hybrid:2.5`` is the learned policy at another
-threshold, and ``hybrid:paper`` decides by the bundle that was named with ``--policy paper=FILE``.
+``frequency:4`` is the frequency rule at a score of 4, ``arctic:3`` works alike with its ``k``,
+``eagle3:2`` drafts two tokens, ``hybrid:2.5`` is the learned policy at another threshold, and
+``hybrid:paper`` decides by the bundle that was named with ``--policy paper=FILE``.
 ``suffix@2`` (behind a label, if there is one) lets a cache draft have two tokens for each one
 matched: the baselines have one, Table 7 of the paper, and ``hybrid`` what the worker is set to.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 CHAIN: Final = "eagle3"
 LEARNED: Final = ("hybrid", "hybrid-tree")
-BY_LENGTH: Final = ("arctic", "fixed")
+BY_LENGTH: Final = "arctic"
 SHIPPED: Final = ""
 """Label of the policy that ``hybrid`` without a label decides by: the first policy, unless another
 is named."""
@@ -92,7 +92,7 @@ def _one(name: str, policies: dict[str, Policy], model_len: int) -> Method:
         made = method(base, policy=policies.get(SHIPPED), threshold=_given(name, label))
     elif base == CHAIN and label:
         made = replace(method(base), model_limit=int(_given(name, label) or 1))
-    elif base in BY_LENGTH:
+    elif base == BY_LENGTH:
         made = method(base, k=int(_given(name, label) or model_len))
     elif base == "frequency":
         made = method(base, threshold=_given(name, label))

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipelines.bench.prompts import Message
+from pipelines.prompts import Message
 
 Row = Mapping[str, Any]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ import typer
 from rich.console import Console
 
 from decoder.contracts.errors import SettingsError
+from pipelines.reports import print_json, write_json
 from pipelines.stack import broker
 
 Standin = Annotated[
@@ -69,7 +69,7 @@ def chaos(
             err.print(f"  [dim]{each.name}[/dim]", highlight=False)
             found.append(run.make_trouble(scene, each, draw))
             record = run.record(found, scene.heard, seed, standin)
-            (out / "chaos.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+            write_json(record, out / "chaos.json")
     if not found:
         raise SettingsError("every chosen trouble needs a part that is not ours: choose others.")
     _said(record, page.chaos_table(record), "hvd chaos", run.faults_of(record), write_docs, as_json)
@@ -98,7 +98,7 @@ def soak(
         task = shown.add_task("soaking", total=1.0)
         record = long.soak(scene, minutes, lambda share: shown.update(task, completed=share))
     record["worker"] = "stand-in" if standin else "vLLM, embedded model, float32"
-    (out / "soak.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    write_json(record, out / "soak.json")
     _said(record, page.soak_table(record), "hvd soak", long.faults_of(record), write_docs, as_json)
 
 
@@ -115,7 +115,10 @@ def _said(
 ) -> None:
     from pipelines.chaos import page
 
-    sys.stdout.write(json.dumps(record, indent=1) + "\n" if as_json else table)
+    if as_json:
+        print_json(record)
+    else:
+        sys.stdout.write(table)
     if write:
         page.write(name, table)
     for fault in faults:

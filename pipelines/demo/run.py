@@ -8,7 +8,6 @@ the learner; stop; write the report.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import time
@@ -26,6 +25,7 @@ from pipelines.demo import breakage, dashboard
 from pipelines.demo.sentences import sentences
 from pipelines.demo.summary import Summary, summarise
 from pipelines.demo.traffic import PLANS, Plan, Traffic
+from pipelines.reports import write_json
 from pipelines.stack.running import Home, Ports, Stack, running
 from pipelines.watch import page
 from pipelines.watch.ledger import Ledger
@@ -177,9 +177,7 @@ def _settle(stack: Stack, ledger: Ledger, before: int) -> None:
 
 def write(run: Run, folder: Path) -> Path:
     """Write ``summary.json`` and the page into ``folder``; the page's path."""
-    folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(run.summary.as_dict(), indent=1, allow_nan=False)
-    (folder / "summary.json").write_text(text + "\n", encoding="utf-8")
+    write_json(run.summary.as_dict(), folder / "summary.json")
     facts = {
         "requests": f"{run.summary.requests}, and {run.summary.requests_failed} that failed",
         "tokens": str(run.summary.tokens),

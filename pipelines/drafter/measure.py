@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from decoder.contracts.errors import SettingsError
+from pipelines.prompts import Message, read_folder
 from pipelines.workloads import WORKLOADS, prompts
 
-Messages = list[dict[str, str]]
+Messages = Sequence[Message]
 
 
 @dataclass(frozen=True)
@@ -39,25 +41,8 @@ class Measured:
 def workload_prompts(count: int) -> dict[str, list[Messages]]:
     """The first ``count`` held-out prompts of each workload."""
     return {
-        w: [list(p.messages) for p in itertools.islice(prompts(w, "heldout"), count)]
-        for w in WORKLOADS
+        w: [p.messages for p in itertools.islice(prompts(w, "heldout"), count)] for w in WORKLOADS
     }
-
-
-def file_prompts(folder: Path, count: int, names: Iterable[str] = ()) -> dict[str, list[Messages]]:
-    """The first ``count`` lines of ``folder``'s JSONL files that carry ``messages``.
-
-    ``names`` limits the files, by stem; none means all.
-    """
-    wanted = set(names)
-    found = {}
-    for path in sorted(folder.glob("*.jsonl")):
-        if not wanted or path.stem in wanted:
-            with path.open() as lines:
-                found[path.stem] = [
-                    json.loads(line)["messages"] for line in itertools.islice(lines, count)
-                ]
-    return found
 
 
 def _counters(llm: Any) -> dict[str, list[int]]:
@@ -72,7 +57,7 @@ def _counters(llm: Any) -> dict[str, list[int]]:
 def measure(
     model: Path,
     drafter: Path,
-    sets: dict[str, list[Messages]],
+    sets: Mapping[str, Sequence[Messages]],
     k: int = 4,
     answer: int = 128,
     context: int = 2048,
@@ -104,7 +89,7 @@ def measure(
     results = []
     for name, conversations in sets.items():
         ids = [
-            tokenizer.apply_chat_template(m, add_generation_prompt=True, return_dict=False)
+            tokenizer.apply_chat_template(list(m), add_generation_prompt=True, return_dict=False)
             for m in conversations
         ]
         fitting = [{"prompt_token_ids": i} for i in ids if len(i) + answer + k < context]
@@ -160,11 +145,17 @@ def main() -> None:
     parser.add_argument("--names", nargs="*", default=[], help="limit those files, by stem")
     parser.add_argument("--save", type=Path, help="write the figures of the workloads here")
     asked = parser.parse_args()
-    sets = workload_prompts(asked.count)
+    console, sets = Console(), workload_prompts(asked.count)
     own = len(sets)
     if asked.prompts:
-        sets |= file_prompts(asked.prompts, asked.count, asked.names)
-    console = Console()
+        problems: list[str] = []
+        try:
+            for found in read_folder(asked.prompts, asked.names, problems):
+                sets[found.name] = [p.messages for p in found.prompts[: asked.count]]
+        except SettingsError as error:
+            parser.error(str(error))
+        for problem in problems:
+            console.print(problem)
     results = measure(
         asked.model,
         asked.drafter,

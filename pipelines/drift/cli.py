@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from pipelines.printed import print_json
+from pipelines.reports import print_json
 
 out, err = Console(), Console(stderr=True)
 
@@ -59,7 +59,7 @@ def drift(
     """Measure what learning is worth when traffic changes, on recordings; needs no engine.
 
     Writes report.html and results.json. What is done is kept: Ctrl-C loses one run. --live plays
-    two short scenarios through vLLM, Kafka and MLflow, six minutes each.
+    two short scenarios through vLLM, Kafka and MLflow, five minutes each.
     Example: hvd drift --traces traces --scenario agents-to-chat --seeds 1
     """
     from pipelines.drift import command

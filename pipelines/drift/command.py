@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -33,6 +32,7 @@ from pipelines.drift.scenario import SHIPPED, Scenario, chosen
 from pipelines.drift.stationary import Stream, measure, totals
 from pipelines.drift.study import Plan, Recordings, Study
 from pipelines.replay.command import Shown
+from pipelines.reports import write_json
 
 WORDS: Final = (
     "refit",
@@ -143,8 +143,7 @@ def false_alarms(
         results = Results(options.out, Stream, options.resume, "streams")
         summary = totals(measure(rows, source, results, first, shown.step))
     summary["machine"] = machine.description()
-    text = json.dumps(summary, indent=1, allow_nan=False)
-    (options.out / "false-alarms.json").write_text(text + "\n", encoding="utf-8")
+    write_json(summary, options.out / "false-alarms.json")
     return summary
 
 
@@ -172,8 +171,7 @@ def live(options: Options, console: Console) -> dict[str, Any]:
                     results.put(key, played)
                 found.append(figures(each, seed, played))
     finally:
-        text = json.dumps(summary, indent=1, allow_nan=False)
-        (options.out / "live.json").write_text(text + "\n", encoding="utf-8")
+        write_json(summary, options.out / "live.json")
     return summary
 
 
@@ -213,8 +211,7 @@ def _written(study: Study, source: Recordings, asked: Plan, folder: Path) -> dic
                      "scale": asked.scale, "machine": machine.description()},
         "notices": notices,
     }  # fmt: skip
-    text = json.dumps(summary, indent=1, allow_nan=False)
-    (folder / "results.json").write_text(text + "\n", encoding="utf-8")
+    write_json(summary, folder / "results.json")
     shown = page(study.found, study.runs, study.notices)
     (folder / "report.html").write_text(shown, encoding="utf-8")
     return summary

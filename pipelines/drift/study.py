@@ -9,9 +9,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import torch
 
-from decoder.contracts.bundle import Policy
+from decoder.contracts.bundle import Policy, pack
 from decoder.contracts.errors import TraceError
 from decoder.contracts.features import FloatArray
 from decoder.settings import WorkerSettings
@@ -160,11 +161,8 @@ SHAPING: Final = {
 
 
 def digest_of(policy: Policy) -> str:
-    """Of what decides; the bytes of a bundle are not the same each time it is written."""
-    sha = hashlib.sha256(f"{policy.kind} {policy.threshold} {policy.model_payoff}".encode())
-    for array in (policy.mean, policy.std, *(part for layer in policy.layers for part in layer)):
-        sha.update(array.tobytes())
-    return sha.hexdigest()
+    """Of all that a bundle holds, but for what its maker saw the network say."""
+    return hashlib.sha256(pack(policy, np.zeros(len(policy.probe_inputs), np.float32))).hexdigest()
 
 
 def ran(name: str, scenario: Scenario, sent: Traffic, columns: Columns, library: Library) -> Run:

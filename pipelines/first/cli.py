@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from pipelines.printed import print_json
+from pipelines.reports import print_json
 
 out, err = Console(), Console(stderr=True)
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 from rich.markup import escape
 
-from pipelines.printed import print_json
+from pipelines.reports import print_json
 
 app = typer.Typer(
     help=(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -17,12 +18,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from decoder.contracts.bundle import ANY_SCOPE, Policy
-from decoder.contracts.errors import ModelError, TraceError
+from decoder.contracts.errors import ModelError, SettingsError, TraceError
 from decoder.payoff.token_classes import token_classes_of
 from decoder.policy.first import first_policy
 from decoder.policy.pricing import NOMINAL
 from decoder.settings import WorkerSettings
-from pipelines.drafter.measure import file_prompts
+from pipelines.prompts import PromptSet, fitting, read_folder
 from pipelines.replay import recording, rules
 from pipelines.replay.measure import Report, mean_fractions, together
 from pipelines.replay.model_arm import drawn_drafter
@@ -203,21 +204,36 @@ class Asked:
     drawn: float | None = None
 
 
+def prompts_of(
+    read: Sequence[PromptSet], limit: int, tokenizer: Any, room: int, problems: list[str]
+) -> dict[str, list[tuple[int, ...]]]:
+    """The first ``limit`` prompts of each set as token ids, cut in their middle to ``room``; those
+    that cannot be used are told to ``problems``."""
+    sets = {}
+    for each in read:
+        fits = fitting(each, tokenizer, "chat", room, "truncate", problems.append)
+        if ids := [prompt.ids for prompt in itertools.islice(fits, limit)]:
+            sets[each.name] = ids
+    return sets
+
+
 def by_rules(asked: Asked, console: Console) -> dict[str, Any]:
     """Record the prompts of a folder, where that was not done, and replay them by every rule.
 
     Raises:
-        TraceError: the folder holds no prompts.
+        SettingsError: there is no such folder, or no prompt in it that can be used.
     """
-    sets = file_prompts(asked.prompts, asked.limit)
-    if not sets:
-        raise TraceError(
-            f"no prompts in {asked.prompts}: name a folder with <dataset>.jsonl files."
-        )
+    plan, problems = recording.Plan(), list[str]()
+    read = list(read_folder(asked.prompts, (), problems))
     tokenizer, settings = load_tokenizer(None), WorkerSettings.load()
+    sets = prompts_of(read, asked.limit, tokenizer, plan.prompt, problems)
+    for problem in problems:
+        console.print(f"[yellow]{escape(problem)}[/yellow]", highlight=False, soft_wrap=True)
+    if not sets:
+        raise SettingsError(f"no prompt in {asked.prompts} can be used; the lines above say why.")
     classes = token_classes_of(tokenizer)
     with Shown(console) as shown:
-        folder = recording.record(sets, recording.Plan(), shown.step)
+        folder = recording.record(sets, plan, shown.step)
         costs = NOMINAL if asked.nominal else recording.costs_of(folder, shown.step)
         policy = asked.policy or first_policy(ANY_SCOPE)
         found = {}

@@ -84,7 +84,7 @@ def simulate(
     cycles: list[tuple[int, int, int, int, int, int, int]] = []
     states: list[States] = [_states([], 0)]
     for turn in turns([*warm_up, *traces], cache, start=False):
-        decoding = _Decoding(router, turn, method.cache_limit, k, model_mean)
+        decoding = _Decoding(router, turn, k, model_mean)
         mine = decoding.run()
         index = turn.index - len(warm_up)
         if index >= 0:
@@ -124,11 +124,10 @@ class _Decoding:
         self,
         router: DraftRouter,
         turn: Turn,
-        cache_limit: int | None,
         model_len: int,
         mean: float | None,
     ) -> None:
-        self._router, self._turn, self._cache_limit = router, turn, cache_limit
+        self._router, self._turn = router, turn
         self._model_len = model_len
         self._model = model_acceptance(turn.trace, mean).tolist() if model_len else []
         if router.grafts and turn.trace.model_drafts is None:
@@ -164,7 +163,7 @@ class _Decoding:
     def _verify(self, decision: Decision, done: int) -> tuple[int, int, int]:
         """Draft tokens verified and accepted after ``done`` output tokens; and in a tail."""
         if decision.arm == "cache":
-            draft = decision.tokens[: self._cache_limit]
+            draft = decision.tokens
             following = self._turn.output[done : done + len(draft)]
             return len(draft), common_prefix(draft, following), 0
         if decision.arm == "model":

@@ -20,7 +20,6 @@ from decoder.policy.pricing import CostTable
 from pipelines import machine
 from pipelines.drafter.compose import LENGTH, LONGEST_ANSWER, answers
 from pipelines.drafter.lockstep import Llama
-from pipelines.drafter.measure import Messages
 from pipelines.embedded import ensure_drafter, ensure_model
 from pipelines.replay.traces import Trace, read
 from pipelines.settled import settle
@@ -36,14 +35,15 @@ LARGE: Final = 32
 """Tokens of a step that must have been timed: without, every draft would seem to cost nothing."""
 
 Step = Callable[[str, int, int], None]
-Sets = Mapping[str, Sequence[Messages]]
-"""Prompts by the name of their set."""
+Ids = Sequence[int]
+Sets = Mapping[str, Sequence[Ids]]
+"""Prompts, as token ids that fit the plan, by the name of their set."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to record: prompts cut in their middle to ``prompt`` tokens, and ``answer`` tokens of
-    each answer at most; those of the figures in the project's documents."""
+    """What to record: prompts of ``prompt`` tokens and ``answer`` tokens of each answer at most, as
+    in the figures of the project's documents."""
 
     prompt: int = 256
     answer: int = 128
@@ -75,7 +75,7 @@ def record(sets: Sets, plan: Plan, step: Step) -> Path:
     return folder
 
 
-def traces_of(folder: Path, name: str, asked: Sequence[Messages]) -> list[Trace]:
+def traces_of(folder: Path, name: str, asked: Sequence[Ids]) -> list[Trace]:
     """The recordings of a set's prompts, in their order, without those of an empty answer.
 
     Raises:
@@ -83,21 +83,16 @@ def traces_of(folder: Path, name: str, asked: Sequence[Messages]) -> list[Trace]
     """
     path = folder / f"{name}.jsonl"
     lines = map(json.loads, _lines_in(path))
-    drafts = {line["session"]: line["model_drafts"] for line in lines}
-    held = {t.session: replace(t, model_drafts=drafts[t.session]) for t in read(path, None).traces}
-    sessions = [session_of(name, messages) for messages in asked]
-    return [held[session] for session in sessions if session in held]
+    drafts = {tuple(line["prompt"]): line["model_drafts"] for line in lines}
+    traces = ((tuple(trace.prompt), trace) for trace in read(path, None).traces)
+    held = {prompt: replace(trace, model_drafts=drafts[prompt]) for prompt, trace in traces}
+    return [held[prompt] for prompt in map(tuple, asked) if prompt in held]
 
 
-def session_of(name: str, messages: Messages) -> str:
-    """The session that the recording of a prompt is known by."""
-    return f"{name}-{hashlib.sha256(json.dumps(messages).encode()).hexdigest()[:12]}"
-
-
-def _missing(folder: Path, name: str, asked: Sequence[Messages]) -> list[Messages]:
+def _missing(folder: Path, name: str, asked: Sequence[Ids]) -> list[Ids]:
     lines = _lines_in(folder / f"{name}.jsonl")
-    known = {json.loads(line)["session"] for line in lines}
-    return [messages for messages in asked if session_of(name, messages) not in known]
+    known = {tuple(json.loads(line)["prompt"]) for line in lines}
+    return [ids for ids in asked if tuple(ids) not in known]
 
 
 def _lines_in(path: Path) -> list[str]:
@@ -171,17 +166,17 @@ class _Recorder:
                 _write(path, "".join(f"{line}\n" for line in lines))
                 done += len(some)
 
-    def _recorded(self, name: str, asked: Sequence[Messages]) -> list[str]:
+    def _recorded(self, name: str, asked: Sequence[Ids]) -> list[str]:
         from decoder.engines.reference.recording import accepted, record_chains
 
-        shown = [self._ids(messages) for messages in asked]
+        shown = [list(ids) for ids in asked]
         made = {tuple(ids): answer for ids, answer in answers(self._model, self._tokenizer, shown)}
         lines = []
-        for messages, ids in zip(asked, shown, strict=True):
+        for ids in shown:
             output = made.get(tuple(ids), [])[: self._plan.answer]
             drafts = record_chains(self._engine, ids, output)
             line = {
-                "session": session_of(name, messages),
+                "session": f"{name}-{hashlib.sha256(repr(ids).encode()).hexdigest()[:12]}",
                 "prompt": ids,
                 "output": output,
                 "max_tokens": self._plan.answer,
@@ -190,11 +185,3 @@ class _Recorder:
             }
             lines.append(json.dumps(line, separators=(",", ":")))
         return lines
-
-    def _ids(self, messages: Messages) -> list[int]:
-        ids: list[int] = self._tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, return_dict=False
-        )
-        room = self._plan.prompt
-        # Out of the middle: the instruction and the end of the template stay.
-        return ids if len(ids) <= room else ids[: room // 2] + ids[len(ids) - (room - room // 2) :]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
 from decoder.contracts.settings import KafkaSettings
+from pipelines.reports import print_json
 
 app = typer.Typer(
     help=(
@@ -89,7 +90,7 @@ def describe(
 
     told = found(KafkaSettings.load(), sample)
     if as_json:
-        return _print(told.as_dict())
+        return print_json(told.as_dict())
     for part in described(told):
         out.print(part)
     return None
@@ -125,7 +126,7 @@ def export(
         )
     told = {"folder": str(folder), "files": len(found.files), "rows_written": found.written}
     if as_json:
-        return _print(told | found.counts.as_dict())
+        return print_json(told | found.counts.as_dict())
     _say(
         f"{found.written} rows in {len(found.files)} files of {folder}; "
         f"{_told(found.counts.as_dict())}"
@@ -201,7 +202,7 @@ def forget(
         told["rows_of_exports"] += rows
         _say(f"{rows} rows taken out of {folder}.")
     if as_json:
-        return _print(told)
+        return print_json(told)
     for sentence in forgetting.ELSEWHERE:
         _say(sentence)
     return None
@@ -242,7 +243,3 @@ def _told(counts: dict[str, int]) -> str:
 
 def _say(text: str) -> None:
     err.print(escape(text), highlight=False, soft_wrap=True)
-
-
-def _print(value: Any) -> None:
-    sys.stdout.write(json.dumps(value, indent=1) + "\n")

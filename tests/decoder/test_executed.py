@@ -13,6 +13,7 @@ from decoder.contracts.bundle import Policy, frequency_policy
 from decoder.costs import LiveCosts
 from decoder.drafting.suffix import SuffixCache
 from decoder.floor import PROBE_EVERY, Floor
+from decoder.hindsight import EventSink, Resolved, event_of
 from decoder.policy.pricing import NOMINAL
 from decoder.router import Committed, DraftRouter, RequestOptions
 from decoder.settings import WorkerSettings
@@ -20,6 +21,16 @@ from tests.conftest import KeepingSink
 from tests.decoder.simulated import trusting_policy
 
 OPTIONS = RequestOptions(400, 4096)
+
+
+class Queue:
+    """An event sink whose events are made later, as in a worker."""
+
+    def __init__(self) -> None:
+        self.held: list[Resolved] = []
+
+    def put(self, resolved: Resolved) -> None:
+        self.held.append(resolved)
 
 
 class FailingCache(SuffixCache):
@@ -40,7 +51,7 @@ class FailingCache(SuffixCache):
 
 
 def make(
-    sink: KeepingSink,
+    sink: EventSink,
     classes: np.ndarray,
     policy: Policy,
     cache: SuffixCache | None = None,
@@ -74,6 +85,37 @@ def test_a_model_draft_that_was_not_made_costs_and_brings_nothing(
     assert (router.model_arm.odds == before).all()
     # A policy that asks for what is not there has made nothing: it is no better than drafting none.
     assert router.floor is not None and router.floor.advantage <= 1.0
+
+
+def test_a_request_that_missed_its_step_takes_nothing_from_those_that_ran(
+    token_classes: np.ndarray,
+) -> None:
+    sink = Queue()
+    router = make(sink, token_classes, frequency_policy("s", 0.0))
+    begin(router, ["a", "b"], [1, 2, 3, 1, 2])
+    router.choose(["a", "b"])
+    router.observe([Committed("a", [3], 1, 7)], 5)  # b was preempted
+    router.choose(["a"])
+    router.observe([Committed("a", [1], 0, 8), Committed("b", [3], 0, 7)], 9)
+    router.close()
+    took = {(e.request, e.position): e.step_tokens for e in map(event_of, sink.held)}
+    assert took == {("a", 1): 5, ("a", 2): 9, ("b", 1): 9}
+
+
+def test_what_was_drafted_for_a_request_that_waits_is_told_once(
+    sink: KeepingSink, token_classes: np.ndarray
+) -> None:
+    router = make(sink, token_classes, trusting_policy(chance=0.9))
+    begin(router, ["a", "b"], [1, 2, 3])
+    router.choose(["a", "b"])
+    router.drafted(["a", "b"], [2, 2], 2)
+    router.observe([Committed("a", [4], 2, 5)], 5)
+    router.choose(["a"])
+    router.drafted(["a", "b"], [2, 0], 2)  # a part of b's text is read again
+    assert router.counters.undrafted == 0
+    router.observe([Committed("a", [5], 2, 6), Committed("b", [4], 0, 5)], 5)
+    router.close()
+    assert [e.drafted_len for e in sink.every if e.request == "b"] == [2]
 
 
 def test_a_look_at_a_drafter_that_cannot_draft_is_not_repeated_at_every_step(

@@ -1,6 +1,6 @@
 """What vLLM's CPU sampler does with temperatures and top_k, before and after it is mended.
 
-vLLM is imported in processes of their own: replacing its functions here would reach other tests.
+What is mended is so in processes of their own: replacing functions here would reach other tests.
 """
 
 from __future__ import annotations
@@ -15,7 +15,11 @@ from typing import Any
 import pytest
 import torch
 
-from decoder.engines.vllm.sampling import expand_batch_to_tokens, sparing_generators
+from decoder.engines.vllm.sampling import (
+    expand_batch_to_tokens,
+    in_pieces,
+    sparing_generators,
+)
 
 REGISTER = "from decoder.engines.vllm.plugin import register; register(); register()"
 UNLUCKY = "torch.Tensor.new_empty = lambda x, n: torch.full((n,), 64.0, dtype=x.dtype)"
@@ -123,6 +127,44 @@ def test_vllm_alone_has_both_faults() -> None:
     alone = seen(UNLUCKY)
     assert alone["scaled"] == scaled_by(*[64.0] * 6)
     assert "max(): Expected reduction dim" in alone["error"]
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 3, 4])
+@pytest.mark.filterwarnings("ignore")  # of what vLLM imports
+def test_log_probabilities_of_some_requests_at_a_time_are_those_of_all(
+    monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    from vllm.v1.sample.rejection_sampler import RejectionSampler
+    from vllm.v1.sample.sampler import Sampler
+    from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+
+    # what vLLM compiles for it, without a compiler's half minute
+    compiled = "vllm.v1.sample.sampler.batched_count_greater_than"
+    monkeypatch.setattr(compiled, lambda x, least: (x >= least).sum(-1))
+    drafts, width, vocabulary = [3, 0, 1, 2, 0], 4, 7
+    counts = torch.tensor(drafts)
+    ends = (counts + 1).cumsum(0)
+    bonus = ends - 1
+    target = torch.tensor([i for i in range(11) if i not in bonus.tolist()])
+    metadata = SpecDecodeMetadata(
+        torch.zeros(6, dtype=torch.int32), drafts, counts.cumsum(0).int(), ends.int(), target,
+        bonus, torch.arange(11),
+    )  # fmt: skip
+    lots = torch.Generator().manual_seed(1)
+    logits = torch.randn(11, vocabulary, generator=lots)
+    ids = torch.randint(-1, vocabulary, (5, width), generator=lots, dtype=torch.int32)
+    sampler, asked = SimpleNamespace(sampler=Sampler, is_logits_logprobs_mode=False), []
+
+    def get(*given: Any) -> Any:
+        asked.append(len(given[-1]))
+        return RejectionSampler._get_logprobs_tensors(*given)
+
+    given = (sampler, 2, metadata, logits, logits[target], logits[bonus], ids)
+    whole = get(*given)
+    pieces = in_pieces(get, budget=4 * vocabulary * width * (at_once + 1))(*given)
+    assert max(asked[1:]) <= at_once + 1 and len(asked) > 2
+    for one, other in zip(pieces[:3], whole[:3], strict=True):
+        assert torch.equal(one, other)
 
 
 def test_a_seeded_request_whose_prompt_is_read_in_parts_ends_nothing() -> None:

@@ -452,14 +452,20 @@ def test_requests_with_no_text_or_policy_of_their_own_are_served_without_drafts(
     assert {v for n, _, v in e.told if n == "1"} == {0}
 
 
-def test_after_its_weights_have_gone_nothing_is_drafted_or_reported() -> None:
+def test_after_its_weights_have_gone_nothing_is_drafted_or_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     e = engine(config(tokens=16))
     for number in range(4):
         e.ask(str(number), 40 + number, 200)
     e.run(12)
     reported = len(e.worker.queue)
     assert e.longest_seen
+    closed: list[int] = []
+    real = e.worker.close
+    monkeypatch.setattr(e.worker, "close", lambda: closed.append(real() or 1))  # type: ignore[func-returns-value]
     e.adapter.rest("the weights are others")
+    assert closed == [1], "nor does it say any more whom it serves"
     after = len(e.worker.queue)
     e.longest_seen, passes = 0, e.drafter.passes
     e.run()
@@ -467,6 +473,8 @@ def test_after_its_weights_have_gone_nothing_is_drafted_or_reported() -> None:
     assert e.longest_seen == 0 and e.drafter.passes == passes
     assert len(e.worker.queue) == after >= reported
     assert e.worker.router.counters.started == e.worker.router.counters.stopped == 4
+    e.adapter.close()
+    assert closed == [1]
 
 
 def test_vllms_own_counters_stay_right_under_ragged_drafts() -> None:

@@ -40,6 +40,7 @@ class Drafter:
 
     max_num_tokens: int = 256
     block_size: int = BLOCK
+    eagle3_use_aux_hidden_state: bool = False
     cache: dict[int, tuple[int, float]] = field(default_factory=dict)
     passes: int = 0
 
@@ -112,17 +113,19 @@ class Server:
         )  # fmt: skip
         self.late.names = self.names
         self.late.catch_up = catch_up or self.late.full(len(at))
+        states = torch.tensor([[self.hidden(n, p)] * WIDTH for n, p in at]) / WIDTH
         drafts = self.late.propose(
             num_speculative_tokens=draft,
             target_token_ids=ids,
             target_positions=torch.tensor([p for _, p in at]),
-            target_hidden_states=torch.tensor([[self.hidden(n, p)] * WIDTH for n, p in at]) / WIDTH,
+            target_hidden_states=states[: len(at)],  # of a graph, which writes there again
             next_token_ids=torch.tensor(
                 [self.token(n, before[n] + c) for n, c in rows], dtype=torch.int32
             ),
             common_attn_metadata=batch,
         )
         ids.zero_()  # vLLM's buffers hold the next step's tokens by then
+        states.zero_()
         for n, c in rows:
             self.read[n] = before[n] + c
         return drafts

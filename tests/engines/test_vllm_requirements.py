@@ -91,6 +91,7 @@ CASES: dict[tuple[str, str], tuple[Callable[[], Any], Change | None]] = {
         None,
     ),
     ("num_speculative_tokens", "1 or more"): (lambda: engine(num_speculative_tokens=1), None),
+    ("num_speculative_tokens", "above 128"): (lambda: engine(num_speculative_tokens=129), None),
     ("num_speculative_tokens", "absent with suffix"): (lambda: engine("suffix"), None),
     ("num_speculative_tokens", "below HVD_WORKER_SUFFIX_MAX_DRAFT"): (
         lambda: engine("suffix", num_speculative_tokens=16),
@@ -245,6 +246,14 @@ def test_no_draft_is_longer_than_the_engine_was_started_for(
     settings = within(config, WorkerSettings())
     assert (settings.suffix_max_draft, settings.model_draft_tokens) == (longest, model_tokens)
     assert longest_draft(config) == given.get("num_speculative_tokens", 24)
+
+
+def test_no_draft_is_longer_than_vllms_sampler_bears() -> None:
+    from vllm.v1.sample.rejection_sampler import MAX_SPEC_LEN
+
+    asked = WorkerSettings(suffix_max_draft=512, suffix_max_depth=512, model_draft_tokens=16)
+    config = engine(num_speculative_tokens=512)
+    assert longest_draft(config) == within(config, asked).suffix_max_draft == MAX_SPEC_LEN
 
 
 @pytest.mark.parametrize(

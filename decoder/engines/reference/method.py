@@ -31,9 +31,9 @@ class Method:
     it. An ``oracle`` chooses in hindsight: the cache draft where more of it is accepted than of
     the model draft, else the model draft; its ``policy`` is not asked. Without ``cache`` there is
     no suffix cache at all, so that a baseline pays for nothing it does not use, and nothing is
-    labelled. ``cache_limit`` cuts every cache draft to that many tokens, ``model_limit`` every
-    model draft. ``draft_factor`` and ``graft`` stand in for the worker's ``suffix_max_factor`` and
-    ``graft``. ``rule`` makes what chooses in the place of ``policy`` and learns from every label.
+    labelled. ``model_limit`` cuts every model draft to that many tokens. ``draft_factor`` and
+    ``graft`` stand in for the worker's ``suffix_max_factor`` and ``graft``. ``rule`` makes what
+    chooses in the place of ``policy`` and learns from every label.
     """
 
     name: str
@@ -41,7 +41,6 @@ class Method:
     model: Drafting
     oracle: bool = False
     cache: bool = True
-    cache_limit: int | None = None
     draft_factor: float | None = None
     model_limit: int | None = None
     graft: bool | None = None
@@ -90,7 +89,6 @@ METHODS: Final[dict[str, Maker]] = {
     "suffix": lambda p, t, k: _baseline("suffix", _counting(ALWAYS), "none"),
     "frequency": lambda p, t, k: _baseline("frequency", _frequency(p, t)),
     "arctic": lambda p, t, k: _baseline("arctic", _counting(k)),
-    "fixed": lambda p, t, k: replace(_baseline("fixed", _counting(ALWAYS)), cache_limit=k),
     "match4": lambda p, t, k: _baseline("match4", _matched(4)),
     "buckets": lambda p, t, k: Method("buckets", _counting(ALWAYS), "chain", rule=Buckets),
     "hybrid": lambda p, t, k: Method("hybrid", _learned("hybrid", p, t), "chain"),
@@ -99,9 +97,9 @@ METHODS: Final[dict[str, Maker]] = {
 }
 """Makers by name. ``frequency`` is the paper's rule (counted score against a threshold), ``arctic``
 ArcticInference's (score against the length ``k`` of a model draft), ``match4`` TensorRT-LLM's (at
-least four tokens matched), ``buckets`` that of vLLM after 0.33 (:mod:`.buckets`), ``fixed``
-verifies ``k`` tokens of whatever the cache proposes; ``hybrid`` is the learned policy. The
-baselines draft as the paper's Table 7 says, ``hybrid`` and ``buckets`` as the worker does."""
+least four tokens matched), ``buckets`` that of vLLM after 0.33 (:mod:`.buckets`); ``hybrid`` is the
+learned policy. The baselines draft as the paper's Table 7 says, ``hybrid`` and ``buckets`` as the
+worker does."""
 
 
 def method(
@@ -113,7 +111,7 @@ def method(
         policy: of the two ``hybrid`` methods, which need one.
         threshold: of ``frequency`` (tokens of counted score; 2 unless given), or in place of the
             learned policy's own.
-        k: the score ``arctic`` asks for, and the length ``fixed`` cuts to.
+        k: the score ``arctic`` asks for.
 
     Raises:
         EngineError: no such method, or a learned policy is missing.

@@ -268,7 +268,7 @@ class _Request:
 
     def _draft(self, decision: Decision) -> DraftTree:
         if decision.arm == "cache":
-            return chain(decision.tokens[: self._session.method.cache_limit])
+            return chain(decision.tokens)
         if decision.arm == "model" and self._drafter is not None and decision.room > 0:
             return self._drafter.draft(decision.room)
         return chain(())

@@ -76,7 +76,7 @@ class Adapter:
         self._identities = Identities.load(worker.settings) if worker is not None else None
         self._restarts: Counter[str] = Counter()
         self._hits = False  # whether a request of the step under way began in others' blocks
-        self._drafter_failed = False
+        self._drafter_failed = self._closed = False
 
     def before_step(self, runner: Any, scheduler_output: Any) -> None:
         """Let go of the requests that ended, before their blocks serve others."""
@@ -167,17 +167,16 @@ class Adapter:
             return
         self.idle = why
         self.complaints.warning("no drafts any more: %s", why)
-        if self.worker is not None:
-            with self._sparing("requests could not be stopped"):
-                self.worker.router.close()
+        self.close()  # policies, telemetry, a name among workers: all belong to other weights
         if self.late is not None:
             self.late.clear()
 
     def close(self) -> None:
-        """Send what is left; the runner is going down."""
-        if self.worker is not None:
+        """Send what is left; the runner is going down, or drafts no more."""
+        if self.worker is not None and not self._closed:
             with self._sparing("the worker could not be closed"):
                 self.worker.close()
+                self._closed = True
 
     def _decided(
         self,

@@ -74,6 +74,7 @@ class LateDrafter:
         """Tokens of earlier steps that were read since the last step's own."""
         self._drafter, self._propose = drafter, drafter.propose
         self._most = min(unread, drafter.max_num_tokens)
+        self._reads_layers = bool(getattr(drafter, "eagle3_use_aux_hidden_state", True))
         self._pieces: dict[str, list[Piece]] = {}
         self._places: dict[str, Place] = {}
         self._last: tuple[Any, dict[str, Any]] | None = None  # of the last step set aside
@@ -169,6 +170,8 @@ class LateDrafter:
     def _take_in(self, ids: Tensor, hidden: Tensor, batch: Any) -> None:
         """Set this step's tokens aside, behind what is unread of their requests."""
         ids = ids.clone()  # a view of a buffer that the next step overwrites
+        if not self._reads_layers:  # likewise: of several layers vLLM makes a tensor of its own
+            hidden = hidden.clone()
         starts = batch.query_start_loc_cpu.tolist()
         ends = batch.seq_lens_cpu_upper_bound.tolist()
         for i, name in enumerate(self.names):

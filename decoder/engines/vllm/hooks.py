@@ -62,6 +62,10 @@ HOOKS: Final = (
          "next_token_ids, token_indices_to_sample, common_attn_metadata, sampling_metadata, "
          "mm_embed_inputs=, num_rejected_tokens_gpu=, slot_mappings=",
          "the drafter's own pass, which reads several steps at once", wrapped=False),
+    Hook("vllm.v1.sample.rejection_sampler:RejectionSampler", "_get_logprobs_tensors",
+         "max_num_logprobs, metadata, logits, target_logits, bonus_logits, sampled_token_ids",
+         "its rows are padded to the longest draft, so it works on some requests at a time",
+         wrapped=False),
     Hook("vllm.v1.core.sched.output:SchedulerOutput", "",
          "finished_req_ids, preempted_req_ids, scheduled_new_reqs, scheduled_cached_reqs, "
          "scheduled_spec_decode_tokens, total_num_scheduled_tokens, num_spec_tokens_to_schedule",

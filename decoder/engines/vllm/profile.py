@@ -18,6 +18,7 @@ import torch
 
 from decoder import profiling
 from decoder.engines.vllm.ranks import Ranks
+from decoder.engines.vllm.requirements import longest_draft
 from decoder.policy.pricing import CostTable
 from decoder.room import tokens_of_logits
 
@@ -77,7 +78,7 @@ def profile(runner: Any, scope: str, ranks: Ranks) -> CostTable | None:
 def largest_step(runner: Any) -> int:
     """Tokens of the largest step that only decodes."""
     scheduler, speculative = runner.scheduler_config, runner.speculative_config
-    drafts = speculative.num_speculative_tokens if speculative is not None else 0
+    drafts = longest_draft(runner.vllm_config) if speculative is not None else 0
     logits = tokens_of_logits(runner.model_config.get_vocab_size())
     return int(min(scheduler.max_num_seqs * (1 + drafts), runner.max_num_tokens, logits))
 

@@ -28,6 +28,9 @@ HOW_TO_START: Final = (
     '"disable_eagle_block_drop": true}\''
 )
 METHODS: Final = ("eagle3", "suffix")
+VERIFIED: Final = 128
+"""Draft tokens of a request that vLLM's sampler verifies in a step; at one more it asserts, and the
+engine ends (``MAX_SPEC_LEN``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +52,13 @@ def _method(config: Any) -> str | None:
     return None if config.speculative_config is None else config.speculative_config.method
 
 
-def longest_draft(config: Any) -> int:
-    """Draft tokens of one request that the engine has places and counters for."""
+def _places(config: Any) -> int:
     return int(config.speculative_config.num_speculative_tokens)
+
+
+def longest_draft(config: Any) -> int:
+    """Draft tokens of one request that the engine has places, counters and a sampler for."""
+    return min(_places(config), VERIFIED)
 
 
 def _eagle3(config: Any) -> bool:
@@ -61,7 +68,7 @@ def _eagle3(config: Any) -> bool:
 def _absent(config: Any) -> bool:
     """Whether the number is what vLLM takes where none was given."""
     depth = config.speculative_config.suffix_decoding_max_tree_depth
-    return _method(config) == "suffix" and longest_draft(config) == depth
+    return _method(config) == "suffix" and _places(config) == depth
 
 
 def _own_suffix(config: Any) -> bool:
@@ -108,19 +115,23 @@ REQUIREMENTS: Final = (
         "num_speculative_tokens", "1 or more", "accepted",
         "no draft of any arm is ever longer; 64 is the paper's, and a smaller one cuts copied "
         "stretches into more cycles",
-        lambda c, _: longest_draft(c) >= 1),
+        lambda c, _: _places(c) >= 1),
+    Requirement(
+        "num_speculative_tokens", "above 128", "clamped",
+        "drafts are cut to 128 tokens: vLLM's sampler ends the engine at a longer one",
+        lambda c, _: _places(c) > VERIFIED),
     Requirement(
         "num_speculative_tokens", "absent with suffix", "clamped",
         "vLLM then takes suffix_decoding_max_tree_depth, 24 by default: cache drafts are cut there",
-        lambda c, s: _absent(c) and longest_draft(c) < s.suffix_max_draft),
+        lambda c, s: _absent(c) and _places(c) < s.suffix_max_draft),
     Requirement(
         "num_speculative_tokens", "below HVD_WORKER_SUFFIX_MAX_DRAFT", "clamped",
         "cache drafts are cut to it: set both alike for longer ones",
-        lambda c, s: longest_draft(c) < s.suffix_max_draft and not _absent(c)),
+        lambda c, s: _places(c) < s.suffix_max_draft and not _absent(c)),
     Requirement(
         "num_speculative_tokens", "below HVD_WORKER_MODEL_DRAFT_TOKENS", "clamped",
         "model drafts are cut to it",
-        lambda c, s: _eagle3(c) and longest_draft(c) < s.model_draft_tokens),
+        lambda c, s: _eagle3(c) and _places(c) < s.model_draft_tokens),
     Requirement(
         "num_speculative_tokens_per_batch_size", "given", "clamped",
         "taken as a second limit for each step's drafts: the policy weighs the batch itself, so "

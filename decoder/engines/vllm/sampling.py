@@ -1,4 +1,4 @@
-"""Three faults of vLLM 0.32's CPU backend that a sampled request meets.
+"""Faults of vLLM 0.32's sampling: three of its CPU backend, one of drafts of different lengths.
 
 ====================================  ==========================================================
 ``expand_batch_to_tokens``            returns uninitialised memory as temperatures: its kernel is
@@ -9,21 +9,29 @@
 ``_bookkeeping_sync``                 winds the generator of a seeded request back where a step read
                                       a part of its prompt only; a CPU's has no offset, and the
                                       engine ends with ``CPU Generator does not use offset``
+``_get_logprobs_tensors``             pads every request to the longest draft of the step, and
+                                      copies that twice: a request for log probabilities beside 127
+                                      others, one of which verifies 64 tokens, takes 8.5 GB where
+                                      the vocabulary has 128K entries
 ====================================  ==========================================================
 
-Greedy requests meet none of them; the third needs no drafts, and ends plain vLLM too. The functions
-are replaced where vLLM looks them up, by ones with the same signature and the documented meaning;
-but a generator that cannot be wound back goes on, so a seeded request whose prompt is read in
-several steps draws other numbers than one whose prompt is read at once.
+Greedy requests meet none of the first three; the third needs no drafts, and ends plain vLLM too.
+The functions are replaced where vLLM looks them up, by ones with the same signature and the
+documented meaning; but a generator that cannot be wound back goes on, so a seeded request whose
+prompt is read in several steps draws other numbers than one whose prompt is read at once. The last
+one is called for some requests at a time, on any device.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, Final
 
 import torch
+
+from decoder.room import LOGITS_BYTES, tokens_of_logits
 
 _MARK: Final = "_hvd_mended"
 
@@ -31,12 +39,16 @@ Masking = Callable[[torch.Tensor, "torch.Tensor | None", "torch.Tensor | None"],
 
 
 def mend_sampling() -> None:
-    """Replace all three if this vLLM runs on a CPU; repeated calls change nothing more."""
+    """Replace the last, and on a CPU all four; repeated calls change nothing more."""
     from vllm.platforms import current_platform
     from vllm.v1.sample import rejection_sampler
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-    if not current_platform.is_cpu() or hasattr(rejection_sampler.apply_top_k_top_p, _MARK):
+    sampler: Any = rejection_sampler.RejectionSampler
+    if hasattr(sampler._get_logprobs_tensors, _MARK):
+        return
+    sampler._get_logprobs_tensors = in_pieces(sampler._get_logprobs_tensors)
+    if not current_platform.is_cpu():
         return
     rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens
     rejection_sampler.apply_top_k_top_p = _sparing_empty(rejection_sampler.apply_top_k_top_p)
@@ -74,8 +86,41 @@ def _sparing_empty(apply: Masking) -> Masking:
     ) -> torch.Tensor:
         return logits if not len(logits) else apply(logits, k, p)
 
-    setattr(masked, _MARK, True)
     return masked
+
+
+def in_pieces(get: Callable[..., Any], budget: int = LOGITS_BYTES) -> Callable[..., Any]:
+    """A rejection sampler's ``_get_logprobs_tensors``, of some requests at a time.
+
+    Args:
+        get: takes sampler, count, metadata, logits, those of drafts, those behind them, and token
+            ids [requests, longest draft + 1]; its tensors have a row for each of these ids.
+        budget: bytes that the float32 logits of one call may take.
+    """
+
+    @functools.wraps(get)
+    def gathered(
+        sampler: Any, count: int, metadata: Any, logits: torch.Tensor, *given: torch.Tensor
+    ) -> Any:
+        *parts, ids = given
+        requests, width = ids.shape
+        at_once = max(tokens_of_logits(logits.shape[-1], budget) // width - 1, 1)
+        if requests <= at_once:
+            return get(sampler, count, metadata, logits, *parts, ids)
+        found = []
+        for begin in range(0, requests, at_once):
+            # It takes each request's first row from the one before, so that comes along.
+            before = min(begin, 1)
+            some = slice(begin - before, begin + at_once)
+            own = dataclasses.replace(
+                metadata, cu_num_sampled_tokens=metadata.cu_num_sampled_tokens[some]
+            )
+            made = get(sampler, count, own, logits, *parts, ids[some])
+            found.append([made[field][before * width :] for field in range(3)])
+        return type(made)(*(torch.cat(tensors) for tensors in zip(*found, strict=True)))
+
+    setattr(gathered, _MARK, True)
+    return gathered
 
 
 class _Unmoved:

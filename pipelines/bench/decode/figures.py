@@ -11,8 +11,8 @@ import numpy as np
 
 from pipelines.bench.decode.structure import SIGNALS
 from pipelines.bench.metrics import HIGH_PAYOFF
-from pipelines.bench.prompts import FAMILIES
 from pipelines.bench.results import Outcome, PromptFacts
+from pipelines.prompts import FAMILIES
 
 Record = Mapping[str, Any]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Sequence
@@ -29,8 +28,8 @@ from pipelines.bench.asked import (
 from pipelines.bench.datasets import SOURCES, load
 from pipelines.bench.decode.run import Plan, run
 from pipelines.bench.metrics import differing
-from pipelines.bench.prompts import PromptSet, read_folder
 from pipelines.bench.results import Results, Store
+from pipelines.prompts import PromptSet, read_folder
 
 if TYPE_CHECKING:
     from decoder.engines.reference.engine import ReferenceEngine
@@ -131,19 +130,6 @@ def prepare(
         engine.clock = time.process_time  # type: ignore[method-assign]
     k = engine.settings.model_draft_tokens
     return engine, methods.build(wanted, policies, engine.has_drafter, k), settings
-
-
-def write_json(summary: dict[str, Any], path: Path) -> None:
-    """Write the figures to ``path``.
-
-    Raises:
-        SettingsError: it cannot be written.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise SettingsError(f"--json {path} cannot be written: {error}.") from error
 
 
 def proven(results: Results, console: Console) -> bool:

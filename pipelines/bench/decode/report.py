@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -12,6 +11,7 @@ from pipelines.bench.decode import figures, sections
 from pipelines.bench.metrics import grouped
 from pipelines.bench.results import Results
 from pipelines.bench.tables import percent, spread
+from pipelines.reports import write_json
 
 FOCUS: Final = ("hybrid", "hybrid-tree", "frequency", "arctic", "suffix")
 """Whose choices the figures on cache drafts show: the first of these that was run."""
@@ -19,8 +19,7 @@ FOCUS: Final = ("hybrid", "hybrid-tree", "frequency", "arctic", "suffix")
 
 def write(results: Results, summary: dict[str, Any], folder: Path) -> Path:
     """Write ``results.json`` and ``report.html`` into ``folder``; the page's path."""
-    text = json.dumps(summary, indent=1)
-    (folder / "results.json").write_text(text + "\n", encoding="utf-8")
+    write_json(summary, folder / "results.json")
     path = folder / "report.html"
     path.write_text(page(results, summary), encoding="utf-8")
     return path

@@ -8,8 +8,9 @@ fill those caches and are not measured.
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -17,8 +18,8 @@ from decoder.contracts.errors import HvdError
 from decoder.contracts.events import DraftEvent
 from decoder.router import Committed, RequestOptions
 from pipelines.bench.decode.structure import structure
-from pipelines.bench.prompts import PromptSet, Template, TokenPrompt, TooLong, fit, tokenise
 from pipelines.bench.results import Cycle, Labelled, Outcome, PromptFacts, Results, Store
+from pipelines.prompts import PromptSet, Template, TokenPrompt, TooLong, fitting
 
 if TYPE_CHECKING:
     from decoder.costs import LiveCosts
@@ -146,7 +147,9 @@ def open_lane(
     costs: dict[str, LiveCosts],
 ) -> Lane:
     """Prompts and sessions of a dataset: warmed up, and brought to where an earlier run stopped."""
-    usable = list(_usable(engine, found, template, plan, store))
+    room = plan.room(engine.max_model_len)
+    fits = fitting(found, engine.tokenizer, template, room, plan.too_long, store.problem)
+    usable = list(itertools.islice(fits, plan.limit + plan.warmup))
     measured, spare = tuple(usable[: plan.limit]), tuple(usable[plan.limit :])
     sessions = {m.name: opened(engine, m, costs.get(m.name)) for m in plan.methods}
     left = [p for p in measured if not known(p, store.results)]
@@ -195,23 +198,6 @@ def remember(
         session.router.choose([name])
     session.router.stop(name, "stop")
     del session.sink[before:]
-
-
-def _usable(
-    engine: ReferenceEngine, found: PromptSet, template: Template, plan: Plan, store: Store
-) -> Iterator[TokenPrompt]:
-    """The first prompts that fit: those to measure, then those to warm up with."""
-    wanted = plan.limit + plan.warmup
-    for prompt in found.prompts:
-        if not wanted:
-            return
-        try:
-            ready = tokenise(prompt, engine.tokenizer, template)
-            yield fit(ready, plan.room(engine.max_model_len), plan.too_long)
-        except ValueError as error:
-            store.problem(f"{found.name}: prompt {prompt.id} skipped: {error}.")
-        else:
-            wanted -= 1
 
 
 def _measure(

@@ -13,7 +13,6 @@ memory, and how much of the grid the time limit leaves.
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import sys
 import time
@@ -26,6 +25,7 @@ from typing import Any, Final
 
 from decoder.contracts.errors import HvdError, SettingsError
 from pipelines.commas import words
+from pipelines.reports import write_json
 
 NOTE: Final = (
     "Random weights: the cost tables depend on shapes, not on weights. Times are medians between "
@@ -128,7 +128,7 @@ def run(options: Options) -> dict[str, Any]:
         "left_out": left,
     }
     _print(report)
-    _write(report, options.json)
+    write_json(report, options.json)
     return report
 
 
@@ -234,14 +234,6 @@ def _cost_lines(records: Sequence[dict[str, Any]]) -> list[str]:
             lines.append(f"  batch {batch:>3} context {context:>5}{cells}")
         lines.append("")
     return lines
-
-
-def _write(report: dict[str, Any], path: Path) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise SettingsError(f"--json {path} cannot be written: {error}.") from error
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -41,11 +41,11 @@ def serve(
 
     from transformers import AutoTokenizer
 
-    from pipelines.bench.prompts import Prompt, read_folder, tokenise
     from pipelines.bench.serve import run as bench
     from pipelines.bench.serve.prompts import dealt, from_workloads
     from pipelines.bench.serve.summary import tables
     from pipelines.commas import words
+    from pipelines.prompts import Prompt, read_folder, tokenise
 
     plan = asked.prepared(
         configs, eagle3_k, suffix_k, concurrency, max_tokens, rounds, model, drafter, dtype, policy,

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import httpx
 
-from pipelines.bench.prompts import Message, Prompt
+from pipelines.prompts import Message, Prompt
 
 REQUEST_SECONDS: Final = 600.0
 """Longest silence within one answer, of a server that runs."""

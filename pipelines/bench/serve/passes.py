@@ -13,7 +13,7 @@ from decoder.contracts.errors import SettingsError
 from pipelines.bench.known import over
 from pipelines.bench.serve.counters import Counters
 from pipelines.bench.serve.load import Reply
-from pipelines.settled import settle
+from pipelines.reports import write_text
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Journal:
         """
         kept = self.read()
         lines = [json.dumps(self.setting), *(_RUN.dump_json(r).decode() for r in [*kept, run])]
-        replace_file(self.path, "\n".join(lines) + "\n")
+        write_text("\n".join(lines) + "\n", self.path)
 
     def _compare(self, other: dict[str, Any]) -> None:
         differing = [k for k, v in self.setting.items() if other.get(k) != v]
@@ -127,16 +127,3 @@ class Journal:
                 f"{self.path} was measured in another setting ({', '.join(differing)} differ): "
                 "choose another --json, or delete it."
             )
-
-
-def replace_file(path: Path, text: str) -> None:
-    """Let ``path`` hold ``text``.
-
-    Raises:
-        SettingsError: it cannot be written.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        settle(path, lambda part: part.write_text(text, encoding="utf-8"))
-    except OSError as error:
-        raise SettingsError(f"{path} cannot be written: {error}.") from error

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipelines.bench.prompts import Prompt
 from pipelines.bench.serve.load import name_of, turns
 from pipelines.bench.serve.setups import Setup
 from pipelines.bench.serve.slices import SLICE_S
+from pipelines.prompts import Prompt
 from pipelines.serve.command import ServeOptions, speculative_config
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from decoder.contracts.errors import SettingsError
 from pipelines import workloads
-from pipelines.bench.prompts import Prompt, PromptSet
+from pipelines.prompts import Prompt, PromptSet
 
 TokensOf = Callable[[Prompt], int]
 """Length of a prompt in the model's chat template; a ValueError says why there is none."""

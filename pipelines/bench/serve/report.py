@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import platform
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 from pipelines import machine
-from pipelines.bench.serve.passes import ServerRun, replace_file
+from pipelines.bench.serve.passes import ServerRun
 from pipelines.bench.serve.plan import Plan
 from pipelines.bench.serve.setups import Setup
 from pipelines.bench.serve.summary import summarise
@@ -55,15 +53,6 @@ def _versions() -> dict[str, str]:
         except ImportError:  # PackageNotFoundError: one of the two vLLM builds is not installed
             continue
     return found
-
-
-def write(made: dict[str, Any], out: Path) -> None:
-    """Write a report.
-
-    Raises:
-        SettingsError: it cannot be written.
-    """
-    replace_file(out, json.dumps(made, indent=1) + "\n")
 
 
 def unequal(made: dict[str, Any]) -> list[str]:

@@ -21,17 +21,18 @@ from rich.markup import escape
 from rich.progress import Progress, TaskID
 
 from decoder.contracts.errors import ProcessError
-from pipelines.bench.prompts import Prompt
 from pipelines.bench.serve import load as serve_load
 from pipelines.bench.serve.counters import Counters, parse, settled
 from pipelines.bench.serve.cpu import session_seconds
 from pipelines.bench.serve.load import Reply
 from pipelines.bench.serve.passes import Journal, Level, ServerRun
 from pipelines.bench.serve.plan import Plan
-from pipelines.bench.serve.report import report, write
+from pipelines.bench.serve.report import report
 from pipelines.bench.serve.server import Launch, Server, launch_vllm, running
 from pipelines.bench.serve.setups import Setup
 from pipelines.bench.serve.slices import OwnClock, Work, in_slices
+from pipelines.prompts import Prompt
+from pipelines.reports import write_json
 
 COUNTER_SECONDS: Final = 10.0
 """How long the server's counters may lag behind its answers."""
@@ -95,12 +96,12 @@ def run(
             highlight=False,
         )
         if runs:
-            write(told(plan, runs, skipped), out)
+            write_json(told(plan, runs, skipped), out)
         raise
     if not runs:
         raise ProcessError(f"no server could be measured: {next(iter(skipped.values()))}")
     made = told(plan, runs, skipped)
-    write(made, out)
+    write_json(made, out)
     return made
 
 

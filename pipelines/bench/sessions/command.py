@@ -53,13 +53,13 @@ def sessions(
     from transformers import AutoTokenizer
 
     from decoder.contracts.errors import SettingsError
-    from pipelines.bench.prompts import Prompt, tokenise
     from pipelines.bench.serve import run as bench
     from pipelines.bench.serve.load import turns as turns_of
     from pipelines.bench.serve.report import report, runs_in
     from pipelines.bench.sessions.scripts import dealt, own, read
     from pipelines.bench.sessions.summary import summarise, tables
     from pipelines.commas import words
+    from pipelines.prompts import Prompt, tokenise
 
     if check and (runs_in(dtype) != "float32" or "none" not in words(configs)):
         raise SettingsError(

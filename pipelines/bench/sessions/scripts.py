@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Final
 
 from decoder.contracts.errors import SettingsError
-from pipelines.bench.prompts import Message, Prompt, PromptSet, read_folder
 from pipelines.bench.serve import prompts as serve_prompts
 from pipelines.bench.serve.load import turns
 from pipelines.bench.serve.prompts import TokensOf
 from pipelines.bench.sessions.kinds import KINDS, Talk
+from pipelines.prompts import Message, Prompt, PromptSet, read_folder
 from pipelines.workloads import standard_library_functions
 
 ANSWERED: Final[Message] = {"role": "assistant", "content": ""}
@@ -82,7 +82,7 @@ def read(
     """Anybody's scripts, recorded conversations for instance, cut to ``count_turns``.
 
     Raises:
-        SettingsError: see :func:`pipelines.bench.prompts.read_folder`.
+        SettingsError: see :func:`pipelines.prompts.read_folder`.
     """
     return [
         replace(found, prompts=tuple(cut(p, count_turns) for p in found.prompts if turns(p)))

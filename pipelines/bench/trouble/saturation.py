@@ -19,7 +19,6 @@ from typing import Final
 from prometheus_client.parser import text_string_to_metric_families
 
 from pipelines import workloads
-from pipelines.bench.prompts import Prompt
 from pipelines.bench.serve import load as serve_load
 from pipelines.bench.serve.counters import Counters, parse
 from pipelines.bench.serve.passes import Level
@@ -27,6 +26,7 @@ from pipelines.bench.serve.plan import Plan
 from pipelines.bench.serve.server import Launch, Server, launch_vllm, running
 from pipelines.bench.serve.setups import setups
 from pipelines.bench.trouble.stretches import PHASES, SETTLES, Speed, Stretch, Tick
+from pipelines.prompts import Prompt
 from pipelines.serve.command import chosen
 
 METHODS: Final = ("none", "eagle3", "suffix", "hybrid")

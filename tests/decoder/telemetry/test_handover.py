@@ -160,6 +160,24 @@ def test_what_a_life_could_not_send_the_next_one_delivers(tmp_path: Path) -> Non
     processes.stop([child])
 
 
+@pytest.mark.parametrize("more", [0, 100])
+def test_what_lies_in_the_file_has_not_failed_where_no_carrier_is_left_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: int
+) -> None:
+    monkeypatch.setattr("decoder.telemetry.handover.RESTART_S", (600.0, 600.0))
+    kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{machine.free_port()}")
+    queue = EventQueue(1_000)
+    handover = handover_of(kafka, queue, tmp_path / "spill")
+    put(queue, *[EVENT] * 400)
+    until(lambda: handover.accounts().spilled == 400)
+    assert handover.pid is not None
+    os.kill(handover.pid, signal.SIGKILL)
+    until(lambda: handover.accounts().deaths == 1)
+    put(queue, *[PLAIN] * more)
+    handover.close()
+    assert handover.accounts() == Accounts(made=400 + more, spilled=400 + more, deaths=1)
+
+
 def of(life: str) -> Origin:
     return replace(ORIGIN, life=life)
 

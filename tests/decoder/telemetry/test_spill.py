@@ -70,7 +70,7 @@ def test_a_number_that_lies_in_the_file_is_not_given_again(tmp_path: Path) -> No
     spill = Spill(tmp_path / "a")
     for one in (record(3), record(4), record(9, partition=1)):
         spill.put(one)
-    spill.cut(Cut(0, 4 * 256, 5 * 256))
+    spill.cut(Cut(0, 4 * 256, 5 * 256), 0)
     spill.close()
     books = Books(sequences={0: 1, 1: 20, 2: 7})
     Outbox(books, Spill(tmp_path / "a"), 1 << 20).close()

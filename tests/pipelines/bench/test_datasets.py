@@ -12,7 +12,7 @@ import pytest
 from decoder.contracts.errors import SettingsError
 from pipelines.bench import datasets
 from pipelines.bench.decode import paper
-from pipelines.bench.prompts import FAMILIES
+from pipelines.prompts import FAMILIES
 
 HOTPOT = {
     "question": "Who wrote it?",

@@ -19,13 +19,13 @@ from decoder.settings import WorkerSettings
 from pipelines.bench import methods
 from pipelines.bench.decode.run import Plan, remember, rotated, run
 from pipelines.bench.metrics import differing, records
-from pipelines.bench.prompts import Prompt, PromptSet
 from pipelines.bench.results import Results, Store, read
+from pipelines.prompts import Prompt, PromptSet
 from tests.engines.tiny import VOCABULARY, learned_policy, tiny_engine
 
 WORDS = "abcdefghijkl"
 ALL = [
-    "greedy", "eagle3", "eagle3-tree", "suffix", "frequency:1", "arctic", "fixed:3", "hybrid",
+    "greedy", "eagle3", "eagle3-tree", "suffix", "frequency:1", "arctic", "hybrid",
     "hybrid-tree", "oracle",
 ]  # fmt: skip
 POLICIES = {methods.SHIPPED: learned_policy()}
@@ -245,20 +245,19 @@ def test_names_of_methods_carry_their_parameters() -> None:
     paper = replace(learned_policy(), threshold=6.0)
     policies = {**POLICIES, "paper": paper}
     made = methods.build(
-        ["frequency:4.5", "arctic", "arctic:3", "fixed:8", "hybrid:paper", "hybrid:1.5"],
+        ["frequency:4.5", "arctic", "arctic:3", "hybrid:paper", "hybrid:1.5"],
         policies, has_drafter=True, model_len=4,
     )  # fmt: skip
     assert [m.name for m in made][:3] == ["frequency:4.5", "arctic", "arctic:3"]
-    assert [m.policy.threshold for m in made] == [4.5, 4, 3, 0, 6, 1.5]
-    assert made[3].cache_limit == 8
+    assert [m.policy.threshold for m in made] == [4.5, 4, 3, 6, 1.5]
 
 
 def test_baselines_are_shown_the_papers_drafts_and_the_hybrid_the_workers() -> None:
     worker = WorkerSettings(suffix_max_factor=3.0)
-    names = ["suffix", "frequency", "arctic", "fixed", "hybrid", "suffix@4", "frequency:4@0.5"]
+    names = ["suffix", "frequency", "arctic", "hybrid", "suffix@4", "frequency:4@0.5"]
     made = methods.build(names, POLICIES, has_drafter=True, model_len=4)
     factors = [m.drafting(worker).suffix_max_factor for m in made]
-    assert factors == [1.0, 1.0, 1.0, 1.0, 3.0, 4.0, 0.5]
+    assert factors == [1.0, 1.0, 1.0, 3.0, 4.0, 0.5]
     assert [m.name for m in made] == names
     assert made[-1].policy.threshold == 4.0
 

@@ -15,8 +15,10 @@ from pipelines.drift.measure import Run, course, figures
 from pipelines.drift.page import page
 from pipelines.drift.results import Results, key_of
 from pipelines.drift.scenario import PLAIN_US, Scenario, Segment
+from pipelines.drift.study import digest_of
 from pipelines.drift.traffic import HONEST, HOSTILE, Request, Traffic
 from pipelines.replay.traces import Trace
+from tests.conftest import random_policy
 
 BEFORE, AFTER = 60, 240
 
@@ -145,3 +147,14 @@ def test_runs_of_another_version_are_refused_in_a_sentence(tmp_path: Path, line:
     (tmp_path / "runs.jsonl").write_text(line + "\n")
     with pytest.raises(SettingsError, match="not of this version: begin anew with --anew"):
         Results(tmp_path, Run)
+
+
+def test_runs_of_policies_that_choose_otherwise_are_known_apart() -> None:
+    policy = random_policy()
+    others = (
+        replace(policy, use_model=not policy.use_model),
+        replace(policy, threshold=policy.threshold + 1.0),
+        random_policy(1),
+    )
+    assert digest_of(policy) == digest_of(replace(policy))
+    assert len({digest_of(each) for each in (policy, *others)}) == 4

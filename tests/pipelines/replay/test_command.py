@@ -20,6 +20,7 @@ from decoder.contracts.features import FEATURES
 from decoder.policy.estimate import predict
 from learner.rows import empty
 from pipelines.cli import app
+from pipelines.prompts import read_folder
 from pipelines.replay import command, measure
 from pipelines.replay.foresight import GRID, Foresight, foresee
 from pipelines.replay.split import Shares, fraction
@@ -30,6 +31,7 @@ from pipelines.replay.traces import Trace
 from tests.conftest import random_policy
 from tests.pipelines.replay.samples import copying_traces, word_tokenizer
 from tests.pipelines.test_cli import hvd
+from tests.pipelines.test_prompts import LetterTokenizer
 
 TOKENIZER = word_tokenizer()
 SILENT = Console(quiet=True)
@@ -198,3 +200,19 @@ def test_the_command_says_what_is_wrong_in_one_sentence(tmp_path: Path) -> None:
     refused = CliRunner().invoke(app, ["replay", "x.jsonl", "--train-share", "0.95"])
     assert refused.exit_code == 2
     assert "--train-share" in unstyle(refused.output)
+
+
+def test_prompts_that_cannot_be_used_leave_the_rest(tmp_path: Path) -> None:
+    def line(text: str, role: str = "user") -> str:
+        return json.dumps({"messages": [{"role": role, "content": text}]})
+
+    lines = ["no JSON", '{"prompt": "?"}', line("ab", role="judge"), line("abcdef"), line("c")]
+    (tmp_path / "some.jsonl").write_text("\n".join([*lines, line("d")]), encoding="utf-8")
+    (tmp_path / "none.jsonl").write_text("[]\n", encoding="utf-8")
+    problems: list[str] = []
+    read = list(read_folder(tmp_path, (), problems))
+    found = command.prompts_of(read, 2, LetterTokenizer(), 4, problems)
+    assert found == {"some": [(1, ord("a"), ord("f"), 2), (1, ord("c"), 2)]}
+    for place, says in (("some.jsonl:1", "skipped"), ("some.jsonl:2", "messages"),
+                        ("some/3", "template"), ("none", "no usable prompt")):  # fmt: skip
+        assert any(place in told and says in told for told in problems)

@@ -33,7 +33,7 @@ def run(traces: list[Trace], by: Method, accepts: float = 2.2) -> Cycles:
 
 
 def methods() -> list[Method]:
-    named = [method(n) for n in ("greedy", "eagle3", "suffix", "frequency", "arctic", "fixed")]
+    named = [method(n) for n in ("greedy", "eagle3", "suffix", "frequency", "arctic")]
     return [*named, hybrid("hybrid", random_policy())]
 
 
@@ -180,7 +180,7 @@ def test_the_simulator_counts_what_the_reference_engine_counts(seed: int) -> Non
         Trace(str(i), p, o, allowed=tokens, model_accepted=record(engine, p, o))
         for i, (p, o) in enumerate(zip(prompts, outputs, strict=True))
     ]
-    tried = [method(n) for n in ("greedy", "eagle3", "suffix", "frequency", "arctic", "fixed")]
+    tried = [method(n) for n in ("greedy", "eagle3", "suffix", "frequency", "arctic")]
     tried.append(method("hybrid", policy=learned_policy()))
     tried.append(method("hybrid", policy=random_policy()))
     arms: set[int] = set()

@@ -9,21 +9,20 @@ import pytest
 
 from decoder.contracts.errors import ModelError
 from decoder.policy.pricing import CostTable
-from pipelines.drafter.measure import Messages
 from pipelines.replay import recording
 
 PLAN = recording.Plan(prompt=20, answer=8)
 
 
-def asked(*texts: str) -> list[Messages]:
-    return [[{"role": "user", "content": text}] for text in texts]
+def asked(*texts: str) -> list[list[int]]:
+    return [[1, ord(text), 3] for text in texts]
 
 
-def line(name: str, messages: Messages, output: list[int]) -> str:
+def line(name: str, ids: list[int], output: list[int]) -> str:
     return json.dumps(
         {
-            "session": recording.session_of(name, messages),
-            "prompt": [1, 2, 3],
+            "session": f"{name}-{ids[1]}",
+            "prompt": ids,
             "output": output,
             "max_tokens": PLAN.answer,
             "model_accepted": [0] * len(output),

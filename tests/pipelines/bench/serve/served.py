@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pipelines.bench.prompts import Prompt
 from pipelines.bench.serve.counters import Counters
 from pipelines.bench.serve.load import Reply
 from pipelines.bench.serve.passes import Level
 from pipelines.bench.serve.setups import Setup
+from pipelines.prompts import Prompt
 from pipelines.serve.command import ServeOptions
 
 NONE, SUFFIX = Setup("none", "none"), Setup("suffix-k8", "suffix", 8)

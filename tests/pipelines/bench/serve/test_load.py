@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from decoder.contracts.errors import SettingsError
-from pipelines.bench.prompts import Prompt, PromptSet
 from pipelines.bench.serve.load import body, chunks, run
 from pipelines.bench.serve.prompts import dealt, from_workloads
+from pipelines.prompts import Prompt, PromptSet
 from tests.pipelines.bench.serve.served import asked
 
 

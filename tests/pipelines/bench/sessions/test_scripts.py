@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from decoder.contracts.errors import SettingsError
-from pipelines.bench.prompts import Prompt, PromptSet
 from pipelines.bench.serve.load import turns
 from pipelines.bench.sessions.kinds import KINDS
 from pipelines.bench.sessions.scripts import cut, dealt, own, read, scripts
+from pipelines.prompts import Prompt, PromptSet
 from pipelines.workloads import standard_library_functions
 from tests.pipelines.bench.serve.served import asked
 

@@ -1,4 +1,4 @@
-"""Benchmark prompts: what one is, reading them from JSON Lines, and turning them into token ids.
+"""Prompts of files: what one is, reading them from JSON Lines, and turning them into token ids.
 
 A folder holds one file a dataset, ``<dataset>.jsonl``; a line is an object with ``messages`` (a
 list of ``role`` and ``content``) and, where it applies, ``id``, ``family`` and ``standin_for`` (the
@@ -9,7 +9,7 @@ a name becomes one sentence in ``problems``, and everything else is still read.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -181,3 +181,25 @@ def fit(prompt: TokenPrompt, room: int, too_long: TooLong) -> TokenPrompt:
     head = room // 2
     ids = prompt.ids[:head] + prompt.ids[length - (room - head) :]
     return replace(prompt, ids=ids, cut=length - room)
+
+
+def fitting(
+    found: PromptSet,
+    tokenizer: Any,
+    template: Template,
+    room: int,
+    too_long: TooLong,
+    problem: Callable[[str], None],
+) -> Iterator[TokenPrompt]:
+    """The prompts of a set that can be read and fit into ``room`` tokens, in their order.
+
+    ``problem`` is told of each that is skipped.
+
+    Raises:
+        ModelError: see :func:`tokenise`.
+    """
+    for prompt in found.prompts:
+        try:
+            yield fit(tokenise(prompt, tokenizer, template), room, too_long)
+        except ValueError as error:
+            problem(f"{found.name}: prompt {prompt.id} skipped: {error}.")

@@ -10,7 +10,7 @@ import pytest
 
 from decoder.contracts.errors import ModelError, SettingsError
 from pipelines.bench.decode.structure import SIGNALS, recurring_share, structure
-from pipelines.bench.prompts import Prompt, TokenPrompt, fit, read_folder, tokenise
+from pipelines.prompts import Prompt, TokenPrompt, fit, read_folder, tokenise
 
 MESSAGE = {"role": "user", "content": "Name three rivers."}
 
