@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+import openai
 from prometheus_client.parser import text_string_to_metric_families
 
+from decoder.contracts.errors import ProcessError
 from pipelines.stack import processes
 from pipelines.stack.running import WORKER_SECONDS, responds
 
 PATIENCE_S = 120.0
+IDLE_S = 3600
+"""How long an idle connection stays open. With vLLM's five seconds, a machine that stands still for
+so long has it closed while the next request is on its way, and clients that never ask again fail.
+"""
+LAST_LINES = 60
 
 
 @dataclass(frozen=True)
@@ -52,12 +59,22 @@ def metric(page: str, name: str, **labels: str) -> float:
 def serving(
     arguments: Sequence[str], environment: Mapping[str, str], port: int, log: Path
 ) -> Iterator[Server]:
-    """Start a server that will listen on ``port``, wait until it answers, stop it on leaving."""
+    """Start a server that will listen on ``port``, wait until it answers, stop it on leaving.
+
+    Raises:
+        ProcessError: it ended, or closed a connection, while ``with`` it; with the end of its log.
+    """
     url = f"http://127.0.0.1:{port}"
-    child = processes.start("server", arguments, log, environment)
+    lasting = {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": str(IDLE_S)} | environment
+    child = processes.start("server", arguments, log, lasting)
     try:
         processes.wait_until(child, lambda: responds(f"{url}/health"), WORKER_SECONDS)
         yield Server(url, child)
+    except (httpx.TransportError, openai.APIConnectionError) as error:
+        with suppress(ProcessError):  # its engine ends, and with it connections, before it does
+            processes.wait_until(child, lambda: False, 10.0)
+        told = f"{error!r}; the server {child.ending() or 'runs'}. The end of its log:"
+        raise ProcessError(f"{told}\n{child.tail(LAST_LINES)}") from None
     except Exception:
         child.check()  # that it has ended says more than what was then not to be had
         raise

@@ -110,6 +110,11 @@ def without_speculation(ask: Ask) -> Ask:
     return replace(ask, body={**ask.body, "vllm_xargs": arguments})
 
 
+def without_seed(ask: Ask) -> Ask:
+    """The same, drawn with the server's own numbers."""
+    return replace(ask, body={name: value for name, value in ask.body.items() if name != "seed"})
+
+
 def _talk(text: str, max_tokens: int, **further: Any) -> dict[str, Any]:
     return _chat([{"role": "user", "content": text}], max_tokens, **further)
 
