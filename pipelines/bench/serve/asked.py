@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,8 +12,6 @@ from rich.console import Console
 from rich.markup import escape
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from pipelines.bench.serve.plan import Plan
 
 out, err = Console(), Console(stderr=True)
@@ -83,21 +81,17 @@ def prepared(
     )  # fmt: skip
 
 
-def tell(
-    made: dict[str, Any],
-    tables: Callable[[Sequence[dict[str, Any]]], list[Table]],
-    width: int,
-    path: Path,
-) -> list[str]:
-    """Print the tables of a report, ``width`` columns at least, and where it lies.
+def tell(made: dict[str, Any], path: Path) -> list[str]:
+    """Print the tables of a report, and where it lies.
 
     Returns:
         a sentence for each configuration whose answers differ, also said on standard error.
     """
     from pipelines.bench.serve.report import unequal
+    from pipelines.bench.serve.summary import WIDTH, tables
 
     for table in tables(made["records"]):
-        Console(width=max(width, out.width)).print(table)
+        Console(width=max(WIDTH, out.width)).print(table)
     differing = unequal(made)
     for sentence in differing:
         complain(sentence)

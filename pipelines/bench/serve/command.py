@@ -43,7 +43,6 @@ def serve(
 
     from pipelines.bench.serve import run as bench
     from pipelines.bench.serve.prompts import dealt, from_workloads
-    from pipelines.bench.serve.summary import tables
     from pipelines.commas import words
     from pipelines.prompts import Prompt, read_folder, tokenise
 
@@ -66,4 +65,4 @@ def serve(
     for sentence in problems:
         asked.complain(sentence)
     made = bench.run(replace(plan, prompts=tuple(map(tuple, hands))), as_json, asked.err)
-    asked.tell(made, tables, 110, as_json)
+    asked.tell(made, as_json)

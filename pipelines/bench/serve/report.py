@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
@@ -11,22 +11,13 @@ from typing import Any
 from pipelines import machine
 from pipelines.bench.serve.passes import ServerRun
 from pipelines.bench.serve.plan import Plan
-from pipelines.bench.serve.setups import Setup
 from pipelines.bench.serve.summary import summarise
 
-Summary = Callable[[Sequence[ServerRun], Sequence[Setup]], list[dict[str, Any]]]
 
-
-def report(
-    plan: Plan,
-    runs: Sequence[ServerRun],
-    skipped: dict[str, str],
-    benchmark: str = "serve",
-    summary: Summary = summarise,
-) -> dict[str, Any]:
+def report(plan: Plan, runs: Sequence[ServerRun], skipped: dict[str, str]) -> dict[str, Any]:
     """Everything measured, ready for JSON."""
     return {
-        "benchmark": benchmark,
+        "benchmark": "sessions" if plan.by_turns else "serve",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine.description(),
         "versions": {"python": platform.python_version(), **_versions()},
@@ -35,7 +26,7 @@ def report(
         "startup_s": {f"{r.round + 1}-{r.setup}": round(r.startup_s, 1) for r in runs},
         "policies": sorted({r.policy for r in runs if r.policy}),
         "skipped": skipped,
-        "records": summary(runs, plan.setups),
+        "records": summarise(runs, plan.setups),
     }
 
 

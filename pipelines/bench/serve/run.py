@@ -43,20 +43,14 @@ Show = Callable[[Setup, str, int], None]
 """Takes what a setup's server is doing and how many requests it answered since."""
 
 
-Told = Callable[[Plan, Sequence[ServerRun], dict[str, str]], dict[str, Any]]
-"""Makes the report of what was measured and of what was left out."""
-
-
-def run(
-    plan: Plan, out: Path, console: Console, launch: Launch = launch_vllm, told: Told = report
-) -> dict[str, Any]:
+def run(plan: Plan, out: Path, console: Console, launch: Launch = launch_vllm) -> dict[str, Any]:
     """Measure what ``out`` does not hold yet, and write the report there.
 
     A configuration whose server does not start is reported and passed over. On Ctrl-C the running
     server is stopped and the report written from the servers that had finished.
 
     Returns:
-        the report, as ``told`` makes it.
+        the report.
 
     Raises:
         SettingsError: ``out`` belongs to another setting, or cannot be written.
@@ -96,11 +90,11 @@ def run(
             highlight=False,
         )
         if runs:
-            write_json(told(plan, runs, skipped), out)
+            write_json(report(plan, runs, skipped), out)
         raise
     if not runs:
         raise ProcessError(f"no server could be measured: {next(iter(skipped.values()))}")
-    made = told(plan, runs, skipped)
+    made = report(plan, runs, skipped)
     write_json(made, out)
     return made
 

@@ -48,16 +48,14 @@ def sessions(
     Example: hvd bench sessions --concurrency 1 --configs none,suffix,hybrid --suffix-k 24
     """
     from dataclasses import replace
-    from functools import partial
 
     from transformers import AutoTokenizer
 
     from decoder.contracts.errors import SettingsError
     from pipelines.bench.serve import run as bench
     from pipelines.bench.serve.load import turns as turns_of
-    from pipelines.bench.serve.report import report, runs_in
+    from pipelines.bench.serve.report import runs_in
     from pipelines.bench.sessions.scripts import dealt, own, read
-    from pipelines.bench.sessions.summary import summarise, tables
     from pipelines.commas import words
     from pipelines.prompts import Prompt, tokenise
 
@@ -86,12 +84,7 @@ def sessions(
     finally:
         for sentence in problems:
             asked.complain(sentence)
-    made = bench.run(
-        replace(plan, prompts=hands, by_turns=True),
-        as_json,
-        asked.err,
-        told=partial(report, benchmark="sessions", summary=summarise),
-    )
-    differing = asked.tell(made, tables, 140, as_json)
+    made = bench.run(replace(plan, prompts=hands, by_turns=True), as_json, asked.err)
+    differing = asked.tell(made, as_json)
     unproven = differing or made["skipped"] or any(r["failed"] for r in made["records"])
     raise typer.Exit(1 if check and unproven else 0)

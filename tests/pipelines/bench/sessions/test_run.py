@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,11 @@ from decoder.contracts.errors import SettingsError
 from pipelines.bench.serve import run as bench
 from pipelines.bench.serve.passes import Journal
 from pipelines.bench.serve.plan import Plan
-from pipelines.bench.serve.report import report, unequal
+from pipelines.bench.serve.report import unequal
 from pipelines.bench.serve.setups import Setup
-from pipelines.bench.sessions.summary import summarise
 from tests.pipelines.bench.serve.served import HYBRID, NONE, OPTIONS, asked
 from tests.pipelines.bench.serve.test_run import launching
 from tests.pipelines.bench.sessions.test_scripts import script
-
-TOLD = partial(report, benchmark="sessions", summary=summarise)
 
 
 def plan(*compared: Setup) -> Plan:
@@ -36,7 +32,7 @@ def plan(*compared: Setup) -> Plan:
 
 def measured(plan: Plan, out: Path, habits: dict[str, str], started: list[str]) -> dict[str, Any]:
     console = Console(file=io.StringIO(), width=200)
-    return bench.run(plan, out, console, launching(habits, started), TOLD)
+    return bench.run(plan, out, console, launching(habits, started))
 
 
 def replies(plan: Plan, out: Path, level: int) -> list[tuple[str, int, int, bool]]:

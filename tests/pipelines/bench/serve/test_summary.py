@@ -1,8 +1,9 @@
-"""Figures of sessions, by hand."""
+"""Figures of requests and sessions, by hand."""
 
 from __future__ import annotations
 
 import io
+import json
 
 import pytest
 from rich.console import Console
@@ -11,8 +12,9 @@ from pipelines.bench.serve.counters import Counters
 from pipelines.bench.serve.load import Reply
 from pipelines.bench.serve.passes import Level, ServerRun
 from pipelines.bench.serve.setups import Setup
-from pipelines.bench.sessions.summary import equal, figures, paired, pieces, summarise, tables
+from pipelines.bench.serve.summary import equal, figures, paired, pieces, summarise, tables
 from tests.pipelines.bench.serve.served import EAGLE3, HYBRID, NONE, SUFFIX
+from tests.pipelines.bench.serve.served import level as lone
 
 LOOP = tuple(range(32)) * 2
 
@@ -137,3 +139,35 @@ def test_each_is_held_to_the_best_of_every_other_method() -> None:
         page.print(table)
     shown = page.file.getvalue()
     assert "suffix-k8 *" in shown and "2.00 (2.00-2.00)" in shown
+
+
+def test_the_best_draft_length_is_chosen_for_each_concurrency() -> None:
+    small, large = Setup("suffix-k8", "suffix", 8), Setup("suffix-k64", "suffix", 64)
+    runs = [
+        ServerRun(0, "suffix-k8", 1.0, (lone(1.0), lone(9.0, concurrency=4))),
+        ServerRun(0, "suffix-k64", 1.0, (lone(2.0), lone(8.0, concurrency=4))),
+    ]
+    best = {
+        (r["concurrency"], r["configuration"])
+        for r in summarise(runs, [small, large])
+        if r["best_of_method"]
+    }
+    assert best == {(1, "suffix-k64"), (4, "suffix-k8")}
+
+
+def test_a_round_on_a_slower_machine_says_as_much_as_another() -> None:
+    runs = [
+        ServerRun(0, "none", 1.0, (lone(10.0),)),
+        ServerRun(0, "hybrid", 1.0, (lone(30.0, (1, 9)),)),
+        # half as fast, but for the hybrid
+        ServerRun(1, "none", 1.0, (lone(5.0),)),
+        ServerRun(1, "hybrid", 1.0, (lone(30.0),)),
+        ServerRun(0, "eagle3-k3", 1.0, (lone(5.0),)),
+    ]
+    records = {r["configuration"]: r for r in summarise(runs, [NONE, EAGLE3, HYBRID])}
+    hybrid, eagle3 = records["hybrid"], records["eagle3-k3"]
+    assert hybrid["against"]["none"]["rate"] == {"ratio": 4.5, "range": [3.0, 6.0], "rounds": 2}
+    assert hybrid["against"]["none"]["cpu"] == hybrid["against"]["none"]["rate"]
+    assert eagle3["against"]["none"]["rate"] == {"ratio": 0.5, "range": [0.5, 0.5], "rounds": 1}
+    assert (hybrid["equal_to_none"], hybrid["compared_with_none"]) == (1, 2)
+    json.dumps(list(records.values()), allow_nan=False)
