@@ -20,9 +20,8 @@ from decoder.contracts.features import TOKEN_CLASSES
 from decoder.contracts.trials import MODEL, PLAIN, SUFFIX
 from decoder.costs import LiveCosts
 from decoder.hindsight import Resolved
-from decoder.labels import common_prefix
 from decoder.policy.pricing import CostTable, step_time
-from decoder.router import Committed, Decision, DraftRouter, RequestOptions
+from decoder.router import Committed, DraftRouter, RequestOptions
 from decoder.settings import WorkerSettings
 from decoder.trial.block import Made
 from decoder.trial.effect import FEWEST, effect
@@ -30,6 +29,7 @@ from decoder.trial.sides import STOCK, Side
 from decoder.trial.turns import Turns
 from pipelines.replay.dialogue import DialogueCache, turns
 from pipelines.replay.traces import Trace
+from pipelines.replay.verified import verified
 
 Floats = NDArray[np.float64]
 
@@ -146,35 +146,26 @@ def decode(
     tokens, us = [], []
     for turn in turns(traces, cache, start=False):
         trace, output = turn.trace, turn.output
+        model = np.asarray(trace.model_accepted).tolist() if has_model else []
         options = RequestOptions(trace.allowed, 1 << 20, workload=trace.workload)
         router.start(turn.name, turn.prompt, options)
         router.observe([Committed(turn.name, output[:1], 0)], 0)
         done = 1
         while done < len(output):
             (decision,) = router.choose([turn.name])
-            verified, accepted = _verify(decision, trace, output, done)
-            k = verified if decision.arm == "model" else 0
-            router.drafted([turn.name], [verified], k)
+            drafted, accepted = verified(decision, output, model, done)
+            k = drafted if decision.arm == "model" else 0
+            router.drafted([turn.name], [drafted], k)
             committed = output[done : done + accepted + 1]
             tokens.append(len(committed))
-            us.append(step_time(costs, 1, verified, k))
+            us.append(step_time(costs, 1, drafted, k))
             if isinstance(dealt, _Noted):
                 dealt.us = us[-1]
-            router.observe([Committed(turn.name, committed, verified)], 1 + verified)
+            router.observe([Committed(turn.name, committed, drafted)], 1 + drafted)
             router.settle()
             done += len(committed)
         router.stop(turn.name, "stop")
     return Steps(np.array(tokens), np.array(us))
-
-
-def _verify(decision: Decision, trace: Trace, output: Sequence[int], done: int) -> tuple[int, int]:
-    """Draft tokens verified and accepted."""
-    if decision.arm == "cache":
-        draft = decision.tokens
-        return len(draft), common_prefix(draft, output[done : done + len(draft)])
-    if decision.arm == "model" and trace.model_accepted is not None:
-        return decision.room, min(int(trace.model_accepted[done]), decision.room)
-    return 0, 0
 
 
 @dataclass(frozen=True)

@@ -23,14 +23,14 @@ from decoder.contracts.features import FloatArray
 from decoder.costs import LiveCosts
 from decoder.floor import Floor
 from decoder.hindsight import Resolved, event_of
-from decoder.labels import common_prefix
 from decoder.policy.pricing import CostTable, step_time
 from decoder.policy.rule import ARMS, NONE
-from decoder.router import Committed, Decision, DraftRouter, RequestOptions
+from decoder.router import Committed, DraftRouter, RequestOptions
 from decoder.settings import WorkerSettings
 from pipelines.drift.traffic import Request
 from pipelines.replay.dialogue import DialogueCache, Turn
 from pipelines.replay.states import UNLIMITED
+from pipelines.replay.verified import verified
 
 Told = Callable[[int, list[DraftEvent]], Policy | None]
 """Told the number of a request that is done and its events; a policy to put in force, or None."""
@@ -203,7 +203,10 @@ class _Service:
         if not names:
             return []
         decisions = self._router.choose(names)
-        drafts = [_verify(one, d) for one, d in zip(running, decisions, strict=True)]
+        drafts = [
+            verified(decision, one.turn.output, one.model, one.done)
+            for one, decision in zip(running, decisions, strict=True)
+        ]
         lengths = [length for length, _ in drafts]
         # The drafter makes as many tokens for each request of the step that asked.
         k = max((v for v, d in zip(lengths, decisions, strict=True) if d.arm == "model"), default=0)
@@ -212,11 +215,11 @@ class _Service:
         costs = self._conditions[max(self._requests[one.index].segment for one in running)].costs
         us = step_time(costs, len(names), sum(lengths), k)
         outcomes, ended = [], []
-        for one, decision, (verified, accepted) in zip(running, decisions, drafts, strict=True):
+        for one, decision, (drafted, accepted) in zip(running, decisions, drafts, strict=True):
             self._clock.steps[one.turn.name, one.done] = self._clock.now_us, us
             tokens = one.turn.output[one.done : one.done + accepted + 1]
-            outcomes.append(Committed(one.turn.name, tokens, verified))
-            one.arms[ARMS.index(decision.arm) if verified else NONE] += 1
+            outcomes.append(Committed(one.turn.name, tokens, drafted))
+            one.arms[ARMS.index(decision.arm) if drafted else NONE] += 1
             one.us += us / len(names)
             one.done += len(tokens)
             if one.done >= len(one.turn.output):
@@ -244,15 +247,3 @@ class _Service:
         policy = told(one.index, events) if told is not None else None
         if policy is not None:
             self._router.policy = policy
-
-
-def _verify(one: _Running, decision: Decision) -> tuple[int, int]:
-    """Draft tokens verified and accepted."""
-    if decision.arm == "cache":
-        draft = decision.tokens
-        following = one.turn.output[one.done : one.done + len(draft)]
-        return len(draft), common_prefix(draft, following)
-    if decision.arm == "model":
-        verified = decision.room
-        return verified, min(one.model[one.done], verified)
-    return 0, 0

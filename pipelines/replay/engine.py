@@ -31,6 +31,7 @@ from pipelines.replay.model_arm import model_acceptance
 from pipelines.replay.states import UNLIMITED, ListSink, Progress, States
 from pipelines.replay.tally import Cycles
 from pipelines.replay.traces import Trace
+from pipelines.replay.verified import verified
 
 _ARM: Final = {name: number for number, name in enumerate(ARMS)}
 
@@ -68,7 +69,6 @@ def simulate(
     cache, sink = DialogueCache(method.drafting(settings)), ListSink(rule, watch)
     has_model = method.model == "chain"
     longest = min(settings.model_draft_tokens, method.model_limit or MAX_DRAFT)
-    k = longest if has_model else 0
     router = DraftRouter(
         cache,
         method.policy,
@@ -84,7 +84,7 @@ def simulate(
     cycles: list[tuple[int, int, int, int, int, int, int]] = []
     states: list[States] = [_states([], 0)]
     for turn in turns([*warm_up, *traces], cache, start=False):
-        decoding = _Decoding(router, turn, k, model_mean)
+        decoding = _Decoding(router, turn, has_model, model_mean)
         mine = decoding.run()
         index = turn.index - len(warm_up)
         if index >= 0:
@@ -93,11 +93,11 @@ def simulate(
         sink.events.clear()
         if progress is not None:
             progress(len(turn.output))
-    trace, position, arm, verified, accepted, committed, tail = (
+    trace, position, arm, lengths, accepted, committed, tail = (
         np.array(cycles, np.int32).reshape(-1, 7).T
     )
     return (
-        Cycles(trace, position, arm.astype(np.int8), verified, accepted, committed, tail),
+        Cycles(trace, position, arm.astype(np.int8), lengths, accepted, committed, tail),
         States(
             joined([s.rows for s in states]),
             np.concatenate([s.trace for s in states]),
@@ -121,15 +121,10 @@ class _Decoding:
     """One recording under way. A verified draft is compared with what was recorded."""
 
     def __init__(
-        self,
-        router: DraftRouter,
-        turn: Turn,
-        model_len: int,
-        mean: float | None,
+        self, router: DraftRouter, turn: Turn, has_model: bool, mean: float | None
     ) -> None:
         self._router, self._turn = router, turn
-        self._model_len = model_len
-        self._model = model_acceptance(turn.trace, mean).tolist() if model_len else []
+        self._model = model_acceptance(turn.trace, mean).tolist() if has_model else []
         if router.grafts and turn.trace.model_drafts is None:
             raise TraceError(
                 f"session {turn.trace.session} was recorded without the tokens of model drafts: "
@@ -147,14 +142,14 @@ class _Decoding:
         done = 1
         while done < len(turn.output):
             (decision,) = router.choose([turn.name])
-            verified, accepted, tail = self._verify(decision, done)
-            made = verified - tail if decision.arm == "model" else 0
-            router.drafted([turn.name], [verified], made)
+            drafted, accepted, tail = self._verify(decision, done)
+            made = drafted - tail if decision.arm == "model" else 0
+            router.drafted([turn.name], [drafted], made)
             committed = turn.output[done : done + accepted + 1]
-            router.observe([Committed(turn.name, committed, verified)], 1 + verified)
-            arm = _ARM[decision.arm] if verified else NONE
+            router.observe([Committed(turn.name, committed, drafted)], 1 + drafted)
+            arm = _ARM[decision.arm] if drafted else NONE
             came = len(committed)
-            rows.append((done, arm, verified, min(accepted, came), came, tail))
+            rows.append((done, arm, drafted, min(accepted, came), came, tail))
             done += len(committed)
         router.stop(turn.name, "stop")
         router.settle()
@@ -162,19 +157,14 @@ class _Decoding:
 
     def _verify(self, decision: Decision, done: int) -> tuple[int, int, int]:
         """Draft tokens verified and accepted after ``done`` output tokens; and in a tail."""
-        if decision.arm == "cache":
-            draft = decision.tokens
-            following = self._turn.output[done : done + len(draft)]
-            return len(draft), common_prefix(draft, following), 0
-        if decision.arm == "model":
-            verified = min(self._model_len, decision.room)
-            accepted = min(self._model[done], verified)
-            tail = self._tail(verified, done)
-            if accepted == verified:
-                following = self._turn.output[done + verified : done + verified + len(tail)]
-                accepted += common_prefix(tail, following)
-            return verified + len(tail), accepted, len(tail)
-        return 0, 0, 0
+        output = self._turn.output
+        length, accepted = verified(decision, output, self._model, done)
+        if decision.arm != "model":
+            return length, accepted, 0
+        tail = self._tail(length, done)
+        if accepted == length:
+            accepted += common_prefix(tail, output[done + length : done + length + len(tail)])
+        return length + len(tail), accepted, len(tail)
 
     def _tail(self, length: int, done: int) -> list[int]:
         """What is verified behind the model draft of ``length`` tokens after ``done``."""

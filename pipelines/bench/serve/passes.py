@@ -41,8 +41,9 @@ class Level:
         """Output tokens, and seconds, while as many requests were under way as should be.
 
         That is from the first answers' end, all prompts having been read at once before it, to when
-        no prompt was left to begin. Fewer than two prompts for each one under way know no such time
-        and are counted from beginning to end.
+        no prompt was left to begin. Where less than half of the tokens came in that time, as with
+        fewer than three prompts for each one under way, it is too short to say anything, and all is
+        counted from beginning to end.
         """
         ends, apart = sorted(r.ended_s for r in self.replies), self.concurrency - 1
         # of a session the end of its last turn: until then it takes its place
@@ -51,7 +52,7 @@ class Level:
             return self.tokens, self.wall_s
         begin, end = ends[apart - 1] if apart else 0.0, left[-1 - apart]
         arrived = sum(begin < at <= end for r in self.replies for at in r.arrivals_s)
-        return arrived, end - begin
+        return (self.tokens, self.wall_s) if 2 * arrived < self.tokens else (arrived, end - begin)
 
     @property
     def rate(self) -> float:

@@ -243,7 +243,7 @@ def equal(mine: Rounds, plain: Rounds) -> tuple[int, int]:
     return same, compared
 
 
-WIDTH: Final = 140
+WIDTH: Final = 160
 """Columns that a table takes."""
 
 

@@ -47,6 +47,10 @@ def test_a_rate_is_that_of_the_time_when_all_places_were_taken() -> None:
     assert of.rate == 2.0
     few = Level(2, 3.0, tuple(replies[:3]), Counters())
     assert few.steady == (6, 3.0), "three requests, two at a time: counted whole"
+    at_once = {"a": (3.0, 4.0), "b": (3.9, 4.1), "c": (4.15, 4.2), "d": (7.0, 8.0)}
+    replies_at_once = tuple(Reply(n, 0.0, 0.0, (1, 2), "", at, at[1]) for n, at in at_once.items())
+    short = Level(2, 8.0, replies_at_once, Counters())
+    assert short.steady == (8, 8.0), "three of eight tokens in a fortieth of the time"
     alone = Level(1, 8.5, tuple(replies), Counters())
     assert alone.steady == (10, 8.0)
 

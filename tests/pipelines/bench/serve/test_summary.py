@@ -12,7 +12,7 @@ from pipelines.bench.serve.counters import Counters
 from pipelines.bench.serve.load import Reply
 from pipelines.bench.serve.passes import Level, ServerRun
 from pipelines.bench.serve.setups import Setup
-from pipelines.bench.serve.summary import equal, figures, paired, pieces, summarise, tables
+from pipelines.bench.serve.summary import WIDTH, equal, figures, paired, pieces, summarise, tables
 from tests.pipelines.bench.serve.served import EAGLE3, HYBRID, NONE, SUFFIX
 from tests.pipelines.bench.serve.served import level as lone
 
@@ -134,7 +134,7 @@ def test_each_is_held_to_the_best_of_every_other_method() -> None:
     assert hybrid["mean_accepted"] == 0.5
     assert hybrid["cycles_per_1k"] == 750
     assert hybrid["prompt_tokens_cached_share"] == 0.25
-    page = Console(file=io.StringIO(), width=140)
+    page = Console(file=io.StringIO(), width=WIDTH)
     for table in tables(list(records.values())):
         page.print(table)
     shown = page.file.getvalue()
