@@ -69,8 +69,8 @@ def dealt(
             for hand, prompt in zip(hands, group, strict=True):
                 hand.append(prompt)
     problems += [
-        f"dataset {name!r}: {len(ids)} prompts left out, {ids[0]!r} the first, for more than "
-        f"--max-prompt-tokens {max_tokens}."
+        f"dataset {name!r}: left out for more than --max-prompt-tokens {max_tokens}: {len(ids)}, "
+        f"{ids[0]!r} the first."
         for name, ids in long.items()
     ]
     if not hands[0]:

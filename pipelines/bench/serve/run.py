@@ -9,6 +9,7 @@ as it is done: a run that was interrupted goes on where it stopped.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -37,6 +38,8 @@ from pipelines.reports import write_json
 COUNTER_SECONDS: Final = 10.0
 """How long the server's counters may lag behind its answers."""
 WARM_UP_TOKENS: Final = 16
+LINE_SECONDS: Final = 30.0
+"""Where no bar can be drawn, a line says how far it is, this often at most."""
 
 
 Show = Callable[[Setup, str, int], None]
@@ -249,8 +252,15 @@ def _counters(server: Server, tokens: int) -> Counters:
 
 
 def _shown(progress: Progress, task: TaskID, where: str) -> Show:
+    told = -math.inf
+
     def show(setup: Setup, what: str, answered: int) -> None:
-        said = f"{where} {setup.name}: {what}"
+        nonlocal told
+        said, now = f"{where} {setup.name}: {what}", time.monotonic()
         progress.update(task, description=said, advance=answered)
+        if not progress.console.is_terminal and now - told >= LINE_SECONDS:
+            told, done = now, next(one for one in progress.tasks if one.id == task)
+            of = f"{done.completed:.0f} of {done.total:.0f} requests"
+            progress.console.print(f"{said}, {of}", highlight=False, soft_wrap=True)
 
     return show

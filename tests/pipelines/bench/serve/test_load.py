@@ -41,7 +41,7 @@ def test_prompts_that_do_not_fit_are_replaced_and_counted() -> None:
     assert [p.id for p in hands[0]] == ["a1", "a2"]
     assert problems == [
         "dataset 'a', prompt 'a4' left out: the chat template refuses it.",
-        "dataset 'a': 2 prompts left out, 'a0' the first, for more than --max-prompt-tokens 10.",
+        "dataset 'a': left out for more than --max-prompt-tokens 10: 2, 'a0' the first.",
         "only 2 of 3 prompts for each concurrency.",
     ]
     with pytest.raises(SettingsError, match="do not go round"):
