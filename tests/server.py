@@ -62,7 +62,8 @@ def serving(
     """Start a server that will listen on ``port``, wait until it answers, stop it on leaving.
 
     Raises:
-        ProcessError: it ended, or closed a connection, while ``with`` it; with the end of its log.
+        ProcessError: it ended or closed a connection inside the ``with`` block; with the end of its
+            log.
     """
     url = f"http://127.0.0.1:{port}"
     lasting = {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": str(IDLE_S)} | environment

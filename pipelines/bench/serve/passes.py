@@ -37,28 +37,10 @@ class Level:
         return sum(len(r.tokens) for r in self.replies)
 
     @property
-    def steady(self) -> tuple[int, float]:
-        """Output tokens, and seconds, while as many requests were under way as should be.
-
-        That is from the first answers' end, all prompts having been read at once before it, to when
-        no prompt was left to begin. Where less than half of the tokens came in that time, as with
-        fewer than three prompts for each one under way, it is too short to say anything, and all is
-        counted from beginning to end.
-        """
-        ends, apart = sorted(r.ended_s for r in self.replies), self.concurrency - 1
-        # of a session the end of its last turn: until then it takes its place
-        left = sorted({r.prompt: r.ended_s for r in self.replies}.values())
-        if len(left) <= 2 * apart + 1 or not ends[-1]:
-            return self.tokens, self.wall_s
-        begin, end = ends[apart - 1] if apart else 0.0, left[-1 - apart]
-        arrived = sum(begin < at <= end for r in self.replies for at in r.arrivals_s)
-        return (self.tokens, self.wall_s) if 2 * arrived < self.tokens else (arrived, end - begin)
-
-    @property
     def rate(self) -> float:
-        """Output tokens a second, all requests together, while it was ``steady``."""
-        tokens, seconds = self.steady
-        return tokens / seconds
+        """Output tokens a second, all requests together, from the first one's sending to the last
+        answer's end."""
+        return self.tokens / self.wall_s
 
     @property
     def per_cpu_s(self) -> float | None:

@@ -172,9 +172,9 @@ def pieces(reply: Reply) -> list[float]:
 def against(mine: Rounds, theirs: Rounds) -> dict[str, Any]:
     """Ratios of one configuration's rates to another's.
 
-    Of each group those of answers, by the clock, with the 95% interval over sessions; ``rate`` of
-    the server while it had as many requests under way as should be, and ``cpu`` by processor time,
-    which other work on the machine disturbs less: medians over rounds, with their range.
+    Of each group those of answers, by the clock, with the 95% interval over sessions; of the server
+    whole ``rate``, by the clock, and ``cpu``, by processor time, which other work on the machine
+    disturbs less: medians over rounds, with their range.
     """
     return {
         **{group: paired(mine, theirs, group) for group in GROUPS},
@@ -248,8 +248,7 @@ WIDTH: Final = 160
 
 
 def tables(records: Sequence[dict[str, Any]]) -> list[Table]:
-    """One table for each concurrency, a star marks the best of a method, which
-    others are held to.
+    """One table for each concurrency; a star marks the best of a method, which others are held to.
 
     ``/suffix`` and the like are ratios to the best of that method with their intervals.
     """
@@ -260,9 +259,10 @@ def tables(records: Sequence[dict[str, Any]]) -> list[Table]:
         table = Table(
             title=f"{concurrency} at a time", title_justify="left", box=SIMPLE_HEAD, pad_edge=False
         )
+        turns = any(r["groups"]["warm"]["answers"] for r in here)
         table.add_column("configuration", no_wrap=True)
         for column in (
-            "tok/s", *(f"/{m}" for m in methods), "cpu/none", "TTFT s", "warm",
+            "tok/s", *(f"/{m}" for m in methods), "cpu/none", "TTFT s", *["warm"] * turns,
             "ms/tok", "piece p99", "acc.", "=none",
         ):  # fmt: skip
             table.add_column(column, justify="right", no_wrap=True)
@@ -275,7 +275,7 @@ def tables(records: Sequence[dict[str, Any]]) -> list[Table]:
                 *(_ratio(to[m]["all"]) if m in to else "" for m in methods),
                 _figure(plain["cpu"]["ratio"]) if plain else "",
                 _figure(every["ttft_p50_s"]),
-                _figure(warm["ttft_p50_s"]),
+                *[_figure(warm["ttft_p50_s"])] * turns,
                 _figure(every["ms_per_token_p50"], 0),
                 _figure(every["piece_ms_p99"], 0),
                 _figure(r["mean_accepted"]) if speculates else "",

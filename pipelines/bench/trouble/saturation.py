@@ -87,10 +87,25 @@ def measure(
                 turned = turn % len(servers)
                 for server in [*servers[turned:], *servers[:turned]]:
                     tick(f"batch {phase}: {server.setup.name}")
-                    made, seconds = _send(plan, server, prompts, at_once).steady
+                    made, seconds = steady(_send(plan, server, prompts, at_once))
                     speeds[server.setup.method].add(made, seconds, len(prompts))
             fallback, falls = in_force(hybrid.page())
             yield Stretch("batch", phase, speeds, settled, fallback, falls)
+
+
+def steady(level: Level) -> tuple[int, float]:
+    """Output tokens, and seconds, while as many requests were under way as should be.
+
+    That is from the first answers' end, all prompts having been read at once before it, to when
+    no prompt was left to begin. Fewer than two prompts for each one under way know no such time
+    and are counted from beginning to end.
+    """
+    ends, apart = sorted(r.ended_s for r in level.replies), level.concurrency - 1
+    if len(ends) <= 2 * apart + 1 or not ends[-1]:
+        return level.tokens, level.wall_s
+    begin, end = ends[apart - 1] if apart else 0.0, ends[-1 - apart]
+    arrived = sum(begin < at <= end for r in level.replies for at in r.arrivals_s)
+    return arrived, end - begin
 
 
 def in_force(page: str) -> tuple[str, int]:

@@ -14,10 +14,13 @@ from decoder.contracts.events import Arm
 from decoder.engines.reference.engine import ReferenceEngine
 from decoder.engines.reference.generation import CycleRecord
 from decoder.settings import WorkerSettings
+from pipelines.bench.serve.counters import Counters
+from pipelines.bench.serve.load import Reply
+from pipelines.bench.serve.passes import Level
 from pipelines.bench.serve.plan import Plan
 from pipelines.bench.serve.setups import Setup
 from pipelines.bench.trouble.run import FIXED, FailingCache, measure
-from pipelines.bench.trouble.saturation import in_force
+from pipelines.bench.trouble.saturation import in_force, steady
 from pipelines.bench.trouble.saturation import measure as saturate
 from pipelines.bench.trouble.stretches import PHASES, Speed, Stretch, Trouble
 from tests.decoder.simulated import trusting_policy
@@ -118,3 +121,20 @@ def test_a_page_tells_the_arm_in_force() -> None:
     assert in_force(page) == ("none", 3)
     assert in_force(page.replace("1.0", "0.0")) == ("policy", 3)
     assert in_force("") == ("policy", 0)
+
+
+def test_a_crowds_rate_is_that_of_the_time_when_all_places_were_taken() -> None:
+    # Two at a time: a and b begin together, c follows a, d follows b; e follows c and is alone at
+    # the end.
+    ends = {"a": 2.0, "b": 3.0, "c": 4.0, "d": 5.0, "e": 8.0}
+    arrivals = {
+        "a": (1.5, 2.0), "b": (2.5, 3.0), "c": (3.5, 4.0), "d": (4.5, 5.0), "e": (5.5, 8.0),
+    }  # fmt: skip
+    replies = [Reply(n, 0.0, 0.0, (1, 2), "", arrivals[n], ends[n]) for n in ends]
+    of = Level(2, 8.0, tuple(replies), Counters())
+    assert of.tokens == 10
+    assert steady(of) == (6, 3.0), "from the end of a to the end of d"
+    few = Level(2, 3.0, tuple(replies[:3]), Counters())
+    assert steady(few) == (6, 3.0), "three requests, two at a time: counted whole"
+    alone = Level(1, 8.5, tuple(replies), Counters())
+    assert steady(alone) == (10, 8.0)

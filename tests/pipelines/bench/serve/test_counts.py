@@ -1,4 +1,4 @@
-"""What the serving benchmark counts: servers' counters, processor time, steady rates."""
+"""What the serving benchmark counts: servers' counters, and processor time."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import sys
 
 from pipelines.bench.serve.counters import Counters, parse, settled
 from pipelines.bench.serve.cpu import session_seconds
-from pipelines.bench.serve.load import Reply
-from pipelines.bench.serve.passes import Level
 
 
 def test_counters_of_all_engines_are_added_up_and_absent_ones_are_zero() -> None:
@@ -31,28 +29,6 @@ def test_counters_are_read_again_until_they_hold_what_was_sent() -> None:
         lambda: f"vllm:generation_tokens_total {next(pages)}", 3, lambda: waited.append(1)
     )
     assert got.tokens == 3 and len(waited) == 2
-
-
-def test_a_rate_is_that_of_the_time_when_all_places_were_taken() -> None:
-    # Two at a time: a and b begin together, c follows a, d follows b; e follows c and is alone at
-    # the end.
-    ends = {"a": 2.0, "b": 3.0, "c": 4.0, "d": 5.0, "e": 8.0}
-    arrivals = {
-        "a": (1.5, 2.0), "b": (2.5, 3.0), "c": (3.5, 4.0), "d": (4.5, 5.0), "e": (5.5, 8.0),
-    }  # fmt: skip
-    replies = [Reply(n, 0.0, 0.0, (1, 2), "", arrivals[n], ends[n]) for n in ends]
-    of = Level(2, 8.0, tuple(replies), Counters())
-    assert of.tokens == 10
-    assert of.steady == (6, 3.0), "from the end of a to the end of d"
-    assert of.rate == 2.0
-    few = Level(2, 3.0, tuple(replies[:3]), Counters())
-    assert few.steady == (6, 3.0), "three requests, two at a time: counted whole"
-    at_once = {"a": (3.0, 4.0), "b": (3.9, 4.1), "c": (4.15, 4.2), "d": (7.0, 8.0)}
-    replies_at_once = tuple(Reply(n, 0.0, 0.0, (1, 2), "", at, at[1]) for n, at in at_once.items())
-    short = Level(2, 8.0, replies_at_once, Counters())
-    assert short.steady == (8, 8.0), "three of eight tokens in a fortieth of the time"
-    alone = Level(1, 8.5, tuple(replies), Counters())
-    assert alone.steady == (10, 8.0)
 
 
 def test_processor_time_is_that_of_all_processes_of_the_server() -> None:
