@@ -62,10 +62,11 @@ def test_speculation_switched_off_drafts_nothing_and_writes_the_same(trial: Tria
 
 
 def test_all_arms_were_used_and_policies_really_changed(trial: Trial) -> None:
-    # How often depends on prices that are measured here, beside whatever else runs.
     for arm in trial.arms:
-        assert trial.counts["cycles"][arm] > 4, trial.counts
-        assert trial.counts["accepted"][arm] > 1, trial.counts
+        # How often the drafter pays depends on prices measured here, beside whatever else runs.
+        cycles, accepted = (4, 1) if arm == "model" else (10, 5)
+        assert trial.counts["cycles"][arm] > cycles, trial.counts
+        assert trial.counts["accepted"][arm] > accepted, trial.counts
     if "model" not in trial.arms:
         assert "model" not in trial.counts["cycles"]
     assert len({e["policy_version"] for e in trial.events}) > 20
