@@ -17,8 +17,8 @@ from pipelines.stack.running import WORKER_SECONDS, responds
 
 PATIENCE_S = 120.0
 IDLE_S = 3600
-"""How long an idle connection stays open. With vLLM's five seconds, a machine that stands still for
-so long has it closed while the next request is on its way, and clients that never ask again fail.
+"""How long an idle connection stays open. With vLLM's five seconds one may be closed while the next
+request is on its way, where a machine stands still for so long; and clients here never ask again.
 """
 LAST_LINES = 60
 
