@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import warnings
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from rich.console import Console
 
@@ -98,6 +98,27 @@ def ensure_model(console: Console | None = None) -> Path:
     except OSError as error:
         raise ModelError(f"cannot write the model to {home}: {error}.") from error
     return home
+
+
+def load_tokenizer(name: str | None) -> Any:
+    """The tokenizer of a checkpoint directory or hub name; None for the embedded model's.
+
+    It keeps to one thread unless the environment says otherwise.
+
+    Raises:
+        ModelError: there is none.
+    """
+    if name is None:
+        name = str(ensure_model())
+    # Figures are for one thread; a tokenizer that forks more would also warn about it.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        first = str(error).strip().split("\n")[0]
+        raise ModelError(f"no tokenizer at {name}: {first}") from error
 
 
 def _expand(source: Path, out: Path) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -160,13 +161,14 @@ def learner(
 
     Aims: 50,000 events a second, and as much memory after ten million events as after one.
     """
-    from rich.progress import Progress
-
     from pipelines.bench.learner import measure, table
+    from pipelines.progress import Shown
 
-    with Progress(console=err, transient=True) as progress:
-        task = progress.add_task("taking in events", total=2 * events)
-        runs = [measure(events, n, lambda done: progress.advance(task, done)) for n in (1, 10)]
+    with Shown(err) as shown:
+        what = "events of {} scopes"
+        runs = [
+            measure(events, n, partial(shown.step, what.format(n), whole=events)) for n in (1, 10)
+        ]
     if as_json:
         found = {**runs[0].as_dict(), "ten_scopes": runs[1].as_dict()}
         print_json(found)
@@ -185,13 +187,12 @@ def telemetry(
     A thread does work of the router's kind and emits the events of 64 requests a step, in every
     other second. Aim: it loses at most 1% of its rate at 10,000 events a second.
     """
-    from rich.progress import Progress
-
     from pipelines.bench.telemetry import measure, table
+    from pipelines.progress import Shown
 
-    with Progress(console=err, transient=True) as progress:
-        task = progress.add_task("emitting events", total=seconds)
-        found = measure(rate, seconds, lambda passed: progress.advance(task, passed))
+    with Shown(err) as shown:
+        tell = partial(shown.step, "seconds of emitting events", whole=seconds)
+        found = measure(rate, seconds, tell)
     if as_json:
         print_json(found.as_dict())
     else:

@@ -66,7 +66,7 @@ class Figures:
 
 
 def measure(events: int, scopes: int, progress: Callable[[int], None]) -> Figures:
-    """Take in ``events`` events of ``scopes`` scopes in turns; ``progress`` is told how many more.
+    """Take in ``events`` events of ``scopes`` scopes in turns; ``progress`` hears how many are in.
 
     Starts no process, needs no network; writes to a temporary folder.
     """
@@ -92,7 +92,7 @@ def measure(events: int, scopes: int, progress: Callable[[int], None]) -> Figure
                 scope.crown(replace(won.policy, version=scope.version + 1))
             if number * RECORD <= EARLY:
                 rss = peak_mb()
-            progress(RECORD)
+            progress((number + 1) * RECORD)
         count = -(-events // RECORD) * RECORD
         return Figures(
             scopes, count, count / spent, rss, peak_mb(), len(decided),

@@ -94,7 +94,8 @@ class Figures:
 
 
 def measure(rate: float, seconds: float, progress: Callable[[float], None]) -> Figures:
-    """Emit ``rate`` events a second in half of ``seconds``; ``progress`` is told how many passed.
+    """Emit ``rate`` events a second in half of ``seconds``; ``progress`` is told how many
+    of these have passed.
 
     Starts a broker, unless the environment names one.
 
@@ -146,7 +147,7 @@ def _measure(
             mean, spent = _stretch(work, rounds, emitter, queue if emits else None)
             found.append(mean)
             emitting += spent
-            progress(STRETCH_S)
+            progress(time.monotonic() - began)
     lasted = time.monotonic() - began
     _until(lambda: not handover.accounts().waiting, lambda: time.sleep(0.05))
     events = queue.made - before[2]

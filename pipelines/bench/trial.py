@@ -21,15 +21,15 @@ from decoder.contracts.trials import MODEL, PLAIN, SUFFIX
 from decoder.costs import LiveCosts
 from decoder.hindsight import Resolved
 from decoder.policy.pricing import CostTable, step_time
-from decoder.router import Committed, DraftRouter, RequestOptions
+from decoder.router import DraftRouter
 from decoder.settings import WorkerSettings
 from decoder.trial.block import Made
 from decoder.trial.effect import FEWEST, effect
 from decoder.trial.sides import STOCK, Side
 from decoder.trial.turns import Turns
 from pipelines.replay.dialogue import DialogueCache, turns
+from pipelines.replay.engine import Decoding
 from pipelines.replay.traces import Trace
-from pipelines.replay.verified import verified
 
 Floats = NDArray[np.float64]
 
@@ -145,26 +145,11 @@ def decode(
     router.doze = None
     tokens, us = [], []
     for turn in turns(traces, cache, start=False):
-        trace, output = turn.trace, turn.output
-        model = np.asarray(trace.model_accepted).tolist() if has_model else []
-        options = RequestOptions(trace.allowed, 1 << 20, workload=trace.workload)
-        router.start(turn.name, turn.prompt, options)
-        router.observe([Committed(turn.name, output[:1], 0)], 0)
-        done = 1
-        while done < len(output):
-            (decision,) = router.choose([turn.name])
-            drafted, accepted = verified(decision, output, model, done)
-            k = drafted if decision.arm == "model" else 0
-            router.drafted([turn.name], [drafted], k)
-            committed = output[done : done + accepted + 1]
-            tokens.append(len(committed))
-            us.append(step_time(costs, 1, drafted, k))
+        for cycle in Decoding(router, turn, has_model, None).cycles():
+            tokens.append(cycle.committed)
+            us.append(step_time(costs, 1, cycle.verified, cycle.drafted))
             if isinstance(dealt, _Noted):
                 dealt.us = us[-1]
-            router.observe([Committed(turn.name, committed, drafted)], 1 + drafted)
-            router.settle()
-            done += len(committed)
-        router.stop(turn.name, "stop")
     return Steps(np.array(tokens), np.array(us))
 
 

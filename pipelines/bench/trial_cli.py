@@ -6,13 +6,12 @@ import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from transformers import AutoTokenizer
-
 from decoder.contracts.bundle import ANY_SCOPE
 from decoder.contracts.errors import TraceError
 from decoder.policy.first import first_policy
-from pipelines import embedded, machine
 from pipelines.bench import trial, trial_live
+from pipelines.embedded import load_tokenizer
+from pipelines.replay import own
 from pipelines.replay.traces import Trace, read
 
 
@@ -35,8 +34,8 @@ def run(
 
 def _traces(files: Sequence[Path], limit: int) -> list[Trace]:
     """Recordings of all files in turn; with a model arm if all have one."""
-    paths = list(files) or sorted((machine.cache_directory() / "drift").glob("*.jsonl"))
-    tokenizer = AutoTokenizer.from_pretrained(embedded.ensure_model())
+    paths = list(files) or sorted(own.folder().glob("*.jsonl"))
+    tokenizer = load_tokenizer(None)
     found = [read(path, tokenizer).traces[:limit] for path in paths]
     mixed = [t for row in itertools.zip_longest(*found) for t in row if t and len(t.output) > 1]
     if not mixed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -87,16 +88,15 @@ def soak(
     Every ten seconds a sample, a line through them after a quarter for warming up. Exit status 1:
     something grows, a request failed or was answered wrongly, or a part ended.
     """
-    from rich.progress import Progress
-
     from pipelines.chaos import page, run
     from pipelines.chaos import soak as long
+    from pipelines.progress import Shown
 
     _refuse_what_is_not_ours()
     err = Console(stderr=True)
-    with run.scene(out / "stack", standin, err) as scene, Progress(console=err) as shown:
-        task = shown.add_task("soaking", total=1.0)
-        record = long.soak(scene, minutes, lambda share: shown.update(task, completed=share))
+    with run.scene(out / "stack", standin, err) as scene, Shown(err) as shown:
+        tell = partial(shown.step, "seconds under load", whole=60 * minutes)
+        record = long.soak(scene, minutes, tell)
     record["worker"] = "stand-in" if standin else "vLLM, embedded model, float32"
     write_json(record, out / "soak.json")
     _said(record, page.soak_table(record), "hvd soak", long.faults_of(record), write_docs, as_json)

@@ -92,7 +92,7 @@ def soak(scene: Scene, minutes: float, tell: Callable[[float], None]) -> dict[st
             newest = {"worker": heard.workers[-1].time, "learner": heard.learners[-1].time}
             still |= silent(newest, time.time())
             still |= {f"client {i} ended" for i, c in enumerate(asking) if c.ended.is_set()}
-            tell(seconds[-1] / (minutes * 60.0))
+            tell(seconds[-1])
     for what, before, now in (
         ("events on the topic", distinct, heard.distinct),
         ("events that the learner counted", counted, heard.counted),

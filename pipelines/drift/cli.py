@@ -63,13 +63,16 @@ def drift(
     Example: hvd drift --traces traces --scenario agents-to-chat --seeds 1
     """
     from pipelines.drift import command
-    from pipelines.replay.command import load_tokenizer
+    from pipelines.embedded import load_tokenizer
+    from pipelines.progress import Shown
 
     options = command.Options(traces, scenario or [], seeds, policies, scale, folder, resume)
     if record:
-        from pipelines.drift import recording
+        from pipelines.replay import own
 
-        recording.record(command.recordings(), record)
+        with Shown(err) as progress:
+            made = own.record(record, progress.step)
+        err.print(f"Recordings: {made}", highlight=False, soft_wrap=True)
     if live:
         summary = command.live(options, err)
         shown, written = command.compared(summary), "live.json"

@@ -31,7 +31,8 @@ from pipelines.drift.results import Results, key_of
 from pipelines.drift.scenario import SHIPPED, Scenario, chosen
 from pipelines.drift.stationary import Stream, measure, totals
 from pipelines.drift.study import Plan, Recordings, Study
-from pipelines.replay.command import Shown
+from pipelines.progress import Shown
+from pipelines.replay import own
 from pipelines.reports import write_json
 
 WORDS: Final = (
@@ -58,11 +59,6 @@ class Options:
     scale: float
     out: Path
     resume: bool
-
-
-def recordings() -> Path:
-    """Where the project's own recordings are kept once they are made."""
-    return machine.cache_directory() / "drift"
 
 
 def plan(options: Options) -> Plan:
@@ -197,10 +193,10 @@ def compared(summary: dict[str, Any]) -> Table:
 
 
 def _recordings(options: Options, tokenizer: Any, shown: Shown) -> Recordings:
-    if options.traces is None and not any(recordings().glob("*.jsonl")):
+    folder = options.traces or own.folder()
+    if options.traces is None and not any(folder.glob("*.jsonl")):
         raise TraceError("no recordings: name a folder with --traces, or make some, --record 60.")
-    classes = token_classes_of(tokenizer)
-    return Recordings(options.traces or recordings(), tokenizer, classes, shown.step)
+    return Recordings(folder, tokenizer, token_classes_of(tokenizer), shown.step)
 
 
 def _written(study: Study, source: Recordings, asked: Plan, folder: Path) -> dict[str, Any]:

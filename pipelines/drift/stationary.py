@@ -28,8 +28,9 @@ from pipelines.drift.learning import Learning
 from pipelines.drift.results import Results, key_of
 from pipelines.drift.scenario import Scenario, Segment
 from pipelines.drift.stream import Conditions, Worker, decode
-from pipelines.drift.study import Recordings, Step, digest_of
+from pipelines.drift.study import Recordings, digest_of
 from pipelines.drift.traffic import KINDS, SIDE_BY_SIDE, Library, Request, lessons, traffic
+from pipelines.progress import Step
 
 MOST: Final = 1_000
 """Generations of a kind, half from each side of the recordings: there are hardly more."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -24,12 +24,11 @@ from pipelines.drift.results import Results, key_of
 from pipelines.drift.scenario import Scenario, Segment
 from pipelines.drift.stream import Conditions, Decoded, decode
 from pipelines.drift.traffic import KINDS, Library, Traffic, traffic
+from pipelines.progress import Step
 from pipelines.replay.traces import Trace, read, tokenizer_digest
 
 CONTEXT: Final = 8_192
 """Tokens that a prompt and its output may have: what is longer is mostly prompt to be indexed."""
-
-Step = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,12 @@ from decoder.policy.first import read_first
 from decoder.policy.probes import to_bytes
 from decoder.settings import WorkerSettings
 from learner.rows import joined
+from pipelines.embedded import load_tokenizer
 from pipelines.first.check import Compared, compare
 from pipelines.first.make import GENERATIONS, Sample, card, fit, over_counting, sample, without
 from pipelines.first.sets import ALLOWED, TraceSet, files_of, read_set
 from pipelines.first.tokenizer import trained_tokenizer
-from pipelines.replay.command import Shown, load_tokenizer
+from pipelines.progress import Shown
 from pipelines.settled import settle
 
 CONTEXT: Final = 16_384

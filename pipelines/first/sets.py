@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from decoder.contracts.errors import TraceError
-from pipelines.replay.foresight import Step
+from pipelines.progress import Step
 from pipelines.replay.tokenise import session_of
 from pipelines.replay.traces import Trace, read
 

@@ -93,8 +93,9 @@ def diff(
 ) -> None:
     """Two versions on recorded drafts: where they decide otherwise, and what it brought."""
     from decoder.payoff.token_classes import token_classes_of
+    from pipelines.embedded import load_tokenizer
     from pipelines.policy import asked, compared
-    from pipelines.replay.command import Shown, load_tokenizer
+    from pipelines.progress import Shown
 
     model = asked.model(scope)
     numbers = [model.version(each).number for each in (one, other)]

@@ -6,7 +6,7 @@ where both stood at the same place of the same recording.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -19,12 +19,12 @@ from decoder.contracts.errors import TraceError
 from decoder.contracts.features import FloatArray
 from decoder.policy.rule import ARMS
 from decoder.settings import WorkerSettings
-from pipelines.drift.command import recordings as own
+from pipelines.progress import Step
+from pipelines.replay import own
 from pipelines.replay.engine import hybrid, simulate
 from pipelines.replay.tally import NOTHING, Cycles, Tally
 from pipelines.replay.traces import Trace, read
 
-Step = Callable[[str, int, int], None]
 LIMIT: Final = 20
 """Generations of each file, unless more are asked for: some seconds a file."""
 
@@ -63,7 +63,7 @@ def recordings(asked: Path | None) -> list[Path]:
     Raises:
         TraceError: there are none.
     """
-    folder = own() if asked is None else asked
+    folder = own.folder() if asked is None else asked
     paths = [folder] if folder.is_file() else sorted(folder.glob("*.jsonl"))
     if not paths:
         raise TraceError(

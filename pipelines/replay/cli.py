@@ -74,6 +74,7 @@ def replay(
     Example: hvd replay traces/*.jsonl --limit 200 --json
     """
     from pipelines.bundles import load_policy
+    from pipelines.embedded import load_tokenizer
     from pipelines.replay import command
     from pipelines.replay.split import Shares
     from pipelines.replay.study import Plan
@@ -96,7 +97,7 @@ def replay(
         raise typer.BadParameter("choose payoff or survival", param_hint="--kind")
     chosen: Literal["payoff", "survival"] = "payoff" if kind == "payoff" else "survival"
     plan = Plan(shares, not every_token, model_accepts, limit, context, bundle, chosen)
-    reports, notices = command.run(traces, plan, command.load_tokenizer(tokenizer), err)
+    reports, notices = command.run(traces, plan, load_tokenizer(tokenizer), err)
     command.show_notices(notices, err)
     if as_json:
         figures = command.as_dict(reports, plan, notices)

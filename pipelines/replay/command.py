@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import numpy as np
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from decoder.contracts.bundle import ANY_SCOPE, Policy
-from decoder.contracts.errors import ModelError, SettingsError, TraceError
+from decoder.contracts.errors import SettingsError, TraceError
 from decoder.payoff.token_classes import token_classes_of
 from decoder.policy.first import first_policy
 from decoder.policy.pricing import NOMINAL
 from decoder.settings import WorkerSettings
+from pipelines.embedded import load_tokenizer
+from pipelines.progress import Shown
 from pipelines.prompts import PromptSet, fitting, read_folder
 from pipelines.replay import recording, rules
 from pipelines.replay.measure import Report, mean_fractions, together
@@ -43,61 +41,6 @@ HEADINGS: Final = {
     "hybrid_tuned": "hybrid*",
 }
 """Methods in the table; the JSON holds all."""
-
-
-def load_tokenizer(name: str | None) -> Any:
-    """The tokenizer of a checkpoint directory or hub name; None for the embedded model's.
-
-    It keeps to one thread unless the environment says otherwise.
-
-    Raises:
-        ModelError: there is none.
-    """
-    if name is None:
-        from pipelines.embedded import ensure_model
-
-        name = str(ensure_model())
-    # Figures are for one thread; a tokenizer that forks more would also warn about it.
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError) as error:
-        first = str(error).strip().split("\n")[0]
-        raise ModelError(f"no tokenizer at {name}: {first}") from error
-
-
-class Shown(AbstractContextManager["Shown"]):
-    """A progress bar for what is under way; nothing where nobody looks."""
-
-    def __init__(self, console: Console) -> None:
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
-        self._task = self._bar.add_task("", total=None)
-
-    def __enter__(self) -> Self:
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._bar.stop()
-
-    def step(self, what: str, done: int, whole: int) -> None:
-        """Show that ``done`` of ``whole`` is done."""
-        self._bar.update(self._task, description=what, completed=done, total=whole)
 
 
 def run(

@@ -7,8 +7,8 @@ have committed, cycle by cycle. Drafts, features, decisions and labels are the r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from decoder.engines.reference.method import Method
 from decoder.floor import Floor
 from decoder.labels import common_prefix
 from decoder.policy.pricing import NOMINAL, CostTable
-from decoder.policy.rule import ARMS, NONE
+from decoder.policy.rule import ARMS, MODEL, NONE
 from decoder.router import Committed, Decision, DraftRouter, EventSink, RequestOptions
 from decoder.settings import WorkerSettings
 from learner.rows import from_events, joined
@@ -84,8 +84,7 @@ def simulate(
     cycles: list[tuple[int, int, int, int, int, int, int]] = []
     states: list[States] = [_states([], 0)]
     for turn in turns([*warm_up, *traces], cache, start=False):
-        decoding = _Decoding(router, turn, has_model, model_mean)
-        mine = decoding.run()
+        mine = list(Decoding(router, turn, has_model, model_mean).cycles())
         index = turn.index - len(warm_up)
         if index >= 0:
             cycles += [(index, *cycle) for cycle in mine]
@@ -117,7 +116,23 @@ def _states(events: Sequence[DraftEvent], index: int) -> States:
     return States(from_events(ordered), np.full(len(ordered), index, np.int32), positions)
 
 
-class _Decoding:
+class Cycle(NamedTuple):
+    """One cycle of a recording: the columns of :class:`Cycles` behind the first."""
+
+    position: int
+    arm: int
+    verified: int
+    accepted: int
+    committed: int
+    tail: int
+
+    @property
+    def drafted(self) -> int:
+        """Tokens that the model drafter made."""
+        return self.verified - self.tail if self.arm == MODEL else 0
+
+
+class Decoding:
     """One recording under way. A verified draft is compared with what was recorded."""
 
     def __init__(
@@ -131,9 +146,9 @@ class _Decoding:
                 "replay it without grafting."
             )
 
-    def run(self) -> list[tuple[int, int, int, int, int, int]]:
-        """The columns of :class:`Cycles` behind the first, a row a cycle. Mutates the router."""
-        router, turn, rows = self._router, self._turn, []
+    def cycles(self) -> Iterator[Cycle]:
+        """Decode it: each cycle before the router observes what came of it. Mutates the router."""
+        router, turn = self._router, self._turn
         options = RequestOptions(
             turn.trace.allowed, UNLIMITED, session=turn.trace.session, workload=turn.trace.workload
         )
@@ -142,18 +157,16 @@ class _Decoding:
         done = 1
         while done < len(turn.output):
             (decision,) = router.choose([turn.name])
-            drafted, accepted, tail = self._verify(decision, done)
-            made = drafted - tail if decision.arm == "model" else 0
-            router.drafted([turn.name], [drafted], made)
+            length, accepted, tail = self._verify(decision, done)
             committed = turn.output[done : done + accepted + 1]
-            router.observe([Committed(turn.name, committed, drafted)], 1 + drafted)
-            arm = _ARM[decision.arm] if drafted else NONE
-            came = len(committed)
-            rows.append((done, arm, drafted, min(accepted, came), came, tail))
-            done += len(committed)
+            arm, came = _ARM[decision.arm] if length else NONE, len(committed)
+            cycle = Cycle(done, arm, length, min(accepted, came), came, tail)
+            router.drafted([turn.name], [length], cycle.drafted)
+            yield cycle
+            router.observe([Committed(turn.name, committed, length)], 1 + length)
+            done += came
         router.stop(turn.name, "stop")
         router.settle()
-        return rows
 
     def _verify(self, decision: Decision, done: int) -> tuple[int, int, int]:
         """Draft tokens verified and accepted after ``done`` output tokens; and in a tail."""

@@ -18,6 +18,7 @@ from decoder.contracts.errors import TraceError
 from decoder.policy.estimate import PAPER_THRESHOLD
 from learner import train
 from learner.rows import Rows, joined
+from pipelines.progress import Step
 from pipelines.replay.split import fraction, some_sessions
 from pipelines.replay.states import States
 from pipelines.replay.tally import NOTHING, Tally
@@ -34,8 +35,6 @@ GRID: Final = (1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)
 """Thresholds tried, in tokens of predicted payoff."""
 
 Decode = Callable[[Sequence[Trace], Policy], Tally]
-Step = Callable[[str, int, int], None]
-"""Told what is being done, how much of it is done, and how much there is."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -21,6 +21,7 @@ from pipelines import machine
 from pipelines.drafter.compose import LENGTH, LONGEST_ANSWER, answers
 from pipelines.drafter.lockstep import Llama
 from pipelines.embedded import ensure_drafter, ensure_model
+from pipelines.progress import Step
 from pipelines.replay.traces import Trace, read
 from pipelines.settled import settle
 
@@ -34,7 +35,6 @@ PROFILED: Final = 30.0
 LARGE: Final = 32
 """Tokens of a step that must have been timed: without, every draft would seem to cost nothing."""
 
-Step = Callable[[str, int, int], None]
 Ids = Sequence[int]
 Sets = Mapping[str, Sequence[Ids]]
 """Prompts, as token ids that fit the plan, by the name of their set."""
@@ -42,8 +42,8 @@ Sets = Mapping[str, Sequence[Ids]]
 
 @dataclass(frozen=True)
 class Plan:
-    """What to record: prompts of ``prompt`` tokens and ``answer`` tokens of each answer at most, as
-    in the figures of the project's documents."""
+    """What to record: prompts of ``prompt`` tokens and ``answer`` tokens of each answer at most, by
+    default as in the figures of the project's documents."""
 
     prompt: int = 256
     answer: int = 128

@@ -18,9 +18,10 @@ from decoder.engines.reference.method import Method, method
 from decoder.policy.estimate import predict
 from decoder.policy.rule import MODEL, NONE
 from decoder.settings import WorkerSettings
+from pipelines.progress import Step
 from pipelines.replay import survival, walks
 from pipelines.replay.engine import hybrid, simulate
-from pipelines.replay.foresight import Foresight, Step, foresee
+from pipelines.replay.foresight import Foresight, foresee
 from pipelines.replay.measure import ORACLE, Report, errors
 from pipelines.replay.split import Shares, limited, split
 from pipelines.replay.states import Progress, States, every_token

@@ -109,21 +109,11 @@ def export(
     A reader of Parquet takes FOLDER/*.parquet; 'hvd telemetry report FOLDER' asks it.
     Example: hvd telemetry export events --since 7d
     """
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
+    from pipelines.progress import Shown
     from pipelines.telemetry.export import export as write
 
-    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
-        task = bar.add_task("records", total=None)
-        found = write(
-            KafkaSettings.load(),
-            folder,
-            lambda what, done, whole: bar.update(
-                task, description=what, completed=done, total=whole
-            ),
-            (since, until),
-        )
+    with Shown(err) as shown:
+        found = write(KafkaSettings.load(), folder, shown.step, (since, until))
     told = {"folder": str(folder), "files": len(found.files), "rows_written": found.written}
     if as_json:
         return print_json(told | found.counts.as_dict())

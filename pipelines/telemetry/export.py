@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +21,7 @@ from decoder.contracts.events import COLUMNS
 from decoder.contracts.features import FEATURES
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DRAFTS
+from pipelines.progress import Step
 from pipelines.settled import settle
 from pipelines.stack.interrupts import held
 from pipelines.telemetry.reading import moment, reading, records, since, spans
@@ -31,7 +32,6 @@ NOTE: Final = "export.json"
 ROWS_A_FILE: Final = 100_000
 """About 50 MB while they are held, and a tenth of that on the disk."""
 
-Step = Callable[[str, int, int], None]
 Period = tuple[str, str]
 """Since and until, as :func:`pipelines.telemetry.reading.moment` reads them; "" for no bound. What
 was "an hour ago" at first stays that moment when the export goes on."""

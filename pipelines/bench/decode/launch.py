@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Sequence
@@ -11,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from decoder.contracts.errors import SettingsError
 from pipelines.bench import methods
@@ -29,6 +29,7 @@ from pipelines.bench.datasets import SOURCES, load
 from pipelines.bench.decode.run import Plan, run
 from pipelines.bench.metrics import differing
 from pipelines.bench.results import Results, Store
+from pipelines.progress import Shown
 from pipelines.prompts import PromptSet, read_folder
 
 if TYPE_CHECKING:
@@ -87,14 +88,14 @@ def launch(asked: Asked, console: Console) -> tuple[Results, Path]:
         TOO_LONG[asked.too_long],
         asked.minutes,
     )
-    with _progress(console) as bar:
+    with Shown(console) as shown:
         drawn = sum(min(plan.limit, len(found.prompts)) for found in sets) * len(plan.templates)
-        left = max(0, drawn - len(store.results.whole()))
-        task = bar.add_task("warming up", total=left * len(made))
+        left = max(0, drawn - len(store.results.whole())) * len(made)
+        begun = itertools.count()
+        shown.step("warming up", 0, left)
 
         def tick(what: str) -> None:
-            bar.update(task, description=escape(what))
-            bar.advance(task)
+            shown.step(what, next(begun), left)
 
         results = run(engine, sets, plan, store, tick)
     for problem in results.problems[reported:]:
@@ -147,13 +148,3 @@ def proven(results: Results, console: Console) -> bool:
         highlight=False,
     )
     return not wrong
-
-
-def _progress(console: Console) -> Progress:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    return Progress(*columns, console=console, transient=True)

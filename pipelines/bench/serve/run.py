@@ -9,7 +9,6 @@ as it is done: a run that was interrupted goes on where it stopped.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -19,7 +18,6 @@ from typing import Any, Final
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress, TaskID
 
 from decoder.contracts.errors import ProcessError
 from pipelines.bench.serve import load as serve_load
@@ -32,15 +30,13 @@ from pipelines.bench.serve.report import report
 from pipelines.bench.serve.server import Launch, Server, launch_vllm, running
 from pipelines.bench.serve.setups import Setup
 from pipelines.bench.serve.slices import OwnClock, Work, in_slices
+from pipelines.progress import Shown
 from pipelines.prompts import Prompt
 from pipelines.reports import write_json
 
 COUNTER_SECONDS: Final = 10.0
 """How long the server's counters may lag behind its answers."""
 WARM_UP_TOKENS: Final = 16
-LINE_SECONDS: Final = 30.0
-"""Where no bar can be drawn, a line says how far it is, this often at most."""
-
 
 Show = Callable[[Setup, str, int], None]
 """Takes what a setup's server is doing and how many requests it answered since."""
@@ -69,11 +65,12 @@ def run(plan: Plan, out: Path, console: Console, launch: Launch = launch_vllm) -
     groups = list(_groups(plan, done))
     left = sum(len(group) for _, group in groups)
     try:
-        with Progress(console=console, transient=True) as progress:
-            task = progress.add_task("", total=(whole := left * requests))
+        with Shown(console) as shown:
+            whole = left * requests
             for number, group in groups:
                 wanted = [setup for setup in group if setup.name not in skipped]
-                show = _shown(progress, task, f"round {number + 1}/{plan.rounds}")
+                where = f"round {number + 1}/{plan.rounds}"
+                show = _shown(shown, where, whole - left * requests, whole)
                 found, failed = measure(plan, wanted, number, logs, show, launch)
                 skipped |= failed
                 for name, why in failed.items():
@@ -85,7 +82,6 @@ def run(plan: Plan, out: Path, console: Console, launch: Launch = launch_vllm) -
                     said = f"round {number + 1} {one.setup}: {rates} tok/s"
                     console.print(said, highlight=False)
                 left -= len(group)
-                progress.update(task, completed=whole - left * requests)
     except KeyboardInterrupt:
         console.print(
             f"stopped after {len(runs)} of {plan.rounds * len(plan.setups)} servers; the same "
@@ -251,16 +247,12 @@ def _counters(server: Server, tokens: int) -> Counters:
     return settled(server.page, tokens, wait)
 
 
-def _shown(progress: Progress, task: TaskID, where: str) -> Show:
-    told = -math.inf
+def _shown(shown: Shown, where: str, before: int, whole: int) -> Show:
+    done = before
 
     def show(setup: Setup, what: str, answered: int) -> None:
-        nonlocal told
-        said, now = f"{where} {setup.name}: {what}", time.monotonic()
-        progress.update(task, description=said, advance=answered)
-        if not progress.console.is_terminal and now - told >= LINE_SECONDS:
-            told, done = now, next(one for one in progress.tasks if one.id == task)
-            of = f"{done.completed:.0f} of {done.total:.0f} requests"
-            progress.console.print(f"{said}, {of}", highlight=False, soft_wrap=True)
+        nonlocal done
+        done += answered
+        shown.step(f"{where} {setup.name}: {what}", done, whole)
 
     return show

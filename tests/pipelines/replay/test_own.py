@@ -8,22 +8,35 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from pipelines import embedded, machine
 from pipelines.cli import app
-from pipelines.drift import command
-from pipelines.drift.recording import record
+from pipelines.replay import own
 from pipelines.replay.traces import read
 from pipelines.workloads import WORKLOADS
 
 
+@pytest.fixture(autouse=True)
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache that holds the embedded model and nothing else."""
+    model = embedded.ensure_model()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    machine.cache_directory().mkdir(parents=True)
+    embedded.model_directory().symlink_to(model)
+
+
 @pytest.mark.long
-def test_recordings_are_made_once_and_can_be_replayed(tmp_path: Path) -> None:
-    path = tmp_path / "chat.jsonl"
-    record(tmp_path, 1, ["chat"])
+def test_recordings_are_made_once_and_can_be_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own, "WORKLOADS", ("chat",))
+    told = list[tuple[str, int, int]]()
+
+    def step(what: str, done: int, whole: int) -> None:
+        told.append((what, done, whole))
+
+    path = own.record(1, step) / "chat.jsonl"
     first = path.read_bytes()
-    with path.open("a") as file:
-        file.write('{"cut')
-    record(tmp_path, 2, ["chat"])
+    assert own.record(2, step) == own.folder() == path.parent
     assert path.read_bytes().startswith(first)
+    assert told == [("recording chat", 0, 1)] * 2, "the second time one was there"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert len({line["session"] for line in lines}) == len(lines) == 2
     traces = read(path, None).traces
@@ -34,14 +47,11 @@ def test_recordings_are_made_once_and_can_be_replayed(tmp_path: Path) -> None:
 
 
 @pytest.mark.release
-def test_the_command_records_first_and_then_measures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(command, "recordings", lambda: tmp_path / "made")
+def test_the_command_records_first_and_then_measures(tmp_path: Path) -> None:
     (tmp_path / "small.toml").write_text('[[segments]]\nkinds = ["edits"]\ngenerations = 4\n')
     asked = ["drift", "--record", "8", "--scenario", str(tmp_path / "small.toml"), "--json"]
     asked += ["--seeds", "1", "--policies", "counting,oracle", "--out", str(tmp_path / "out")]
     done = CliRunner().invoke(app, asked, catch_exceptions=False)
     (found,) = json.loads(done.stdout)["scenarios"]
     assert found["requests"] > 0 and found["policies"]["counting"]["rate"] > 1.0
-    assert {path.stem for path in (tmp_path / "made").iterdir()} == set(WORKLOADS)
+    assert {path.stem for path in own.folder().glob("*.jsonl")} == set(WORKLOADS)

@@ -1,0 +1,72 @@
+"""How far long work is, for who looks at a bar and for who reads a log."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from pipelines.progress import LINE_SECONDS, Shown
+
+
+class Clock:
+    """Seconds that pass when they are told to."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def test_where_no_bar_can_be_drawn_a_line_comes_now_and_then(clock: Clock) -> None:
+    log = io.StringIO()
+    with Shown(Console(file=log, width=20, get_time=clock)) as shown:
+        for done in range(7):
+            clock.now = done * LINE_SECONDS / 2
+            shown.step("recording [chat], tokens", 1000 * done, 6000)
+    assert [line.partition(", about")[0] for line in log.getvalue().splitlines()] == [
+        "recording [chat], tokens: 2,000 of 6,000",
+        "recording [chat], tokens: 4,000 of 6,000",
+        "recording [chat], tokens: 6,000 of 6,000",
+    ]
+
+
+def test_short_work_says_nothing_in_a_log(clock: Clock) -> None:
+    log = io.StringIO()
+    with Shown(Console(file=log, get_time=clock)) as shown:
+        clock.now = LINE_SECONDS - 1
+        shown.step("reading", 1, 2)
+    assert log.getvalue() == ""
+
+
+def test_what_nobody_knows_the_end_of_is_counted(clock: Clock) -> None:
+    log = io.StringIO()
+    with Shown(Console(file=log, get_time=clock)) as shown:
+        clock.now = LINE_SECONDS
+        shown.step("records", 12345)
+    assert log.getvalue() == "records: 12,345\n"
+
+
+def test_a_terminal_gets_a_bar_and_no_lines(clock: Clock) -> None:
+    terminal = io.StringIO()
+    console = Console(file=terminal, force_terminal=True, width=100, get_time=clock)
+    with Shown(console) as shown:
+        clock.now = LINE_SECONDS
+        shown.step("reading [a/b]", 1, 2)
+    assert "reading [a/b]" in terminal.getvalue() and "1/2" in terminal.getvalue()
+    assert "1 of 2" not in terminal.getvalue()
+
+
+def test_time_that_is_left_is_told_by_the_pace(clock: Clock) -> None:
+    log = io.StringIO()
+    with Shown(Console(file=log, get_time=clock)) as shown:
+        for minute in range(4):
+            clock.now = 60.0 * minute
+            shown.step("decoding", minute, 10)
+    assert log.getvalue().splitlines()[-1] == "decoding: 3 of 10, about 7 min left"
