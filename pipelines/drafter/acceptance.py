@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from decoder.drafting.eagle3 import Eagle3Head
-from pipelines.drafter.conversations import Sequence, pack
+from pipelines.drafter.conversations import pack
+from pipelines.drafter.shards import Sequence
 from pipelines.drafter.unroll import unroll
 
 DRAFTED = 4

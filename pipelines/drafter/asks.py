@@ -1,7 +1,9 @@
 """What the target is asked while it writes training data: wider than the workloads it is tried on.
 
 Every ask is a prompt in token ids, or the opening of one that the target completes itself, given
-nothing but the opening of a user turn (arXiv 2406.08464) and sometimes a first word.
+nothing but the opening of a user turn (arXiv 2406.08464) and sometimes a first word. Some of what
+it writes so is a document, and a question about it follows; some conversations go on after an
+answer.
 """
 
 from __future__ import annotations
@@ -10,14 +12,18 @@ import json
 import pydoc_data.topics
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipelines.workloads import WORKLOADS, Function, prompts, standard_library_functions
 
-LONGEST = 560
+LONGEST = 1000
 """Tokens of a prompt; longer ones are left out."""
+LONGEST_INSTRUCTION, LONGEST_DOCUMENT = 80, 400
+"""Tokens that the target writes for a user."""
+GOES_ON = 0.3
+"""Share of conversations that go on after an answer."""
 STARTS = (
     """
 Write|Explain|What is|How do I|How can I|Create|Give me|Summarize|Describe|Why|Can you|List
@@ -48,13 +54,56 @@ country|airport|flight|book|author|library|team|player|match|hospital|doctor|pat
 )
 
 
+DOCUMENTS = (
+    "Summarize the following article.\n\n",
+    "Text:",
+    "Passage 1:",
+    "Article:\n",
+    "Read this story.\n\n",
+    "Context:",
+    "Here is a report.\n\n",
+    "Fix the bug in this code.\n\n```python\nimport ",
+    "Here is my file:\n```python\n#",
+    '{"name": "',
+    '[{"id": 1, "',
+    "Email thread:\n\nFrom:",
+    "Transcript of a meeting:\n",
+    "# Introduction\n",
+    "User manual\n",
+)
+QUESTIONS = (
+    """
+Summarize the text above in three sentences.|What is it about?|What happened, in one sentence?
+List the names that occur above.|Give the main points as a list.|Return the key facts as JSON.
+Rewrite it and correct all mistakes.|Write it again, shorter.|Explain it step by step.
+Which part is the most important? Quote it.|Translate it to Spanish.|Write a title for it.
+""".strip()
+    .replace("\n", "|")
+    .split("|")
+)
+FOLLOW_UPS = (
+    """
+Why?|Give an example.|Make it shorter.|Say that again in simple words.|Repeat your answer as a list.
+Now return it as JSON.|Rewrite your answer and fix any mistake.|Continue.|Explain it in detail.
+Add comments and return the whole code again.|Change the names in it and write it again.|Sure?
+Turn it into a table.|Write a test for it.|What else should I know?|Summarize our conversation.
+""".strip()
+    .replace("\n", "|")
+    .split("|")
+)
+
+
 @dataclass(frozen=True)
 class Ask:
     """The beginning of a conversation."""
 
     tokens: list[int]
-    open: bool
-    """The target goes on with the user's turn; otherwise it answers."""
+    longest: int = 0
+    """Tokens by which the target goes on with the user's turn at most; 0: it answers at once."""
+    closing: tuple[int, ...] = ()
+    """Ends the user's turn behind what the target wrote of it."""
+    follow_ups: tuple[tuple[int, ...], ...] = ()
+    """Each stands between an answer and the next: the end of its turn and a whole one of a user."""
 
 
 def _schema(rng: random.Random) -> tuple[list[str], dict[str, list[str]]]:
@@ -117,8 +166,44 @@ def _summary(rng: random.Random) -> str:
             "Return the key facts of the text as JSON.",
         ]
     )
-    text = _excerpt(rng, rng.choice((500, 900, 1500)))
+    text = _excerpt(rng, rng.choice((500, 900, 1500, 2500, 3500)))
     return rng.choice([f"{ask}\n\n{text}", f"Text: {text}\n\n{ask}"])
+
+
+def _file(rng: random.Random, functions: tuple[Function, ...]) -> str:
+    """Several functions, and something to do with one of them."""
+    shown = rng.sample(functions, rng.randint(2, 5))
+    name = rng.choice(shown).name
+    ask = rng.choice(
+        [
+            f"Rewrite the function `{name}` with type hints and return it.",
+            f"Add a docstring to `{name}` and return the complete file.",
+            f"Where is `{name}` used, and what does it do?",
+            f"Rename `{name}` to `new_{name}` and return the whole file.",
+            f"Write a function that calls `{name}`.",
+        ]
+    )
+    code = "```python\n" + "\n\n".join(f.source for f in shown) + "\n```"
+    return rng.choice([f"{ask}\n\n{code}", f"{code}\n\n{ask}"])
+
+
+def _records(rng: random.Random) -> str:
+    """Rows as JSON, and a question."""
+    names = rng.sample(COLUMNS, rng.randint(3, 5))
+    rows = [
+        {n: rng.choice((rng.randint(1, 2000), f"{rng.choice(TABLES)} {i}")) for n in names}
+        for i in range(rng.randint(3, 12))
+    ]
+    ask = rng.choice(
+        [
+            f"Return the rows sorted by {names[0]}, as JSON.",
+            f"Remove the field {names[1]} and return the JSON.",
+            f"Convert this to a Markdown table with the columns {', '.join(names)}.",
+            f"Which row has the largest {names[0]}? Answer with the row.",
+            "Write one INSERT statement a row.",
+        ]
+    )
+    return f"{ask}\n\n{json.dumps(rows, indent=rng.choice((None, 2)))}"
 
 
 def _from_tests(rng: random.Random, functions: tuple[Function, ...]) -> str:
@@ -157,12 +242,16 @@ def _call(rng: random.Random, functions: tuple[Function, ...]) -> str:
 
 
 def _task(rng: random.Random, functions: tuple[Function, ...]) -> str:
-    kind = rng.randrange(4)
+    kind = rng.randrange(7)
     if kind == 0:
         return _sql(rng)
-    if kind == 1:
+    if kind in (1, 2):
         return _summary(rng)
-    return _from_tests(rng, functions) if kind == 2 else _call(rng, functions)
+    if kind == 3:
+        return _file(rng, functions)
+    if kind == 4:
+        return _records(rng)
+    return _from_tests(rng, functions) if kind == 5 else _call(rng, functions)
 
 
 def _user(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
@@ -172,34 +261,54 @@ def _user(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
     return ids
 
 
-def turn(tokenizer: Any) -> tuple[list[int], list[int]]:
-    """Token ids that open a user turn, and those between its text and the answer."""
-    text = tokenizer.apply_chat_template(
-        [{"role": "user", "content": "\x00"}], tokenize=False, add_generation_prompt=True
-    )
-    opening, bridge = (
-        tokenizer(part, add_special_tokens=False)["input_ids"] for part in text.split("\x00")
-    )
-    return opening, bridge
+class Turns(NamedTuple):
+    """Token ids around what is said."""
+
+    opening: list[int]
+    """Before the user's first words."""
+    bridge: list[int]
+    """From the user's last word to the answer's first; begins with the token that ends a turn."""
+    again: list[int]
+    """From the answer's last word to the user's next; begins with that token, too."""
+
+
+def turns(tokenizer: Any) -> Turns:
+    """The tokens of ``tokenizer``'s chat template."""
+    said = [{"role": role, "content": "\x00"} for role in ("user", "assistant", "user")]
+    text = tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
+    parts = text.split("\x00")[:3]
+    return Turns(*(tokenizer(part, add_special_tokens=False)["input_ids"] for part in parts))
 
 
 def asks(tokenizer: Any, seed: int) -> Iterator[Ask]:
-    """Endless: four tenths workloads (``train`` side), four the target's own, two other tasks."""
+    """Endless: of ten asks three are workloads (``train`` side), three the target's own, three
+    other tasks, and one a document of the target's own with a question behind it.
+    """
     rng = random.Random(f"asks/{seed}")
     functions = standard_library_functions("train")
     streams = [prompts(w, "train", seed) for w in WORKLOADS]
-    opening, _ = turn(tokenizer)
-    starts = [tokenizer(s, add_special_tokens=False)["input_ids"] for s in STARTS]
+    around = turns(tokenizer)
+
+    def ids(texts: Sequence[str]) -> list[list[int]]:
+        return [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+
+    starts, documents = ids(STARTS), ids(DOCUMENTS)
+    questions = ids([f"\n\n{question}" for question in QUESTIONS])
+    more = [(*around.again, *said, *around.bridge) for said in ids(FOLLOW_UPS)]
     while True:
-        kind = rng.random()
-        if kind < 0.4:
+        kind, goes_on = rng.random(), rng.random() < GOES_ON
+        then = tuple(rng.sample(more, rng.randint(1, 2))) if goes_on else ()
+        if kind < 0.3:
             messages = list(next(rng.choice(streams)).messages)
-            ask = Ask(_user(tokenizer, messages), False)
-        elif kind < 0.8:
+            ask = Ask(_user(tokenizer, messages), follow_ups=then)
+        elif kind < 0.6:
             start = rng.choice(starts) if rng.random() < 0.6 else []
-            ask = Ask([*opening, *start], True)
-        else:
+            ask = Ask([*around.opening, *start], LONGEST_INSTRUCTION, follow_ups=then)
+        elif kind < 0.9:
             text = _task(rng, functions)
-            ask = Ask(_user(tokenizer, [{"role": "user", "content": text}]), False)
+            ask = Ask(_user(tokenizer, [{"role": "user", "content": text}]), follow_ups=then)
+        else:
+            begun, question = rng.choice(documents), tuple(rng.choice(questions))
+            ask = Ask([*around.opening, *begun], LONGEST_DOCUMENT, question, then)
         if len(ask.tokens) <= LONGEST:
             yield ask

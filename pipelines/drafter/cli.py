@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 
 def train_drafter(
@@ -21,7 +22,7 @@ def train_drafter(
     minutes: Annotated[float, typer.Option(help="Minutes of training.")] = 60.0,
     only: Annotated[
         str | None,
-        typer.Option(help="One step: generate, compose, written, extract or train."),
+        typer.Option(help="One step: compose, written or train."),
     ] = None,
 ) -> None:
     """Make an EAGLE3 drafter for the embedded model: its states, training, export."""
@@ -29,10 +30,12 @@ def train_drafter(
 
     from pipelines import embedded
     from pipelines.drafter import command as drafting
+    from pipelines.progress import Shown
 
-    step = next((s for s in get_args(drafting.Step) if s == only), None)
-    if only is not None and step is None:
-        known = ", ".join(get_args(drafting.Step))
+    stage = next((s for s in get_args(drafting.Stage) if s == only), None)
+    if only is not None and stage is None:
+        known = ", ".join(get_args(drafting.Stage))
         raise typer.BadParameter(f"choose one of {known}", param_hint="--only")
     target, head = embedded.ensure_model(), save_to or embedded.DRAFTER
-    drafting.make_drafter(target, folder, head, tokens, minutes, step)
+    with Shown(Console(stderr=True)) as shown:
+        drafting.make_drafter(target, folder, head, tokens, minutes, stage, shown.step)

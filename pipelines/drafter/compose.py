@@ -1,4 +1,4 @@
-"""Steps 1 and 2 in one pass, for a CPU: the target writes, and its states are kept as it does.
+"""Step 1: the target writes, and its states are kept as it does.
 
 Conversations share the steps of :mod:`pipelines.drafter.lockstep`; one that ends gives its slot to
 the next. The states cost nothing beyond the writing, and no second pass reads the text again.
@@ -14,21 +14,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.progress import Progress
 from torch import Tensor
 
-from pipelines.drafter.asks import Ask, asks, turn
-from pipelines.drafter.extract import AUX_LAYERS, Conversation, write_shard
+from pipelines.drafter.asks import Ask, asks, turns
 from pipelines.drafter.lockstep import Llama, Slots
+from pipelines.drafter.shards import AUX_LAYERS, SEQUENCES, Conversation, write_shard
+from pipelines.progress import Step
 
 SLOTS = 64
-LONGEST_INSTRUCTION, LONGEST_ANSWER = 80, 176
-LENGTH = 832
+LONGEST_ANSWER = 176
+LENGTH = 1536
 """Of a slot, in tokens."""
-POOL = 384
-"""Asks drawn at once and begun in order of length: a step costs what its longest slot does."""
-SEQUENCES = 64
-"""Conversations of a shard."""
+POOL = 512
+"""Asks drawn at once and begun in order of how long they may become: a step costs what its longest
+slot does."""
 TEMPERATURES = (0.0, 0.0, 0.7)
 SEED = 43
 LOOP = 48
@@ -40,48 +39,62 @@ class Writer:
     """One conversation as it grows."""
 
     tokens: list[int]
-    asking: bool
-    """The target is still writing the instruction."""
+    asking: int
+    """Tokens by which the target may still go on with the user's turn; 0: it answers."""
+    closing: tuple[int, ...]
+    follow_ups: list[tuple[int, ...]]
     answer_temperature: float
     forced: list[int] = field(default_factory=list)
     prompt: int = 0
-    began: int = 0
+    """Where the last answer begins, once it does."""
     may_loop: bool = False
     """Whether an answer that repeats itself goes on to its limit, as it does in service."""
 
     @classmethod
     def of(cls, ask: Ask, temperature: float) -> Writer:
         """A conversation that goes on where ``ask`` stops."""
-        n = len(ask.tokens)
-        return cls(list(ask.tokens), ask.open, temperature, prompt=0 if ask.open else n, began=n)
+        tokens, then = list(ask.tokens), list(ask.follow_ups)
+        return cls(tokens, ask.longest, ask.closing, then, temperature, prompt=len(tokens))
 
     @property
     def temperature(self) -> float:
-        """Of the next token: instructions want variety."""
+        """Of the next token: what a user says wants variety."""
         return 1.0 if self.asking else self.answer_temperature
 
     def take(self, sampled: int, end: int, bridge: list[int]) -> bool:
-        """Append the next token; false when the answer has ended with it.
+        """Append the next token; false when the last answer has ended with it.
 
-        ``bridge`` (the end of a turn and the opening of the answer) follows an instruction.
+        ``bridge`` (the end of a turn and the opening of the answer) follows what a user says.
         """
         if self.forced:
             self.tokens.append(self.forced.pop(0))
             return True
         if self.asking:
-            if sampled == end or len(self.tokens) - self.began >= LONGEST_INSTRUCTION:
-                self.asking, self.forced = False, bridge[1:]
-                self.prompt = len(self.tokens) + len(bridge)
-                sampled = bridge[0]
+            self.asking -= 1
+            if sampled == end or not self.asking:
+                self.asking = 0
+                sampled = self._force([*self.closing, *bridge])
             self.tokens.append(sampled)
             return True
         self.tokens.append(sampled)
         written = len(self.tokens) - self.prompt
-        return (
-            sampled != end
-            and written < LONGEST_ANSWER
-            and (self.may_loop or not self._loops(written))
-        )
+        loops = not self.may_loop and self._loops(written)
+        if sampled != end and written < LONGEST_ANSWER and not loops:
+            return True
+        if loops or not self.follow_ups:
+            return False
+        then = self.follow_ups.pop(0)
+        if len(self.tokens) + len(then) + LONGEST_ANSWER > LENGTH:
+            return False
+        self.forced = list(then[1:] if sampled == end else then)
+        self.prompt = len(self.tokens) + len(self.forced)
+        return True
+
+    def _force(self, tokens: list[int]) -> int:
+        """The first of ``tokens``; the others follow, and then an answer."""
+        self.forced = tokens[1:]
+        self.prompt = len(self.tokens) + len(tokens)
+        return tokens[0]
 
     def _loops(self, written: int) -> bool:
         if written % 16 or written < 2 * LOOP:
@@ -102,7 +115,12 @@ def _sample(logits: Tensor, temperatures: Tensor) -> Tensor:
 
 def _in_order(stream: Iterator[Ask]) -> Iterator[Ask]:
     while pool := list(itertools.islice(stream, POOL)):
-        yield from sorted(pool, key=lambda a: len(a.tokens))
+        yield from sorted(pool, key=_may_become)
+
+
+def _may_become(ask: Ask) -> int:
+    answers = (1 + len(ask.follow_ups)) * LONGEST_ANSWER
+    return len(ask.tokens) + ask.longest + answers + sum(map(len, ask.follow_ups))
 
 
 def write(
@@ -124,7 +142,7 @@ def write(
         read = slots.read(slot, writer.tokens)
         n = len(writer.tokens)
         aux[slot, :n], final[slot, :n] = read.aux, read.final.bfloat16()
-        logits = read.final[-1:] @ model.embedding.T
+        logits = model.logits(read.final[-1:])
         sampled = _sample(logits, torch.tensor([writer.temperature]))
         return writer.take(int(sampled), end, bridge)
 
@@ -143,7 +161,7 @@ def write(
         sampled = torch.zeros(len(running), dtype=torch.int64)
         if free:
             warmth = torch.tensor([running[i].temperature for i in free])
-            sampled[free] = _sample(states.final[free] @ model.embedding.T, warmth)
+            sampled[free] = _sample(model.logits(states.final[free]), warmth)
         ended = [
             i
             for i, (w, s) in enumerate(zip(running, sampled.tolist(), strict=True))
@@ -172,11 +190,11 @@ def answers(
 
     An answer may loop, as it may in service; one of a few tokens is left out.
     """
-    writers = [Writer.of(Ask(ids, False), 0.0) for ids in prompts]
+    writers = [Writer.of(Ask(ids), 0.0) for ids in prompts]
     for writer in writers:
         writer.may_loop = True
-    _, bridge = turn(tokenizer)
-    # A slot takes forty megabytes: no more of them than there are prompts.
+    bridge = turns(tokenizer).bridge
+    # A slot takes seventy megabytes: no more of them than there are prompts.
     made = write(
         model, iter(writers), tokenizer.eos_token_id, bridge, (0,), min(SLOTS, len(writers))
     )
@@ -184,7 +202,9 @@ def answers(
         yield tokens[:prompt], tokens[prompt:]
 
 
-def compose(model_path: Path, out: Path, tokens: int, first_shard: int) -> int:
+def compose(
+    model_path: Path, out: Path, tokens: int, dtype: torch.dtype, step: Step, first_shard: int
+) -> int:
     """Write shards of new conversations until those from ``first_shard`` on hold ``tokens``.
 
     Resumable: a later call goes on behind the last whole shard. ``tokens`` counts those of answers;
@@ -202,20 +222,18 @@ def compose(model_path: Path, out: Path, tokens: int, first_shard: int) -> int:
         with safe_open(path, "pt") as file:
             written += int((file.get_tensor("lengths") - file.get_tensor("prompts")).sum())
         shard = max(shard, int(path.name[:5]) + 1)
-    tokenizer, model = AutoTokenizer.from_pretrained(model_path), Llama.load(model_path)
+    tokenizer, model = AutoTokenizer.from_pretrained(model_path), Llama.load(model_path, dtype)
     rng = random.Random(SEED + shard)
     torch.manual_seed(SEED + shard)
-    _, bridge = turn(tokenizer)
+    bridge = turns(tokenizer).bridge
     stream = (
         Writer.of(a, rng.choice(TEMPERATURES)) for a in _in_order(asks(tokenizer, SEED + shard))
     )
     finished = write(model, stream, tokenizer.eos_token_id, bridge, AUX_LAYERS)
-    with Progress() as progress:
-        bar = progress.add_task("composing", total=tokens, completed=written)
-        while written < tokens:
-            kept = list(itertools.islice(finished, SEQUENCES))
-            written += sum(len(k[0]) - k[1] for k in kept)
-            write_shard(out, shard, kept, AUX_LAYERS)
-            shard += 1
-            progress.update(bar, completed=written)
+    while written < tokens:
+        step("composing answers, tokens", written, tokens)
+        kept = list(itertools.islice(finished, SEQUENCES))
+        written += sum(len(k[0]) - k[1] for k in kept)
+        write_shard(out, shard, kept, AUX_LAYERS)
+        shard += 1
     return written

@@ -1,70 +1,13 @@
-"""What a head learns from: conversations with the target's states, read back from the shards."""
+"""What a head learns from: conversations put end to end, and the tokens that it may draft."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, field
-from pathlib import Path
-
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional
 
+from pipelines.drafter.shards import Sequence
 from pipelines.drafter.unroll import Pack
-
-
-@dataclass(frozen=True)
-class Sequence:
-    """One prompt and its answer, with the target's states (bf16)."""
-
-    tokens: Tensor
-    prompt: int
-    greedy: bool
-    aux: Tensor
-    final: Tensor
-
-
-@dataclass
-class Shards:
-    """The shards of a directory, read once each, split by place into training and held-out."""
-
-    path: Path
-    aux_layers: tuple[int, ...]
-    heldout_every: int
-    train: list[Sequence] = field(default_factory=list)
-    heldout: list[Sequence] = field(default_factory=list)
-    _read: set[str] = field(default_factory=set)
-
-    def refresh(self) -> None:
-        """Read the shards that appeared since."""
-        for path in sorted(self.path.glob("*.safetensors")):
-            if path.stem[:5] not in self._read:
-                self._read.add(path.stem[:5])
-                self._add(path)
-
-    def _add(self, path: Path) -> None:
-        with safe_open(path, "pt") as shard:
-            stored = json.loads(shard.metadata()["layers"])
-        columns = [stored.index(layer) for layer in self.aux_layers]
-        s = load_file(path)
-        parts = zip(
-            s["tokens"].long().split(s["lengths"].tolist()),
-            (s["aux"] if columns == list(range(len(stored))) else s["aux"][:, columns])
-            .flatten(1)
-            .split(s["lengths"].tolist()),
-            s["final"].split(s["lengths"].tolist()),
-            s["prompts"].tolist(),
-            s["greedy"].tolist(),
-            strict=True,
-        )
-        for place, (tokens, aux, final, prompt, greedy) in enumerate(parts):
-            sequence = Sequence(tokens, prompt, greedy, aux, final)
-            # a residue other than 0, or greedy and sampled lines would not both be held out
-            kept = place % self.heldout_every == self.heldout_every // 2
-            (self.heldout if kept else self.train).append(sequence)
-
 
 PROMPT_WEIGHT, SOFT_POSITIONS = 0.2, 7000
 

@@ -80,7 +80,7 @@ def copying_loss(head: Eagle3Head, batch: Pack, chosen: list[int]) -> Tensor:
     is none, the first position of the sequence.
     """
     layer, attention = head.midlayer, head.midlayer.self_attn
-    mixed = layer.mixed(batch.embeds.roll(-1, 0), head.fc(batch.aux))
+    mixed = layer.mixed(batch.embeds.roll(-1, 0), head.fc(batch.aux).float())
     positions = batch.positions
     queries = attention.queries(mixed, positions)[chosen] * head.config.head_dim**-0.5
     keys = attention.keys_values(mixed, positions).keys

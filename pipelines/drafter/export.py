@@ -26,18 +26,17 @@ and are not stored.
 1. Conversations, {tokens} tokens, {answers} of them in answers ({sources}). `composed`: the target
    answers this project's own prompts (made from Python's standard library and fixed topic lists,
    `train` side of the split), other tasks made from the same sources (`asks.py`: SQL over random
-   schemas, summaries, function calls, code from tests) and instructions that it wrote itself; two
-   thirds of the answers greedy, the others at temperature 0.7; its hidden states are kept as it
-   writes. `generated`: the same prompts and self-written instructions through vLLM (`generate.py`,
-   then `extract.py`). `written`: functions and documentation of Python's standard library (PSF
-   licence) in the place of answers. Aux layers {layers} (as vLLM counts).
+   schemas, summaries, files, JSON, function calls, code from tests), instructions that it wrote
+   itself and questions about documents that it wrote itself; three in ten go on for a turn or two;
+   two thirds of the answers greedy, the others at temperature 0.7; its hidden states are kept as it
+   writes. `written`: functions and documentation of Python's standard library (PSF licence) in the
+   place of answers. Aux layers {layers} (as vLLM counts).
 2. `copying.py`: one query head of each group starts as a matcher that finds the earlier occurrence
    of the newest token, so that the head can copy what followed it.
-3. `train.py`: {batches} batches, {rows} chains, soft labels, in float32 on a two-core CPU shared
-   with other work. Runs, one after the other on the same weights:
+3. `train.py`: {batches} batches, {rows} chains, soft labels, on a CPU:
 {runs}
 
-No public prompt set or benchmark went in.
+All of it is one `hvd train-drafter`, from nothing. No public prompt set or benchmark went in.
 
 ## Measured
 

@@ -1,6 +1,7 @@
 """The target as plain matrix products, for many conversations at once on a CPU.
 
-A Llama checkpoint with tied embeddings, in float32. Each conversation has a slot of one
+A Llama checkpoint with tied embeddings. Its products run in the number format of its matrices, what
+lies between them in float32. Each conversation has a slot of one
 preallocated KV cache. A prompt is read in one pass; from then on every conversation advances by one
 token a step, whatever its length, so that a step is a few large products. The states that a drafter
 learns from are results of the same pass.
@@ -33,7 +34,7 @@ class LayerWeights(NamedTuple):
 
 @dataclass(frozen=True)
 class Llama:
-    """Weights of a Llama model in float32."""
+    """Weights of a Llama model: norms in float32, matrices in the format they were asked for in."""
 
     embedding: Tensor
     layers: tuple[LayerWeights, ...]
@@ -45,20 +46,23 @@ class Llama:
     epsilon: float
 
     @classmethod
-    def load(cls, path: Path) -> Llama:
-        """Read a checkpoint directory of one safetensors file."""
+    def load(cls, path: Path, dtype: torch.dtype = torch.float32) -> Llama:
+        """Read a checkpoint directory of one safetensors file; matrices in ``dtype``."""
         c = json.loads((path / "config.json").read_text())
         w = {k.removeprefix("model."): v for k, v in load_file(path / "model.safetensors").items()}
 
+        def norm(layer: int, name: str) -> Tensor:
+            return w[f"layers.{layer}.{name}.weight"].float()
+
         def matrix(layer: int, *names: str) -> Tensor:
-            return torch.cat([w[f"layers.{layer}.{n}.weight"].float() for n in names])
+            return torch.cat([w[f"layers.{layer}.{n}.weight"].to(dtype) for n in names])
 
         layers = tuple(
             LayerWeights(
-                matrix(i, "input_layernorm"),
+                norm(i, "input_layernorm"),
                 matrix(i, *(f"self_attn.{n}_proj" for n in "qkv")),
                 matrix(i, "self_attn.o_proj"),
-                matrix(i, "post_attention_layernorm"),
+                norm(i, "post_attention_layernorm"),
                 matrix(i, "mlp.gate_proj", "mlp.up_proj"),
                 matrix(i, "mlp.down_proj"),
             )
@@ -66,7 +70,7 @@ class Llama:
         )
         heads = c["num_attention_heads"]
         return cls(
-            w["embed_tokens.weight"].float(),
+            w["embed_tokens.weight"].to(dtype),
             layers,
             w["norm.weight"].float(),
             heads,
@@ -76,6 +80,10 @@ class Llama:
             c["rms_norm_eps"],
         )
 
+    def logits(self, final: Tensor) -> Tensor:
+        """(n, hidden) after the final norm -> float32 (n, vocabulary)."""
+        return functional.linear(final.to(self.embedding.dtype), self.embedding).float()
+
 
 class States(NamedTuple):
     """What the target knew at ``n`` tokens."""
@@ -83,7 +91,7 @@ class States(NamedTuple):
     aux: Tensor
     """bf16 (n, aux layers, hidden): the residual stream that enters each aux layer."""
     final: Tensor
-    """float32 (n, hidden): after the final norm; times the embeddings these are the logits."""
+    """float32 (n, hidden): after the final norm, for :meth:`Llama.logits`."""
 
 
 class Slots:
@@ -92,16 +100,17 @@ class Slots:
     def __init__(self, model: Llama, count: int, length: int, aux_layers: Sequence[int]) -> None:
         self._model, self._aux_layers = model, sorted(aux_layers)
         shape = len(model.layers), count, model.kv_heads, length, model.head_dim
-        self._keys, self._values = torch.zeros(shape), torch.zeros(shape)
+        dtype = model.embedding.dtype
+        self._keys, self._values = torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype)
         half = torch.arange(0, model.head_dim, 2).float() / model.head_dim
         angles = torch.arange(length)[:, None] * model.rope_theta**-half
         self._cos, self._sin = angles.cos()[:, None], angles.sin()[:, None]
 
     def _rotated(self, x: Tensor, positions: Tensor) -> Tensor:
         """``x`` (n, heads, head_dim), its two halves rotated as Llama does."""
-        a, b = x.chunk(2, dim=-1)
+        a, b = x.float().chunk(2, dim=-1)
         cos, sin = self._cos[positions], self._sin[positions]
-        return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+        return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).to(x.dtype)
 
     def read(self, slot: int, tokens: Sequence[int]) -> States:
         """Start a conversation in ``slot`` with ``tokens``, in one pass."""
@@ -120,7 +129,7 @@ class Slots:
     @torch.inference_mode()
     def _pass(self, tokens: Tensor, positions: Tensor, where: int | Tensor) -> States:
         m, aux = self._model, []
-        x = m.embedding[tokens]
+        x, dtype = m.embedding[tokens].float(), m.embedding.dtype
         seen = None
         if isinstance(where, Tensor):
             longest = int(positions.max()) + 1
@@ -128,7 +137,7 @@ class Slots:
         for i, layer in enumerate(m.layers):
             if i in self._aux_layers:
                 aux.append(x.bfloat16())
-            normed = functional.rms_norm(x, x.shape[-1:], layer.attention_norm, m.epsilon)
+            normed = functional.rms_norm(x, x.shape[-1:], layer.attention_norm, m.epsilon).to(dtype)
             qkv = functional.linear(normed, layer.qkv).unflatten(-1, (-1, m.head_dim))
             q, k, v = qkv.split((m.heads, m.kv_heads, m.kv_heads), 1)
             q, k = self._rotated(q, positions), self._rotated(k, positions)
@@ -137,7 +146,7 @@ class Slots:
             else:
                 attended = self._stepping(i, torch.as_tensor(where), positions, q, k, v, seen)
             x = x + functional.linear(attended, layer.out)
-            normed = functional.rms_norm(x, x.shape[-1:], layer.mlp_norm, m.epsilon)
+            normed = functional.rms_norm(x, x.shape[-1:], layer.mlp_norm, m.epsilon).to(dtype)
             gate, up = functional.linear(normed, layer.gate_up).chunk(2, -1)
             x = x + functional.linear(functional.silu(gate) * up, layer.down)
         if len(m.layers) in self._aux_layers:

@@ -15,14 +15,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from decoder.drafting.eagle3 import Eagle3Head, HeadConfig
-from pipelines.drafter.conversations import Shards, draft_vocabulary, pack
+from pipelines.drafter.conversations import draft_vocabulary, pack
 from pipelines.drafter.copying import copiers, learn_to_copy
+from pipelines.drafter.shards import Shards
 from pipelines.settled import settle
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How to train; the defaults are those of the shipped head's later runs."""
+    """How to train; the defaults are those of the shipped head."""
 
     aux_layers: tuple[int, ...] = (2, 15, 28)
     draft_vocab_size: int = 8400
@@ -34,8 +35,10 @@ class Settings:
     """Share of the chains unrolled beyond step 0: most of what they teach at half of the price."""
     prompt_share: float = 0.4
     """Share of prompt positions that start a chain; every answer position does."""
-    rows: int = 320
+    rows: int = 512
     """Chains a batch, about."""
+    dtype: str = "float32"
+    """Of products; weights and what lies between stay in float32."""
     learning_rate: float = 1.5e-3
     output_rate: float = 0.3
     """Learning rate of ``lm_head`` relative to the rest: its rows are the target's own, and what

@@ -17,16 +17,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from rich.progress import Progress, TextColumn
 from torch import Tensor
 from torch.nn import functional
 
 from decoder.drafting.eagle3 import Eagle3Head
 from pipelines.drafter.acceptance import Acceptance, evaluate
-from pipelines.drafter.conversations import Sequence, Shards, chain_rows, pack
+from pipelines.drafter.conversations import chain_rows, pack
 from pipelines.drafter.copying import copiers, copying_loss
 from pipelines.drafter.run import Run, Settings, Target
+from pipelines.drafter.shards import Sequence, Shards
 from pipelines.drafter.unroll import Pack, unroll
+from pipelines.progress import Step
 
 Log = Callable[[int, dict[str, float]], None]
 
@@ -103,6 +104,7 @@ def train(
     checkpoint: Path,
     settings: Settings,
     log: Log,
+    step: Step,
     improved: Callable[[Run, Acceptance], None],
 ) -> Run:
     """Train for ``settings.minutes``, resuming from ``checkpoint`` where there is one.
@@ -133,42 +135,40 @@ def train(
             improved(run, found)
         run.save(checkpoint)
 
-    with Progress(
-        *Progress.get_default_columns(), TextColumn("loss {task.fields[loss]:.3f}")
-    ) as bar:
-        task = bar.add_task("training", total=60 * settings.minutes, loss=math.nan)
-        while run.seconds < 60 * settings.minutes:
-            shards.refresh()
-            for sequences in _batches(shards.train, seen, settings, rng):
-                begun = time.monotonic()
-                batch = pack(sequences, target.embedding, run.scale)
-                rows = chain_rows(sequences, settings.prompt_share)
-                noisy = dropped(batch, settings.dropout)
+    while run.seconds < 60 * settings.minutes:
+        shards.refresh()
+        for sequences in _batches(shards.train, seen, settings, rng):
+            begun = time.monotonic()
+            batch = pack(sequences, target.embedding, run.scale)
+            rows = chain_rows(sequences, settings.prompt_share)
+            noisy = dropped(batch, settings.dropout)
+            guided = settings.copying * _rate(run, settings) / settings.learning_rate
+            with torch.autocast("cpu", torch.bfloat16, enabled=settings.dtype == "bfloat16"):
                 value = loss(run.head, noisy, rows, teacher, settings)
-                guided = settings.copying * _rate(run, settings) / settings.learning_rate
                 guide = copying_loss(run.head, batch, chosen) if guided > 0.01 else torch.zeros(())
-                for group in run.optimizer.param_groups:
-                    group["lr"] = group["scale"] * _rate(run, settings)
-                run.optimizer.zero_grad()
-                (value + guided * guide).backward()
-                torch.nn.utils.clip_grad_norm_(run.head.parameters(), 1.0)
-                run.optimizer.step()
-                run.batch, run.rows = run.batch + 1, run.rows + len(rows)
-                run.seconds += time.monotonic() - begun
-                bar.update(task, completed=run.seconds, loss=value.item())
-                log(
-                    run.batch,
-                    {
-                        "loss": value.item(),
-                        "copying": guide.item(),
-                        "rows": run.rows,
-                        "rate": _rate(run, settings),
-                    },
-                )
-                if run.seconds - evaluated > 60 * settings.evaluate_minutes:
-                    judge()
-                    evaluated = run.seconds
-                if run.seconds >= 60 * settings.minutes:
-                    break
+            for group in run.optimizer.param_groups:
+                group["lr"] = group["scale"] * _rate(run, settings)
+            run.optimizer.zero_grad()
+            (value + guided * guide).backward()
+            torch.nn.utils.clip_grad_norm_(run.head.parameters(), 1.0)
+            run.optimizer.step()
+            run.batch, run.rows = run.batch + 1, run.rows + len(rows)
+            run.seconds += time.monotonic() - begun
+            whole = round(60 * settings.minutes)
+            step(f"training (loss {value.item():.3f}), seconds", round(run.seconds), whole)
+            log(
+                run.batch,
+                {
+                    "loss": value.item(),
+                    "copying": guide.item(),
+                    "rows": run.rows,
+                    "rate": _rate(run, settings),
+                },
+            )
+            if run.seconds - evaluated > 60 * settings.evaluate_minutes:
+                judge()
+                evaluated = run.seconds
+            if run.seconds >= 60 * settings.minutes:
+                break
     judge()
     return run

@@ -97,7 +97,7 @@ def unroll(
     attention, layer = head.midlayer.self_attn, head.midlayer
     positions, ends = pack.positions, pack.ends
     following = pack.embeds.roll(-1, 0)  # the last row of a sequence starts no chain
-    mixed_hidden = head.fc(pack.aux)
+    mixed_hidden = head.fc(pack.aux).float()  # the residual stream, whatever the products are in
     mixed = layer.mixed(following, mixed_hidden)
     base = attention.keys_values(mixed, positions)
     hidden, own = mixed_hidden[rows], list[KV]()

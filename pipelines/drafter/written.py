@@ -1,4 +1,4 @@
-"""Conversations nobody has to generate: standard-library code and documentation as the answer.
+"""Step 2: conversations nobody has to generate: standard-library code and texts as the answer.
 
 The label is the target's own distribution whoever wrote the text, and reading costs a CPU about a
 sixth of writing. ``train`` side of the split only.
@@ -6,7 +6,6 @@ sixth of writing. ``train`` side of the split only.
 
 from __future__ import annotations
 
-import json
 import pydoc_data.topics
 import random
 import re
@@ -14,11 +13,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from pipelines.drafter.lockstep import Llama, Slots
+from pipelines.drafter.shards import AUX_LAYERS, SEQUENCES, write_shard
+from pipelines.progress import Step
 from pipelines.workloads import Function, standard_library_functions
 
 LONGEST, SHORTEST_ANSWER = 700, 20
 LONGEST_TOPIC = 1600
 """Characters."""
+FUNCTIONS, TOPICS, SEED = 600, 200, 5
 
 
 def _edited(f: Function) -> tuple[str, str]:
@@ -46,22 +51,37 @@ def _pairs(functions: int, topics: int, seed: int) -> Iterator[tuple[str, str]]:
         yield f"Explain {name} in Python.", text[:LONGEST_TOPIC]
 
 
-def write(tokenizer: Any, out: Path, functions: int = 260, topics: int = 60, seed: int = 5) -> int:
-    """Write ``out`` in the form of ``generations.jsonl``, in random order.
-
-    Returns:
-        the number of conversations.
-    """
-    records = []
-    for ask, answer in _pairs(functions, topics, seed):
+def _conversations(tokenizer: Any) -> list[tuple[list[int], int]]:
+    """Token ids, and how many of them are prompt, in random order."""
+    kept = []
+    for ask, answer in _pairs(FUNCTIONS, TOPICS, SEED):
         prompt = tokenizer.apply_chat_template(
             [{"role": "user", "content": ask}], add_generation_prompt=True, return_dict=False
         )
         output = tokenizer(answer, add_special_tokens=False)["input_ids"]
         output = [*output, tokenizer.eos_token_id][: max(0, LONGEST - len(prompt))]
         if len(output) >= SHORTEST_ANSWER:
-            # any temperature but 0, which would mean "the target's likeliest"
-            records.append({"prompt": prompt, "output": output, "temperature": 1.0})
-    random.Random(seed).shuffle(records)
-    out.write_text("".join(json.dumps(r) + "\n" for r in records))
-    return len(records)
+            kept.append(([*prompt, *output], len(prompt)))
+    random.Random(SEED).shuffle(kept)
+    return kept
+
+
+def read(model_path: Path, out: Path, dtype: torch.dtype, step: Step, first_shard: int) -> None:
+    """Let the target read them, and write the shards from ``first_shard`` on that are not there."""
+    from transformers import AutoTokenizer
+
+    out.mkdir(parents=True, exist_ok=True)
+    conversations = _conversations(AutoTokenizer.from_pretrained(model_path))
+    slots = Slots(Llama.load(model_path, dtype), 1, LONGEST, AUX_LAYERS)
+    for begin in range(0, len(conversations), SEQUENCES):
+        step("reading what others wrote, conversations", begin, len(conversations))
+        some, index = conversations[begin : begin + SEQUENCES], first_shard + begin // SEQUENCES
+        if any(out.glob(f"{index:05d}-*.safetensors")):
+            continue
+        states = [slots.read(0, tokens) for tokens, _ in some]
+        kept = [
+            # not greedy: the answer is not what the target would have said
+            (tokens, prompt, False, seen.aux, seen.final.bfloat16())
+            for (tokens, prompt), seen in zip(some, states, strict=True)
+        ]
+        write_shard(out, index, kept, AUX_LAYERS)

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from pipelines.drafter import compose
-from pipelines.drafter.asks import Ask, asks
+from pipelines.drafter.asks import LONGEST_DOCUMENT, LONGEST_INSTRUCTION, Ask, asks
 from pipelines.drafter.compose import Writer, write
-from pipelines.drafter.extract import Capture
 from pipelines.drafter.lockstep import Llama, Slots
 
 LAYERS = (1, 2, 4)
@@ -56,10 +56,22 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 def expected(model: LlamaForCausalLM, tokens: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
     """(tokens, layers, hidden) and (tokens, hidden) by transformers."""
-    capture = Capture(model, LAYERS)
+    entered = dict[int, torch.Tensor]()
+
+    def keep(layer: int) -> Any:
+        def hook(_: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+            entered[layer] = args[0][0]
+
+        return hook
+
+    # the final norm's input is the stream that leaves the last layer
+    stages = [*model.model.layers, model.model.norm]
+    hooks = [stages[layer].register_forward_pre_hook(keep(layer)) for layer in LAYERS]
     with torch.no_grad():
         final = model.model(torch.tensor([tokens]), use_cache=False).last_hidden_state[0]
-    return torch.stack([capture.states[layer][0] for layer in LAYERS], 1), final
+    for hook in hooks:
+        hook.remove()
+    return torch.stack([entered[layer] for layer in LAYERS], 1), final
 
 
 def test_reading_a_prompt_gives_the_states_of_transformers(target: Model) -> None:
@@ -69,6 +81,19 @@ def test_reading_a_prompt_gives_the_states_of_transformers(target: Model) -> Non
     read = Slots(Llama.load(path), 1, 32, LAYERS).read(0, tokens)
     assert_close(read.final, final, EXACT)
     assert_close(read.aux.float(), aux, BF16)
+
+
+def test_products_in_bfloat16_give_nearly_the_same_states(target: Model) -> None:
+    model, path = target
+    tokens = torch.randint(64, (20,)).tolist()
+    slots = Slots(Llama.load(path, torch.bfloat16), 1, 32, LAYERS)
+    aux, final = expected(model, tokens)
+    read = slots.read(0, tokens[:-1])
+    step = slots.step(torch.arange(1), torch.tensor(tokens[-1:]), torch.tensor([19]))
+    assert read.final.dtype == torch.float32
+    for found, wanted in ((torch.cat((read.final, step.final)), final), (read.aux, aux[:-1])):
+        off = (found - wanted).norm() / wanted.norm()
+        assert off < 0.03, "eight bits of mantissa, four layers"
 
 
 def test_steps_of_slots_with_different_lengths_go_on_where_the_prompts_ended(target: Model) -> None:
@@ -101,11 +126,18 @@ def test_every_conversation_keeps_the_states_of_its_own_tokens(
     model, path = target
     monkeypatch.setattr(compose, "SLOTS", 3)
     monkeypatch.setattr(compose, "LENGTH", 160)
-    monkeypatch.setattr(compose, "LONGEST_INSTRUCTION", 10)
     monkeypatch.setattr(compose, "LONGEST_ANSWER", 30)
     torch.manual_seed(1)
     writers = [
-        Writer.of(Ask(torch.randint(64, (4 + 2 * i,)).tolist(), i % 3 == 0), 0.7 * (i % 2))
+        Writer.of(
+            Ask(
+                torch.randint(64, (4 + 2 * i,)).tolist(),
+                10 if i % 3 == 0 else 0,
+                (8, 9) if i == 3 else (),
+                ((END, 3, *BRIDGE),) if i % 4 == 1 else (),
+            ),
+            0.7 * (i % 2),
+        )
         for i in range(8)
     ]
     done = list(write(Llama.load(path), iter(writers), END, BRIDGE, LAYERS))
@@ -120,7 +152,7 @@ def test_every_conversation_keeps_the_states_of_its_own_tokens(
 
 
 def test_an_instruction_that_ends_is_followed_by_the_opening_of_the_answer() -> None:
-    writer = Writer.of(Ask([1, 2], True), 0.0)
+    writer = Writer.of(Ask([1, 2], 80), 0.0)
     for sampled in (9, END, 0, 0, 11):
         assert writer.take(sampled, END, BRIDGE)
     assert writer.tokens == [1, 2, 9, *BRIDGE, 11]
@@ -128,8 +160,30 @@ def test_an_instruction_that_ends_is_followed_by_the_opening_of_the_answer() -> 
     assert not writer.take(END, END, BRIDGE)
 
 
+def test_a_document_ends_with_a_question_about_it() -> None:
+    writer = Writer.of(Ask([1, 2], 3, (20, 21)), 0.0)
+    for sampled in (9, 10, 11, 0, 0, 0, 0, 12):
+        assert writer.take(sampled, END, BRIDGE)
+    assert writer.tokens == [1, 2, 9, 10, 20, 21, *BRIDGE, 12]
+    assert writer.prompt == 9
+
+
+@pytest.mark.parametrize("stopped", [True, False], ids=["ended", "cut off"])
+def test_a_conversation_goes_on_behind_its_answer(
+    stopped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compose, "LONGEST_ANSWER", 3)
+    writer = Writer.of(Ask([1], follow_ups=((END, 30, *BRIDGE),)), 0.0)
+    answer = [10, END] if stopped else [10, 11, 12]
+    for sampled in (*answer, *[0] * (4 if stopped else 5)):
+        assert writer.take(sampled, END, BRIDGE)
+    assert writer.tokens == [1, 10, *([] if stopped else [11, 12]), END, 30, *BRIDGE]
+    assert writer.prompt == len(writer.tokens)
+    assert not writer.take(END, END, BRIDGE)
+
+
 def test_instructions_are_sampled_warm_and_answers_as_asked() -> None:
-    writer = Writer.of(Ask([1], True), 0.0)
+    writer = Writer.of(Ask([1], 80), 0.0)
     assert writer.temperature == 1.0
     for sampled in (END, 0, 0):
         writer.take(sampled, END, BRIDGE)
@@ -138,7 +192,7 @@ def test_instructions_are_sampled_warm_and_answers_as_asked() -> None:
 
 def test_an_answer_that_repeats_itself_ends_before_one_that_does_not() -> None:
     def length(answer: Iterable[int]) -> int:
-        writer = Writer.of(Ask([1, 3], False), 0.0)
+        writer = Writer.of(Ask([1, 3]), 0.0)
         return next(n for n, t in enumerate(answer) if not writer.take(t, END, BRIDGE))
 
     assert length(itertools.cycle(range(10, 15))) < length(itertools.count(10))
@@ -146,7 +200,7 @@ def test_an_answer_that_repeats_itself_ends_before_one_that_does_not() -> None:
 
 
 def test_an_answer_that_may_repeats_itself_to_its_limit_as_in_service() -> None:
-    writer = Writer.of(Ask([1, 3], False), 0.0)
+    writer = Writer.of(Ask([1, 3]), 0.0)
     writer.may_loop = True
     repeated = itertools.cycle(range(10, 15))
     taken = next(n for n, t in enumerate(repeated) if not writer.take(t, END, BRIDGE))
@@ -173,7 +227,8 @@ def test_asks_repeat_with_their_seed_and_hold_open_and_whole_prompts(
     monkeypatch.setattr("pipelines.drafter.asks.LONGEST", 3000)
     first, again, other = (list(itertools.islice(asks(Letters(), seed), 60)) for seed in (1, 1, 2))
     assert first == again != other
-    assert {a.open for a in first} == {True, False}
+    assert {a.longest for a in first} == {0, LONGEST_INSTRUCTION, LONGEST_DOCUMENT}
+    assert {len(a.follow_ups) for a in first} == {0, 1, 2}
     for ask in first:
         text = "".join(map(chr, ask.tokens))
-        assert text.endswith("<assistant>") != ask.open
+        assert text.endswith("<assistant>") != bool(ask.longest)
