@@ -22,7 +22,7 @@ LONGEST = 1000
 """Tokens of a prompt; longer ones are left out."""
 LONGEST_INSTRUCTION, LONGEST_DOCUMENT = 80, 400
 """Tokens that the target writes for a user."""
-GOES_ON = 0.3
+GOES_ON = 0.15
 """Share of conversations that go on after an answer."""
 STARTS = (
     """
@@ -281,8 +281,10 @@ def turns(tokenizer: Any) -> Turns:
 
 
 def asks(tokenizer: Any, seed: int) -> Iterator[Ask]:
-    """Endless: of ten asks three are workloads (``train`` side), three the target's own, three
-    other tasks, and one a document of the target's own with a question behind it.
+    """Endless: of twenty asks five are workloads (``train`` side), ten the target's own, four other
+    tasks, and one a document of the target's own with a question behind it.
+
+    Most are short, since a token behind a long context takes three times as long to write.
     """
     rng = random.Random(f"asks/{seed}")
     functions = standard_library_functions("train")
@@ -298,13 +300,13 @@ def asks(tokenizer: Any, seed: int) -> Iterator[Ask]:
     while True:
         kind, goes_on = rng.random(), rng.random() < GOES_ON
         then = tuple(rng.sample(more, rng.randint(1, 2))) if goes_on else ()
-        if kind < 0.3:
+        if kind < 0.25:
             messages = list(next(rng.choice(streams)).messages)
             ask = Ask(_user(tokenizer, messages), follow_ups=then)
-        elif kind < 0.6:
+        elif kind < 0.75:
             start = rng.choice(starts) if rng.random() < 0.6 else []
             ask = Ask([*around.opening, *start], LONGEST_INSTRUCTION, follow_ups=then)
-        elif kind < 0.9:
+        elif kind < 0.95:
             text = _task(rng, functions)
             ask = Ask(_user(tokenizer, [{"role": "user", "content": text}]), follow_ups=then)
         else:
