@@ -23,7 +23,7 @@ Step = Callable[[str, int, int], None]
 
 LINE_SECONDS: Final = 30.0
 """Between two lines where no bar can be drawn; what takes less time says nothing."""
-PACE_SECONDS: Final = 300.0
+PACE_SECONDS: Final = 600.0
 """The time that is left is told by the pace of the last so many."""
 
 
@@ -58,9 +58,14 @@ class Shown(AbstractContextManager["Shown"]):
     ) -> None:
         self._bar.stop()
 
-    def step(self, what: str, done: float, whole: float | None = None) -> None:
-        """Show that ``done`` of ``whole`` is done; None if nobody knows how much there is."""
-        self._bar.update(self._task, description=escape(what), completed=done, total=whole)
+    def step(self, what: str, done: float, whole: float) -> None:
+        """Show that ``done`` of ``whole`` is done; less than before, or of another whole, is a new
+        stage with a pace of its own.
+        """
+        task = self._bar.tasks[0]
+        if whole != task.total or done < task.completed:
+            self._bar.reset(self._task, total=whole)
+        self._bar.update(self._task, description=escape(what), completed=done)
         now = self._console.get_time()
         if not self._console.is_terminal and now - self._told >= LINE_SECONDS:
             self._told = now
@@ -68,9 +73,7 @@ class Shown(AbstractContextManager["Shown"]):
                 f"{what}: {self._far(done, whole)}", markup=False, highlight=False, soft_wrap=True
             )
 
-    def _far(self, done: float, whole: float | None) -> str:
-        if whole is None:
-            return f"{done:,.0f}"
+    def _far(self, done: float, whole: float) -> str:
         left = self._bar.tasks[0].time_remaining
-        about = "" if left is None else f", about {max(1, round(left / 60))} min left"
+        about = f", about {max(1, round(left / 60))} min left" if left else ""
         return f"{done:,.0f} of {whole:,.0f}{about}"

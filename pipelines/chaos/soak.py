@@ -72,7 +72,7 @@ def soak(scene: Scene, minutes: float, tell: Callable[[float], None]) -> dict[st
     """Let clients ask for so long; samples, slopes, and answers that were wrong.
 
     Args:
-        tell: called with the share that is done.
+        tell: called with the seconds that have passed.
     """
     seconds: list[float] = []
     series: Series = {}

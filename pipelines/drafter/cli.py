@@ -37,5 +37,6 @@ def train_drafter(
         known = ", ".join(get_args(drafting.Stage))
         raise typer.BadParameter(f"choose one of {known}", param_hint="--only")
     target, head = embedded.ensure_model(), save_to or embedded.DRAFTER
-    with Shown(Console(stderr=True)) as shown:
-        drafting.make_drafter(target, folder, head, tokens, minutes, stage, shown.step)
+    console = Console(stderr=True)
+    with Shown(console) as shown:
+        drafting.make_drafter(target, folder, head, tokens, minutes, stage, shown.step, console)

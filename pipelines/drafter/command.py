@@ -31,6 +31,7 @@ def make_drafter(
     minutes: float,
     only: Stage | None,
     step: Step,
+    console: Console,
 ) -> None:
     """Let the target write and read, train a head on its states; each step goes on where it ended.
 
@@ -39,6 +40,7 @@ def make_drafter(
         out: where the best head is exported to.
         tokens: answer tokens that the target writes.
         only: one of the steps instead of all.
+        console: told how good the head is, each time that is looked up.
 
     Raises:
         ModelError: a step's input is missing.
@@ -60,16 +62,16 @@ def make_drafter(
     if only in (None, "train"):
         if not any(states.glob("*.safetensors")):
             raise ModelError(f"no states in {states}: run hvd train-drafter --only compose first.")
-        _train(model, folder, out, Settings(minutes=minutes, dtype=name), step)
+        _train(model, folder, out, Settings(minutes=minutes, dtype=name), step, console)
 
 
-def _train(model: Path, folder: Path, out: Path, settings: Settings, step: Step) -> None:
+def _train(
+    model: Path, folder: Path, out: Path, settings: Settings, step: Step, console: Console
+) -> None:
     from pipelines.drafter.acceptance import Acceptance
     from pipelines.drafter.export import export
     from pipelines.drafter.run import Target
     from pipelines.drafter.train import train
-
-    console = Console(stderr=True)
 
     def improved(run: Run, found: Acceptance) -> None:
         made = provenance(folder / "states", run, (settings,))

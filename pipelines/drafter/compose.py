@@ -30,6 +30,8 @@ POOL = 512
 slot does."""
 TEMPERATURES = (0.0, 0.0, 0.7)
 SEED = 43
+FEW = 5
+"""Tokens of an answer that nothing can be learned from."""
 LOOP = 48
 """An answer that repeats itself for this many tokens ends: it teaches nothing more."""
 
@@ -47,6 +49,8 @@ class Writer:
     forced: list[int] = field(default_factory=list)
     prompt: int = 0
     """Where the last answer begins, once it does."""
+    former: tuple[int, int] | None = None
+    """Of the answer before: where it begins, and where it ends."""
     may_loop: bool = False
     """Whether an answer that repeats itself goes on to its limit, as it does in service."""
 
@@ -86,9 +90,16 @@ class Writer:
         then = self.follow_ups.pop(0)
         if len(self.tokens) + len(then) + LONGEST_ANSWER > LENGTH:
             return False
+        self.former = self.prompt, len(self.tokens)
         self.forced = list(then[1:] if sampled == end else then)
         self.prompt = len(self.tokens) + len(self.forced)
         return True
+
+    @property
+    def whole(self) -> tuple[int, int] | None:
+        """Where the last answer of more than a few tokens begins, and where it ends."""
+        last = self.prompt, len(self.tokens)
+        return next((a for a in (last, self.former) if a and a[1] - a[0] > FEW), None)
 
     def _force(self, tokens: list[int]) -> int:
         """The first of ``tokens``; the others follow, and then an answer."""
@@ -168,10 +179,11 @@ def write(
             if not w.take(s, end, bridge)
         ]
         for slot in reversed(ended):
-            w, n = running[slot], len(running[slot].tokens) - 1
-            if n > w.prompt + 4:
+            w = running[slot]
+            if w.whole is not None:
+                prompt, n = w.whole[0], w.whole[1] - 1  # the last token was never read
                 greedy = w.answer_temperature == 0
-                yield w.tokens[:n], w.prompt, greedy, aux[slot, :n].clone(), final[slot, :n].clone()
+                yield w.tokens[:n], prompt, greedy, aux[slot, :n].clone(), final[slot, :n].clone()
             successor = next_for(slot)
             if successor is not None:
                 running[slot] = successor

@@ -92,7 +92,7 @@ def copying_loss(head: Eagle3Head, batch: Pack, chosen: list[int]) -> Tensor:
         t = batch.tokens[begin:end]
         scores = queries[:, begin : begin + n] @ keys[:, begin : begin + n].transpose(-1, -2)
         seen = torch.ones(n, n, dtype=torch.bool).tril()
-        scores = scores.masked_fill(~seen, float("-inf")).log_softmax(-1)
+        scores = scores.float().masked_fill(~seen, float("-inf")).log_softmax(-1)
         wanted = (t[:n] == t[1 : n + 1, None]) & (t[1 : n + 1] == t[2 : n + 2, None]) & seen
         none = ~wanted.any(-1)
         wanted[none, 0] = True

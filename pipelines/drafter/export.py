@@ -27,7 +27,7 @@ and are not stored.
    answers this project's own prompts (made from Python's standard library and fixed topic lists,
    `train` side of the split), other tasks made from the same sources (`asks.py`: SQL over random
    schemas, summaries, files, JSON, function calls, code from tests), instructions that it wrote
-   itself and questions about documents that it wrote itself; three in ten go on for a turn or two;
+   itself and questions about documents that it wrote itself; some go on for a turn or two;
    two thirds of the answers greedy, the others at temperature 0.7; its hidden states are kept as it
    writes. `written`: functions and documentation of Python's standard library (PSF licence) in the
    place of answers. Aux layers {layers} (as vLLM counts).
@@ -36,7 +36,7 @@ and are not stored.
 3. `train.py`: {batches} batches, {rows} chains, soft labels, on a CPU:
 {runs}
 
-All of it is one `hvd train-drafter`, from nothing. No public prompt set or benchmark went in.
+No public prompt set or benchmark went in.
 
 ## Measured
 

@@ -1,7 +1,7 @@
 """The target as plain matrix products, for many conversations at once on a CPU.
 
-A Llama checkpoint with tied embeddings. Its products run in the number format of its matrices, what
-lies between them in float32. Each conversation has a slot of one
+A Llama checkpoint with tied embeddings. Its products and its attention run in the number format of
+its matrices, norms and the residual stream in float32. Each conversation has a slot of one
 preallocated KV cache. A prompt is read in one pass; from then on every conversation advances by one
 token a step, whatever its length, so that a step is a few large products. The states that a drafter
 learns from are results of the same pass.

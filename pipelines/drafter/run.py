@@ -35,10 +35,10 @@ class Settings:
     """Share of the chains unrolled beyond step 0: most of what they teach at half of the price."""
     prompt_share: float = 0.4
     """Share of prompt positions that start a chain; every answer position does."""
-    rows: int = 512
+    rows: int = 768
     """Chains a batch, about."""
     dtype: str = "float32"
-    """Of products; weights and what lies between stay in float32."""
+    """Of products; weights, the residual stream and every softmax stay in float32."""
     learning_rate: float = 1.5e-3
     output_rate: float = 0.3
     """Learning rate of ``lm_head`` relative to the rest: its rows are the target's own, and what

@@ -34,7 +34,7 @@ Conversation = tuple[list[int], int, bool, Tensor, Tensor]
 
 
 def write_shard(out: Path, index: int, kept: list[Conversation], layers: Several[int]) -> None:
-    """Write one shard, whole or not at all, in place of a shorter one of the same ``index``."""
+    """Write one shard, whole or not at all."""
     shard = {
         "tokens": torch.tensor([t for k in kept for t in k[0]], dtype=torch.int32),
         "lengths": torch.tensor([len(k[0]) for k in kept], dtype=torch.int32),
@@ -43,19 +43,17 @@ def write_shard(out: Path, index: int, kept: list[Conversation], layers: Several
         "aux": torch.cat([k[3] for k in kept]),
         "final": torch.cat([k[4] for k in kept]),
     }
+    told = {"layers": json.dumps(sorted(layers))}
     path = out / f"{index:05d}-{len(kept)}.safetensors"
-
-    def put(part: Path) -> None:
-        save_file(shard, part, {"layers": json.dumps(sorted(layers))})
-        for shorter in out.glob(f"{index:05d}-*.safetensors"):
-            shorter.unlink()
-
-    settle(path, put)
+    settle(path, lambda part: save_file(shard, part, told))
 
 
 @dataclass(frozen=True)
 class Sequence:
-    """One prompt and its answer, with the target's states (bf16)."""
+    """One prompt and its answer, with the target's states (bf16).
+
+    Of several turns all before the last answer is prompt.
+    """
 
     tokens: Tensor
     prompt: int
@@ -78,8 +76,8 @@ class Shards:
     def refresh(self) -> None:
         """Read the shards that appeared since."""
         for path in sorted(self.path.glob("*.safetensors")):
-            if path.stem[:5] not in self._read:
-                self._read.add(path.stem[:5])
+            if path.stem not in self._read:
+                self._read.add(path.stem)
                 self._add(path)
 
     def _add(self, path: Path) -> None:
@@ -99,6 +97,5 @@ class Shards:
         )
         for place, (tokens, aux, final, prompt, greedy) in enumerate(parts):
             sequence = Sequence(tokens, prompt, greedy, aux, final)
-            # a residue other than 0, or greedy and sampled lines would not both be held out
             kept = place % self.heldout_every == self.heldout_every // 2
             (self.heldout if kept else self.train).append(sequence)

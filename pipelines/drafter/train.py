@@ -57,7 +57,7 @@ def loss(
     with torch.no_grad():
         needed = torch.cat([rows + 1 + j for j in range(settings.steps)]).unique()
         needed = needed[needed < len(batch.tokens)]
-        wanted = (batch.final[needed] @ teacher.T).softmax(-1)
+        wanted = (batch.final[needed] @ teacher.T).float().softmax(-1)
     for j, step in enumerate(unroll(head, batch, rows, settings.steps, thin)):
         at = torch.searchsorted(needed, step.labels)
         entropy = functional.cross_entropy(step.logits, wanted[at])

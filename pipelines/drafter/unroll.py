@@ -74,7 +74,7 @@ def _attend(
         scores = q @ base.keys[:, None, begin:end].transpose(-1, -2)
         scores = [scores.masked_fill(~seen, float("-inf"))]
         scores += [(q * kv.keys[:, None, first:last]).sum(-1, keepdim=True) for kv in own]
-        weights = torch.cat(scores, -1).softmax(-1)
+        weights = torch.cat(scores, -1).float().softmax(-1)
         attended = weights[..., : end - begin] @ base.values[:, None, begin:end]
         for i, kv in enumerate(own):
             at = end - begin + i

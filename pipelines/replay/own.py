@@ -7,14 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from pipelines.drafter.asks import LONGEST
-from pipelines.drafter.compose import LONGEST_ANSWER
 from pipelines.embedded import load_tokenizer
 from pipelines.progress import Step
 from pipelines.replay import recording
 from pipelines.workloads import WORKLOADS, prompts
 
-PLAN: Final = recording.Plan(LONGEST, LONGEST_ANSWER)
+PLAN: Final = recording.Plan(prompt=560, answer=160)
 SEED: Final = 77
 
 
@@ -41,9 +39,11 @@ def record(count: int, step: Step) -> Path:
 
 
 def _asks(workload: str, tokenizer: Any) -> Iterator[list[int]]:
+    seen = set[tuple[int, ...]]()
     for prompt in prompts(workload, "train", SEED):
         ids = tokenizer.apply_chat_template(
             list(prompt.messages), add_generation_prompt=True, return_dict=False
         )
-        if len(ids) <= LONGEST:
+        if len(ids) <= PLAN.prompt and tuple(ids) not in seen:
+            seen.add(tuple(ids))
             yield ids

@@ -62,10 +62,10 @@ def record(sets: Sets, plan: Plan, step: Step) -> Path:
     Raises:
         ModelError: the plan's lengths do not fit, or no drafter ships for the embedded model.
     """
-    if plan.answer > LONGEST_ANSWER or plan.prompt + plan.answer >= LENGTH:
+    if plan.answer >= LONGEST_ANSWER or plan.prompt + plan.answer >= LENGTH:
         raise ModelError(
             f"prompts of {plan.prompt} and answers of {plan.answer} tokens cannot be recorded: ask "
-            f"for at most {LONGEST_ANSWER} of an answer and {LENGTH - 1} together."
+            f"for at most {LONGEST_ANSWER - 1} of an answer and {LENGTH - 1} together."
         )
     folder = plan.folder()
     folder.mkdir(parents=True, exist_ok=True)

@@ -30,9 +30,9 @@ def test_where_no_bar_can_be_drawn_a_line_comes_now_and_then(clock: Clock) -> No
         for done in range(7):
             clock.now = done * LINE_SECONDS / 2
             shown.step("recording [chat], tokens", 1000 * done, 6000)
-    assert [line.partition(", about")[0] for line in log.getvalue().splitlines()] == [
-        "recording [chat], tokens: 2,000 of 6,000",
-        "recording [chat], tokens: 4,000 of 6,000",
+    assert log.getvalue().splitlines() == [
+        "recording [chat], tokens: 2,000 of 6,000, about 1 min left",
+        "recording [chat], tokens: 4,000 of 6,000, about 1 min left",
         "recording [chat], tokens: 6,000 of 6,000",
     ]
 
@@ -45,12 +45,17 @@ def test_short_work_says_nothing_in_a_log(clock: Clock) -> None:
     assert log.getvalue() == ""
 
 
-def test_what_nobody_knows_the_end_of_is_counted(clock: Clock) -> None:
+def test_a_second_stage_has_a_pace_of_its_own(clock: Clock) -> None:
     log = io.StringIO()
-    with Shown(Console(file=log, get_time=clock)) as shown:
-        clock.now = LINE_SECONDS
-        shown.step("records", 12345)
-    assert log.getvalue() == "records: 12,345\n"
+    with Shown(Console(file=log, width=20, get_time=clock)) as shown:
+        for stage, minutes in (("first", 1), ("second", 2)):
+            for done in range(6):
+                shown.step(stage, done, 5)
+                clock.now += 60.0 * minutes
+    lines = log.getvalue().splitlines()
+    assert "first: 3 of 5, about 2 min left" in lines
+    assert "first: 5 of 5" in lines
+    assert "second: 3 of 5, about 4 min left" in lines
 
 
 def test_a_terminal_gets_a_bar_and_no_lines(clock: Clock) -> None:

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from rich.console import Console
 from torch import Tensor
 
 from decoder.contracts.errors import ModelError
@@ -305,7 +306,7 @@ def test_an_exported_head_takes_unscaled_states_and_its_card_says_what_it_saw(
 
 def test_training_without_states_says_how_to_make_some(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"states.*run hvd train-drafter --only compose"):
-        make_drafter(tmp_path, tmp_path, tmp_path / "head", 1000, 1.0, "train", untold)
+        make_drafter(tmp_path, tmp_path, tmp_path / "head", 1000, 1.0, "train", untold, Console())
 
 
 def test_what_was_seen_less_comes_first(target: Target) -> None:

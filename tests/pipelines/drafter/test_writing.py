@@ -124,7 +124,6 @@ def test_every_conversation_keeps_the_states_of_its_own_tokens(
 ) -> None:
     """More conversations than slots, of all kinds and lengths, so that slots are handed on."""
     model, path = target
-    monkeypatch.setattr(compose, "SLOTS", 3)
     monkeypatch.setattr(compose, "LENGTH", 160)
     monkeypatch.setattr(compose, "LONGEST_ANSWER", 30)
     torch.manual_seed(1)
@@ -140,7 +139,7 @@ def test_every_conversation_keeps_the_states_of_its_own_tokens(
         )
         for i in range(8)
     ]
-    done = list(write(Llama.load(path), iter(writers), END, BRIDGE, LAYERS))
+    done = list(write(Llama.load(path), iter(writers), END, BRIDGE, LAYERS, at_once=3))
     assert len(done) > 3
     for tokens, prompt, greedy, aux, final in done:
         wanted_aux, wanted_final = expected(model, tokens)
@@ -180,6 +179,16 @@ def test_a_conversation_goes_on_behind_its_answer(
     assert writer.tokens == [1, 10, *([] if stopped else [11, 12]), END, 30, *BRIDGE]
     assert writer.prompt == len(writer.tokens)
     assert not writer.take(END, END, BRIDGE)
+
+
+def test_where_the_last_answer_is_a_word_the_one_before_is_kept() -> None:
+    writer = Writer.of(Ask([1], follow_ups=((END, 30, *BRIDGE),)), 0.0)
+    for sampled in (10, 11, 12, 13, 14, END, 0, 0, 0, 0, 40):
+        assert writer.take(sampled, END, BRIDGE)
+    assert not writer.take(END, END, BRIDGE)
+    assert writer.whole == (1, 7)
+    assert writer.tokens[1:7] == [10, 11, 12, 13, 14, END]
+    assert Writer.of(Ask([1]), 0.0).whole is None
 
 
 def test_instructions_are_sampled_warm_and_answers_as_asked() -> None:
@@ -225,7 +234,7 @@ def test_asks_repeat_with_their_seed_and_hold_open_and_whole_prompts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("pipelines.drafter.asks.LONGEST", 3000)
-    first, again, other = (list(itertools.islice(asks(Letters(), seed), 60)) for seed in (1, 1, 2))
+    first, again, other = (list(itertools.islice(asks(Letters(), seed), 200)) for seed in (1, 1, 2))
     assert first == again != other
     assert {a.longest for a in first} == {0, LONGEST_INSTRUCTION, LONGEST_DOCUMENT}
     assert {len(a.follow_ups) for a in first} == {0, 1, 2}
