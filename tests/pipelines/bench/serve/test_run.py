@@ -15,6 +15,7 @@ import pytest
 from rich.console import Console
 
 from decoder.contracts.errors import ProcessError, SettingsError
+from pipelines import progress
 from pipelines.bench.serve import run as bench
 from pipelines.bench.serve.passes import Journal, ServerRun
 from pipelines.bench.serve.plan import Plan
@@ -45,7 +46,10 @@ def quiet() -> Console:
     return Console(file=io.StringIO(), width=200)
 
 
-def test_every_setup_is_measured_at_every_concurrency_in_every_round(tmp_path: Path) -> None:
+def test_every_setup_is_measured_at_every_concurrency_in_every_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
     started: list[str] = []
     out = tmp_path / "new" / "serve.json"
     console = Console(file=io.StringIO(), width=200)
