@@ -54,7 +54,7 @@ def test_every_setup_is_measured_at_every_concurrency_in_every_round(
     out = tmp_path / "new" / "serve.json"
     console = Console(file=io.StringIO(), width=200)
     made = bench.run(plan(NONE, HYBRID, rounds=2), out, console, launching({}, started))
-    assert "round 1/2 none: starting, 0 of 12 requests" in console.file.getvalue()
+    assert "round 1/2 none: starting: 0 of 12" in console.file.getvalue()
     assert started == ["none", "hybrid", "none", "hybrid"]
     assert json.loads(out.read_text()) == made
     assert [(r["concurrency"], r["configuration"]) for r in made["records"]] == [
