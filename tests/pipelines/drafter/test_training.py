@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -29,7 +30,7 @@ from pipelines.drafter.copying import (
 from pipelines.drafter.export import Provenance, export
 from pipelines.drafter.run import Run, Settings, Target
 from pipelines.drafter.shards import Sequence, Shards, write_shard
-from pipelines.drafter.train import ROUND, _batches, train
+from pipelines.drafter.train import ROUND, _batches, loss, train
 from pipelines.drafter.unroll import Pack, unroll
 
 VOCABULARY, HIDDEN, DRAFT = 40, 32, 24
@@ -262,7 +263,14 @@ def untold(what: str, done: int, whole: int) -> None:
 def test_training_lowers_the_loss_and_resumes_where_it_stopped(
     tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch, dtype: str
 ) -> None:
-    settings = replace(SETTINGS, dtype=dtype)
+    settings, computed = replace(SETTINGS, dtype=dtype), set[torch.dtype]()
+
+    def noting(*given: Any) -> Tensor:
+        with torch.no_grad():
+            computed.add(given[0].lm_head(given[1].final[:1]).dtype)
+        return loss(*given)
+
+    monkeypatch.setattr("pipelines.drafter.train.loss", noting)
     # a clock that ticks once a look makes the run's length a number of batches
     clock = SimpleNamespace(monotonic=itertools.count().__next__)
     monkeypatch.setattr("pipelines.drafter.train.time", clock)
@@ -278,6 +286,7 @@ def test_training_lowers_the_loss_and_resumes_where_it_stopped(
     run = train(target, states, checkpoint, settings, log, untold, improved)
     assert sum(losses[-5:]) < 0.9 * sum(losses[:5])
     assert exported and max(exported) <= run.batch
+    assert computed == {getattr(torch, dtype)}
     again = Run.resume(checkpoint, target, SETTINGS)
     assert (again.batch, again.rows, again.best) == (run.batch, run.rows, run.best)
     for name, weight in again.head.state_dict().items():
