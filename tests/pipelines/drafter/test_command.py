@@ -1,4 +1,4 @@
-"""The whole of ``hvd train-drafter``, small: the real target writes and reads, a head comes of it."""
+"""The whole of ``hvd train-drafter``, small: the target writes and reads, a head comes of it."""
 
 from __future__ import annotations
 
