@@ -84,25 +84,34 @@ class Spill:
         self.sequences: dict[int, int] = {}
         self._file: sqlite3.Connection | None = None
         if path.exists():
-            file = self._open()
-            for (self.key,) in file.execute("SELECT key FROM origin"):
-                pass
-            told = file.execute("SELECT sum(rows), sum(length(value)), max(id) FROM records")
-            rows, size, last = told.fetchone()
-            self.rows, self.size = int(rows or 0), int(size or 0)
-            self.last = -1 if last is None else last
-            self.cuts = [Cut(*told) for told in file.execute("SELECT * FROM cuts") if _whole(told)]
-            asked = (
-                "SELECT max(id), partition, sequence FROM records"
-                " WHERE typeof(partition) = 'integer' AND typeof(sequence) = 'integer'"
-                " GROUP BY partition"
-            )
-            for last, partition, number in file.execute(asked):
-                self.sequences[partition] = number + 1 + moved(self.cuts, partition, last)
+            try:
+                self._read(self._open())
+            except SpillError:
+                self._let_go()
+                raise
+
+    def _read(self, file: sqlite3.Connection) -> None:
+        """Take over what the file holds."""
+        for (self.key,) in file.execute("SELECT key FROM origin"):
+            pass
+        told = file.execute("SELECT sum(rows), sum(length(value)), max(id) FROM records")
+        rows, size, last = told.fetchone()
+        self.rows, self.size = int(rows or 0), int(size or 0)
+        self.last = -1 if last is None else last
+        self.cuts = [Cut(*told) for told in file.execute("SELECT * FROM cuts") if _whole(told)]
+        asked = (
+            "SELECT max(id), partition, sequence FROM records"
+            " WHERE typeof(partition) = 'integer' AND typeof(sequence) = 'integer'"
+            " GROUP BY partition"
+        )
+        for last, partition, number in file.execute(asked):
+            self.sequences[partition] = number + 1 + moved(self.cuts, partition, last)
 
     def _open(self) -> sqlite3.Connection:
-        if self._file is None:
-            file = sqlite3.connect(self.path, timeout=0.0, isolation_level=None)
+        if self._file is not None:
+            return self._file
+        self._file = file = sqlite3.connect(self.path, timeout=0.0, isolation_level=None)
+        try:
             file.text_factory = partial(str, encoding="utf-8", errors="replace")
             # Not synchronous: what a kernel that dies loses is not worth waiting for a disk.
             file.executescript(
@@ -115,8 +124,16 @@ class Spill:
             )
             if file.execute("SELECT count(*) FROM origin").fetchone() == (0,):
                 file.execute("INSERT INTO origin VALUES (?)", [self.key])
-            self._file = file
-        return self._file
+        except SpillError:
+            self._let_go()
+            raise
+        return file
+
+    def _let_go(self) -> None:
+        """Close the file: a connection that is only forgotten keeps its lock for a while."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     def put(self, record: Record) -> None:
         """Add a record."""
@@ -164,9 +181,7 @@ class Spill:
 
     def close(self) -> None:
         """Close the file, and remove it if nothing is left in it."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        self._let_go()
         if not self.rows:
             self.path.unlink(missing_ok=True)
 

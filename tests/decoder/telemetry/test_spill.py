@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import random
 import resource
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -264,6 +266,39 @@ def test_a_full_disk_loses_nothing_that_lies_in_the_file(tmp_path: Path) -> None
     assert [one.sequence for one in outbox.ready()] == [1]
     outbox.close()
     assert Spill(tmp_path / "a").rows == 9, "it was taken out when there was room"
+
+
+def test_a_file_that_could_not_be_made_is_made_when_there_is_room_again(tmp_path: Path) -> None:
+    books = Books()
+    outbox = Outbox(books, Spill(tmp_path / "a"), 1 << 30)
+    gc.disable()  # which closed what a failure left open, sooner or later
+    try:
+        with no_room():
+            add(outbox, books, record(0))
+            outbox.put_down()
+        assert books.dropped == {"disk": 3}
+        add(outbox, books, record(1))
+        outbox.put_down()
+    finally:
+        gc.enable()
+    assert books.dropped == {"disk": 3} and books.spilled == 3 and balanced(books)
+    outbox.close()
+    assert Spill(tmp_path / "a").rows == 3
+
+
+def test_a_file_that_could_not_be_read_once_is_not_locked_for_the_next_look(tmp_path: Path) -> None:
+    leave(tmp_path, "a", record(1))
+    file = sqlite3.connect(tmp_path / f"a{FILE}", isolation_level=None)
+    file.execute("ALTER TABLE records RENAME rows TO other")
+    gc.disable()
+    try:
+        with pytest.raises(SpillError):
+            Spill(tmp_path / f"a{FILE}")
+        file.execute("ALTER TABLE records RENAME other TO rows")
+    finally:
+        gc.enable()
+    file.close()
+    assert Spill(tmp_path / f"a{FILE}").rows == 3
 
 
 @contextmanager
