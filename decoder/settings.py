@@ -90,7 +90,7 @@ class WorkerSettings(Settings):
     )
     suffix_max_draft: int = Field(64, ge=1, le=512, description="tokens of a cache draft at most")
     suffix_max_factor: float = Field(
-        2.0, gt=0, description="tokens of a cache draft, at most, for each context token matched"
+        4.0, gt=0, description="tokens of a cache draft, at most, for each context token matched"
     )
     suffix_max_offset: float = Field(
         0.0, ge=-512, le=512, description="tokens added to that, whatever was matched"

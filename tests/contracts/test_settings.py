@@ -15,7 +15,7 @@ from learner.settings import LearnerSettings
 def test_defaults_are_the_papers_table_7_but_for_longer_drafts() -> None:
     s = WorkerSettings.load()
     assert (s.suffix_max_depth, s.suffix_max_draft) == (64, 64)
-    assert (s.suffix_max_factor, s.suffix_max_offset, s.suffix_min_prob) == (2.0, 0.0, 0.1)
+    assert (s.suffix_max_factor, s.suffix_max_offset, s.suffix_min_prob) == (4.0, 0.0, 0.1)
 
 
 def test_unknown_name_suggests_the_right_one(monkeypatch: pytest.MonkeyPatch) -> None:
