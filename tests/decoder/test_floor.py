@@ -22,7 +22,7 @@ from tests.decoder.simulated import (
 PROMPT = [30, 31, 32]
 WITHIN_CYCLES = 200
 RELIEVED_WITHIN = 100
-BAND = 0.98
+BAND = 0.97
 MILD = CostTable("mild", (1, 101), (1.0, 1.6), draft_us=0.2)
 POISON = CostTable("poison", (1, 101), (1.0, 6.0))
 STEEP = CostTable("steep", (1, 101), (1.0, 81.0), draft_us=0.2)

@@ -56,7 +56,7 @@ class Engine:
 
     def __post_init__(self) -> None:
         self.router = DraftRouter(
-            SuffixCache(WorkerSettings()), self.policy, np.zeros((32, 6), np.float32), self.sink,
+            SuffixCache(WorkerSettings(suffix_max_factor=2.0)), self.policy, np.zeros((32, 6), np.float32), self.sink,
             True, model_draft_tokens=K, longest=self.longest, grafts=self.grafts,
             costs=LiveCosts(NOMINAL, live=False), **{"choice": model_alone(K), **self.rest},
         )  # fmt: skip
