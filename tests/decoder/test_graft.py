@@ -55,8 +55,9 @@ class Engine:
     rest: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        cache = SuffixCache(WorkerSettings(suffix_max_factor=2.0))
         self.router = DraftRouter(
-            SuffixCache(WorkerSettings(suffix_max_factor=2.0)), self.policy, np.zeros((32, 6), np.float32), self.sink,
+            cache, self.policy, np.zeros((32, 6), np.float32), self.sink,
             True, model_draft_tokens=K, longest=self.longest, grafts=self.grafts,
             costs=LiveCosts(NOMINAL, live=False), **{"choice": model_alone(K), **self.rest},
         )  # fmt: skip
