@@ -27,6 +27,13 @@ Model = Annotated[
 Drafter = Annotated[str | None, typer.Option(help="EAGLE3 head made for the model.")]
 Dtype = Annotated[str, typer.Option(help="auto chooses what is fastest here.")]
 PolicyFile = Annotated[Path | None, typer.Option(help="Bundle the hybrid decides by.")]
+Variants = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--variant",
+        help="The hybrid with other settings beside it: 'grafts:HVD_WORKER_GRAFT=1'; repeatable.",
+    ),
+]
 Together = Annotated[
     bool,
     typer.Option(
@@ -40,8 +47,8 @@ Report = Annotated[
 
 def prepared(
     configs: str, eagle3_k: str, suffix_k: str, concurrency: str, max_tokens: int, rounds: int,
-    model: str | None, drafter: str | None, dtype: str, policy: Path | None, together: bool,
-    extra: Sequence[str],
+    model: str | None, drafter: str | None, dtype: str, policy: Path | None,
+    varied: Sequence[str], together: bool, extra: Sequence[str],
 ) -> Plan:  # fmt: skip
     """The plan that the options ask for, still without prompts; ``extra`` goes to every server.
 
@@ -56,7 +63,7 @@ def prepared(
     from pipelines.bench.asked import describe
     from pipelines.bench.serve.plan import Plan
     from pipelines.bench.serve.prompts import from_workloads
-    from pipelines.bench.serve.setups import setups
+    from pipelines.bench.serve.setups import setups, variants
     from pipelines.bundles import load_policy
     from pipelines.commas import numbers, words
     from pipelines.serve.command import chosen
@@ -70,9 +77,10 @@ def prepared(
         numbers(eagle3_k, "--eagle3-k"),
         numbers(suffix_k, "--suffix-k"),
         options.drafter,
+        variants(varied),
     )
     decides_by = "counted score"
-    if any(s.method == "hybrid" for s in compared):
+    if any(s.ours for s in compared):
         decides_by = describe(first_policy(ANY_SCOPE) if policy is None else load_policy(policy))
     (warm_up,) = from_workloads(max(levels), ["chat"])
     return Plan(

@@ -29,6 +29,7 @@ def serve(
     drafter: asked.Drafter = None,
     dtype: asked.Dtype = "auto",
     policy: asked.PolicyFile = None,
+    variant: asked.Variants = None,
     together: asked.Together = False,
     as_json: asked.Report = Path("reports/bench/serve.json"),
 ) -> None:
@@ -48,7 +49,7 @@ def serve(
 
     plan = asked.prepared(
         configs, eagle3_k, suffix_k, concurrency, max_tokens, rounds, model, drafter, dtype, policy,
-        together, context.args,
+        variant or (), together, context.args,
     )  # fmt: skip
     levels = len(plan.concurrency)
     problems: list[str] = []

@@ -7,6 +7,7 @@ eagle3   vLLM's own EAGLE3, one setup for each k, with its padded drafter batch 
          padding drafts in fixed shapes and keeps asynchronous scheduling, the other drafts no
          token for requests that have none to verify
 hybrid   this project's plugin, telemetry off
+variant  the same with settings that a person wants to compare with it
 ======== =========================================================================================
 
 Everything but the speculative configuration and the plugin's switches is the same in all of them.
@@ -15,16 +16,20 @@ Everything but the speculative configuration and the plugin's switches is the sa
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 from decoder.contracts.errors import ModelError, SettingsError
+from decoder.settings import WorkerSettings
 from pipelines.serve.command import ServeOptions, serve_command
 
-Method = Literal["none", "suffix", "eagle3", "hybrid"]
+Method = Literal["none", "suffix", "eagle3", "hybrid", "variant"]
 METHODS: Final[tuple[Method, ...]] = get_args(Method)
+BASELINES: Final = METHODS[:-1]
+"""What a configuration is held to: any other method but a variant."""
 SUFFIX_DEPTH: Final = 24
 """vLLM's default depth of the suffix trees; drafts cannot be longer, so a larger k raises it."""
 PLUGIN_SWITCHES: Final = ("HVD_WORKER_ENABLED", "VLLM_USE_V2_MODEL_RUNNER")
@@ -32,12 +37,19 @@ PLUGIN_SWITCHES: Final = ("HVD_WORKER_ENABLED", "VLLM_USE_V2_MODEL_RUNNER")
 
 @dataclass(frozen=True)
 class Setup:
-    """One server to measure: ``k`` drafted tokens at most; ``padded`` is EAGLE3's alone."""
+    """One server to measure: ``k`` drafted tokens at most; ``padded`` is EAGLE3's alone, and
+    ``changes`` a variant's, variables of the worker with their values."""
 
     name: str
     method: Method
     k: int | None = None
     padded: bool | None = None
+    changes: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def ours(self) -> bool:
+        """Whether the plugin decides."""
+        return self.method in ("hybrid", "variant")
 
     def speculative_config(self, drafter: str | None) -> dict[str, Any] | None:
         """vLLM's ``--speculative-config`` for a stock server; None without speculation."""
@@ -59,20 +71,49 @@ class Setup:
         return None
 
 
-def setups(
-    methods: Sequence[str], eagle3_k: Sequence[int], suffix_k: Sequence[int], drafter: str | None
-) -> tuple[Setup, ...]:
-    """The servers that measuring ``methods`` takes, ``none`` first: the others are held to it.
+def variants(texts: Sequence[str]) -> tuple[Setup, ...]:
+    """What ``NAME:HVD_WORKER_...=VALUE``, several with commas between them, says each.
 
     Raises:
-        SettingsError: an unknown method, or one without any k to try.
+        SettingsError: it says something else, or what no worker takes.
+    """
+    made = []
+    for text in texts:
+        found = _VARIANT.fullmatch(text)
+        if found is None:
+            raise SettingsError(f"--variant {text!r}: give NAME:HVD_WORKER_...=VALUE.")
+        pairs = (part.strip().split("=", 1) for part in found["changes"].split(","))
+        changes = tuple((name, value) for name, value in pairs)
+        prefix = len("HVD_WORKER_")
+        WorkerSettings.load(**{name[prefix:].lower(): value for name, value in changes})
+        made.append(Setup(found["name"], "variant", changes=changes))
+    return tuple(made)
+
+
+_VARIANT: Final = re.compile(
+    r"(?P<name>[\w.-]+):(?P<changes>HVD_WORKER_\w+=[^,]*(, *HVD_WORKER_\w+=[^,]*)*)"
+)
+
+
+def setups(
+    methods: Sequence[str],
+    eagle3_k: Sequence[int],
+    suffix_k: Sequence[int],
+    drafter: str | None,
+    varied: Sequence[Setup] = (),
+) -> tuple[Setup, ...]:
+    """The servers that measuring ``methods`` takes, ``none`` first: the others are held to it. Last
+    come ``varied``.
+
+    Raises:
+        SettingsError: an unknown method, one without any k to try, or a name that comes twice.
         ModelError: EAGLE3 without a drafter.
     """
-    unknown = [m for m in methods if m not in METHODS]
+    unknown = [m for m in methods if m not in BASELINES]
     if unknown or not methods:
         raise SettingsError(
             f"no configuration {', '.join(unknown) or 'was named'}: choose from "
-            f"{', '.join(METHODS)}."
+            f"{', '.join(BASELINES)}."
         )
     if "eagle3" in methods and drafter is None:
         raise ModelError("eagle3 needs a drafter made for the model: name one with --drafter.")
@@ -80,7 +121,7 @@ def setups(
         if method in methods and not ks:
             raise SettingsError(f"give at least one draft length with --{method}-k.")
     made: list[Setup] = []
-    for method in (m for m in METHODS if m in methods):
+    for method in (m for m in BASELINES if m in methods):
         if method == "suffix":
             made += [Setup(f"suffix-k{k}", method, k) for k in suffix_k]
         elif method == "eagle3":
@@ -89,6 +130,10 @@ def setups(
                 made.append(Setup(f"eagle3-k{k}-unpadded", method, k, padded=False))
         else:
             made.append(Setup(method, method))
+    for setup in varied:
+        if any(setup.name == other.name for other in made):
+            raise SettingsError(f"--variant: {setup.name!r} names another configuration.")
+        made.append(setup)
     return tuple(made)
 
 
@@ -108,12 +153,12 @@ def command(
     """
     arguments, env = serve_command(options, environment, flags, on_cpu)
     at = arguments.index("--speculative-config")
-    if setup.method == "hybrid":
+    if setup.ours:
         env["HVD_WORKER_TELEMETRY"] = "false"
         env["HVD_WORKER_HOLDOUT"] = "0"  # the other setups are what it is compared with
         if policy is not None:
             env["HVD_WORKER_POLICY_FILE"] = str(policy.resolve())
-        return arguments, env
+        return arguments, {**env, **dict(setup.changes)}
     for name in PLUGIN_SWITCHES:  # what the caller set himself stays
         if name in environment and name != "HVD_WORKER_ENABLED":
             env[name] = environment[name]

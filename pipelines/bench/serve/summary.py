@@ -30,7 +30,7 @@ from pipelines.bench.known import median, over, percentile
 from pipelines.bench.metrics import loops, rate, ratio_interval
 from pipelines.bench.serve.load import Reply
 from pipelines.bench.serve.passes import Level, ServerRun
-from pipelines.bench.serve.setups import METHODS, Setup
+from pipelines.bench.serve.setups import BASELINES, Setup
 
 Rounds = Mapping[int, Level]
 Place = tuple[int, str, int]
@@ -68,7 +68,7 @@ def summarise(runs: Sequence[ServerRun], setups: Sequence[Setup]) -> list[dict[s
     for concurrency, here in sorted(places.items()):
         best = {
             method: max(kin, key=lambda name: _median_rate(here[name]))
-            for method in METHODS
+            for method in BASELINES
             if (kin := [s.name for s in setups if s.method == method and s.name in here])
         }
         for name in sorted(here, key=order.__getitem__):
@@ -81,7 +81,7 @@ def summarise(runs: Sequence[ServerRun], setups: Sequence[Setup]) -> list[dict[s
                     "k": setup.k,
                     "padded": setup.padded,
                     "concurrency": concurrency,
-                    "best_of_method": best[setup.method] == name,
+                    "best_of_method": best.get(setup.method) == name,
                     **_whole(here[name], here.get("none", {})),
                     "groups": {group: figures(here[name], group) for group in GROUPS},
                     "against": {
@@ -255,7 +255,9 @@ def tables(records: Sequence[dict[str, Any]]) -> list[Table]:
     shown = []
     for concurrency in sorted({r["concurrency"] for r in records}):
         here = [r for r in records if r["concurrency"] == concurrency]
-        methods = [m for m in METHODS if m != "hybrid" and any(r["method"] == m for r in here)]
+        found = {r["method"] for r in here}
+        left_out = set() if "variant" in found else {"hybrid"}
+        methods = [m for m in BASELINES if m in found - left_out]
         table = Table(
             title=f"{concurrency} at a time", title_justify="left", box=SIMPLE_HEAD, pad_edge=False
         )

@@ -34,6 +34,7 @@ def sessions(
     drafter: asked.Drafter = None,
     dtype: asked.Dtype = "auto",
     policy: asked.PolicyFile = None,
+    variant: asked.Variants = None,
     together: asked.Together = False,
     check: Annotated[
         bool,
@@ -66,7 +67,7 @@ def sessions(
         )
     plan = asked.prepared(
         configs, eagle3_k, suffix_k, concurrency, max_tokens, rounds, model, drafter, dtype, policy,
-        together, context.args,
+        variant or (), together, context.args,
     )  # fmt: skip
     levels = plan.concurrency
     problems: list[str] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from decoder.contracts.errors import ModelError, SettingsError
-from pipelines.bench.serve.setups import Setup, command, setups
+from pipelines.bench.serve.setups import Setup, command, setups, variants
 from pipelines.cli import app
 from tests.pipelines.bench.serve.served import HYBRID, NONE, OPTIONS, SUFFIX
 
@@ -68,6 +69,36 @@ def test_a_runner_the_person_chose_stays_chosen() -> None:
     )
 
 
+def test_a_variant_is_the_hybrid_with_other_settings() -> None:
+    asked = variants(["grafts:HVD_WORKER_GRAFT=1, HVD_WORKER_SUFFIX_MAX_FACTOR=6"])
+    made = setups(["none", "hybrid"], [3], [8], "head", asked)
+    assert [s.name for s in made] == ["none", "hybrid", "grafts"]
+    environment = {"HVD_WORKER_GRAFT": "0", "PATH": "/bin"}
+    ours, our_env = command(HYBRID, OPTIONS, environment, frozenset(), on_cpu=True)
+    varied, env = command(made[-1], OPTIONS, environment, frozenset(), on_cpu=True)
+    assert varied == ours
+    changed = {"HVD_WORKER_GRAFT": "1", "HVD_WORKER_SUFFIX_MAX_FACTOR": "6"}
+    assert env == our_env | changed
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("grafts", "NAME:HVD_WORKER_...=VALUE"),
+        (":HVD_WORKER_GRAFT=1", "NAME:HVD_WORKER_...=VALUE"),
+        ("grafts:HVD_WORKER_GRAFT", "NAME:HVD_WORKER_...=VALUE"),
+        ("grafts:GRAFT=1", "NAME:HVD_WORKER_...=VALUE"),
+        ("a/b:HVD_WORKER_GRAFT=1", "NAME:HVD_WORKER_...=VALUE"),
+        ("hybrid:HVD_WORKER_GRAFT=1", "'hybrid' names another"),
+        ("grafts:HVD_WORKER_GRAFTS=1", "HVD_WORKER_GRAFTS is not valid"),
+        ("grafts:HVD_WORKER_GRAFT=perhaps", "HVD_WORKER_GRAFT is not valid"),
+    ],
+)
+def test_a_variant_that_no_worker_would_take_is_refused(text: str, words: str) -> None:
+    with pytest.raises(SettingsError, match=re.escape(words)):
+        setups(["hybrid"], [3], [8], "head", variants([text]))
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
@@ -87,6 +118,7 @@ def test_what_cannot_be_compared_is_said(arguments: Any, error: Any, words: str)
     [
         (["--concurrency", "1,many"], "--concurrency '1,many'"),
         (["--eagle3-k", "0"], "--eagle3-k '0'"),
+        (["--variant", "grafts"], "--variant 'grafts'"),
         (["--policy", "/nowhere/p.safetensors"], "/nowhere/p.safetensors: no such file"),
     ],
 )

@@ -132,6 +132,19 @@ def test_each_is_held_to_the_best_of_every_other_method() -> None:
     assert "suffix-k8 *" in shown and "2.00 (2.00-2.00)" in shown
 
 
+def test_a_variant_is_held_to_the_hybrid_and_nobody_to_it() -> None:
+    varied = Setup("grafts", "variant", changes=(("HVD_WORKER_GRAFT", "1"),))
+    took = {NONE: 8.0, HYBRID: 2.0, varied: 1.0}
+    runs = [run(setup, 0, seconds) for setup, seconds in took.items()]
+    records = {r["configuration"]: r for r in summarise(runs, list(took))}
+    assert records["grafts"]["against"]["hybrid"]["all"]["ratio"] == pytest.approx(2.0)
+    assert list(records["hybrid"]["against"]) == ["none"]
+    page = Console(file=io.StringIO(), width=WIDTH)
+    for table in tables(list(records.values())):
+        page.print(table)
+    assert "/hybrid" in page.file.getvalue() and "/variant" not in page.file.getvalue()
+
+
 def test_the_best_draft_length_is_chosen_for_each_concurrency() -> None:
     small, large = Setup("suffix-k8", "suffix", 8), Setup("suffix-k64", "suffix", 64)
     runs = [
