@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -160,18 +160,19 @@ class _Recorder:
             path = self._folder / f"{name}.jsonl"
             lines = _lines_in(path)
             for begin in range(0, len(asked), AT_ONCE):
-                step(f"recording {name}", done, whole)
                 some = asked[begin : begin + AT_ONCE]
-                lines += self._recorded(name, some)
+                step(f"recording {name}", done, whole)
+                for line in self._recorded(name, some):
+                    lines.append(line)
+                    done += 1
+                    step(f"recording {name}", done, whole)
                 _write(path, "".join(f"{line}\n" for line in lines))
-                done += len(some)
 
-    def _recorded(self, name: str, asked: Sequence[Ids]) -> list[str]:
+    def _recorded(self, name: str, asked: Sequence[Ids]) -> Iterator[str]:
         from decoder.engines.reference.recording import accepted, record_chains
 
         shown = [list(ids) for ids in asked]
         made = {tuple(ids): answer for ids, answer in answers(self._model, self._tokenizer, shown)}
-        lines = []
         for ids in shown:
             output = made.get(tuple(ids), [])[: self._plan.answer]
             drafts = record_chains(self._engine, ids, output)
@@ -183,5 +184,4 @@ class _Recorder:
                 "model_accepted": accepted(drafts, output),
                 "model_drafts": drafts,
             }
-            lines.append(json.dumps(line, separators=(",", ":")))
-        return lines
+            yield json.dumps(line, separators=(",", ":"))
