@@ -5,13 +5,18 @@ from __future__ import annotations
 import os
 import socket
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, field_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from decoder.contracts.settings import Settings
 from decoder.contracts.trials import HOLDOUT_SIDES
+
+FACTOR: Final = 4.0
+WHOLE_FACTOR: Final = 2.0
+"""Tokens of a cache draft for each one matched: where a policy foresees which place to cut at, and
+where a rule verifies drafts whole, which loses by longer ones (decision 12)."""
 
 
 def _spill_folder() -> Path:
@@ -90,7 +95,10 @@ class WorkerSettings(Settings):
     )
     suffix_max_draft: int = Field(64, ge=1, le=512, description="tokens of a cache draft at most")
     suffix_max_factor: float = Field(
-        4.0, gt=0, description="tokens of a cache draft, at most, for each context token matched"
+        default_factory=lambda given: WHOLE_FACTOR if given.get("start") == "counting" else FACTOR,
+        gt=0,
+        description="tokens of a cache draft, at most, for each context token matched; fewer where "
+        "counted scores decide at first, which verify drafts whole",
     )
     suffix_max_offset: float = Field(
         0.0, ge=-512, le=512, description="tokens added to that, whatever was matched"

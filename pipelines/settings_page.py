@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from decoder.contracts.settings import SECRETS_VARIABLE, KafkaSettings, Settings
-from decoder.settings import WorkerSettings
+from decoder.settings import FACTOR, WHOLE_FACTOR, WorkerSettings
 from decoder.telemetry.metrics import FOLDER_VARIABLE
 from learner.settings import LearnerSettings
 from pipelines.cli import up
@@ -38,11 +38,12 @@ OTHERS: Final = {
     "vLLM of your own name an empty one",
     "XDG_CACHE_HOME": "where the user's cache is, by the XDG specification; `~/.cache`",
 }
-OF_THE_PLACE: Final = {
+THAT_HANG: Final = {
     "name": "host and process id",
     "spill_folder": "`~/.cache/hybrid-verified-decoding/spill`",
+    "suffix_max_factor": f"`{FACTOR}`, `{WHOLE_FACTOR}` with `HVD_WORKER_START=counting`",
 }
-"""Defaults that every machine makes for itself."""
+"""Defaults that hang on the machine, or on another setting."""
 HEAD: Final = """\
 # Settings
 
@@ -94,8 +95,8 @@ def _meaning(field: FieldInfo) -> str:
 
 
 def _default(name: str, field: FieldInfo) -> str:
-    if name in OF_THE_PLACE:
-        return OF_THE_PLACE[name]
+    if name in THAT_HANG:
+        return THAT_HANG[name]
     value = field.default
     if value is None or value == "":
         return "none"

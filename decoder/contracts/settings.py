@@ -74,7 +74,9 @@ class Settings(BaseSettings):
             if _OF_A_SERVICE.fullmatch(f"{name}={value}"):
                 log.warning("%s is of a Kubernetes service, and no setting: ignored", name)
                 if name in known:
-                    default = cls.model_fields[known[name]].get_default(call_default_factory=True)
+                    default = cls.model_fields[known[name]].get_default(
+                        call_default_factory=True, validated_data=overrides
+                    )
                     overrides.setdefault(known[name], default)
                 continue
             if name in known:

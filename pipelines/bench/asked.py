@@ -15,7 +15,7 @@ from decoder.policy.first import first_policy
 from pipelines import embedded, machine
 from pipelines.bench import methods
 from pipelines.bench.datasets import PROMPTS
-from pipelines.bundles import load_policy
+from pipelines.bundles import digest_of, load_policy
 from pipelines.prompts import Template, TooLong
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def load_policies(asked: Asked, target: Target, wanted: Sequence[str]) -> dict[s
 def describe(policy: Policy) -> str:
     """A policy in a few words, for the settings of a run."""
     decided = "live rate" if policy.kind == "survival" else f"threshold {policy.threshold:g}"
-    return f"version {policy.version}, {policy.kind}, {decided}"
+    return f"version {policy.version}, {policy.kind}, {decided}, {digest_of(policy)[:12]}"
 
 
 def settings_of(

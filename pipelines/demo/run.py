@@ -49,8 +49,6 @@ SETTINGS: Final[Mapping[str, str]] = {
     # from counting, so that learning can be seen; the first policy is a side, and no contestant
     "HVD_WORKER_START": "counting",
     "HVD_LEARNER_START": "counting",
-    # counting verifies drafts whole: the longer ones are for those that foresee where to cut
-    "HVD_WORKER_SUFFIX_MAX_FACTOR": "2",
     "HVD_WORKER_SIDES": "plain,suffix,first",
     # three quarters of all steps: minutes have to show what a deployment sees in a day
     "HVD_WORKER_HOLDOUT": "0.75",

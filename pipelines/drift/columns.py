@@ -30,7 +30,7 @@ from decoder.contracts.bundle import Policy, frequency_policy
 from decoder.contracts.features import FEATURES, FloatArray
 from decoder.engines.reference.method import PAPER_FACTOR
 from decoder.policy.estimate import PAPER_THRESHOLD
-from decoder.settings import WorkerSettings
+from decoder.settings import WHOLE_FACTOR, WorkerSettings
 from learner import train
 from learner.rows import Rows
 from pipelines.drift.scenario import Scenario
@@ -108,7 +108,8 @@ class Columns:
         if name in ("frozen", "adaptive-frozen"):
             return Column(self._trained()[0], ours, name in LEARNS)
         if name == "counting":
-            return Column(frequency_policy("drift"), ours)
+            factor = {"suffix_max_factor": min(self._served.suffix_max_factor, WHOLE_FACTOR)}
+            return Column(frequency_policy("drift"), Worker(self._served.model_copy(update=factor)))
         if name == "refit":
             traces = lessons(self._scenario.later, self._library, self._seed, self._others)
             return Column(self._survival(traces, self._served)[0], ours)

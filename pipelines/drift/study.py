@@ -9,13 +9,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import torch
 
-from decoder.contracts.bundle import Policy, pack
+from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import TraceError
 from decoder.contracts.features import FloatArray
 from decoder.settings import WorkerSettings
+from pipelines.bundles import digest_of
 from pipelines.drift import oracle
 from pipelines.drift.columns import Columns
 from pipelines.drift.learning import Learning
@@ -157,11 +157,6 @@ SHAPING: Final = {
     "suffix_max_offset", "suffix_min_prob",
 }  # fmt: skip
 """Settings of a worker that a run depends on."""
-
-
-def digest_of(policy: Policy) -> str:
-    """Of all that a bundle holds, but for what its maker saw the network say."""
-    return hashlib.sha256(pack(policy, np.zeros(len(policy.probe_inputs), np.float32))).hexdigest()
 
 
 def ran(name: str, scenario: Scenario, sent: Traffic, columns: Columns, library: Library) -> Run:

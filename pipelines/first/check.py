@@ -13,7 +13,7 @@ from decoder.contracts.bundle import Policy
 from decoder.contracts.features import FloatArray
 from decoder.engines.reference.method import Drafting
 from decoder.settings import WorkerSettings
-from pipelines.first.make import SEED, fit, rows_of, with_drafter
+from pipelines.first.make import SEED, counting, fit, rows_of, with_drafter
 from pipelines.first.sets import TraceSet
 from pipelines.replay.engine import hybrid, simulate
 from pipelines.replay.split import Shares, some_sessions, split
@@ -92,7 +92,7 @@ def compare(
     compared = {
         "first": replace(hybrid("first", first), model=model),
         "refit": replace(hybrid("refit", refit), model=model),
-        "counting": by[1],
+        "counting": replace(counting(), model=model),
     }
     cycles = {
         name: simulate(asked, [], each, token_classes, settings)[0]

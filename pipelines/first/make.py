@@ -14,7 +14,7 @@ from decoder.contracts.errors import TraceError
 from decoder.contracts.features import FloatArray
 from decoder.engines.reference.method import Method
 from decoder.policy.estimate import PAPER_THRESHOLD
-from decoder.settings import WorkerSettings
+from decoder.settings import WHOLE_FACTOR, WorkerSettings
 from learner import train
 from learner.rows import Rows, hash_id, joined
 from pipelines.first.sets import TraceSet
@@ -112,6 +112,11 @@ def fit(rows: Rows, epochs: int = EPOCHS) -> Policy:
     return replace(policy, role=FIRST, model_payoff=float(seen.mean()) if len(seen) else 0.0)
 
 
+def counting() -> Method:
+    """What a first policy is held to, with the drafts that suit it best."""
+    return replace(teachers()[1], draft_factor=WHOLE_FACTOR)
+
+
 def without(samples: Sequence[Sample], name: str) -> Policy:
     """The policy that ``samples``, at least two, make if the set called ``name`` is left out.
 
@@ -128,7 +133,7 @@ def over_counting(
     asked = with_drafter(one.traces, ACCEPTS, settings.model_draft_tokens, SEED)
     rates = [
         simulate(asked, [], by, token_classes, settings)[0].tally().rate
-        for by in (hybrid("first", policy), teachers()[1])
+        for by in (hybrid("first", policy), counting())
     ]
     return rates[0] / rates[1]
 

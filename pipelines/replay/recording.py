@@ -27,9 +27,6 @@ from pipelines.settled import settle
 
 AT_ONCE: Final = 16
 """Answers written and kept together: what an interrupt loses."""
-COSTS: Final = "costs.json"
-"""What the reference engine's cycles took on the machine that recorded."""
-
 PROFILED: Final = 30.0
 """Seconds for timing steps: more than a worker takes at its start, since nobody waits for it."""
 LARGE: Final = 32
@@ -105,7 +102,7 @@ def costs_of(folder: Path, step: Step) -> CostTable:
     Raises:
         ModelError: the machine is too busy to time the large steps.
     """
-    path = folder / COSTS
+    path = _costs_in(folder)
     if not path.exists():
         step("timing the engine", 0, 1)
         keep(_measured(), folder)
@@ -126,7 +123,13 @@ def keep(table: CostTable, folder: Path) -> None:
             "--nominal."
         )
     told = {name: value for name, value in asdict(table).items() if name != "dense"}
-    _write(folder / COSTS, json.dumps(told))
+    _write(_costs_in(folder), json.dumps(told))
+
+
+def _costs_in(folder: Path) -> Path:
+    """Named by the machine: a cache may be carried to another, or a run held to fewer flags."""
+    of = hashlib.sha256(machine.description().encode()).hexdigest()[:16]
+    return folder / f"costs-{of}.json"
 
 
 def _measured() -> CostTable:

@@ -15,6 +15,8 @@ from learner.settings import LearnerSettings
 def test_defaults_are_the_papers_table_7_but_for_longer_drafts() -> None:
     s = WorkerSettings.load()
     assert (s.suffix_max_depth, s.suffix_max_draft) == (64, 64)
+    assert WorkerSettings.load(start="counting").suffix_max_factor == 2.0
+    assert WorkerSettings.load(start="counting", suffix_max_factor=3).suffix_max_factor == 3.0
     assert (s.suffix_max_factor, s.suffix_max_offset, s.suffix_min_prob) == (4.0, 0.0, 0.1)
 
 

@@ -55,7 +55,7 @@ def test_every_cycle_is_on_the_topic_and_accounted_for(
     worker.close()
     status = worker.status()
     assert status.events_unaccounted == status.queue_depth == 0
-    assert status.events_made == status.events_sent == sum(status.cycles.values()) > 20
+    assert status.events_made == status.events_sent == sum(status.cycles.values()) > 0
     assert (status.publication, status.policy_role) == (champion.publication, "champion")
     found = batches(kafka)
     assert [b.sequence for b in found] == list(range(len(found)))

@@ -67,6 +67,7 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
         **os.environ,
         "HVD_WORKER_ID_KEY": KEY,
         "HVD_WORKER_TELEMETRY": "0",
+        "HVD_WORKER_FLOOR": "0",  # by the clock it may decide that nothing is drafted
         "SPIED_DRAFTS": str(drafts),
         METRICS_VARIABLE: str(home),
         "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -81,14 +82,14 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
 def test_no_draft_shows_what_another_key_or_salt_wrote(asked: Asked) -> None:
     names = Pseudonyms(KEY.encode())
     asked.shown("alice")
-    assert asked.shown("alice") > 20, "of one key, requests draft from each other's output"
+    assert asked.shown("alice") > 0, "of one key, requests draft from each other's output"
     forged = {"hvd_tenant": names.of("tenant", "key:alice"), "hvd_seal": "0" * 32}
     assert asked.shown("bob", vllm_xargs=forged) == 0
     assert asked.shown("carol", cache_salt="a salt") == 0
     assert asked.shown("carol") == 0
     assert asked.shown("carol", cache_salt="another") == 0
-    assert asked.shown("carol", cache_salt="a salt") > 20
-    assert asked.shown("bob") > 20
+    assert asked.shown("carol", cache_salt="a salt") > 0
+    assert asked.shown("bob") > 0
 
 
 def test_the_answer_names_the_request_as_telemetry_does(asked: Asked) -> None:

@@ -56,7 +56,7 @@ class Plan:
             "hybrid": speculative_config(self.options.drafter),
             "server_arguments": list(self.options.extra),
             "variants": {s.name: dict(s.changes) for s in self.setups if s.changes},
-            "policy": None if self.policy is None else str(self.policy),
+            "policy": self.decides_by,
             "environment": {
                 k: v for k, v in sorted(os.environ.items()) if k.startswith(("HVD_", "VLLM_"))
             },

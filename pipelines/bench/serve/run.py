@@ -154,7 +154,8 @@ def measure(
                 failed[setup.name] = str(error)
                 continue
             servers.append(server)
-            policy = plan.decides_by if setup.ours else ""
+            changed = (f"{name}={value}" for name, value in setup.changes)
+            policy = ", ".join([plan.decides_by, *changed]) if setup.ours else ""
             found[setup.name] = ServerRun(number, setup.name, startup, (), policy)
         for turn, level in enumerate(zip(plan.concurrency, plan.prompts, strict=True), number):
             first = turn % max(len(servers), 1)

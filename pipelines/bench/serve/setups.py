@@ -75,23 +75,31 @@ def variants(texts: Sequence[str]) -> tuple[Setup, ...]:
     """What ``NAME:HVD_WORKER_...=VALUE``, several with commas between them, says each.
 
     Raises:
-        SettingsError: it says something else, or what no worker takes.
+        SettingsError: it says something else, what no worker takes, or what is the same in all.
     """
     made = []
     for text in texts:
         found = _VARIANT.fullmatch(text)
         if found is None:
-            raise SettingsError(f"--variant {text!r}: give NAME:HVD_WORKER_...=VALUE.")
-        pairs = (part.strip().split("=", 1) for part in found["changes"].split(","))
-        changes = tuple((name, value) for name, value in pairs)
+            raise SettingsError(
+                f"--variant {text!r}: give NAME:HVD_WORKER_...=VALUE, with commas between several "
+                "and in no value, and a name of at most 16 letters."
+            )
+        parts = re.split(r", *", found["changes"])
+        changes = dict(part.split("=", 1) for part in parts)
+        for name in ALIKE:
+            if name in changes:
+                raise SettingsError(f"--variant {text!r}: {name} is the same in every server.")
         prefix = len("HVD_WORKER_")
-        WorkerSettings.load(**{name[prefix:].lower(): value for name, value in changes})
-        made.append(Setup(found["name"], "variant", changes=changes))
+        WorkerSettings.load(**{name[prefix:].lower(): value for name, value in changes.items()})
+        made.append(Setup(found["name"], "variant", changes=tuple(changes.items())))
     return tuple(made)
 
 
+ALIKE: Final = ("HVD_WORKER_ENABLED", "HVD_WORKER_TELEMETRY", "HVD_WORKER_HOLDOUT")
+"""What every server of ours is given, so that nothing but what is asked for differs."""
 _VARIANT: Final = re.compile(
-    r"(?P<name>[\w.-]+):(?P<changes>HVD_WORKER_\w+=[^,]*(, *HVD_WORKER_\w+=[^,]*)*)"
+    r"(?P<name>[\w.-]{1,16}):(?P<changes>HVD_WORKER_[A-Z_]+=[^,]*(, *HVD_WORKER_[A-Z_]+=[^,]*)*)"
 )
 
 
@@ -131,7 +139,7 @@ def setups(
         else:
             made.append(Setup(method, method))
     for setup in varied:
-        if any(setup.name == other.name for other in made):
+        if setup.name in METHODS or any(setup.name == other.name for other in made):
             raise SettingsError(f"--variant: {setup.name!r} names another configuration.")
         made.append(setup)
     return tuple(made)

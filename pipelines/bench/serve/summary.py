@@ -243,7 +243,7 @@ def equal(mine: Rounds, plain: Rounds) -> tuple[int, int]:
     return same, compared
 
 
-WIDTH: Final = 160
+WIDTH: Final = 180
 """Columns that a table takes."""
 
 

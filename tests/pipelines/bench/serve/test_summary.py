@@ -134,15 +134,16 @@ def test_each_is_held_to_the_best_of_every_other_method() -> None:
 
 def test_a_variant_is_held_to_the_hybrid_and_nobody_to_it() -> None:
     varied = Setup("grafts", "variant", changes=(("HVD_WORKER_GRAFT", "1"),))
-    took = {NONE: 8.0, HYBRID: 2.0, varied: 1.0}
+    took = {NONE: 8.0, SUFFIX: 4.0, EAGLE3: 4.0, HYBRID: 2.0, varied: 1.0}
     runs = [run(setup, 0, seconds) for setup, seconds in took.items()]
     records = {r["configuration"]: r for r in summarise(runs, list(took))}
     assert records["grafts"]["against"]["hybrid"]["all"]["ratio"] == pytest.approx(2.0)
-    assert list(records["hybrid"]["against"]) == ["none"]
+    assert list(records["hybrid"]["against"]) == ["none", "suffix", "eagle3"]
     page = Console(file=io.StringIO(), width=WIDTH)
     for table in tables(list(records.values())):
         page.print(table)
-    assert "/hybrid" in page.file.getvalue() and "/variant" not in page.file.getvalue()
+    shown = page.file.getvalue()
+    assert "/hybrid" in shown and "/variant" not in shown and "…" not in shown
 
 
 def test_the_best_draft_length_is_chosen_for_each_concurrency() -> None:
