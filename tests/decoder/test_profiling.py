@@ -29,8 +29,8 @@ class Clock:
 def test_a_profile_keeps_the_fastest_of_each_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other work on the machine adds to a time and never takes from it."""
     clock, calls = Clock(monkeypatch), itertools.count()
-    table = profile("here", clock.step(lambda n: 0.01 * n * (1 + (next(calls) < 14))), most=16)
-    assert table.tokens == (1, 2, 4, 8, 16)
+    table = profile("here", clock.step(lambda n: 0.01 * n * (1 + (next(calls) < 20))), most=16)
+    assert table.tokens == (*range(1, 9), 12, 16)
     assert table.verify_us == pytest.approx([10_000.0 * n for n in table.tokens])
 
 
@@ -69,6 +69,15 @@ def test_a_slow_machine_is_asked_for_fewer_sizes(
     longest = max(SHARE * 6.0, slow * 0.55)
     assert clock.now <= 6.0 + longest
     assert 1 <= table.tokens[-1] < 256
+
+
+def test_every_size_of_few_tokens_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A processor's few rows: two take longer than one or four, six no longer than three."""
+    clock = Clock(monkeypatch)
+    few = dict(enumerate((35.1, 43.0, 37.3, 36.5, 36.4, 36.3, 39.0, 40.5), start=1))
+    table = profile("here", clock.step(lambda n: few.get(n, 32.0 + n) / 1e3), most=64)
+    assert table.time(6) / table.time(3) < 1.01 < 1.06 < table.time(8) / table.time(6)
+    assert table.time(3) <= 1e6 * 0.0400, "not what a line from two tokens to four would say"
 
 
 def test_sizes_are_those_of_the_graphs_and_what_lies_behind_them() -> None:
