@@ -21,7 +21,7 @@ from typing import Final
 
 import numpy as np
 
-from decoder.policy.pricing import MAX_TOKENS, NOMINAL, CostTable, Floats
+from decoder.policy.pricing import FEW, MAX_TOKENS, NOMINAL, CostTable, Floats
 
 GRID: Final = (
     *(1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256),
@@ -172,7 +172,8 @@ class LiveCosts:
         places = [_PLACES[min(n, GRID[-1]) - 1] for n in sizes]
         verify = prior.verifying(grid) * np.exp(np.interp(places, np.arange(len(GRID)), hoped))
         least = prior.time(GRID[here]) * exp(self._state[here])
-        times = np.where(grid > GRID[here], np.maximum(verify, least), verify).tolist()
+        behind = grid > max(GRID[here], FEW)
+        times = np.where(behind, np.maximum(verify, least), verify).tolist()
         if sizes[-1] < MAX_TOKENS:
             times.append(max(times) * MAX_TOKENS / sizes[-1])
             sizes.append(MAX_TOKENS)

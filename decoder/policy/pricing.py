@@ -29,6 +29,9 @@ Floats = NDArray[np.float64]
 
 MAX_TOKENS: Final = 4096
 """Tokens of a step that the dense table reaches to; beyond it its last slope goes on."""
+FEW: Final = 8
+"""Tokens up to which a step's time need not ascend: a processor's products of two rows take longer
+than those of four or six (``docs/experiments.md``). Beyond, what does not is noise."""
 TAIL: Final = 256
 """Tokens at the end of the dense table that its last slope is taken over: a step of graph sizes has
 none in one token."""
@@ -71,10 +74,11 @@ class CostTable:
         times = np.array(self.verify_us, np.float64)
         if times.shape != (len(self.tokens),) or not (np.isfinite(times) & (times > 0)).all():
             raise ValueError("cost table: one finite positive time for each entry of tokens")
-        times = _ascending(times)
+        few = sum(n < FEW for n in self.tokens)
+        times = np.concatenate([times[:few], _ascending(times[few:])])
         dense = np.interp(_GRID, self.tokens, times)
         if len(times) > 1:
-            slope = (times[-1] - times[-2]) / (self.tokens[-1] - self.tokens[-2])
+            slope = max(times[-1] - times[-2], 0.0) / (self.tokens[-1] - self.tokens[-2])
             dense += np.maximum(_GRID - self.tokens[-1], 0) * slope
         if self.graphs:
             sizes = np.array((0, *self.graphs))
@@ -206,8 +210,8 @@ def value_of(costs: CostTable, rows: ArrayLike, rate: ArrayLike) -> Floats:
 def _ascending(times: Floats) -> Floats:
     """The times nearest to ``times`` of which none is below the one before (isotonic regression).
 
-    More tokens never cost less, but a noisy measurement may say so; the largest so far would let
-    one slow measurement raise all that follow. Neighbours that violate the order are pooled.
+    Many more tokens never cost less, but a noisy measurement may say so; the largest so far would
+    let one slow measurement raise all that follow. Neighbours that violate the order are pooled.
     """
     levels: list[tuple[float, int]] = []
     for time in times.tolist():
@@ -216,8 +220,7 @@ def _ascending(times: Floats) -> Floats:
             before, more = levels.pop()
             mean, count = (mean * count + before * more) / (count + more), count + more
         levels.append((mean, count))
-    means, counts = zip(*levels, strict=True)
-    return np.repeat(np.array(means), counts)
+    return np.repeat([mean for mean, _ in levels], [count for _, count in levels])
 
 
 _GRID: Final = np.arange(MAX_TOKENS + 1)

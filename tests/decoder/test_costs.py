@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.optimize import isotonic_regression
 
 from decoder.costs import GRID, GUESS, REFRESH, LiveCosts
-from decoder.policy.pricing import NOMINAL, CostTable
+from decoder.policy.pricing import FEW, NOMINAL, CostTable
 
 PROFILE = CostTable("here", (1, 65), (10_000.0, 42_000.0), draft_us=0.0, draft_token_us=900.0)
 
@@ -146,9 +146,24 @@ def test_steps_beyond_the_grid_are_harmless() -> None:
 
 
 @given(st.lists(st.floats(1.0, 1e6), min_size=1, max_size=len(GRID)))
-def test_more_tokens_never_cost_less_and_one_bad_time_does_not_raise_the_rest(
+def test_many_more_tokens_never_cost_less_and_one_bad_time_does_not_raise_the_rest(
     times: list[float],
 ) -> None:
     table = CostTable("any", tuple(range(1, len(times) + 1)), tuple(times))
-    nearest = isotonic_regression(times).x
-    assert table.dense[1 : len(times) + 1] == pytest.approx(nearest)
+    few, more = times[: FEW - 1], times[FEW - 1 :]
+    nearest = isotonic_regression(more).x if more else []
+    assert table.dense[1 : len(times) + 1] == pytest.approx([*few, *nearest])
+    assert (np.diff(table.dense[len(times) :]) >= 0).all(), "what was not measured ascends"
+
+
+def test_what_few_tokens_take_is_followed_where_it_does_not_ascend() -> None:
+    """Two tokens take longer than one or six: no draft is to be one token long."""
+    few = dict(enumerate((35.1, 43.0, 37.3, 36.5, 36.4, 36.3, 39.0, 40.5), start=1))
+    costs = LiveCosts(
+        CostTable("profiled before", (1, 2, 4, 8, 16), (35.0, 36.0, 38.0, 41.0, 51.0))
+    )
+    for step in range(400):
+        tokens = 1 + step % 8
+        costs.observe(tokens, 1, 0, few[tokens])
+    found = [costs.table.time(n) for n in few]
+    assert found[1] > 1.1 * max(found[2:6]) and found[1] > 1.1 * found[0]
