@@ -14,7 +14,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from decoder.policy.pricing import MAX_TOKENS, CostTable
+from decoder.policy.pricing import FEW, MAX_TOKENS, CostTable
 
 log = logging.getLogger(__name__)
 
@@ -24,9 +24,6 @@ SHARE: Final = 0.08
 """Of the budget that one step may take, so that there is time for many sizes and rounds."""
 ROUNDS: Final = 4
 """Times that each size is measured, where the budget allows; the fastest counts."""
-EVERY: Final = 8
-"""Tokens up to which each size is timed. Products of few rows follow no line between powers of two:
-on one processor a step of 1, 2, 4, 6 and 8 tokens took 19.3, 21.0, 18.2, 18.7 and 21.7 ms."""
 FINE: Final = 8
 """Tokens from which there are sizes between those that double."""
 
@@ -42,7 +39,7 @@ def levels(most: int, graphs: Sequence[int] = ()) -> tuple[tuple[int, ...], ...]
     most = max(min(most, MAX_TOKENS), 1)
     ends = (graphs[-1], graphs[-1] + 1) if graphs else ()
     doubling = [1 << i for i in range(most.bit_length())]
-    coarse = {*range(1, min(EVERY, most) + 1), most, *doubling, *ends}
+    coarse = {*range(1, min(FEW, most) + 1), most, *doubling, *ends}
     halves = {size * 3 // 2 for size in doubling if size >= FINE}
     quarters = {size * part // 4 for size in doubling if size >= 2 * FINE for part in (5, 7)}
     made: list[tuple[int, ...]] = []

@@ -64,8 +64,9 @@ def test_speculation_switched_off_drafts_nothing_and_writes_the_same(trial: Tria
 def test_all_arms_were_used_and_policies_really_changed(trial: Trial) -> None:
     for arm in trial.arms:
         # How often the drafter pays depends on prices measured here, beside whatever else runs.
-        assert trial.counts["cycles"][arm] > 4, trial.counts
-        assert trial.counts["accepted"][arm] > 1, trial.counts
+        cycles, accepted = (4, 1) if arm == "model" else (10, 5)
+        assert trial.counts["cycles"][arm] > cycles, trial.counts
+        assert trial.counts["accepted"][arm] > accepted, trial.counts
     if "model" not in trial.arms:
         assert "model" not in trial.counts["cycles"]
     assert len({e["policy_version"] for e in trial.events}) > 20
