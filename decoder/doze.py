@@ -45,9 +45,9 @@ class Doze:
         """Take in a step, and say by ``awake`` what the next one does. Mutates.
 
         Args:
-            own_us: what proposing and deciding took of the step; 0 asleep.
+            own_us: what proposing and deciding took of the step; without meaning asleep.
             gain_us: what the drafts of the step were worth beyond what they cost, by the costs in
-                force, or would have been if they were not verified; 0 asleep.
+                force; without meaning asleep.
             requests: in the step, at least one.
             plain_us: time of a step of as many requests that verifies nothing.
         """

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import logging
 import time
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from decoder.policy.pricing import FEW, MAX_TOKENS, CostTable
+from decoder.policy.pricing import FEW, MAX_TOKENS, CostTable, padded
 
 log = logging.getLogger(__name__)
 
@@ -24,8 +23,6 @@ SHARE: Final = 0.08
 """Of the budget that one step may take, so that there is time for many sizes and rounds."""
 ROUNDS: Final = 4
 """Times that each size is measured, where the budget allows; the fastest counts."""
-FINE: Final = 8
-"""Tokens from which there are sizes between those that double."""
 
 
 def levels(most: int, graphs: Sequence[int] = ()) -> tuple[tuple[int, ...], ...]:
@@ -40,19 +37,14 @@ def levels(most: int, graphs: Sequence[int] = ()) -> tuple[tuple[int, ...], ...]
     ends = (graphs[-1], graphs[-1] + 1) if graphs else ()
     doubling = [1 << i for i in range(most.bit_length())]
     coarse = {*range(1, min(FEW, most) + 1), most, *doubling, *ends}
-    halves = {size * 3 // 2 for size in doubling if size >= FINE}
-    quarters = {size * part // 4 for size in doubling if size >= 2 * FINE for part in (5, 7)}
+    halves = {size * 3 // 2 for size in doubling if size >= FEW}
+    quarters = {size * part // 4 for size in doubling if size >= 2 * FEW for part in (5, 7)}
     made: list[tuple[int, ...]] = []
     for level in (coarse, halves, quarters):
-        sizes = {n if n == 1 else _padded(n, graphs) for n in level}
+        sizes = {n if n == 1 else padded(n, graphs) for n in level}
         known = {size for before in made for size in before}
         made.append(tuple(sorted(n for n in sizes - known if n <= most)))
     return tuple(made)
-
-
-def _padded(tokens: int, graphs: Sequence[int]) -> int:
-    at = bisect_left(graphs, tokens)
-    return graphs[at] if at < len(graphs) else tokens
 
 
 def profile(

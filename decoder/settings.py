@@ -36,6 +36,8 @@ class WorkerSettings(Settings):
     enabled: bool = Field(False, description="switches the vLLM plugin on")
     name: str = Field(
         default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}",
+        min_length=1,
+        max_length=200,
         description="how this worker calls itself in telemetry",
     )
     telemetry: bool = Field(True, description="send events to Kafka and take policies from it")
@@ -46,6 +48,7 @@ class WorkerSettings(Settings):
     events_per_s: float = Field(
         0.0,
         ge=0,
+        le=1e9,
         description="draft events sent a second, about: above it whole requests are left out, by "
         "chance; 0 sends all",
     )
@@ -97,6 +100,7 @@ class WorkerSettings(Settings):
     suffix_max_factor: float = Field(
         default_factory=lambda given: WHOLE_FACTOR if given.get("start") == "counting" else FACTOR,
         gt=0,
+        le=512,
         description="tokens of a cache draft, at most, for each context token matched; fewer where "
         "counted scores decide at first, which verify drafts whole",
     )

@@ -22,6 +22,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as save_arrays
 
+from decoder.contracts.bundle import metadata_of
+
 log = logging.getLogger(__name__)
 
 FORMAT: Final = "hvd.learner.v4"
@@ -119,8 +121,7 @@ def read(path: Path) -> tuple[Arrays, dict[str, Any]]:
     """
     data = path.read_bytes()
     arrays = load_arrays(data)
-    size = int.from_bytes(data[:8], "little")
-    metadata = json.loads(data[8 : 8 + size])["__metadata__"]
+    metadata = metadata_of(data)
     if metadata["digest"] != _digest(arrays, metadata["state"]):
         raise ValueError("its digest does not match")
     numbers = json.loads(metadata["state"])

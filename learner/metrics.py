@@ -20,7 +20,7 @@ COUNTS: Final = {
     "dead_letters_failed": "Refused records that their topic did not take.",
     "records_missing": "Gaps in the sequences of lives and partitions.",
     "records_duplicate": "Records with a sequence number that came before.",
-    "records_skipped": "Records removed from the topic before they were read.",
+    "records_skipped": "Records gone before they were read, or that cannot be unpacked.",
     "faults": "Records that could not be learned from though they keep the contract.",
     "rounds_refused": "Records of the trials topic that are no rounds.",
 }

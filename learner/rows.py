@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
@@ -93,55 +93,35 @@ def hash_id(text: str) -> int:
 
 def from_events(events: Sequence[DraftEvent]) -> Rows:
     """The columns of those ``events`` that have a cache draft, in their order."""
-    events = [event for event in events if event.features is not None]
-    if not events:
+    drafts = [event for event in events if event.features is not None]
+    if not drafts:
         return empty()
-    missing = float("nan")
-    names = {name: hash_id(name) for e in events for name in (e.request, e.session)}
-    return Rows(
-        request=np.array([names[e.request] for e in events], np.uint64),
-        session=np.array([names[e.session or e.request] for e in events], np.uint64),
-        time=np.array([e.time for e in events], np.float64),
-        rate=np.array(
-            [e.parameter if e.parameter_name == "rate" else missing for e in events], np.float32
-        ),
-        features=np.stack([e.features for e in events if e.features is not None]).astype(
-            np.float32, copy=False
-        ),
-        accepted=np.array([e.accepted for e in events], np.float32),
-        censored=np.array([bool(e.censored) for e in events], np.bool_),
-        arm=np.array([_ARM.get(e.arm, UNKNOWN) for e in events], np.int8),
-        draft_len=np.array([e.draft_len for e in events], np.int32),
-        verified_len=np.array([e.verified_len for e in events], np.int32),
-        model_expected=np.array([e.predicted_model for e in events], np.float32),
-        model_accepted=np.array(
-            [missing if e.model_accepted is None else e.model_accepted for e in events], np.float32
-        ),
-        batch_size=np.array([max(e.batch_size, 1) for e in events], np.int32),
-        step_tokens=np.array([e.step_tokens for e in events], np.int32),
-        step_us=np.array([e.step_us for e in events], np.float64),
-    )
+    columns = dict(zip(DraftEvent._fields, zip(*drafts, strict=True), strict=True))
+    columns["model_accepted"] = tuple(np.nan if n is None else n for n in columns["model_accepted"])
+    return _rows(columns)
 
 
 def from_batch(batch: EventBatch) -> Rows:
     """What :func:`from_events` makes of the batch's events, column by column."""
-    numbers, names = batch.numbers, batch.names
-    drafts = numbers["draft_len"] > 0
-    sessions = [s or r for s, r in zip(names["session"], names["request"], strict=True)]
-    hashes = {name: hash_id(name) for name in {*names["request"], *sessions}}
-    is_rate = np.array([name == "rate" for name in names["parameter_name"]])
-    columns: dict[str, NDArray[Any]] = {
-        **numbers,
-        "request": np.array([hashes[name] for name in names["request"]], np.uint64),
-        "session": np.array([hashes[name] for name in sessions], np.uint64),
-        "rate": np.where(is_rate, numbers["parameter"], np.nan),
-        "features": batch.features,
-        "model_expected": numbers["predicted_model"],
-        "censored": np.array([bool(reason) for reason in names["censored"]]),
-        "arm": np.array([_ARM.get(name, UNKNOWN) for name in names["arm"]], np.int8),
+    rows = _rows({**batch.numbers, **batch.names, "features": batch.features})
+    return rows.take(batch.numbers["draft_len"] > 0)
+
+
+def _rows(columns: Mapping[str, Any]) -> Rows:
+    """Of columns [n] by the names that they have in an event."""
+    sessions = [s or r for s, r in zip(columns["session"], columns["request"], strict=True)]
+    hashes = {name: hash_id(name) for name in {*columns["request"], *sessions}}
+    is_rate = np.array([name == "rate" for name in columns["parameter_name"]])
+    made = {
+        **columns,
+        "request": [hashes[name] for name in columns["request"]],
+        "session": [hashes[name] for name in sessions],
+        "rate": np.where(is_rate, columns["parameter"], np.nan),
+        "model_expected": columns["predicted_model"],
+        "censored": [bool(reason) for reason in columns["censored"]],
+        "arm": [_ARM.get(name, UNKNOWN) for name in columns["arm"]],
     }
-    dtypes = {name: getattr(_NONE, name).dtype for name in COLUMNS}
-    return Rows(**{n: columns[n][drafts].astype(dtypes[n], copy=False) for n in COLUMNS})
+    return Rows(**{name: np.asarray(made[name], getattr(_NONE, name).dtype) for name in COLUMNS})
 
 
 _NONE: Final = empty()

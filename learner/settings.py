@@ -35,6 +35,7 @@ class LearnerSettings(Settings):
     buffer_events: int = Field(
         default=20_000,
         ge=500,
+        le=5_000_000,
         description="drafts kept to learn from, a scope; about 200 bytes each",
     )
     rows_per_second: float = Field(

@@ -51,9 +51,9 @@ class EventSource:
     """Reads every partition of ``topic``.
 
     ``offsets`` maps a partition to the next offset to read: what belongs into the checkpoint.
-    ``skipped`` counts records that were gone from the topic before they were read. ``caught_up``
-    says whether the end of the topic was ever near, ``read_at`` when the newest record that was
-    read was written, in seconds since the epoch; 0 before any.
+    ``skipped`` counts records that were gone from the topic before they were read, or that cannot
+    be unpacked. ``caught_up`` says whether the end of the topic was ever near, ``read_at`` when the
+    newest record that was read was written, in seconds since the epoch; 0 before any.
     """
 
     def __init__(
@@ -99,7 +99,9 @@ class EventSource:
             if time.monotonic() >= self._partitions_at:
                 self._assign()
             patience = ANSWER_MS if self._flows else GLANCE_MS
-            records = fetch(self._consumer, patience) if self._consumer is not None else []
+            records = (
+                fetch(self._consumer, patience, self._passed) if self._consumer is not None else []
+            )
         except AWAY as error:
             if not self._complained:
                 log.warning("reading %s failed: %r; going on trying", self._topic, error)
@@ -121,6 +123,10 @@ class EventSource:
             for each in records
         ]
 
+    def _passed(self, place: TopicPartition, offset: int) -> None:
+        self.offsets[place.partition] = offset + 1
+        self.skipped += 1
+
     def done(self, records: Sequence[Fetched]) -> None:
         """``records`` are admitted, or refused for good: move ``offsets`` past them."""
         for record in records:
@@ -138,7 +144,8 @@ class EventSource:
                     "is known by its sequence", record.partition, record.offset, due,
                 )  # fmt: skip
             self.offsets[record.partition] = record.offset + 1
-            self.read_at = max(self.read_at, record.timestamp / 1e3)
+            # a clock that is ahead must not hide, for good, how old what is read is
+            self.read_at = max(self.read_at, min(record.timestamp / 1e3, time.time()))
         self.caught_up = self.caught_up or self._is_near_the_end()
 
     def lag(self) -> int:

@@ -53,7 +53,10 @@ def make_right(kafka: KafkaSettings, limits: Mapping[str, str] | None = None) ->
         BrokerError: it refuses; with the command that would do it.
     """
     if not listens(kafka):
-        raise BrokerAway(f"no broker at {kafka.bootstrap_servers}")
+        raise BrokerAway(
+            f"no broker at {kafka.bootstrap_servers}. Is Kafka running, and does "
+            "HVD_KAFKA_BOOTSTRAP_SERVERS name it?"
+        )
     try:
         admin = open_admin(kafka, "topics", REQUEST_MS)
     except AWAY as error:

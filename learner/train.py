@@ -147,13 +147,6 @@ def outputs_of(trainer: Trainer, features: FloatArray) -> FloatArray:
     return _forward(trainer, _entering(trainer, features))[-1]
 
 
-def gradient(trainer: Trainer, rows: Rows) -> tuple[float, FloatArray]:
-    """Mean loss of a single network's kind on ``rows``, and its gradient by the weights, in a row
-    like them."""
-    loss, slope = _gradient(trainer, _entering(trainer, rows.features), faced(rows))
-    return float(loss), slope
-
-
 def update(trainer: Trainer, rows: Rows) -> float:
     """One step of Adam of a single network on the minibatch ``rows``; returns its loss. Mutates.
 

@@ -24,7 +24,7 @@ import itertools
 import json
 import random
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -194,6 +194,14 @@ def _code(rng: random.Random, functions: tuple[Function, ...]) -> tuple[Message,
 Maker = Callable[[random.Random, tuple[Function, ...]], tuple[Message, ...]]
 MAKERS: dict[str, Maker] = {"edits": _edits, "tools": _tools, "qa": _qa, "code": _code}
 WORKLOADS = (*MAKERS, "chat")
+
+
+def interleaved(
+    workloads: Sequence[str] = WORKLOADS, split: Split = "heldout", seed: int = 42
+) -> Iterator[Prompt]:
+    """Endless stream of the prompts of several workloads, by turns."""
+    streams = [prompts(workload, split, seed) for workload in workloads]
+    return itertools.chain.from_iterable(zip(*streams, strict=True))
 
 
 def prompts(workload: str, split: Split = "heldout", seed: int = 42) -> Iterator[Prompt]:

@@ -52,12 +52,12 @@ LAST_PUBLICATION: Final = 2**53
 MAX_PROVENANCE: Final = 65_536
 MAX_LAYERS: Final = 16
 _DEPTH: Final = 16
-PARAMETERS: Final = (-1e30, 1e30)
-"""Between these, and neither of them, are the parameters of a policy."""
+PARAMETERS: Final = (-1e12, 1e12)
+"""Between these, and neither of them, are the parameters of a policy; an event tells of them."""
 
 Kind = Literal["frequency", "payoff", "survival"]
 OUTPUTS: Final[dict[str, int]] = {"frequency": 0, "payoff": 1, "survival": BUCKETS}
-"""Numbers the network of each kind predicts: a survival network's last is the model draft's."""
+"""Numbers the network of each kind predicts."""
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ def unpack(data: bytes) -> tuple[Policy, FloatArray]:
     try:
         if len(data) > MAX_BUNDLE_BYTES:
             raise ValueError(f"{len(data)} bytes, at most {MAX_BUNDLE_BYTES} allowed")
-        arrays, metadata = load(data), _metadata(data)
+        arrays, metadata = load(data), metadata_of(data)
         policy = _policy(Header.model_validate_json(metadata["policy"]), arrays)
         outputs = arrays["probe_outputs"]
     except _UNREADABLE as error:
@@ -259,7 +259,8 @@ def _digest(arrays: Arrays, header: str) -> str:
     return sha.hexdigest()
 
 
-def _metadata(data: bytes) -> dict[str, str]:
+def metadata_of(data: bytes) -> dict[str, str]:
+    """What a safetensors file ``data`` says of itself."""
     size = int.from_bytes(data[:8], "little")
     return json.loads(data[8 : 8 + size])["__metadata__"]  # type: ignore[no-any-return]
 

@@ -50,7 +50,7 @@ T = TypeVar("T", bound="Settings")
 class Settings(BaseSettings):
     """Base of the settings classes: frozen, and strict about the environment."""
 
-    model_config = SettingsConfigDict(frozen=True, extra="forbid")
+    model_config = SettingsConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     @classmethod
     def load(cls, **overrides: Any) -> Self:

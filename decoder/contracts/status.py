@@ -150,7 +150,7 @@ class LearnerStatus(BaseModel):
     dead_letters_failed: Count = 0  # refused records that their topic did not take
     records_missing: Count = 0  # gaps in the sequences of lives and partitions
     records_duplicate: Count = 0  # with a sequence number that came before
-    records_skipped: Count = 0  # removed from the topic before they were read
+    records_skipped: Count = 0  # gone before they were read, or not to be unpacked
     faults: Count = 0  # records that could not be learned from though they keep the contract
     buffer: Count = 0  # drafts held for training
     updates: Count = 0  # optimiser steps

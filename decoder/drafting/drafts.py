@@ -22,10 +22,10 @@ class Limits:
 
     depth: int
     most: int
-    of_draft: tuple[float, float, float, bool]
+    of_draft: tuple[float, float, float]
 
 
-STOCK: Final = Limits(24, 24, (1.0, 0.0, 0.1, False))
+STOCK: Final = Limits(24, 24, (1.0, 0.0, 0.1))
 """What vLLM's suffix decoding draws from its trees where nobody sets anything
 (``SpeculativeConfig`` of vLLM 0.32: depth, factor and least probability; a draft is at most as long
 as a tree is deep)."""
@@ -52,7 +52,7 @@ class CacheDraft:
 
 
 def better_of(
-    local: Any, shared: Any, seen: Tokens, tokens: int, limits: tuple[float, float, float, bool]
+    local: Any, shared: Any, seen: Tokens, tokens: int, limits: tuple[float, float, float]
 ) -> tuple[CacheDraft | None, int]:
     """What the tree that expects more proposes after ``seen`` (int32 [n]), beside the other.
 
@@ -62,13 +62,13 @@ def better_of(
     Args:
         local, shared: trees of the library, or None for one that has nothing to say.
         tokens: of a draft at most.
-        limits: factor, offset, least probability, and whether the draft is a tree.
+        limits: factor, offset and least probability.
 
     Returns:
         the draft, and the longest context that either tree's best was found behind.
     """
-    own = None if local is None else local.speculate_ndarray(seen, tokens, *limits)
-    theirs = None if shared is None else shared.speculate_ndarray(seen, tokens, *limits)
+    own = None if local is None else local.speculate_ndarray(seen, tokens, *limits, False)
+    theirs = None if shared is None else shared.speculate_ndarray(seen, tokens, *limits, False)
     if theirs is None or own is None:
         best, other = (own, None) if theirs is None else (theirs, None)
         is_local = theirs is None

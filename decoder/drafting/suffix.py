@@ -81,7 +81,7 @@ class SuffixCache:
         s = settings
         self._new_tree: Callable[[int], Any] = SuffixTree
         self.depth, self.most = s.suffix_max_depth, s.suffix_max_draft
-        self.limits = (s.suffix_max_factor, s.suffix_max_offset, s.suffix_min_prob, False)
+        self.limits = (s.suffix_max_factor, s.suffix_max_offset, s.suffix_min_prob)
         self._budget = int(s.cache_gib * 2**30)
         self._shares = Shares(self._budget - self._budget // SLACK, clock)
         self._active: dict[str, _Active] = {}

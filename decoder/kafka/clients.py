@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import socket
+from collections.abc import Callable
 from typing import Any, Final
 
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
-from kafka.errors import KafkaError, UnknownTopicOrPartitionError
+from kafka.errors import (
+    CorruptRecordError,
+    KafkaError,
+    UnknownTopicOrPartitionError,
+    UnsupportedCodecError,
+)
 from kafka.net.compat import KafkaNetClient
 
+from decoder.complaints import Complaints
 from decoder.contracts.settings import KafkaSettings
 from decoder.kafka.tokens import Tokens
 
@@ -32,8 +39,12 @@ GLANCE_MS: Final = 2
 """The same where nothing came the last time: time enough to send a fetch or to take an answer. With
 none at all kafka-python (3.0.12) needs several calls for either."""
 
+UNREADABLE: Final = (CorruptRecordError, UnsupportedCodecError)
+"""Of bytes that are no records, a header whose name is no UTF-8, a compression that is unknown."""
 LISTENS_S: Final = 5.0
 """Given to each address to accept a connection."""
+
+_complaints: Final = Complaints()
 
 
 def open_consumer(kafka: KafkaSettings, purpose: str, **options: Any) -> Any:
@@ -133,13 +144,37 @@ def places_of(consumer: Any, topic: str) -> list[TopicPartition]:
     return [TopicPartition(topic, partition) for partition in sorted(partitions)]
 
 
-def fetch(consumer: Any, answer_ms: int = ANSWER_MS) -> list[Any]:
+def fetch(
+    consumer: Any,
+    answer_ms: int = ANSWER_MS,
+    passed: Callable[[TopicPartition, int], None] = lambda place, offset: None,
+) -> list[Any]:
     """Records that have come, each partition's in order; none where nothing came in time.
+
+    One that cannot be unpacked is passed over, said in the log, and ``passed`` with its offset: the
+    client would stop at it for ever.
 
     Raises:
         KafkaError, OSError: the broker is away.
     """
-    polled = consumer.poll(timeout_ms=answer_ms)
+    try:
+        polled = consumer.poll(timeout_ms=answer_ms)
+    except UNREADABLE as error:
+        # The client (3.0.12) does not say where it failed, and asked again it never returns.
+        failed = consumer._fetcher._next_partition_records
+        if not failed:
+            raise
+        place = failed.topic_partition
+        offset = consumer.position(place)
+        failed.drain()
+        consumer.seek(place, offset + 1)
+        _complaints.warning(
+            f"topic {place.topic} holds what cannot be unpacked and is passed over: "
+            "partition %d, offset %d: %r",
+            place.partition, offset, error,
+        )  # fmt: skip
+        passed(place, offset)
+        return []
     return [record for records in polled.values() for record in records]
 
 

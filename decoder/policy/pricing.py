@@ -18,6 +18,7 @@ is never applied to another.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final, overload
@@ -36,6 +37,12 @@ does not ascend is noise."""
 TAIL: Final = 256
 """Tokens at the end of the dense table that its last slope is taken over: a step of graph sizes has
 none in one token."""
+
+
+def padded(tokens: int, graphs: Sequence[int]) -> int:
+    """Tokens that a step of so many really runs: the next of the graph sizes, if there is one."""
+    at = bisect_left(graphs, tokens)
+    return graphs[at] if at < len(graphs) else tokens
 
 
 @dataclass(frozen=True)
@@ -90,9 +97,8 @@ class CostTable:
         object.__setattr__(self, "dense", dense)
 
     def padded(self, tokens: int) -> int:
-        """Tokens that a step of so many really runs: the next of the graph sizes, if there is."""
-        at = bisect_left(self.graphs, tokens)
-        return self.graphs[at] if at < len(self.graphs) else tokens
+        """:func:`padded` to this table's graph sizes."""
+        return padded(tokens, self.graphs)
 
     def time(self, tokens: int) -> float:
         """:meth:`verifying` of one size."""

@@ -30,6 +30,8 @@ WAITING: Final = 256
 RECENT: Final = 1 / 16
 """Weight of a block in how many steps a side's blocks take, and of a step in the champion's pace:
 both say how often a round is due."""
+RAREST: Final = 1e-12
+"""Blocks a step below which no round is ever due."""
 
 
 class Played(NamedTuple):
@@ -176,10 +178,10 @@ class Turns:
         steps = {name: self._steps.get(name, LEAD + LENGTH) for name in (*sides, CHAMPION)}
         due = {name: share / steps[name] for name, (_, share) in sides.items()}  # blocks a step
         most = max(due.values(), default=0.0)
-        self._chances = {name: blocks / most for name, blocks in due.items()}
-        if not most:
+        if most < RAREST:
             self._gap = float("inf")
             return
+        self._chances = {name: blocks / most for name, blocks in due.items()}
         spent = steps[CHAMPION] + sum(c * steps[n] for n, c in self._chances.items())
         between = max(1.0 / most - spent, 0.0) * self._pace
         self._gap = self._lots.expovariate(1.0 / between) if between else 0.0

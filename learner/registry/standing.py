@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
 
-from decoder.contracts.bundle import ROLES, Policy, pack
+from decoder.contracts.bundle import ROLES, Policy, metadata_of, pack
 
 SCOPE_TAG: Final = "scope"
 LOGGED_TAG: Final = "model_id"
@@ -56,8 +55,7 @@ def digest_of(policy: Policy) -> str:
     """What a policy is known by, whatever version, publication or role it has been given."""
     plain = replace(policy, version=0, publication=0, role=ROLES[0], share=0.0)
     bundle = pack(plain, np.zeros(len(plain.probe_inputs), np.float32))
-    size = int.from_bytes(bundle[:8], "little")
-    return str(json.loads(bundle[8 : 8 + size])["__metadata__"]["digest"])
+    return metadata_of(bundle)["digest"]
 
 
 def standing_of(model: Any, prefix: str) -> Standing:

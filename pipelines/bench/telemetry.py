@@ -40,6 +40,7 @@ from decoder.requests import Cycle, RequestOptions, Step
 from decoder.telemetry.books import Accounts
 from decoder.telemetry.handover import Handover
 from decoder.telemetry.queue import EventQueue
+from learner.topics import make_right
 from pipelines import machine
 from pipelines.bench.decide import BATCH, MODEL_LEN, VOCABULARY, random_policy, states
 from pipelines.stack import broker, processes
@@ -115,7 +116,7 @@ def _kafka() -> Iterator[KafkaSettings]:
         port = machine.free_port()
         child = broker.start_broker(port, Path(root) / "data", Path(root) / "broker.log")
         try:
-            broker.ensure_topics(broker.local(port))
+            make_right(broker.local(port))
             yield broker.local(port)
         finally:
             processes.stop([child])

@@ -19,10 +19,10 @@ from decoder.contracts.bundle import CHAMPION, TRIAL, Policy
 from decoder.contracts.features import TOKEN_CLASSES
 from decoder.contracts.trials import MODEL, PLAIN, SUFFIX
 from decoder.costs import LiveCosts
-from decoder.hindsight import Resolved
 from decoder.policy.pricing import CostTable, step_time
 from decoder.router import DraftRouter
 from decoder.settings import WorkerSettings
+from decoder.telemetry.queue import EventQueue
 from decoder.trial.block import Made
 from decoder.trial.effect import FEWEST, effect
 from decoder.trial.sides import STOCK, Side
@@ -122,14 +122,7 @@ class _Always(Turns):
         return self._side
 
 
-class _Nowhere:
-    def put(self, resolved: Resolved) -> None:
-        """Let go of it."""
-
-
-def decode(
-    traces: Sequence[Trace], policy: Policy, dealt: Turns | None = None, costs: CostTable = COSTS
-) -> Steps:
+def decode(traces: Sequence[Trace], policy: Policy, dealt: Turns | None = None) -> Steps:
     """Decode recordings one after the other; the steps they took.
 
     Args:
@@ -139,15 +132,15 @@ def decode(
     has_model = all(trace.model_accepted is not None for trace in traces)
     top = max(int(max(*t.prompt, *t.output)) for t in traces) + 1
     router = DraftRouter(
-        cache, policy, np.zeros((top, len(TOKEN_CLASSES)), np.float32), _Nowhere(), has_model,
-        costs=LiveCosts(costs, live=False), turns=dealt,
+        cache, policy, np.zeros((top, len(TOKEN_CLASSES)), np.float32), EventQueue(0), has_model,
+        costs=LiveCosts(COSTS, live=False), turns=dealt,
     )  # fmt: skip
     router.doze = None
     tokens, us = [], []
     for turn in turns(traces, cache, start=False):
         for cycle in Decoding(router, turn, has_model, None).cycles():
             tokens.append(cycle.committed)
-            us.append(step_time(costs, 1, cycle.verified, cycle.drafted))
+            us.append(step_time(COSTS, 1, cycle.verified, cycle.drafted))
             if isinstance(dealt, _Noted):
                 dealt.us = us[-1]
     return Steps(np.array(tokens), np.array(us))

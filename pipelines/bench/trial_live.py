@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -116,8 +115,7 @@ def noise_of(dealt: Noting) -> NDArray[np.float64]:
 
 
 def _prompts(engine: ReferenceEngine) -> Iterator[list[int]]:
-    streams = [workloads.prompts(kind) for kind in workloads.WORKLOADS]
-    for prompt in itertools.chain.from_iterable(zip(*streams, strict=True)):
+    for prompt in workloads.interleaved():
         ids = engine.tokenizer.apply_chat_template(
             list(prompt.messages), add_generation_prompt=True, return_dict=False
         )

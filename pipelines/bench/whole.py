@@ -27,6 +27,7 @@ from decoder.policy.pricing import CostTable
 from decoder.requests import Committed, Decision, RequestOptions
 from decoder.router import DraftRouter
 from decoder.settings import WorkerSettings
+from decoder.telemetry.queue import EventQueue
 
 T = TypeVar("T")
 
@@ -158,18 +159,13 @@ class _Target:
         return self._texts[name][done : done + tokens]
 
 
-class _Nowhere:
-    def put(self, *_: object) -> None:
-        """Let go of it."""
-
-
 def _router(policy: Policy) -> DraftRouter:
     rng = np.random.default_rng(1)
     classes = (rng.random((VOCABULARY, len(TOKEN_CLASSES))) < 0.2).astype(np.float32)
     # Flat to some 250 tokens, then steep: a GPU's step, where drafting for 64 requests still pays.
     costs = CostTable("bench", (1, 256, 4096), (5e3, 5.5e3, 9e4), 200.0, 300.0)
     return DraftRouter(
-        SuffixCache(WorkerSettings.load()), policy, classes, _Nowhere(), True,
+        SuffixCache(WorkerSettings.load()), policy, classes, EventQueue(0), True,
         longest=LONGEST, costs=LiveCosts(costs, live=False), floor=Floor(True),
     )  # fmt: skip
 

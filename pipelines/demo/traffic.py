@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ import httpx
 
 from decoder.contracts.errors import ProcessError
 from pipelines.watch.ledger import Answer, Ledger, Phase
-from pipelines.workloads import Prompt, prompts
+from pipelines.workloads import Prompt, interleaved
 
 CONCURRENCY: Final = 3
 MAX_TOKENS: Final = 160
@@ -68,13 +67,12 @@ class Traffic:
     def begin(self, plan: Plan, seed: int) -> None:
         """From now on send ``plan``'s workloads; requests under way finish as they are."""
         now = time.time()
-        streams = [prompts(w, seed=seed) for w in plan.workloads]
         with self._lock:
             phases = self.ledger.phases
             if phases:
                 phases[-1] = replace(phases[-1], ended=now)
             phases.append(Phase(plan.name, plan.workloads, now))
-            self._next = itertools.chain.from_iterable(zip(*streams, strict=True))
+            self._next = interleaved(plan.workloads, seed=seed)
         while len(self._threads) < CONCURRENCY:
             thread = threading.Thread(target=self._send_all, daemon=True)
             self._threads.append(thread)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -83,8 +82,10 @@ def broker_part(port: int, data: Path, log: Path) -> Part:
     kafka = local(port)
 
     def is_ready() -> bool:
+        from learner.topics import make_right
+
         try:
-            ensure_topics(kafka, EMBEDDED_LIMITS)
+            make_right(kafka, EMBEDDED_LIMITS)
         except BrokerError:
             return False
         return True
@@ -135,23 +136,3 @@ def answers(kafka: KafkaSettings) -> bool:
     except AWAY:
         return False
     return True
-
-
-def ensure_topics(kafka: KafkaSettings, limits: Mapping[str, str] | None = None) -> None:
-    """Create the project's topics where they are missing, and mend how they are cleaned up.
-
-    Args:
-        limits: topic settings for those that are not compacted, such as ``retention.bytes``.
-
-    Raises:
-        BrokerError: the broker cannot be reached or refuses.
-    """
-    from decoder.kafka.clients import listens
-    from learner.topics import make_right
-
-    if not listens(kafka):
-        raise BrokerError(
-            f"nothing listens at {kafka.bootstrap_servers}. Is Kafka running, and does {VARIABLE} "
-            "name it?"
-        )
-    make_right(kafka, limits)

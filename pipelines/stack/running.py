@@ -22,6 +22,7 @@ from rich.console import Console
 
 from decoder.contracts.errors import ProcessError
 from decoder.contracts.settings import KafkaSettings
+from learner.topics import make_right
 from pipelines import embedded, machine
 from pipelines.stack import broker, interrupts, processes
 from pipelines.stack.parts import Part, begin
@@ -188,7 +189,7 @@ def running(
             if broker.is_external():
                 kafka = KafkaSettings.load()
                 with _step(console, f"topics on Kafka at {kafka.bootstrap_servers}"):
-                    broker.ensure_topics(kafka)
+                    make_right(kafka)
             else:
                 kafka = broker.local(ports.kafka)
                 with _step(console, f"broker {kafka.bootstrap_servers}"):

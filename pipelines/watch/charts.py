@@ -15,6 +15,7 @@ import numpy as np
 from decoder.contracts.bundle import Policy, frequency_policy
 from decoder.contracts.features import FloatArray
 from decoder.policy.estimate import predict
+from pipelines.calibration import calibration
 from pipelines.watch.drafts import ARMS
 from pipelines.watch.ledger import Ledger, Window
 from pipelines.watch.uplift import NAMED, OVER, RECENT, course, is_bounded
@@ -248,13 +249,9 @@ def tenths(
     if len(accepted) < 2 * TENTHS:
         return [], [], []
     said = predict(policy, features)
-    order = np.argsort(said, kind="stable")
-    parts = np.array_split(order, TENTHS)
-
-    def mean(values: FloatArray) -> list[float]:
-        return [round(float(values[part].mean()), 3) for part in parts]
-
-    return mean(said), mean(accepted), [len(part) for part in parts]
+    parts = calibration(said, accepted, TENTHS)
+    foreseen, came = ([round(part[name], 3) for part in parts] for name in ("foreseen", "came"))
+    return foreseen, came, [int(part["n"]) for part in parts]
 
 
 def _costs(ledger: Ledger) -> Record:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load, save
 
-from decoder.contracts.bundle import ANY_SCOPE, _digest, _metadata, frequency_policy
+from decoder.contracts.bundle import ANY_SCOPE, _digest, frequency_policy, metadata_of
 from decoder.contracts.errors import PolicyRefused
 from decoder.contracts.features import FEATURES, NUM_FEATURES
 from decoder.policy.estimate import Estimate, decide_each, predict
@@ -86,7 +86,7 @@ def test_publication_and_role_travel_under_the_digest() -> None:
 
 def rewritten(header: dict[str, Any] | str, **arrays: np.ndarray) -> bytes:
     """The bundle with some of its header and arrays replaced and a digest that is right."""
-    metadata, held = _metadata(_BUNDLE), {**load(_BUNDLE), **arrays}
+    metadata, held = metadata_of(_BUNDLE), {**load(_BUNDLE), **arrays}
     if isinstance(header, dict):
         header = json.dumps({**json.loads(metadata["policy"]), **header})
     return save(held, metadata={"policy": header, "digest": _digest(held, header)})
@@ -171,7 +171,9 @@ ANYTHING: st.SearchStrategy[Any] = st.recursive(
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.dictionaries(st.sampled_from(sorted(json.loads(_metadata(_BUNDLE)["policy"]))), ANYTHING))
+@given(
+    st.dictionaries(st.sampled_from(sorted(json.loads(metadata_of(_BUNDLE)["policy"]))), ANYTHING)
+)
 def test_a_mutated_header_is_read_or_refused(header: dict[str, Any]) -> None:
     with contextlib.suppress(PolicyRefused):
         to_bytes(from_bytes(rewritten(header)))
@@ -213,7 +215,7 @@ def test_layers_that_do_not_chain_are_refused() -> None:
 
 def test_probes_that_come_out_otherwise_are_refused() -> None:
     data = to_bytes(random_policy())
-    arrays, metadata = load(data), _metadata(data)
+    arrays, metadata = load(data), metadata_of(data)
     arrays["probe_outputs"] = arrays["probe_outputs"] + 1
     metadata["digest"] = _digest(arrays, metadata["policy"])
     assert refusal_of(save(arrays, metadata=metadata)) == "probe"

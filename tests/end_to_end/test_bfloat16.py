@@ -24,6 +24,7 @@ import pytest
 from decoder.contracts.bundle import frequency_policy
 from decoder.contracts.settings import KafkaSettings
 from decoder.policy.probes import to_bytes
+from learner.topics import make_right
 from pipelines import embedded, machine
 from pipelines.stack import broker, processes
 from pipelines.stack.running import HVD
@@ -76,7 +77,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     child = broker.start_broker(kafka_port, folder / "broker", folder / "broker.log")
     reader = Reader(kafka)
     try:
-        broker.ensure_topics(kafka)
+        make_right(kafka)
         with serving(
             [*arguments, "--max-num-seqs", str(TOGETHER)], environment, port, folder / "worker.log"
         ) as server:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from decoder.contracts.errors import EngineError
+from decoder.contracts.errors import EngineError, SettingsError
 from decoder.engines.vllm.hooks import HOOKS, RUNNER, Hook, check, install
-from decoder.engines.vllm.plugin import AROUND
+from decoder.engines.vllm.plugin import AROUND, register
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of what vLLM imports
 
@@ -89,6 +89,15 @@ def test_a_wrapped_method_is_wrapped_once_and_below_only_where_asked(
     assert Runner().step(4, more=1) == "8+1" and Below().step(4) == "below 4"
     install({"step": twice}, (replace(STEP, below=True),))
     assert Below().step(4) == "below 8" and Runner().step(1) == "2+0"
+
+
+@pytest.mark.parametrize("said", ["ture", "2", " 1"])
+def test_a_switch_that_is_neither_on_nor_off_is_refused(
+    said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HVD_WORKER_ENABLED", said)
+    with pytest.raises(SettingsError, match="neither on nor off: set 1, or unset it"):
+        register()
 
 
 def test_another_vllm_ends_loading_before_anything_is_wrapped() -> None:

@@ -48,6 +48,21 @@ def produce(kafka: KafkaSettings, values: Sequence[bytes], topic: Topic = DRAFTS
     producer.close()
 
 
+class _Unreadable(str):
+    """The name of a header that is no UTF-8, which other clients can send."""
+
+    def encode(self, *_: object) -> bytes:
+        return b"\xff\xfe"
+
+
+def produce_unreadable(kafka: KafkaSettings, topic: Topic = DRAFTS) -> None:
+    """A record that kafka-python cannot unpack."""
+    producer = KafkaProducer(**kafka.client_options())
+    producer.send(topic.name, value=b"", headers=[(_Unreadable("name"), b"")])
+    producer.flush()
+    producer.close()
+
+
 def consume(kafka: KafkaSettings, topic: Topic) -> list[Any]:
     consumer = KafkaConsumer(**kafka.client_options(), group_id=None, enable_auto_commit=False)
     place = TopicPartition(topic.name, 0)

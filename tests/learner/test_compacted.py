@@ -14,7 +14,7 @@ from decoder.contracts.topics import LEASE
 from decoder.kafka import compacted
 from decoder.kafka.compacted import Compacted
 from tests.learner.conftest import Broker
-from tests.learner.stream import produce
+from tests.learner.stream import produce, produce_unreadable
 
 
 class Followed:
@@ -81,3 +81,12 @@ def test_a_topic_that_is_missing_is_asked_for_again(bare_broker: Broker) -> None
     produce(bare_broker.kafka, [b"one"], LEASE)
     assert followed.has(b"one")
     followed.log.close()
+
+
+def test_what_cannot_be_unpacked_hides_nothing_that_lies_behind_it(
+    broker: Broker, followed: Followed
+) -> None:
+    produce(broker.kafka, [b"before"], LEASE)
+    produce_unreadable(broker.kafka, LEASE)
+    produce(broker.kafka, [b"behind"], LEASE)
+    assert followed.has(b"behind") and followed.values == [b"before", b"behind"]

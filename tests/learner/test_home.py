@@ -25,3 +25,17 @@ def test_a_second_learner_in_the_same_folder_is_refused(tmp_path: Path) -> None:
 def test_the_name_stays(tmp_path: Path) -> None:
     name = holder_of(tmp_path / "a")
     assert name == holder_of(tmp_path / "a") != holder_of(tmp_path / "b")
+
+
+def test_a_name_that_a_full_disk_cut_off_is_made_again(tmp_path: Path) -> None:
+    (tmp_path / "holder").write_text("")
+    name = holder_of(tmp_path)
+    assert name.startswith("learner-") and name == holder_of(tmp_path)
+
+
+def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    nowhere = tmp_path / "file" / "learner"
+    for use in (holder_of, lambda folder: occupied(folder).__enter__()):
+        with pytest.raises(SettingsError, match=r"cannot be used .* HVD_LEARNER_STATE_DIR"):
+            use(nowhere)

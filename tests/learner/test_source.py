@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from kafka import TopicPartition
+from kafka import KafkaProducer, TopicPartition
 
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DRAFTS
@@ -16,7 +16,7 @@ from decoder.kafka.clients import ANSWER_MS, GLANCE_MS
 from learner import source as sources
 from learner.source import EventSource, Fetched
 from tests.learner.conftest import Broker
-from tests.learner.stream import batches, produce
+from tests.learner.stream import batches, consume, produce, produce_unreadable
 from tests.learner.traffic import Traffic
 
 EVENTS = Traffic(seed=9).events(10)
@@ -39,6 +39,43 @@ def test_a_new_source_reads_from_stored_offsets(broker: Broker) -> None:
     source.done(received)
     assert source.offsets == {0: 4} and source.skipped == 0
     source.close()
+
+
+def test_what_cannot_be_unpacked_is_passed_over_counted_and_said(
+    broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = batches(EVENTS)
+    produce(broker.kafka, whole[:2])
+    produce_unreadable(broker.kafka)
+    produce_unreadable(broker.kafka)
+    produce(broker.kafka, whole[2:])
+    source = EventSource(broker.kafka, {})
+    assert source.connect(threading.Event())
+    received: list[bytes] = []
+    deadline = time.monotonic() + 30.0
+    while len(received) < len(whole):
+        assert time.monotonic() < deadline, received
+        records = source.poll(0.1)
+        received += [record.value for record in records]
+        source.done(records)
+    assert received == whole and source.skipped == 2 and source.lag() == 0
+    assert "partition 0, offset 2" in caplog.text and "removed" not in caplog.text
+    source.close()
+
+
+@pytest.mark.parametrize("compression", ["gzip", "snappy", "lz4", "zstd"])
+def test_records_are_read_however_they_are_compressed(broker: Broker, compression: str) -> None:
+    producer = KafkaProducer(**broker.kafka.client_options(), compression_type=compression)
+    producer.send(DRAFTS.name, value=b"value" * 20)
+    producer.flush()
+    producer.close()
+    assert [record.value for record in consume(broker.kafka, DRAFTS)] == [b"value" * 20]
+
+
+def test_a_clock_that_is_ahead_does_not_hide_how_old_the_next_record_is(broker: Broker) -> None:
+    source = EventSource(broker.kafka, {})
+    source.done([Fetched(0, 0, 4_000_000_000_000, None, b"")])
+    assert source.read_at <= time.time()
 
 
 def test_an_offset_that_is_not_there_any_more_is_read_from_the_earliest(

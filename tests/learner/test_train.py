@@ -28,6 +28,11 @@ def served(trainer: train.Trainer) -> np.ndarray:
     return predict(train.export(trainer, "s", 6.0, ROWS.features), ROWS.features)
 
 
+def gradient(trainer: train.Trainer, rows: Rows) -> tuple[float, np.ndarray]:
+    loss, slope = train._gradient(trainer, train._entering(trainer, rows.features), faced(rows))
+    return float(loss), slope
+
+
 def torch_gradient(trainer: train.Trainer, rows: Rows) -> tuple[float, np.ndarray]:
     """The same by automatic differentiation."""
     layers = [
@@ -58,7 +63,7 @@ def torch_gradient(trainer: train.Trainer, rows: Rows) -> tuple[float, np.ndarra
 def test_the_gradient_is_that_of_automatic_differentiation(kind: Kind) -> None:
     trainer = trained(kind, epochs=1)
     for rows in (ROWS.take(np.arange(128)), ROWS.take(np.arange(1))):
-        loss, mine = train.gradient(trainer, rows)
+        loss, mine = gradient(trainer, rows)
         expected, theirs = torch_gradient(trainer, rows)
         assert loss == pytest.approx(expected, rel=1e-4)
         assert np.abs(mine - theirs).max() < 1e-4 * max(1.0, np.abs(theirs).max())
@@ -70,7 +75,7 @@ def test_steps_are_those_of_adam() -> None:
     adam = torch.optim.Adam([weights], lr=trainer.rate)
     for first in range(0, 640, 64):
         rows = ROWS.take(np.arange(first, first + 64))
-        _, slope = train.gradient(trainer, rows)
+        _, slope = gradient(trainer, rows)
         steepness = float(np.linalg.norm(slope))
         weights.grad = torch.tensor(slope * min(1.0, train.STEEPEST / steepness))
         adam.step()
@@ -128,11 +133,11 @@ def test_one_absurd_draft_does_not_end_the_learning() -> None:
     features = batch.features.copy()
     features[0] = 1e9
     train.update(trainer, replace(batch, features=features))
-    poisoned = train.gradient(trainer, ROWS)[0]
+    poisoned = gradient(trainer, ROWS)[0]
     for first in range(0, 1024, 128):
         train.update(trainer, ROWS.take(np.arange(first, first + 128)))
-    assert train.gradient(trainer, ROWS)[0] < poisoned + 0.05
-    assert train.gradient(trainer, ROWS)[0] < 1.1 * train.gradient(trained("survival"), ROWS)[0]
+    assert gradient(trainer, ROWS)[0] < poisoned + 0.05
+    assert gradient(trainer, ROWS)[0] < 1.1 * gradient(trained("survival"), ROWS)[0]
 
 
 def test_who_takes_over_goes_on_as_the_other_would() -> None:

@@ -21,6 +21,7 @@ from decoder.contracts.errors import BrokerError
 from decoder.contracts.settings import KafkaSettings
 from decoder.policy.first import first_policy
 from learner.publish import PolicyPublisher
+from learner.topics import make_right
 from pipelines import embedded, machine
 from pipelines.stack import broker, processes
 from pipelines.stack.running import HVD
@@ -72,7 +73,7 @@ def hybrid(folder: Path) -> Iterator[tuple[Server, KafkaSettings]]:
     }
     child = broker.start_broker(kafka_port, folder / "broker", folder / "broker.log")
     try:
-        broker.ensure_topics(kafka, broker.EMBEDDED_LIMITS)
+        make_right(kafka, broker.EMBEDDED_LIMITS)
         arguments = [*HVD, "serve", "--port", str(port), *FLOAT32, "--", *LIMITS]
         with serving(arguments, environment, port, folder / "worker.log") as server:
             yield server, kafka

@@ -16,7 +16,9 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
-from decoder.contracts.errors import EngineError
+from pydantic import TypeAdapter, ValidationError
+
+from decoder.contracts.errors import EngineError, SettingsError
 from decoder.contracts.settings import KafkaSettings
 from decoder.costs import LiveCosts
 from decoder.engines.vllm import hooks, requirements
@@ -45,6 +47,15 @@ VLLM_SERIES: Final = "0.32."
 _WEIGHTS: Final = "the weights are not those it was started with; restart the server to draft again"
 
 
+def _is_switched_on(said: str | None) -> bool:
+    try:
+        return TypeAdapter(bool).validate_python(said or "off")
+    except ValidationError:
+        raise SettingsError(
+            f"HVD_WORKER_ENABLED={said} is neither on nor off: set 1, or unset it."
+        ) from None
+
+
 def register() -> None:
     """Entry point; vLLM calls it in each of its processes, perhaps more than once.
 
@@ -52,7 +63,7 @@ def register() -> None:
         EngineError: switched on, but this vLLM cannot host it, or packages are missing.
         SettingsError: a setting has an unknown name or a bad value.
     """
-    if os.environ.get("HVD_WORKER_ENABLED", "").lower() not in ("1", "true", "yes", "on"):
+    if not _is_switched_on(os.environ.get("HVD_WORKER_ENABLED")):
         return
     new_key = ensure_key(os.environ)  # before vLLM starts its other processes, which inherit it
     settings = WorkerSettings.load()

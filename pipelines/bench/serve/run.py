@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -27,7 +26,7 @@ from pipelines.bench.serve.load import Reply
 from pipelines.bench.serve.passes import Journal, Level, ServerRun
 from pipelines.bench.serve.plan import Plan
 from pipelines.bench.serve.report import report
-from pipelines.bench.serve.server import Launch, Server, launch_vllm, running
+from pipelines.bench.serve.server import Launch, Server, launch_vllm, starting
 from pipelines.bench.serve.setups import Setup
 from pipelines.bench.serve.slices import OwnClock, Work, in_slices
 from pipelines.progress import Shown
@@ -138,13 +137,13 @@ def measure(
     failed: dict[str, str] = {}
     found: dict[str, ServerRun] = {}
     servers: list[Server] = []
-    with ExitStack() as stack:
+    with starting(plan, launch) as start:
         for setup in compared:
             show(setup, "starting", 0)
             began = time.monotonic()
             log = logs / f"{number + 1}-{setup.name}.log"
             try:
-                server = stack.enter_context(running(plan, setup, log, launch))
+                server = start(setup, log)
                 startup = time.monotonic() - began
                 show(setup, "warming up", 0)
                 most = max(plan.concurrency)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from pipelines.bench.serve.load import Reply
 from pipelines.bench.serve.plan import Plan
 from pipelines.bench.serve.setups import Setup, command
 from pipelines.serve import command as serve
-from pipelines.stack import processes
+from pipelines.stack import interrupts, processes
 from pipelines.stack.running import responds
 
 START_SECONDS: Final = 900.0
@@ -79,18 +79,32 @@ def launch_vllm(plan: Plan, setup: Setup, port: int) -> tuple[list[str], dict[st
 
 
 @contextmanager
-def running(plan: Plan, setup: Setup, log: Path, launch: Launch) -> Iterator[Server]:
-    """A server for ``setup``, ready; stopped on leaving, however it is left."""
-    port = machine.free_port()
-    arguments, environment = launch(plan, setup, port)
-    url = f"http://127.0.0.1:{port}"
-    child = processes.start(setup.name, arguments, log, environment)
-    try:
-        processes.wait_until(child, lambda: responds(f"{url}/health"), START_SECONDS)
-        yield Server(setup, child, url)
-    finally:
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave it
+def starting(plan: Plan, launch: Launch) -> Iterator[Callable[[Setup, Path], Server]]:
+    """What starts a setup's server, with its log, and returns it ready; it raises ProcessError of
+    one that does not come up.
+
+    On leaving, however it is left, all servers are told at once to end; a second signal does not
+    leave one behind. Main thread only.
+    """
+    children: list[processes.Child] = []
+
+    def start(setup: Setup, log: Path) -> Server:
+        port = machine.free_port()
+        arguments, environment = launch(plan, setup, port)
+        url = f"http://127.0.0.1:{port}"
+        with interrupts.held():
+            child = processes.start(setup.name, arguments, log, environment)
+            children.append(child)
         try:
+            processes.wait_until(child, lambda: responds(f"{url}/health"), START_SECONDS)
+        except ProcessError:  # what it holds is the others'
             processes.stop([child])
+            raise
+        return Server(setup, child, url)
+
+    with interrupts.first_only():
+        try:
+            yield start
         finally:
-            signal.signal(signal.SIGINT, before)
+            with ThreadPoolExecutor(max(len(children), 1)) as pool:
+                pool.map(lambda child: processes.stop([child]), children)

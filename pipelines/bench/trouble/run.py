@@ -16,7 +16,6 @@ the median time of its kind over all methods, which a stalled minute cannot move
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -179,8 +178,7 @@ def _session(engine: ReferenceEngine, m: Method) -> Session:
 
 
 def _prompts(engine: ReferenceEngine) -> Iterator[list[int]]:
-    streams = [workloads.prompts(name) for name in workloads.WORKLOADS]
-    for prompt in itertools.chain.from_iterable(zip(*streams, strict=True)):
+    for prompt in workloads.interleaved():
         ids: Sequence[int] = engine.tokenizer.apply_chat_template(
             list(prompt.messages), add_generation_prompt=True, return_dict=False
         )

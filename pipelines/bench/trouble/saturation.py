@@ -12,7 +12,6 @@ from __future__ import annotations
 import itertools
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
@@ -23,7 +22,7 @@ from pipelines.bench.serve import load as serve_load
 from pipelines.bench.serve.counters import Counters, parse
 from pipelines.bench.serve.passes import Level
 from pipelines.bench.serve.plan import Plan
-from pipelines.bench.serve.server import Launch, Server, launch_vllm, running
+from pipelines.bench.serve.server import Launch, Server, launch_vllm, starting
 from pipelines.bench.serve.setups import setups
 from pipelines.bench.trouble.stretches import PHASES, SETTLES, Speed, Stretch, Tick
 from pipelines.prompts import Prompt
@@ -64,13 +63,12 @@ def measure(
     """
     plan = _plan(tokens, crowd)
     stream = _prompts()
-    with ExitStack() as stack:
-        logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hvd-saturation-")))
+    logs = tempfile.TemporaryDirectory(prefix="hvd-saturation-")
+    with logs as where, starting(plan, launch) as start:
         servers = []
         for setup in plan.setups:
             tick(f"batch: starting {setup.name}")
-            log = logs / f"{setup.name}.log"
-            servers.append(stack.enter_context(running(plan, setup, log, launch)))
+            servers.append(start(setup, Path(where) / f"{setup.name}.log"))
         hybrid = servers[-1]
         for phase, at_once in zip(PHASES, (1, crowd, 1), strict=True):
             before, settled = _steps(hybrid), 0
@@ -130,8 +128,7 @@ def _plan(tokens: int, crowd: int) -> Plan:
 
 
 def _prompts() -> Iterator[Prompt]:
-    streams = [workloads.prompts(name) for name in workloads.WORKLOADS]
-    for prompt in itertools.chain.from_iterable(zip(*streams, strict=True)):
+    for prompt in workloads.interleaved():
         if sum(len(m["content"]) for m in prompt.messages) < LARGEST_PROMPT:
             yield Prompt(prompt.id, prompt.workload, prompt.workload, prompt.messages)
 

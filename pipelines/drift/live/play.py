@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +22,7 @@ from pipelines.drift.live.scenario import Live, Phase
 from pipelines.stack.running import Home, Ports, Stack, running
 from pipelines.watch.ledger import Ledger
 from pipelines.watch.observer import Observer
-from pipelines.workloads import Prompt, prompts
+from pipelines.workloads import Prompt, interleaved
 
 HOLDOUT: Final = 0.9
 """Share of the steps in which sides are compared: a few minutes have to give as many rounds as they
@@ -86,8 +86,7 @@ def play(live: Live, seed: int, console: Console, tell: Callable[[int], None]) -
 
 def asked(phase: Phase, seed: int) -> list[Prompt]:
     """The requests of a phase: its workloads in turn."""
-    streams = [prompts(workload, seed=seed) for workload in phase.workloads]
-    return list(islice(chain.from_iterable(zip(*streams, strict=True)), phase.requests))
+    return list(islice(interleaved(phase.workloads, seed=seed), phase.requests))
 
 
 def _sent(

@@ -11,6 +11,7 @@ from kafka import KafkaConsumer, TopicPartition
 from decoder.contracts.events import EventBatch, decode_batch
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DRAFTS
+from learner.topics import make_right
 from pipelines import machine
 from pipelines.stack import broker, processes
 
@@ -22,7 +23,7 @@ def running(folder: Path) -> Iterator[KafkaSettings]:
     child = broker.start_broker(port, folder / "data", folder / "broker.log")
     reached = KafkaSettings(bootstrap_servers=f"127.0.0.1:{port}")
     try:
-        broker.ensure_topics(reached)
+        make_right(reached)
         yield reached
     finally:
         processes.stop([child])

@@ -34,6 +34,7 @@ from decoder.trial.turns import Played, Turns
 from learner.dead_letters import DeadLetters
 from learner.intake import Intake
 from learner.source import EventSource
+from learner.topics import make_right
 from pipelines import machine
 from pipelines.stack import broker, processes
 from tests.conftest import until
@@ -125,7 +126,7 @@ def test_a_broker_that_comes_late_finds_everything_in_order(tmp_path: Path) -> N
     until(lambda: handover.accounts().spilled > 0)
     assert balanced(handover.accounts())
     child = broker.start_broker(port, tmp_path / "data", tmp_path / "broker.log")
-    broker.ensure_topics(kafka)
+    make_right(kafka)
     until(lambda: handover.accounts().sent == 10_000)
     put(queue, EVENT)
     handover.close()
@@ -146,7 +147,7 @@ def test_what_a_life_could_not_send_the_next_one_delivers(tmp_path: Path) -> Non
     handover.close()
     assert handover.accounts() == Accounts(made=500, spilled=500)
     child = broker.start_broker(port, tmp_path / "data", tmp_path / "broker.log")
-    broker.ensure_topics(kafka)
+    make_right(kafka)
     second = EventQueue(1_000)
     other = handover_of(kafka, second, tmp_path / "spill", origin=of("ab"))
     put(second, *[PLAIN] * 10)
@@ -228,7 +229,7 @@ def test_no_carrier_outlives_its_parent_and_what_it_held_is_delivered(
         parent.wait(30)
         carrier.wait(30)
     child = broker.start_broker(port, tmp_path / "data", tmp_path / "broker.log")
-    broker.ensure_topics(kafka)
+    make_right(kafka)
     other = handover_of(kafka, EventQueue(10), folder, origin=of("cd"))
     until(lambda: other.accounts().former == 600)
     other.close()
@@ -346,7 +347,7 @@ def test_with_several_partitions_readers_miss_nothing_and_requests_keep_their_or
     admin = open_admin(kafka, "test", 5_000)
     until(lambda: bool(admin.create_topics([NewTopic(DRAFTS.name, 3, 1)])))
     admin.close()
-    broker.ensure_topics(kafka)
+    make_right(kafka)
     queue = EventQueue(10_000)
     handover = handover_of(kafka, queue, tmp_path / "spill")
     requests = [NAMES.of("request", str(number)) for number in range(40)]
@@ -379,7 +380,7 @@ def test_a_broker_that_hangs_under_load_costs_no_event_and_no_order(tmp_path: Pa
     port = machine.free_port()
     kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{port}")
     child = broker.start_broker(port, tmp_path / "data", tmp_path / "broker.log")
-    broker.ensure_topics(kafka)
+    make_right(kafka)
     queue, stop = EventQueue(100_000), threading.Event()
     handover = handover_of(kafka, queue, tmp_path / "spill")
 

@@ -47,7 +47,9 @@ def trial_of(share: float, version: int = 9) -> Policy:
     return replace(policy, share=share)
 
 
-@pytest.mark.parametrize("held", [{}, {FIRST: FIRST_POLICY}, {TRIAL: trial_of(0.0)}])
+@pytest.mark.parametrize(
+    "held", [{}, {FIRST: FIRST_POLICY}, {TRIAL: trial_of(0.0)}, {TRIAL: trial_of(1e-310)}]
+)
 def test_without_a_share_nobody_plays(held: dict[str, Policy]) -> None:
     turns = turns_of(PLAIN, SUFFIX, holdout=0.0, held=held)
     assert set(play(turns, 2_000)) == {""} and not turns.rounds

@@ -9,6 +9,7 @@ from decoder.contracts.errors import BrokerError
 from decoder.contracts.events import encode_batch
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DRAFTS, POLICY, STATUS, TRIALS
+from learner.topics import make_right
 from pipelines import machine
 from pipelines.stack import broker, processes
 from pipelines.watch import observer as observer_module
@@ -45,13 +46,13 @@ def topics_of(kafka: KafkaSettings) -> set[str]:
 
 
 def test_topics_are_created_once(kafka: KafkaSettings) -> None:
-    broker.ensure_topics(kafka, broker.EMBEDDED_LIMITS)
-    broker.ensure_topics(kafka, broker.EMBEDDED_LIMITS)
+    make_right(kafka, broker.EMBEDDED_LIMITS)
+    make_right(kafka, broker.EMBEDDED_LIMITS)
     assert {DRAFTS.name, POLICY.name, STATUS.name} <= topics_of(kafka)
 
 
 def test_an_observer_sees_what_comes_after_it_and_counts_what_keeps_no_contract(kafka) -> None:
-    broker.ensure_topics(kafka)
+    make_right(kafka)
     produce(kafka, (DRAFTS.name, encode_batch([event(0, 1.0)], ORIGIN, 0)))
     ledger = Ledger(WORKER)
     observer = Observer(kafka, ledger)
@@ -84,7 +85,7 @@ def test_a_patient_observer_reads_on_behind_what_it_cannot_take(
     kafka, patient, monkeypatch
 ) -> None:
     monkeypatch.setattr(observer_module, "PAUSE_S", 0.1)
-    broker.ensure_topics(kafka)
+    make_right(kafka)
     ledger = _Stumbling(WORKER)
     observer = Observer(kafka, ledger, patient=patient)
     observer.start()
@@ -108,7 +109,7 @@ def test_records_survive_a_restart_of_the_broker(tmp_path) -> None:
     kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{port}")
     log = tmp_path / "broker.log"
     child = broker.start_broker(port, tmp_path / "data", log)
-    broker.ensure_topics(kafka)
+    make_right(kafka)
     produce(kafka, (POLICY.name, b"kept"))
     processes.stop([child])
     child = broker.start_broker(port, tmp_path / "data", log)
@@ -141,7 +142,7 @@ def test_a_broker_that_is_not_there_is_named() -> None:
     nowhere = KafkaSettings(bootstrap_servers=f"127.0.0.1:{machine.free_port()}")
     assert not broker.answers(nowhere)
     with pytest.raises(BrokerError, match=nowhere.bootstrap_servers):
-        broker.ensure_topics(nowhere)
+        make_right(nowhere)
 
 
 def test_a_deleted_policy_ends_its_role() -> None:

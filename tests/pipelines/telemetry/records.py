@@ -11,7 +11,7 @@ from decoder.contracts.events import DraftEvent, Origin, encode_batch
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DRAFTS
 from decoder.kafka.clients import close, open_admin, open_producer
-from pipelines.stack import broker
+from learner.topics import make_right
 from tests.pipelines.watch.records import event
 
 ONE, OTHER = Origin("scope", "one", "1a" * 8), Origin("scope", "other", "2b" * 8)
@@ -26,7 +26,7 @@ def spread(kafka: KafkaSettings, partitions: int = 3) -> None:
         admin.delete_topics([DRAFTS.name])
     admin.create_topics([NewTopic(DRAFTS.name, partitions, 1)])
     close(admin)
-    broker.ensure_topics(kafka)
+    make_right(kafka)
 
 
 def events(first: int, count: int, ago: float = 60.0) -> list[DraftEvent]:

@@ -5,7 +5,8 @@
 every cycle accepted one drafted token. Habits: ``differ`` counts from one higher; ``refuse``
 answers every request with status 400; ``refuse-long`` those of more than 20 characters;
 ``interrupt`` sends its parent a Ctrl-C at the first request of more than 20 characters; ``tire``
-refuses all requests after the third; ``die`` ends at once.
+refuses all requests after the third; ``die`` ends at once. ``company:FOLDER`` goes before another
+habit: told to end it sends its parent a SIGTERM and ends when two such servers have been told.
 """
 
 from __future__ import annotations
@@ -15,10 +16,15 @@ import os
 import signal
 import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 HABIT = sys.argv[2] if len(sys.argv) > 2 else ""
+COMPANY = ""
+if HABIT.startswith("company:"):
+    COMPANY, HABIT = HABIT.removeprefix("company:").split(":")
 LOCK = threading.Lock()
 SENT = {"tokens": 0, "drafts": 0, "answers": 0}
 
@@ -73,7 +79,17 @@ class Handler(BaseHTTPRequestHandler):
         return None
 
 
+def end_in_company(*_: object) -> None:
+    Path(COMPANY, str(os.getpid())).touch()
+    os.kill(os.getppid(), signal.SIGTERM)
+    while len([*Path(COMPANY).iterdir()]) < 2:
+        time.sleep(0.01)
+    os._exit(0)
+
+
 if __name__ == "__main__":
+    if COMPANY:
+        signal.signal(signal.SIGTERM, end_in_company)
     if HABIT == "die":
         sys.exit("no weights to be found")
     ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -156,6 +157,26 @@ def test_ctrl_c_stops_the_server_keeps_what_is_measured_and_the_run_goes_on_late
     made = bench.run(whole, out, quiet(), launching({}, started))
     assert started == ["none", "hybrid", "hybrid"]
     assert {r["configuration"] for r in made["records"]} == {"none", "hybrid"}
+
+
+def test_servers_are_told_to_end_at_once_and_a_second_signal_leaves_none_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    children = []
+    start = processes.start
+    monkeypatch.setattr(
+        processes, "start", lambda *args: children.append(start(*args)) or children[-1]
+    )
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    (told := tmp_path / "told").mkdir()
+    habits = {"none": f"company:{told}:", "hybrid": f"company:{told}:interrupt"}
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            both = replace(plan(NONE, HYBRID), together=True)
+            bench.run(both, tmp_path / "o.json", quiet(), launching(habits, []))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert [child.ending() for child in children] == ["ended with status 0"] * 2
 
 
 def test_further_setups_and_rounds_join_what_is_measured(tmp_path: Path) -> None:
