@@ -7,7 +7,7 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from decoder.contracts.events import DraftEvent
+from decoder.contracts.events import LIMITS, DraftEvent
 from decoder.contracts.features import NUM_FEATURES
 from decoder.floor import Floor, Outcome
 from decoder.labels import Label
@@ -122,6 +122,8 @@ def tell(resolved: Sequence[Resolved]) -> Told:
     return told
 
 
+_TELLABLE: Final = LIMITS["parameter"]
+"""A threshold beyond it, which a policy may have, means as much: all or nothing."""
 _BYTES: Final = NUM_FEATURES * 4
 """Of a feature vector."""
 
@@ -131,7 +133,7 @@ def _shared(step: Step) -> ToldStep:
     return ToldStep(
         time=step.wall,
         side=step.side,
-        parameter=step.parameter,
+        parameter=min(max(step.parameter, _TELLABLE[0]), _TELLABLE[1]),
         policy_version=policy.version if policy else 0,
         publication=policy.publication if policy else 0,
         role=policy.role if policy else "",

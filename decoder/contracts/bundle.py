@@ -52,8 +52,8 @@ LAST_PUBLICATION: Final = 2**53
 MAX_PROVENANCE: Final = 65_536
 MAX_LAYERS: Final = 16
 _DEPTH: Final = 16
-PARAMETERS: Final = (-1e12, 1e12)
-"""Between these, and neither of them, are the parameters of a policy; an event tells of them."""
+PARAMETERS: Final = (-1e30, 1e30)
+"""Between these, and neither of them, are the parameters of a policy."""
 
 Kind = Literal["frequency", "payoff", "survival"]
 OUTPUTS: Final[dict[str, int]] = {"frequency": 0, "payoff": 1, "survival": BUCKETS}

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
 from pydantic_core import PydanticSerializationError, to_json
 
-from decoder.contracts.bundle import ANY_SCOPE, MAX_DRAFT, PARAMETERS
+from decoder.contracts.bundle import ANY_SCOPE, MAX_DRAFT
 from decoder.contracts.errors import EventRefused
 from decoder.contracts.features import FEATURES, NUM_FEATURES, SCHEMA_ID, FloatArray
 from decoder.contracts.identity import Named, Pseudonyms, is_pseudonym, is_readable
@@ -100,7 +100,7 @@ LIMITS: Final[Mapping[str, tuple[float, float]]] = {
     "position": _COUNT,
     "policy_version": _COUNT,
     "publication": (0, 2**53),
-    "parameter": PARAMETERS,
+    "parameter": (-1e12, 1e12),
     "predicted": _EXPECTED,
     "predicted_model": _EXPECTED,
     "draft_len": _TOKENS,

@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from decoder.contracts.bundle import PARAMETERS
+from decoder.contracts.events import LIMITS
 from decoder.floor import OPTIONS
-from decoder.hindsight import outcomes_of
+from decoder.hindsight import _shared, outcomes_of
 from decoder.policy.pricing import CostTable
 from decoder.policy.rule import CACHE, MODEL, NONE
 from decoder.requests import Cycle, Step
@@ -60,3 +62,9 @@ def test_a_model_draft_that_did_not_happen_is_no_credit_to_anybody(drafted: int)
     assert model[1] == pytest.approx(none[1] + (COSTS.drafting(K, 1) if drafted else 0.0))
     cycle.verified_len, cycle.model_accepted = K, 2
     assert outcomes_of(cycle, 0, 1.5, COSTS)[0][0] == 3.0
+
+
+@pytest.mark.parametrize("threshold", PARAMETERS)
+def test_every_threshold_can_be_told_of(threshold: float) -> None:
+    low, high = LIMITS["parameter"]
+    assert low <= _shared(Step(0, 0, 0, 1, parameter=threshold)).parameter <= high
