@@ -37,7 +37,7 @@ class WorkerSettings(Settings):
     name: str = Field(
         default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}",
         min_length=1,
-        max_length=200,
+        max_length=250,  # a record takes six more
         description="how this worker calls itself in telemetry",
     )
     telemetry: bool = Field(True, description="send events to Kafka and take policies from it")

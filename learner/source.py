@@ -53,7 +53,7 @@ class EventSource:
     ``offsets`` maps a partition to the next offset to read: what belongs into the checkpoint.
     ``skipped`` counts records that were gone from the topic before they were read, or that cannot
     be unpacked. ``caught_up`` says whether the end of the topic was ever near, ``read_at`` when the
-    newest record that was read was written, in seconds since the epoch; 0 before any.
+    newest of the records that were read last was written, in seconds since the epoch; 0 before any.
     """
 
     def __init__(
@@ -144,8 +144,9 @@ class EventSource:
                     "is known by its sequence", record.partition, record.offset, due,
                 )  # fmt: skip
             self.offsets[record.partition] = record.offset + 1
-            # a clock that is ahead must not hide, for good, how old what is read is
-            self.read_at = max(self.read_at, min(record.timestamp / 1e3, time.time()))
+        if records:  # a clock that is ahead hides how old what is read is until the next are
+            newest = max(record.timestamp for record in records)
+            self.read_at = min(newest / 1e3, time.time())
         self.caught_up = self.caught_up or self._is_near_the_end()
 
     def lag(self) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from decoder.contracts.errors import SettingsError
-from decoder.contracts.settings import KafkaSettings
+from decoder.contracts.settings import KafkaSettings, Settings
 from decoder.settings import WorkerSettings
 from learner.settings import LearnerSettings
 
@@ -24,6 +24,26 @@ def test_unknown_name_suggests_the_right_one(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("HVD_KAFKA_BOOTSTRAP_SERVER", "x:1")
     with pytest.raises(SettingsError, match="Did you mean HVD_KAFKA_BOOTSTRAP_SERVERS"):
         KafkaSettings.load()
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value"),
+    [
+        (WorkerSettings, "HVD_WORKER_EVENTS_PER_S", "inf"),  # JSON has no such number to hand over
+        (WorkerSettings, "HVD_WORKER_HOLDOUT", "nan"),
+        (WorkerSettings, "HVD_WORKER_SUFFIX_MAX_FACTOR", "1e10"),  # more than the trees can count
+        (WorkerSettings, "HVD_WORKER_NAME", "a" * 257),  # more than a record's reader takes
+        (WorkerSettings, "HVD_WORKER_NAME", ""),
+        (LearnerSettings, "HVD_LEARNER_BUFFER_EVENTS", "1000000000000"),
+        (LearnerSettings, "HVD_LEARNER_ROWS_PER_SECOND", "inf"),
+    ],
+)
+def test_what_would_silence_a_process_is_refused(
+    kind: type[Settings], name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(SettingsError, match=name):
+        kind.load()
 
 
 def test_unknown_prefix_is_refused_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
