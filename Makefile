@@ -17,7 +17,8 @@ STAMPS := $(VENV)/.stamps
 EXTRA  ?= $(if $(wildcard $(STAMPS)/packages-cuda),cuda,cpu)
 HVD    := $(BIN)/hvd
 
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(TESTERS) --dist loadfile --no-loadscope-reorder
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(TESTERS) --dist loadfile --no-loadscope-reorder \
+  --max-worker-restart 0
 
 .DEFAULT_GOAL := help
 .PHONY: help setup dist chaos soak demo picture up test test-long test-release check lint audit format doctor clean
@@ -46,10 +47,10 @@ test: setup ## run the tests, but for the long ones
 	$(PYTEST) $(ARGS)
 
 test-long: setup ## run the long tests: matrices of settings, several ranks, kills, whole servers
-	$(PYTEST) -m long $(ARGS)
+	$(PYTEST) -m long -o faulthandler_timeout=2700 $(ARGS)
 
 test-release: setup ## what a release must pass, too: kills under hvd up, live scenarios
-	$(PYTEST) -n 0 -m release $(ARGS)
+	$(PYTEST) -n 0 -m release -o faulthandler_timeout=3600 $(ARGS)
 
 chaos: setup ## kill, starve and damage every part under load; ARGS="--standin" without a model, --write-docs
 	$(HVD) chaos $(ARGS)
