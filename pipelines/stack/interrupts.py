@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Final
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+AGAIN_S: Final = 0.05
+"""To when a signal is raised again that nobody heard."""
 
 
 @contextmanager
@@ -22,15 +27,29 @@ def first_only() -> Iterator[None]:
     def heard(number: int, frame: FrameType | None) -> None:
         for each in before:
             signal.signal(each, signal.SIG_IGN)
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt(number)
 
-    before = _handlers()
-    for number in before:
-        signal.signal(number, heard)
+    def unheard(what: sys.UnraisableHookArgs) -> None:
+        """It came while Python ran a finalizer, which lets no exception out: raised again."""
+        if not isinstance(what.exc_value, KeyboardInterrupt):
+            hook(what)
+            return
+        listen()
+        number = what.exc_value.args[0]
+        threading.Timer(AGAIN_S, os.kill, (os.getpid(), number)).start()
+
+    def listen() -> None:
+        for number in before:
+            signal.signal(number, heard)
+
+    before, hook = _handlers(), sys.unraisablehook
+    sys.unraisablehook = unheard
+    listen()
     try:
         yield
     finally:
         _restore(before)
+        sys.unraisablehook = hook
 
 
 @contextmanager

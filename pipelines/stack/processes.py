@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import psutil
+
 from decoder.contracts.errors import ProcessError
 
 TAIL_LINES: Final = 12
@@ -28,17 +30,21 @@ WEIGHINGS: Final = 5
 BOUND: Final = ("setpriv", "--pdeathsig", "TERM", "--")
 """Killed ourselves, we can stop nobody: then the kernel tells the child, which would otherwise hold
 its port against the next start. Of util-linux; it is told when the thread that started it ends."""
+UNLESS_ORPHANED: Final = ("sh", "-c", '[ "$PPID" = "$0" ] && exec "$@"')
+"""Nobody is told of a parent that had ended before: with our process id and what shall run."""
 
 
 @dataclass(frozen=True)
 class Child:
     """A running child: a leader of its own process group, so that its children stop with it.
 
-    ``begins`` is where in its log, in bytes, what it wrote begins.
+    ``begins`` is where in its log, in bytes, what it wrote begins. ``process`` is psutil's, because
+    the standard library's waits for ever once an interrupt has come between its taking a lock and
+    minding to let go of it (Python 3.11, ``Popen.poll``).
     """
 
     name: str
-    process: subprocess.Popen[bytes]
+    process: psutil.Popen
     log: Path
     begins: int = 0
 
@@ -95,14 +101,14 @@ def start(
     if niceness:
         arguments = ["nice", "-n", str(niceness), *arguments]
     if shutil.which(BOUND[0]):
-        arguments = [*BOUND, *arguments]
+        arguments = [*BOUND, *UNLESS_ORPHANED, str(os.getpid()), *arguments]
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
         if append and log.exists() and log.stat().st_size > KEPT_BYTES:
             log.replace(log.with_name(f"{log.name}.1"))
         with log.open("ab" if append else "wb") as out:
             begins = out.tell()
-            process = subprocess.Popen(
+            process = psutil.Popen(
                 arguments,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
@@ -165,9 +171,8 @@ def stop(children: Sequence[Child], seconds: float = STOP_SECONDS) -> None:
     Never raises: it runs while something else is being reported.
     """
     for child in children:
-        if child.is_alive:
+        with contextlib.suppress(psutil.Error):  # it has ended, or takes too long
             child.process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
             child.process.wait(seconds)
         # also when the leader is gone: what it started may have outlived it, and its port with it
         with contextlib.suppress(ProcessLookupError, PermissionError):  # the group is empty already

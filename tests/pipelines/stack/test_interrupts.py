@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -54,3 +55,17 @@ def test_a_signal_waits_until_a_child_is_in_its_list() -> None:
             done.append("listed")
         done.append("never")
     assert done == ["started", "listed"]
+
+
+def test_a_signal_that_falls_into_a_finalizer_is_raised_again() -> None:
+    class Finalized:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGTERM)
+            reached.append("never")
+
+    reached: list[str] = []
+    with pytest.raises(KeyboardInterrupt), first_only():
+        Finalized()
+        time.sleep(60.0)
+        reached.append("never")
+    assert not reached

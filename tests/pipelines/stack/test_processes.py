@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -117,3 +119,38 @@ def test_a_log_that_is_gone_on_with_does_not_grow_for_ever(tmp_path, monkeypatch
         assert child.tail() == "0123456789"
     assert log.stat().st_size == 11
     assert (tmp_path / "log.1").stat().st_size == 22
+
+
+def test_what_an_interrupt_left_locked_is_stopped_all_the_same(tmp_path) -> None:
+    """``Popen.poll`` takes a lock, and an interrupt may come before it minds to let go of it."""
+    child = python("import time; time.sleep(60)", tmp_path / "log")
+    child.process._waitpid_lock.acquire()
+    began = time.monotonic()
+    processes.stop([child], 30.0)
+    assert time.monotonic() - began < 15.0 and not child.is_alive
+    assert child.ending() == "was killed by signal 15"
+
+
+def test_a_child_whose_parent_died_while_it_began_does_not_run(tmp_path) -> None:
+    """Not even where the kernel was asked too late to tell of that."""
+    late = tmp_path / "setpriv"
+    late.write_text(
+        f'#!/bin/sh\ntouch {tmp_path}/began\nsleep 1\nexec {shutil.which("setpriv")} "$@"'
+    )
+    late.chmod(0o755)
+    code = (
+        "import os, sys; from pathlib import Path; from pipelines.stack import processes; "
+        "processes.start('child', ['touch', sys.argv[1] + '/ran'], Path(sys.argv[1], 'log')); "
+        "\nwhile not Path(sys.argv[1], 'began').exists(): pass\n"
+        "os.kill(os.getpid(), 9)"
+    )
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], env=os.environ | {"PATH": path}, check=False
+    )
+    marked = [
+        p for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in str(p.info["cmdline"])
+    ]
+    assert marked
+    psutil.wait_procs(marked, timeout=30)
+    assert not (tmp_path / "ran").exists()
