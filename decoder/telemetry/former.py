@@ -57,7 +57,7 @@ class FormerLives:
                         self._lose(spill, number, "damaged", error)
                 if spill.rows:
                     continue
-            except SpillError as error:
+            except Exception as error:  # noqa: BLE001 - what others left ends nothing of ours
                 self._failed(spill, error)
             self.close()
         return None

@@ -108,7 +108,11 @@ class Outbox:
                         self._file_failed(error)
                         break
                     self._complaints.warning("a record in a file is damaged and lost: %s", error)
+                    spilled = self._books.spilled
                     self.drop(number, "damaged")
+                    if self._books.spilled == spilled:  # it would be shown for ever
+                        self._file_failed(error)
+                        break
         return found
 
     def _heads(self) -> list[tuple[int, int]]:

@@ -186,8 +186,10 @@ class Spill:
             self.path.unlink(missing_ok=True)
 
 
-def _check(row: tuple[Any, ...]) -> None:
-    """What SQLite reads of a damaged page may be of any type."""
+def _check(row: tuple[Any, ...] | None) -> None:
+    """What SQLite reads of a damaged page may be of any type, and what it lists not be there."""
+    if row is None:
+        raise sqlite3.DatabaseError("a row of it cannot be found again")
     *numbers, last = row
     if not _whole(numbers) or not isinstance(last, int | bytes):
         raise sqlite3.DatabaseError("a row of it is damaged")

@@ -189,6 +189,32 @@ def test_damage_loses_what_it_hits_counted_and_nothing_else(tmp_path: Path) -> N
     assert len(came) == 5 and books.dropped == {"damaged": 3}
 
 
+def displace(path: Path, first: int, to: int) -> None:
+    """Give the first row of a file an id that is out of order: listed, and found by no look-up."""
+    whole = path.read_bytes()
+    assert whole.count(_varint(first)) == 1
+    path.write_bytes(whole.replace(_varint(first), _varint(to)))
+
+
+def _varint(number: int) -> bytes:
+    """Three bytes of seven bits, as SQLite writes an id of such a size."""
+    return bytes([0x80 | number >> 14, 0x80 | number >> 7 & 0x7F, number & 0x7F])
+
+
+def test_a_row_that_is_listed_and_not_found_ends_its_file_and_nothing_else(tmp_path: Path) -> None:
+    spill = Spill(tmp_path / "a")
+    for number in (70_000, 70_001, 70_002):
+        spill.put(record(1)._replace(id=number))
+    spill.close()
+    displace(tmp_path / "a", 70_000, 70_009)
+    books = Books()
+    outbox = Outbox(books, Spill(tmp_path / "a"), 1 << 30)
+    assert outbox.ready() == [] and not outbox
+    assert books.dropped == {"damaged": 9} and balanced(books)
+    add(outbox, books, record(4))
+    assert [one.id for one in outbox.ready()] == [record(4).id]
+
+
 def test_a_file_that_is_none_is_lost_counted_and_ends_nothing(tmp_path: Path) -> None:
     path, books = tmp_path / "a", Books()
     outbox = Outbox(books, Spill(path), 1 << 30)
@@ -392,6 +418,18 @@ def test_of_a_former_life_damage_loses_what_it_hits_counted_and_nothing_else(
         lives.remove(left.spill, left.record.id)
     assert len(came) == 5 and books.former_lost == {"damaged": 3}
     assert not tmp_path.exists()
+
+
+def test_of_a_former_life_a_row_that_is_listed_and_not_found_ends_its_file(tmp_path: Path) -> None:
+    leave(tmp_path, "a", *[record(1)._replace(id=number) for number in (70_000, 70_001, 70_002)])
+    leave(tmp_path, "b", record(2))
+    displace(tmp_path / f"a{FILE}", 70_000, 70_009)
+    books = Books()
+    lives = FormerLives(tmp_path, books)
+    left = lives.oldest({0})
+    assert left is not None and left.record == record(2)
+    assert books.former_lost == {"damaged": 9}
+    lives.close()
 
 
 def test_of_a_former_life_what_has_no_place_any_more_is_counted(tmp_path: Path) -> None:
