@@ -21,13 +21,16 @@ from decoder.policy.rule import CACHE, MODEL, NONE, Arms, Lengths
 from decoder.policy.survival import BUCKET_OF
 
 _EVEN: Final = np.zeros(16)
+_NOBODY: Final = np.zeros(0, np.int64)
 
 
 class Chosen(NamedTuple):
     """What a policy wants of n requests, m of them with a cache draft, and what it expects.
 
     ``expected`` and ``model`` [n] are accepted lengths in tokens, of the cache draft (0 without
-    one) and of a model draft. ``model_len`` is the length of every model draft of the step.
+    one) and of a model draft. ``model_len`` is the length of every model draft of the step, and
+    ``worth`` the time that model drafts gain in it, if all requests can have one; infinite where
+    the policy does not weigh them.
     """
 
     arms: Arms
@@ -35,6 +38,7 @@ class Chosen(NamedTuple):
     expected: FloatArray
     model: FloatArray
     model_len: int
+    worth: float = np.inf
 
 
 def choose(
@@ -50,6 +54,7 @@ def choose(
     odds: NDArray[np.float64] = _EVEN,
     shorter: bool = True,
     most: int | None = None,
+    unread: NDArray[np.int64] = _NOBODY,
 ) -> Chosen:
     """What ``policy`` wants of the ``n`` requests of a step that may speculate.
 
@@ -63,10 +68,11 @@ def choose(
             accepted, given those before it.
         shorter: whether model drafts may be shorter than ``model_len``.
         most: draft tokens of all requests together; None for no bound.
+        unread: int64, which of the n requests no model draft can be made for.
     """
     room = room_of(most)
     if policy.kind != "survival":
-        chosen = _threshold(policy, features, owners, n, model_len, odds)
+        chosen = _threshold(policy, features, owners, n, model_len, odds, unread)
         if most is not None:
             _fit(chosen.arms, chosen.lengths, room)
         return chosen
@@ -75,10 +81,10 @@ def choose(
     found = by_survival(
         features, weights, widths, owners, _DRAFT_LEN, BUCKET_OF, n, rows, longest, shorter, room,
         odds, rate, costs.dense,
-        (costs.draft_us, costs.draft_token_us, costs.draft_row_us),
+        (costs.draft_us, costs.draft_token_us, costs.draft_row_us), unread,
     )  # fmt: skip
-    arms, lengths, expected, model, k = found
-    return Chosen(arms, lengths, expected, model, k or model_len)
+    arms, lengths, expected, model, k, worth = found
+    return Chosen(arms, lengths, expected, model, k or model_len, worth)
 
 
 def room_of(most: int | None) -> int:
@@ -103,15 +109,19 @@ def _threshold(
     n: int,
     model_len: int,
     odds: NDArray[np.float64],
+    unread: NDArray[np.int64],
 ) -> Chosen:
     found = estimate(policy, features)
     k = model_len if policy.use_model else 0
     expected, lengths = np.zeros(n, np.float32), np.zeros(n, np.int32)
     expected[owners], lengths[owners] = found.expected, found.lengths
     model = np.full(n, yields_of_places(odds, k)[-1] if k else 0.0, np.float32)
+    model[unread] = 0.0
     taken = (lengths > 0) & (expected >= policy.threshold)
     arms = np.where(taken, CACHE, MODEL if k else NONE).astype(np.int8)
     wanted = np.where(taken, lengths, k).astype(np.int32)
+    without = unread[arms[unread] == MODEL]
+    arms[without], wanted[without] = NONE, 0
     return Chosen(arms, wanted, expected, model, model_len)
 
 

@@ -34,6 +34,7 @@ class Looks:
         costs: LiveCosts,
         last: tuple[int, int],
         relieved: bool = True,
+        unable: Sequence[int] = (),
     ) -> Arms:
         """The policy's arms [n], unless the floor has relieved it or a look is due.
 
@@ -42,6 +43,7 @@ class Looks:
             behind: tokens of each that the drafter has not drafted from.
             last: tokens that the last step ran through the target, and tokens drafted in it.
             relieved: whether the floor has a say: it judges the champion, and nobody on trial.
+            unable: requests that no model draft can be made for.
         """
         floor, n = self._floor, len(wanted)
         if floor is None or not n:
@@ -53,8 +55,9 @@ class Looks:
             arms = np.where(proposed, CACHE, NONE).astype(np.int8)
         elif floor.in_force != "policy":
             arms = np.full(n, MODEL if floor.in_force == "model" else NONE, np.int8)
+            arms[list(unable)] = NONE
         if self._has_model:
-            arms = self._at_the_drafter(arms, behind)
+            arms = self._at_the_drafter(arms, behind, unable)
         self._since_plain += 1
         # In place of a lone request's cache draft it would cost a whole copied stretch.
         copying = n == 1 and arms[0] == CACHE
@@ -70,15 +73,17 @@ class Looks:
             return np.full(n, NONE, np.int8)
         return arms
 
-    def _at_the_drafter(self, arms: Arms, behind: Sequence[int]) -> Arms:
+    def _at_the_drafter(self, arms: Arms, behind: Sequence[int], unable: Sequence[int]) -> Arms:
         # A look that came to nothing waits for its next turn like any other.
         self._model_arm.unseen += 1
         self._since_asked += 1
         asks = bool((arms == MODEL).any())
-        if not asks and min(self._model_arm.unseen, self._since_asked) > PROBE_EVERY:
+        due = not asks and min(self._model_arm.unseen, self._since_asked) > PROBE_EVERY
+        able = [row for row in range(len(arms)) if row not in unable] if due else []
+        if able:
             # Where the drafter has least to read before it can draft.
             arms = arms.copy()
-            arms[behind.index(min(behind))] = MODEL
+            arms[min(able, key=behind.__getitem__)] = MODEL
             self.taken += 1
             asks = True
         if asks:

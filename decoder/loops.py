@@ -251,12 +251,14 @@ def share_out(
     room: int,
     dense: NDArray[np.float64],
     drafting: tuple[float, float, float],
-) -> tuple[Arms, Lengths]:
-    """One step's arms [n] and lengths [n] under a shared budget.
+) -> tuple[Arms, Lengths, float]:
+    """One step's arms [n] and lengths [n] under a shared budget, and the time that its model drafts
+    are worth beyond the best without any.
 
     Args:
         curves: float32 [n, w] of survivals; rows of zeros have no cache draft.
-        model: float32 [n], expected accepted length of a model draft of ``k`` tokens.
+        model: float32 [n], expected accepted length of a model draft of ``k`` tokens; 0 where none
+            can be made.
         value: of a committed token, in units of ``dense``.
         rows: requests in the step, those that do not speculate included; at least n.
         room: draft tokens of all requests together.
@@ -269,7 +271,7 @@ def share_out(
     for i in range(n):
         arms[i] = CACHE if lengths[i] else NONE
     if not k or not n:
-        return arms, lengths
+        return arms, lengths, 0.0
     # Rows join the drafter in the order in which they gain by it, the budget priced at the margin;
     # how many do is then decided with exact costs. Nobody and everybody are among the candidates.
     spent = 0
@@ -285,10 +287,13 @@ def share_out(
         for j in range(lengths[i]):
             cached += curves[i, j]
         gains[i] = (model[i] - cached) * value
-        loss[i] = (k - lengths[i]) * price - gains[i]
+        loss[i] = (k - lengths[i]) * price - gains[i] if model[i] > 0.0 else np.inf
     order = np.argsort(loss, kind="mergesort")
-    tokens, gained, best, joined = spent, 0.0, plain - verifying(rows + spent, dense), 0
+    alone = plain - verifying(rows + spent, dense)
+    tokens, gained, best, joined = spent, 0.0, alone, 0
     for place in range(n):
+        if loss[order[place]] == np.inf:
+            break
         gained += gains[order[place]]
         tokens += k - lengths[order[place]]
         time = verifying(rows + tokens, dense) - plain + drafting_time(k, rows, drafting)
@@ -297,13 +302,13 @@ def share_out(
     for place in range(joined):
         arms[order[place]] = MODEL
         lengths[order[place]] = k
-    return arms, lengths
+    return arms, lengths, best - alone
 
 
 @compiled(
     (
         MATRIX, FLOATS, WHOLES, WHOLES, WHOLE, WHOLES, WHOLE, WHOLE, WHOLE, YES, WHOLE,
-        REALS, REAL, FIXED, REALS_3,
+        REALS, REAL, FIXED, REALS_3, WHOLES,
     )
 )  # fmt: skip
 def by_survival(
@@ -322,17 +327,20 @@ def by_survival(
     rate: float,
     dense: NDArray[np.float64],
     drafting: tuple[float, float, float],
-) -> tuple[Arms, Lengths, FloatArray, FloatArray, int]:
+    unread: NDArray[np.int64],
+) -> tuple[Arms, Lengths, FloatArray, FloatArray, int, float]:
     """What a ``survival`` policy wants of a step; arguments as :func:`decoder.choice.choose`.
 
     Args:
         weights, widths: the flat form of the policy's network.
         most: tokens of a model draft at most.
         drafting: the three costs of :func:`drafting_time`.
+        unread: which of the n requests have no model draft.
 
     Returns:
-        arms and lengths [n], accepted lengths expected of cache and model drafts [n], and tokens
-        of every model draft; 0 where none pays.
+        arms and lengths [n], accepted lengths expected of cache and model drafts [n], tokens of
+        every model draft, 0 where none pays, and the time that model drafts would be worth if all
+        requests could have one.
     """
     value = verifying(rows, dense) / (rate * rows)
     outputs = outputs_of(features, weights, widths)
@@ -347,5 +355,11 @@ def by_survival(
     model = np.zeros(n, np.float32)
     if k:
         model[:] = yields[:, k - 1]
-    arms, lengths = share_out(curves, model, k, value, rows, room, dense, drafting)
-    return arms, lengths, expected, model, k
+    arms, lengths, worth = share_out(curves, model, k, value, rows, room, dense, drafting)
+    if most and len(unread):
+        for i in unread:
+            yields[i] = 0.0
+        k = draft_length(yields, value, rows, room, dense, drafting) if shorter else most
+        model[:] = yields[:, k - 1]
+        arms, lengths, _ = share_out(curves, model, k, value, rows, room, dense, drafting)
+    return arms, lengths, expected, model, k, worth

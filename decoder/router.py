@@ -21,7 +21,7 @@ before it, never a sampled draft token: so rejection sampling stays lossless.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 import numpy as np
@@ -117,6 +117,9 @@ class DraftRouter:
         self._events = 0
         self._underway = Underway()
         self._last = 1, 0  # tokens that the last step ran through the target, and drafted
+        self.worth_us: float | None = None
+        """Time that model drafts would be worth in the last choice, had all requests been read by
+        the drafter; None where the champion did not decide it."""
 
     def __contains__(self, request: str) -> bool:
         return request in self.followed.requests
@@ -182,13 +185,16 @@ class DraftRouter:
             gain_us = gain_of(table, cycles, taken.decoded - cycles, taken.verified, ran.drafted)
             self.doze.observe(ran.exposed_us, gain_us, cycles, table.time(cycles))
 
-    def choose(self, names: Sequence[str], most: int | None = None) -> list[Decision]:
+    def choose(
+        self, names: Sequence[str], most: int | None = None, unread: Collection[str] = ()
+    ) -> list[Decision]:
         """The next draft of each request; one featurize and one estimate for all of them.
 
         A request that is unknown, has ended, or switched speculation off verifies nothing.
 
         Args:
             most: draft tokens that the step has room for, of all requests together.
+            unread: requests that the model drafter cannot draft for.
 
         Raises:
             Exception: whatever went wrong; a side whose turn it was plays no more.
@@ -197,7 +203,7 @@ class DraftRouter:
         champion = self.policy
         side = self.turns.next(champion) if self.turns is not None else None
         try:
-            return self._choose(began, champion, side, names, most)
+            return self._choose(began, champion, side, names, most, unread)
         except Exception:
             # its block would never end: what it did to this step it would do to the next
             if side is not None and side.name != CHAMPION:
@@ -213,6 +219,7 @@ class DraftRouter:
         side: Side | None,
         names: Sequence[str],
         most: int | None,
+        unread: Collection[str],
     ) -> list[Decision]:
         shown = side.shown if side is not None else "worker"
         awake = self.doze is None or self.doze.awake
@@ -224,16 +231,19 @@ class DraftRouter:
         described = time.perf_counter()
         states = [state_of(requests[row], draft) for row, draft in enumerate(drafts) if draft]
         features = featurize(states, self._classes)
+        unable = [row for row, r in enumerate(requests) if r.name in unread] if unread else []
         side, wanted = self._wanted(
-            side, champion, features, owners, len(requests), len(names), most
+            side, champion, features, owners, len(requests), len(names), most, unable
         )
         policy = side.policy if side is not None else champion
+        serves = side is None or side.name == CHAMPION
+        self.worth_us = wanted.worth if serves and awake else None
         arms = wanted.arms
         if shown == "worker":
             arms = self._looks.arms(
                 arms, [d is not None for d in drafts],
                 [r.length - r.drafted_at for r in requests], self.costs, self._last,
-                relieved=side is None or side.name == CHAMPION,
+                relieved=serves, unable=unable,
             )  # fmt: skip
         underway = self._underway
         underway.side, underway.began, underway.asked = side, began, len(names)
@@ -277,6 +287,7 @@ class DraftRouter:
         n: int,
         rows: int,
         most: int | None,
+        unable: Sequence[int],
     ) -> tuple[Side | None, Chosen]:
         """Who decides, and what; a side that cannot leaves it to the champion."""
         rule = self._choice if side is None or side.shown == "worker" else choose
@@ -285,13 +296,14 @@ class DraftRouter:
                 champion if side is None else side.policy, features, np.array(owners, np.int64),
                 n, rows, self.costs.table, self.rate.value, self._model_len,
                 odds=self.model_arm.odds, shorter=self._shorter, most=most,
+                unread=np.array(unable, np.int64),
             )  # fmt: skip
         except Exception:
             if side is None or self.turns is None or side.name == CHAMPION:
                 raise
             self._complaints.exception(f"the side {side.name!r} plays no more: it could not choose")
             self.turns.fail(side)
-        return self._wanted(None, champion, features, owners, n, rows, most)
+        return self._wanted(None, champion, features, owners, n, rows, most, unable)
 
     def graft(self, names: Sequence[str], chains: Sequence[Sequence[int]]) -> list[list[int]]:
         """Tokens to verify behind the model drafts of the last choice; see :mod:`decoder.graft`.

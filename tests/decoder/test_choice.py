@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decoder.choice import choose
+from decoder.choice import Chosen, choose
 from decoder.contracts.bundle import BUCKETS, MAX_DRAFT, OUTPUTS, Kind, Policy
 from decoder.contracts.features import FEATURES, NUM_FEATURES
 from decoder.loops import (
@@ -35,6 +35,8 @@ from decoder.policy.pricing import (
 )
 from decoder.policy.rule import CACHE, MODEL, NONE, Choice, Situation, choose_each
 from decoder.policy.survival import BUCKET_OF, survival, yields_of
+from tests.conftest import random_policy
+from tests.decoder.simulated import trusting_policy
 
 
 def even(chance: float) -> np.ndarray:
@@ -53,7 +55,7 @@ def shared(
     n = len(models)
     value = s.costs.dense[n] / (rate * n)
     return Choice(
-        *share_out(curves, models, s.model_len, value, n, room, s.costs.dense, drafting(s))
+        *share_out(curves, models, s.model_len, value, n, room, s.costs.dense, drafting(s))[:2]
     )
 
 
@@ -340,3 +342,24 @@ def test_room_goes_where_it_buys_most() -> None:
     model = np.array([0.5, 1.5, 1.9], np.float32)
     step = shared(curves[:, :0], model, 1.0, drafter, room=5)
     assert step.arms.tolist() == [NONE, MODEL, MODEL] and step.lengths.sum() == 4
+
+
+def test_a_request_that_the_drafter_did_not_read_has_no_model_draft() -> None:
+    costs = CostTable("t", (1, MAX_TOKENS), (1.0, 1.0 + 0.01 * (MAX_TOKENS - 1)), draft_us=0.05)
+    features, nobody = np.zeros((0, NUM_FEATURES), np.float32), np.zeros(0, np.int64)
+
+    def chosen(policy: Policy, *unread: int) -> Chosen:
+        rows = np.array(unread, np.int64)
+        return choose(policy, features, nobody, 3, 3, costs, 1.0, 4, odds=even(0.6), unread=rows)
+
+    trusting = trusting_policy()
+    assert chosen(trusting).arms.tolist() == [MODEL] * 3 and chosen(trusting).worth > 0.0
+    some = chosen(trusting, 0, 2)
+    assert some.arms.tolist() == [NONE, MODEL, NONE] and some.lengths[[0, 2]].tolist() == [0, 0]
+    assert some.model[1] > 0.0 and some.model[[0, 2]].tolist() == [0.0, 0.0]
+    assert some.worth == chosen(trusting).worth == chosen(trusting, 0, 1, 2).worth
+    assert chosen(trusting, 0, 1, 2).arms.tolist() == [NONE] * 3
+    threshold = random_policy()
+    assert chosen(threshold, 1).arms.tolist() == [MODEL, NONE, MODEL]
+    assert chosen(threshold, 1).lengths.tolist() == [4, 0, 4]
+    assert chosen(threshold).worth == np.inf

@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +33,14 @@ def random_plan(rng: np.random.Generator, rows: int) -> Plan:
     lengths = rng.choice([0, 0, 1, 5, INLINE // 2, INLINE], size=rows)
     given = tuple(tuple(rng.integers(0, 150_000, size=n).tolist()) for n in lengths)
     rooms = tuple(int(rng.integers(0, 9)) if not row else 0 for row in given)
-    catch_up, grafts = (rng.integers(0, 2, 2) == 1).tolist()
-    return Plan(given, rooms, int(rng.integers(0, 9)), catch_up, grafts)
+    flags = (rng.integers(0, 2, 3) == 1).tolist()
+    return Plan(given, rooms, int(rng.integers(0, 9)), *flags)
 
 
 def told(plan: Plan) -> list[Any]:
     """A plan as JSON."""
-    return [[list(row) for row in plan.given], list(plan.rooms), plan.k, plan.catch_up, plan.grafts]
+    given, rooms, *rest = astuple(plan)
+    return [[list(row) for row in given], list(rooms), *rest]
 
 
 def agreeing(ranks: Ranks) -> dict[str, Any]:

@@ -88,7 +88,7 @@ def test_a_router_that_says_too_much_is_cut_at_the_last_moment(late: bool) -> No
     e = engine(config(tokens=3), late=late)
     router, choose = e.worker.router, e.worker.router.choose
 
-    def rash(names: Sequence[str], _most: int | None = None) -> Any:
+    def rash(names: Sequence[str], *_: Any) -> Any:
         long = [VOCABULARY + 9 if i == 2 else 5 for i in range(40)]
         return [
             d._replace(room=99, tokens=long if d.arm == "cache" else d.tokens)

@@ -85,8 +85,8 @@ class Buckets:
         yields[:] = yields_of_places(odds, model_len) if model_len else 0.0
         k = draft_length(yields, value, rows, room, costs.dense, drafting) if model_len else 0
         model = np.ascontiguousarray(yields[:, k - 1]) if k else np.zeros(n, np.float32)
-        arms, lengths = share_out(curves, model, k, value, rows, room, costs.dense, drafting)
-        return Chosen(arms, lengths, curves.sum(axis=1), model, k or model_len)
+        shared = share_out(curves, model, k, value, rows, room, costs.dense, drafting)
+        return Chosen(*shared[:2], curves.sum(axis=1), model, k or model_len)
 
 
 def _places(features: FloatArray) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -27,6 +27,7 @@ from decoder.engines.vllm.asked import options_of, text_of
 from decoder.engines.vllm.drafter import MUCH, LateDrafter
 from decoder.engines.vllm.plan import Plan
 from decoder.engines.vllm.ranks import Ranks
+from decoder.engines.vllm.reading import Reading
 from decoder.requests import Committed, Decision
 from decoder.room import room
 from decoder.tenancy.identities import Identities
@@ -55,6 +56,7 @@ class Adapter:
         shares_blocks: bool = True,
         complaints: Complaints | None = None,
         ranks: Ranks | None = None,
+        reading: Reading | None = None,
     ) -> None:
         """Put an adapter together.
 
@@ -63,10 +65,12 @@ class Adapter:
             longest: draft tokens of a request that the engine was started for.
             late: the drafter that reads late; None where there is none, or it reads at every step.
             shares_blocks: whether an ended request's blocks may serve others (prefix caching).
+            reading: whether ``late`` reads what begins; None: it always does.
         """
         self.worker = worker
         self.late = late
         self.ranks = ranks or Ranks()
+        self.reading = reading
         self.complaints = complaints or Complaints()
         self.idle = ""
         """Why nothing is drafted any more; "" while all is well."""
@@ -95,7 +99,7 @@ class Adapter:
             if lost and self._shares_blocks and not self.idle:
                 self._leave(self.late, lost)
             for name in lost:
-                self.late.forget(name)
+                self.late.end(name)
             cached = scheduler_output.scheduled_cached_reqs
             self._hits = bool(cached.resumed_req_ids) or any(
                 new.num_computed_tokens for new in scheduler_output.scheduled_new_reqs
@@ -207,14 +211,20 @@ class Adapter:
             router.observe(outcomes, scheduler_output.total_num_scheduled_tokens, usual)
         live = [name for name in followed if name in router]
         # An ended request's blocks may be given to a later prompt that begins alike.
-        tokens_read = scheduler_output.total_num_scheduled_tokens
-        full = late is not None and late.full(tokens_read)  # decided here, for all ranks alike
-        catch_up = self._hits or full or len(live) < len(followed)
+        reads = self.reading is None or self.reading.wanted
+        unread: set[str] = set()
+        full = False  # decided here, for all ranks alike
+        if late is not None:
+            told, read = scheduler_output.num_scheduled_tokens, late.would_read(names, reads)
+            unread = {name for name, is_read in zip(names, read, strict=True) if not is_read}
+            full = late.full(sum(told[name] for name in names if name not in unread))
+        catch_up = self._hits or full or bool({*followed}.difference(live, unread))
         known = runner.input_batch.vocab_size
         chosen: dict[str, Decision] = {}
         with self._sparing("choosing drafts failed: this step goes on without drafts"):
             most = room(len(names), known, runner.max_num_tokens, waiting)
-            chosen = dict(zip(live, router.choose(live, most), strict=True))
+            chosen = dict(zip(live, router.choose(live, most, unread), strict=True))
+            self._weigh_reading(scheduler_output.total_num_scheduled_tokens, len(names))
         end = runner.effective_drafter_max_model_len if self._has_model else 0
         given, rooms = [], []
         for name in names:
@@ -225,7 +235,14 @@ class Adapter:
             tokens = decision.tokens[:longest] if decision.arm == "cache" else ()
             given.append(_known(tokens, known))
         k = min(max(rooms, default=0), self.worker.settings.model_draft_tokens)
-        return Plan(tuple(given), tuple(rooms), k, catch_up, bool(k) and router.grafts)
+        return Plan(tuple(given), tuple(rooms), k, catch_up, bool(k) and router.grafts, reads)
+
+    def _weigh_reading(self, tokens: int, rows: int) -> None:
+        assert self.worker is not None, "only the rank that leads decides"
+        router = self.worker.router
+        if self.reading is not None and router.worth_us is not None:
+            table = router.costs.table
+            self.reading.observe(tokens, table.slope, router.worth_us, table.time(rows))
 
     def _grafted(
         self,
@@ -269,6 +286,7 @@ class Adapter:
             return []
         if self.late is not None:
             self.late.names, self.late.catch_up = names, plan.catch_up
+            self.late.meet(names, plan.reads)
         self._drafter_failed = False
         scheduler_output.num_spec_tokens_to_schedule = plan.k
         due = bool(plan.k or plan.catch_up or self.late is None)

@@ -4,7 +4,8 @@ vLLM runs the drafter in every step, if only to keep its KV cache in step with t
 of a step on a small model. Here what it would have read is set aside, and read in one pass when a
 draft is wanted, when too much has gathered, or when a request ends or loses its blocks (they may
 serve a later prompt). Each token is still read once, with the hidden state the target gave it, so
-drafts are the same; and whatever a drafter's cache holds, drafts are verified.
+drafts are the same; and whatever a drafter's cache holds, drafts are verified. What a request says
+that is skipped is not read (``reading`` says when), and nothing is drafted for it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from typing import Any, Final
 import numpy as np
 import torch
 from torch import Tensor
+
+from decoder.engines.vllm.reading import SAMPLE
 
 UNREAD: Final = 128
 """Tokens set aside at most: their hidden states stay in memory, and reading them takes time."""
@@ -45,6 +48,10 @@ class Piece:
         """Position in its request behind the last token."""
         return self.position + len(self)
 
+    def end_alone(self) -> Piece:
+        """Its last token."""
+        return replace(self, start=self.stop - 1, position=self.end - 1)
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -62,12 +69,14 @@ class LateDrafter:
     """Stands before the ``propose`` of one of vLLM's EAGLE3 drafters, unpadded batches only.
 
     ``names`` are the requests of the coming call, in the batch's order, and ``catch_up`` says
-    whether it must leave nothing unread; both are set before it.
+    whether it must leave nothing unread; both are set before it, and :meth:`meet` is told of them.
     """
 
     def __init__(self, drafter: Any, unread: int = UNREAD) -> None:
         self.names: Sequence[str] = ()
         self.catch_up = False
+        self.skipped: set[str] = set()
+        """Requests that are not read."""
         self.unread = 0
         """Tokens set aside."""
         self.caught_up = 0
@@ -78,6 +87,37 @@ class LateDrafter:
         self._pieces: dict[str, list[Piece]] = {}
         self._places: dict[str, Place] = {}
         self._last: tuple[Any, dict[str, Any]] | None = None  # of the last step set aside
+        self._met: set[str] = set()
+        self._passed_by = 0  # requests, since one was read that would have been skipped
+
+    def would_read(self, names: Sequence[str], reads: bool) -> list[bool]:
+        """Which of the requests of a step are read, where those that begin with it are, or one in
+        ``SAMPLE`` of them."""
+        passed_by, found = self._passed_by, []
+        for name in names:
+            new = name not in self._met
+            passed_by += new and not reads
+            sampled = passed_by == SAMPLE
+            if sampled:
+                passed_by = 0
+            found.append(sampled or reads if new else name not in self.skipped)
+        return found
+
+    def meet(self, names: Sequence[str], reads: bool) -> None:
+        """Decide about those of a step's requests that begin with it, as :meth:`would_read` says:
+        of the same steps on all ranks."""
+        new = [name for name in names if name not in self._met]
+        found = self.would_read(new, reads)
+        if not reads:
+            self._passed_by = (self._passed_by + len(new)) % SAMPLE
+        self._met.update(new)
+        self.skipped.update(name for name, read in zip(new, found, strict=True) if not read)
+
+    def end(self, name: str) -> None:
+        """Forget a request that ended or lost its blocks. Unknown names are ignored."""
+        self.forget(name)
+        self._met.discard(name)
+        self.skipped.discard(name)
 
     def forget(self, name: str) -> None:
         """Drop what was set aside for a request. Unknown names are ignored."""
@@ -136,26 +176,29 @@ class LateDrafter:
     ) -> Tensor:
         """Draft tokens [requests, num_speculative_tokens], as the drafter's own method."""
         batch, names = common_attn_metadata, self.names
-        self._take_in(target_token_ids, target_hidden_states, batch)
+        latest = self._take_in(target_token_ids, target_hidden_states, batch)
         self.caught_up = 0
-        if not num_speculative_tokens and not self.catch_up:
+        if not num_speculative_tokens and not (self.catch_up and self.unread):
             table = batch.block_table_tensor[: len(names)].clone()  # a view likewise
             for name, blocks, token in zip(names, table, next_token_ids, strict=False):
-                self._places[name] = Place(blocks, token)
+                if name in self._pieces:
+                    self._places[name] = Place(blocks, token)
             self._last = batch, rest
             return next_token_ids.new_empty((len(names), 0), dtype=torch.int64)
-        rows = [self._pieces[name] for name in names]
+        rows = [self._pieces.get(name) or [latest[name].end_alone()] for name in names]
         for name in names:
             self.forget(name)
         earlier = [(i, row[:-1], row[-1]) for i, row in enumerate(rows) if len(row) > 1]
-        if not earlier:
+        if not earlier and all(
+            len(row[0]) == len(latest[n]) for n, row in zip(names, rows, strict=True)
+        ):
             return self._read(
                 target_token_ids, target_positions, target_hidden_states, next_token_ids, batch,
                 num_speculative_tokens, rest,
             )  # fmt: skip
         waiting = sum(len(piece) for _, row, _ in earlier for piece in row)
         self.caught_up = waiting
-        if waiting + len(target_token_ids) > self._drafter.max_num_tokens:
+        if earlier and waiting + len(target_token_ids) > self._drafter.max_num_tokens:
             # A step full of prompts leaves no room in the drafter's buffers: two passes.
             following = torch.stack([now.ids[now.start] for _, _, now in earlier])
             before = [now.position for _, _, now in earlier]
@@ -167,16 +210,20 @@ class LateDrafter:
             num_speculative_tokens, rest,
         )  # fmt: skip
 
-    def _take_in(self, ids: Tensor, hidden: Tensor, batch: Any) -> None:
-        """Set this step's tokens aside, behind what is unread of their requests."""
+    def _take_in(self, ids: Tensor, hidden: Tensor, batch: Any) -> dict[str, Piece]:
+        """Set this step's tokens aside, behind what is unread of their requests, but for those that
+        are skipped; what each request has of the step."""
         ids = ids.clone()  # a view of a buffer that the next step overwrites
         if not self._reads_layers:  # likewise: of several layers vLLM makes a tensor of its own
             hidden = hidden.clone()
         starts = batch.query_start_loc_cpu.tolist()
         ends = batch.seq_lens_cpu_upper_bound.tolist()
+        latest: dict[str, Piece] = {}
         for i, name in enumerate(self.names):
             start, stop = starts[i], starts[i + 1]
-            piece = Piece(ids, hidden, start, stop, ends[i] - (stop - start))
+            piece = latest[name] = Piece(ids, hidden, start, stop, ends[i] - (stop - start))
+            if name in self.skipped:
+                continue
             row = self._pieces.get(name, [])
             if row and row[-1].end != piece.position:
                 self.forget(name)
@@ -184,6 +231,7 @@ class LateDrafter:
                 self.unread += sum(len(kept) for kept in row)
             self._pieces[name] = [*row, piece]
             self.unread += len(piece)
+        return latest
 
     def _merged(
         self,

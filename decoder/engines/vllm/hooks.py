@@ -68,7 +68,8 @@ HOOKS: Final = (
          wrapped=False),
     Hook("vllm.v1.core.sched.output:SchedulerOutput", "",
          "finished_req_ids, preempted_req_ids, scheduled_new_reqs, scheduled_cached_reqs, "
-         "scheduled_spec_decode_tokens, total_num_scheduled_tokens, num_spec_tokens_to_schedule",
+         "scheduled_spec_decode_tokens, num_scheduled_tokens, total_num_scheduled_tokens, "
+         "num_spec_tokens_to_schedule",
          "which requests ended, what was verified, and how long a draft may be", wrapped=False),
     Hook("vllm.v1.worker.gpu_input_batch:CachedRequestState", "",
          "prompt_token_ids, output_token_ids, sampling_params, lora_request, prompt_embeds, "

@@ -1,9 +1,9 @@
 """A plan on its way from rank 0 to the others, as int32.
 
-The message holds step, rows, ``k``, ``catch_up``, ``grafts`` and the number of given tokens; a
-number for each row, positive for given tokens and negative for a room; and the first of the tokens.
-Its length is fixed, so that ranks which disagree on the batch still notice. What is left of the
-tokens is apart.
+The message holds step, rows, ``k``, ``catch_up``, ``grafts``, ``reads`` and the number of given
+tokens; a number for each row, positive for given tokens and negative for a room; and the first of
+the tokens. Its length is fixed, so that ranks which disagree on the batch still notice. What is
+left of the tokens is apart.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from decoder.engines.vllm.plan import Plan
 
 Message = NDArray[np.int32]
 
-HEADER: Final = 6
+HEADER: Final = 7
 INLINE: Final = 256
 """Given tokens that the message holds: more than most steps propose, and still one packet."""
 
@@ -38,7 +38,8 @@ def write(message: Message, step: int, rows: int, plan: Plan) -> Message:
         raise ValueError(f"a plan of {len(plan.given)} rows for a step of {rows}.")
     given = np.array([token for row in plan.given for token in row], np.int32)
     held = given[:INLINE]
-    message[:HEADER] = step, rows, plan.k, plan.catch_up, plan.grafts, len(given)
+    flags = plan.catch_up, plan.grafts, plan.reads
+    message[:HEADER] = step, rows, plan.k, *flags, len(given)
     message[HEADER : HEADER + rows] = [
         len(row) or -room for row, room in zip(plan.given, plan.rooms, strict=True)
     ]
@@ -58,9 +59,9 @@ def missing(message: Message) -> int:
 
 def read(message: Message, rest: Message) -> Plan:
     """The plan that was written; ``rest`` is what :func:`write` returned."""
-    _, rows, k, catch_up, grafts, count = message[:HEADER].tolist()
+    _, rows, k, *flags, count = message[:HEADER].tolist()
     numbers = message[HEADER : HEADER + rows]
     tokens = np.concatenate([message[len(message) - INLINE :][:count], rest]).tolist()
     ends = np.cumsum(np.maximum(numbers, 0)).tolist()
     given = tuple(tuple(tokens[a:b]) for a, b in zip([0, *ends], ends, strict=False))
-    return Plan(given, tuple(np.maximum(-numbers, 0).tolist()), k, bool(catch_up), bool(grafts))
+    return Plan(given, tuple(np.maximum(-numbers, 0).tolist()), k, *map(bool, flags))

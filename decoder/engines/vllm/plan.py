@@ -13,7 +13,8 @@ class Plan:
     ``given`` are tokens to propose as they are; in a row without, ``rooms`` says how many tokens of
     the model's draft to propose at most. The model drafter makes ``k`` tokens; with ``catch_up`` it
     reads what was set aside even if it makes none. If it ``grafts``, a second plan follows, whose
-    given tokens go behind the model's.
+    given tokens go behind the model's. Requests that begin with the step are read by the drafter if
+    it ``reads``.
     """
 
     given: tuple[tuple[int, ...], ...]
@@ -21,6 +22,7 @@ class Plan:
     k: int = 0
     catch_up: bool = False
     grafts: bool = False
+    reads: bool = True
 
     @classmethod
     def nothing(cls, rows: int) -> Plan:

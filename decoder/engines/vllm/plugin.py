@@ -26,6 +26,7 @@ from decoder.engines.vllm.attached import adapter_of, give
 from decoder.engines.vllm.drafter import LateDrafter
 from decoder.engines.vllm.profile import profile
 from decoder.engines.vllm.ranks import Ranks
+from decoder.engines.vllm.reading import Reading, share_of
 from decoder.engines.vllm.sampling import mend_sampling
 from decoder.payoff.token_classes import token_classes_of
 from decoder.policy.pricing import CostTable
@@ -135,11 +136,18 @@ def _adapter(runner: GPUModelRunner, settings: WorkerSettings) -> Adapter:
         has_model=has_model,
         shares_blocks=bool(config.cache_config.enable_prefix_caching),
         ranks=ranks,
+        reading=Reading(_share(config)) if late is not None else None,
     )
     if has_model:
         inner = late.propose if late is not None else runner.drafter.propose
         runner.drafter.propose = adapter.guarded(inner)
     return adapter
+
+
+def _share(config: Any) -> float:
+    drafter = config.speculative_config.draft_model_config
+    layers = (model.get_total_num_hidden_layers() for model in (config.model_config, drafter))
+    return share_of(*layers)
 
 
 def _worker(runner: GPUModelRunner, settings: WorkerSettings) -> Worker:
