@@ -11,11 +11,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
-
-import psutil
+from typing import TYPE_CHECKING, Final
 
 from decoder.contracts.errors import ProcessError
+
+if TYPE_CHECKING:
+    import psutil
 
 TAIL_LINES: Final = 12
 TAIL_BYTES: Final = 16_384
@@ -96,6 +97,8 @@ def start(
     Raises:
         ProcessError: the program cannot be run, or its log not be written.
     """
+    import psutil  # late: what starts no process does without
+
     if shutil.which(arguments[0]) is None:
         raise ProcessError(f"{name} cannot be started: {arguments[0]} is no program.")
     if niceness:
@@ -170,6 +173,8 @@ def stop(children: Sequence[Child], seconds: float = STOP_SECONDS) -> None:
 
     Never raises: it runs while something else is being reported.
     """
+    import psutil
+
     for child in children:
         with contextlib.suppress(psutil.Error):  # it has ended, or takes too long
             child.process.terminate()
