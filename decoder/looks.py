@@ -55,7 +55,8 @@ class Looks:
             arms = np.where(proposed, CACHE, NONE).astype(np.int8)
         elif floor.in_force != "policy":
             arms = np.full(n, MODEL if floor.in_force == "model" else NONE, np.int8)
-            arms[list(unable)] = NONE
+            if arms[:1] == MODEL:
+                arms[list(unable)] = wanted[list(unable)]
         if self._has_model:
             arms = self._at_the_drafter(arms, behind, unable)
         self._since_plain += 1

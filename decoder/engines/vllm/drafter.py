@@ -48,6 +48,14 @@ class Piece:
         """Position in its request behind the last token."""
         return self.position + len(self)
 
+    def copied(self) -> Piece:
+        """The same in tensors of its own."""
+        part = slice(self.start, self.stop)
+        return replace(
+            self, ids=self.ids[part].clone(), hidden=self.hidden[part].clone(),
+            start=0, stop=len(self),
+        )  # fmt: skip
+
     def end_alone(self) -> Piece:
         """Its last token."""
         return replace(self, start=self.stop - 1, position=self.end - 1)
@@ -221,9 +229,12 @@ class LateDrafter:
         latest: dict[str, Piece] = {}
         for i, name in enumerate(self.names):
             start, stop = starts[i], starts[i + 1]
-            piece = latest[name] = Piece(ids, hidden, start, stop, ends[i] - (stop - start))
+            latest[name] = Piece(ids, hidden, start, stop, ends[i] - (stop - start))
+        for name in self.names:
             if name in self.skipped:
                 continue
+            # beside a prompt that is skipped it would keep all of that in memory
+            piece = latest[name] if self.skipped.isdisjoint(latest) else latest[name].copied()
             row = self._pieces.get(name, [])
             if row and row[-1].end != piece.position:
                 self.forget(name)

@@ -20,6 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from decoder.contracts.errors import EngineError, SettingsError
 from decoder.contracts.settings import KafkaSettings
+from decoder.contracts.trials import MODEL
 from decoder.costs import LiveCosts
 from decoder.engines.vllm import hooks, requirements
 from decoder.engines.vllm.attached import adapter_of, give
@@ -136,7 +137,8 @@ def _adapter(runner: GPUModelRunner, settings: WorkerSettings) -> Adapter:
         has_model=has_model,
         shares_blocks=bool(config.cache_config.enable_prefix_caching),
         ranks=ranks,
-        reading=Reading(_share(config)) if late is not None else None,
+        # a side that always drafts is not compared where it cannot
+        reading=None if late is None or MODEL in settings.sides else Reading(_share(config)),
     )
     if has_model:
         inner = late.propose if late is not None else runner.drafter.propose
