@@ -18,6 +18,7 @@ from decoder.contracts.settings import KafkaSettings
 from decoder.costs import LiveCosts
 from decoder.engines.vllm.adapter import Adapter
 from decoder.engines.vllm.drafter import LateDrafter
+from decoder.engines.vllm.reading import Reading
 from decoder.engines.vllm.requirements import longest_draft, within
 from decoder.settings import WorkerSettings
 from decoder.worker import Worker, make_worker
@@ -59,6 +60,7 @@ class Scheduled:
     blocks: int = 400
     late: bool = True
     graft: bool = False
+    reading: Reading | None = None
     worker: Worker = field(init=False)
 
     def __post_init__(self) -> None:
@@ -90,7 +92,9 @@ class Scheduled:
         self.worker.router.costs = LiveCosts(live=False)  # of no time that passes here
         self.drafter = Drafter()
         reads_late = LateDrafter(self.drafter) if self.has_model and self.late else None
-        self.adapter = Adapter(self.worker, longest, reads_late, has_model=self.has_model)
+        self.adapter = Adapter(
+            self.worker, longest, reads_late, has_model=self.has_model, reading=self.reading
+        )
         inner = reads_late.propose if reads_late is not None else self.drafter.propose
         self.draft = self.adapter.guarded(inner)
         self.runner = SimpleNamespace(

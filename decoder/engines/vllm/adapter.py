@@ -96,10 +96,12 @@ class Adapter:
             return
         with self._sparing("the drafter could not read on"):
             lost = ended | (scheduler_output.preempted_req_ids or set())
-            if lost and self._shares_blocks and not self.idle:
-                self._leave(self.late, lost)
-            for name in lost:
-                self.late.end(name)
+            try:
+                if lost and self._shares_blocks and not self.idle:
+                    self._leave(self.late, lost)
+            finally:
+                for name in lost:
+                    self.late.end(name)
             cached = scheduler_output.scheduled_cached_reqs
             self._hits = bool(cached.resumed_req_ids) or any(
                 new.num_computed_tokens for new in scheduler_output.scheduled_new_reqs

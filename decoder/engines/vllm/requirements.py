@@ -256,7 +256,7 @@ REQUIREMENTS: Final = (
         lambda c, _: c.kv_transfer_config is not None),
     Requirement(
         "--enable-prefix-caching", "true or false", "accepted",
-        "what the drafter has not read is read before others may share its blocks",
+        "what the drafter sets aside is read before others may share its blocks",
         lambda c, _: True),
     Requirement(
         "--enable-chunked-prefill, --max-num-batched-tokens, --long-prefill-token-threshold", "any",
