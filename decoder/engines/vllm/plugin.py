@@ -137,13 +137,19 @@ def _adapter(runner: GPUModelRunner, settings: WorkerSettings) -> Adapter:
         has_model=has_model,
         shares_blocks=bool(config.cache_config.enable_prefix_caching),
         ranks=ranks,
-        # a side that always drafts is not compared where it cannot
-        reading=None if late is None or MODEL in settings.sides else Reading(_share(config)),
+        reading=Reading(_share(config)) if late is not None and _weighs(settings) else None,
     )
     if has_model:
         inner = late.propose if late is not None else runner.drafter.propose
         runner.drafter.propose = adapter.guarded(inner)
     return adapter
+
+
+def _weighs(settings: WorkerSettings) -> bool:
+    """Whether the drafter may leave prompts unread: without the floor a policy has its way whatever
+    that costs, and a side that always drafts is not compared where it cannot.
+    """
+    return settings.floor and MODEL not in settings.sides
 
 
 def _share(config: Any) -> float:
