@@ -53,10 +53,11 @@ class Looks:
             pass
         elif floor.in_force == "cache":
             arms = np.where(proposed, CACHE, NONE).astype(np.int8)
-        elif floor.in_force != "policy":
-            arms = np.full(n, MODEL if floor.in_force == "model" else NONE, np.int8)
-            if arms[:1] == MODEL:
-                arms[list(unable)] = wanted[list(unable)]
+        elif floor.in_force == "model":
+            arms = np.full(n, MODEL, np.int8)
+            arms[list(unable)] = wanted[list(unable)]
+        elif floor.in_force == "none":
+            arms = np.full(n, NONE, np.int8)
         if self._has_model:
             arms = self._at_the_drafter(arms, behind, unable)
         self._since_plain += 1

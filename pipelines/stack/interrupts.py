@@ -31,8 +31,8 @@ def first_only() -> Iterator[None]:
 
     def unheard(what: sys.UnraisableHookArgs) -> None:
         """It came while Python ran a finalizer, which lets no exception out: raised again."""
-        if not isinstance(what.exc_value, KeyboardInterrupt):
-            hook(what)
+        if not (isinstance(what.exc_value, KeyboardInterrupt) and what.exc_value.args):
+            hook(what)  # what others raised is not ours
             return
         listen()
         number = what.exc_value.args[0]

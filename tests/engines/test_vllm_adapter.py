@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
 from decoder.engines.vllm.adapter import RESTARTS, Adapter
-from decoder.engines.vllm.reading import Reading
 from pipelines.embedded import drafter_path, ensure_model
 from tests.decoder.simulated import model_alone
 from tests.engines.scheduled import VOCABULARY, Scheduled
@@ -82,30 +81,6 @@ def test_no_draft_is_longer_than_the_engine_was_started_for(
     is_whole(e)
     assert 0 < e.longest_seen <= longest
     assert {len(s.num_accepted_tokens_per_pos) for s in e.stats} == {tokens or 24}
-
-
-@pytest.mark.parametrize("blocks", [400, 110])
-def test_while_reading_does_not_pay_most_that_begins_has_cache_drafts_alone(blocks: int) -> None:
-    """With as few blocks requests are preempted, and begin anew."""
-    e = engine(config(), reading=Reading(100.0), blocks=blocks)
-    late, choose = e.adapter.late, e.worker.router.choose
-    assert late is not None
-    drafted, skipped = set[str](), set[str]()
-
-    def noting(names: Sequence[str], most: int | None, unread: Collection[str]) -> Any:
-        decisions = choose(names, most, unread)
-        asking = {n for n, d in zip(names, decisions, strict=True) if d.arm == "model"}
-        assert not asking & unread
-        drafted.update(asking)
-        skipped.update(late.skipped)
-        return decisions
-
-    e.worker.router.choose = noting  # type: ignore[method-assign,assignment]
-    serve(e, requests=30)
-    is_whole(e)
-    assert len(skipped) > 15 and drafted and e.drafter.passes
-    assert bool(e.preemptions) == (blocks == 110)
-    assert not late.unread and not late._pieces and len(late._met) <= 4
 
 
 @pytest.mark.parametrize("late", [True, False])

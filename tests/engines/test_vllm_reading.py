@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import pytest
 
 from decoder.engines.vllm.reading import DEPTH, Reading, share_of
+from tests.engines.test_vllm_adapter import config, engine, is_whole, serve
 
 PLAIN_US = 30_000.0
 
@@ -41,3 +46,28 @@ def test_a_policy_that_weighs_no_model_drafts_has_them_read() -> None:
 def test_a_drafter_is_a_share_of_its_target() -> None:
     assert 0.04 < share_of(30, 1) < 0.05
     assert share_of(0, 1) > 1.0
+
+
+@pytest.mark.filterwarnings("ignore")  # of what vLLM imports
+@pytest.mark.parametrize("blocks", [400, 110])
+def test_while_reading_does_not_pay_most_that_begins_has_cache_drafts_alone(blocks: int) -> None:
+    """With as few blocks requests are preempted, and begin anew."""
+    e = engine(config(), reading=Reading(100.0), blocks=blocks)
+    late, choose = e.adapter.late, e.worker.router.choose
+    assert late is not None
+    drafted, skipped = set[str](), set[str]()
+
+    def noting(names: Sequence[str], most: int | None, unread: Collection[str]) -> Any:
+        decisions = choose(names, most, unread)
+        asking = {n for n, d in zip(names, decisions, strict=True) if d.arm == "model"}
+        assert not asking & unread
+        drafted.update(asking)
+        skipped.update(late.skipped)
+        return decisions
+
+    e.worker.router.choose = noting  # type: ignore[method-assign,assignment]
+    serve(e, requests=30)
+    is_whole(e)
+    assert len(skipped) > 15 and drafted and e.drafter.passes
+    assert bool(e.preemptions) == (blocks == 110)
+    assert not late.unread and not late._pieces and len(late._met) <= 4
