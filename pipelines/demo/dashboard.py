@@ -15,7 +15,7 @@ from pipelines.demo.sentences import sentences
 from pipelines.demo.summary import Summary
 from pipelines.watch.drafts import ARMS
 from pipelines.watch.ledger import Ledger
-from pipelines.watch.uplift import NAMED, OVER, shown, uplifts
+from pipelines.watch.uplift import NAMED, shown, uplifts
 
 WINDOW_SECONDS: Final = 30.0
 BAR_WIDTH: Final = 24
@@ -34,14 +34,13 @@ def line(ledger: Ledger, left: float) -> str:
     worker = ledger.statuses[-1] if ledger.statuses else None
     learner = ledger.learner[-1] if ledger.learner else None
     over = uplifts(list(ledger.rounds), ())
+    worth = ", ".join(f"over {NAMED[name]} {shown(one.whole)}" for name, one in over.items())
     shares = " ".join(f"{arm} {window.arm_shares[arm]:.0%}" for arm in ARMS)
     trial = (
         f" ({learner.rollout} of v{learner.trial_version})" if learner and learner.rollout else ""
     )
     return (
-        f"{phase}: over plain decoding {shown(over['over_plain'].whole)}, "
-        f"suffix {shown(over['over_suffix'].whole)}, "
-        f"first policy {shown(over['over_first_policy'].whole)}, "
+        f"{phase}: {worth}, "
         f"arms {shares}, cache accepts {window.accepted_by_arm['cache']:.1f}, "
         f"MAE {_shown(window.mae, digits=2)}, "
         f"policy v{worker.policy_version if worker else '-'}{trial} {_parameter(worker)}, "
@@ -68,11 +67,9 @@ def panel(ledger: Ledger, left: float) -> RenderableType:
     worth = Table(box=None, padding=(0, 2), expand=False)
     for column in ("tokens / s over", "ratio (95% at any moment)", "pairs"):
         worth.add_column(column)
-    over = uplifts(list(ledger.rounds), ())
-    for name in OVER:
-        one = over[name].whole
+    for name, one in uplifts(list(ledger.rounds), ()).items():
         emphasis = "[bold]" if name == "over_plain" else ""
-        worth.add_row(NAMED[name], f"{emphasis}{shown(one)}", str(one.pairs))
+        worth.add_row(NAMED[name], f"{emphasis}{shown(one.whole)}", str(one.whole.pairs))
 
     arms = Table(box=None, padding=(0, 2), expand=False)
     for column in ("arm", "share of cycles", "", "accepted / cycle"):
@@ -123,8 +120,9 @@ def panel(ledger: Ledger, left: float) -> RenderableType:
 
 
 def outcome(summary: Summary) -> RenderableType:
-    """A finished run: ratios by phase, what else was measured, and three sentences."""
-    names = list(OVER)
+    """A finished run: ratios by phase, what else was measured, three sentences, and what could not
+    be told."""
+    names = list(summary.uplift)
     worth = Table("phase", *(f"over {NAMED[n]}" for n in names), box=None, padding=(0, 2))
     for phase in summary.tok_per_s:
         worth.add_row(phase, *(_ratio(summary.uplift[n]["phases"][phase]) for n in names))
@@ -144,7 +142,7 @@ def outcome(summary: Summary) -> RenderableType:
         f"{summary.events_lost} lost; learned policies in force: "
         f"{summary.policy_versions_applied}; slowest swap {summary.swap_ms_max:.1f} ms"
     )
-    said = [Text(sentence) for sentence in sentences(summary)]
+    said = [Text(sentence) for sentence in (*sentences(summary), *summary.notes)]
     return Group(worth, Text(), table, Text(events), Text(), *said)
 
 

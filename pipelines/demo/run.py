@@ -1,9 +1,8 @@
 """``hvd demo``: the whole loop in a few minutes.
 
-Start the stack with nothing learned; send agentic traffic, then conversation, break the drafter and
-mend it; meanwhile let plain decoding, stock suffix decoding and the frozen first policy take turns
-with the policy in force, and show what it is worth beside them; wait until every event has reached
-the learner; stop; write the report.
+Start the stack as it ships; send agentic traffic, then conversation, break the drafter and mend it;
+meanwhile interleave plain and stock suffix decoding with the policy in force, and show what it is
+worth beside them; wait until every event has reached the learner; stop; write the report.
 """
 
 from __future__ import annotations
@@ -31,30 +30,38 @@ from pipelines.watch import page
 from pipelines.watch.ledger import Ledger
 from pipelines.watch.links import versions_at
 from pipelines.watch.observer import Observer
+from pipelines.watch.uplift import is_bounded, uplifts
 from pipelines.workloads import prompts
 
 DEFAULT_MINUTES: Final = 7.0
 WHOLE_SECONDS: Final = 540.0
-"""When the traffic of a demo whose length was not asked for ends, however slow the start was: the
-last answers, events and the report take the rest of ten minutes."""
+"""When the traffic of a demo whose length was not asked for ends, however slow the start was."""
+CLEAR: Final = 1.2
+"""A phase is over once each comparison of it says which is faster, or has an interval whose ends
+are no further apart than this factor."""
 SHORTEST_SECONDS: Final = 60.0
 ALL_PHASES_SECONDS: Final = 240.0
 """Below this, further phases would leave none of them time to learn in."""
-SETTLE_SECONDS: Final = 20.0
+SETTLE_SECONDS: Final = 60.0
+"""How long the learner may take in nothing new before what it has not is called lost."""
 LINE_SECONDS: Final = 10.0
 HOME: Final = Path("var/demo")
 REGISTRY: Final = "http://127.0.0.1:5000"
 """Where ``mlflow ui`` shows the registry of a demo that is over."""
 SETTINGS: Final[Mapping[str, str]] = {
-    # from counting, so that learning can be seen; the first policy is a side, and no contestant
-    "HVD_WORKER_START": "counting",
-    "HVD_LEARNER_START": "counting",
-    "HVD_WORKER_SIDES": "plain,suffix,first",
+    "HVD_WORKER_SIDES": "plain,suffix",
     # three quarters of all steps: minutes have to show what a deployment sees in a day
     "HVD_WORKER_HOLDOUT": "0.75",
     "HVD_LEARNER_TRIAL_MINUTES": "1",
 }
-"""What the demo sets, where the environment says nothing else."""
+"""What the demo sets, where the environment says nothing else: who is compared, and how often."""
+FROM_SCRATCH: Final[Mapping[str, str]] = {
+    "HVD_WORKER_START": "counting",
+    "HVD_LEARNER_START": "counting",
+    "HVD_WORKER_SIDES": "plain,suffix,first",
+}
+"""What ``--from-scratch`` sets as well: nothing is learned yet, and the policy that ships is one of
+those compared."""
 
 
 @dataclass(frozen=True)
@@ -74,14 +81,27 @@ def phases_for(seconds: float) -> list[tuple[Plan, float]]:
 
 
 def traffic_seconds(minutes: float | None, spent: float) -> float:
-    """Time for traffic: what was asked for, else the usual, shortened by a slow start."""
+    """The most time for traffic: as asked for, else the usual, shortened by a slow start."""
     if minutes is not None:
         return minutes * 60.0
     return max(SHORTEST_SECONDS, min(DEFAULT_MINUTES * 60.0, WHOLE_SECONDS - spent))
 
 
-def run(minutes: float | None, console: Console) -> Run:
+def is_clear(ledger: Ledger) -> bool:
+    """Whether the running phase has pairs enough: see :data:`CLEAR`."""
+    found = uplifts(list(ledger.rounds), ledger.phases[-1:])
+    effects = [each.phases[ledger.phases[-1].name] for each in found.values()]
+    return bool(effects) and all(
+        is_bounded(e) and (e.low > 1.0 or e.high < 1.0 or e.high < CLEAR * e.low) for e in effects
+    )
+
+
+def run(minutes: float | None, console: Console, from_scratch: bool = False) -> Run:
     """Run the demo from start to stop; state of an earlier demo is removed first.
+
+    Args:
+        minutes: of traffic, at most; None: what is left of nine minutes.
+        from_scratch: begin with counted scores instead of the policy that ships.
 
     Raises:
         BrokerError, ProcessError, ModelError, RegistryError: a part did not start, or died.
@@ -94,7 +114,9 @@ def run(minutes: float | None, console: Console) -> Run:
     with console.status("reading the prompts"):
         for workload in {w for plan in PLANS for w in plan.workloads}:
             next(prompts(workload))  # parses the standard library, once
-    settings = {**SETTINGS, **breakage.SETTINGS}
+    settings = {**SETTINGS, **(FROM_SCRATCH if from_scratch else {}), **breakage.SETTINGS}
+    told = ", ".join(f"{k}={os.environ.get(k, v)}" for k, v in settings.items())
+    console.print(f"Set for the demo alone: {told}.", highlight=False, soft_wrap=True)
     with running(ports, home, console, ledger.worker, breakage.OPTIONS, settings) as stack:
         observer = Observer(stack.kafka, ledger)
         observer.start()
@@ -112,7 +134,8 @@ def run(minutes: float | None, console: Console) -> Run:
         finally:
             traffic.stopping.set()
             observer.close()
-    return Run(ledger, summarise(ledger, machine.description(), began, before), versions)
+    start = os.environ.get("HVD_WORKER_START", settings.get("HVD_WORKER_START", "first"))
+    return Run(ledger, summarise(ledger, machine.description(), began, before, start), versions)
 
 
 def _first_word(stack: Stack, ledger: Ledger, seconds: float = 30.0) -> None:
@@ -146,7 +169,7 @@ def _drive(
             breakage.set_broken(api, plan.broken)
             traffic.begin(plan, seed=index)
             deadline = time.monotonic() + seconds
-            while (now := time.monotonic()) < deadline:
+            while (now := time.monotonic()) < deadline and not is_clear(ledger):
                 for check in checks:
                     check()
                 if live is not None:
@@ -163,15 +186,18 @@ def _drive(
 
 
 def _settle(stack: Stack, ledger: Ledger, before: int) -> None:
-    """Wait until the learner has every event the worker made, or long enough."""
+    """Wait until the learner has every event the worker made, or takes in no more of them."""
     quiet = time.time() + 1.5  # a status sent after the last request's labels
-    deadline = time.monotonic() + SETTLE_SECONDS
+    taken, deadline = 0, time.monotonic() + SETTLE_SECONDS
     while time.monotonic() < deadline:
         stack.check()
         worker, learner = ledger.statuses[-1], ledger.learner[-1]
         fresh = min(worker.time, learner.time) > quiet
         if fresh and ledger.produced == ledger.consumed - before == ledger.drafts.seen:
             return
+        if taken < ledger.consumed + ledger.drafts.seen:
+            taken = ledger.consumed + ledger.drafts.seen
+            deadline = time.monotonic() + SETTLE_SECONDS
         time.sleep(0.2)
 
 
@@ -185,7 +211,7 @@ def write(run: Run, folder: Path) -> Path:
         "machine": run.summary.machine,
         "traffic": f"{run.summary.duration_s:.0f} s from {run.summary.date}",
     }
-    said = [*sentences(run.summary), *run.summary.failings]
+    said = [*sentences(run.summary), *run.summary.notes, *run.summary.failings]
     figures = page.record(run.ledger, "Adaptive decoding: a demo run", said, facts, run.versions)
     path = folder / "report.html"
     path.write_text(page.page(figures), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What a run came to, in three sentences for whoever pays for it."""
+"""What a run came to, in three sentences."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def sentences(summary: Summary) -> list[str]:
 
 
 def _speed(summary: Summary) -> str:
-    plain = summary.uplift["over_plain"]
-    if plain["low"] is None:
+    plain = summary.uplift.get("over_plain")
+    if plain is None or plain["low"] is None:
         return "The run was too short to say how fast the service is beside plain decoding."
     others = [
         f"{_times(one)} of {NAMED[name]}"
@@ -35,7 +35,8 @@ def _times(one: dict[str, Any]) -> str:
 
 
 def _learning(summary: Summary) -> str:
-    began = "It began with nothing learned"
+    with_what = {"first": "the policy that ships", "counting": "nothing learned"}[summary.start]
+    began = f"It began with {with_what}"
     applied = summary.policy_versions_applied
     if not applied:
         return f"{began}, tried {summary.candidates} candidates, and put none in force."
@@ -49,8 +50,9 @@ def _learning(summary: Summary) -> str:
 
 
 def _trust(summary: Summary) -> str:
-    names = list(summary.uplift["over_plain"]["phases"])
-    phases = {n: p for n, p in summary.uplift["over_plain"]["phases"].items() if p["pairs"]}
+    names = [phase["name"] for phase in summary.phases]
+    plain = summary.uplift.get("over_plain", {"phases": {}})["phases"]
+    phases = {n: p for n, p in plain.items() if p["pairs"]}
     slower = [n for n, p in phases.items() if p["high"] is not None and p["high"] < 1.0]
     count = max(0, len(names) - 1)
     changes = f"Through {count} announced change{'' if count == 1 else 's'} of traffic"

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from pipelines.watch.ledger import Ledger, Window
-from pipelines.watch.uplift import uplifts
+from pipelines.watch.uplift import NAMED, uplifts
 
 
 @dataclass(frozen=True)
@@ -18,10 +18,13 @@ class Summary:
     date: str
     duration_s: float
     machine: str
+    start: str  # what it began with: "first", the policy that ships, or "counting"
     requests: int
     requests_failed: int
     tokens: int
-    uplift: dict[str, dict[str, Any]]  # over_plain, over_suffix, over_first_policy
+    uplift: dict[
+        str, dict[str, Any]
+    ]  # of each comparison that was made: see pipelines.watch.uplift
     rounds: int  # of the trial that compares them
     events_produced: int
     events_consumed: int
@@ -44,33 +47,51 @@ class Summary:
     drifts: int
     worker_faults: int
     refusals: dict[str, int]
+    records_refused: int  # that kept no contract
 
     @property
     def failings(self) -> list[str]:
-        """Why the run does not count as a success; empty when it does."""
+        """What went wrong; empty where nothing did."""
+        wrong = {
+            "requests failed": self.requests_failed,
+            "events were lost between worker and learner": self.events_lost,
+            "faults of the worker were spared the engine: see its log": self.worker_faults,
+            "records kept no contract": self.records_refused,
+        }
+        made_none = [] if self.events_produced else ["the worker made no events"]
+        return made_none + [f"{count} {what}" for what, count in wrong.items() if count]
+
+    @property
+    def notes(self) -> list[str]:
+        """What was not shown, for want of time; no fault."""
         found = []
-        if self.events_lost:
-            found.append(f"{self.events_lost} events were lost between worker and learner")
-        if self.events_produced == 0:
-            found.append("the worker made no events")
         if not self.policy_versions_applied:
-            found.append("no policy that learning made came into force")
-        low = self.uplift["over_plain"]["low"]
-        if low is None or low <= 1.0:
-            found.append("that it is faster than plain decoding was not shown")
+            found.append(
+                "Nothing that was learned in these minutes was shown to be better than what "
+                "served, so that went on serving."
+            )
+        for name, one in self.uplift.items():
+            if one["low"] is None or one["low"] <= 1.0 <= one["high"]:
+                found.append(
+                    f"Whether it is faster than {NAMED[name]} cannot be told from this run."
+                )
         return found
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready, with ``ok`` and ``failings``."""
-        return {**asdict(self), "ok": not self.failings, "failings": self.failings}
+        """JSON-ready, with ``ok``, ``failings`` and ``notes``."""
+        said = {"ok": not self.failings, "failings": self.failings, "notes": self.notes}
+        return {**asdict(self), **said}
 
 
-def summarise(ledger: Ledger, machine: str, began: float, consumed_before: int = 0) -> Summary:
+def summarise(
+    ledger: Ledger, machine: str, began: float, consumed_before: int = 0, start: str = "first"
+) -> Summary:
     """Compute the figures.
 
     Args:
         began: seconds since the epoch at which the traffic began.
         consumed_before: events the learner had taken in before that.
+        start: what served before anything was learned.
     """
     windows: dict[str, Window] = {p.name: ledger.between(p.began, p.ended) for p in ledger.phases}
     last = ledger.statuses[-1] if ledger.statuses else None
@@ -83,6 +104,7 @@ def summarise(ledger: Ledger, machine: str, began: float, consumed_before: int =
         date=datetime.fromtimestamp(began, UTC).isoformat(timespec="seconds"),
         duration_s=round(ended - began, 1),
         machine=machine,
+        start=start,
         requests=len(answered),
         requests_failed=len(ledger.answers) - len(answered),
         tokens=sum(a.tokens for a in answered),
@@ -121,6 +143,7 @@ def summarise(ledger: Ledger, machine: str, began: float, consumed_before: int =
         drifts=learner.drifts if learner else 0,
         worker_faults=last.faults if last else 0,
         refusals=dict(last.refusals) if last else {},
+        records_refused=ledger.refused,
     )
 
 

@@ -18,7 +18,7 @@ from decoder.policy.estimate import predict
 from pipelines.calibration import calibration
 from pipelines.watch.drafts import ARMS
 from pipelines.watch.ledger import Ledger, Window
-from pipelines.watch.uplift import NAMED, OVER, RECENT, course, is_bounded
+from pipelines.watch.uplift import NAMED, RECENT, compared, course, is_bounded
 
 POINTS: Final = 80
 MIN_WINDOW_S: Final = 12.0
@@ -107,7 +107,7 @@ def _marks(ledger: Ledger, began: float, ended: float) -> Record:
 def _ratio(ledger: Ledger, marks: Record) -> Record:
     data: list[Record] = []
     rounds = [r for r in list(ledger.rounds) if r.scope == ledger.scope]
-    for name, side in OVER.items():
+    for name, side in compared(rounds).items():
         points = course(rounds, side, POINTS)
         bounded = [(t, e) for t, e in points if is_bounded(e)]
         ends = [(t, e.low) for t, e in bounded] + [(t, e.high) for t, e in reversed(bounded)]

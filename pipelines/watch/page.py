@@ -19,7 +19,7 @@ from decoder.contracts.status import LearnerStatus, WorkerStatus
 from decoder.contracts.trials import Round
 from pipelines.watch.charts import charts, zone
 from pipelines.watch.ledger import Ledger
-from pipelines.watch.uplift import NAMED, OVER, Uplift, by_workload, is_bounded, shown, uplifts
+from pipelines.watch.uplift import NAMED, Uplift, by_workload, compared, is_bounded, shown, uplifts
 
 TEMPLATE: Final = Path(__file__).with_name("page.html")
 SHORTEST_S: Final = 60.0
@@ -54,7 +54,7 @@ def record(
         "title": title,
         "sentences": list(sentences),
         "made": f"{_day_time(time.time())} {zone()}",
-        "tiles": [_tile(name, found[name]) for name in OVER],
+        "tiles": [_tile(name, one) for name, one in found.items()],
         "charts": charts(ledger, began, ended),
         "tables": [table for table in tables if table["rows"]],
     }
@@ -115,25 +115,23 @@ def _tile(name: str, one: Uplift) -> Record:
 
 
 def _phase_table(ledger: Ledger, found: Mapping[str, Uplift]) -> Record:
-    head = ["phase", "from", "workloads", "tokens / s", *(f"over {NAMED[name]}" for name in OVER)]
+    head = ["phase", "from", "workloads", "tokens / s", *(f"over {NAMED[name]}" for name in found)]
     rows = []
     for phase in ledger.phases:
         window = ledger.between(phase.began, phase.ended)
-        ratios = [shown(found[name].phases[phase.name]) for name in OVER]
+        ratios = [shown(one.phases[phase.name]) for one in found.values()]
         workloads = ", ".join(phase.workloads)
         rows.append([phase.name, _time(phase.began), workloads, f"{window.tok_per_s:.1f}", *ratios])
     if rows:
-        rows.append(["all", "", "", "", *(shown(found[name].whole) for name in OVER)])
-        rows.append(
-            ["all, at the costs in force", "", "", "", *(shown(found[n].at_costs) for n in OVER)]
-        )
+        rows.append(["all", "", "", "", *(shown(one.whole) for one in found.values())])
+        at_costs = [shown(one.at_costs) for one in found.values()]
+        rows.append(["all, at the costs in force", "", "", "", *at_costs])
     return {"title": "Phases: ratios of tokens a second", "head": head, "rows": rows}
 
 
 def _workload_table(rounds: Sequence[Round]) -> Record:
-    head = ["workload", *(f"over {NAMED[name]}" for name in OVER)]
-    found = by_workload(rounds)
-    rows = [[workload or "-", *(shown(one[n]) for n in OVER)] for workload, one in found.items()]
+    head = ["workload", *(f"over {NAMED[name]}" for name in compared(rounds))]
+    rows = [[name or "-", *map(shown, one.values())] for name, one in by_workload(rounds).items()]
     return {"title": "Workloads: the same at the costs in force", "head": head, "rows": rows}
 
 

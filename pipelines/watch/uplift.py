@@ -19,7 +19,7 @@ OVER: Final[Mapping[str, str]] = {
     "over_suffix": SUFFIX,
     "over_first_policy": FIRST,
 }
-"""Comparisons by name, with the side that the policy in force is compared with."""
+"""Comparisons by name, with the side that the policy in force may be compared with."""
 NAMED: Final[Mapping[str, str]] = {
     "over_plain": "plain decoding",
     "over_suffix": "stock suffix decoding",
@@ -59,11 +59,18 @@ def bounds(one: Effect) -> dict[str, float | int | None]:
     }
 
 
+def compared(rounds: Sequence[Round]) -> dict[str, str]:
+    """Those of :data:`OVER` whose side took part; where none did, plain decoding."""
+    played = {block.side for one in rounds for block in one.blocks}
+    found = {name: side for name, side in OVER.items() if side in played}
+    return found or {"over_plain": PLAIN}
+
+
 def uplifts(rounds: Sequence[Round], phases: Iterable[Phase]) -> dict[str, Uplift]:
-    """Every comparison of :data:`OVER`. A round belongs to the phase in which it ended."""
+    """Every comparison that was made. A round belongs to the phase in which it ended."""
     found = {}
     stretches = list(phases)
-    for name, side in OVER.items():
+    for name, side in compared(rounds).items():
         found[name] = Uplift(
             effect_of(rounds, CHAMPION, side),
             effect_of(rounds, CHAMPION, side, by_cost=True),
@@ -91,7 +98,7 @@ def by_workload(rounds: Sequence[Round]) -> dict[str, dict[str, Effect]]:
                 [one[CHAMPION] for one in shares if CHAMPION in one and side in one],
                 [one[side] for one in shares if CHAMPION in one and side in one],
             )
-            for name, side in OVER.items()
+            for name, side in compared(rounds).items()
         }
     return found
 

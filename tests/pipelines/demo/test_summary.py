@@ -8,7 +8,7 @@ import pytest
 
 from decoder.contracts.bundle import CHAMPION, frequency_policy
 from pipelines.demo import dashboard
-from pipelines.demo.run import Run, write
+from pipelines.demo.run import Run, is_clear, write
 from pipelines.demo.sentences import sentences
 from pipelines.demo.summary import Summary, summarise
 from pipelines.watch.ledger import Answer, Ledger, Phase
@@ -84,7 +84,7 @@ def test_figures_come_from_the_ledger() -> None:
     assert summary.arm_shares["agentic"] == {"cache": 0.75, "model": 0.0, "none": 0.25}
     assert summary.mae == {"agentic": 2.0, "conversation": 2.0}
     assert summary.labels == {"verified": 480}
-    assert summary.failings == []
+    assert summary.failings == ["1 requests failed"]
 
 
 def test_uplift_has_every_comparison_over_all_and_by_phase() -> None:
@@ -105,14 +105,18 @@ def test_events_that_the_learner_had_before_do_not_count() -> None:
     assert summarise(ledger, "a machine", 1000.0, consumed_before=1000).events_lost == 0
 
 
+def faulty() -> Ledger:
+    ledger = recorded()
+    ledger.add_status(worker_status(1121.0, 3630, events_made=480, policy_version=2, faults=2))
+    return ledger
+
+
 @pytest.mark.parametrize(
     ("ledger", "word"),
     [
         (recorded(lost=3), "3 events were lost"),
-        (recorded(versions=(0, 0)), "no policy that learning made"),
-        (recorded(versions=(1, 1)), "no policy that learning made"),
-        (recorded(rates={**FASTER, "plain": 60.0}), "faster than plain decoding was not shown"),
-        (recorded(rates={CHAMPION: 60.0}), "faster than plain decoding was not shown"),
+        (recorded(), "1 requests failed"),
+        (faulty(), "2 faults"),
         (Ledger(WORKER), "made no events"),
     ],
 )
@@ -120,10 +124,37 @@ def test_what_fails_a_run(ledger: Ledger, word: str) -> None:
     assert any(word in failing for failing in summary_of(ledger).failings)
 
 
+@pytest.mark.parametrize(
+    ("ledger", "word"),
+    [
+        (recorded(versions=(0, 0)), "Nothing that was learned"),
+        (recorded(rates={**FASTER, "plain": 60.0}), "faster than plain decoding cannot be told"),
+        (recorded(rates={CHAMPION: 60.0}), "faster than plain decoding cannot be told"),
+    ],
+)
+def test_what_time_was_too_short_to_show_is_said_and_fails_nothing(
+    ledger: Ledger, word: str
+) -> None:
+    ledger.answers = ledger.answers[:2]
+    summary = summary_of(ledger)
+    assert any(word in note for note in summary.notes)
+    assert summary.failings == []
+
+
+def test_a_phase_lasts_until_each_comparison_is_clear() -> None:
+    ledger = recorded()
+    assert is_clear(ledger) is True
+    ledger.rounds = rounds(36, 1000.0, 2.0, {CHAMPION: 60.0, "plain": 40.0})
+    assert is_clear(ledger) is False, "six pairs of this phase have no interval"
+    ledger.phases.append(Phase("to come", ("chat",), 1130.0))
+    assert is_clear(ledger) is False
+
+
 def test_three_sentences_say_what_was_shown_and_no_more() -> None:
     speed, learning, trust = sentences(summary_of(recorded()))
     assert "1.5" in speed and "plain decoding" in speed and " to " in speed
     assert "480 draft events" in learning and "after 60 seconds" in learning
+    assert "the policy that ships" in learning
     assert "no draft events were lost" in trust and "of 3 requests 1 failed" in trust
     slower = sentences(summary_of(recorded(rates={**FASTER, "plain": 90.0}, lost=1)))
     assert "slower than plain decoding in agentic, conversation" in slower[2]
@@ -138,7 +169,7 @@ def test_a_run_is_written_as_figures_and_a_page(tmp_path) -> None:
     page = write(Run(ledger, summary_of(ledger), ""), tmp_path)
     assert "written" in page.read_text()
     written = json.loads((tmp_path / "summary.json").read_text())
-    assert written["ok"] is True
+    assert written["failings"] == ["1 requests failed"] and written["notes"]
     assert written["uplift"]["over_plain"]["pairs"] == 60
 
 
@@ -160,7 +191,7 @@ def test_the_terminal_shows_a_run_at_every_stage() -> None:
     console.print(dashboard.outcome(summary_of(recorded())))
     text = console.export_text()
     assert "over plain decoding" in text
-    assert text.rstrip().endswith("failed.")
+    assert "of 3 requests 1 failed." in text
 
 
 def test_the_terminal_shows_a_trial_under_way() -> None:
