@@ -1,4 +1,4 @@
-"""What a running stack looks like in a terminal: one panel, or one line for a log file."""
+"""What a running stack says in a terminal: a line while it runs, tables at its end."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import time
 from typing import Any, Final
 
 from rich.console import Group, RenderableType
-from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
@@ -18,8 +17,6 @@ from pipelines.watch.ledger import Ledger
 from pipelines.watch.uplift import NAMED, shown, uplifts
 
 WINDOW_SECONDS: Final = 30.0
-BAR_WIDTH: Final = 24
-COLOURS: Final = {"cache": "green", "model": "blue", "none": "bright_black"}
 
 
 def _shown(value: float | None, unit: str = "", digits: int = 1) -> str:
@@ -55,68 +52,6 @@ def _parameter(worker: WorkerStatus | None) -> str:
     name, value = worker.parameter
     fallen = f", floor: {worker.fallback}" if worker.fallback else ""
     return f"{name} {value:.2f}{fallen}"
-
-
-def panel(ledger: Ledger, left: float) -> RenderableType:
-    """The same as a panel with bars."""
-    now = time.time()
-    window = ledger.between(now - WINDOW_SECONDS, now)
-    phase = ledger.phases[-1] if ledger.phases else None
-    title = f"{phase.name}: {', '.join(phase.workloads)}" if phase else "starting"
-
-    worth = Table(box=None, padding=(0, 2), expand=False)
-    for column in ("tokens / s over", "ratio (95% at any moment)", "pairs"):
-        worth.add_column(column)
-    for name, one in uplifts(list(ledger.rounds), ()).items():
-        emphasis = "[bold]" if name == "over_plain" else ""
-        worth.add_row(NAMED[name], f"{emphasis}{shown(one.whole)}", str(one.whole.pairs))
-
-    arms = Table(box=None, padding=(0, 2), expand=False)
-    for column in ("arm", "share of cycles", "", "accepted / cycle"):
-        arms.add_column(column, justify="left" if column in ("arm", "share of cycles") else "right")
-    for arm in ARMS:
-        share = window.arm_shares[arm]
-        bar = Text("█" * round(share * BAR_WIDTH), style=COLOURS[arm])
-        accepted = window.accepted_by_arm[arm]
-        arms.add_row(arm, bar, f"{share:.0%}", "-" if arm == "none" else f"{accepted:.2f}")
-
-    numbers = Table(box=None, show_header=False, padding=(0, 2))
-    for _ in range(4):
-        numbers.add_column()
-    worker = ledger.statuses[-1] if ledger.statuses else None
-    learner = ledger.learner[-1] if ledger.learner else None
-    numbers.add_row(
-        *("tokens/s, all sides", f"{window.tok_per_s:.1f}"),
-        *("predictor error", f"{_shown(window.mae, ' tokens', 2)}"),
-    )
-    if worker is not None:
-        numbers.add_row(
-            *("policy", f"v{worker.policy_version}, {worker.swaps} swaps"),
-            *("decides by", _parameter(worker)),
-        )
-        numbers.add_row(
-            *("events", f"{worker.events_made} made, {worker.events_dropped} dropped"),
-            *("queue", f"{worker.queue_depth} waiting"),
-        )
-    if learner is not None:
-        numbers.add_row(
-            *("learner", f"{learner.events_consumed} events, {learner.updates} updates"),
-            *("lag", f"{learner.lag} records"),
-        )
-        numbers.add_row(
-            *("candidates", f"{learner.candidates}, {learner.promotions} promoted"),
-            *("drifts", str(learner.drifts)),
-        )
-        if learner.rollout:
-            numbers.add_row(
-                *(learner.rollout, f"v{learner.trial_version}, {learner.trial_share:.0%} of steps"),
-                *("its ratio", f"{learner.trial_ratio:.2f} from {learner.trial_pairs} pairs"),
-            )
-    requests = len(ledger.answers)
-    subtitle = f"{requests} requests, {left:.0f} s left; last {WINDOW_SECONDS:.0f} s shown"
-    return Panel(
-        Group(worth, Text(), arms, Text(), numbers), title=title, subtitle=subtitle, expand=False
-    )
 
 
 def outcome(summary: Summary) -> RenderableType:

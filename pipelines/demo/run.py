@@ -11,12 +11,12 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from rich.console import Console
-from rich.live import Live
 
 from decoder.contracts.errors import ProcessError
 from pipelines import machine
@@ -158,12 +158,8 @@ def _drive(
     console: Console,
 ) -> None:
     end = time.monotonic() + sum(seconds for _, seconds in phases)
-    live = (
-        Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
-    )
-    if live is not None:
-        live.start()
-    try:
+    status = console.status("") if console.is_terminal else nullcontext()
+    with status as shown:
         said = time.monotonic()
         for index, (plan, seconds) in enumerate(phases):
             breakage.set_broken(api, plan.broken)
@@ -172,17 +168,13 @@ def _drive(
             while (now := time.monotonic()) < deadline and not is_clear(ledger):
                 for check in checks:
                     check()
-                if live is not None:
-                    live.update(dashboard.panel(ledger, end - now), refresh=True)
+                if shown is not None:
+                    shown.update(dashboard.line(ledger, end - now))
                 elif now - said >= LINE_SECONDS:
-                    console.print(
-                        dashboard.line(ledger, end - now), highlight=False, soft_wrap=True
-                    )
+                    line = dashboard.line(ledger, end - now)
+                    console.print(line, highlight=False, soft_wrap=True)
                     said = now
                 time.sleep(min(0.5, deadline - now))
-    finally:
-        if live is not None:
-            live.stop()
 
 
 def _settle(stack: Stack, ledger: Ledger, before: int) -> None:

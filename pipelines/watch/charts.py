@@ -51,10 +51,8 @@ def charts(ledger: Ledger, began: float, ended: float) -> list[Record]:
     marks = _marks(ledger, began, ended)
     return [
         _ratio(ledger, marks),
-        _throughput(times, windows, marks),
         _arms(times, windows, marks),
         _accepted(times, windows, marks),
-        _error(times, windows, marks),
         _calibration(ledger),
         _costs(ledger),
     ]
@@ -148,12 +146,6 @@ def _points(points: Iterable[tuple[float, float]]) -> Record:
     return {"x": [clock(t) for t, _ in pairs], "y": [round(y, 4) for _, y in pairs]}
 
 
-def _throughput(times: list[str], windows: Sequence[Window], marks: Record) -> Record:
-    data = [_line("tokens a second", times, [w.tok_per_s for w in windows], COLOURS["line"])]
-    note = "All sides together, plain decoding's blocks included."
-    return _over_time("rate", "Throughput", note, data, "tokens / s", marks, rangemode="tozero")
-
-
 def _arms(times: list[str], windows: Sequence[Window], marks: Record) -> Record:
     data = [
         {
@@ -175,12 +167,6 @@ def _accepted(times: list[str], windows: Sequence[Window], marks: Record) -> Rec
     return _over_time(
         "accepted", "Acceptance", note, data, "tokens / cycle", marks, rangemode="tozero"
     )
-
-
-def _error(times: list[str], windows: Sequence[Window], marks: Record) -> Record:
-    data = [_line("mean absolute error", times, [w.mae for w in windows], COLOURS["alarm"])]
-    note = "Predicted against real accepted length of every cache draft whose label is whole."
-    return _over_time("error", "Predictor", note, data, "tokens", marks, rangemode="tozero")
 
 
 def _line(name: str, x: list[str], y: Sequence[float | None], colour: str) -> Record:

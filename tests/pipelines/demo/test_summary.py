@@ -185,23 +185,9 @@ def test_the_terminal_shows_a_run_at_every_stage() -> None:
 
     console = Console(width=160, record=True, file=io.StringIO())
     for ledger in (Ledger(WORKER), recorded()):
-        console.print(dashboard.panel(ledger, 10.0))
         assert "10 s left" in dashboard.line(ledger, 10.0)
     assert "over plain decoding 1." in dashboard.line(recorded(), 10.0)
     console.print(dashboard.outcome(summary_of(recorded())))
     text = console.export_text()
     assert "over plain decoding" in text
     assert "of 3 requests 1 failed." in text
-
-
-def test_the_terminal_shows_a_trial_under_way() -> None:
-    from rich.console import Console
-
-    ledger = recorded()
-    trial = {"rollout": "trial", "trial_version": 7, "trial_share": 0.1, "trial_pairs": 5}
-    ledger.add_status(learner_status(1121.0, 480, **trial, trial_ratio=1.04))
-    console = Console(width=160, record=True, file=io.StringIO())
-    console.print(dashboard.panel(ledger, 10.0))
-    text = console.export_text()
-    assert "v7, 10% of steps" in text
-    assert "1.04 from 5 pairs" in text
