@@ -5,8 +5,7 @@ One whose text is not the engine's, or whose bookkeeping fails, is left out by i
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -23,7 +22,6 @@ from decoder.payoff.memory import History, TenantMemories
 from decoder.payoff.model_arm import ModelArm
 from decoder.policy.rule import ARMS, CACHE, MODEL, NONE
 from decoder.requests import Committed, Cycle, Decision, Request, RequestOptions, Step, Tail
-from decoder.traced import Ended, Traced
 from decoder.trial.block import Groups
 from decoder.trial.sides import Shown
 
@@ -53,10 +51,7 @@ class Taken(NamedTuple):
 
 
 class Followed:
-    """Requests by name. ``unsettled`` holds cycles of which all is known, until they are told.
-
-    ``end``, where spans are sent, is told of each request that came with a trace when it ends.
-    """
+    """Requests by name. ``unsettled`` holds cycles of which all is known, until they are told."""
 
     def __init__(
         self,
@@ -70,7 +65,6 @@ class Followed:
         """``model_len`` and ``longest`` are tokens of a model draft, and of any, at most."""
         self.requests: dict[str, Request] = {}
         self.unsettled: list[tuple[Request, Label[Cycle], str]] = []
-        self.end: Callable[[Ended], None] | None = None
         self._cache = cache
         self._memories = TenantMemories(cache.memory_bytes)
         self._model_arm, self._model_len, self._longest = model_arm, model_len, longest
@@ -92,8 +86,6 @@ class Followed:
             History(model=self._model_arm.payoff(self._model_len))
             if self._model_len else History(),
         )  # fmt: skip
-        if self.end is not None and options.trace:
-            started.traced = Traced(time.time())
         self.requests[name] = started
         self._counters.started += 1
         if len(output):
@@ -311,16 +303,11 @@ class Followed:
         if (tail := cycle.tail) is not None:
             tail.accepted = max(accepted - tail.chain, 0)
             accepted -= tail.accepted
-            for told in (self._counters, request.traced):
-                if told is not None:
-                    told.drafted["graft"] += tail.cycle.verified_len
-                    told.accepted["graft"] += tail.accepted
+            self._counters.drafted["graft"] += tail.cycle.verified_len
+            self._counters.accepted["graft"] += tail.accepted
         self._counters.cycles[arm] += 1
         self._counters.drafted[arm] += cycle.verified_len
         self._counters.accepted[arm] += accepted
-        if request.traced is not None:
-            step = cycle.step
-            request.traced.add(arm, cycle.verified_len, accepted, step.draft_us, step.policy)
         if arm == "model" and cycle.committed == reported:
             cycle.model_accepted = accepted
             drafts = cycle.step.arms.count(MODEL)
@@ -345,11 +332,6 @@ class Followed:
         if request is None:
             return False
         self._counters.stopped += 1
-        if request.traced is not None and self.end is not None:
-            asked = request.options
-            self.end(
-                Ended(asked.trace, asked.opaque, asked.choice, request.traced, time.time(), reason)
-            )
         try:
             for label in request.labels.close():
                 self._resolve(request, label, censored=reason)

@@ -17,7 +17,6 @@ from decoder.floor import Stretch
 from decoder.labels import LabelTracker
 from decoder.payoff.featurize import DraftState
 from decoder.payoff.memory import History, Keys, TenantMemory, memory_keys
-from decoder.traced import Traced
 
 
 def _empty() -> FloatArray:
@@ -30,8 +29,7 @@ class RequestOptions:
 
     ``opaque``, ``tenant`` and ``session`` are pseudonyms, and the only names of it that leave the
     worker; ``choice`` counts the choices of one client request. ``cache_key`` is what it has in
-    common with the requests that it may draft from: its tenant, unless it says more. ``trace`` is
-    the ``traceparent`` that it came with, which goes where spans are sent and nowhere else.
+    common with the requests that it may draft from: its tenant, unless it says more.
     """
 
     max_tokens: int
@@ -44,7 +42,6 @@ class RequestOptions:
     session: str = ""
     choice: int = 0
     cache_key: str | None = None
-    trace: str = ""
 
     @property
     def key(self) -> str:
@@ -181,7 +178,6 @@ class Request:
     cycles: int = 0
     drafted_at: int = 0  # tokens there were when it last had a model draft
     ended: str = ""
-    traced: Traced | None = None
 
     @property
     def generated(self) -> int:

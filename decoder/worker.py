@@ -32,12 +32,10 @@ from decoder.policy.first import first_or_counting
 from decoder.policy.probes import from_bytes
 from decoder.router import DraftRouter
 from decoder.settings import WorkerSettings
-from decoder.telemetry import spans
 from decoder.telemetry.books import Accounts
 from decoder.telemetry.handover import Handover
 from decoder.telemetry.metrics import MetricsPage
 from decoder.telemetry.queue import EventQueue
-from decoder.telemetry.spans import Spans
 from decoder.telemetry.spill import folder_of
 from decoder.trial.turns import Turns
 
@@ -58,7 +56,6 @@ class Worker:
     handover: Handover | None = None
     feed: PolicyFeed | None = None
     page: MetricsPage | None = None
-    spans: Spans | None = None
     faults: int = 0
 
     def status(self) -> WorkerStatus:
@@ -147,8 +144,6 @@ class Worker:
             self.feed.close()
         if self.page is not None:
             self.page.close()
-        if self.spans is not None:
-            self.spans.close()
 
 
 def _middle(times: Iterable[float]) -> float:
@@ -239,9 +234,5 @@ def make_worker(
     if settings.metrics:
         worker.page = MetricsPage(worker.status)
         worker.page.start()
-    if spans.is_on():
-        worker.spans = Spans(settings.name)
-        router.followed.end = worker.spans.put
-        worker.spans.start()
     log.info("hybrid verified decoding: scope %s, policy version %d", scope, policy.version)
     return worker

@@ -24,7 +24,6 @@ from decoder.contracts.errors import SettingsError
 from decoder.settings import WorkerSettings
 from decoder.tenancy import callers
 from decoder.tenancy.identities import Identities
-from decoder.traced import KEY, parent_of
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +68,6 @@ class TenantMiddleware:
             return
         name = _first(headers, b"x-request-id") or secrets.token_hex(16)
         caller, session = self._caller(headers), _first(headers, SESSION_HEADER)
-        trace = parent_of(_first(headers, b"traceparent"))
         shown = identities.make("", "", "", name).request.encode()
 
         async def answer(message: Message) -> None:
@@ -82,9 +80,7 @@ class TenantMiddleware:
             return
 
         def sealed(salt: str, word: str, spoken: str) -> dict[str, str]:
-            made = identities.make(caller, salt, session or spoken, name, word)
-            # A trace says nothing of whose a request is, so it needs no seal.
-            return identities.sealed(made) | ({KEY: trace} if trace else {})
+            return identities.sealed(identities.make(caller, salt, session or spoken, name, word))
 
         # Its length is known only once it is rewritten.
         kept = [(key, value) for key, value in headers if key.lower() != b"content-length"]

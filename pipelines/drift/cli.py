@@ -37,9 +37,9 @@ def drift(
         float,
         typer.Option(min=0.01, max=100.0, help="Times all generations: below 1 for a quick look."),
     ] = 1.0,
-    folder: Annotated[
-        Path, typer.Option("--out", help="Where runs are kept and the page is written.")
-    ] = Path("reports/drift"),
+    folder: Annotated[Path, typer.Option("--out", help="Where runs are kept.")] = Path(
+        "reports/drift"
+    ),
     resume: Annotated[
         bool, typer.Option("--resume/--anew", help="Go on where an earlier run stopped.")
     ] = True,
@@ -50,16 +50,11 @@ def drift(
     false_alarms: Annotated[
         int, typer.Option(min=0, help="Instead: alarms in so many drafts of unchanging traffic.")
     ] = 0,
-    live: Annotated[
-        bool,
-        typer.Option("--live", help="Instead: the live scenarios, on a stack that it starts."),
-    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     """Measure what learning is worth when traffic changes, on recordings; needs no engine.
 
-    Writes report.html and results.json. What is done is kept: Ctrl-C loses one run. --live plays
-    two short scenarios through vLLM, Kafka and MLflow, five minutes each.
+    Writes results.json. What is done is kept: Ctrl-C loses one run.
     Example: hvd drift --traces traces --scenario agents-to-chat --seeds 1
     """
     from pipelines.drift import command
@@ -73,10 +68,7 @@ def drift(
         with Shown(err) as progress:
             made = own.record(record, progress.step)
         err.print(f"Recordings: {made}", highlight=False, soft_wrap=True)
-    if live:
-        summary = command.live(options, err)
-        shown, written = command.compared(summary), "live.json"
-    elif false_alarms:
+    if false_alarms:
         ids = load_tokenizer(tokenizer)
         summary = command.false_alarms(options, false_alarms, ids, command.first_of(first), err)
         shown, written = command.alarmed(summary), "false-alarms.json"
@@ -84,7 +76,7 @@ def drift(
         summary = command.run(options, load_tokenizer(tokenizer), command.first_of(first), err)
         for notice in summary["notices"]:
             err.print(escape(notice), style="yellow", highlight=False, soft_wrap=True)
-        shown, written = command.outcome(summary), "report.html"
+        shown, written = command.outcome(summary), "results.json"
     if as_json:
         print_json(summary)
     else:

@@ -4,10 +4,7 @@
 name             policy                                                              learns
 ===============  ==================================================================  =======
 paper            the paper's features and regression, threshold 6, its draft length  no
-live             the paper's features; survival by the rate rule, live costs, rate,  no
-                 floor and looks at the drafter: a worker's minute
-frozen           and history, memory and both trees: all features                    no
-adaptive-frozen  and weights: ``frozen``, with the learner                           yes
+frozen           all features, survival by the rate rule, and what a worker adapts   no
 counting         counted score against a threshold of 2: what a new scope had        no
 first            the policy that any scope begins with                               no
 adaptive         ``first``, with the learner                                         yes
@@ -15,7 +12,7 @@ refit            as ``frozen``, trained on other traffic like that since the cha
 oracle           hindsight
 ===============  ==================================================================  =======
 
-``paper``, ``live`` and ``frozen`` were trained on the traffic before the change.
+``paper`` and ``frozen`` were trained on the traffic before the change.
 """
 
 from __future__ import annotations
@@ -37,14 +34,13 @@ from pipelines.drift.scenario import Scenario
 from pipelines.drift.stream import Worker
 from pipelines.drift.traffic import Library, lessons
 from pipelines.replay.engine import simulate
-from pipelines.replay.survival import EPOCHS, Part, learn, teachers
+from pipelines.replay.survival import Part, learn, teachers
 from pipelines.replay.traces import Trace
 
 NAMES: Final = (
-    "paper", "live", "frozen", "adaptive-frozen", "counting", "first", "adaptive", "refit",
-    "oracle",
+    "paper", "frozen", "counting", "first", "adaptive", "refit", "oracle",
 )  # fmt: skip
-LEARNS: Final = ("adaptive", "adaptive-frozen")
+LEARNS: Final = "adaptive"
 KNOWN: Final = 100
 """Generations that were there to train on before the change."""
 OTHERS: Final = 200
@@ -84,7 +80,6 @@ class Columns:
         self._scenario, self._library, self._seed = scenario, library, seed
         self._settings, self._served, self._first = settings, served, first
         self._known_most, self._others = round(scale * KNOWN), round(scale * OTHERS)
-        self._frozen: tuple[Policy, Rows] | None = None
 
     @property
     def settings(self) -> WorkerSettings:
@@ -103,40 +98,27 @@ class Columns:
             drafts = self._served.model_copy(update=factor)
             policy = paper(self._known(), self._library.token_classes, drafts)
             return Column(policy, Worker(drafts, adapts=False))
-        if name == "live":
-            return Column(_only(self._trained()[1]), ours)
-        if name in ("frozen", "adaptive-frozen"):
-            return Column(self._trained()[0], ours, name in LEARNS)
+        if name == "frozen":
+            return Column(self._survival(self._known(), self._settings), ours)
         if name == "counting":
             factor = {"suffix_max_factor": min(self._served.suffix_max_factor, WHOLE_FACTOR)}
             return Column(frequency_policy("drift"), Worker(self._served.model_copy(update=factor)))
         if name == "refit":
             traces = lessons(self._scenario.later, self._library, self._seed, self._others)
-            return Column(self._survival(traces, self._served)[0], ours)
-        return Column(self._first, ours, name in LEARNS)
+            return Column(self._survival(traces, self._served), ours)
+        return Column(self._first, ours, name == LEARNS)
 
     def _known(self) -> list[Trace]:
         return lessons([self._scenario.known], self._library, self._seed, self._known_most)
 
-    def _trained(self) -> tuple[Policy, Rows]:
-        if self._frozen is None:
-            self._frozen = self._survival(self._known(), self._settings)
-        return self._frozen
-
-    def _survival(self, traces: Sequence[Trace], settings: WorkerSettings) -> tuple[Policy, Rows]:
-        return learn([Part(traces)], self._library.token_classes, settings, None, "drift")
+    def _survival(self, traces: Sequence[Trace], settings: WorkerSettings) -> Policy:
+        return learn([Part(traces)], self._library.token_classes, settings, None, "drift")[0]
 
 
 def paper(traces: Sequence[Trace], token_classes: FloatArray, settings: WorkerSettings) -> Policy:
     """The paper's policy, from the drafts that its frequency hybrid meets on ``traces``."""
     rows = simulate(traces, [], teachers()[1], token_classes, settings)[1].rows
     trainer = train.fit(_blind(rows), "payoff", PAPER_EPOCHS)
-    return _deaf(train.export(trainer, "drift", PAPER_THRESHOLD, rows.features))
-
-
-def _only(rows: Rows) -> Policy:
-    """A survival policy that knows the paper's features and no other."""
-    trainer = train.fit(_blind(rows), "survival", EPOCHS)
     return _deaf(train.export(trainer, "drift", PAPER_THRESHOLD, rows.features))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,30 +20,16 @@ from pipelines import machine
 from pipelines.bundles import load_policy
 from pipelines.commas import words
 from pipelines.drift.columns import NAMES
-from pipelines.drift.live.figures import figures
-from pipelines.drift.live.play import Played, play
-from pipelines.drift.live.scenario import SHIPPED as LIVE
-from pipelines.drift.live.scenario import Live
 from pipelines.drift.measure import Run
-from pipelines.drift.page import page
-from pipelines.drift.results import Results, key_of
-from pipelines.drift.scenario import SHIPPED, Scenario, chosen
+from pipelines.drift.results import Results
+from pipelines.drift.scenario import chosen
 from pipelines.drift.stationary import Stream, measure, totals
 from pipelines.drift.study import Plan, Recordings, Study
 from pipelines.progress import Shown
 from pipelines.replay import own
 from pipelines.reports import write_json
 
-WORDS: Final = (
-    "refit",
-    "adaptive",
-    "first",
-    "frozen",
-    "adaptive-frozen",
-    "counting",
-    "live",
-    "paper",
-)
+WORDS: Final = ("refit", "adaptive", "first", "frozen", "counting", "paper")
 """Policies of the printed table, in its order."""
 
 
@@ -73,7 +58,7 @@ def plan(options: Options) -> Plan:
     if unknown:
         raise SettingsError(f"no policy {unknown[0]!r}: there are {', '.join(NAMES)}.")
     policies = [name for name in NAMES if name in asked]
-    return Plan(chosen(options.scenarios, Scenario, SHIPPED), seeds, policies, options.scale)
+    return Plan(chosen(options.scenarios), seeds, policies, options.scale)
 
 
 def seeds_of(options: Options) -> list[int]:
@@ -104,8 +89,8 @@ def first_of(path: Path | None) -> Policy:
 
 
 def run(options: Options, tokenizer: Any, first: Policy, console: Console) -> dict[str, Any]:
-    """Run the study; writes ``results.json`` and ``report.html`` into the folder, also of what is
-    done when it is interrupted.
+    """Run the study; writes ``results.json`` into the folder, also of what is done when it is
+    interrupted.
 
     Raises:
         SettingsError: the options are wrong.
@@ -143,55 +128,6 @@ def false_alarms(
     return summary
 
 
-def live(options: Options, console: Console) -> dict[str, Any]:
-    """Play live scenarios on this machine, each with a stack of its own; writes ``live.json``, also
-    of what is done when it is interrupted.
-
-    Raises:
-        SettingsError: a scenario is none, or what the folder holds is not of this version.
-        BrokerError, ProcessError, ModelError, RegistryError: a part did not start, or died.
-    """
-    scenarios = chosen(options.scenarios, Live, LIVE)
-    results = Results(options.out, Played, options.resume, "played")
-    found: list[dict[str, Any]] = []
-    summary = {"scenarios": found, "settings": {"machine": machine.description()}}
-    try:
-        for each in scenarios:
-            for seed in seeds_of(options):
-                key = key_of(each.model_dump_json(), str(seed))
-                played = results.get(key)
-                if played is None:
-                    with Shown(console) as shown:
-                        tell = partial(shown.step, f"{each.name}, seed {seed}", whole=each.requests)
-                        played = play(each, seed, console, tell)
-                    results.put(key, played)
-                found.append(figures(each, seed, played))
-    finally:
-        write_json(summary, options.out / "live.json")
-    return summary
-
-
-def compared(summary: dict[str, Any]) -> Table:
-    """What learning came to live, a row a scenario, seed and window."""
-    made = Table(caption="Rates over plain decoding in the same minute, on this machine.")
-    for name in ("scenario", "rounds", "first", "adaptive", "adaptive / first", "95%"):
-        made.add_column(name, justify="left" if name == "scenario" else "right")
-    for found in summary["scenarios"]:
-        for window, (ratio, low, high) in found["ratios"]["adaptive/first"].items():
-            rates = (
-                found["policies"][name]["rate" if window == "all" else f"rate_{window}"]
-                for name in ("first", "adaptive")
-            )
-            made.add_row(
-                f"{found['name']}, seed {found['seed']}, {window}",
-                str(found["pairs"][window]),
-                *("-" if rate is None else f"{rate:.3f}" for rate in rates),
-                f"{ratio:.3f}",
-                "-" if low is None else f"{low:.3f}-{high:.3f}",
-            )
-    return made
-
-
 def _recordings(options: Options, tokenizer: Any, shown: Shown) -> Recordings:
     folder = options.traces or own.folder()
     if options.traces is None and not any(folder.glob("*.jsonl")):
@@ -208,8 +144,6 @@ def _written(study: Study, source: Recordings, asked: Plan, folder: Path) -> dic
         "notices": notices,
     }  # fmt: skip
     write_json(summary, folder / "results.json")
-    shown = page(study.found, study.runs, study.notices)
-    (folder / "report.html").write_text(shown, encoding="utf-8")
     return summary
 
 

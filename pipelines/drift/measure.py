@@ -27,8 +27,7 @@ NOTICED: Final = 100
 RESAMPLES: Final = 1_000
 PAIRS: Final = (
     ("adaptive", "frozen"), ("adaptive", "first"), ("adaptive", "refit"), ("adaptive", "paper"),
-    ("adaptive-frozen", "frozen"), ("refit", "first"), ("first", "refit"), ("first", "counting"),
-    ("live", "paper"), ("frozen", "live"), ("frozen", "paper"),
+    ("refit", "first"), ("first", "counting"), ("frozen", "paper"),
 )  # fmt: skip
 
 Mask = NDArray[np.bool_]
@@ -67,11 +66,11 @@ def course(scenario: Scenario, traffic: Traffic) -> Course:
     after one. Where nothing changes, all are after it."""
     n = len(traffic.requests)
     changes: list[dict[str, Any]] = [
-        {"at": at, "what": what, "ramp": scenario.segments[i].ramp, "segment": i}
+        {"at": at, "what": what, "segment": i}
         for i, at in enumerate(traffic.begins)
         if (what := scenario.changes(i))
     ]
-    counted = np.array(traffic.counted, np.bool_)
+    counted = np.ones(n, np.bool_)
     since = np.full(n, -1)
     for change in changes:
         since[change["at"] :] = np.arange(n - change["at"])
@@ -115,13 +114,7 @@ def figures(
         "changes": found.changes,
         "ratios": ratios(runs, found),
     }
-    for name in LEARNS:
-        if name in runs:
-            made[name] = learned(name, runs, found)
-    if "adaptive" in made:
-        keys = ("recovery_requests", "alarms", "false_alarms", "promotions")
-        made |= {key: made["adaptive"][key] for key in keys}
-    return made
+    return {**made, **learned(runs, found)} if LEARNS in runs else made
 
 
 def ratios(runs: Mapping[str, Run], found: Course) -> dict[str, dict[str, list[float]]]:
@@ -149,16 +142,13 @@ def _ratio(one: Run, other: Run, mask: Mask, session: NDArray[np.int64]) -> list
     return [float(theirs.sum() / mine.sum()), float(low), float(high)]
 
 
-def learned(name: str, runs: Mapping[str, Run], found: Course) -> dict[str, Any]:
-    """How the learner of column ``name`` did: recoveries by change, alarms, promotions."""
-    run = runs[name]
+def learned(runs: Mapping[str, Run], found: Course) -> dict[str, Any]:
+    """How the learner did: recoveries by change, alarms, promotions."""
+    run = runs[LEARNS]
     recoveries = [
         recovery(run, runs.get("refit"), found, place) for place in range(len(found.changes))
     ]
-    true = [
-        any(c["at"] <= at < c["at"] + c["ramp"] + NOTICED for c in found.changes)
-        for at in run.alarms
-    ]
+    true = [any(c["at"] <= at < c["at"] + NOTICED for c in found.changes) for at in run.alarms]
     made: dict[str, Any] = {
         "recovery_requests": recoveries,
         "alarms": list(run.alarms),

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Part = TypeVar("Part", bound="DataclassInstance")
 ROOT: Final = Path(__file__).parents[2]
 CODE: Final = ("decoder", "learner", "pipelines/replay", "pipelines/drift")
-SHOWING: Final = ("command.py", "page.py", "measure.py", "results.py")
+SHOWING: Final = ("command.py", "cli.py", "measure.py", "results.py")
 """Modules of the study that look at runs and have no part in them."""
 
 

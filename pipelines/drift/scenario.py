@@ -9,9 +9,9 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Self, TypeVar
+from typing import Final
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from decoder.contracts.errors import SettingsError
 from decoder.policy.pricing import MAX_TOKENS, CostTable
@@ -19,9 +19,6 @@ from decoder.policy.pricing import MAX_TOKENS, CostTable
 SHIPPED: Final = Path(__file__).parent / "scenarios"
 PLAIN_US: Final = 20_000.0
 """A step of one token on the machine that scenarios begin on."""
-BESIDE: Final = ("generations", "ramp")
-"""What of a segment says how much of it there is, and not what it is."""
-Kind = TypeVar("Kind", bound=BaseModel)
 
 
 class _Part(BaseModel):
@@ -70,36 +67,20 @@ class Machine(_Part):
 class Segment(_Part):
     """A stretch of traffic that stays the same.
 
-    ``kinds`` are kinds of text (``kinds.toml``) or trace files by their stems, ``sessions`` a
-    pattern of the names of those used. Over the first ``ramp`` requests the segment before fades
-    out. Without ``drafter`` recordings keep the model arm they were made with; those that have none
-    take the usual one.
+    ``kinds`` are kinds of text (``kinds.toml``) or trace files by their stems. Without ``drafter``
+    recordings keep the model arm they were made with; those that have none take the usual one.
     """
 
     kinds: tuple[str, ...] = Field(min_length=1)
-    sessions: str = "*"
     generations: int = Field(ge=1, le=100_000)
-    ramp: int = Field(default=0, ge=0)
     concurrency: int = Field(default=1, ge=1, le=512)
     machine: Machine = Machine()
     drafter: Drafter | None = None
-    diverging: float = Field(
-        default=0, ge=0, lt=1, description="chance that output leaves the recording, at each token"
-    )
-    renamed: float = Field(
-        default=0, ge=0, le=1, description="share of tokens the target writes otherwise"
-    )
     templates: int = Field(
         default=0, ge=0, description="generations repeated with changed arguments"
     )
     breaks: int = Field(
         default=0, ge=0, description="prompts hold the output, every so many tokens of it wrong"
-    )
-    hostile: float = Field(
-        default=0,
-        ge=0,
-        lt=1,
-        description="share of requests of a tenant whose copies always break off",
     )
 
     def changes_from(self, before: Segment) -> list[str]:
@@ -107,7 +88,7 @@ class Segment(_Part):
         return [
             name
             for name in type(self).model_fields
-            if name not in BESIDE and getattr(self, name) != getattr(before, name)
+            if name != "generations" and getattr(self, name) != getattr(before, name)
         ]
 
 
@@ -122,17 +103,6 @@ class Scenario(_Part):
     segments: tuple[Segment, ...] = Field(min_length=1)
     history: Segment | None = None
     factor: float | None = Field(default=None, gt=0)
-
-    @model_validator(mode="after")
-    def _ramps_fit(self) -> Self:
-        for segment in self.segments:
-            if segment.ramp > segment.generations:
-                raise ValueError(
-                    f"a ramp of {segment.ramp} in a segment of {segment.generations} generations"
-                )
-        if self.segments[0].ramp:
-            raise ValueError("the first segment has nothing to ramp from")
-        return self
 
     @property
     def known(self) -> Segment:
@@ -159,41 +129,27 @@ class Scenario(_Part):
         """The same with ``scale`` times the generations."""
 
         def some(segment: Segment) -> Segment:
-            return segment.model_copy(
-                update={
-                    "generations": max(1, round(segment.generations * scale)),
-                    "ramp": round(segment.ramp * scale),
-                }
-            )
+            fewer = max(1, round(segment.generations * scale))
+            return segment.model_copy(update={"generations": fewer})
 
         return self.model_copy(update={"segments": tuple(map(some, self.segments))})
 
 
-def shipped(folder: Path = SHIPPED) -> list[str]:
-    """Names of the scenarios that ship in ``folder``, in their order."""
-    return sorted(path.stem for path in folder.glob("*.toml"))
-
-
-def chosen(names: Sequence[str], kind: type[Kind], folder: Path) -> list[Kind]:
-    """The scenarios called ``names``, those of ``folder`` or files; all of it if there are none.
+def chosen(names: Sequence[str]) -> list[Scenario]:
+    """The scenarios called ``names``, shipped ones or files; all that ship if there are none.
 
     Raises:
         SettingsError: there is no such scenario, or its file is not one.
     """
-    return [read(_path_of(name, folder), kind) for name in names or shipped(folder)]
+    shipped = {path.stem: path for path in sorted(SHIPPED.glob("*.toml"))}
+    for name in names:
+        if name not in shipped and not name.endswith(".toml"):
+            known = ", ".join(shipped)
+            raise SettingsError(f"no scenario {name!r}: give a .toml file, or one of {known}.")
+    return [read(shipped.get(name, Path(name))) for name in names or shipped]
 
 
-def _path_of(name: str, folder: Path) -> Path:
-    if name.endswith(".toml"):
-        return Path(name)
-    if name not in shipped(folder):
-        raise SettingsError(
-            f"no scenario {name!r}: give a .toml file, or one of {', '.join(shipped(folder))}."
-        )
-    return folder / f"{name}.toml"
-
-
-def read(path: Path, kind: type[Kind]) -> Kind:
+def read(path: Path) -> Scenario:
     """The scenario in ``path``.
 
     Raises:
@@ -201,7 +157,7 @@ def read(path: Path, kind: type[Kind]) -> Kind:
     """
     try:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
-        return kind.model_validate({"name": path.stem, **found})
+        return Scenario.model_validate({"name": path.stem, **found})
     except OSError as error:
         raise SettingsError(f"cannot read scenario {path}: {error.strerror or error}.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

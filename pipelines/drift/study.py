@@ -98,7 +98,6 @@ class Study:
 
     Attributes:
         found: figures of the scenarios and seeds that are done.
-        runs: by scenario and seed, the runs behind them.
         notices: scenarios left out, and why.
     """
 
@@ -106,7 +105,6 @@ class Study:
         self, plan: Plan, recordings: Recordings, results: Results[Run], first: Policy, step: Step
     ) -> None:
         self.found: list[dict[str, Any]] = []
-        self.runs: list[tuple[Scenario, int, dict[str, Run]]] = []
         self.notices: list[str] = []
         self._plan, self._recordings, self._results = plan, recordings, results
         self._first, self._step = first, step
@@ -148,7 +146,6 @@ class Study:
                 run = ran(name, scenario, sent, columns, library)
                 self._results.put(key, run)
             runs[name] = run
-        self.runs.append((scenario, seed, runs))
         self.found.append(figures(scenario, seed, sent, runs))
 
 

@@ -6,12 +6,11 @@ the other half. No session is on both sides.
 
 from __future__ import annotations
 
-import fnmatch
 import tomllib
 import zlib
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Final, Literal
@@ -34,9 +33,6 @@ TURNS: Final = 8
 SIDE_BY_SIDE: Final = 4
 """Sessions whose turns are interleaved, as those of several users are; at least as many as
 requests run at a time."""
-HONEST, HOSTILE = "honest", "hostile"
-BROKEN: Final = 4
-"""A hostile tenant's prompts hold its outputs with one of so many tokens wrong."""
 Side = Literal["serve", "train"]
 
 
@@ -60,9 +56,7 @@ class Library:
             by_name: dict[str, list[Trace]] = {}
             for trace in self.sets[stem]:
                 serves = fraction(trace.session, "drift") < 0.5
-                if serves == (side == "serve") and fnmatch.fnmatchcase(
-                    trace.session, segment.sessions
-                ):
+                if serves == (side == "serve"):
                     by_name.setdefault(trace.session, []).append(trace)
             if by_name:
                 names = list(by_name)
@@ -78,7 +72,7 @@ class Request:
 
     trace: Trace
     segment: int
-    tenant: str = HONEST
+    tenant: str = "honest"
 
 
 @dataclass(frozen=True)
@@ -87,8 +81,6 @@ class Traffic:
 
     requests: list[Request]
     begins: list[int]
-    counted: list[bool] = field(default_factory=list)
-    """Whether a request is one that speed is measured on: not a hostile one."""
 
 
 def traffic(scenario: Scenario, library: Library, seed: int) -> Traffic:
@@ -100,38 +92,29 @@ def traffic(scenario: Scenario, library: Library, seed: int) -> Traffic:
     requests: list[Request] = []
     begins: list[int] = []
     used: set[str] = set()
-    before: Iterator[tuple[Trace, str]] | None = None
     for index, segment in enumerate(scenario.segments):
         draw = np.random.default_rng([seed, index, zlib.crc32(scenario.name.encode())])
-        stream = _stream(segment, library, "serve", draw, seed, used)
+        stream = _stream(segment, library, "serve", draw, used)
         begins.append(len(requests))
-        for place in range(segment.generations):
-            fades = before is not None and draw.random() * segment.ramp > place
-            drawn = next(before, None) if fades and before is not None else None
-            drawn = drawn or next(stream, None)
-            if drawn is None:
-                break
-            requests.append(Request(drawn[0], index, drawn[1]))
-        before = stream
-    return Traffic(requests, begins, [r.tenant == HONEST for r in requests])
+        requests += [Request(trace, index) for trace in islice(stream, segment.generations)]
+    return Traffic(requests, begins)
 
 
 def lessons(segments: Sequence[Segment], library: Library, seed: int, most: int) -> list[Trace]:
-    """Up to ``most`` honest generations like those of ``segments``, but of other sessions."""
+    """Up to ``most`` generations like those of ``segments``, but of other sessions."""
     found: list[Trace] = []
     used: set[str] = set()
     for index, segment in enumerate(segments):
         draw = np.random.default_rng([seed, index, 1])
-        stream = _stream(segment, library, "train", draw, seed, used)
-        honest = (trace for trace, tenant in stream if tenant == HONEST)
-        found += islice(honest, max(1, most // len(segments)))
+        stream = _stream(segment, library, "train", draw, used)
+        found += islice(stream, max(1, most // len(segments)))
     return found
 
 
 def _stream(
-    segment: Segment, library: Library, side: Side, draw: Draw, seed: int, used: set[str]
-) -> Iterator[tuple[Trace, str]]:
-    """Requests and their tenants, until the recordings end.
+    segment: Segment, library: Library, side: Side, draw: Draw, used: set[str]
+) -> Iterator[Trace]:
+    """Requests, until the recordings end.
 
     A session comes once only, or the suffix cache would know its outputs: ``used`` holds the names
     of those that came. Mutates it.
@@ -144,16 +127,14 @@ def _stream(
         picked = [pool[i] for i in draw.permutation(len(pool))[: segment.templates]]
         made = alterations.filled_in(picked, segment.generations, library.token_classes, draw)
         order = iter([[trace] for trace in made])
-    open_sessions: deque[deque[tuple[Trace, str]]] = deque()
+    open_sessions: deque[deque[Trace]] = deque()
     while True:
         while len(open_sessions) < max(SIDE_BY_SIDE, segment.concurrency):
             turns = next((t for t in order if t[0].session not in used), None)
             if turns is None:
                 break
             used.add(turns[0].session)
-            turns = _altered(turns, segment, library, pool, draw, seed)
-            tenant = HOSTILE if draw.random() < segment.hostile else HONEST
-            open_sessions.append(deque(_sent(turns, tenant, segment, library, draw)))
+            open_sessions.append(deque(_sent(turns, segment, library, draw)))
         if not open_sessions:
             return
         session = open_sessions.popleft()
@@ -170,35 +151,14 @@ def _in_turn(sets: Sequence[Sequence[list[Trace]]]) -> Iterator[list[Trace]]:
                 yield sessions[place]
 
 
-def _altered(
-    turns: Sequence[Trace],
-    segment: Segment,
-    library: Library,
-    pool: Sequence[Trace],
-    draw: Draw,
-    seed: int,
-) -> list[Trace]:
-    made = list(turns)
-    if segment.renamed:
-        # One target writes alike all along, to those who train and to those who serve.
-        target = np.random.default_rng(seed)
-        made = alterations.changed(
-            made, alterations.renamed(segment.renamed, library.token_classes, target)
-        )
-    if segment.diverging:
-        made = alterations.changed(made, alterations.diverging(segment.diverging, pool, draw))
-    return made
-
-
 def _sent(
-    turns: Sequence[Trace], tenant: str, segment: Segment, library: Library, draw: Draw
-) -> Iterator[tuple[Trace, str]]:
+    turns: Sequence[Trace], segment: Segment, library: Library, draw: Draw
+) -> Iterator[Trace]:
     for turn in turns:
         trace = turn
-        breaks = BROKEN if tenant == HOSTILE else segment.breaks
-        if breaks:
-            trace = alterations.misleading(trace, breaks, library.token_classes, draw)
+        if segment.breaks:
+            trace = alterations.misleading(trace, segment.breaks, library.token_classes, draw)
         if segment.drafter is not None or trace.model_accepted is None:
             drafter = segment.drafter or Drafter()
             trace = alterations.foreseen(trace, drafter, library.model_len, draw)
-        yield trace, tenant
+        yield trace

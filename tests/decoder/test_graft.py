@@ -26,7 +26,6 @@ from decoder.policy.pricing import NOMINAL, CostTable
 from decoder.policy.survival import BUCKET_OF, survival, yields_of
 from decoder.router import Committed, DraftRouter, RequestOptions
 from decoder.settings import WorkerSettings
-from decoder.telemetry.spans import attributes_of
 from learner.rows import UNKNOWN, from_events
 from tests.conftest import KeepingSink, naive_accepted_length
 from tests.decoder.simulated import model_alone, trusting_policy
@@ -174,18 +173,6 @@ def test_its_event_keeps_the_contract_and_trains_but_prices_nothing() -> None:
     assert [event.arm for event in events] == [event.arm for event in e.sink.every]
     rows = from_events([event for event in events if event.arm == "graft"])
     assert len(rows) == len(e.tails) and (rows.arm == UNKNOWN).all()
-
-
-def test_a_span_tells_of_all_that_was_accepted() -> None:
-    e, ended = Engine(), []
-    e.router.followed.end = ended.append
-    e.run(asked=RequestOptions(len(TEXT), 4096, trace="00-" + "a" * 32 + "-" + "b" * 16 + "-01"))
-    (end,) = ended
-    told = attributes_of(end)
-    counters = e.router.counters
-    for arm in ("model", "graft"):
-        assert told[f"hvd.drafted.{arm}"] == counters.drafted[arm] > 0
-        assert told[f"hvd.accepted.{arm}"] == counters.accepted[arm] > 0
 
 
 def test_it_ends_with_the_room_of_request_engine_and_step() -> None:

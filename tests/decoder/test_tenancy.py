@@ -20,7 +20,6 @@ from decoder.tenancy.middleware import TenantMiddleware
 from decoder.tenancy.shares import ALONE, owner_of
 
 KEY = "0123456789abcdef0123456789abcdef"
-TRACE = f"00-{'a' * 32}-{'b' * 16}-01"
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hé \ud800 \U0001f600"}]}
 
 
@@ -281,20 +280,6 @@ def test_the_requests_pseudonym_is_in_the_response() -> None:
     first = server.identity().request
     server.ask(BODY)
     assert first != server.identity().request
-
-
-@pytest.mark.parametrize(
-    ("headers", "written"),
-    [([("traceparent", TRACE)], TRACE), ([("TraceParent", TRACE)], TRACE), ([], None),
-     ([("traceparent", "a client's own words")], None)],
-)  # fmt: skip
-def test_the_trace_goes_along_and_nothing_else_in_its_place(
-    headers: list[tuple[str, str]], written: str | None
-) -> None:
-    server = Server()
-    server.ask(headers=headers)
-    assert server.seen["vllm_xargs"].get("hvd_trace") == written
-    assert not server.identity().alone, "what is beside the seal does not break it"
 
 
 @pytest.mark.parametrize("parts", [1, 2, 7, 200])

@@ -43,15 +43,6 @@ def test_labels_from_a_client_are_hashed_and_speculation_can_be_switched_off() -
     assert options.max_tokens <= 128 and _options(SamplingParams(), 128).speculate
 
 
-def test_a_trace_comes_with_a_request_and_what_is_none_does_not() -> None:
-    from vllm import SamplingParams
-
-    trace = f"00-{'a' * 32}-{'b' * 16}-01"
-    for given, taken in ((trace, trace), ("secret", ""), (7, "")):
-        assert _options(SamplingParams(extra_args={"hvd_trace": given}), 128).trace == taken
-    assert _options(SamplingParams(), 128).trace == ""
-
-
 def test_no_name_that_a_client_chose_reaches_telemetry() -> None:
     from vllm import SamplingParams
 

@@ -33,7 +33,6 @@ from learner.registry import loadable
 from pipelines import embedded
 from pipelines.chaos import troubles
 from pipelines.drift import scenario, traffic
-from pipelines.drift.live import scenario as live
 from pipelines.telemetry import asked
 from pipelines.watch import page
 first_policy(ANY_SCOPE)
@@ -42,7 +41,7 @@ assert drafter is not None and drafter.is_relative_to(home), drafter
 assert (drafter / "model.safetensors").stat().st_size > 1e6
 assert loadable.CODE.is_file() and page.TEMPLATE.is_file() and any(asked.FOLDER.glob("*.sql"))
 assert (troubles.CLOCK / "sitecustomize.py").is_file()
-assert any(scenario.SHIPPED.glob("*.toml")) and any(live.SHIPPED.glob("*.toml"))
+assert any(scenario.SHIPPED.glob("*.toml"))
 found = distribution({name!r})
 assert found.version == {version!r} and found.locate_file("").resolve() == home, found
 (plugin,) = found.entry_points.select(group="vllm.general_plugins")

@@ -81,7 +81,7 @@ def test_a_stranger_is_seen(tmp_path: Path) -> None:
 def test_a_worker_imports_nothing_beside_vllm_and_its_extra() -> None:
     files = modules("decoder")
     assert "decoder.engines.vllm.plugin" in files
-    assert strangers(files.values(), names(asked("worker", "tracing")) | VLLM) == {}
+    assert strangers(files.values(), names(asked("worker")) | VLLM) == {}
 
 
 def test_a_learner_imports_nothing_beside_its_extra() -> None:

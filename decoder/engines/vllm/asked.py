@@ -10,7 +10,6 @@ import numpy as np
 from decoder.drafting.trees import Tokens
 from decoder.requests import RequestOptions
 from decoder.tenancy.identities import Identities
-from decoder.traced import KEY, parent_of
 
 _OFF: Final = ("off", "false", "0", "no")
 
@@ -57,7 +56,6 @@ def options_of(
         session=identity.session,
         choice=choice,
         cache_key=identity.key,
-        trace=parent_of(extra.get(KEY)),
     )
 
 

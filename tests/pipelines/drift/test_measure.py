@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 
 from decoder.contracts.errors import SettingsError
-from pipelines.drift.measure import Run, course, figures
-from pipelines.drift.page import page
+from pipelines.drift.measure import Run, figures
 from pipelines.drift.results import Results, key_of
 from pipelines.drift.scenario import PLAIN_US, Scenario, Segment
 from pipelines.drift.study import digest_of
-from pipelines.drift.traffic import HONEST, HOSTILE, Request, Traffic
+from pipelines.drift.traffic import Request, Traffic
 from pipelines.replay.traces import Trace
 from tests.conftest import random_policy
 
@@ -35,7 +34,7 @@ def sent(each: Scenario) -> Traffic:
         begins.append(len(requests))
         place = range(len(requests), len(requests) + segment.generations)
         requests += [Request(Trace(f"s{i // 2}", [1], [2]), index) for i in place]
-    return Traffic(requests, begins, [r.tenant == HONEST for r in requests])
+    return Traffic(requests, begins)
 
 
 def run(before: float, after: float, settles: int = 0, **more: Any) -> Run:
@@ -55,7 +54,7 @@ def test_rates_and_shares_are_of_the_requests_of_their_window() -> None:
     assert first["rate_start"] == pytest.approx(2.0)
     assert first["rate"] == pytest.approx(300 / (60 / 2 + 240 / 3))
     assert first["cycles_by_arm"] == {"none": 0.0, "model": 0.25, "cache": 0.75}
-    assert found["changes"] == [{"at": 60, "what": ["kinds"], "ramp": 0, "segment": 1}]
+    assert found["changes"] == [{"at": 60, "what": ["kinds"], "segment": 1}]
     assert json.loads(json.dumps(found, allow_nan=False)) == found
 
 
@@ -81,7 +80,7 @@ def test_recovery_counts_the_requests_until_it_is_as_good_as_retrained(settles: 
     found = figures(each, 1, sent(each), runs)
     (recovered,) = found["recovery_requests"]
     assert settles - 2 <= recovered <= settles
-    assert found["adaptive"]["gap_recovered"] == pytest.approx(1.0)
+    assert found["gap_recovered"] == pytest.approx(1.0)
 
 
 def test_what_never_recovers_says_so() -> None:
@@ -102,19 +101,6 @@ def test_an_alarm_is_false_where_nothing_changed() -> None:
     assert calm["policies"]["adaptive"]["rate_after"] == calm["policies"]["adaptive"]["rate"]
 
 
-def test_hostile_requests_do_not_count() -> None:
-    each = scenario()
-    asked = sent(each)
-    requests = [replace(r, tenant=HOSTILE) if i >= 200 else r for i, r in enumerate(asked.requests)]
-    honest = Traffic(requests, asked.begins, [r.tenant == HONEST for r in requests])
-    late = course(each, honest).windows["late"]
-    assert not late.any()
-    slow = run(2.0, 3.0)
-    slow = replace(slow, us=[*slow.us[:200], *[1e9] * 100])
-    found = figures(each, 1, honest, {"first": slow})
-    assert found["policies"]["first"]["rate_after"] == pytest.approx(3.0)
-
-
 def test_runs_are_kept_and_a_line_cut_short_is_made_anew(tmp_path: Path) -> None:
     kept = run(2.0, 3.0, alarms=[1], promotions=[])
     Results(tmp_path, Run).put(key_of("a", "1"), kept)
@@ -126,20 +112,6 @@ def test_runs_are_kept_and_a_line_cut_short_is_made_anew(tmp_path: Path) -> None
     again.put(key_of("a", "2"), kept)
     assert Results(tmp_path, Run).get(key_of("a", "2")) == kept
     assert Results(tmp_path, Run, resume=False).get(key_of("a", "1")) is None
-
-
-def test_the_page_draws_each_policy_and_escapes_what_it_shows() -> None:
-    each = scenario(about="<b>agents & chat</b>")
-    runs = {"first": run(2.0, 3.0), "adaptive": run(2.0, 3.2, promotions=[80]),
-            "oracle": run(4.0, 4.0)}  # fmt: skip
-    found = figures(each, 1, sent(each), runs)
-    text = page([found], [(each, 1, runs)], ["<i>left</i>"])
-    assert text.count("<polyline") == 2
-    assert text.count("<circle") == 1
-    assert "&lt;b&gt;agents &amp; chat" in text
-    assert "<i>left" not in text
-    assert "<script" not in text
-    assert "0.750" in text
 
 
 @pytest.mark.parametrize("line", ['{"key": "k", "speed": 1}', "[]", '{"tokens": []}', "x"])

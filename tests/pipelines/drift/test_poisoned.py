@@ -13,13 +13,16 @@ from pipelines.drift.alterations import misleading
 from pipelines.drift.learning import Learning
 from pipelines.drift.scenario import Machine
 from pipelines.drift.stream import Conditions, Worker, decode
-from pipelines.drift.traffic import BROKEN, HONEST, HOSTILE, Request
+from pipelines.drift.traffic import Request
 from pipelines.replay.model_arm import model_acceptance
 from pipelines.replay.traces import Trace
 from tests.pipelines.replay.samples import copying_traces, token_classes
 
 REQUESTS = 60
 LOSS = 0.02
+HONEST, HOSTILE = "honest", "hostile"
+BROKEN = 4
+"""A hostile tenant's prompts hold its outputs with one of so many tokens wrong."""
 
 
 def named(trace: Trace, name: str) -> Trace:
@@ -45,7 +48,7 @@ def test_others_lose_at_most_two_per_cent(seed: int) -> None:
     for index, (good, bad) in enumerate(zip(honest, hostile, strict=True)):
         broken = misleading(bad, BROKEN, token_classes(), draw)
         both.append(Request(named(broken, f"hostile {index}"), 0, HOSTILE))
-        both.append(Request(named(good, f"honest {index}"), 0))
+        both.append(Request(named(good, f"honest {index}"), 0, HONEST))
     taught, untaught = (Learning.begun(first_policy("drift")) for _ in range(2))
     beside = honest_rate(both, taught)
     alone = honest_rate([r for r in both if r.tenant == HONEST], untaught)
