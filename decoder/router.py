@@ -34,7 +34,7 @@ from decoder.contracts.features import FloatArray
 from decoder.costs import LiveCosts
 from decoder.counters import Counters
 from decoder.doze import Doze
-from decoder.drafting.suffix import STEP_TOKENS, SuffixCache
+from decoder.drafting.suffix import BURST, STEP_TOKENS, SuffixCache
 from decoder.drafting.trees import Tokens
 from decoder.floor import Floor
 from decoder.followed import Followed, Taken
@@ -224,7 +224,10 @@ class DraftRouter:
         shown = side.shown if side is not None else "worker"
         awake = self.doze is None or self.doze.awake
         self.counters.asleep += not awake and shown == "worker"
-        self.cache.index(STEP_TOKENS if awake else 0)  # whoever decides: for all alike
+        # Whoever decides, for all alike: as much text as was read, of which each token took far
+        # more time there, and more for what the engine finds in its prefix cache.
+        cached = min(STEP_TOKENS * max(len(self.followed.requests), 1), BURST)
+        self.cache.index(max(cached, self._last[0]) if awake else 0)
         proposed = self.followed.propose(names, shown if awake or shown == "stock" else "none")
         requests, drafts, _ = proposed
         owners = [row for row, draft in enumerate(drafts) if draft is not None]
