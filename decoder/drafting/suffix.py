@@ -34,8 +34,8 @@ FREED: Final = 4
 """Tokens freed for each one written, while more is held than may be."""
 STEP_TOKENS: Final = 512
 """Tokens indexed in a step for each request in it, or as much freed: 0.4 to 1 ms."""
-BURST: Final = 4096
-"""Tokens for all of them at most, where the target read no more than that: 3 to 6 ms."""
+BURST: Final = 2048
+"""Tokens for all of them at most, where the target read no more than that: 1.5 to 4 ms."""
 SLACK: Final = 8
 """This part of the budget, one of so many, is kept for what is given up and not yet freed."""
 MEMORIES: Final = 16

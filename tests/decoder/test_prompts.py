@@ -101,26 +101,25 @@ class Load:
         return float(np.mean([f is not None and f.match_len >= 24 for f in found]))
 
 
-@pytest.mark.parametrize("cached", [False, True])
 @pytest.mark.parametrize(
-    ("together", "prompt", "answer", "steps"), [(1, 16_000, 200, 330), (16, 2_000, 64, 120)]
+    ("together", "prompt", "answer", "steps", "cached"),
+    [
+        (1, 16_000, 200, 330, False),
+        (16, 2_000, 64, 120, False),
+        (64, 2_000, 64, 60, False),
+        (1, 16_000, 200, 330, True),
+        (16, 2_000, 64, 120, True),
+    ],
 )
 def test_prompts_are_copied_from_before_their_answers_end(
     together: int, prompt: int, answer: int, steps: int, cached: bool
 ) -> None:
     load = Load(together, prompt, answer, cached)
-    tokens = load.serve(steps)
+    best = Load(together, prompt, answer, cached, unbounded=True)
+    tokens, possible = load.serve(steps), best.serve(steps)
+    assert tokens > 0.9 * possible > 1.5
     assert len(load.copied) > together
-    assert np.mean(load.copied[together:]) > 0.9, load.copied
-    best = Load(together, prompt, answer, cached, unbounded=True).serve(steps)
-    assert tokens > 0.9 * best > 1.5
-
-
-def test_a_crowd_that_brings_more_text_than_can_be_indexed_has_most_of_what_it_could() -> None:
-    crowd = Load(64, 2_000, 64, cached=True)
-    tokens = crowd.serve(60)
-    assert np.mean(crowd.copied[64:]) > 0.5
-    assert tokens > 0.9 * Load(64, 2_000, 64, cached=True, unbounded=True).serve(60)
+    assert np.mean(load.copied[together:]) > 0.9 * np.mean(best.copied[together:]) > 0.8
 
 
 def following(prompt: np.ndarray, options: RequestOptions) -> tuple[DraftRouter, int]:
