@@ -12,10 +12,12 @@ import pytest
 
 from decoder.contracts.bundle import frequency_policy
 from decoder.contracts.settings import KafkaSettings
+from decoder.requests import Committed, RequestOptions
 from decoder.settings import WorkerSettings
 from decoder.telemetry.spans import ENDED, ENDPOINT_VARIABLE, Spans
 from decoder.traced import Ended, Traced, parent_of
 from decoder.worker import make_worker
+from tests.decoder.simulated import fixed, make_router
 from tests.otlp import receiving
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -27,6 +29,7 @@ import numpy as np
 from vllm.tracing import maybe_init_worker_tracer
 maybe_init_worker_tracer("vllm.engine_core", "engine_core", "EngineCore")  # as vLLM does
 from decoder.contracts.settings import KafkaSettings
+from decoder.requests import Committed, RequestOptions
 from decoder.requests import RequestOptions
 from decoder.settings import WorkerSettings
 from decoder.worker import make_worker
@@ -110,6 +113,20 @@ def test_too_many_at_once_are_left_out_and_never_waited_for() -> None:
 )
 def test_what_is_no_traceparent_is_none(given: Any) -> None:
     assert parent_of(given) == "" and parent_of(PARENT) == PARENT
+
+
+def test_a_span_begins_with_the_first_token_and_not_with_the_prompt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    policy, has_model = fixed("none")
+    router, ended, now = make_router(policy, has_model, floor=False), list[Ended](), [10.0]
+    router.followed.end = ended.append
+    monkeypatch.setattr("decoder.followed.time.time", lambda: now[0])
+    router.start("r", np.array([1, 2, 3], np.int32), RequestOptions(9, 99, trace=PARENT))
+    for now[0] in (20.0, 30.0):  # a prompt read meanwhile
+        router.observe([Committed("r", [4], 0)], 1)
+    router.stop("r", "abort")
+    assert [(e.traced.began, e.at) for e in ended] == [(20.0, 30.0)]
 
 
 def test_the_sums_are_of_all_cycles_and_the_policy_of_the_last() -> None:
