@@ -74,22 +74,22 @@ class Followed:
         self, name: str, prompt: Tokens, options: RequestOptions, output: Sequence[int]
     ) -> None:
         """Begin to follow a request; see :meth:`decoder.router.DraftRouter.start`."""
-        prompt = np.ascontiguousarray(prompt, dtype=np.int32)
-        # As one text: what a request wrote before it was met is not written for others again.
-        text = np.concatenate([prompt, np.asarray(output, np.int32)]) if len(output) else prompt
-        self._cache.start(name, text, options.key)
-        grown = np.empty(len(prompt) + len(output) + INITIAL_ROOM, np.int32)
-        grown[: len(prompt)] = prompt
+        written = len(prompt) + len(output)
+        grown = np.empty(written + INITIAL_ROOM, np.int32)
+        grown[: len(prompt)], grown[len(prompt) : written] = prompt, output
         started = Request(
             name, options, grown, len(prompt), len(prompt), self._memories.of(options.key),
-            tuple(prompt[-2:].tolist()),
+            tuple(grown[max(len(prompt) - 2, 0) : len(prompt)].tolist()),
             History(model=self._model_arm.payoff(self._model_len))
             if self._model_len else History(),
         )  # fmt: skip
-        self.requests[name] = started
-        self._counters.started += 1
         if len(output):
             started.append(output)
+        # As one text: what a request wrote before it was met is not written for others again. One
+        # that may have no draft has nothing to copy from it.
+        self._cache.start(name, grown[: written if started.room(1) > 0 else 0], options.key)
+        self.requests[name] = started
+        self._counters.started += 1
 
     def propose(self, names: Sequence[str], shown: Shown) -> Proposed:
         """Look up the cache drafts that are ``shown``, of those that may have a draft."""

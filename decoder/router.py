@@ -224,7 +224,9 @@ class DraftRouter:
         shown = side.shown if side is not None else "worker"
         awake = self.doze is None or self.doze.awake
         self.counters.asleep += not awake and shown == "worker"
-        self.cache.index(STEP_TOKENS if awake else 0)  # whoever decides: for all alike
+        # Whoever decides, for all alike: as much text as the target read, where a token takes more
+        # time by far, and some for what the engine found in its prefix cache.
+        self.cache.index(max(STEP_TOKENS, self._last[0]) if awake else 0)
         proposed = self.followed.propose(names, shown if awake or shown == "stock" else "none")
         requests, drafts, _ = proposed
         owners = [row for row, draft in enumerate(drafts) if draft is not None]

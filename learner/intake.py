@@ -12,7 +12,7 @@ import numpy as np
 from decoder.contracts.errors import EventRefused
 from decoder.contracts.events import EventBatch, decode_batch
 from learner.dead_letters import DeadLetters
-from learner.rows import Rows, from_batch
+from learner.rows import Rows, from_batch, taught_by
 from learner.sequences import Sequences
 from learner.source import Fetched
 
@@ -25,6 +25,8 @@ one in another century would make everything after it look old."""
 class Admitted:
     """The new rows of one record: ``events`` of ``scope``, of which ``rows`` have a draft.
 
+    ``passed`` more have one within limits that are not the worker's own.
+
     ``served`` names ``target`` and ``drafter``, as far as the worker says. ``predicted`` and
     ``accepted`` sum up the tokens of its drafts whose label is complete, as the worker foresaw them
     and as they came.
@@ -36,6 +38,7 @@ class Admitted:
     served: Mapping[str, str] = field(default_factory=dict)
     predicted: float = 0.0
     accepted: int = 0
+    passed: int = 0
 
 
 class Intake:
@@ -76,15 +79,14 @@ class Intake:
         origin = batch.origin
         named = {"target": origin.target, "drafter": origin.drafter}
         served = {what: name for what, name in named.items() if name}
-        whole = (batch.numbers["draft_len"] > 0) & ~np.array(
-            list(map(bool, batch.names["censored"]))
-        )
+        taught = taught_by(batch)
+        whole = taught & ~np.array(list(map(bool, batch.names["censored"])))
         predicted, accepted = (
             float(batch.numbers[name][whole].sum()) for name in ("predicted", "accepted")
         )
-        return Admitted(
-            origin.scope, len(batch), from_batch(batch), served, predicted, int(accepted)
-        )
+        rows = from_batch(batch)
+        passed = int(np.count_nonzero(batch.numbers["draft_len"])) - len(rows)
+        return Admitted(origin.scope, len(batch), rows, served, predicted, int(accepted), passed)
 
 
 def _refusal(failure: Exception) -> EventRefused:

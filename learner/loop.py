@@ -137,6 +137,7 @@ class Learner:
             scope.served = admitted.served or scope.served
             scope.predicted += admitted.predicted
             scope.accepted += admitted.accepted
+            self.scopes.pass_over(name, "side", admitted.passed)
             alarms = scope.feed(admitted.rows)
             won = scope.candidate()
             told = [registration_of(scope, each, read) for each in scope.refused()]

@@ -34,7 +34,7 @@ LEVELS: Final = {
 }
 SCOPE_COUNTS: Final = {
     "events_consumed": "Distinct draft events.",
-    "drafts_consumed": "Of these, the ones with a cache draft: they train.",
+    "drafts_consumed": "Of these, the ones that train: their cache draft is the worker's own.",
     "predicted_tokens": "Accepted tokens foreseen, of drafts with a complete label.",
     "accepted_tokens": "Accepted tokens of the same drafts.",
     "updates": "Optimiser steps of each network.",

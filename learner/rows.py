@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from decoder.contracts.events import DraftEvent, EventBatch
 from decoder.contracts.features import NUM_FEATURES
+from decoder.contracts.trials import OWN_DRAFTS
 from decoder.policy.rule import ARMS
 
 UNKNOWN: Final = len(ARMS)
@@ -92,8 +93,9 @@ def hash_id(text: str) -> int:
 
 
 def from_events(events: Sequence[DraftEvent]) -> Rows:
-    """The columns of those ``events`` that have a cache draft, in their order."""
-    drafts = [event for event in events if event.features is not None]
+    """The columns of those ``events`` that have a cache draft within the worker's own limits, in
+    their order."""
+    drafts = [e for e in events if e.features is not None and e.side in OWN_DRAFTS]
     if not drafts:
         return empty()
     columns = dict(zip(DraftEvent._fields, zip(*drafts, strict=True), strict=True))
@@ -104,7 +106,14 @@ def from_events(events: Sequence[DraftEvent]) -> Rows:
 def from_batch(batch: EventBatch) -> Rows:
     """What :func:`from_events` makes of the batch's events, column by column."""
     rows = _rows({**batch.numbers, **batch.names, "features": batch.features})
-    return rows.take(batch.numbers["draft_len"] > 0)
+    return rows.take(taught_by(batch))
+
+
+def taught_by(batch: EventBatch) -> NDArray[np.bool_]:
+    """Which of the batch's events, [n], are rows."""
+    own = np.array([side in OWN_DRAFTS for side in batch.names["side"]])
+    taught: NDArray[np.bool_] = (batch.numbers["draft_len"] > 0) & own
+    return taught
 
 
 def _rows(columns: Mapping[str, Any]) -> Rows:

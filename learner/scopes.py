@@ -48,7 +48,8 @@ class Scopes:
 
     ``entries`` is in the order in which they were last heard of. ``lost`` counts, of their events,
     those whose lesson is gone, by scope and reason: ``fault`` (in memory beside a record that could
-    not be learned from), ``disk`` (not written), ``damaged`` (in a file).
+    not be learned from), ``disk`` (not written), ``damaged`` (in a file), ``side`` (drafts within
+    other limits than the worker's own).
     """
 
     def __init__(
@@ -86,6 +87,11 @@ class Scopes:
             self.lost.pop(oldest, None)
         self._changed.add(name)
         return self.awake[name]
+
+    def pass_over(self, name: str, reason: str, events: int) -> None:
+        """Of those that ``name``, awake, has come to, so many are not learned from."""
+        self._lose(name, reason, events)
+        self._settled[name] += events
 
     def abandon(self, name: str, reason: str) -> None:
         """Go back to what was saved of ``name`` last: what is in memory cannot be relied on."""

@@ -144,7 +144,7 @@ class LearnerStatus(BaseModel):
     events_consumed: Count = 0  # distinct
     losses: Counts = Field(default_factory=dict)  # of these, whose lesson is gone, by reason
     events_duplicate: Count = 0
-    drafts_consumed: Count = 0  # of the events, those with a cache draft: they train
+    drafts_consumed: Count = 0  # of the events, those whose drafts train
     records_refused: Count = 0
     refusals: Counts = Field(default_factory=dict)  # of these, by reason
     dead_letters_failed: Count = 0  # refused records that their topic did not take

@@ -13,7 +13,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
-from decoder.contracts.bundle import FIRST
+from decoder.contracts.bundle import CHAMPION, FIRST, TRIAL
 from decoder.contracts.errors import ContractError
 
 CONTRACT: Final = "hvd.trials.v2"
@@ -27,6 +27,9 @@ MODEL: Final = "model"
 decoding, and the model draft in every cycle. Readers keep sides that they do not know."""
 HOLDOUT_SIDES: Final = (PLAIN, SUFFIX, MODEL, FIRST)
 """Those that a worker may compare itself with for ever."""
+OWN_DRAFTS: Final = frozenset(("", CHAMPION, TRIAL, FIRST))
+"""Who decides on cache drafts within the worker's own limits; "" is nobody of a trial. A stock
+server's limits are others, so that features and labels mean something else."""
 
 Count = Annotated[int, Field(ge=0, le=2**53)]
 Tokens = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]

@@ -109,7 +109,7 @@ class Writer:
         return found
 
 
-class _Target:
+class Target:
     """Requests whose continuations are known; verifies what the router chooses."""
 
     def __init__(self, router: DraftRouter, writer: Writer, seed: int) -> None:
@@ -159,7 +159,8 @@ class _Target:
         return self._texts[name][done : done + tokens]
 
 
-def _router(policy: Policy) -> DraftRouter:
+def make_router(policy: Policy) -> DraftRouter:
+    """A worker's router with a drafter, at costs that stay as they are."""
     rng = np.random.default_rng(1)
     classes = (rng.random((VOCABULARY, len(TOKEN_CLASSES))) < 0.2).astype(np.float32)
     # Flat to some 250 tokens, then steep: a GPU's step, where drafting for 64 requests still pays.
@@ -187,7 +188,7 @@ class _Clock:
 
 
 def _step(
-    target: _Target, names: list[str], outcomes: list[Committed]
+    target: Target, names: list[str], outcomes: list[Committed]
 ) -> tuple[_Clock, list[Committed]]:
     """One step of ``names``, with what the one before committed."""
     clock, router = _Clock(), target.router
@@ -204,7 +205,7 @@ def _step(
 def measure(steps: int = STEPS, seed: int = 0) -> Whole:
     """Decode for ``steps`` steps; then let long prompts come, one after the other."""
     short, long = PROMPTS
-    target = _Target(_router(first_policy(ANY_SCOPE)), Writer(seed), seed)
+    target = Target(make_router(first_policy(ANY_SCOPE)), Writer(seed), seed)
     names = [f"request-{i}" for i in range(BATCH)]
     for name in names:
         target.begin(name, short, OUTPUT)()
@@ -232,7 +233,7 @@ def measure(steps: int = STEPS, seed: int = 0) -> Whole:
     )
 
 
-def _renewed(target: _Target, names: list[str], outcomes: list[Committed], fresh: int) -> int:
+def _renewed(target: Target, names: list[str], outcomes: list[Committed], fresh: int) -> int:
     """Put new requests in the places of those that are done. Mutates both lists."""
     for i, name in enumerate(names):
         if target.left(name) <= LONGEST:
@@ -245,7 +246,7 @@ def _renewed(target: _Target, names: list[str], outcomes: list[Committed], fresh
 
 
 def _long_prompts(
-    target: _Target, names: list[str], outcomes: list[Committed], tokens: int
+    target: Target, names: list[str], outcomes: list[Committed], tokens: int
 ) -> tuple[float, float]:
     """Longest that a step waits for a prompt's sake, ms, median over prompts; and us a token.
 

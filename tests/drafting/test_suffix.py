@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decoder.drafting.drafts import CacheDraft
-from decoder.drafting.suffix import SLICE, SuffixCache
+from decoder.drafting.suffix import SuffixCache
 from decoder.drafting.trees import SEGMENT, WHOLE, Local, ranges_of
 from decoder.labels import common_prefix
 from decoder.settings import WorkerSettings
@@ -152,7 +152,7 @@ def test_the_ranges_of_a_prompt_cover_it_and_its_end_comes_first(length: int) ->
 def test_a_long_prompt_is_copied_from_everywhere_in_it_its_end_first() -> None:
     cache, prompt = SuffixCache(WorkerSettings()), some(2, 3 * WHOLE)
     cache.start("r", array(prompt), "")
-    cache.index(2 * SLICE + SEGMENT)
+    cache.index(256 + SEGMENT)
 
     def found(at: int) -> list[int]:
         draft = elsewhere(cache, "r", [*prompt, *prompt[at - 20 : at]])

@@ -99,7 +99,9 @@ class Scheduled:
         self.draft = self.adapter.guarded(inner)
         self.runner = SimpleNamespace(
             requests={},
-            input_batch=SimpleNamespace(req_ids=[], vocab_size=VOCABULARY),
+            input_batch=SimpleNamespace(
+                req_ids=[], vocab_size=VOCABULARY, token_ids_cpu=np.zeros((0, 0), np.int32)
+            ),
             max_model_len=self.config.model_config.max_model_len,
             effective_drafter_max_model_len=self.config.model_config.max_model_len,
             device=torch.device("cpu"),
@@ -156,7 +158,7 @@ class Scheduled:
             return
         self.adapter.during_step(self.runner)
         names = list(out.num_scheduled_tokens)
-        self.runner.input_batch.req_ids = names
+        self._fill(names)
         computed = {n: self._computed[n] for n in names}
         sampled = [self._sample(n, out, computed[n]) for n in names]
         for name, tokens in zip(names, sampled, strict=True):
@@ -211,6 +213,15 @@ class Scheduled:
                 requests[name].block_ids = fresh
             elif fresh is not None:
                 requests[name].block_ids[0].extend(fresh[0])
+
+    def _fill(self, names: list[str]) -> None:
+        """Put the step's requests into vLLM's batch, row by row."""
+        batch = self.runner.input_batch
+        batch.req_ids = names
+        batch.token_ids_cpu = np.zeros((len(names), self.runner.max_model_len), np.int32)
+        for row, name in zip(batch.token_ids_cpu, names, strict=True):
+            state = self.runner.requests[name]
+            row[: state.num_tokens] = [*state.prompt_token_ids, *state.output_token_ids]
 
     def _sample(self, name: str, out: Any, computed: int) -> list[int]:
         state = self.runner.requests[name]

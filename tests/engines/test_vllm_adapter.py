@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from decoder.engines.vllm.adapter import RESTARTS, Adapter
+from decoder.engines.vllm.asked import text_of
 from pipelines.embedded import drafter_path, ensure_model
 from tests.decoder.simulated import model_alone
 from tests.engines.scheduled import VOCABULARY, Scheduled
@@ -419,6 +421,55 @@ def test_a_request_that_was_left_out_is_taken_up_with_its_whole_text_twice_at_mo
             lost.append(held.length)
     assert len(lost) == 1 + RESTARTS and router.counters.left_out == {"length": 3}
     assert e.outputs["1"] == list(copying("1")[41 : 41 + 300]) and e.worker.faults == 0
+
+
+def in_pieces(name: str) -> Sequence[int]:
+    """Prompts of 1,400 tokens that end as their middle goes, of which the answer is the rest."""
+    noise = np.random.default_rng(int(name)).integers(2, VOCABULARY, 1_380).tolist()
+    return (*noise, *noise[900:1000])
+
+
+def test_a_prompt_read_in_pieces_can_be_copied_from_as_soon_as_it_is_read() -> None:
+    e = Scheduled(config("suffix", max_model_len=1_600, tokens=64), in_pieces)
+    e.ask("1", 1_400, 80)
+    while not e.outputs["1"]:
+        e.step()
+        assert "1" in e.worker.router
+    e.run()
+    assert e.outputs["1"] == list(in_pieces("1")[1_400:]) and e.worker.faults == 0
+    assert e.told[0][1:] == (0, 0)
+    assert e.told[1][2] > 20, "the first draft behind the first token is the prompt's text"
+
+
+def test_a_request_that_ends_before_its_prompt_is_read_leaves_nothing_behind() -> None:
+    e = Scheduled(config("suffix", max_model_len=1_600), in_pieces)
+    e.ask("1", 1_400, 80)
+    e.run(3)
+    e.abort("1")
+    e.ask("2", 1_400, 80)
+    e.run()
+    counters = e.worker.router.counters
+    assert e.outputs["2"] == list(in_pieces("2")[1_400:]) and not e.outputs["1"]
+    assert (counters.started, counters.stopped) == (2, 2) and not e.worker.faults
+    assert not e.worker.router.followed.requests and not e.worker.router.cache.waiting
+
+
+def test_a_prompt_is_taken_from_the_batch_and_no_list_is_walked_for_it() -> None:
+    class Long(Sequence[int]):
+        def __len__(self) -> int:
+            return 128_000
+
+        def __getitem__(self, place: Any) -> Any:
+            raise AssertionError("a list of 128k tokens takes milliseconds")
+
+    row = np.arange(130_000, dtype=np.int32)
+    state = SimpleNamespace(
+        prompt_token_ids=Long(), prompt_embeds=None, prompt_is_token_ids=None, lora_request=None,
+        output_token_ids=[128_000, 128_001, 7],
+    )  # fmt: skip
+    text = text_of(state, row, 1)
+    assert text is not None and text.output == (128_000, 128_001)
+    assert np.array_equal(text.prompt, row[:128_000]) and np.shares_memory(text.prompt, row)
 
 
 @pytest.mark.parametrize(

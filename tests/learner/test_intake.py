@@ -174,3 +174,14 @@ def test_what_was_written_by_a_worker_is_admitted_whole(intake: Intake) -> None:
     admitted = intake.admit(fetched(value))
     assert admitted is not None and (admitted.scope, admitted.events) == (ORIGIN.scope, len(EVENTS))
     assert len(admitted.rows) == len(decode_batch(value).events)
+
+
+def test_drafts_within_other_limits_are_counted_and_neither_learned_from_nor_weighed(
+    intake: Intake,
+) -> None:
+    stock = [e._replace(side="suffix", predicted=500.0) for e in EVENTS[:5]]
+    (value,) = batches([*stock, *EVENTS[5:20]])
+    admitted = intake.admit(fetched(value))
+    assert admitted is not None
+    assert (admitted.events, len(admitted.rows), admitted.passed) == (20, 15, 5)
+    assert admitted.predicted < 500.0

@@ -18,6 +18,7 @@ from decoder.contracts.errors import BrokerError
 from decoder.contracts.events import encode_batch
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DEAD, POLICY, policy_key
+from decoder.contracts.trials import SUFFIX
 from decoder.policy.probes import from_bytes
 from learner import loop, registrar, state
 from learner.loop import Learner, run
@@ -289,13 +290,14 @@ def test_what_cannot_be_learned_from_ends_nothing(
     monkeypatch.setattr(Scope, "feed", absurd)
     features = np.zeros_like(EVENTS[0].features)
     odd = EVENTS[0]._replace(draft_len=77, accepted=0, features=features)
-    produce(bare.kafka, [encode_batch([odd], ORIGIN, 4), *batches(EVENTS[200:300], first=5)])
+    stock = [odd, *(e._replace(side=SUFFIX) for e in EVENTS[300:305])]
+    produce(bare.kafka, [encode_batch(stock, ORIGIN, 4), *batches(EVENTS[200:300], first=5)])
     step_until(learner, lambda: learner.source.offsets == {0: 7})
     assert learner.faults == 1 and total_of(learner) == 300
     learner._report()
     stop(learner)
     last = last_status(bare.kafka)
-    assert (last.events_consumed, last.losses) == (301, {"fault": 1})
+    assert (last.events_consumed, last.losses) == (306, {"fault": 1, "side": 5})
 
 
 def test_what_a_learner_counts_from_anew_is_of_another_life(bare: Stage) -> None:

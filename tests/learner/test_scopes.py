@@ -141,13 +141,18 @@ def test_what_was_consumed_and_is_not_learned_is_counted_by_its_reason(
             feed(held, other, 0, 5)
     assert held.lost == {"one": {"fault": 30, "disk": 20}} and adds_up(held, "one")
     feed(held, "one", 100, 10)
+    held.of("one", 7)
+    held.pass_over("one", "side", 7)
+    held.abandon("one", "fault")
+    assert held.lost["one"] == {"fault": 40, "disk": 20, "side": 7} and adds_up(held, "one")
+    feed(held, "one", 110, 10)
     state.save(settings, state.State(held))
     again = state.resumed(settings).scopes
     assert adds_up(again, "one") and again.of("one").total == 60
     (tmp_path / "scopes" / again.entries["one"].file).write_bytes(b"gone")
     once_more = state.resumed(settings).scopes
     assert adds_up(once_more, "one") and once_more.of("one").total == 0
-    assert once_more.lost["one"] == {"fault": 30, "disk": 20, "damaged": 60}
+    assert once_more.lost["one"] == {"fault": 40, "disk": 20, "side": 7, "damaged": 60}
 
 
 def arriving(n: int, seconds: float, seed: int) -> Rows:

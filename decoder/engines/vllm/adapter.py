@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from decoder.complaints import Complaints
+from decoder.drafting.trees import Tokens
 from decoder.engines.vllm.asked import options_of, text_of
 from decoder.engines.vllm.drafter import MUCH, LateDrafter
 from decoder.engines.vllm.plan import Plan
@@ -196,13 +197,14 @@ class Adapter:
         router, late = self.worker.router, self.late
         verified = scheduler_output.scheduled_spec_decode_tokens
         outcomes, lengths, waiting = [], {}, 0
-        for name, tokens in zip(names, sampled, strict=True):
+        for row, (name, tokens) in enumerate(zip(names, sampled, strict=True)):
             state = runner.requests[name]
+            with self._sparing("a request could not be taken up"):
+                text = runner.input_batch.token_ids_cpu[row]
+                self._take_up(name, state, text, len(tokens), runner.max_model_len)
             if not tokens:  # a prompt only partly read: nothing was committed yet
                 waiting += state.num_tokens - state.num_computed_tokens
                 continue
-            with self._sparing("a request could not be taken up"):
-                self._take_up(name, state, len(tokens), runner.max_model_len)
             # Places kept or drafts refused by a grammar are marked with -1 by the scheduler.
             really = sum(1 for token in verified.get(name, ()) if token >= 0)
             lengths[name] = state.num_tokens
@@ -262,12 +264,14 @@ class Adapter:
         cut = (tail[: longest - len(d)] for tail, d in zip(tails, drafts, strict=True))
         return replace(Plan.nothing(len(names)), given=tuple(_known(tail, known) for tail in cut))
 
-    def _take_up(self, name: str, state: Any, sampled: int, max_model_len: int) -> None:
+    def _take_up(
+        self, name: str, state: Any, ids: Tokens, sampled: int, max_model_len: int
+    ) -> None:
         """Let the router follow a request that it does not, with the text that it has by now."""
         assert self.worker is not None, "only the rank that leads decides"
         if name in self.worker.router or self._restarts.get(name, 0) >= RESTARTS:
             return
-        text = text_of(state, sampled)
+        text = text_of(state, ids, sampled)
         if text is None:
             return
         if text.output:

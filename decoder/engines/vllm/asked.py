@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-import numpy as np
-
 from decoder.drafting.trees import Tokens
 from decoder.requests import RequestOptions
 from decoder.tenancy.identities import Identities
@@ -22,8 +20,11 @@ class Text:
     output: tuple[int, ...]
 
 
-def text_of(state: Any, sampled: int) -> Text | None:
+def text_of(state: Any, ids: Tokens, sampled: int) -> Text | None:
     """The text of a vLLM ``CachedRequestState`` that holds the step's ``sampled`` tokens already.
+
+    ``ids`` is its row of the input batch, int32, which begins with the prompt: to make an array of
+    a list of 128k tokens takes milliseconds. The text's prompt is a view of it.
 
     None where there is none to copy from, or no policy for what it is: a prompt of embeddings, or a
     request to an adapter.
@@ -32,8 +33,7 @@ def text_of(state: Any, sampled: int) -> Text | None:
     if unknown or state.prompt_is_token_ids is not None or state.lora_request is not None:
         return None
     before = len(state.output_token_ids) - sampled
-    prompt = np.asarray(state.prompt_token_ids, dtype=np.int32)
-    return Text(prompt, tuple(state.output_token_ids[:before]))
+    return Text(ids[: len(state.prompt_token_ids)], tuple(state.output_token_ids[:before]))
 
 
 def options_of(
