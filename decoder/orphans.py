@@ -12,6 +12,7 @@ import os
 import signal
 import threading
 import time
+from functools import cache
 from multiprocessing import util
 from typing import Any, Final
 
@@ -24,20 +25,15 @@ GRACE_S: Final = 30.0
 """From SIGTERM to SIGKILL: a worker sends its last events."""
 
 
+@cache
 def watch() -> None:
     """End this process soon after its parent, if it is a child of :mod:`multiprocessing`; and so
     those that it forks from now on.
 
     The kernel's own signal (``PR_SET_PDEATHSIG``) comes when the *thread* that forked ends.
     """
-    global _watching
-    if not _watching:
-        util.register_after_fork(_begin, _again)
-        _begin()
-    _watching = True
-
-
-_watching = False
+    util.register_after_fork(_begin, _again)
+    _begin()
 
 
 def _again(begin: Any) -> None:

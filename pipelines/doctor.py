@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 from decoder.contracts.bundle import ANY_SCOPE
-from decoder.contracts.errors import PolicyRefused
+from decoder.contracts.errors import PolicyRefused, ProcessError
 from decoder.policy.first import SHIPPED, first_policy
 from pipelines import embedded, machine
 from pipelines.stack import broker
@@ -193,8 +193,18 @@ def loopback() -> Check:
     return Check("loopback", True, "127.0.0.1 connects")
 
 
+def shared_memory() -> Check:
+    """Room for engines of several ranks; one of a single rank does without."""
+    room = machine.shared_room()
+    try:
+        machine.check_shared_room(2)
+    except ProcessError as error:
+        return Check("shared memory", False, f"{room >> 20} MiB", str(error), blocks=False)
+    return Check("shared memory", True, "room for an engine of two ranks")
+
+
 SINGLE: Final[tuple[Callable[[], Check], ...]] = (
-    *(python_version, vllm, compiler, processor, loopback, kafka, registry),
+    *(python_version, vllm, compiler, processor, loopback, shared_memory, kafka, registry),
     *(model, drafter, bundle, tenants),
 )
 

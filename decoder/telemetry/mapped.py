@@ -11,6 +11,8 @@ import mmap
 import os
 import sys
 import time
+from io import BytesIO
+from pathlib import Path
 from typing import IO, Final
 
 from prometheus_client import mmap_dict, values
@@ -27,7 +29,7 @@ RETRY_S: Final = 10.0
 _COMPLAINTS: Final = Complaints()
 
 
-def _reserve(path: str, size: int) -> bool:
+def _reserve(path: Path, size: int) -> bool:
     """Whether there is room for so many bytes of ``path``, which is then taken."""
     empty = False
     try:
@@ -38,8 +40,8 @@ def _reserve(path: str, size: int) -> bool:
         finally:
             os.close(file)
     except OSError as error:
-        if empty and os.path.isfile(path):  # one without a head is one that no page can be made of
-            os.unlink(path)
+        if empty:  # a file without a head is one that no page can be made of
+            path.unlink(missing_ok=True)
         _COMPLAINTS.warning("metrics were not published: %s. Make room for them, or name another "
                             "folder with %s.", error, FOLDER_VARIABLE)  # fmt: skip
         return False
@@ -50,14 +52,15 @@ class Mapped(mmap_dict.MmapedDict):
     """The client's dictionary in a file, or in memory while that cannot be written."""
 
     def __init__(self, filename: str, read_mode: bool = False) -> None:
-        self._home, self._away = filename, not _reserve(filename, FIRST)
+        self._home = Path(filename)
+        self._away = not _reserve(self._home, FIRST)
         if not self._away:
             super().__init__(filename, read_mode)
             return
         self._positions: dict[str, int] = {}
         self._used, self._capacity, self._m = 8, FIRST, mmap.mmap(-1, FIRST)  # an empty one's
         self._m[:4] = self._used.to_bytes(4, sys.byteorder)
-        self._f: IO[bytes] = open(os.devnull, "rb")  # noqa: SIM115 -- closed with the dictionary
+        self._f: IO[bytes] = BytesIO()
         self._again = time.monotonic() + RETRY_S
 
     def write_value(self, key: str, value: float, timestamp: float) -> None:
@@ -66,7 +69,7 @@ class Mapped(mmap_dict.MmapedDict):
         if self._away and time.monotonic() >= self._again:
             self._again = time.monotonic() + RETRY_S
             if _reserve(self._home, self._capacity):
-                file = open(self._home, "r+b")  # noqa: SIM115 -- closed with the dictionary
+                file = self._home.open("r+b")
                 self._move(file, mmap.mmap(file.fileno(), self._capacity))
                 self._away = False
 
@@ -75,7 +78,7 @@ class Mapped(mmap_dict.MmapedDict):
         while self._used + len(key.encode()) + ENTRY > size:
             size *= 2
         if size > self._capacity and (self._away or not _reserve(self._home, size)):
-            self._move(open(os.devnull, "rb"), mmap.mmap(-1, size))  # noqa: SIM115 -- as above
+            self._move(BytesIO(), mmap.mmap(-1, size))
             self._away, self._capacity = True, size
             self._again = time.monotonic() + RETRY_S
         super()._init_value(key)

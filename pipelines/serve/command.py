@@ -7,6 +7,7 @@ beforehand, and becomes it.
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import sys
@@ -29,7 +30,8 @@ DRAIN_SECONDS: Final = 5
 the engine. Short, for whoever presses Ctrl-C; a fleet passes ``--shutdown-timeout`` of its own."""
 METRICS_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
 """Where vLLM's API process looks for what other processes measured, the worker's among them."""
-SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 -- a folder of our own in it
+METRICS_ROOM: Final = 4 << 20
+"""Bytes that are written there, with some to spare."""
 LEFT_OVER_SECONDS: Final = 3600.0
 MIDDLEWARE: Final = "decoder.tenancy.middleware.TenantMiddleware"
 """Says whose a request is; what it says goes before any client's word."""
@@ -67,8 +69,10 @@ def chosen(
     ``extra`` says of model, host and port is what vLLM takes, so it counts here.
 
     Raises:
-        ModelError: the embedded model is not installed.
+        ModelError: the embedded model is not installed, or another not named with ``--model``.
     """
+    if extra and not extra[0].startswith("-"):
+        raise ModelError(f"{extra[0]} is behind no option: name a model with --model.")
     model, host = said(extra, "model") or model, said(extra, "host") or host
     port = int(asked) if (asked := said(extra, "port") or "").isdecimal() else port
     named = None if drafter is None or drafter.lower() == "none" else drafter
@@ -98,7 +102,7 @@ def check(options: ServeOptions) -> None:
 
     Raises:
         ModelError: a path that is no checkpoint, or a drafter made for another target.
-        ProcessError: the port is taken.
+        ProcessError: the port is taken, or shared memory is too small.
         SettingsError: an ``HVD_`` variable with an unknown name or a bad value.
     """
     from decoder.contracts.settings import KafkaSettings
@@ -114,11 +118,20 @@ def check(options: ServeOptions) -> None:
         head = read_config(options.drafter, "drafter")
         if target is not None and head is not None:
             check_fit(target, head, (options.model, options.drafter))
+    machine.check_shared_room(_ranks(options.extra))
     if not machine.is_free(options.port, options.host):
         raise ProcessError(
             f"port {options.port} of {options.host} is taken: stop what listens there, or choose "
             "another with --port."
         )
+
+
+def _ranks(extra: Sequence[str]) -> int:
+    parted = (
+        said(extra, "tensor-parallel-size", "-tp"),
+        said(extra, "pipeline-parallel-size", "-pp"),
+    )
+    return math.prod(int(size) for size in parted if size and size.isdecimal())
 
 
 def _has_weights(folder: Path) -> bool:
@@ -128,15 +141,15 @@ def _has_weights(folder: Path) -> bool:
 def metrics_folder(port: int) -> Path:
     """Where the processes of the server on ``port`` leave their metrics for its page.
 
-    In memory where there is such a folder and nobody else took ours: these files are mapped, and
-    the kernel ends a process that writes into one when the disk is full.
+    In memory where there is room and nobody else took our folder: a disk would be written to every
+    second.
     """
-    root = SHARED_MEMORY / f"hybrid-verified-decoding-{os.getuid()}"
+    root = machine.SHARED_MEMORY / f"hybrid-verified-decoding-{os.getuid()}"
     try:
         ours = root.lstat().st_uid == os.getuid()
     except FileNotFoundError:
         ours = True
-    if not (ours and os.access(SHARED_MEMORY, os.W_OK)):
+    if not ours or machine.shared_room() < METRICS_ROOM:
         root = machine.cache_directory()
     return root / "metrics" / str(port)
 
