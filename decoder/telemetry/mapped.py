@@ -13,7 +13,7 @@ import sys
 import time
 from io import BytesIO
 from pathlib import Path
-from typing import IO, Final
+from typing import BinaryIO, Final
 
 from prometheus_client import mmap_dict, values
 
@@ -55,17 +55,17 @@ class Mapped(mmap_dict.MmapedDict):
         self._home = Path(filename)
         self._away = not _reserve(self._home, FIRST)
         if not self._away:
-            super().__init__(filename, read_mode)
+            super().__init__(filename, read_mode)  # type: ignore[no-untyped-call]
             return
         self._positions: dict[str, int] = {}
         self._used, self._capacity, self._m = 8, FIRST, mmap.mmap(-1, FIRST)  # an empty one's
         self._m[:4] = self._used.to_bytes(4, sys.byteorder)
-        self._f: IO[bytes] = BytesIO()
+        self._f: BinaryIO = BytesIO()
         self._again = time.monotonic() + RETRY_S
 
     def write_value(self, key: str, value: float, timestamp: float) -> None:
         """Set the value of ``key``."""
-        super().write_value(key, value, timestamp)
+        super().write_value(key, value, timestamp)  # type: ignore[no-untyped-call]
         if self._away and time.monotonic() >= self._again:
             self._again = time.monotonic() + RETRY_S
             if _reserve(self._home, self._capacity):
@@ -81,9 +81,9 @@ class Mapped(mmap_dict.MmapedDict):
             self._move(BytesIO(), mmap.mmap(-1, size))
             self._away, self._capacity = True, size
             self._again = time.monotonic() + RETRY_S
-        super()._init_value(key)
+        super()._init_value(key)  # type: ignore[no-untyped-call]
 
-    def _move(self, file: IO[bytes], there: mmap.mmap) -> None:
+    def _move(self, file: BinaryIO, there: mmap.mmap) -> None:
         """Go on in ``there``, with what there is."""
         there[: self._capacity] = self._m[: self._capacity]
         self._m.close()
@@ -93,4 +93,4 @@ class Mapped(mmap_dict.MmapedDict):
 
 def install() -> None:
     """Have all metrics of this process kept so."""
-    values.MmapedDict = Mapped
+    values.MmapedDict = Mapped  # type: ignore[attr-defined]

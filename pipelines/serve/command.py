@@ -11,6 +11,7 @@ import math
 import os
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -102,7 +103,7 @@ def check(options: ServeOptions) -> None:
 
     Raises:
         ModelError: a path that is no checkpoint, or a drafter made for another target.
-        ProcessError: the port is taken, or shared memory is too small.
+        ProcessError: the port is taken, shared memory too small, or no temporary folder there.
         SettingsError: an ``HVD_`` variable with an unknown name or a bad value.
     """
     from decoder.contracts.settings import KafkaSettings
@@ -118,6 +119,10 @@ def check(options: ServeOptions) -> None:
         head = read_config(options.drafter, "drafter")
         if target is not None and head is not None:
             check_fit(target, head, (options.model, options.drafter))
+    try:
+        tempfile.gettempdir()  # of vLLM's sockets
+    except OSError as error:
+        raise ProcessError(f"{error.strerror}: name one that can be written with TMPDIR.") from None
     machine.check_shared_room(_ranks(options.extra))
     if not machine.is_free(options.port, options.host):
         raise ProcessError(
@@ -155,15 +160,18 @@ def metrics_folder(port: int) -> Path:
 
 
 def empty_metrics(options: ServeOptions, environment: Mapping[str, str]) -> None:
-    """Let a server begin its counts at zero. A folder that the caller named stays as it is.
+    """Let a server begin its counts at zero. A folder that the caller named is made where there is
+    none, and else stays as it is.
 
     Raises:
         ProcessError: the folder cannot be written.
     """
-    folder = metrics_folder(options.port)
-    if environment[METRICS_VARIABLE] != str(folder):
-        return
+    folder = Path(environment[METRICS_VARIABLE])
     try:
+        if folder != metrics_folder(options.port):
+            folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
+            return
         folder.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.parent.mkdir(exist_ok=True)
         for other in folder.parent.iterdir():

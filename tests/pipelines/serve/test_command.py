@@ -268,6 +268,43 @@ def test_a_metrics_folder_that_a_person_named_is_left_alone(tmp_path: Path) -> N
     assert (tmp_path / "counter_1.db").exists()
 
 
+@pytest.mark.parametrize("named", ["/proc/none", "/dev/null"])
+def test_a_metrics_folder_that_cannot_be_written_is_named(named: str) -> None:
+    options = ServeOptions("owner/model")
+    _, env = serve_command(options, {METRICS_VARIABLE: named}, NO_FLAGS, on_cpu=True)
+    with pytest.raises(ProcessError, match=f"{named}.*{METRICS_VARIABLE}"):
+        empty_metrics(options, env)
+
+
+READ_ONLY = """
+unshare --user --map-root-user --mount sh -c 'for folder in /tmp /var/tmp /dev/shm; do
+mount -t tmpfs -o ro none $folder || exit 77; done; cd /proc; exec "$@"' sh "$@"
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "word"),
+    [
+        (("sh", "-c", READ_ONLY, "sh"), "TMPDIR"),
+        (("setpriv", "--reuid=2147483", "--clear-groups"), "set HOME"),
+    ],
+)
+def test_nowhere_to_keep_anything_is_one_sentence(before: tuple[str, ...], word: str) -> None:
+    if subprocess.run([*before, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("this user may neither mount nor become another")
+    environment = {
+        name: value for name, value in os.environ.items()
+        if name not in ("HOME", "XDG_CACHE_HOME", "TMPDIR")
+    }  # fmt: skip
+    done = subprocess.run(
+        [*before, sys.executable, "-m", "pipelines.cli", "serve", "--model", "owner/model",
+         "--port", str(machine.free_port())],
+        env=environment | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode > 0 and word in done.stderr and "Traceback" not in done.stderr
+
+
 def test_a_local_model_is_never_looked_up_elsewhere(tmp_path) -> None:
     model = checkpoint(tmp_path / "model", TARGET)
     assert serve_command(ServeOptions(model), {}, NO_FLAGS, True)[1]["HF_HUB_OFFLINE"] == "1"
