@@ -194,12 +194,13 @@ def loopback() -> Check:
 
 
 def shared_memory() -> Check:
-    """Room for engines of several ranks; one of a single rank does without."""
-    room = machine.shared_room()
-    try:
-        machine.check_shared_room(2)
-    except ProcessError as error:
-        return Check("shared memory", False, f"{room >> 20} MiB", str(error), blocks=False)
+    """Room for an engine's lock, without which none starts, and for several ranks."""
+    for ranks in (1, 2):
+        try:
+            machine.check_shared_room(ranks)
+        except ProcessError as error:
+            room = f"{machine.shared_room() >> 20} MiB"
+            return Check("shared memory", False, room, str(error), blocks=ranks == 1)
     return Check("shared memory", True, "room for an engine of two ranks")
 
 

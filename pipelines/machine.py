@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import multiprocessing
 import os
 import platform
 import socket
@@ -94,17 +95,26 @@ def shared_room() -> int:
 
 
 def check_shared_room(ranks: int) -> None:
-    """Do nothing where an engine of so many ranks has room to speak in.
+    """Do nothing where an engine of so many ranks has room for a lock, and to speak in.
 
     Raises:
-        ProcessError: the kernel would end it (SIGBUS) while it serves.
+        ProcessError: it would not start, or the kernel would end it (SIGBUS) while it serves.
     """
     wanted = RANK_ROOM * ranks + (0 if has_accelerator() else CORE_ROOM * (os.cpu_count() or 1))
-    if ranks > 1 and (room := shared_room()) < wanted:
-        raise ProcessError(
+    lacks = ""
+    try:
+        multiprocessing.get_context("fork").Lock()
+    except OSError as error:
+        lacks = f"no lock of an engine can be made in {SHARED_MEMORY} ({error.strerror})"
+    if not lacks and ranks > 1 and (room := shared_room()) < wanted:
+        lacks = (
             f"{ranks} ranks speak to each other in {SHARED_MEMORY}, which has room for "
-            f"{room >> 20} MiB of the {wanted >> 20} needed: give the container more (docker run "
-            "--shm-size=2g; in Kubernetes an emptyDir of medium Memory, mounted there)."
+            f"{room >> 20} MiB of the {wanted >> 20} needed"
+        )
+    if lacks:
+        raise ProcessError(
+            f"{lacks}: give the container more (docker run --shm-size=2g; in Kubernetes an "
+            "emptyDir of medium Memory, mounted there)."
         )
 
 

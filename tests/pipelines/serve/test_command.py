@@ -30,7 +30,7 @@ TARGET = {"architectures": ["LlamaForCausalLM"], "hidden_size": 576, "vocab_size
 HEAD = {"architectures": ["LlamaForCausalLMEagle3"], "hidden_size": 576, "vocab_size": 49152}
 SMALL = """
 unshare --user --map-root-user --mount sh -c 'mount -t tmpfs -o size=$0 none /dev/shm || exit 77
-exec "$@"' "$@"
+{}; exec "$@"' "$0" "$@"
 """
 NO_FLAGS: frozenset[str] = frozenset()
 
@@ -152,15 +152,24 @@ def test_model_and_port_behind_the_dashes_are_what_is_checked_and_kept_apart_by(
         chosen(None, None, "127.0.0.1", 8000, "auto", ("owner/model",))
 
 
-def test_ranks_without_room_to_speak_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("size", "filled", "ranks"),
+    [("64k", "true", "2"), ("8k", "head -c 8k /dev/zero > /dev/shm/full", "1")],
+)
+def test_an_engine_without_room_in_shared_memory_is_refused(
+    size: str, filled: str, ranks: str
+) -> None:
+    serve = [
+        *(sys.executable, "-m", "pipelines.cli", "serve", "--model", "owner/model"),
+        *("--port", str(machine.free_port()), "--", "-tp", ranks),
+    ]
     done = subprocess.run(
-        ["sh", "-c", SMALL, "sh", "64k", sys.executable, "-m", "pipelines.cli", "serve", "--model",
-         checkpoint(tmp_path / "model", TARGET), "--port", str(machine.free_port()), "--", "-tp=2"],
+        ["sh", "-c", SMALL.format(filled), size, *serve],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     if "unshare:" in done.stderr or done.returncode == 77:
         pytest.skip("this machine lets nobody mount a small /dev/shm")
-    assert done.returncode > 0
+    assert done.returncode > 0 and "Traceback" not in done.stderr
     assert "/dev/shm" in done.stderr and "--shm-size" in done.stderr
 
 
