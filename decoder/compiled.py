@@ -7,6 +7,7 @@ for the next process.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
@@ -26,6 +27,14 @@ YES: Final = numba.boolean
 """Types of arguments: arrays are contiguous; a ``FIXED`` one is only read."""
 
 
+def _if_there_is_room(keep: Callable[..., None]) -> Callable[..., None]:
+    def tried(*arguments: Any) -> None:
+        with contextlib.suppress(OSError):  # a full disk: compiled again in every process, too
+            keep(*arguments)
+
+    return tried
+
+
 def compiled(signature: tuple[Any, ...] | None = None) -> Callable[[F], F]:
     """Compile a function at once for arguments of ``signature``, or when a caller needs it.
 
@@ -35,11 +44,14 @@ def compiled(signature: tuple[Any, ...] | None = None) -> Callable[[F], F]:
 
     def decorate(function: F) -> F:
         options = {"nogil": True, "error_model": "numpy"}
-        signatures = (signature,) if signature else ()
         try:
-            made = numba.njit(*signatures, cache=True, **options)(function)
+            made = numba.njit(cache=True, **options)(function)
         except RuntimeError:  # no folder to keep it in: compiled again in every process
-            made = numba.njit(*signatures, **options)(function)
+            made = numba.njit(**options)(function)
+        made._cache.save_overload = _if_there_is_room(made._cache.save_overload)
+        if signature:
+            made.compile(signature)
+            made.disable_compile()
         return made  # type: ignore[no-any-return]
 
     return decorate

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field, field_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
+from decoder.contracts.errors import SettingsError
 from decoder.contracts.settings import Settings
 from decoder.contracts.trials import HOLDOUT_SIDES
 
@@ -19,9 +20,19 @@ WHOLE_FACTOR: Final = 2.0
 where a rule verifies drafts whole, which loses by longer ones (decision 12)."""
 
 
-def _spill_folder() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME")
-    return Path(home or Path.home() / ".cache") / "hybrid-verified-decoding" / "spill"
+def user_cache() -> Path:
+    """Where this project keeps for one user what can be made again.
+
+    Raises:
+        SettingsError: the user has no such folder.
+    """
+    try:
+        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:  # a container's user that no file knows
+        raise SettingsError(
+            "this user has no home: set HOME, or XDG_CACHE_HOME, to a folder that it may write."
+        ) from None
+    return root / "hybrid-verified-decoding"
 
 
 class WorkerSettings(Settings):
@@ -58,7 +69,8 @@ class WorkerSettings(Settings):
         description="MiB of draft events kept in a file while Kafka is away; 0 keeps none",
     )
     spill_folder: Path = Field(
-        default_factory=_spill_folder, description="where that file is; the user's cache by default"
+        default_factory=lambda: user_cache() / "spill",
+        description="where that file is; the user's cache by default",
     )
     policy_file: Path | None = Field(None, description="bundle to start from, before Kafka answers")
     start: Literal["first", "counting"] = Field(

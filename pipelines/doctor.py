@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 from decoder.contracts.bundle import ANY_SCOPE
-from decoder.contracts.errors import PolicyRefused
+from decoder.contracts.errors import PolicyRefused, ProcessError
 from decoder.policy.first import SHIPPED, first_policy
 from pipelines import embedded, machine
 from pipelines.stack import broker
@@ -193,8 +193,19 @@ def loopback() -> Check:
     return Check("loopback", True, "127.0.0.1 connects")
 
 
+def shared_memory() -> Check:
+    """Room for an engine's lock, without which none starts, and for several ranks."""
+    for ranks in (1, 2):
+        try:
+            machine.check_shared_room(ranks)
+        except ProcessError as error:
+            room = f"{machine.shared_room() >> 20} MiB"
+            return Check("shared memory", False, room, str(error), blocks=ranks == 1)
+    return Check("shared memory", True, "room for an engine of two ranks")
+
+
 SINGLE: Final[tuple[Callable[[], Check], ...]] = (
-    *(python_version, vllm, compiler, processor, loopback, kafka, registry),
+    *(python_version, vllm, compiler, processor, loopback, shared_memory, kafka, registry),
     *(model, drafter, bundle, tenants),
 )
 

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import importlib.util
+import multiprocessing
 import os
 import platform
 import socket
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Final
+
+from decoder.contracts.errors import ProcessError
 
 BF16_FLAGS: Final = ("avx512_bf16", "amx_bf16")
 """Without one of these a CPU runs bfloat16 about five times slower than float32."""
 SHOWN_FLAGS: Final = ("avx2", "avx512f", *BF16_FLAGS)
 FLAGS_VARIABLE: Final = "HVD_CPU_FLAGS"
 """Feature flags to go by instead of the processor's own: how ``auto`` would serve elsewhere."""
+
+SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 -- a folder of our own in it
+RANK_ROOM: Final = 8 << 20
+CORE_ROOM: Final = 4 << 20
+"""Bytes there of a rank's queues of messages, and of each thread that a CPU's ranks compute on."""
 
 
 @cache
@@ -67,9 +76,46 @@ def description() -> str:
 
 
 def cache_directory() -> Path:
-    """Where this project keeps for one user what can be made again."""
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return root / "hybrid-verified-decoding"
+    """Where this project keeps for one user what can be made again.
+
+    Raises:
+        SettingsError: the user has no such folder.
+    """
+    from decoder.settings import user_cache  # late: settings take a tenth of a second
+
+    return user_cache()
+
+
+def shared_room() -> int:
+    """Bytes that can still be written to :data:`SHARED_MEMORY`; 0 where we may write nothing."""
+    if not os.access(SHARED_MEMORY, os.W_OK):
+        return 0
+    found = os.statvfs(SHARED_MEMORY)
+    return found.f_bavail * found.f_frsize if found.f_blocks else sys.maxsize  # 0: no limit
+
+
+def check_shared_room(ranks: int) -> None:
+    """Do nothing where an engine of so many ranks has room for a lock, and to speak in.
+
+    Raises:
+        ProcessError: it would not start, or the kernel would end it (SIGBUS) while it serves.
+    """
+    wanted = RANK_ROOM * ranks + (0 if has_accelerator() else CORE_ROOM * (os.cpu_count() or 1))
+    lacks = ""
+    try:
+        multiprocessing.get_context("fork").Lock()
+    except OSError as error:
+        lacks = f"no lock of an engine can be made in {SHARED_MEMORY} ({error.strerror})"
+    if not lacks and ranks > 1 and (room := shared_room()) < wanted:
+        lacks = (
+            f"{ranks} ranks speak to each other in {SHARED_MEMORY}, which has room for "
+            f"{room >> 20} MiB of the {wanted >> 20} needed"
+        )
+    if lacks:
+        raise ProcessError(
+            f"{lacks}: give the container more (docker run --shm-size=2g; in Kubernetes an "
+            "emptyDir of medium Memory, mounted there)."
+        )
 
 
 def is_free(port: int, host: str = "127.0.0.1") -> bool:

@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 
 from decoder.contracts.settings import SECRETS_VARIABLE, KafkaSettings, Settings
 from decoder.settings import FACTOR, WHOLE_FACTOR, WorkerSettings
-from decoder.telemetry.metrics import FOLDER_VARIABLE
+from decoder.telemetry.mapped import FOLDER_VARIABLE
 from learner.settings import LearnerSettings
 from pipelines.cli import up
 from pipelines.machine import FLAGS_VARIABLE

@@ -4,31 +4,21 @@ An engine decodes in a process of its own and the API answers ``/metrics`` in an
 ``PROMETHEUS_MULTIPROC_DIR`` naming a folder before both start, as ``hvd serve`` does, what is set
 here is on the API's page beside vLLM's own figures; without it, on the engine's process alone.
 Metrics are written once a second by a thread, never by a decoding cycle.
-
-The client maps the files of that folder into memory and lets them grow without asking for room: the
-kernel ends a process (SIGBUS) that writes into such a file when the disk is full. So room is asked
-for before anything is written, and without it nothing is.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Mapping
 from functools import cache
-from pathlib import Path
 from typing import Final
 
 from prometheus_client import Counter, Gauge
 
 from decoder.complaints import Complaints
 from decoder.contracts.status import SideSums, WorkerStatus
+from decoder.telemetry import mapped
 
-FOLDER_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
-FILES: Final = ("counter", "gauge_mostrecent")
-"""What the client calls the files that hold the metrics below."""
-ROOM: Final = 256 << 10
-"""Bytes of a file: several times what a second adds to it."""
 EVERY_S: Final = 1.0
 CLOSE_TIMEOUT_S: Final = 1.0
 FALLBACKS: Final = ("none", "cache", "model")
@@ -96,28 +86,6 @@ def _gauge(name: str, meaning: str, label: str | None = None) -> Gauge:
     return Gauge(f"hvd_{name}", meaning, labels, multiprocess_mode="mostrecent")
 
 
-def reserve(folder: Path) -> None:
-    """Have room for this process's files in ``folder``, also those of the engine's own metrics.
-
-    Raises:
-        OSError: there is none.
-    """
-    own = {folder / f"{kind}_{os.getpid()}.db" for kind in FILES}
-    for path in sorted(own | set(folder.glob(f"*_{os.getpid()}.db"))):
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            size = os.fstat(file).st_size
-            wanted = max(size, ROOM)
-            if size < wanted or os.fstat(file).st_blocks * 512 < wanted:
-                os.posix_fallocate(file, 0, wanted)
-        except OSError:
-            if not size:  # a file without a head is one that the page cannot be made of
-                path.unlink(missing_ok=True)
-            raise
-        finally:
-            os.close(file)
-
-
 def publish(status: WorkerStatus, earlier: WorkerStatus | None) -> None:
     """Put ``status`` on the page; counters grow by what came since ``earlier``.
 
@@ -160,6 +128,7 @@ class MetricsPage:
 
     def start(self) -> None:
         """Begin to publish."""
+        mapped.install()
         self._thread.start()
 
     def close(self) -> None:
@@ -173,15 +142,8 @@ class MetricsPage:
             stopping = self._stopping.wait(self._every_s)
             try:
                 status = self._status()
-                if folder := os.environ.get(FOLDER_VARIABLE):
-                    reserve(Path(folder))
                 before, earlier = earlier, status  # a failure half way counts nothing twice
                 publish(status, before)
-            except OSError as error:
-                self._complaints.warning(
-                    "metrics were not published: %s. Make room for them, or name another folder "
-                    "with PROMETHEUS_MULTIPROC_DIR.", error,
-                )  # fmt: skip
             except Exception:  # noqa: BLE001 -- a page that is behind ends no thread that mends it
                 self._complaints.exception("metrics were not published")
             if stopping:

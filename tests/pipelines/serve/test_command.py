@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,6 @@ from decoder.contracts.settings import KafkaSettings
 from decoder.settings import WorkerSettings
 from learner.settings import LearnerSettings
 from pipelines import embedded, machine
-from pipelines.serve import command
 from pipelines.serve.command import (
     METRICS_VARIABLE,
     MIDDLEWARE,
@@ -27,6 +28,10 @@ from pipelines.serve.command import (
 
 TARGET = {"architectures": ["LlamaForCausalLM"], "hidden_size": 576, "vocab_size": 49152}
 HEAD = {"architectures": ["LlamaForCausalLMEagle3"], "hidden_size": 576, "vocab_size": 49152}
+SMALL = """
+unshare --user --map-root-user --mount sh -c 'mount -t tmpfs -o size=$0 none /dev/shm || exit 77
+{}; exec "$@"' "$0" "$@"
+"""
 NO_FLAGS: frozenset[str] = frozenset()
 
 
@@ -72,6 +77,100 @@ def test_a_fleet_gives_requests_longer_to_end_than_ctrl_c_does() -> None:
     longer = ServeOptions("owner/model", extra=("--shutdown-timeout=45",))
     arguments, _ = serve_command(longer, {}, NO_FLAGS, on_cpu=True)
     assert parsed(arguments).shutdown_timeout == 45
+
+
+CONFIGURED = """
+import json, sys
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+from vllm.usage.usage_lib import UsageContext
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+told = []
+for arguments in json.loads(sys.argv[1]):
+    args = make_arg_parser(FlexibleArgumentParser()).parse_args(arguments[3:])
+    validate_parsed_serve_args(args)
+    made = AsyncEngineArgs.from_cli_args(args)
+    config = made.create_engine_config(UsageContext.OPENAI_API_SERVER)
+    told.append({
+        "name": args.served_model_name[0], "middleware": len(args.middleware),
+        "requests": config.scheduler_config.max_num_seqs,
+        "tokens": config.scheduler_config.max_num_batched_tokens,
+        "method": config.speculative_config.method,
+        "longest": config.speculative_config.num_speculative_tokens,
+        "length": config.model_config.max_model_len,
+    })
+print(json.dumps(told))
+"""
+BESIDE = {
+    "--enable-lora": {"requests": 31, "tokens": 2048},
+    "--enable-lora --max-num-seqs 16": {"requests": 16, "tokens": 2048},
+    "--enable_lora --max_num_seqs=200": {"requests": 200, "tokens": 13_000},
+    "--enable-lora --max-num-batched-tokens 4096": {"requests": 63, "tokens": 4096},
+    "--max-num-seqs 300": {"requests": 300},
+    "--max-model-len 64": {"length": 64},
+    "--no-enable-prefix-caching --no-enable-chunked-prefill": {"tokens": 8192},
+    "--speculative-config.num_speculative_tokens 16": {"method": "eagle3", "longest": 16},
+    '--speculative-config {"method":"suffix","num_speculative_tokens":8}': {
+        "method": "suffix", "longest": 8,
+    },
+    "--served-model-name mine": {"name": "mine"},
+    "--middleware of.mine": {"middleware": 3},
+    "--api-key secret --enable-log-requests --uds /tmp/none --kv-cache-memory-bytes 1073741824": {},
+}  # fmt: skip
+"""What an operator adds, and what the engine is then configured with."""
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(300)
+def test_what_an_operator_adds_goes_with_what_is_there() -> None:
+    commands, environment = [], {}
+    for extra in BESIDE:
+        options = chosen(None, None, "127.0.0.1", 8000, "auto", extra.split())
+        arguments, environment = serve_command(options, os.environ, NO_FLAGS, on_cpu=True)
+        commands.append(arguments)
+    done = subprocess.run(
+        [sys.executable, "-c", CONFIGURED, json.dumps(commands)],
+        env=environment | {"HVD_WORKER_ENABLED": "0"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert not done.returncode, done.stderr
+    for (extra, wanted), told in zip(
+        BESIDE.items(), json.loads(done.stdout.splitlines()[-1]), strict=True
+    ):
+        assert wanted.items() <= told.items(), (extra, told)
+
+
+def test_model_and_port_behind_the_dashes_are_what_is_checked_and_kept_apart_by(
+    tmp_path: Path,
+) -> None:
+    model = checkpoint(tmp_path / "model", TARGET)
+    extra = ("--port=8123", "--host", "0.0.0.0", "--model", model)
+    options = chosen(None, None, "127.0.0.1", 8000, "auto", extra)
+    assert (options.port, options.host, options.model) == (8123, "0.0.0.0", model)
+    assert options.drafter is None and options.served_name is None
+    with pytest.raises(ModelError, match="--model"):
+        chosen(None, None, "127.0.0.1", 8000, "auto", ("owner/model",))
+
+
+@pytest.mark.parametrize(
+    ("size", "filled", "ranks"),
+    [("64k", "true", "2"), ("8k", "head -c 8k /dev/zero > /dev/shm/full", "1")],
+)
+def test_an_engine_without_room_in_shared_memory_is_refused(
+    size: str, filled: str, ranks: str
+) -> None:
+    serve = [
+        *(sys.executable, "-m", "pipelines.cli", "serve", "--model", "owner/model"),
+        *("--port", str(machine.free_port()), "--", "-tp", ranks),
+    ]
+    done = subprocess.run(
+        ["sh", "-c", SMALL.format(filled), size, *serve],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if "unshare:" in done.stderr or done.returncode == 77:
+        pytest.skip("this machine lets nobody mount a small /dev/shm")
+    assert done.returncode > 0 and "Traceback" not in done.stderr
+    assert "/dev/shm" in done.stderr and "--shm-size" in done.stderr
 
 
 @pytest.mark.filterwarnings("ignore")  # of what vLLM imports
@@ -137,7 +236,7 @@ def test_a_gpu_keeps_vllms_own_choices() -> None:
 def test_a_servers_metrics_begin_at_zero_in_a_folder_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command, "SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(machine, "SHARED_MEMORY", tmp_path)
     options = ServeOptions("owner/model", port=8123)
     _, env = serve_command(options, {}, NO_FLAGS, on_cpu=True)
     folder = Path(env[METRICS_VARIABLE])
@@ -158,9 +257,9 @@ def test_metrics_lie_on_a_disk_where_there_is_no_folder_in_memory_for_us(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(command, "SHARED_MEMORY", tmp_path / "none")
+    monkeypatch.setattr(machine, "SHARED_MEMORY", tmp_path / "none")
     assert metrics_folder(1).is_relative_to(tmp_path / "hybrid-verified-decoding")
-    monkeypatch.setattr(command, "SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(machine, "SHARED_MEMORY", tmp_path)
     assert not metrics_folder(1).is_relative_to(tmp_path / "hybrid-verified-decoding")
     other = os.getuid() + 1
     (tmp_path / f"hybrid-verified-decoding-{other}").mkdir()
@@ -176,6 +275,43 @@ def test_a_metrics_folder_that_a_person_named_is_left_alone(tmp_path: Path) -> N
     empty_metrics(options, env)
     assert env[METRICS_VARIABLE] == str(tmp_path)
     assert (tmp_path / "counter_1.db").exists()
+
+
+@pytest.mark.parametrize("named", ["/proc/none", "/dev/null"])
+def test_a_metrics_folder_that_cannot_be_written_is_named(named: str) -> None:
+    options = ServeOptions("owner/model")
+    _, env = serve_command(options, {METRICS_VARIABLE: named}, NO_FLAGS, on_cpu=True)
+    with pytest.raises(ProcessError, match=f"{named}.*{METRICS_VARIABLE}"):
+        empty_metrics(options, env)
+
+
+READ_ONLY = """
+unshare --user --map-root-user --mount sh -c 'for folder in /tmp /var/tmp /dev/shm; do
+mount -t tmpfs -o ro none $folder || exit 77; done; cd /proc; exec "$@"' sh "$@"
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "word"),
+    [
+        (("sh", "-c", READ_ONLY, "sh"), "TMPDIR"),
+        (("setpriv", "--reuid=2147483", "--clear-groups"), "set HOME"),
+    ],
+)
+def test_nowhere_to_keep_anything_is_one_sentence(before: tuple[str, ...], word: str) -> None:
+    if subprocess.run([*before, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("this user may neither mount nor become another")
+    environment = {
+        name: value for name, value in os.environ.items()
+        if name not in ("HOME", "XDG_CACHE_HOME", "TMPDIR")
+    }  # fmt: skip
+    done = subprocess.run(
+        [*before, sys.executable, "-m", "pipelines.cli", "serve", "--model", "owner/model",
+         "--port", str(machine.free_port())],
+        env=environment | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode > 0 and word in done.stderr and "Traceback" not in done.stderr
 
 
 def test_a_local_model_is_never_looked_up_elsewhere(tmp_path) -> None:
