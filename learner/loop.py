@@ -270,6 +270,7 @@ class Learner:
             ),
             waiting=len(self.registrar.waiting()),
             registry_away_since=self.registrar.away_since,
+            given_up=dict(self.registrar.given_up),
             scopes_awake=len(self.scopes.awake),
             scopes_known=len(self.scopes.entries),
         )

@@ -204,7 +204,7 @@ class Registrar:
             return
         try:
             self._registry.refuse(one.policy, one.params, one.metrics, one.tags, one.window)
-        except Exception as error:  # nothing rests on it, and it is no sign that MLflow is away
+        except Exception as error:  # noqa: BLE001 -- nothing rests on it, and MLflow is not away
             self.given_up["unlogged"] += 1
             log.warning("scope %s: a refused candidate has no run: %s", one.policy.scope, error)
 

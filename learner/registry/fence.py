@@ -108,7 +108,7 @@ def _beside(
     written.wait(HEAD_START)
     try:
         write()
-    except Exception as error:  # it may have been done all the same
+    except Exception as error:  # noqa: BLE001 -- it may have been done all the same
         failure = error
     written.set()
     watching.join()

@@ -1,4 +1,4 @@
-"""A real ``mlflow server``, and a proxy before it that lets a test do something at a chosen call."""
+"""A real ``mlflow server``, and a proxy before it that lets a test do things at a chosen call."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def proxied(port: int) -> Iterator[Proxy]:
             self.end_headers()
             self.wfile.write(told)
 
-        do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = answer
+        do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = answer  # noqa: N815 -- by http.server
 
         def log_message(self, *_: object) -> None:
             pass
