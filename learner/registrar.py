@@ -16,7 +16,7 @@ from typing import Final
 
 from decoder.contracts.errors import PolicyRefused, RegistryError
 from learner.moves import Move, Moved, carry_out
-from learner.registrations import Answer, Loaded, Registration, Rules, Seen, Settled
+from learner.registrations import KEPT, Answer, Loaded, Registration, Rules, Seen, Settled
 from learner.registry import Registry, Standing, digest_of
 
 log = logging.getLogger(__name__)
@@ -272,8 +272,13 @@ class Registrar:
                 why = registration.tags.get("verdict", "the first of its scope")
                 move = Move(scope, self._rules.by, why, {}, over=standing.champion or 0, to=version)
                 refusal = carry_out(self._registry, move).refusal
+                if registration.tags.get("origin") == KEPT and not refusal:
+                    log.warning(
+                        "scope %s: MLflow had no champion any more: what is in force stays, and is "
+                        "version %d now; to serve another, promote it", scope, version,
+                    )  # fmt: skip
         self._drop(registration)
-        self.given_up["person"] += bool(refusal)
+        self.given_up["person"] += bool(refusal and registration.against)
         self._answers.put(Settled(registration, version, refusal, over))
 
     def _tried_against(self, registration: Registration, standing: Standing) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -87,7 +87,12 @@ class Registry:
             if number is None:
                 run = runs.start(self._connection, policy, params, metrics, tags, window)
                 run_id = run.info.run_id
-                logged = runs.log_model(self._connection, run, policy, bundle, tags)
+                try:
+                    logged = runs.log_model(self._connection, run, policy, bundle, tags)
+                except Exception:
+                    with suppress(Exception):  # what went wrong first is what is told
+                        self._client.set_terminated(run_id, "FAILED")
+                    raise
                 self._client.set_terminated(run_id)
                 version = self._client.create_model_version(
                     name,

@@ -50,7 +50,7 @@ def proxied(port: int) -> Iterator[Proxy]:
             with proxy.lock:
                 number = len(proxy.calls)
                 proxy.calls.append(path)
-            status, headers, told = proxy.before(number, path), [], b"{}"
+            status, headers, told = proxy.before(number, path), [], b"forbidden"
             if status is None:
                 onward = http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=60)
                 kept = {k: v for k, v in self.headers.items() if k.lower() not in SKIPPED}
