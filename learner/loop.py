@@ -230,7 +230,7 @@ class Learner:
             served = self.standings.get(name, Standing(name)).served
             if served is None and self.lease.holds(name) and (name, False) not in waiting:
                 scope = self.scopes.awake.get(name)
-                policy, origin = beginning(name, self.settings), self.settings.start
+                policy, origin = beginning(name, self.settings), str(self.settings.start)
                 if scope is not None and scope.version:  # deleted, or its alias taken away
                     policy, origin = scope.champion, KEPT
                 tags = {"origin": origin, **(scope.served if scope else {})}
