@@ -21,19 +21,20 @@ SKIPPED = ("host", "connection", "transfer-encoding", "content-length")
 class Proxy:
     """Passes calls on to ``port``; ``url`` is its own.
 
-    ``calls`` are the paths of the calls since :meth:`watch`, ``before`` is called with the number
+    ``calls`` and ``answered`` are the paths of those since :meth:`watch`, ``before`` is called with the number
     of each from 0, and may answer it in the server's stead with a status.
     """
 
     port: int
     url: str = ""
     calls: list[str] = field(default_factory=list)
+    answered: list[str] = field(default_factory=list)
     before: Callable[[int, str], int | None] = lambda number, path: None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def watch(self, before: Callable[[int, str], int | None]) -> None:
         """Count calls anew."""
-        self.calls, self.before = [], before
+        self.calls, self.answered, self.before = [], [], before
 
 
 @contextmanager
@@ -58,6 +59,7 @@ def proxied(port: int) -> Iterator[Proxy]:
                 got = onward.getresponse()
                 status, headers, told = got.status, got.getheaders(), got.read()
                 onward.close()
+            proxy.answered.append(path)
             self.send_response(status)
             for key, value in headers:
                 if key.lower() not in SKIPPED:

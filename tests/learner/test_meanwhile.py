@@ -94,13 +94,16 @@ def read_on(proxy: Proxy) -> None:
 
 
 def at(call: int, proxy: Proxy, does: Callable[[], None]) -> Callable[[int, str], None]:
-    """Hold call number ``call`` until ``does`` has been done; and the one that moves the champion
-    after that, until it can be known: from a read."""
+    """Hold call number ``call`` until ``does`` has been done, which is after all moves that were
+    called before; and the one that moves the champion after that, until it can be known: from a
+    read."""
     begun, done = threading.Event(), threading.Event()
 
     def before(number: int, path: str) -> None:
         if number == call:
             begun.set()
+            if path == READ:
+                until(lambda: proxy.answered.count(SET) == proxy.calls[:number].count(SET))
             does()
             done.set()
         if begun.is_set() and path == SET and READ in proxy.calls[:number]:
@@ -128,18 +131,23 @@ def test_whichever_call_of_a_move_a_persons_falls_before_theirs_stands(
     calls = calls_of(proxy, lambda: move(held))
     assert held.champion == 2
     assert READ in calls[calls.index(SET) + 1 :], "it is read after it was moved"
-    for call in range(len(calls)):
+    for call in itertools.count():
         held.stand_again()
         proxy.watch(at(call, proxy, getattr(held, how)))
         done = move(held)
+        calls = list(proxy.calls)
+        if call >= len(calls):
+            break  # how often it is read meanwhile hangs on the machine
+        moved = calls.index(SET) if SET in calls else len(calls)
         assert held.champion == 3, (call, calls)
-        assert done.refusal or call > calls.index(SET), (call, calls)
-        if call <= calls.index(SET):
+        assert done.refusal or call > moved, (call, calls)
+        if call <= moved:
             assert "version 3 was made champion" in done.refusal
             tags = {v.number: v.tags for v in held.persons.versions(held.scope)}[2]
             assert "version 3" in tags["refusal"] and "moved_at" not in tags
         history = [(m.before, m.after) for m in held.persons.history(held.scope)]
-        assert (1, 2) not in history or call > calls.index(SET)
+        assert (1, 2) not in history or call > moved
+    assert call > 6
 
 
 def test_a_persons_taking_the_champion_away_stands(
@@ -220,6 +228,9 @@ def test_ten_times_of_ten_a_person_wins_over_a_slow_registration(
         held.stand_again()
         proxy.watch(at(call, proxy, held.by_hand))
         settled, desk = register(10 + call)
+        moved = [n for n, path in enumerate(proxy.calls) if path == SET and READ in proxy.calls[:n]]
+        if call > min([*moved, call]):
+            continue  # the machine was quicker, and read less often before
         assert held.champion == 3, (call, calls)
         assert "version 3 was made champion" in settled.refusal
         assert desk.given_up["person"] == 1
