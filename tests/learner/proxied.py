@@ -21,8 +21,8 @@ SKIPPED = ("host", "connection", "transfer-encoding", "content-length")
 class Proxy:
     """Passes calls on to ``port``; ``url`` is its own.
 
-    ``calls`` and ``answered`` are the paths of those since :meth:`watch`, ``before`` is called with the number
-    of each from 0, and may answer it in the server's stead with a status.
+    ``calls`` and ``answered`` are the paths of those since :meth:`watch`, ``before`` is called with
+    the number of each from 0, and may answer it in the server's stead with a status.
     """
 
     port: int
