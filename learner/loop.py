@@ -29,7 +29,15 @@ from learner.moves import Moved
 from learner.page import Vitals, serving
 from learner.publish import PolicyPublisher, StatusProducer
 from learner.registrar import Registrar
-from learner.registrations import Loaded, Registration, Rules, Seen, Settled, registration_of
+from learner.registrations import (
+    KEPT,
+    Loaded,
+    Registration,
+    Rules,
+    Seen,
+    Settled,
+    registration_of,
+)
 from learner.registry import Registry, Standing
 from learner.rollouts import Rollouts
 from learner.scope import Scope
@@ -223,8 +231,11 @@ class Learner:
             served = self.standings.get(name, Standing(name)).served
             if served is None and self.lease.holds(name) and (name, False) not in waiting:
                 scope = self.scopes.awake.get(name)
-                tags = {"origin": self.settings.start, **(scope.served if scope else {})}
-                self.registrar.hand(Registration(beginning(name, self.settings), tags=tags))
+                policy, origin = beginning(name, self.settings), str(self.settings.start)
+                if scope is not None and scope.version:  # deleted, or its alias taken away
+                    policy, origin = scope.champion, KEPT
+                tags = {"origin": origin, **(scope.served if scope else {})}
+                self.registrar.hand(Registration(policy, tags=tags))
 
     def _serve(self, loaded: Loaded) -> None:
         """Publish a policy, if the topic lacks it and the scope is ours; then judge against it."""
@@ -271,6 +282,7 @@ class Learner:
             ),
             waiting=len(self.registrar.waiting()),
             registry_away_since=self.registrar.away_since,
+            given_up=dict(self.registrar.given_up),
             scopes_awake=len(self.scopes.awake),
             scopes_known=len(self.scopes.entries),
         )

@@ -19,9 +19,17 @@ A message says what was wrong, where, and what to do about it.
 
 from __future__ import annotations
 
+from decoder.contracts.redacted import redacted
+
 
 class HvdError(Exception):
-    """Root of the project's errors; a command prints its message and exits with status 2."""
+    """Root of the project's errors; a command prints its message and exits with status 2.
+
+    No message holds a password of an address, whatever raised it.
+    """
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(redacted(message))
 
 
 class SettingsError(HvdError):

@@ -173,6 +173,7 @@ class LearnerStatus(BaseModel):
     holds_lease: bool = False  # whether that is this learner
     waiting: Count = 0  # policies that wait for the registry, of all scopes
     registry_away_since: Time = 0.0  # 0: it answers
+    given_up: Counts = Field(default_factory=dict)  # registrations and moves not made, by reason
     scopes_awake: Count = 0
     scopes_known: Count = 0
     rollout: str = ""  # trial, watch, or "" where no policy is compared with the champion

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from decoder.contracts.redacted import told
 from pipelines.bench.serve.load import name_of, turns
 from pipelines.bench.serve.setups import Setup
 from pipelines.bench.serve.slices import SLICE_S
@@ -57,9 +58,9 @@ class Plan:
             "server_arguments": list(self.options.extra),
             "variants": {s.name: dict(s.changes) for s in self.setups if s.changes},
             "policy": self.decides_by,
-            "environment": {
-                k: v for k, v in sorted(os.environ.items()) if k.startswith(("HVD_", "VLLM_"))
-            },
+            "environment": told(
+                {k: v for k, v in os.environ.items() if k.startswith(("HVD_", "VLLM_"))}
+            ),
             "concurrency": list(self.concurrency),
             "max_tokens": self.max_tokens,
             "together": [f"{SLICE_S:g} s", *sorted(names)] if self.together else False,
