@@ -22,7 +22,9 @@ QUESTIONS: Final = (
     "Repeat exactly: the quick brown fox jumps over the lazy dog, the quick brown fox.",
     "Write a Python function that adds two numbers.",
 )
-LONGEST: Final = 48
+LONGEST: Final = 40
+DRAFTS: Final = 9
+"""Tokens at most: so short, they end before, at and behind each edge."""
 THINKS, THOUGHT = "\n", "."
 """What opens and closes thinking. The prompt's last token opens it, and so do an answer's lines."""
 SCHEMA: Final = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
@@ -43,7 +45,7 @@ def asks(written: dict[str, list[int]], text_of: Any) -> dict[str, list[Ask]]:
 def _asks(tokens: list[int], text_of: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     from vllm.sampling_params import RepetitionDetectionParams, StructuredOutputsParams
 
-    for place in range(2, min(len(tokens) - 2, 22), 2):
+    for place in range(3, min(len(tokens) - 2, 22), 4):
         if tokens[place] not in tokens[:place]:
             stop = {"stop_token_ids": [tokens[place]]}
             yield "min_tokens", {"min_tokens": place, **stop}
@@ -93,9 +95,10 @@ def _engine(speculative: dict[str, Any] | None) -> Any:
 def main(result_file: str) -> None:
     """Ask everything of plain vLLM, or of the hybrid where the environment switches it on."""
     from vllm import SamplingParams
+    from vllm.exceptions import VLLMValidationError
 
     hybrid = os.environ["HVD_WORKER_ENABLED"] == "1"
-    llm = _engine({"method": "suffix", "num_speculative_tokens": 64} if hybrid else None)
+    llm = _engine({"method": "suffix", "num_speculative_tokens": DRAFTS} if hybrid else None)
     worker = worker_in(llm) if hybrid else None
     if worker is not None:
         from tests.decoder.simulated import trusting_policy  # late: see ``plugged``
@@ -121,7 +124,7 @@ def main(result_file: str) -> None:
             result["drafted"][kind] = sum(worker.status().drafted.values()) - before
     try:
         answers([(QUESTIONS[0], {"logprob_token_ids": [5, 6], "max_tokens": 2})])
-    except ValueError as refused:
+    except VLLMValidationError as refused:
         result["refused"] = str(refused)
     if worker is not None:
         result["faults"] = worker.status().faults

@@ -56,10 +56,11 @@ try:
 except Exception as error:
     seen["error"] = str(error)
 from vllm import SamplingParams
+from vllm.exceptions import VLLMValidationError
 for beside in (None, "drafts"):
     try:
         SamplingParams(logprob_token_ids=[5])._validate_spec_decode(beside)
-    except ValueError as error:
+    except VLLMValidationError as error:
         seen["refused"] = [beside, str(error)]
 print(json.dumps(seen))
 """

@@ -13,7 +13,7 @@ certain           sampling that leaves one choice (``top_k`` 1), one answer and 
 sample            sampling with temperature, ``top_p``, ``top_k``, seeds, one answer and several
 logprobs          greedy with the probabilities of answer and prompt
 structured        a JSON schema, a regular expression, a choice, any JSON object, structural tags
-tools             tool calls: automatic, required, named
+tools             tool calls: automatic, required, named, at once and in pieces
 stream            answers in pieces
 leave             answers in pieces whose reader goes away in the middle
 end               answers that run into the end of the context
@@ -251,7 +251,9 @@ def _tools() -> Iterator[Ask]:
     named = {"type": "function", "function": {"name": "read_file"}}
     for i, choice in enumerate(("auto", "required", named, "required")):
         text = f"Read the file notes-{i}.txt, please."
-        yield Ask(f"tools-{i}", _talk(text, 64, tools=[TOOL], tool_choice=choice))
+        asked = _talk(text, 64, tools=[TOOL], tool_choice=choice)
+        yield Ask(f"tools-{i}", asked)
+        yield Ask(f"tools-{i + 4}", {**asked, "stream": True})
 
 
 def _streams() -> Iterator[Ask]:
