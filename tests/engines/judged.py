@@ -45,11 +45,10 @@ def asks(written: dict[str, list[int]], text_of: Any) -> dict[str, list[Ask]]:
 def _asks(tokens: list[int], text_of: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     from vllm.sampling_params import RepetitionDetectionParams, StructuredOutputsParams
 
-    for place in range(3, min(len(tokens) - 2, 22), 4):
-        if tokens[place] not in tokens[:place]:
-            stop = {"stop_token_ids": [tokens[place]]}
-            yield "min_tokens", {"min_tokens": place, **stop}
-            yield "min_tokens", {"min_tokens": place + 1, **stop}
+    for place in (DRAFTS - 4, *range(DRAFTS, DRAFTS + 4)):  # a first draft ends about there
+        for least in (place - 3, place, place + 1):
+            if tokens[place : place + 1] and tokens[place] not in tokens[:place]:
+                yield "min_tokens", {"min_tokens": least, "stop_token_ids": [tokens[place]]}
     middle = text_of(tokens[6:8])
     for least in (4, 7, 9):
         yield "stop strings", {"stop": [middle], "min_tokens": least, "logprobs": 1}
