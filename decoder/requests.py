@@ -25,7 +25,7 @@ def _empty() -> FloatArray:
 
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
-    """What a request asks for. ``stop_ids`` are the token ids that end it.
+    """What a request asks for. ``stop_ids`` are the token ids that end it, from ``min_tokens`` on.
 
     ``opaque``, ``tenant`` and ``session`` are pseudonyms, and the only names of it that leave the
     worker; ``choice`` counts the choices of one client request. ``cache_key`` is what it has in
@@ -42,6 +42,7 @@ class RequestOptions:
     session: str = ""
     choice: int = 0
     cache_key: str | None = None
+    min_tokens: int = 0
 
     @property
     def key(self) -> str:
@@ -187,12 +188,14 @@ class Request:
     def room(self, longest: int) -> int:
         """Tokens of a draft for it, at most ``longest``; none if it may have none.
 
-        One place is kept for the target's own token.
+        One place is kept for the target's own token. While fewer than ``min_tokens`` are written a
+        draft does not reach them: vLLM forbids the end in that place, too, by the length before it.
         """
         options, length = self.options, self.length
         if not options.speculate or self.ended:
             return 0
-        left = options.max_tokens - length + self.prompt_len
+        most, written = options.max_tokens, self.generated
+        left = (options.min_tokens if written < options.min_tokens else most) - written
         return min(left - 1, options.max_model_len - length - 1, longest)
 
     def append(self, committed: Sequence[int]) -> None:

@@ -55,6 +55,13 @@ try:
     seen["kept"] = constrained(AskedTopK, [2, 1, 1]).isfinite().tolist()
 except Exception as error:
     seen["error"] = str(error)
+from vllm import SamplingParams
+from vllm.exceptions import VLLMValidationError
+for beside in (None, "drafts"):
+    try:
+        SamplingParams(logprob_token_ids=[5])._validate_spec_decode(beside)
+    except VLLMValidationError as error:
+        seen["refused"] = [beside, str(error)]
 print(json.dumps(seen))
 """
 
@@ -120,6 +127,11 @@ def test_top_k_is_applied_to_each_requests_rows(mended: dict[str, Any]) -> None:
 
 def test_top_k_survives_a_step_without_drafts(mended: dict[str, Any]) -> None:
     assert mended["empty"] == [0, 4]
+
+
+def test_probabilities_of_named_tokens_are_refused_beside_drafts(mended: dict[str, Any]) -> None:
+    beside, sentence = mended["refused"]
+    assert beside == "drafts" and sentence.startswith("logprob_token_ids are not supported")
 
 
 @pytest.mark.long

@@ -103,6 +103,28 @@ def test_a_router_that_says_too_much_is_cut_at_the_last_moment(late: bool) -> No
     assert e.longest_seen == 3
 
 
+@pytest.mark.parametrize(("method", "graft"), [("suffix", 0), ("eagle3", 0), ("eagle3", 1)])
+def test_no_draft_of_any_arm_reaches_the_fewest_tokens_of_a_request(
+    method: str, graft: int
+) -> None:
+    e = engine(config(method), graft=bool(graft))
+    told, take = [], e.worker.router.observe
+
+    def noting(outcomes: Any, tokens: int, usual: bool = True) -> None:
+        told.extend((int(o.request), o.length - len(o.tokens), o.verified_len) for o in outcomes)
+        take(outcomes, tokens, usual)
+
+    e.worker.router.observe = noting  # type: ignore[method-assign]
+    for number in range(6):
+        e.ask(str(number), 40 + number, 120, min_tokens=50 + number)
+    e.run()
+    is_whole(e)
+    places = [(length - 40 - n, verified, 50 + n) for n, length, verified in told]
+    assert sum(v > 0 for w, v, least in places if w < least) > 6
+    assert sum(v > 0 for w, v, least in places if w >= least) > 6
+    assert all(w >= least or w + v < least for w, v, least in places)
+
+
 def drafted(e: Scheduled) -> list[tuple[list[str], list[int], int]]:
     """Note what the router is told after each drafting."""
     told, take = [], e.worker.router.drafted

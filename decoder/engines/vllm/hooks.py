@@ -66,6 +66,14 @@ HOOKS: Final = (
          "max_num_logprobs, metadata, logits, target_logits, bonus_logits, sampled_token_ids",
          "its rows are padded to the longest draft, so it works on some requests at a time",
          wrapped=False),
+    Hook("vllm.v1.sample.thinking_budget_state:ThinkingBudgetStateHolder", "update_state",
+         "output_token_ids, spec_token_ids, repeat_indices=",
+         "thinking is counted as without drafts", wrapped=False),
+    Hook("vllm.v1.sample.thinking_budget_state:ThinkingBudgetStateHolder", "apply_to_logits",
+         "logits, predict_bonus_token, spec_token_ids",
+         "the end of thinking is forced as without drafts", wrapped=False),
+    Hook("vllm.sampling_params:SamplingParams", "_validate_spec_decode", "speculative_config",
+         "afterwards: refuse probabilities of named tokens, which end the engine beside drafts"),
     Hook("vllm.v1.core.sched.output:SchedulerOutput", "",
          "finished_req_ids, preempted_req_ids, scheduled_new_reqs, scheduled_cached_reqs, "
          "scheduled_spec_decode_tokens, num_scheduled_tokens, total_num_scheduled_tokens, "

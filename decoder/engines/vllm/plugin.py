@@ -288,6 +288,21 @@ def _propose(
     return adapter.propose(runner, scheduler_output, sampled_token_ids, draft)
 
 
+def _validate(original: Callable[..., Any], parameters: Any, speculative_config: Any) -> None:
+    """What vLLM checks, and that no probabilities of named tokens are asked for.
+
+    Beside drafts they are not made, or end the engine: rows of its sampler differ in width then.
+    """
+    original(parameters, speculative_config)
+    if speculative_config is not None and parameters.logprob_token_ids:
+        from vllm.exceptions import VLLMValidationError
+
+        raise VLLMValidationError(
+            "logprob_token_ids are not supported beside speculative decoding: ask for logprobs.",
+            parameter="logprob_token_ids",
+        )
+
+
 AROUND: Final[dict[str, Callable[..., Any]]] = {
     "compile_or_warm_up_model": _warm_up,
     "reload_weights": _reload_weights,
@@ -297,5 +312,6 @@ AROUND: Final[dict[str, Callable[..., Any]]] = {
     "execute_model": _execute_model,
     "_input_fits_in_drafter": _input_fits_in_drafter,
     "propose_draft_token_ids": _propose,
+    "_validate_spec_decode": _validate,
 }
 """What stands around each method that is wrapped, but for ``load_model``, which takes settings."""

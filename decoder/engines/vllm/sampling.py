@@ -1,4 +1,4 @@
-"""Faults of vLLM 0.32's sampling: three of its CPU backend, one of drafts of different lengths.
+"""Faults of vLLM 0.32's sampling: three of its CPU backend, two beside drafts.
 
 ====================================  ==========================================================
 ``expand_batch_to_tokens``            returns uninitialised memory as temperatures: its kernel is
@@ -13,13 +13,16 @@
                                       copies that twice: a request for log probabilities beside 127
                                       others, one of which verifies 64 tokens, takes 8.5 GB where
                                       the vocabulary has 128K entries
+``ThinkingBudgetStateHolder``         takes the places that a request has for drafts for tokens,
+                                      where it comes back after others and there are none in them
 ====================================  ==========================================================
 
 Greedy requests meet none of the first three; the third needs no drafts, and ends plain vLLM too.
 The functions are replaced where vLLM looks them up, by ones with the same signature and the
 documented meaning; but a generator that cannot be wound back goes on, so a seeded request whose
-prompt is read in several steps draws other numbers than one whose prompt is read at once. The last
-one is called for some requests at a time, on any device.
+prompt is read in several steps draws other numbers than one whose prompt is read at once. Log
+probabilities are made of some requests at a time, on any device. A request with a budget for
+thinking has no drafts (``asked``), and is told where to end as if nobody had any, on any device.
 """
 
 from __future__ import annotations
@@ -34,20 +37,25 @@ import torch
 from decoder.room import LOGITS_BYTES, tokens_of_logits
 
 _MARK: Final = "_hvd_mended"
+_CERTAIN: Final = 1e9
+"""The logit that vLLM gives a token that has to come."""
 
 Masking = Callable[[torch.Tensor, "torch.Tensor | None", "torch.Tensor | None"], torch.Tensor]
 
 
 def mend_sampling() -> None:
-    """Replace the last, and on a CPU all four; repeated calls change nothing more."""
+    """Replace the last two, and on a CPU all; repeated calls change nothing more."""
     from vllm.platforms import current_platform
     from vllm.v1.sample import rejection_sampler
+    from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
     sampler: Any = rejection_sampler.RejectionSampler
     if hasattr(sampler._get_logprobs_tensors, _MARK):
         return
     sampler._get_logprobs_tensors = in_pieces(sampler._get_logprobs_tensors)
+    ThinkingBudgetStateHolder.update_state = without_drafts(ThinkingBudgetStateHolder.update_state)
+    ThinkingBudgetStateHolder.apply_to_logits = end_thinking
     if not current_platform.is_cpu():
         return
     rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens
@@ -148,3 +156,39 @@ def sparing_generators(bookkeeping: Callable[..., Any]) -> Callable[..., Any]:
             batch.generators = real
 
     return spared
+
+
+def without_drafts(update: Callable[..., None]) -> Callable[..., None]:
+    """A thinking budget's ``update_state`` that sees no drafts: places kept for some are none."""
+
+    @functools.wraps(update)
+    def updated(
+        holder: Any, output_token_ids: Any, spec_token_ids: Any, repeat_indices: Any = None
+    ) -> None:
+        update(holder, output_token_ids, None, repeat_indices)
+
+    return updated
+
+
+def end_thinking(
+    holder: Any,
+    logits: torch.Tensor,
+    predict_bonus_token: bool,
+    spec_token_ids: list[list[int]],
+) -> torch.Tensor:
+    """Have each request whose budget is used up write the end of its thinking next.
+
+    Args:
+        holder: of the states by place in the batch, as its ``update_state`` left them.
+        logits: changed in place; [requests, vocabulary] with ``predict_bonus_token``, else
+            [tokens of drafts, vocabulary].
+        spec_token_ids: drafts by request.
+    """
+    drafts, ends = [len(tokens) for tokens in spec_token_ids], holder.think_end_token_ids
+    for place, state in holder._state.items():
+        if bool(drafts[place]) == predict_bonus_token:
+            continue  # its next token is among the others
+        if state["in_end"] and state["force_index"] and state["end_count"] < len(ends):
+            row = place if predict_bonus_token else sum(drafts[:place])
+            logits[row, ends[state["end_count"]]] = _CERTAIN
+    return logits
