@@ -185,18 +185,25 @@ class Request:
         """Output tokens committed."""
         return self.length - self.prompt_len
 
-    def room(self, longest: int) -> int:
-        """Tokens of a draft for it, at most ``longest``; none if it may have none.
+    @property
+    def left(self) -> int:
+        """Tokens of drafts that it may still have; none if it may have none.
 
-        One place is kept for the target's own token. While fewer than ``min_tokens`` are written a
-        draft does not reach them: vLLM forbids the end in that place, too, by the length before it.
+        One place is kept for the target's own token.
         """
-        options, length = self.options, self.length
+        options = self.options
         if not options.speculate or self.ended:
             return 0
-        most, written = options.max_tokens, self.generated
-        left = (options.min_tokens if written < options.min_tokens else most) - written
-        return min(left - 1, options.max_model_len - length - 1, longest)
+        return min(options.max_tokens - self.generated, options.max_model_len - self.length) - 1
+
+    def room(self, longest: int) -> int:
+        """Tokens of a draft for it, at most ``longest``.
+
+        While fewer than ``min_tokens`` are written a draft does not reach them: vLLM forbids the
+        end in that place, too, by the length before it.
+        """
+        least = self.options.min_tokens - self.generated
+        return min(self.left, longest, least - 1 if least > 0 else longest)
 
     def append(self, committed: Sequence[int]) -> None:
         """Add committed tokens. Mutates the request."""

@@ -151,6 +151,13 @@ def test_the_prompt_of_a_request_that_can_have_no_draft_is_not_indexed(
     assert not router.cache.waiting and router.cache.held_bytes == held
 
 
+def test_the_prompt_of_a_request_that_may_have_drafts_later_is_indexed() -> None:
+    router, _ = following(
+        np.arange(8_000, dtype=np.int32), RequestOptions(9, 1 << 20, min_tokens=1)
+    )
+    assert router.cache.waiting
+
+
 def test_text_that_an_engine_writes_over_later_stays_what_it_was() -> None:
     row = np.tile(np.arange(2, 30, dtype=np.int32), 3)
     router, _ = following(row, RequestOptions(100, 1 << 20))
