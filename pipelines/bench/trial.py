@@ -27,8 +27,8 @@ from decoder.trial.block import Made
 from decoder.trial.effect import FEWEST, effect
 from decoder.trial.sides import STOCK, Side
 from decoder.trial.turns import Turns
-from pipelines.replay.dialogue import DialogueCache, turns
-from pipelines.replay.engine import Decoding
+from pipelines.replay.dialogue import DialogueCache
+from pipelines.replay.engine import Engine
 from pipelines.replay.traces import Trace
 
 Floats = NDArray[np.float64]
@@ -135,10 +135,10 @@ def decode(traces: Sequence[Trace], policy: Policy, dealt: Turns | None = None) 
         cache, policy, np.zeros((top, len(TOKEN_CLASSES)), np.float32), EventQueue(0), has_model,
         costs=LiveCosts(COSTS, live=False), turns=dealt,
     )  # fmt: skip
-    router.doze = None
     tokens, us = [], []
-    for turn in turns(traces, cache, start=False):
-        for cycle in Decoding(router, turn, has_model, None).cycles():
+    engine = Engine(router, cache, traces, has_model)
+    for index in range(len(traces)):
+        for cycle in engine.decode(index):
             tokens.append(cycle.committed)
             us.append(step_time(COSTS, 1, cycle.verified, cycle.drafted))
             if isinstance(dealt, _Noted):

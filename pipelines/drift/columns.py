@@ -33,8 +33,8 @@ from learner.rows import Rows
 from pipelines.drift.scenario import Scenario
 from pipelines.drift.stream import Worker
 from pipelines.drift.traffic import Library, lessons
-from pipelines.replay.engine import simulate
-from pipelines.replay.survival import Part, learn, teachers
+from pipelines.replay import training
+from pipelines.replay.engine import Simulator
 from pipelines.replay.traces import Trace
 
 NAMES: Final = (
@@ -45,7 +45,6 @@ KNOWN: Final = 100
 """Generations that were there to train on before the change."""
 OTHERS: Final = 200
 """Generations like those after the change that a refit is trained on."""
-PAPER_EPOCHS: Final = 20
 PAPER_FEATURES: Final = frozenset(
     (
         "score", "match_len", "draft_len", "log_prompt_len", "log_generated_len",
@@ -112,13 +111,15 @@ class Columns:
         return lessons([self._scenario.known], self._library, self._seed, self._known_most)
 
     def _survival(self, traces: Sequence[Trace], settings: WorkerSettings) -> Policy:
-        return learn([Part(traces)], self._library.token_classes, settings, None, "drift")[0]
+        simulator = Simulator(self._library.token_classes, settings)
+        return training.survival(training.taught(simulator, traces), "drift")
 
 
 def paper(traces: Sequence[Trace], token_classes: FloatArray, settings: WorkerSettings) -> Policy:
     """The paper's policy, from the drafts that its frequency hybrid meets on ``traces``."""
-    rows = simulate(traces, [], teachers()[1], token_classes, settings)[1].rows
-    trainer = train.fit(_blind(rows), "payoff", PAPER_EPOCHS)
+    counting = training.teachers()[1]
+    rows = Simulator(token_classes, settings).decode(traces, counting)[1]
+    trainer = train.fit(_blind(rows), "payoff", training.PAPER_EPOCHS)
     return _deaf(train.export(trainer, "drift", PAPER_THRESHOLD, rows.features))
 
 

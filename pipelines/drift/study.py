@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,13 +16,12 @@ from decoder.contracts.errors import TraceError
 from decoder.contracts.features import FloatArray
 from decoder.settings import WorkerSettings
 from pipelines.bundles import digest_of
-from pipelines.drift import oracle
 from pipelines.drift.columns import Columns
 from pipelines.drift.learning import Learning
 from pipelines.drift.measure import Run, figures
 from pipelines.drift.results import Results, key_of
 from pipelines.drift.scenario import Scenario, Segment
-from pipelines.drift.stream import Conditions, Decoded, decode
+from pipelines.drift.stream import Conditions, Decoded, decode, foresee
 from pipelines.drift.traffic import KINDS, Library, Traffic, traffic
 from pipelines.progress import Step
 from pipelines.replay.traces import Trace, read, tokenizer_digest
@@ -75,12 +74,8 @@ class Recordings:
     def _traces(self, stem: str) -> list[Trace]:
         if stem not in self._read:
             path = self._paths[stem]
-            reading = read(
-                path,
-                self._tokenizer,
-                CONTEXT,
-                lambda done, whole: self._step(f"reading {path.name}", done, whole),
-            )
+            told = partial(self._step, f"reading {path.name}")
+            reading = read(path, self._tokenizer, CONTEXT, told)
             self.notices += [notice.text for notice in reading.notices if notice.reason != "long"]
             self._read[stem] = reading.traces
         return self._read[stem]
@@ -160,7 +155,7 @@ def ran(name: str, scenario: Scenario, sent: Traffic, columns: Columns, library:
     """One policy on all requests of a scenario."""
     conditions = [Conditions(s.machine.costs, s.concurrency) for s in scenario.segments]
     if name == "oracle":
-        return _kept(oracle.foresee(sent.requests, conditions, columns.settings))
+        return _kept(foresee(sent.requests, conditions, columns.settings))
     column = columns.column(name)
     learning = Learning.begun(column.policy) if column.learns else None
     decoded = decode(

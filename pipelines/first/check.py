@@ -6,18 +6,16 @@ trained without that set; a refit, trained on other sessions of the very set; an
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from decoder.contracts.bundle import Policy
-from decoder.contracts.features import FloatArray
 from decoder.engines.reference.method import Drafting
-from decoder.settings import WorkerSettings
 from pipelines.first.make import SEED, counting, fit, rows_of, with_drafter
 from pipelines.first.sets import TraceSet
-from pipelines.replay.engine import hybrid, simulate
+from pipelines.replay.engine import Simulator, hybrid
 from pipelines.replay.split import Shares, some_sessions, split
-from pipelines.replay.survival import EPOCHS, teachers
+from pipelines.replay.training import EPOCHS, teachers
 
 REFIT: Final = 200
 """Generations that a refit learns from, or as many as the training side has."""
@@ -53,24 +51,11 @@ class Compared:
 
     def as_dict(self) -> dict[str, Any]:
         """For ``--json``."""
-        return {
-            "name": self.name,
-            "generations": self.generations,
-            "left_out": self.left_out,
-            "of_refit": self.of_refit,
-            "over_counting": self.over_counting,
-            "rates": self.rates,
-            "early": self.early,
-        }
+        return asdict(self) | {"of_refit": self.of_refit, "over_counting": self.over_counting}
 
 
 def compare(
-    found: TraceSet,
-    first: Policy,
-    left_out: bool,
-    token_classes: FloatArray,
-    settings: WorkerSettings,
-    accepts: float,
+    found: TraceSet, first: Policy, left_out: bool, simulator: Simulator, accepts: float
 ) -> Compared:
     """Decode test sessions of ``found`` by the first policy, by a refit and by counting.
 
@@ -84,18 +69,13 @@ def compare(
     drafter = accepts, accepts
     model: Drafting = "chain" if accepts else "none"
     by = [replace(teacher, model=model) for teacher in teachers()]
-    known = some_sessions(parts.train, REFIT)
-    refit = fit(rows_of(known, token_classes, settings, drafter, by), EPOCHS)
-    asked = with_drafter(
-        some_sessions(parts.test, TESTED), drafter, settings.model_draft_tokens, SEED
-    )
-    compared = {
-        "first": replace(hybrid("first", first), model=model),
-        "refit": replace(hybrid("refit", refit), model=model),
-        "counting": replace(counting(), model=model),
-    }
+    refit = fit(rows_of(some_sessions(parts.train, REFIT), simulator, drafter, by), EPOCHS)
+    tested, k = some_sessions(parts.test, TESTED), simulator.settings.model_draft_tokens
+    asked = with_drafter(tested, drafter, k, SEED)
+    compared = {"first": hybrid("first", first), "refit": hybrid("refit", refit),
+                "counting": counting()}  # fmt: skip
     cycles = {
-        name: simulate(asked, [], each, token_classes, settings)[0]
+        name: simulator.decode(asked, replace(each, model=model))[0]
         for name, each in compared.items()
     }
     return Compared(

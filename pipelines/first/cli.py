@@ -37,10 +37,6 @@ def bootstrap(
         float,
         typer.Option(min=0.0, help="Check: model drafts' mean accepted length; 0: no drafter."),
     ] = 2.2,
-    vocabulary: Annotated[
-        int | None,
-        typer.Option(min=300, help="Check with a tokenizer of so many entries, trained here."),
-    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print a check's figures as JSON.")
     ] = False,
@@ -63,9 +59,8 @@ def bootstrap(
         out.print(f"wrote {place}", soft_wrap=True)
         out.print_json(data=made.provenance)
         return
-    found = command.check(asked, place, model_accepts, vocabulary, err)
+    found = command.check(asked, place, model_accepts, err)
     if as_json:
-        figures = command.figures(found, model_accepts, vocabulary)
-        print_json(figures)
+        print_json(command.figures(found, model_accepts))
     else:
         out.print(command.table(found))

@@ -10,19 +10,15 @@ from typing import Any, Final
 import numpy as np
 
 from decoder.contracts.bundle import ANY_SCOPE, FIRST, PROBES, Policy
-from decoder.contracts.errors import TraceError
-from decoder.contracts.features import FloatArray
 from decoder.engines.reference.method import Method
-from decoder.policy.estimate import PAPER_THRESHOLD
-from decoder.settings import WHOLE_FACTOR, WorkerSettings
-from learner import train
+from decoder.settings import WHOLE_FACTOR
 from learner.rows import Rows, hash_id, joined
 from pipelines.first.sets import TraceSet
-from pipelines.replay.engine import hybrid, simulate
+from pipelines.replay.engine import Simulator, hybrid
 from pipelines.replay.model_arm import drawn_acceptance
 from pipelines.replay.split import some_sessions
-from pipelines.replay.survival import LEAST, teachers
 from pipelines.replay.traces import Trace
+from pipelines.replay.training import survival, teachers
 
 GENERATIONS: Final = 100
 """Taken of each set, in whole sessions: four times as many brought nothing."""
@@ -72,8 +68,7 @@ def with_drafter(
 
 def rows_of(
     traces: Sequence[Trace],
-    token_classes: FloatArray,
-    settings: WorkerSettings,
+    simulator: Simulator,
     accepts: tuple[float, float] = ACCEPTS,
     by: Sequence[Method] = (),
 ) -> Rows:
@@ -81,20 +76,19 @@ def rows_of(
     teachers that survival policies learn from."""
     parts = []
     for seed, teacher in enumerate(by or teachers(), start=SEED):
-        drafted = with_drafter(traces, accepts, settings.model_draft_tokens, seed)
-        parts.append(simulate(drafted, [], teacher, token_classes, settings)[1].rows)
+        drafted = with_drafter(traces, accepts, simulator.settings.model_draft_tokens, seed)
+        parts.append(simulator.decode(drafted, teacher)[1])
     return joined(parts)
 
 
-def sample(
-    found: TraceSet, generations: int, token_classes: FloatArray, settings: WorkerSettings
-) -> Sample:
+def sample(found: TraceSet, generations: int, simulator: Simulator) -> Sample:
     """About ``generations`` of a set, in whole sessions chosen by hash, and their drafts, which are
-    ``LONGER`` than those that a worker with ``settings`` proposes."""
+    ``LONGER`` than those that a worker proposes."""
     traces = some_sessions(found.traces, generations)
-    factor = LONGER * settings.suffix_max_factor
-    longer = settings.model_copy(update={"suffix_max_factor": factor})
-    return Sample(found.name, found.licences, traces, rows_of(traces, token_classes, longer))
+    factor = LONGER * simulator.settings.suffix_max_factor
+    longer = simulator.settings.model_copy(update={"suffix_max_factor": factor})
+    rows = rows_of(traces, replace(simulator, settings=longer))
+    return Sample(found.name, found.licences, traces, rows)
 
 
 def fit(rows: Rows, epochs: int = EPOCHS) -> Policy:
@@ -103,13 +97,9 @@ def fit(rows: Rows, epochs: int = EPOCHS) -> Policy:
     Raises:
         TraceError: too few labelled drafts.
     """
-    if len(rows) < LEAST:
-        raise TraceError(f"the recordings give {len(rows)} labelled drafts, {LEAST} are needed.")
-    trainer = train.fit(rows, "survival", epochs)
     spread = np.linspace(0, len(rows) - 1, PROBES).astype(np.int64)  # over texts of every kind
-    policy = train.export(trainer, ANY_SCOPE, PAPER_THRESHOLD, rows.features[spread])
-    seen = rows.model_accepted[np.isfinite(rows.model_accepted)]
-    return replace(policy, role=FIRST, model_payoff=float(seen.mean()) if len(seen) else 0.0)
+    probes = rows.features[spread] if len(rows) else rows.features
+    return replace(survival(rows, ANY_SCOPE, epochs, probes), role=FIRST)
 
 
 def counting() -> Method:
@@ -126,16 +116,12 @@ def without(samples: Sequence[Sample], name: str) -> Policy:
     return fit(joined([s.rows for s in samples if s.name != name]))
 
 
-def over_counting(
-    one: Sample, policy: Policy, token_classes: FloatArray, settings: WorkerSettings
-) -> float:
+def over_counting(one: Sample, policy: Policy, simulator: Simulator) -> float:
     """The rate at which ``policy`` decodes a sample, over that of counting; nominal costs."""
-    asked = with_drafter(one.traces, ACCEPTS, settings.model_draft_tokens, SEED)
-    rates = [
-        simulate(asked, [], by, token_classes, settings)[0].tally().rate
-        for by in (hybrid("first", policy), counting())
-    ]
-    return rates[0] / rates[1]
+    asked = with_drafter(one.traces, ACCEPTS, simulator.settings.model_draft_tokens, SEED)
+    by = hybrid("first", policy), counting()
+    first, counted = (simulator.decode(asked, each)[0].tally().rate for each in by)
+    return first / counted
 
 
 def card(samples: Sequence[Sample], tokenizer: str, scores: dict[str, float]) -> dict[str, Any]:

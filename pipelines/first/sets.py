@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +17,10 @@ from pipelines.replay.traces import Trace, read
 ALLOWED: Final = ("MIT", "Apache-2.0")
 """What a row's ``license`` may say. A licence of the code alone ("Apache-2.0 (code), ... (data)")
 is another text, and none of these."""
+
+
+CONTEXT: Final = 16_384
+"""Tokens that a prompt and its output may have."""
 
 
 @dataclass(frozen=True)
@@ -57,24 +62,25 @@ def licences_of(path: Path) -> dict[str, set[str]]:
     return found
 
 
-def read_set(
-    path: Path, tokenizer: Any, licences: Sequence[str] | None, context: int, step: Step
-) -> TraceSet:
-    """The generations of ``path`` whose whole session is under one of ``licences``.
+def read_sets(
+    paths: Sequence[Path], tokenizer: Any, licences: Sequence[str] | None, step: Step
+) -> list[TraceSet]:
+    """Of each of ``paths`` the generations whose whole session is under one of ``licences``; files
+    without any are left out.
 
     Args:
         licences: None takes all.
-        context: tokens that prompt and output may have together.
 
     Raises:
-        TraceError: it cannot be read.
+        TraceError: a file cannot be read.
     """
-    reading = read(
-        path, tokenizer, context, lambda done, whole: step(f"reading {path.name}", done, whole)
-    )
-    named = licences_of(path)
-    traces = reading.traces
-    if licences is not None:
-        traces = [t for t in traces if named[t.session] <= set(licences)]
-    of_them: set[str] = set().union(*(named[t.session] for t in traces)) if traces else set()
-    return TraceSet(path.stem, tuple(sorted(of_them)), tuple(traces))
+    found = []
+    for path in paths:
+        reading = read(path, tokenizer, CONTEXT, partial(step, f"reading {path.name}"))
+        named, traces = licences_of(path), reading.traces
+        if licences is not None:
+            traces = [t for t in traces if named[t.session] <= set(licences)]
+        if traces:
+            of_them = set[str]().union(*(named[t.session] for t in traces))
+            found.append(TraceSet(path.stem, tuple(sorted(of_them)), tuple(traces)))
+    return found

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,8 +22,8 @@ from decoder.policy.rule import ARMS
 from decoder.settings import WorkerSettings
 from pipelines.progress import Step
 from pipelines.replay import own
-from pipelines.replay.engine import hybrid, simulate
-from pipelines.replay.tally import NOTHING, Cycles, Tally
+from pipelines.replay.cycles import NOTHING, Cycles, Tally
+from pipelines.replay.engine import Simulator, hybrid
 from pipelines.replay.traces import Trace, read
 
 LIMIT: Final = 20
@@ -153,16 +154,9 @@ def _decode(
     policy: Policy, traces: Sequence[Trace], classes: FloatArray, accepts: float, what: str,
     step: Step,
 ) -> Cycles:  # fmt: skip
-    whole, done = sum(len(trace.output) for trace in traces), 0
-
-    def progress(committed: int) -> None:
-        nonlocal done
-        done += committed
-        step(what, done, whole)
-
-    method = hybrid("policy", policy)
-    settings = WorkerSettings.load()
-    return simulate(traces, [], method, classes, settings, accepts, progress=progress)[0]
+    simulator = Simulator(classes, WorkerSettings.load(), accepts)
+    by = hybrid("policy", policy)
+    return simulator.decode(traces, by, told=partial(step, what))[0]
 
 
 def _compared(name: str, pairs: Sequence[tuple[Cycles, Cycles]]) -> Compared:

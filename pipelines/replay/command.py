@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -23,9 +22,9 @@ from pipelines.embedded import load_tokenizer
 from pipelines.progress import Shown
 from pipelines.prompts import PromptSet, fitting, read_folder
 from pipelines.replay import recording, rules
+from pipelines.replay.engine import Simulator
 from pipelines.replay.measure import Report, mean_fractions, together
-from pipelines.replay.model_arm import drawn_drafter
-from pipelines.replay.study import Plan, Replayed, Study
+from pipelines.replay.study import File, Plan, Study
 from pipelines.replay.traces import Notice
 
 SHOWN: Final = 10
@@ -38,7 +37,6 @@ HEADINGS: Final = {
     "frequency_tuned": "freq*",
     "arctic": "arctic",
     "hybrid": "hybrid",
-    "hybrid_tuned": "hybrid*",
 }
 """Methods in the table; the JSON holds all."""
 
@@ -54,12 +52,12 @@ def run(
         TraceError: not one can be used.
     """
     classes = token_classes_of(tokenizer)
-    files: list[Replayed] = []
+    files: list[File] = []
     with Shown(console) as shown:
         study = Study(plan, tokenizer, classes, shown.step)
         for path in paths:
             try:
-                file = study.replay(path)
+                file = study.read(path)
             except TraceError as error:
                 study.notices.append(Notice("unreadable", str(error)))
                 continue
@@ -68,8 +66,8 @@ def run(
         if not files:
             last = study.notices[-1].text if study.notices else "no file was named."
             raise TraceError(f"nothing to measure: {last}")
-        found = study.trained(files)
-        reports = [study.measured(file, found) for file in files]
+        policy = study.trained(files)
+        reports = [study.measured(file, policy) for file in files]
     return reports, study.notices
 
 
@@ -83,12 +81,8 @@ def as_dict(reports: Sequence[Report], plan: Plan, notices: Sequence[Notice]) ->
         "mean_fraction_of_oracle": mean_fractions(list(reports)),
         "files": [r.as_dict() for r in reports],
         "settings": {
-            "mode": "cycles" if plan.cycles else "every-token",
             "model_accepts": plan.model_accepts,
-            "train_share": plan.shares.train,
-            "warm_up_share": plan.shares.warm_up,
             "limit": plan.limit,
-            "context": plan.context,
             "policy": f"{policy.kind} v{policy.version}" if policy else "trained here",
         },
         "notices": [n.text for n in notices],
@@ -100,14 +94,13 @@ def tables(reports: Sequence[Report]) -> list[Table]:
     rows = list(reports) if len(reports) == 1 else [*reports, together(list(reports))]
     payoffs = Table(title="Cache drafts of the test sessions", caption=_PAYOFFS)
     payoffs.add_column("file", overflow="fold", min_width=12)
-    for heading in ("states", "states/s", "MAE", "P@6", "R@6", "high"):
+    for heading in ("states", "MAE", "P@6", "R@6", "high"):
         payoffs.add_column(heading, justify="right", no_wrap=True)
     for report in rows:
         e = report.errors.figures()
         payoffs.add_row(
             escape(report.name),
             f"{e['states']:.0f}",
-            f"{report.states_per_s:.0f}",
             f"{e['mae']:.2f}",
             *(f"{e[n]:.2f}" for n in ("precision_at_6", "recall_at_6", "high_payoff_share")),
         )
@@ -135,16 +128,12 @@ _RATES: Final = (
 
 @dataclass(frozen=True)
 class Asked:
-    """Prompts to record and to replay by every rule; ``nominal`` costs, or those measured here.
-
-    ``drawn`` puts a drafter by lot, which has so many tokens accepted, in the recorded one's place.
-    """
+    """Prompts to record and to replay by every rule; ``nominal`` costs, or those measured here."""
 
     prompts: Path
     limit: int = 12
     policy: Policy | None = None
     nominal: bool = False
-    drawn: float | None = None
 
 
 def prompts_of(
@@ -168,7 +157,7 @@ def by_rules(asked: Asked, console: Console) -> dict[str, Any]:
     """
     plan, problems = recording.Plan(), list[str]()
     read = list(read_folder(asked.prompts, (), problems))
-    tokenizer, settings = load_tokenizer(None), WorkerSettings.load()
+    tokenizer = load_tokenizer(None)
     sets = prompts_of(read, asked.limit, tokenizer, plan.prompt, problems)
     for problem in problems:
         console.print(f"[yellow]{escape(problem)}[/yellow]", highlight=False, soft_wrap=True)
@@ -179,15 +168,13 @@ def by_rules(asked: Asked, console: Console) -> dict[str, Any]:
         folder = recording.record(sets, plan, shown.step)
         costs = NOMINAL if asked.nominal else recording.costs_of(folder, shown.step)
         policy = asked.policy or first_policy(ANY_SCOPE)
+        simulator = Simulator(classes, WorkerSettings.load(), costs=costs)
         found = {}
         for done, name in enumerate(sets):
             shown.step(f"replaying {name}", done, len(sets))
             traces = recording.traces_of(folder, name, sets[name])
-            if asked.drawn is not None:
-                lots, most = np.random.default_rng(done), settings.model_draft_tokens
-                traces = [drawn_drafter(t, asked.drawn, most, lots) for t in traces]
-            found[name] = rules.all_ruled(traces, policy, classes, settings, costs)
-    settled = {"costs": costs.setup, "prompts_a_set": asked.limit, "drawn": asked.drawn}
+            found[name] = rules.all_ruled(traces, policy, simulator)
+    settled = {"costs": costs.setup, "prompts_a_set": asked.limit}
     return settled | rules.summary(found)
 
 
@@ -197,16 +184,15 @@ def rule_tables(summary: dict[str, Any]) -> list[Table]:
     shown = [rule for rule in means if rule != "greedy"]
     rates = Table(title="Tokens a unit of time, over greedy's", caption=_RULED)
     rates.add_column("set", overflow="fold", min_width=10)
-    for heading in (*shown, "best", "/ best", "/ picked", "graft"):
+    for heading in (*shown, "best", "/ best", "/ picked"):
         rates.add_column(heading, justify="right", overflow="fold")
     for name, over in summary["x_greedy"].items():
         best = summary["best_rule"][name]
-        added = summary["graft_over_hybrid"][name]
         at = summary["hybrid_over_picked"].get(name)
         picked = f"{at['ratio']:.3f} ({at['low']:.2f}-{at['high']:.2f})" if at else "-"
-        last = (best, f"{summary['hybrid_over_best'][name]:.3f}", picked, f"{added:.3f}")
+        last = (best, f"{summary['hybrid_over_best'][name]:.3f}", picked)
         rates.add_row(escape(name), *(f"{over[rule]:.2f}" for rule in shown), *last)
-    means_of = ("hybrid_over_best_mean", "hybrid_over_picked_mean", "graft_over_hybrid_mean")
+    means_of = ("hybrid_over_best_mean", "hybrid_over_picked_mean")
     last = (
         summary["best_single"],
         *("-" if m is None else f"{m:.3f}" for m in map(summary.get, means_of)),
@@ -227,8 +213,7 @@ def _deciles(calibration: dict[str, list[dict[str, float]]]) -> Table:
 
 _RULED: Final = (
     "@2: two tokens of a draft for each one matched. / best: the hybrid over the best rule, "
-    "/ picked: over the one that was best on the other half of the prompts; "
-    "graft: with tails behind model drafts over without. Means are geometric."
+    "/ picked: over the one that was best on the other half of the prompts. Means are geometric."
 )
 
 

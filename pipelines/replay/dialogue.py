@@ -23,6 +23,8 @@ from pipelines.replay.traces import Trace
 
 KEPT: Final = 2_000
 """Outputs kept for later requests, the oldest given up first."""
+UNLIMITED: Final = 1 << 20
+"""Context length of a replay: a recorded output has room, or it would not have been recorded."""
 
 
 class ContinuedTrees(SuffixDecodingCache):  # type: ignore[misc]
@@ -112,7 +114,7 @@ class DialogueCache(SuffixCache):
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A recording whose request has begun in a suffix cache, under ``name``."""
+    """A recording whose request is under way in a suffix cache, under ``name``."""
 
     index: int
     name: str
@@ -121,23 +123,22 @@ class Turn:
     output: list[int]
     text: Ids  # prompt and output, contiguous
 
-
-def turns(traces: Sequence[Trace], cache: DialogueCache, start: bool = True) -> Iterator[Turn]:
-    """Each recording in its order; its request begins before and stops after it is handed out.
-
-    Args:
-        start: false leaves beginning and stopping to what drives the cache, a router for one.
-    """
-    last = {trace.session: index for index, trace in enumerate(traces)}
-    for index, trace in enumerate(traces):
+    @classmethod
+    def of(cls, index: int, trace: Trace) -> Turn:
+        """Recording number ``index``."""
         prompt, output = np.array(trace.prompt, np.int32), np.asarray(trace.output, np.int32)
         text = np.concatenate([prompt, output])
-        turn = Turn(index, str(index), trace, prompt, output.tolist(), text)
-        cache.trees.expect(trace.session, text)
-        if start:
-            cache.start(turn.name, prompt, "")
+        return cls(index, str(index), trace, prompt, output.tolist(), text)
+
+
+def turns(traces: Sequence[Trace], cache: DialogueCache) -> Iterator[Turn]:
+    """Each recording in its order; its request begins before and stops after it is handed out."""
+    last = {trace.session: index for index, trace in enumerate(traces)}
+    for index, trace in enumerate(traces):
+        turn = Turn.of(index, trace)
+        cache.trees.expect(trace.session, turn.text)
+        cache.start(turn.name, turn.prompt, "")
         yield turn
-        if start:
-            cache.stop(turn.name)
+        cache.stop(turn.name)
         if last[trace.session] == index:
             cache.trees.forget(trace.session)

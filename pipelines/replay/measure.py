@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from decoder.policy.estimate import PAPER_THRESHOLD
 from learner.rows import Rows
-from pipelines.replay.tally import NOTHING, Tally
+from pipelines.replay.cycles import NOTHING, Tally
 
 ORACLE = "oracle"
 
@@ -27,13 +28,7 @@ class Errors:
     both: int = 0
 
     def __add__(self, other: Errors) -> Errors:
-        return Errors(
-            self.states + other.states,
-            self.error + other.error,
-            self.high + other.high,
-            self.chosen + other.chosen,
-            self.both + other.both,
-        )
+        return Errors(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
     def figures(self) -> dict[str, float]:
         """``states``, ``mae`` in tokens, and precision and recall at the paper's six (Table 2)."""
@@ -62,27 +57,16 @@ def errors(predicted: NDArray[np.float32], rows: Rows) -> Errors:
 
 @dataclass(frozen=True)
 class Report:
-    """What was measured on one file, or on several together.
-
-    ``replayed`` states (training and warm-up included) took ``seconds`` of processor time, which is
-    all the time the replay took, tokenising apart, in one process and one thread.
-    """
+    """What was measured on one file, or on several together."""
 
     name: str
     sessions: int
     generations: int
     tokens: int  # of output, in the part measured
-    replayed: int
-    seconds: float
     errors: Errors
     tallies: Mapping[str, Tally]
     thresholds: Mapping[str, float] = field(default_factory=dict)
     left_out: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def states_per_s(self) -> float:
-        """States replayed a second."""
-        return self.replayed / self.seconds if self.seconds else 0.0
 
     def fractions(self) -> dict[str, float]:
         """Each method's rate against the oracle's."""
@@ -98,9 +82,6 @@ class Report:
             "generations": self.generations,
             "tokens": self.tokens,
             **self.errors.figures(),
-            "states_replayed": self.replayed,
-            "replay_cpu_s": self.seconds,
-            "states_per_s": self.states_per_s,
             "rates": {name: t.rate for name, t in tallies},
             "fraction_of_oracle": self.fractions(),
             "cycles_per_1k": {n: 1000 * t.cycles / max(t.committed, 1) for n, t in tallies},
@@ -115,17 +96,12 @@ class Report:
 def together(reports: list[Report]) -> Report:
     """All of ``reports`` as one: counts are added, so a file weighs what its tokens weigh."""
     names = list(reports[0].tallies)
-    left_out: dict[str, int] = {}
-    for report in reports:
-        for reason, count in report.left_out.items():
-            left_out[reason] = left_out.get(reason, 0) + count
+    left_out = sum((Counter(r.left_out) for r in reports), Counter[str]())
     return Report(
         "overall",
         sum(r.sessions for r in reports),
         sum(r.generations for r in reports),
         sum(r.tokens for r in reports),
-        sum(r.replayed for r in reports),
-        sum(r.seconds for r in reports),
         sum((r.errors for r in reports), Errors()),
         {name: sum((r.tallies[name] for r in reports), NOTHING) for name in names},
         left_out=left_out,

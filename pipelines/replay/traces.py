@@ -40,9 +40,6 @@ class Trace:
     draft cut by it would tell the label where the output ends."""
     model_accepted: Sequence[int] | Ids | None = None
     """At each output position, the model draft's accepted length there; None where not recorded."""
-    model_drafts: Sequence[Sequence[int]] | None = None
-    """At each output position, the model draft's tokens, as they lead into what a cache proposes
-    behind them; None where not recorded."""
 
 
 @dataclass(frozen=True)

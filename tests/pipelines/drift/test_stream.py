@@ -10,16 +10,12 @@ import pytest
 from decoder.contracts.bundle import Policy, frequency_policy
 from decoder.contracts.events import DraftEvent
 from decoder.engines.reference.method import method
-from decoder.policy.pricing import CostTable
 from decoder.settings import WorkerSettings
-from pipelines.drift import oracle
 from pipelines.drift.scenario import PLAIN_US, Machine
-from pipelines.drift.stream import Conditions, Decoded, Worker, decode
+from pipelines.drift.stream import Conditions, Decoded, Worker, decode, foresee
 from pipelines.drift.traffic import Request
-from pipelines.replay import walks
-from pipelines.replay.engine import hybrid, simulate
+from pipelines.replay.engine import Simulator, hybrid
 from pipelines.replay.model_arm import model_acceptance
-from pipelines.replay.states import every_token
 from pipelines.replay.traces import Trace
 from tests.pipelines.replay.samples import copying_traces, dialogue, token_classes
 
@@ -53,10 +49,8 @@ def mixed() -> list[Trace]:
 def test_one_request_at_a_time_decodes_as_the_simulator_does() -> None:
     traces = [replace(t, session=f"{i}/{t.session}") for i, t in enumerate(mixed()[:8])]
     traces = with_model([*traces, *dialogue(2)])
-    cycles, _ = simulate(
-        traces, [], hybrid("frequency", method("frequency").policy), token_classes(), SETTINGS,
-        costs=COSTS,
-    )  # fmt: skip
+    by = hybrid("frequency", method("frequency").policy)
+    cycles, _ = Simulator(token_classes(), SETTINGS, costs=COSTS).decode(traces, by)
     found = served([Request(t, 0) for t in traces])
     tally = cycles.tally(COSTS)
     np.testing.assert_array_equal(found.arms.sum(axis=0), tally.by_arm)
@@ -173,24 +167,11 @@ def test_a_policy_told_is_in_force_from_the_next_request_on() -> None:
     assert (by_cache[3:] == 0).all()
 
 
-def test_the_oracle_is_the_one_of_every_position() -> None:
-    traces = with_model(copying_traces(5, 10, 80))
-    costs = CostTable("test", (1, 512), (PLAIN_US, PLAIN_US * 4))
-    found = oracle.foresee([Request(t, 0) for t in traces], [Conditions(costs)], SETTINGS)
-    states = every_token(traces, [], token_classes(), SETTINGS)
-    field = walks.field_of(traces, states, None, SETTINGS.model_draft_tokens, costs)
-    tally = walks.walk(field, *walks.oracle(field))
-    assert found.tokens.sum() == tally.committed
-    # The study's oracle also knows how long a model draft to make, so it is never slower.
-    assert found.us.sum() <= tally.time * (1 + 1e-9)
-    assert found.us.sum() == pytest.approx(tally.time, rel=0.05)
-
-
 @pytest.mark.parametrize("concurrency", [1, 4])
 def test_nothing_is_faster_than_the_oracle(concurrency: int) -> None:
     asked = requests(copying_traces(7, 12, 80))
     conditions = [Conditions(COSTS, concurrency)]
-    best = oracle.foresee(asked, conditions, SETTINGS)
+    best = foresee(asked, conditions, SETTINGS)
     for threshold in (0.0, 2.0, float("inf")):
         found = served(asked, frequency_policy("drift", threshold), conditions)
         assert found.us.sum() >= 0.99 * best.us.sum()

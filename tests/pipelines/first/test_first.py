@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +17,7 @@ from decoder.policy.probes import from_bytes
 from pipelines.first import command
 from pipelines.first.command import Asked
 from pipelines.first.make import with_drafter
-from pipelines.first.sets import files_of, licences_of, read_set
-from pipelines.first.tokenizer import trained_tokenizer
+from pipelines.first.sets import files_of, licences_of, read_sets
 from pipelines.replay.model_arm import drawn_acceptance
 from pipelines.replay.traces import Trace
 from tests.pipelines.replay.samples import copying_traces, word_tokenizer
@@ -99,7 +97,7 @@ def test_a_session_is_learned_from_if_every_row_of_it_may_be(tmp_path: Path) -> 
     assert licences_of(path)["mixed"] == {"MIT", "not stated"}
 
     def sessions(licences: tuple[str, ...] | None) -> list[str]:
-        found = read_set(path, None, licences, 1000, lambda *_: None)
+        (found,) = read_sets([path], None, licences, lambda *_: None)
         return [t.session for t in found.traces]
 
     assert sessions(("MIT",)) == ["free"]
@@ -161,12 +159,12 @@ def test_a_check_leaves_out_what_the_policy_was_made_of(
     out = tmp_path / "first.safetensors"
     asked = Asked([traces], generations=20, tokenizer=tokenizer)
     command.make(asked, out, QUIET)
-    found = command.check(asked, out, 1.5, None, QUIET)
+    found = command.check(asked, out, 1.5, QUIET)
     assert [(c.name, c.left_out) for c in found] == [
         ("a", True), ("b", True), ("c", False), ("d", False),
     ]  # fmt: skip
     assert all(c.generations and min(c.rates.values()) > 1.0 for c in found)
-    figures = command.figures(found, 1.5, None)
+    figures = command.figures(found, 1.5)
     assert figures["of_refit"]["least"] == min(s["of_refit"] for s in figures["sets"])
     assert json.loads(json.dumps(figures))["settings"]["model_accepts"] == 1.5
     assert command.table(found).row_count == len(found) + 1
@@ -174,16 +172,4 @@ def test_a_check_leaves_out_what_the_policy_was_made_of(
 
 def test_a_bundle_that_is_no_first_policy_is_not_checked(traces: Path, tmp_path: Path) -> None:
     with pytest.raises(PolicyRefused, match="no first policy"):
-        command.check(Asked([traces]), tmp_path / "none.safetensors", 2.2, None, QUIET)
-
-
-def test_a_tokenizer_of_the_texts_own_is_the_same_each_time(tmp_path: Path) -> None:
-    rng = random.Random(0)
-    words = ["".join(rng.choices("abcdefgh", k=5)) for _ in range(200)]
-    path = tmp_path / "text.jsonl"
-    row = {"messages": [{"role": "user", "content": " ".join(rng.choices(words, k=5_000))}]}
-    path.write_text("not JSON\n" + json.dumps(row) + "\n" + json.dumps({"prompt": [1]}) + "\n")
-    one, other = trained_tokenizer([path], 500), trained_tokenizer([path], 500)
-    assert len(one) == 500 and one.get_vocab() == other.get_vocab()
-    ids = one("abc def", add_special_tokens=False)["input_ids"]
-    assert one.decode(ids) == "abc def"
+        command.check(Asked([traces]), tmp_path / "none.safetensors", 2.2, QUIET)

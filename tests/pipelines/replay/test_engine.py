@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -12,25 +11,26 @@ from hypothesis import strategies as st
 
 from decoder.contracts.bundle import frequency_policy
 from decoder.contracts.errors import TraceError
+from decoder.drafting.drafts import CacheDraft
 from decoder.engines.reference.method import Method, method
 from decoder.policy.pricing import NOMINAL, CostTable
 from decoder.policy.rule import CACHE, MODEL, NONE
 from decoder.settings import WorkerSettings
-from pipelines.replay import walks
-from pipelines.replay.engine import hybrid, simulate
+from pipelines.replay.cycles import NOTHING, Cycles
+from pipelines.replay.engine import Simulator, hybrid
+from pipelines.replay.hindsight import GRID, NEVER, Place, Prices, Walker, above, oracle
 from pipelines.replay.model_arm import constant_acceptance, model_acceptance
-from pipelines.replay.states import every_token
-from pipelines.replay.tally import NOTHING, Cycles
 from pipelines.replay.traces import Trace
 from tests.conftest import random_policy
 from tests.pipelines.replay.samples import copying_traces, dialogue, token_classes
 
 SETTINGS = WorkerSettings()
+SIMULATOR = Simulator(token_classes(), SETTINGS)
 K = SETTINGS.model_draft_tokens
 
 
 def run(traces: list[Trace], by: Method, accepts: float = 2.2) -> Cycles:
-    return simulate(traces, [], by, token_classes(), SETTINGS, accepts)[0]
+    return replace(SIMULATOR, model_mean=accepts).decode(traces, by)[0]
 
 
 def methods() -> list[Method]:
@@ -100,74 +100,83 @@ def test_an_oracle_or_a_tree_is_refused() -> None:
 
 
 def test_time_is_what_the_cost_table_says() -> None:
-    arm = np.array([NONE, MODEL, CACHE], np.int8)
+    arm = np.array([NONE, MODEL, CACHE], np.int32)
     ints = [np.array(v, np.int32) for v in ([0, 0, 0], [1, 2, 7], [0, 4, 10], [0, 4, 6], [1, 5, 7])]
     trace, position, verified, accepted, committed = ints
-    tail = np.zeros(3, np.int32)
-    cycles = Cycles(trace, position, arm, verified, accepted, committed, tail)
-    behind = replace(cycles, tail=np.array([0, 3, 0], np.int32))
+    cycles = Cycles(trace, position, arm, verified, accepted, committed)
     nominal = cycles.tally()
     assert nominal.time == pytest.approx(1.0 + (1.0 + 4 * 0.006) + (1.0 + 10 * 0.006))
     assert nominal.rate == pytest.approx(13 / nominal.time)
     assert (nominal.by_arm, nominal.accepted) == ((1, 1, 1), (0, 4, 6))
     steep = CostTable("test", (1, 11), (2.0, 12.0), draft_us=3.0, draft_token_us=0.5)
     assert cycles.tally(steep).time == pytest.approx(2.0 + (6.0 + 3.0 + 4 * 0.5) + 12.0)
-    assert behind.tally(steep).time == pytest.approx(2.0 + (6.0 + 3.0 + 0.5) + 12.0)
+    np.testing.assert_allclose(cycles.times(steep), [2.0, 6.0 + 3.0 + 4 * 0.5, 12.0])
     assert (nominal + NOTHING) == nominal
 
 
-def field_of(traces: list[Trace], accepts: float = 2.2) -> tuple[walks.Field, np.ndarray]:
-    states = every_token(traces, [], token_classes(), SETTINGS)
-    field = walks.field_of(traces, states, accepts, K)
-    return field, states.rows.features[:, walks.SCORE]
+def walker(traces: list[Trace], accepts: float = 2.2) -> Walker:
+    return Walker(traces, [], SETTINGS, accepts)
 
 
 @settings(max_examples=25, deadline=None)
 @given(
     seed=st.integers(0, 1000),
-    threshold=st.sampled_from([0.0, 1.0, 2.0, 4.0, 9.0, float("inf")]),
+    threshold=st.sampled_from([0.0, 1.0, 2.0, 4.0, 9.0, NEVER]),
     accepts=st.sampled_from([0.0, 1.3, 2.2, 4.0]),
 )
 @example(seed=529, threshold=0.0, accepts=0.0)
 def test_a_walk_counts_what_the_engine_counts(seed: int, threshold: float, accepts: float) -> None:
     traces = [*copying_traces(seed, 3, 40, allowed=41), *dialogue(seed, 2)]
     by = hybrid("frequency", frequency_policy("", threshold))
-    # How far a lookup reaches back depends on the lookups before it, of which the engine makes
-    # fewer; in repeated text of few words it then finds a longer match now and again.
-    with patch("pipelines.replay.dialogue.reach_of", lambda matched: SETTINGS.suffix_max_depth):
-        field, score = field_of(traces, accepts)
-        walked = walks.walk(field, walks.arms_at(field, score, threshold))
-        assert walked == run(traces, by, accepts).tally()
+    walked = walker(traces, accepts).by(above(threshold, K))
+    assert walked == run(traces, by, accepts).tally()
 
 
 def test_a_walk_without_a_model_is_the_suffix_method() -> None:
     traces = copying_traces(8)
-    field, score = field_of(traces)
-    bare = walks.without_model(field)
-    suffix = replace(method("suffix"), draft_factor=None)  # drafts as long as the field's
-    assert walks.walk(bare, walks.arms_at(bare, score, 0.0)) == run(traces, suffix).tally()
+    suffix = replace(method("suffix"), draft_factor=None)  # drafts as long as the walk's
+    assert walker(traces).by(above(0.0, 0)) == run(traces, suffix).tally()
+
+
+def test_a_walk_by_matched_tokens_is_match4() -> None:
+    traces = copying_traces(8)
+    match4 = replace(method("match4"), draft_factor=None)
+    walked = walker(traces).by(above(4.0, K, lambda draft: draft.match_len))
+    assert walked == run(traces, match4).tally()
+
+
+def test_what_warms_up_is_in_the_cache_and_not_counted() -> None:
+    *earlier, last = copying_traces(7)
+    warm = Walker([last], earlier, SETTINGS, 2.2).by(above(2.0, K))
+    by = hybrid("frequency", frequency_policy("", 2.0))
+    cycles, rows = replace(SIMULATOR, model_mean=2.2).decode([last], by, earlier)
+    assert warm == cycles.tally() != walker([last]).by(above(2.0, K))
+    assert set(cycles.trace) == {0} and len(set(rows.request.tolist())) == 1
+    assert warm.committed == len(last.output) - 1
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_no_threshold_beats_the_oracle(seed: int) -> None:
-    field, score = field_of(copying_traces(seed, 8))
-    best = walks.walk(field, *walks.oracle(field))
-    rates = [walks.walk(field, walks.arms_at(field, score, t)).rate for t in walks.GRID]
-    assert best.rate > max(rates)
-    tuned = walks.tune(field, score)
-    assert walks.walk(field, walks.arms_at(field, score, tuned)).rate == max(rates)
+    tried = walker(copying_traces(seed, 8))
+    prices = Prices(NOMINAL, SETTINGS)
+    rates = {t: tried.by(above(t, K)).rate for t in GRID}
+    best, better = (tried.by(oracle(prices, shorter)).rate for shorter in (False, True))
+    assert better >= best > max(rates.values())
+    assert rates[tried.tuned(K)] == max(rates.values())
 
 
-def test_the_oracle_takes_in_each_cycle_what_commits_most_for_its_time() -> None:
-    field, _ = field_of(copying_traces(2))
-    arms, verified = walks.oracle(field)
-    dense = NOMINAL.dense
-    for p in range(1, len(arms), 3):
-        options = [(1.0, 0), (1 + field.model[p], field.model_len[p])]
-        options += [(1 + n, n) for n in range(1, field.cache[p] + 1)]
-        best = max(tokens / dense[1 + cost] for tokens, cost in options)
-        gained = (0, field.model[p], field.cache[p])[arms[p]]
-        assert (1 + gained) / dense[1 + verified[p]] == pytest.approx(best)
+@pytest.mark.parametrize("found", [None, 0, 1, 3, 9])
+@pytest.mark.parametrize("model", [0, 2, 4])
+def test_the_oracle_takes_in_each_cycle_what_commits_most_for_its_time(
+    found: int | None, model: int
+) -> None:
+    prices = Prices(NOMINAL, SETTINGS)
+    draft = CacheDraft(tuple(range(12)), 5.0, 3, True)
+    place = Place(lambda: None if found is None else (draft, found), model, 30)
+    arm, verified, accepted = oracle(prices, False)(place)
+    options = [(1.0, 0), (1 + model, K), *((1 + n, n) for n in range(1, (found or 0) + 1))]
+    best = max(tokens / NOMINAL.dense[1 + cost] for tokens, cost in options)
+    assert (1 + accepted) / prices.of(arm, verified) == pytest.approx(best)
 
 
 @pytest.mark.parametrize("seed", [0, 2])
@@ -196,7 +205,7 @@ def test_the_simulator_counts_what_the_reference_engine_counts(seed: int) -> Non
             for i, prompt in enumerate(prompts)
             for c in session.generate(prompt, tokens).cycles
         ]
-        cycles, _ = simulate(traces, [], by, engine.token_classes, engine.settings)
+        cycles, _ = Simulator(engine.token_classes, engine.settings).decode(traces, by)
         names = np.array(["none", "model", "cache"])[cycles.arm]
         columns = (cycles.trace, cycles.position, names, cycles.verified, cycles.accepted)
         made = list(zip(*(c.tolist() for c in columns), strict=True))
@@ -218,7 +227,7 @@ def test_the_simulator_ends_where_the_engine_stops() -> None:
         assert made.finish == "stop"
         recorded = record(engine, prompt, made.tokens)
         trace = Trace("s", prompt, made.tokens, allowed=60, model_accepted=recorded)
-        cycles, _ = simulate([trace], [], method(name), engine.token_classes, engine.settings)
+        cycles, _ = Simulator(engine.token_classes, engine.settings).decode([trace], method(name))
         assert [(c.position, c.verified, c.accepted) for c in made.cycles] == list(
             zip(cycles.position, cycles.verified, cycles.accepted, strict=True)
         )
