@@ -62,6 +62,7 @@ def drift(
     from pipelines.progress import Shown
 
     options = command.Options(traces, scenario or [], seeds, policies, scale, folder, resume)
+    ids, policy = load_tokenizer(tokenizer), command.first_of(first)
     if record:
         from pipelines.replay import own
 
@@ -69,11 +70,10 @@ def drift(
             made = own.record(record, progress.step)
         err.print(f"Recordings: {made}", highlight=False, soft_wrap=True)
     if false_alarms:
-        ids = load_tokenizer(tokenizer)
-        summary = command.false_alarms(options, false_alarms, ids, command.first_of(first), err)
+        summary = command.false_alarms(options, false_alarms, ids, policy, err)
         shown, written = command.alarmed(summary), "false-alarms.json"
     else:
-        summary = command.run(options, load_tokenizer(tokenizer), command.first_of(first), err)
+        summary = command.run(options, ids, policy, err)
         for notice in summary["notices"]:
             err.print(escape(notice), style="yellow", highlight=False, soft_wrap=True)
         shown, written = command.outcome(summary), "results.json"

@@ -26,10 +26,7 @@ import numpy as np
 from decoder.contracts.bundle import Policy, frequency_policy
 from decoder.contracts.features import FEATURES, FloatArray
 from decoder.engines.reference.method import PAPER_FACTOR
-from decoder.policy.estimate import PAPER_THRESHOLD
 from decoder.settings import WHOLE_FACTOR, WorkerSettings
-from learner import train
-from learner.rows import Rows
 from pipelines.drift.scenario import Scenario
 from pipelines.drift.stream import Worker
 from pipelines.drift.traffic import Library, lessons
@@ -119,19 +116,11 @@ def paper(traces: Sequence[Trace], token_classes: FloatArray, settings: WorkerSe
     """The paper's policy, from the drafts that its frequency hybrid meets on ``traces``."""
     counting = training.teachers()[1]
     rows = Simulator(token_classes, settings).decode(traces, counting)[1]
-    trainer = train.fit(_blind(rows), "payoff", training.PAPER_EPOCHS)
-    return _deaf(train.export(trainer, "drift", PAPER_THRESHOLD, rows.features))
-
-
-def _blind(rows: Rows) -> Rows:
-    features = rows.features.copy()
-    features[:, _OTHER] = 0.0
-    return replace(rows, features=features)
-
-
-def _deaf(policy: Policy) -> Policy:
-    """``policy``, which was trained on zeros in their place, without weights for other features."""
+    seen = rows.features.copy()
+    seen[:, _OTHER] = 0.0
+    policy = training.paper(replace(rows, features=seen), "drift")
+    # Weights of features that were always zero learned nothing, and are not.
     (weight, bias), *rest = policy.layers
     weight = weight.copy()
     weight[_OTHER] = 0.0
-    return replace(policy, layers=((weight, bias), *rest))
+    return replace(policy, layers=((weight, bias), *rest)).with_probes(rows.features)

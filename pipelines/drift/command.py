@@ -52,30 +52,17 @@ def plan(options: Options) -> Plan:
     Raises:
         SettingsError: a seed, policy or scenario is none.
     """
-    seeds = seeds_of(options)
+    seeds = words(options.seeds)
+    if not seeds or not all(seed.isdecimal() for seed in seeds):
+        raise SettingsError(
+            f"--seeds {options.seeds!r}: give whole numbers, with commas; a seed is not negative."
+        )
     asked = words(options.policies) or NAMES
     unknown = sorted(set(asked) - set(NAMES))
     if unknown:
         raise SettingsError(f"no policy {unknown[0]!r}: there are {', '.join(NAMES)}.")
     policies = [name for name in NAMES if name in asked]
-    return Plan(chosen(options.scenarios), seeds, policies, options.scale)
-
-
-def seeds_of(options: Options) -> list[int]:
-    """The seeds that ``options`` ask for.
-
-    Raises:
-        SettingsError: they are none.
-    """
-    try:
-        seeds = [int(seed) for seed in options.seeds.split(",")]
-    except ValueError as error:
-        raise SettingsError(
-            f"--seeds {options.seeds!r}: give whole numbers with commas between them."
-        ) from error
-    if min(seeds) < 0:
-        raise SettingsError(f"--seeds {options.seeds!r}: a seed is not negative.")
-    return seeds
+    return Plan(chosen(options.scenarios), list(map(int, seeds)), policies, options.scale)
 
 
 def first_of(path: Path | None) -> Policy:
@@ -103,7 +90,13 @@ def run(options: Options, tokenizer: Any, first: Policy, console: Console) -> di
         try:
             study.run()
         finally:
-            summary = _written(study, source, asked, options.out)
+            summary: dict[str, Any] = {
+                "scenarios": study.found,
+                "settings": {"seeds": list(asked.seeds), "policies": list(asked.policies),
+                             "scale": asked.scale, "machine": machine.description()},
+                "notices": [*source.notices, *study.notices],
+            }  # fmt: skip
+            write_json(summary, options.out / "results.json")
     if not study.found:
         raise TraceError(f"nothing was measured: {study.notices[-1]}")
     return summary
@@ -133,18 +126,6 @@ def _recordings(options: Options, tokenizer: Any, shown: Shown) -> Recordings:
     if options.traces is None and not any(folder.glob("*.jsonl")):
         raise TraceError("no recordings: name a folder with --traces, or make some, --record 60.")
     return Recordings(folder, tokenizer, token_classes_of(tokenizer), shown.step)
-
-
-def _written(study: Study, source: Recordings, asked: Plan, folder: Path) -> dict[str, Any]:
-    notices = [*source.notices, *study.notices]
-    summary: dict[str, Any] = {
-        "scenarios": study.found,
-        "settings": {"seeds": list(asked.seeds), "policies": list(asked.policies),
-                     "scale": asked.scale, "machine": machine.description()},
-        "notices": notices,
-    }  # fmt: skip
-    write_json(summary, folder / "results.json")
-    return summary
 
 
 def outcome(summary: dict[str, Any]) -> Table:

@@ -56,7 +56,6 @@ class Course:
 
     changes: list[dict[str, Any]]
     windows: dict[str, Mask]
-    segment: NDArray[np.int64]  # [n]
     since: NDArray[np.int64]  # [n] requests since the last change, negative before the first
     session: NDArray[np.int64]  # [n]
 
@@ -70,7 +69,6 @@ def course(scenario: Scenario, traffic: Traffic) -> Course:
         for i, at in enumerate(traffic.begins)
         if (what := scenario.changes(i))
     ]
-    counted = np.ones(n, np.bool_)
     since = np.full(n, -1)
     for change in changes:
         since[change["at"] :] = np.arange(n - change["at"])
@@ -79,13 +77,12 @@ def course(scenario: Scenario, traffic: Traffic) -> Course:
     names: dict[str, int] = {}
     session = [names.setdefault(r.trace.session, len(names)) for r in traffic.requests]
     windows = {
-        "all": counted,
-        "start": counted & (np.arange(n) < START),
-        "after": counted & (since >= 0),
-        "late": counted & (since >= LATE),
+        "all": np.ones(n, np.bool_),
+        "start": np.arange(n) < START,
+        "after": since >= 0,
+        "late": since >= LATE,
     }
-    segment = np.array([r.segment for r in traffic.requests])
-    return Course(changes, windows, segment, since, np.array(session))
+    return Course(changes, windows, since, np.array(session))
 
 
 def figures(
@@ -172,10 +169,9 @@ def recovery(run: Run, reference: Run | None, found: Course, place: int) -> int 
     begins = found.changes[place]["at"]
     following = [c["at"] for c in found.changes[place + 1 :]]
     until = following[0] if following else len(found.since)
-    counted = found.windows["all"]
-    at = np.arange(len(counted))
+    at = np.arange(len(found.since))
     for n in range(max(1, until - begins - SMOOTH + 1)):
-        mask = counted & (at >= begins + n) & (at < min(begins + n + SMOOTH, until))
+        mask = (at >= begins + n) & (at < min(begins + n + SMOOTH, until))
         if mask.any() and run.rate(mask) >= RECOVERED * reference.rate(mask):
             return n
     return None

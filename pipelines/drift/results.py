@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
 Part = TypeVar("Part", bound="DataclassInstance")
 ROOT: Final = Path(__file__).parents[2]
 CODE: Final = ("decoder", "learner", "pipelines/replay", "pipelines/drift")
-SHOWING: Final = ("command.py", "cli.py", "measure.py", "results.py")
-"""Modules of the study that look at runs and have no part in them."""
 
 
 class Results(Generic[Part]):
@@ -69,21 +66,13 @@ class Results(Generic[Part]):
 
 
 def key_of(*parts: str) -> str:
-    """The digest of all that a part depends on beside the code."""
-    return hashlib.sha256("\0".join((code(), *parts)).encode()).hexdigest()[:32]
+    """The digest of all that a part depends on, and of the code."""
+    return hashlib.sha256("\0".join((_code(), *parts)).encode()).hexdigest()[:32]
 
 
 @cache
-def code() -> str:
-    """Digest of the sources that a part depends on."""
+def _code() -> str:
     sha = hashlib.sha256()
-    for path in _sources():
+    for path in sorted(path for room in CODE for path in (ROOT / room).rglob("*.py")):
         sha.update(path.relative_to(ROOT).as_posix().encode() + path.read_bytes())
     return sha.hexdigest()
-
-
-def _sources() -> Iterable[Path]:
-    for room in CODE:
-        for path in sorted((ROOT / room).rglob("*.py")):
-            if not (room == "pipelines/drift" and path.name in SHOWING):
-                yield path

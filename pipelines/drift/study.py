@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +22,7 @@ from pipelines.drift.learning import Learning
 from pipelines.drift.measure import Run, figures
 from pipelines.drift.results import Results, key_of
 from pipelines.drift.scenario import Scenario, Segment
-from pipelines.drift.stream import Conditions, Decoded, decode, foresee
+from pipelines.drift.stream import Conditions, decode, foresee
 from pipelines.drift.traffic import KINDS, Library, Traffic, traffic
 from pipelines.progress import Step
 from pipelines.replay.traces import Trace, read, tokenizer_digest
@@ -110,24 +111,21 @@ class Study:
         """Run what is not kept yet. Sets torch to one thread in this process."""
         torch.set_num_threads(1)
         plan = self._plan
-        whole = len(plan.scenarios) * len(plan.seeds) * len(plan.policies)
-        done = 0
-        for each in plan.scenarios:
-            scenario = each.scaled(plan.scale)
-            for seed in plan.seeds:
-                try:
-                    self._one(scenario, seed, done, whole)
-                except TraceError as error:
-                    self.notices.append(f"scenario {scenario.name}, seed {seed}: left out, {error}")
-                done += len(plan.policies)
+        pairs = list(itertools.product(plan.scenarios, plan.seeds))
+        for done, (each, seed) in enumerate(pairs):
+            try:
+                self._one(each.scaled(plan.scale), seed, done, len(pairs))
+            except TraceError as error:
+                self.notices.append(f"scenario {each.name}, seed {seed}: left out, {error}")
 
     def _one(self, scenario: Scenario, seed: int, done: int, whole: int) -> None:
         library = self._recordings.library(scenario, self._settings.model_draft_tokens)
         sent = traffic(scenario, library, seed)
         columns = Columns(scenario, library, seed, self._settings, self._first, self._plan.scale)
         runs: dict[str, Run] = {}
+        n = len(self._plan.policies)
         for place, name in enumerate(self._plan.policies):
-            self._step(f"{scenario.name}, seed {seed}: {name}", done + place, whole)
+            self._step(f"{scenario.name}, seed {seed}: {name}", done * n + place, whole * n)
             key = key_of(
                 scenario.model_dump_json(),
                 f"{seed} {self._plan.scale}",
@@ -155,26 +153,16 @@ def ran(name: str, scenario: Scenario, sent: Traffic, columns: Columns, library:
     """One policy on all requests of a scenario."""
     conditions = [Conditions(s.machine.costs, s.concurrency) for s in scenario.segments]
     if name == "oracle":
-        return _kept(foresee(sent.requests, conditions, columns.settings))
-    column = columns.column(name)
-    learning = Learning.begun(column.policy) if column.learns else None
-    decoded = decode(
-        sent.requests,
-        conditions,
-        column.policy,
-        column.worker,
-        library.token_classes,
-        learning.told if learning is not None else None,
-    )
-    return _kept(decoded, learning)
-
-
-def _kept(decoded: Decoded, learning: Learning | None = None) -> Run:
-    run = Run(
+        decoded, learning = foresee(sent.requests, conditions, columns.settings), None
+    else:
+        column, classes = columns.column(name), library.token_classes
+        learning = Learning.begun(column.policy) if column.learns else None
+        told = learning.told if learning is not None else None
+        decoded = decode(sent.requests, conditions, column.policy, column.worker, classes, told)
+    return Run(
         decoded.tokens.tolist(),
         [round(us, 1) for us in decoded.us.tolist()],
         decoded.arms.sum(axis=0).tolist(),
+        learning.alarms if learning is not None else (),
+        learning.promotions if learning is not None else (),
     )
-    if learning is None:
-        return run
-    return replace(run, alarms=learning.alarms, promotions=learning.promotions)

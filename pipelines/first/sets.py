@@ -11,8 +11,7 @@ from typing import Any, Final
 
 from decoder.contracts.errors import TraceError
 from pipelines.progress import Step
-from pipelines.replay.tokenise import session_of
-from pipelines.replay.traces import Trace, read
+from pipelines.replay.traces import Trace, read, session_of
 
 ALLOWED: Final = ("MIT", "Apache-2.0")
 """What a row's ``license`` may say. A licence of the code alone ("Apache-2.0 (code), ... (data)")

@@ -18,8 +18,7 @@ from arctic_inference.suffix_decoding._C import SuffixTree
 from decoder.drafting.drafts import CacheDraft, Limits, better_of, reach_of
 from decoder.drafting.suffix import SuffixCache
 from decoder.settings import WorkerSettings
-from pipelines.replay.tokenise import Ids
-from pipelines.replay.traces import Trace
+from pipelines.replay.traces import Ids, Trace
 
 KEPT: Final = 2_000
 """Outputs kept for later requests, the oldest given up first."""

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from decoder.contracts.errors import TraceError
-from pipelines.replay import traces as reading
 from pipelines.replay.messages import conversation, scripts
 from pipelines.replay.split import Shares, limited, part_of, split
 from pipelines.replay.traces import Trace, read
@@ -21,9 +20,7 @@ Write = Callable[..., Path]
 
 
 @pytest.fixture
-def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
+def write(tmp_path: Path) -> Write:
     def written(*lines: Any, name: str = "t.jsonl") -> Path:
         texts = (line if isinstance(line, str) else json.dumps(line) for line in lines)
         (tmp_path / name).write_text("\n".join(texts) + "\n", encoding="utf-8")
@@ -182,36 +179,6 @@ def test_generations_longer_than_the_context_are_counted_by_line(write: Write) -
 def test_a_file_that_is_not_there_is_an_error_of_ours(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="No such file"):
         read(tmp_path / "none.jsonl", TOKENIZER)
-
-
-def test_text_is_tokenised_once_for_a_file_and_a_tokenizer(
-    write: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = write(TALK, "{broken", {"prompt": "a", "output": "b"})
-    first = read(path, TOKENIZER)
-
-    def never(*_: Any) -> Any:
-        raise AssertionError("tokenised again")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(reading, "tokenise", never)
-        again = read(path, TOKENIZER)
-        with pytest.raises(AssertionError):
-            read(path, word_tokenizer("{{ messages[0]['content'] }}"))
-        with pytest.raises(AssertionError):
-            read(write(TALK), TOKENIZER)
-    assert [words(t.output) for t in again.traces] == [words(t.output) for t in first.traces]
-    assert again.notices == first.notices
-
-
-def test_a_damaged_cache_is_made_anew(write: Write) -> None:
-    path = write(TALK)
-    first = read(path, TOKENIZER)
-    (kept,) = reading.cache_directory().iterdir()
-    kept.write_bytes(kept.read_bytes()[:100])
-    assert [words(t.prompt) for t in read(path, TOKENIZER).traces] == [
-        words(t.prompt) for t in first.traces
-    ]
 
 
 def test_token_traces_need_no_tokenizer(write: Write) -> None:
