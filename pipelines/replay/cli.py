@@ -77,5 +77,4 @@ def replay(
     if as_json:
         print_json(command.as_dict(reports, plan, notices))
     else:
-        for table in command.tables(reports):
-            out.print(table)
+        out.print(command.table(reports))

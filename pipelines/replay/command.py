@@ -89,21 +89,9 @@ def as_dict(reports: Sequence[Report], plan: Plan, notices: Sequence[Notice]) ->
     }
 
 
-def tables(reports: Sequence[Report]) -> list[Table]:
-    """How well payoffs are predicted, and each method's rate as a share of the oracle's."""
+def table(reports: Sequence[Report]) -> Table:
+    """Each method's rate as a share of the oracle's."""
     rows = list(reports) if len(reports) == 1 else [*reports, together(list(reports))]
-    payoffs = Table(title="Cache drafts of the test sessions", caption=_PAYOFFS)
-    payoffs.add_column("file", overflow="fold", min_width=12)
-    for heading in ("states", "MAE", "P@6", "R@6", "high"):
-        payoffs.add_column(heading, justify="right", no_wrap=True)
-    for report in rows:
-        e = report.errors.figures()
-        payoffs.add_row(
-            escape(report.name),
-            f"{e['states']:.0f}",
-            f"{e['mae']:.2f}",
-            *(f"{e[n]:.2f}" for n in ("precision_at_6", "recall_at_6", "high_payoff_share")),
-        )
     methods = [name for name in HEADINGS if name in reports[0].tallies]
     rates = Table(title="Simulated decoding of the test sessions", caption=_RATES)
     rates.add_column("file", overflow="fold", min_width=12)
@@ -116,10 +104,9 @@ def tables(reports: Sequence[Report]) -> list[Table]:
     if len(reports) > 1:
         f = mean_fractions(list(reports))
         rates.add_row("mean of files", *(f"{f[name]:.3f}" for name in methods))
-    return [payoffs, rates]
+    return rates
 
 
-_PAYOFFS: Final = "MAE in tokens; high: share with at least 6 accepted."
 _RATES: Final = (
     "Shares of the hindsight oracle's rate; oracle: its tokens in the time of a plain step. "
     "*: threshold tuned on the training sessions."

@@ -13,7 +13,6 @@ from decoder.contracts.bundle import Kind, Policy
 from decoder.contracts.errors import TraceError
 from decoder.contracts.features import FloatArray
 from decoder.engines.reference.method import Method, method
-from decoder.policy.estimate import predict
 from decoder.policy.pricing import NOMINAL
 from decoder.settings import WorkerSettings
 from learner.rows import joined
@@ -21,7 +20,7 @@ from pipelines.progress import Step
 from pipelines.replay.cycles import Tally
 from pipelines.replay.engine import Simulator, hybrid
 from pipelines.replay.hindsight import NEVER, Prices, Walker, above, oracle
-from pipelines.replay.measure import ORACLE, Report, errors
+from pipelines.replay.measure import ORACLE, Report
 from pipelines.replay.split import Parts, Shares, limited, split
 from pipelines.replay.traces import Notice, Trace, read
 from pipelines.replay.training import paper, survival, taught, teachers
@@ -138,13 +137,11 @@ class Study:
         tallies[ORACLE] = test.by(oracle(Prices(NOMINAL, settings), shorter=False))
         if policy.kind != "survival":
             thresholds["hybrid"] = policy.threshold
-        _, rows = self._simulator.decode(parts.test, teachers()[1], parts.warm_up)
         return Report(
             file.name,
             len({t.session for t in parts.test}),
             len(parts.test),
             sum(len(t.output) for t in parts.test),
-            errors(predict(policy, rows.features), rows),
             tallies,
             thresholds,
             file.left_out,

@@ -69,6 +69,7 @@ def test_a_policy_is_made_and_checked_from_the_command_line(
         found = json.loads(said("--check", "--json", "--model-accepts", str(accepts)))
         assert found["settings"] == {"model_accepts": accepts}
         sets = found["sets"]
+        assert found["of_refit"]["least"] == min(s["of_refit"] for s in sets)
         assert [(s["name"], s["left_out"]) for s in sets] == [
             ("a", True),
             ("b", True),

@@ -153,23 +153,6 @@ def test_ctrl_c_leaves_the_old_bundle_as_it_was(
     assert [p.read_bytes() for p in out.parent.iterdir()] == [b"the old one"]
 
 
-def test_a_check_leaves_out_what_the_policy_was_made_of(
-    traces: Path, tokenizer: str, tmp_path: Path
-) -> None:
-    out = tmp_path / "first.safetensors"
-    asked = Asked([traces], generations=20, tokenizer=tokenizer)
-    command.make(asked, out, QUIET)
-    found = command.check(asked, out, 1.5, QUIET)
-    assert [(c.name, c.left_out) for c in found] == [
-        ("a", True), ("b", True), ("c", False), ("d", False),
-    ]  # fmt: skip
-    assert all(c.generations and min(c.rates.values()) > 1.0 for c in found)
-    figures = command.figures(found, 1.5)
-    assert figures["of_refit"]["least"] == min(s["of_refit"] for s in figures["sets"])
-    assert json.loads(json.dumps(figures))["settings"]["model_accepts"] == 1.5
-    assert command.table(found).row_count == len(found) + 1
-
-
 def test_a_bundle_that_is_no_first_policy_is_not_checked(traces: Path, tmp_path: Path) -> None:
     with pytest.raises(PolicyRefused, match="no first policy"):
         command.check(Asked([traces]), tmp_path / "none.safetensors", 2.2, QUIET)

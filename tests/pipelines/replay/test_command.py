@@ -14,10 +14,9 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from decoder.contracts.errors import TraceError
-from learner.rows import empty
 from pipelines.cli import app
 from pipelines.prompts import read_folder
-from pipelines.replay import command, measure
+from pipelines.replay import command
 from pipelines.replay.study import Plan
 from tests.conftest import random_policy
 from tests.pipelines.replay.samples import copying_traces, word_tokenizer
@@ -55,10 +54,6 @@ def test_a_study_measures_each_file_and_all_together(files: list[Path]) -> None:
     found = figures(files, Plan())
     assert [f["name"] for f in found["files"]] == ["one", "two"]
     assert set(found["rates"]) == RATES
-    assert found["states"] == sum(f["states"] for f in found["files"]) > 100
-    assert 0 < found["mae"] < 10
-    for name in ("precision_at_6", "recall_at_6", "high_payoff_share"):
-        assert 0 < found[name] <= 1
     for each in [found, *found["files"]]:
         rates = each["rates"]
         assert all(rates["oracle"] >= rate for rate in rates.values())
@@ -111,26 +106,11 @@ def test_nothing_to_measure_is_an_error_that_says_why(files: list[Path], tmp_pat
 def test_tables_hold_the_files_and_the_whole(files: list[Path]) -> None:
     reports, notices = command.run(files, Plan(), TOKENIZER, SILENT)
     console = Console(record=True, width=100, file=io.StringIO())
-    for table in command.tables(reports):
-        console.print(table)
+    console.print(command.table(reports))
     command.show_notices(notices * 30, console)
     text = console.export_text()
-    for word in ("one", "two", "overall", "mean of files", "P@6", "20 more lines"):
+    for word in ("one", "two", "overall", "mean of files", "hybrid", "20 more lines"):
         assert word in text
-
-
-def test_figures_of_known_labels() -> None:
-    rows = empty(5)
-    rows.accepted[:] = [0, 8, 6, 2, 9]
-    rows.censored[4] = True
-    found = measure.errors(np.array([1, 7, 5, 6, 0], np.float32), rows).figures()
-    assert found == {
-        "states": 4,
-        "mae": (1 + 1 + 1 + 4) / 4,
-        "precision_at_6": 0.5,
-        "recall_at_6": 0.5,
-        "high_payoff_share": 0.5,
-    }
 
 
 def test_the_command_prints_json_and_keeps_notices_apart(files: list[Path], tmp_path: Path) -> None:
