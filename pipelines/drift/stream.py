@@ -26,6 +26,7 @@ from decoder.policy.rule import ARMS
 from decoder.router import DraftRouter
 from decoder.settings import WorkerSettings
 from pipelines.drift.traffic import Request
+from pipelines.replay.cycles import Cycle
 from pipelines.replay.dialogue import DialogueCache, turns
 from pipelines.replay.engine import Engine
 from pipelines.replay.hindsight import Prices, oracle, walk
@@ -57,12 +58,18 @@ class Decoded:
 
     def __init__(self, requests: Sequence[Request]) -> None:
         n = len(requests)
-        self.tokens = np.array([len(r.trace.output) - 1 for r in requests], np.int64)
+        self.tokens: NDArray[np.int64] = np.zeros(n, np.int64)
         """[n] committed by cycles: all but the first of each output."""
         self.us = np.zeros(n)
         """[n] the request's share of the steps it was in."""
         self.arms: NDArray[np.int64] = np.zeros((n, len(ARMS)), np.int64)
         """[n, arms] cycles."""
+
+    def add(self, cycle: Cycle, us: float) -> None:
+        """Count a cycle that took so long. Mutates."""
+        self.tokens[cycle.trace] += cycle.committed
+        self.us[cycle.trace] += us
+        self.arms[cycle.trace, cycle.arm] += 1
 
 
 def foresee(
@@ -78,8 +85,7 @@ def foresee(
     for turn in turns([r.trace for r in requests], cache):
         price = prices[requests[turn.index].segment]
         for cycle in walk(turn, cache, oracle(price, shorter=True), None):
-            made.us[turn.index] += price.of(cycle.arm, cycle.verified)
-            made.arms[turn.index, cycle.arm] += 1
+            made.add(cycle, price.of(cycle.arm, cycle.verified))
     return made
 
 
@@ -122,13 +128,13 @@ def decode(
         us = step_time(costs, rows, drafts, k)
         for cycle in cycles:
             clock.steps[str(cycle.trace), cycle.position] = clock.now_us, us
-            made.us[cycle.trace] += us / rows
-            made.arms[cycle.trace, cycle.arm] += 1
+            made.add(cycle, us / rows)
         clock.now_us += us
         router.costs.observe(rows + drafts, rows, k, us)
         # Not a usual step: this machine's clock, which the router would read, tells nothing.
         for index in engine.commit(usual=False):
             events, clock.events = clock.events, []
+            clock.steps = {of: took for of, took in clock.steps.items() if of[0] != str(index)}
             won = told(index, events) if told is not None else None
             if won is not None:
                 router.policy = won

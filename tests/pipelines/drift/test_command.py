@@ -122,7 +122,6 @@ def test_a_recording_added_makes_another_study(
         ({"seeds": "1,x"}, "--seeds '1,x'"),
         ({"seeds": "-1"}, "not negative"),
         ({"policies": "best"}, "no policy 'best'"),
-        ({"scenarios": ["rain"]}, "no scenario 'rain'"),
     ],
 )
 def test_wrong_options_are_refused_in_a_sentence(

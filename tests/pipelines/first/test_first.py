@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from decoder.contracts.bundle import ANY_SCOPE
-from decoder.contracts.errors import PolicyRefused, TraceError
+from decoder.contracts.errors import TraceError
 from decoder.policy.probes import from_bytes
 from pipelines.first import command
 from pipelines.first.command import Asked
@@ -151,8 +151,3 @@ def test_ctrl_c_leaves_the_old_bundle_as_it_was(
     with pytest.raises(KeyboardInterrupt):
         command.make(Asked([traces], generations=20, tokenizer=tokenizer), out, QUIET)
     assert [p.read_bytes() for p in out.parent.iterdir()] == [b"the old one"]
-
-
-def test_a_bundle_that_is_no_first_policy_is_not_checked(traces: Path, tmp_path: Path) -> None:
-    with pytest.raises(PolicyRefused, match="no first policy"):
-        command.check(Asked([traces]), tmp_path / "none.safetensors", 2.2, QUIET)

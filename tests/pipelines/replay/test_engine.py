@@ -179,41 +179,6 @@ def test_the_oracle_takes_in_each_cycle_what_commits_most_for_its_time(
     assert (1 + accepted) / prices.of(arm, verified) == pytest.approx(best)
 
 
-@pytest.mark.parametrize("seed", [0, 2])
-def test_the_simulator_counts_what_the_reference_engine_counts(seed: int) -> None:
-    """The engine decodes for real; its recording is then decoded by the same methods."""
-    from decoder.engines.reference.recording import record
-    from decoder.engines.reference.session import Session
-    from tests.engines.tiny import learned_policy, tiny_engine, tiny_prompt
-
-    engine, tokens = tiny_engine(seed), 60
-    prompts = [tiny_prompt(each) for each in (seed, 5, seed, 8)]
-    greedy = Session(engine, method("greedy"))
-    outputs = [greedy.generate(prompt, tokens).tokens for prompt in prompts]
-    traces = [
-        Trace(str(i), p, o, allowed=tokens, model_accepted=record(engine, p, o))
-        for i, (p, o) in enumerate(zip(prompts, outputs, strict=True))
-    ]
-    tried = [method(n) for n in ("greedy", "eagle3", "suffix", "frequency", "arctic")]
-    tried.append(method("hybrid", policy=learned_policy()))
-    tried.append(method("hybrid", policy=random_policy()))
-    arms: set[int] = set()
-    for by in tried:
-        session = Session(engine, by)
-        real = [
-            (i, c.position, c.arm, c.verified, c.accepted)
-            for i, prompt in enumerate(prompts)
-            for c in session.generate(prompt, tokens).cycles
-        ]
-        cycles, _ = Simulator(engine.token_classes, engine.settings).decode(traces, by)
-        names = np.array(["none", "model", "cache"])[cycles.arm]
-        columns = (cycles.trace, cycles.position, names, cycles.verified, cycles.accepted)
-        made = list(zip(*(c.tolist() for c in columns), strict=True))
-        assert made == real, by.name
-        arms |= set(cycles.arm.tolist())
-    assert arms == {NONE, MODEL, CACHE}
-
-
 def test_the_simulator_ends_where_the_engine_stops() -> None:
     from decoder.engines.reference.recording import record
     from decoder.engines.reference.session import Session

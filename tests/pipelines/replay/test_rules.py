@@ -45,6 +45,7 @@ def recorded(count: int = 4, length: int = 60) -> list[Trace]:
 def every() -> dict[str, Method]:
     return {
         **rules.rivals(4),
+        "arctic": method("arctic"),
         "hybrid": hybrid("hybrid", first_policy("test")),
         "trusting": hybrid("trusting", trusting_policy(hazard=0.4, chance=0.9)),
     }
