@@ -163,7 +163,8 @@ class DraftRouter:
             self.costs.observe(step_tokens, len(outcomes), ran.drafted, step_us)
         taken = self.followed.take(outcomes, step_tokens, step_us, ran.side is not None)
         if serves and taken.cycles and step_tokens:
-            self._reckon(taken, ran)
+            verified = sum(1 + o.verified_len for o in outcomes)
+            self._reckon(taken, ran, len(outcomes), max(step_tokens - verified, 0))
         now = self._underway.spent(began)
         if ran.decided and outcomes and self.turns is not None and self.turns.dealing:
             table = self.costs.table
@@ -173,20 +174,26 @@ class DraftRouter:
                 decoding_alone,
             )
 
-    def _reckon(self, taken: Taken, ran: Underway) -> None:
-        """Let rate and doze know what the champion's step brought for its time."""
-        table, cycles = self.costs.table, taken.cycles
-        # Prompts that shared the step are left out: they cost the same whatever was chosen.
+    def _reckon(self, taken: Taken, ran: Underway, rows: int, beside: int) -> None:
+        """Let rate and doze know what the champion's step of ``rows`` requests brought for its
+        time; one without a cycle had its one token."""
+        table, drafted = self.costs.table, taken.decoded - taken.cycles
         time_taken = plain_steps(
-            table, cycles, taken.verified, ran.drafted, proposes=self.costs.steps > 0
+            table, rows, taken.verified, ran.drafted, proposes=self.costs.steps > 0, beside=beside
         )
-        self.rate.observe(taken.decoded, cycles, time_taken)
+        self.rate.observe(rows + drafted, rows, time_taken)
         if self.doze is not None and self.costs.steps:  # else a table has no unit of time yet
-            gain_us = gain_of(table, cycles, taken.decoded - cycles, taken.verified, ran.drafted)
-            self.doze.observe(ran.exposed_us, gain_us, cycles, table.time(cycles))
+            gain_us = gain_of(table, rows, drafted, taken.verified, ran.drafted, beside=beside)
+            self.doze.observe(ran.exposed_us, gain_us, rows, table.time(rows))
 
     def choose(
-        self, names: Sequence[str], most: int | None = None, unread: Collection[str] = ()
+        self,
+        names: Sequence[str],
+        most: int | None = None,
+        unread: Collection[str] = (),
+        *,
+        others: int = 0,
+        beside: int = 0,
     ) -> list[Decision]:
         """The next draft of each request; one featurize and one estimate for all of them.
 
@@ -195,6 +202,8 @@ class DraftRouter:
         Args:
             most: draft tokens that the step has room for, of all requests together.
             unread: requests that the model drafter cannot draft for.
+            others: requests of the step beside ``names``, which verify nothing.
+            beside: tokens of prompts that the step is expected to read.
 
         Raises:
             Exception: whatever went wrong; a side whose turn it was plays no more.
@@ -203,7 +212,7 @@ class DraftRouter:
         champion = self.policy
         side = self.turns.next(champion) if self.turns is not None else None
         try:
-            return self._choose(began, champion, side, names, most, unread)
+            return self._choose(began, champion, side, names, most, unread, others, beside)
         except Exception:
             # its block would never end: what it did to this step it would do to the next
             if side is not None and side.name != CHAMPION:
@@ -220,6 +229,8 @@ class DraftRouter:
         names: Sequence[str],
         most: int | None,
         unread: Collection[str],
+        others: int,
+        beside: int,
     ) -> list[Decision]:
         shown = side.shown if side is not None else "worker"
         awake = self.doze is None or self.doze.awake
@@ -232,8 +243,9 @@ class DraftRouter:
         states = [state_of(requests[row], draft) for row, draft in enumerate(drafts) if draft]
         features = featurize(states, self._classes)
         unable = [row for row, r in enumerate(requests) if r.name in unread] if unread else []
+        batch = len(names) + others
         side, wanted = self._wanted(
-            side, champion, features, owners, len(requests), len(names), most, unable
+            side, champion, features, owners, len(requests), batch, most, unable, beside
         )
         policy = side.policy if side is not None else champion
         serves = side is None or side.name == CHAMPION
@@ -252,11 +264,11 @@ class DraftRouter:
         draft_us = (time.perf_counter() - began) * 1e6
         step = Step(
             int(wanted.lengths.sum()), sum(len(s.draft.tokens) for s in states),
-            int((wanted.arms == MODEL).sum()), len(names), time.time(),
+            int((wanted.arms == MODEL).sum()), batch, time.time(),
             self.rate.value if policy.kind == "survival" else policy.threshold, wanted.model_len,
             arms.tolist(), wanted.arms.tolist(), wanted.lengths.tolist(), wanted.expected,
             wanted.model, features, draft_us, policy=policy,
-            side=side.name if side is not None else "",
+            side=side.name if side is not None else "", beside=beside,
         )  # fmt: skip
         underway.drafted = step.model_len if MODEL in step.arms else 0
         floor = self.floor if step.serves else None
@@ -288,6 +300,7 @@ class DraftRouter:
         rows: int,
         most: int | None,
         unable: Sequence[int],
+        beside: int,
     ) -> tuple[Side | None, Chosen]:
         """Who decides, and what; a side that cannot leaves it to the champion."""
         rule = self._choice if side is None or side.shown == "worker" else choose
@@ -296,14 +309,14 @@ class DraftRouter:
                 champion if side is None else side.policy, features, np.array(owners, np.int64),
                 n, rows, self.costs.table, self.rate.value, self._model_len,
                 odds=self.model_arm.odds, shorter=self._shorter, most=most,
-                unread=np.array(unable, np.int64),
+                unread=np.array(unable, np.int64), beside=beside,
             )  # fmt: skip
         except Exception:
             if side is None or self.turns is None or side.name == CHAMPION:
                 raise
             self._complaints.exception(f"the side {side.name!r} plays no more: it could not choose")
             self.turns.fail(side)
-        return self._wanted(None, champion, features, owners, n, rows, most, unable)
+        return self._wanted(None, champion, features, owners, n, rows, most, unable, beside)
 
     def graft(self, names: Sequence[str], chains: Sequence[Sequence[int]]) -> list[list[int]]:
         """Tokens to verify behind the model drafts of the last choice; see :mod:`decoder.graft`.

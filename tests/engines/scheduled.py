@@ -7,6 +7,7 @@ drafter writes down what it reads, slot by slot, and drafts what the script says
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -103,7 +104,7 @@ class Scheduled:
             max_model_len=self.config.model_config.max_model_len,
             effective_drafter_max_model_len=self.config.model_config.max_model_len,
             device=torch.device("cpu"),
-            max_num_tokens=self.config.scheduler_config.max_num_batched_tokens,
+            scheduler_config=copy(self.config.scheduler_config),
         )
         self.longest_seen = 0
         self.prompts: dict[str, list[int]] = {}
@@ -206,6 +207,7 @@ class Scheduled:
         cached = out.scheduled_cached_reqs
         for i, name in enumerate(cached.req_ids):
             self._computed[name] = cached.num_computed_tokens[i]
+            requests[name].num_computed_tokens = cached.num_computed_tokens[i]
             fresh = cached.new_block_ids[i]
             if name in cached.resumed_req_ids:
                 requests[name].block_ids = fresh

@@ -88,7 +88,7 @@ def test_a_router_that_says_too_much_is_cut_at_the_last_moment(late: bool) -> No
     e = engine(config(tokens=3), late=late)
     router, choose = e.worker.router, e.worker.router.choose
 
-    def rash(names: Sequence[str], *_: Any) -> Any:
+    def rash(names: Sequence[str], *_: Any, **__: Any) -> Any:
         long = [VOCABULARY + 9 if i == 2 else 5 for i in range(40)]
         return [
             d._replace(room=99, tokens=long if d.arm == "cache" else d.tokens)
@@ -143,7 +143,7 @@ def test_the_router_is_told_what_was_drafted_and_what_was_verified(
     e = engine(config(method, tokens=16, **change))
     small = change.get("max_num_batched_tokens") == 20
     if small:
-        e.runner.max_num_tokens = 10_000  # the router does not know, so the scheduler cuts
+        e.runner.scheduler_config.max_num_scheduled_tokens = 10_000  # the router does not know, so the scheduler cuts
     verified, told = observed(e), drafted(e)
     serve(e)
     is_whole(e)
@@ -163,6 +163,47 @@ def test_drafts_are_no_longer_than_the_step_has_room_for() -> None:
     is_whole(e)
     assert e.longest_seen > 0
     assert not [(d, v) for _, d, v in e.told if v < d]
+
+
+@functools.lru_cache
+def looping(name: str) -> Sequence[int]:
+    """A text that says the same again and again: as much is drafted of it as may be."""
+    again = np.random.default_rng(int(name)).integers(2, VOCABULARY, 24).tolist()
+    return tuple(again * 180)
+
+
+@pytest.mark.parametrize(
+    ("batched", "newcomers", "prompt", "later"),
+    [(51, 1, 30, 1), (51, 4, 30, 1), (51, 1, 450, 2), (96, 3, 200, 2), (20, 2, 40, 2)]
+    + [(4_096, 1, 4_085, 8)],
+    ids=["one", "several", "a long one", "several long ones", "hardly any room", "in one step"],
+)
+def test_drafts_keep_no_new_request_waiting(
+    batched: int, newcomers: int, prompt: int, later: int
+) -> None:
+    """A step or two later than without drafts it has its first token, however small a step is."""
+
+    def steps(**asked: Any) -> int:
+        e = Scheduled(
+            config("suffix", tokens=16, max_num_seqs=12, max_num_batched_tokens=batched,
+                   enable_chunked_prefill=batched < 4_096, max_model_len=4_096),
+            looping, blocks=8_000,
+        )  # fmt: skip
+        for name in "123":
+            e.ask(name, 60, 3_000, **asked)
+        e.run(40)
+        new = [str(4 + number) for number in range(newcomers)]
+        for name in new:
+            e.ask(name, prompt, 8, **asked)
+        for step in range(200):
+            e.run(1)
+            if all(e.outputs[name] for name in new):
+                assert not asked or not e.longest_seen
+                return step
+        raise AssertionError("never")
+
+    without = steps(extra_args={"hvd_speculate": "off"})
+    assert steps() <= without + later
 
 
 def test_a_grammar_that_cuts_a_draft_is_not_taken_for_a_rejection() -> None:
@@ -276,7 +317,7 @@ def test_tails_behind_model_drafts_are_verified_with_them(
 ) -> None:
     e = engine(config(**{"tokens": 16, **change}), graft=True, right=4, late=late)
     if "max_num_seqs" in change:
-        e.runner.max_num_tokens = 10_000  # the router does not know, so the scheduler cuts
+        e.runner.scheduler_config.max_num_scheduled_tokens = 10_000  # the router does not know, so the scheduler cuts
     verified, told = observed(e), drafted(e)
     models(e)
     serve(e)

@@ -57,8 +57,10 @@ def test_while_reading_does_not_pay_most_that_begins_has_cache_drafts_alone(bloc
     assert late is not None
     drafted, skipped = set[str](), set[str]()
 
-    def noting(names: Sequence[str], most: int | None, unread: Collection[str]) -> Any:
-        decisions = choose(names, most, unread)
+    def noting(
+        names: Sequence[str], most: int | None, unread: Collection[str], **rest: Any
+    ) -> Any:
+        decisions = choose(names, most, unread, **rest)
         asking = {n for n, d in zip(names, decisions, strict=True) if d.arm == "model"}
         assert not asking & unread
         drafted.update(asking)

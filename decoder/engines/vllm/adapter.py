@@ -29,7 +29,7 @@ from decoder.engines.vllm.plan import Plan
 from decoder.engines.vllm.ranks import Ranks
 from decoder.engines.vllm.reading import Reading
 from decoder.requests import Committed, Decision
-from decoder.room import room
+from decoder.room import DRAFTS_SHARE, room
 from decoder.tenancy.identities import Identities
 
 if TYPE_CHECKING:
@@ -79,6 +79,7 @@ class Adapter:
         self._shares_blocks = shares_blocks
         self._identities = Identities.load(worker.settings) if worker is not None else None
         self._restarts: Counter[str] = Counter()
+        self._steps = 0
         self._hits = False  # whether a request of the step under way began in others' blocks
         self._drafter_failed = self._closed = False
 
@@ -195,11 +196,14 @@ class Adapter:
         assert self.worker is not None, "only the rank that leads decides"
         router, late = self.worker.router, self.late
         verified = scheduler_output.scheduled_spec_decode_tokens
+        scheduled, step_tokens = (
+            scheduler_output.num_scheduled_tokens, scheduler_output.total_num_scheduled_tokens
+        )  # fmt: skip
         outcomes, lengths, waiting = [], {}, 0
         for name, tokens in zip(names, sampled, strict=True):
             state = runner.requests[name]
             if not tokens:  # a prompt only partly read: nothing was committed yet
-                waiting += state.num_tokens - state.num_computed_tokens
+                waiting += state.num_tokens - state.num_computed_tokens - scheduled[name]
                 continue
             with self._sparing("a request could not be taken up"):
                 self._take_up(name, state, len(tokens), runner.max_model_len)
@@ -210,23 +214,30 @@ class Adapter:
         followed = [outcome.request for outcome in outcomes if outcome.request in router]
         usual = late is None or late.caught_up < MUCH
         with self._sparing("observing failed"):
-            router.observe(outcomes, scheduler_output.total_num_scheduled_tokens, usual)
+            router.observe(outcomes, step_tokens, usual)
         live = [name for name in followed if name in router]
         # An ended request's blocks may be given to a later prompt that begins alike.
         reads = self.reading is None or self.reading.wanted
         unread: set[str] = set()
         full = False  # decided here, for all ranks alike
         if late is not None:
-            told, read = scheduler_output.num_scheduled_tokens, late.would_read(names, reads)
+            read = late.would_read(names, reads)
             unread = {name for name, is_read in zip(names, read, strict=True) if not is_read}
-            full = late.full(sum(told[name] for name in names if name not in unread))
+            full = late.full(sum(scheduled[name] for name in names if name not in unread))
         catch_up = self._hits or full or bool({*followed}.difference(live, unread))
         known = runner.input_batch.vocab_size
         chosen: dict[str, Decision] = {}
         with self._sparing("choosing drafts failed: this step goes on without drafts"):
-            most = room(len(names), known, runner.max_num_tokens, waiting)
-            chosen = dict(zip(live, router.choose(live, most, unread), strict=True))
-            self._weigh_reading(scheduler_output.total_num_scheduled_tokens, len(names))
+            budget = runner.scheduler_config.max_num_scheduled_tokens
+            most = room(len(names), known, budget, waiting, full=step_tokens >= budget)
+            if not runner.scheduler_config.enable_chunked_prefill:
+                self._steps += 1  # a prompt that is read whole may need all the room there is
+                most *= self._steps % DRAFTS_SHARE > 0
+            others = len(outcomes) - len(followed)
+            beside = min(waiting, max(budget - len(live) - others, 0))
+            decisions = router.choose(live, most, unread, others=others, beside=beside)
+            chosen = dict(zip(live, decisions, strict=True))
+            self._weigh_reading(step_tokens, len(names))
         end = runner.effective_drafter_max_model_len if self._has_model else 0
         given, rooms = [], []
         for name in names:
