@@ -20,6 +20,16 @@ has not begun is seen by nobody else, and would wait for as long as drafts fill 
 has begun and filled a step, it has all but the share of drafts: so its first token comes a step
 later, and one more for each seven steps that its prompt takes."""
 
+MASK_US: Final = 13.0
+"""What vLLM takes to fill the mask of one token of a request under a grammar, on one thread and
+while the target runs."""
+
+
+def under_grammar(requests: int, plain_us: float) -> int:
+    """Draft tokens of each of so many requests under a grammar, so that filling the masks of all
+    takes no longer than a step that verifies nothing."""
+    return max(int(plain_us / MASK_US) // max(requests, 1) - 1, 0)
+
 
 def tokens_of_logits(vocabulary: int, budget: int = LOGITS_BYTES) -> int:
     """Tokens whose logits fit into ``budget`` bytes, at least one."""

@@ -10,9 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from decoder.costs import LiveCosts
 from decoder.engines.vllm.adapter import RESTARTS, Adapter
+from decoder.policy.pricing import CostTable
+from decoder.room import MASK_US
 from pipelines.embedded import drafter_path, ensure_model
-from tests.decoder.simulated import model_alone
+from tests.conftest import KeepingSink
+from tests.decoder.simulated import model_alone, trusting_policy
 from tests.engines.scheduled import VOCABULARY, Scheduled
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of what vLLM imports
@@ -143,7 +147,9 @@ def test_the_router_is_told_what_was_drafted_and_what_was_verified(
     e = engine(config(method, tokens=16, **change))
     small = change.get("max_num_batched_tokens") == 20
     if small:
-        e.runner.scheduler_config.max_num_scheduled_tokens = 10_000  # the router does not know, so the scheduler cuts
+        e.runner.scheduler_config.max_num_scheduled_tokens = (
+            10_000  # the router does not know, so the scheduler cuts
+        )
     verified, told = observed(e), drafted(e)
     serve(e)
     is_whole(e)
@@ -168,7 +174,7 @@ def test_drafts_are_no_longer_than_the_step_has_room_for() -> None:
 @functools.lru_cache
 def looping(name: str) -> Sequence[int]:
     """A text that says the same again and again: as much is drafted of it as may be."""
-    again = np.random.default_rng(int(name)).integers(2, VOCABULARY, 24).tolist()
+    again = np.random.default_rng(int(name)).integers(3, VOCABULARY, 24).tolist()
     return tuple(again * 180)
 
 
@@ -213,6 +219,45 @@ def test_a_grammar_that_cuts_a_draft_is_not_taken_for_a_rejection() -> None:
     serve(e)
     is_whole(e)
     assert {v for _, v, _ in verified} == {0, 1, 2} and e.longest_seen > 2
+
+
+def test_filling_the_masks_of_a_grammar_takes_no_longer_than_a_step() -> None:
+    from vllm.sampling_params import StructuredOutputsParams
+
+    def longest(plain_us: float, grammar: Any) -> int:
+        e = engine(config("suffix", tokens=16))
+        e.worker.router.costs = LiveCosts(CostTable("t", (1, 64), (plain_us, plain_us)), live=False)
+        for number in range(2):
+            e.ask(str(number), 40 + number, 120)
+            e.scheduler.requests[str(number)].sampling_params.structured_outputs = grammar
+        e.run(10)
+        longest = e.longest_seen
+        e.run()
+        is_whole(e)
+        return longest
+
+    bound = StructuredOutputsParams(regex=".*")
+    assert longest(100.0, None) == longest(100_000.0, bound) == 16
+    assert longest(100.0, bound) == int(100.0 / MASK_US) // 2 - 1
+
+
+def test_beside_a_prompt_drafts_are_as_short_as_their_price_says() -> None:
+    e = Scheduled(
+        config("suffix", tokens=16, max_num_batched_tokens=512, max_model_len=4_096), looping,
+        blocks=4_000,
+    )  # fmt: skip
+    router = e.worker.router
+    router.policy = trusting_policy(hazard=0.3)  # a step is flat, and steep behind 256 tokens
+    router.costs = LiveCosts(CostTable("t", (1, 256, 4_096), (5e3, 5.5e3, 1e5)), live=False)
+    for name in "123":
+        e.ask(name, 60, 3_000)
+    e.run(40)
+    alone, e.longest_seen = e.longest_seen, 0
+    e.ask("9", 3_000, 8)
+    e.run(2)
+    e.longest_seen = 0
+    e.run(3)
+    assert not e.outputs["9"] and 0 < e.longest_seen < 8 < alone == 16
 
 
 def test_a_preempted_request_goes_on_where_it_was() -> None:
@@ -317,7 +362,9 @@ def test_tails_behind_model_drafts_are_verified_with_them(
 ) -> None:
     e = engine(config(**{"tokens": 16, **change}), graft=True, right=4, late=late)
     if "max_num_seqs" in change:
-        e.runner.scheduler_config.max_num_scheduled_tokens = 10_000  # the router does not know, so the scheduler cuts
+        e.runner.scheduler_config.max_num_scheduled_tokens = (
+            10_000  # the router does not know, so the scheduler cuts
+        )
     verified, told = observed(e), drafted(e)
     models(e)
     serve(e)
@@ -475,6 +522,7 @@ def test_requests_with_no_text_or_policy_of_their_own_are_served_without_drafts(
     field: str, value: Any
 ) -> None:
     e = engine(config("suffix"))
+    e.worker.router._sink = sink = KeepingSink()
     propose = e.adapter.propose
 
     def other(*arguments: Any) -> Any:
@@ -493,6 +541,7 @@ def test_requests_with_no_text_or_policy_of_their_own_are_served_without_drafts(
     is_whole(e)
     assert e.worker.router.counters.started == 1 and e.longest_seen > 0
     assert {v for n, _, v in e.told if n == "1"} == {0}
+    assert {event.batch_size for event in sink.events} == {2}, "they are in the step all the same"
 
 
 def test_after_its_weights_have_gone_nothing_is_drafted_or_reported(

@@ -29,7 +29,8 @@ from decoder.engines.vllm.plan import Plan
 from decoder.engines.vllm.ranks import Ranks
 from decoder.engines.vllm.reading import Reading
 from decoder.requests import Committed, Decision
-from decoder.room import DRAFTS_SHARE, room
+from decoder.policy.pricing import NOMINAL
+from decoder.room import DRAFTS_SHARE, room, under_grammar
 from decoder.tenancy.identities import Identities
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ class Adapter:
         self._identities = Identities.load(worker.settings) if worker is not None else None
         self._restarts: Counter[str] = Counter()
         self._steps = 0
+        self._limits: list[int] = []  # draft tokens of each request of the step at most
         self._hits = False  # whether a request of the step under way began in others' blocks
         self._drafter_failed = self._closed = False
 
@@ -142,7 +144,7 @@ class Adapter:
         if plan.grafts:
             tails = self.ranks.agree(
                 len(names),
-                lambda: self._grafted(runner, names, plan, drafts, longest),
+                lambda: self._grafted(runner, names, plan, drafts),
                 lambda: self._count("grafting failed: this step goes on without tails"),
             )
             drafts = [[*d, *tail] for d, tail in zip(drafts, tails.given, strict=True)]
@@ -238,9 +240,10 @@ class Adapter:
             decisions = router.choose(live, most, unread, others=others, beside=beside)
             chosen = dict(zip(live, decisions, strict=True))
             self._weigh_reading(step_tokens, len(names))
+        self._limits = self._longest_of(runner, names, longest)
         end = runner.effective_drafter_max_model_len if self._has_model else 0
         given, rooms = [], []
-        for name in names:
+        for name, longest in zip(names, self._limits, strict=True):
             decision = chosen.get(name, _NOTHING)
             model = decision.arm == "model"
             left = min(decision.room, longest, end - lengths[name]) if model else 0
@@ -249,6 +252,17 @@ class Adapter:
             given.append(_known(tokens, known))
         k = min(max(rooms, default=0), self.worker.settings.model_draft_tokens)
         return Plan(tuple(given), tuple(rooms), k, catch_up, bool(k) and router.grafts, reads)
+
+    def _longest_of(self, runner: Any, names: Sequence[str], longest: int) -> list[int]:
+        """Draft tokens of each request at most."""
+        assert self.worker is not None, "only the rank that leads decides"
+        table = self.worker.router.costs.table
+        asked = [runner.requests[name].sampling_params for name in names]
+        bound = [getattr(one, "structured_outputs", None) is not None for one in asked]
+        if table is NOMINAL or not any(bound):  # that has no unit of time yet
+            return [longest] * len(names)
+        few = min(longest, under_grammar(sum(bound), table.time(len(names))))
+        return [few if is_bound else longest for is_bound in bound]
 
     def _weigh_reading(self, tokens: int, rows: int) -> None:
         assert self.worker is not None, "only the rank that leads decides"
@@ -263,14 +277,14 @@ class Adapter:
         names: Sequence[str],
         plan: Plan,
         drafts: Sequence[Sequence[int]],
-        longest: int,
     ) -> Plan:
         """Tails of the model drafts in ``drafts``, as given tokens."""
         assert self.worker is not None, "only the rank that leads decides"
         chains = [() if given else d for given, d in zip(plan.given, drafts, strict=True)]
         tails = self.worker.router.graft(names, chains)
         known = runner.input_batch.vocab_size
-        cut = (tail[: longest - len(d)] for tail, d in zip(tails, drafts, strict=True))
+        limits = self._limits
+        cut = (t[: most - len(d)] for t, d, most in zip(tails, drafts, limits, strict=True))
         return replace(Plan.nothing(len(names)), given=tuple(_known(tail, known) for tail in cut))
 
     def _take_up(self, name: str, state: Any, sampled: int, max_model_len: int) -> None:
