@@ -118,7 +118,8 @@ def part(
 ) -> float:
     """``policy.pricing.part_of`` one request."""
     above = verifying(rows + beside + int(drafts), dense) - verifying(rows + beside, dense)
-    return verifying(rows, dense) / rows + above * length / max(drafts, 1.0) + drafted / max(drafting, 1.0)
+    above *= length / max(drafts, 1.0)
+    return verifying(rows, dense) / rows + above + drafted / max(drafting, 1.0)
 
 
 @compiled()

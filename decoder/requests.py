@@ -79,9 +79,9 @@ class Step:
 
     ``wanted`` and ``cached`` are draft tokens, had the policy its way and if every cache draft were
     verified whole: the price of one hangs on how many there are. ``drafting`` counts the requests
-    for which the policy wants a model draft. ``arms`` is what the floor made of its choice.
-    ``batch`` counts
-    all requests of the step, followed or not. ``tokens`` and ``us`` are the engine's word, once it has run.
+    for which the policy wants a model draft, ``batch`` all of the step, followed or not. ``arms``
+    is what the floor made of its choice. ``tokens`` and ``us`` are the engine's word, once it has
+    run.
     """
 
     wanted: int

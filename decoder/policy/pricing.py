@@ -141,7 +141,12 @@ class CostTable:
 
 
 def step_time(
-    costs: CostTable, rows: int, drafts: int, drafted: int = 0, *, proposes: bool = False,
+    costs: CostTable,
+    rows: int,
+    drafts: int,
+    drafted: int = 0,
+    *,
+    proposes: bool = False,
     beside: int = 0,
 ) -> float:
     """Time of a step, without that of the prompts in it.
@@ -160,7 +165,12 @@ def step_time(
 
 
 def plain_steps(
-    costs: CostTable, rows: int, drafts: int, drafted: int = 0, *, proposes: bool = False,
+    costs: CostTable,
+    rows: int,
+    drafts: int,
+    drafted: int = 0,
+    *,
+    proposes: bool = False,
     beside: int = 0,
 ) -> float:
     """:func:`step_time` in steps of as many rows that verify and propose nothing; at least 1."""

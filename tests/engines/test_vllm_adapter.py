@@ -180,8 +180,14 @@ def looping(name: str) -> Sequence[int]:
 
 @pytest.mark.parametrize(
     ("batched", "newcomers", "prompt", "later"),
-    [(51, 1, 30, 1), (51, 4, 30, 1), (51, 1, 450, 2), (96, 3, 200, 2), (20, 2, 40, 2)]
-    + [(4_096, 1, 4_085, 8)],
+    [
+        (51, 1, 30, 1),
+        (51, 4, 30, 1),
+        (51, 1, 450, 2),
+        (96, 3, 200, 2),
+        (20, 2, 40, 2),
+        (4_096, 1, 4_085, 8),
+    ],
     ids=["one", "several", "a long one", "several long ones", "hardly any room", "in one step"],
 )
 def test_drafts_keep_no_new_request_waiting(
@@ -226,6 +232,7 @@ def test_filling_the_masks_of_a_grammar_takes_no_longer_than_a_step() -> None:
 
     def longest(plain_us: float, grammar: Any) -> int:
         e = engine(config("suffix", tokens=16))
+        e.worker.router.turns = None
         e.worker.router.costs = LiveCosts(CostTable("t", (1, 64), (plain_us, plain_us)), live=False)
         for number in range(2):
             e.ask(str(number), 40 + number, 120)
@@ -247,6 +254,7 @@ def test_beside_a_prompt_drafts_are_as_short_as_their_price_says() -> None:
         blocks=4_000,
     )  # fmt: skip
     router = e.worker.router
+    router.turns = None
     router.policy = trusting_policy(hazard=0.3)  # a step is flat, and steep behind 256 tokens
     router.costs = LiveCosts(CostTable("t", (1, 256, 4_096), (5e3, 5.5e3, 1e5)), live=False)
     for name in "123":

@@ -28,8 +28,8 @@ from decoder.engines.vllm.drafter import MUCH, LateDrafter
 from decoder.engines.vllm.plan import Plan
 from decoder.engines.vllm.ranks import Ranks
 from decoder.engines.vllm.reading import Reading
-from decoder.requests import Committed, Decision
 from decoder.policy.pricing import NOMINAL
+from decoder.requests import Committed, Decision
 from decoder.room import DRAFTS_SHARE, room, under_grammar
 from decoder.tenancy.identities import Identities
 
@@ -105,6 +105,7 @@ class Adapter:
             finally:
                 for name in lost:
                     self.late.end(name)
+            self.late.scheduled(scheduler_output)
             cached = scheduler_output.scheduled_cached_reqs
             self._hits = bool(cached.resumed_req_ids) or any(
                 new.num_computed_tokens for new in scheduler_output.scheduled_new_reqs
@@ -157,8 +158,8 @@ class Adapter:
     def guarded(self, propose: Callable[..., Any]) -> Callable[..., Any]:
         """A drafter's ``propose``, except that a fault costs the step its model drafts alone.
 
-        What was set aside is dropped then: later drafts of running requests miss that text and may
-        be worse, and are verified like all others.
+        What was set aside is dropped then, and requests under way have no more model drafts, for
+        which the drafter would miss that text.
         """
 
         def guarded(*, next_token_ids: torch.Tensor, **arguments: Any) -> Any:
@@ -178,7 +179,7 @@ class Adapter:
         self.complaints.warning("no drafts any more: %s", why)
         self.close()  # policies, telemetry, a name among workers: all belong to other weights
         if self.late is not None:
-            self.late.clear()
+            self._drop(self.late)
 
     def close(self) -> None:
         """Send what is left; the runner is going down, or drafts no more."""
@@ -243,12 +244,12 @@ class Adapter:
         self._limits = self._longest_of(runner, names, longest)
         end = runner.effective_drafter_max_model_len if self._has_model else 0
         given, rooms = [], []
-        for name, longest in zip(names, self._limits, strict=True):
+        for name, most in zip(names, self._limits, strict=True):
             decision = chosen.get(name, _NOTHING)
             model = decision.arm == "model"
-            left = min(decision.room, longest, end - lengths[name]) if model else 0
+            left = min(decision.room, most, end - lengths[name]) if model else 0
             rooms.append(max(left, 0))
-            tokens = decision.tokens[:longest] if decision.arm == "cache" else ()
+            tokens = decision.tokens[:most] if decision.arm == "cache" else ()
             given.append(_known(tokens, known))
         k = min(max(rooms, default=0), self.worker.settings.model_draft_tokens)
         return Plan(tuple(given), tuple(rooms), k, catch_up, bool(k) and router.grafts, reads)
@@ -328,19 +329,25 @@ class Adapter:
         self._drafter_failed = True
         self._count(what)
         if self.late is not None:
-            self.late.clear()
+            self._drop(self.late)
         self.ranks.fell_out()
 
     def _leave(self, late: LateDrafter, lost: Collection[str]) -> None:
         """Read what was set aside for requests that have gone, on all ranks or on none."""
         try:
             if self.ranks.uneven():
-                late.clear()
+                self._drop(late)
             with torch.inference_mode():
                 self.ranks.together(late.holds(lost), lambda: late.leave(lost))
         except Exception:
-            late.clear()
+            self._drop(late)
             raise
+
+    def _drop(self, late: LateDrafter) -> None:
+        """Drop what was set aside. Ranks that fail one at a time would judge for a while by other
+        blocks, and part at a pass: there, requests under way are drafted over what was missed.
+        """
+        late.clear(missed=self.ranks.size == 1)
 
     def _count(self, what: str) -> None:
         """Count and log the exception being handled."""
