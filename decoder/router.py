@@ -115,7 +115,7 @@ class DraftRouter:
         )
         self._looks = Looks(floor, self.model_arm, self._model_len > 0)
         self._events = 0
-        self._underway = Underway()
+        self.underway = Underway()
         self._last = 1, 0  # tokens that the last step ran through the target, and drafted
         self.worth_us: float | None = None
         """Time that model drafts would be worth in the last choice, had all requests been read by
@@ -146,9 +146,9 @@ class DraftRouter:
                 that no step made, of which nothing is learned about time.
             usual: False where the step also did work that had waited: it says nothing of costs.
         """
-        began = time.perf_counter()
+        began = self.underway.since or time.perf_counter()
         # A choice stands for the step that follows it, and for no later one.
-        ran, self._underway = self._underway, Underway()
+        ran, self.underway = self.underway, Underway(since=self.underway.since)
         serves = ran.side is None or ran.side.name == CHAMPION
         step_us = ran.ran_us(began)
         if ran.decided:
@@ -165,7 +165,7 @@ class DraftRouter:
         if serves and taken.cycles and step_tokens:
             verified = sum(1 + o.verified_len for o in outcomes)
             self._reckon(taken, ran, len(outcomes), max(step_tokens - verified, 0))
-        now = self._underway.spent(began)
+        now = self.underway.spent(began)
         if ran.decided and outcomes and self.turns is not None and self.turns.dealing:
             table = self.costs.table
             self.turns.book(
@@ -208,7 +208,7 @@ class DraftRouter:
         Raises:
             Exception: whatever went wrong; a side whose turn it was plays no more.
         """
-        began = time.perf_counter()
+        began = self.underway.begin()
         champion = self.policy
         side = self.turns.next(champion) if self.turns is not None else None
         try:
@@ -257,7 +257,7 @@ class DraftRouter:
                 [r.length - r.drafted_at for r in requests], self.costs, self._last,
                 relieved=serves, unable=unable,
             )  # fmt: skip
-        underway = self._underway
+        underway = self.underway
         underway.side, underway.began, underway.asked = side, began, len(names)
         underway.unpaid_us = (time.perf_counter() - described) * 1e6 if shown == "stock" else 0.0
         self.counters.probes = self._looks.taken
@@ -330,7 +330,7 @@ class DraftRouter:
         Returns:
             the tail of each, mostly empty.
         """
-        began = time.perf_counter()
+        began = self.underway.begin()
         tails: list[list[int]] = [[] for _ in names]
         bearing, self._bearing = self._bearing, None
         if bearing is None:
@@ -344,7 +344,7 @@ class DraftRouter:
         for row, tail in zip(rows, found, strict=True):
             tails[row] = tail
             self.counters.grafts += bool(tail)
-        self._underway.settled(began, exposed=True)  # it is no part of what the engine took
+        self.underway.settled(began, exposed=True)  # it is no part of what the engine took
         return tails
 
     def drafted(self, names: Sequence[str], lengths: Sequence[int], k: int) -> None:
@@ -354,7 +354,7 @@ class DraftRouter:
             lengths: draft tokens that each of ``names`` really has.
             k: tokens for which the model drafter really ran; 0 if it did not.
         """
-        self._underway.drafted = k
+        self.underway.drafted = k
         self.followed.drafted(names, lengths)
 
     def settle(self, exposed: bool = True) -> None:
@@ -367,7 +367,7 @@ class DraftRouter:
         """
         began = time.perf_counter()
         self._settle()
-        self._underway.settled(began, exposed)
+        self.underway.settled(began, exposed)
 
     def _settle(self) -> None:
         unsettled, self.followed.unsettled = self.followed.unsettled, []
@@ -386,7 +386,7 @@ class DraftRouter:
         Unknown names are ignored; never raises.
         """
         if self.followed.stop(name, reason) and not self.followed.requests:
-            self._underway.decided = 0.0  # nobody waits for the step any more: a pause begins
+            self.underway.decided = 0.0  # nobody waits for the step any more: a pause begins
 
     def close(self) -> None:
         """Stop every request: the worker is going down."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import logging
+import time
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -575,6 +577,61 @@ def test_after_its_weights_have_gone_nothing_is_drafted_or_reported(
     assert e.worker.router.counters.started == e.worker.router.counters.stopped == 4
     e.adapter.close()
     assert closed == [1]
+
+
+class Ticking(SimpleNamespace):
+    """A model runner for which time passes, in ``ticks`` us, when our adapter looks at it."""
+
+    ticks = 0.0
+
+    @property
+    def max_model_len(self) -> int:  # before the router observes
+        self.ticks += 100.0
+        return 512
+
+    @property
+    def scheduler_config(self) -> Any:  # before it chooses
+        self.ticks += 20.0
+        return self.scheduler
+
+    @property
+    def effective_drafter_max_model_len(self) -> int:  # behind that
+        self.ticks += 3.0
+        return 512
+
+
+@pytest.mark.parametrize("method", ["suffix", "eagle3"])
+def test_what_the_adapter_takes_is_our_own_time_and_not_the_targets(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    e = engine(config(method, tokens=16))
+    given = dict(vars(e.runner), scheduler=e.runner.scheduler_config)
+    for name in ("max_model_len", "scheduler_config", "effective_drafter_max_model_len"):
+        given.pop(name)
+    e.runner = Ticking(**given)
+    router = e.worker.router
+    router.turns, router._sink = None, (sink := KeepingSink())
+    monkeypatch.setattr(time, "perf_counter", lambda: 1.0 + e.runner.ticks * 1e-6)
+    during, drafting = e.adapter.during_step, e.draft
+
+    def target(runner: Any) -> None:
+        e.runner.ticks += 5_000.0
+        during(runner)
+
+    def drafter(**arguments: Any) -> Any:
+        e.runner.ticks += 700.0
+        return drafting(**arguments)
+
+    monkeypatch.setattr(e.adapter, "during_step", target)
+    e.draft = drafter
+    serve(e, requests=2)
+    is_whole(e)
+    has_model = method == "eagle3"
+    own = 2 * 100.0 + 2 * 20.0 + 3.0 * has_model
+    assert np.median(router.counters.own_us) == pytest.approx(own)
+    assert np.median(router.counters.exposed_us) == pytest.approx(own)
+    took = [event.step_us for event in sink.every]
+    assert np.median(took) == pytest.approx(5_000.0 + 700.0 * has_model)
 
 
 def test_vllms_own_counters_stay_right_under_ragged_drafts() -> None:

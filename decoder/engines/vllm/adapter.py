@@ -88,6 +88,7 @@ class Adapter:
     def before_step(self, runner: Any, scheduler_output: Any) -> None:
         """Let go of the requests that ended, before their blocks serve others."""
         ended = scheduler_output.finished_req_ids
+        self._time(ours=True)
         for name in ended:
             # Ends by limit or stop token were seen when they were committed; what is left ended
             # by a stop string or by the client.
@@ -95,6 +96,7 @@ class Adapter:
                 with self._sparing("a request could not be stopped"):
                     self.worker.router.stop(name, "abort")
             self._restarts.pop(name, None)
+        self._time(ours=False)
         if self.late is None:
             return
         with self._sparing("the drafter could not read on"):
@@ -105,7 +107,9 @@ class Adapter:
             finally:
                 for name in lost:
                     self.late.end(name)
+            self._time(ours=True)
             self.late.scheduled(scheduler_output)
+            self._time(ours=False)
             cached = scheduler_output.scheduled_cached_reqs
             self._hits = bool(cached.resumed_req_ids) or any(
                 new.num_computed_tokens for new in scheduler_output.scheduled_new_reqs
@@ -134,6 +138,7 @@ class Adapter:
         names = list(runner.input_batch.req_ids)
         if self.idle:
             return [[] for _ in names]
+        self._time(ours=True)
         longest = min(self._longest, scheduler_output.num_spec_tokens_to_schedule)
         plan = self.ranks.agree(
             len(names),
@@ -153,6 +158,7 @@ class Adapter:
             with self._sparing("the router could not be told what was drafted"):
                 ran = plan.k if any(made) else 0
                 self.worker.router.drafted(names, [len(tokens) for tokens in drafts], ran)
+        self._time(ours=False)
         return drafts
 
     def guarded(self, propose: Callable[..., Any]) -> Callable[..., Any]:
@@ -318,12 +324,15 @@ class Adapter:
         self._drafter_failed = False
         scheduler_output.num_spec_tokens_to_schedule = plan.k
         due = bool(plan.k or plan.catch_up or self.late is None)
+        self._time(ours=False)
         try:
             drafts = self.ranks.together(due, draft)
             return [] if self._drafter_failed or not plan.k else list(drafts.tolist())
         except Exception:  # noqa: BLE001 - told by the complaints
             self._failed("the model drafter failed: this step goes on without its drafts")
             return []
+        finally:
+            self._time(ours=True)
 
     def _failed(self, what: str) -> None:
         self._drafter_failed = True
@@ -348,6 +357,12 @@ class Adapter:
         blocks, and part at a pass: there, requests under way are drafted over what was missed.
         """
         late.clear(missed=self.ranks.size == 1)
+
+    def _time(self, ours: bool) -> None:
+        """Say whether what follows is done by us, or by vLLM and its drafter."""
+        if self.worker is not None:
+            underway = self.worker.router.underway
+            underway.enter() if ours else underway.leave()
 
     def _count(self, what: str) -> None:
         """Count and log the exception being handled."""
