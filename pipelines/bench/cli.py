@@ -122,15 +122,15 @@ app.command()(gpu_cli.gpu)
 def decide(
     rounds: Annotated[int, typer.Option(min=100, help="Decisions timed for each kind.")] = 3_000,
     whole: Annotated[
-        bool, typer.Option(help="All that the router does in a step of 64 requests.")
+        bool, typer.Option(help="All that is ours in a vLLM step of 64 requests.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the timings as JSON.")] = False,
 ) -> None:
     """What one decision costs a decoding cycle, the suffix lookup aside; one thread.
 
     Budget: 49 us for a lone request, 10 us a request in a batch of 64. With --whole, lookups in
-    real trees, labels, events and accounts are in it, and how long a prompt of 32k tokens makes
-    the others wait. Budget: 20 us a request, 2 ms.
+    real trees, labels, events, accounts and vLLM's adapter are in it, and how long a prompt of 32k
+    tokens makes the others wait. Budget: 20 us a request, 2 ms.
     """
     if whole:
         from pipelines.bench import whole as step

@@ -1,9 +1,10 @@
-"""``hvd bench decide --whole``: all that the router does in a step of 64 requests.
+"""``hvd bench decide --whole``: all that is ours in a vLLM step of 64 requests.
 
-Real suffix trees, the shipped network, and every verb an engine calls: observe, choose, drafted,
-settle. The text is made up, but copies as agents' text does: a stretch in three comes from the
-request's own prompt or from what others of its tenant wrote. Times are of the deciding thread:
-processor time, which other programs on the machine do not enter, and beside it the clock.
+Real suffix trees, the shipped network, and the adapter that vLLM calls, with all that it asks of
+the router: observe, choose, drafted, settle. The text is made up, but copies as agents' text does:
+a stretch in three comes from the request's own prompt or from what others of its tenant wrote.
+Times are of the deciding thread: processor time, which other programs on the machine do not enter,
+and beside it the clock.
 """
 
 from __future__ import annotations
@@ -11,26 +12,32 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Final, TypeVar
+from types import SimpleNamespace
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
+import torch
 from rich.table import Table
 
 from decoder.contracts.bundle import ANY_SCOPE, Policy
+from decoder.contracts.errors import EngineError
 from decoder.contracts.features import TOKEN_CLASSES
 from decoder.costs import LiveCosts
 from decoder.drafting.suffix import SuffixCache
+from decoder.engines.vllm.adapter import Adapter
 from decoder.floor import Floor
 from decoder.labels import common_prefix
 from decoder.policy.first import first_policy
 from decoder.policy.pricing import CostTable
-from decoder.requests import Committed, Decision, RequestOptions
 from decoder.router import DraftRouter
 from decoder.settings import WorkerSettings
 from decoder.telemetry.queue import EventQueue
 
 T = TypeVar("T")
 
+ADAPTER: Final = "adapter"
+DRAFTED: Final = -1
+"""A token of a model draft."""
 BATCH: Final = 64
 VOCABULARY: Final = 49_152
 LONGEST: Final = 64
@@ -109,54 +116,140 @@ class Writer:
         return found
 
 
-class Target:
-    """Requests whose continuations are known; verifies what the router chooses."""
+class _Clock:
+    """Microseconds of each part of a step, of this thread's processor time and of the clock: of
+    what is timed within another part, that has no share."""
 
-    def __init__(self, router: DraftRouter, writer: Writer, seed: int) -> None:
-        self.router, self._writer = router, writer
-        self._rng = np.random.default_rng(seed)
+    def __init__(self) -> None:
+        self.parts: dict[str, float] = {}
+        self.wall = 0.0
+        self._within = 0.0
+
+    def timed(self, part: str, call: Callable[..., T]) -> Callable[..., T]:
+        """``call``, its time booked as ``part``."""
+
+        def called(*args: Any, **kwargs: Any) -> T:
+            before, self._within = self._within, 0.0
+            wall, own = time.perf_counter(), time.thread_time()
+            made = call(*args, **kwargs)
+            took = (time.thread_time() - own) * 1e6
+            self.parts[part] = self.parts.get(part, 0.0) + took - self._within
+            self._within = before + took
+            self.wall += (time.perf_counter() - wall) * 1e6 * (part == ADAPTER)
+            return made
+
+        return called
+
+
+class Took(NamedTuple):
+    """Microseconds of a step: of processor time by part, and of the clock."""
+
+    parts: dict[str, float]
+    wall: float
+
+
+class _Engine:
+    """What the adapter sees of a vLLM whose requests go on as is known beforehand.
+
+    It is vLLM's model runner and scheduler output in one; drafts of the model are of ``DRAFTED``.
+    """
+
+    def __init__(self, policy: Policy, writer: Writer, seed: int) -> None:
+        settings = WorkerSettings.load()
+        self.router, self.clock = make_router(policy), _Clock()
+        worker: Any = SimpleNamespace(router=self.router, settings=settings, faults=0)
+        self.worker, self.adapter = worker, Adapter(worker, LONGEST, has_model=True)
+        for verb in ("observe", "choose", "drafted", "settle"):
+            timed = self.clock.timed(verb, getattr(self.router, verb))
+            setattr(self.router, verb, timed)
+        for call in ("before_step", "during_step", "propose"):
+            setattr(self.adapter, call, self.clock.timed(ADAPTER, getattr(self.adapter, call)))
+        self._writer, self._rng = writer, np.random.default_rng(seed)
         self._texts: dict[str, list[int]] = {}
-        self._done: dict[str, int] = {}
+        self._drafts: dict[str, list[int]] = {}
         self.tokens = self.cycles = 0
+        self.requests: dict[str, Any] = {}
+        self.names: list[str] = []  # of the batch, in its order
+        self.input_batch = SimpleNamespace(
+            req_ids=self.names, vocab_size=VOCABULARY, token_ids_cpu=list[Any]()
+        )
+        self.max_model_len = self.effective_drafter_max_model_len = 1 << 20
+        self.device = SimpleNamespace(type="cuda")  # which does not wait for what settles
+        self.scheduler_config = SimpleNamespace(
+            max_num_scheduled_tokens=1 << 14, enable_chunked_prefill=True
+        )
+        self.finished_req_ids: set[str] = set()
+        self.num_spec_tokens_to_schedule = LONGEST
+        self.scheduled_spec_decode_tokens: dict[str, list[int]] = {}
+        self.num_scheduled_tokens: dict[str, int] = {}
+        self.total_num_scheduled_tokens = 0
 
-    def begin(self, name: str, prompt: int, output: int) -> Callable[[], None]:
-        """A request with so many tokens; what starts it in the router."""
+    def begin(self, name: str, prompt: int, output: int, place: int | None = None) -> None:
+        """Add a request with so many tokens, in the place of another that ends."""
         text = self._writer.text(prompt + output)
-        self._texts[name], self._done[name] = text, prompt
-        ids, options = np.array(text[:prompt], np.int32), RequestOptions(output, 1 << 20)
-        return lambda: self.router.start(name, ids, options)
+        parameters = SimpleNamespace(
+            extra_args=None,
+            stop_token_ids=None,
+            eos_token_id=None,
+            max_tokens=output,
+            min_tokens=0,
+            thinking_token_budget=None,
+        )
+        self._texts[name] = text
+        self.requests[name] = SimpleNamespace(
+            prompt_token_ids=text[:prompt], output_token_ids=[], sampling_params=parameters,
+            prompt_embeds=None, prompt_is_token_ids=None, lora_request=None, num_tokens=prompt,
+        )  # fmt: skip
+        ids = np.array(text[:prompt], np.int32)
+        if place is None:
+            self.names.append(name)
+            self.input_batch.token_ids_cpu.append(ids)
+            return
+        self.input_batch.token_ids_cpu[place] = ids
+        self.finished_req_ids.add(self.names[place])
+        del self.requests[self.names[place]], self._texts[self.names[place]]
+        self.names[place] = name
 
-    def first(self, names: Sequence[str]) -> list[Committed]:
-        """Prompts read: one token each."""
-        return [Committed(n, self._commit(n, 1), 0, self._done[n]) for n in names]
-
-    def verify(self, names: Sequence[str], decisions: Sequence[Decision]) -> list[Committed]:
-        """What a step commits."""
-        outcomes = []
-        for name, decision in zip(names, decisions, strict=True):
-            text, done = self._texts[name], self._done[name]
-            verified = accepted = 0
-            if decision.arm == "cache":
-                verified = len(decision.tokens)
-                accepted = common_prefix(decision.tokens, text[done:])
-            elif decision.arm == "model":
-                verified = decision.room
-                held = self._rng.random(verified) < CHANCE
-                accepted = verified if held.all() else int(held.argmin())
-            committed = self._commit(name, accepted + 1)
-            outcomes.append(Committed(name, committed, verified, self._done[name]))
-        self.tokens += sum(len(o.tokens) for o in outcomes)
-        self.cycles += len(outcomes)
-        return outcomes
+    def step(self) -> Took:
+        """One step; its times."""
+        clock = self.clock
+        clock.parts, clock.wall = {}, 0.0
+        drafts = {name: self._drafts.get(name, []) for name in self.names}
+        self.adapter.before_step(self, self)
+        self.finished_req_ids = set()
+        self.adapter.during_step(self)
+        sampled = [self._verify(name, draft) for name, draft in drafts.items()]
+        self.scheduled_spec_decode_tokens = {n: [0] * len(draft) for n, draft in drafts.items()}
+        self.num_scheduled_tokens = {n: 1 + len(draft) for n, draft in drafts.items()}
+        self.total_num_scheduled_tokens = sum(self.num_scheduled_tokens.values())
+        self.num_spec_tokens_to_schedule = LONGEST
+        made = self.adapter.propose(self, self, sampled, self._draft)
+        if self.worker.faults:
+            raise EngineError("a step failed: see the log.")
+        self._drafts = dict(zip(self.names, made, strict=True))
+        return Took(clock.parts, clock.wall)
 
     def left(self, name: str) -> int:
         """Tokens of its text still to come."""
-        return len(self._texts[name]) - self._done[name]
+        return len(self._texts[name]) - int(self.requests[name].num_tokens)
 
-    def _commit(self, name: str, tokens: int) -> list[int]:
-        done = self._done[name]
-        self._done[name] = done + tokens
-        return self._texts[name][done : done + tokens]
+    def _verify(self, name: str, draft: Sequence[int]) -> list[int]:
+        """What a step commits of a request."""
+        state, text = self.requests[name], self._texts[name]
+        done = state.num_tokens
+        if draft and draft[0] == DRAFTED:
+            held = self._rng.random(len(draft)) < CHANCE
+            accepted = len(draft) if held.all() else int(held.argmin())
+        else:
+            accepted = common_prefix(draft, text[done : done + len(draft)])
+        committed = text[done : done + accepted + 1]
+        state.output_token_ids += committed
+        state.num_tokens += len(committed)
+        self.tokens, self.cycles = self.tokens + len(committed), self.cycles + 1
+        return committed
+
+    def _draft(self) -> torch.Tensor:
+        return torch.full((len(self.names), self.num_spec_tokens_to_schedule), DRAFTED)
 
 
 def make_router(policy: Policy) -> DraftRouter:
@@ -171,111 +264,80 @@ def make_router(policy: Policy) -> DraftRouter:
     )  # fmt: skip
 
 
-class _Clock:
-    """Microseconds of each verb of a step, of this thread's processor time and of the clock."""
-
-    def __init__(self) -> None:
-        self.verbs: dict[str, float] = {}
-        self.wall = 0.0
-
-    def took(self, verb: str, call: Callable[[], T]) -> T:
-        """Run ``call`` and book its time."""
-        wall, own = time.perf_counter(), time.thread_time()
-        made = call()
-        self.verbs[verb] = self.verbs.get(verb, 0.0) + (time.thread_time() - own) * 1e6
-        self.wall += (time.perf_counter() - wall) * 1e6
-        return made
-
-
-def _step(
-    target: Target, names: list[str], outcomes: list[Committed]
-) -> tuple[_Clock, list[Committed]]:
-    """One step of ``names``, with what the one before committed."""
-    clock, router = _Clock(), target.router
-    tokens = sum(1 + o.verified_len for o in outcomes)
-    clock.took("observe", lambda: router.observe(outcomes, tokens))
-    decisions = clock.took("choose", lambda: router.choose(names))
-    drafts = [len(d.tokens) if d.arm == "cache" else d.room * (d.arm == "model") for d in decisions]
-    k = max((d.room for d in decisions if d.arm == "model"), default=0)
-    clock.took("drafted", lambda: router.drafted(names, drafts, k))
-    clock.took("settle", lambda: router.settle(exposed=False))
-    return clock, target.verify(names, decisions)
-
-
-def measure(steps: int = STEPS, seed: int = 0) -> Whole:
-    """Decode for ``steps`` steps; then let long prompts come, one after the other."""
+def measure(
+    steps: int = STEPS,
+    seed: int = 0,
+    *,
+    settled: int = SETTLED,
+    long_prompts: int = LONG_PROMPTS,
+    long_steps: int = LONG_STEPS,
+) -> Whole:
+    """Decode for ``steps`` steps behind the first ``settled``; then let ``long_prompts`` come, one
+    after the other, with ``long_steps`` steps beside each."""
     short, long = PROMPTS
-    target = Target(make_router(first_policy(ANY_SCOPE)), Writer(seed), seed)
-    names = [f"request-{i}" for i in range(BATCH)]
-    for name in names:
-        target.begin(name, short, OUTPUT)()
-    outcomes, clocks, fresh = target.first(names), [], BATCH
-    for step in range(SETTLED + steps):
-        clock, outcomes = _step(target, names, outcomes)
-        if step >= SETTLED:
+    engine = _Engine(first_policy(ANY_SCOPE), Writer(seed), seed)
+    for i in range(BATCH):
+        engine.begin(f"request-{i}", short, OUTPUT)
+    clocks = []
+    for step in range(settled + steps):
+        clock = engine.step()
+        if step >= settled:
             clocks.append(clock)
-        fresh = _renewed(target, names, outcomes, fresh)
-    whole = np.array([sum(c.verbs.values()) for c in clocks])
-    settled = np.array([c.verbs["settle"] for c in clocks])
-    waits, per_token = _long_prompts(target, names, outcomes, long)
-    middle = {v: float(np.median([c.verbs[v] for c in clocks])) / BATCH for v in clocks[0].verbs}
+        _renew(engine)
+    whole = np.array([sum(c.parts.values()) for c in clocks])
+    settling = np.array([c.parts["settle"] for c in clocks])
+    tokens_per_cycle = engine.tokens / engine.cycles
+    waits, per_token = _long_prompts(engine, long, long_prompts, long_steps)
+    middle = {v: float(np.median([c.parts[v] for c in clocks])) / BATCH for v in clocks[0].parts}
     return Whole(
         float(np.median(whole)) / BATCH,
         float(np.percentile(whole, 99)) / BATCH,
-        float(np.median(whole - settled)) / BATCH,
-        float(1.0 - settled.sum() / whole.sum()),
+        float(np.median(whole - settling)) / BATCH,
+        float(1.0 - settling.sum() / whole.sum()),
         float(np.median([c.wall for c in clocks])) / BATCH,
         middle,
         waits,
         per_token,
-        target.tokens / target.cycles,
+        tokens_per_cycle,
         steps,
     )
 
 
-def _renewed(target: Target, names: list[str], outcomes: list[Committed], fresh: int) -> int:
-    """Put new requests in the places of those that are done. Mutates both lists."""
-    for i, name in enumerate(names):
-        if target.left(name) <= LONGEST:
-            target.router.stop(name, "length")
-            names[i] = f"request-{fresh}"
-            target.begin(names[i], PROMPTS[0], OUTPUT)()
-            outcomes[i] = target.first([names[i]])[0]
-            fresh += 1
-    return fresh
+def _renew(engine: _Engine) -> None:
+    """Put new requests in the places of those that are done. Mutates."""
+    for place, name in enumerate(engine.names):
+        if engine.left(name) <= LONGEST:
+            engine.begin(f"again-{engine.cycles}-{place}", PROMPTS[0], OUTPUT, place)
 
 
-def _long_prompts(
-    target: Target, names: list[str], outcomes: list[Committed], tokens: int
-) -> tuple[float, float]:
+def _long_prompts(engine: _Engine, tokens: int, prompts: int, steps: int) -> tuple[float, float]:
     """Longest that a step waits for a prompt's sake, ms, median over prompts; and us a token.
 
     What is timed is beginning the request and the slices in which its prompt is indexed.
     """
-    cache, own, longest, spent, fresh = target.router.cache, time.thread_time, [], [], 1_000_000
-    index, slices = cache.index, [0.0]
+    router, cache, own = engine.router, engine.router.cache, time.thread_time
+    index, start, longest, spent = cache.index, router.start, [], []
+    slices = list[float]()
 
-    def timed(most: int | None = None) -> int:
-        began = own()
-        done = index(most)
-        slices.append(own() - began)
-        return done
+    def timed(call: Callable[..., T]) -> Callable[..., T]:
+        def called(*args: Any) -> T:
+            began = own()
+            made = call(*args)
+            slices.append(own() - began)
+            return made
 
-    cache.index = timed  # type: ignore[method-assign]
-    for i in range(LONG_PROMPTS):
-        target.router.stop(names[i], "abort")
-        names[i] = f"long-{i}"
-        start = target.begin(names[i], tokens, LONG_STEPS * LONGEST)
-        began = own()
-        start()
-        slices[:] = [own() - began]
-        outcomes[i] = target.first([names[i]])[0]
-        for _ in range(LONG_STEPS):
-            _, outcomes = _step(target, names, outcomes)
-            fresh = _renewed(target, names, outcomes, fresh)
+        return called
+
+    cache.index, router.start = timed(index), timed(start)  # type: ignore[method-assign]
+    for i in range(prompts):
+        slices.clear()
+        engine.begin(f"long-{i}", tokens, steps * LONGEST, i)
+        for _ in range(steps):
+            engine.step()
+            _renew(engine)
         longest.append(max(slices))
         spent.append(sum(slices))
-    cache.index = index  # type: ignore[method-assign]
+    cache.index, router.start = index, start  # type: ignore[method-assign]
     return float(np.median(longest)) * 1e3, float(np.median(spent)) / tokens * 1e6
 
 

@@ -79,9 +79,16 @@ HOOKS: Final = (
          "scheduled_spec_decode_tokens, num_scheduled_tokens, total_num_scheduled_tokens, "
          "num_spec_tokens_to_schedule",
          "which requests ended, what was verified, and how long a draft may be", wrapped=False),
+    Hook("vllm.v1.core.sched.output:NewRequestData", "", "req_id, block_ids, num_computed_tokens",
+         "whether a request begins in blocks that the drafter has read", wrapped=False),
+    Hook("vllm.v1.core.sched.output:CachedRequestData", "",
+         "req_ids, resumed_req_ids, new_block_ids, num_computed_tokens", "likewise", wrapped=False),
+    Hook("vllm.config.scheduler:SchedulerConfig", "",
+         "max_num_scheduled_tokens, enable_chunked_prefill",
+         "how many drafts keep no prompt waiting", wrapped=False),
     Hook("vllm.v1.worker.gpu_input_batch:CachedRequestState", "",
-         "prompt_token_ids, output_token_ids, sampling_params, lora_request, prompt_embeds, "
-         "prompt_is_token_ids",
+         "num_computed_tokens, prompt_token_ids, output_token_ids, sampling_params, lora_request, "
+         "prompt_embeds, prompt_is_token_ids",
          "a request's text and what it asked for", wrapped=False),
     Hook("vllm.v1.attention.backend:CommonAttentionMetadata", "",
          "query_start_loc, query_start_loc_cpu, seq_lens, seq_lens_cpu_upper_bound, num_reqs, "
