@@ -18,6 +18,7 @@ from kafka import TopicPartition
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DRAFTS, Topic
 from decoder.kafka.clients import ANSWER_MS, AWAY, GLANCE_MS, close, fetch, open_consumer
+from decoder.kafka.unpacking import Unreadable
 
 log = logging.getLogger(__name__)
 
@@ -123,9 +124,9 @@ class EventSource:
             for each in records
         ]
 
-    def _passed(self, place: TopicPartition, offset: int) -> None:
-        self.offsets[place.partition] = offset + 1
-        self.skipped += 1
+    def _passed(self, batch: Unreadable) -> None:
+        self.offsets[batch.place.partition] = batch.upto
+        self.skipped += batch.upto - batch.offset
 
     def done(self, records: Sequence[Fetched]) -> None:
         """``records`` are admitted, or refused for good: move ``offsets`` past them."""
