@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Final
 
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
-from kafka.errors import KafkaError, UnknownTopicOrPartitionError
+from kafka.errors import KafkaError, LeaderNotAvailableError, UnknownTopicOrPartitionError
 from kafka.net.compat import KafkaNetClient
 
 from decoder.complaints import Complaints
@@ -138,6 +138,22 @@ def places_of(consumer: Any, topic: str) -> list[TopicPartition]:
     if not partitions:
         raise UnknownTopicOrPartitionError(topic)
     return [TopicPartition(topic, partition) for partition in sorted(partitions)]
+
+
+def offsets(
+    ask: Callable[..., dict[TopicPartition, int]],
+    places: Collection[TopicPartition],
+    **patience: int,
+) -> dict[TopicPartition, int]:
+    """What a consumer's ``beginning_offsets`` or ``end_offsets`` answers for ``places``.
+
+    Raises:
+        KafkaError, OSError: the broker is away, or one of the partitions has no leader.
+    """
+    try:
+        return ask(places, **patience)
+    except KeyError as error:  # the client (3.0.12) trips over a partition without an answer
+        raise LeaderNotAvailableError(f"of {error}") from error
 
 
 def fetch(

@@ -21,6 +21,7 @@ from decoder.contracts.events import COLUMNS
 from decoder.contracts.features import FEATURES
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DRAFTS
+from learner.sequences import runs_of
 from pipelines.progress import Step
 from pipelines.settled import settle
 from pipelines.stack.interrupts import held
@@ -123,10 +124,10 @@ def resumed(folder: Path, period: Period) -> Export:
             told["ended"],
             {int(partition): offset for partition, offset in told["offsets"].items()},
             told["files"],
-            Intake(Counts(**told["counts"]), Seen(kept["seen"]), map(tuple, kept["sequences"])),
+            Intake(Counts(**told["counts"]), Seen(kept["seen"]), runs_of(kept["sequences"])),
             told["rows"],
         )
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
         raise TraceError(f"{path} is no note of an export: {error}") from error
     if found.period != period:
         raise TraceError(

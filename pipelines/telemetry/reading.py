@@ -15,7 +15,7 @@ from kafka.errors import UnknownTopicOrPartitionError
 from decoder.contracts.errors import BrokerError, SettingsError
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import Topic
-from decoder.kafka.clients import AWAY, close, fetch, listens, open_consumer, places_of
+from decoder.kafka.clients import AWAY, close, fetch, listens, offsets, open_consumer, places_of
 
 ANSWER_MS: Final = 200
 PATIENCE_S: Final = 30.0
@@ -75,7 +75,8 @@ def spans(consumer: Any, topic: Topic) -> dict[int, range]:
         KafkaError, OSError: broker or topic are away.
     """
     places = places_of(consumer, topic.name)
-    begins, ends = consumer.beginning_offsets(places), consumer.end_offsets(places)
+    begins = offsets(consumer.beginning_offsets, places)
+    ends = offsets(consumer.end_offsets, places)
     return {place.partition: range(begins[place], ends[place]) for place in places}
 
 

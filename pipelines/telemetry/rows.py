@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,10 @@ class Counts:
         return asdict(self)
 
 
+LIVES: Final = 100_000
+"""Lives whose events are remembered, the ones heard of last: their names come from the topic."""
+
+
 class Seen:
     """Numbers of each life's events, as runs: few, as long as few events are lost."""
 
@@ -57,7 +61,10 @@ class Seen:
             order = np.argsort(starts)
             starts, ends = starts[order], ends[order]
             begins = np.append(True, starts[1:] > ends[:-1])
+            self._runs.pop(life, None)
             self._runs[life] = (starts[begins], ends[np.append(begins[1:], True)])
+            if len(self._runs) > LIVES:
+                del self._runs[next(iter(self._runs))]
         return fresh
 
     def runs(self) -> dict[str, list[list[int]]]:
@@ -99,7 +106,7 @@ class Intake:
         self,
         counts: Counts | None = None,
         seen: Seen | None = None,
-        known: Iterable[tuple[str, int, int]] = (),
+        known: Iterable[tuple[str, int, int, int]] = (),
     ) -> None:
         """Go on from what an earlier one kept, if there was one."""
         self.counts = counts or Counts()

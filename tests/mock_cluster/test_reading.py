@@ -33,6 +33,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
+NOBODY = -1
 NOT_LEADER, NOT_AVAILABLE, FEW_REPLICAS, NOT_AUTHORISED, STORAGE = 6, 5, 19, 29, 56
 
 
@@ -146,6 +147,39 @@ def test_a_leader_that_nobody_names_for_a_while_is_read_again(
     cluster.up()
     produce(cluster, 0, b"")
     assert [(record.partition, record.offset) for record in received(source, 1)] == [(0, 1)]
+    source.close()
+
+
+def test_a_partition_without_a_leader_keeps_no_other_waiting_and_is_read_when_it_has_one(
+    cluster: MockCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, value in {"PARTITIONS_SECONDS": 0.5, "ENDS_MS": 300, "ALONE_MS": 100}.items():
+        monkeypatch.setattr(f"learner.source.{name}", value)
+    produce(cluster, 1, b"kept for later")
+    cluster.lead(DRAFTS.name, 0, 2)
+    cluster.lead(DRAFTS.name, 1, NOBODY)
+    source = EventSource(cluster.kafka, {})
+    assert source.connect(threading.Event())
+    for _ in range(3):
+        produce(cluster, 0, b"")
+        source.done(received(source, 1))
+    assert source.offsets == {0: 3}
+    until(lambda: source.silent_seconds() > 1.0, turn=lambda: source.done(source.poll(0.1)))
+    assert "partitions [1] do not answer" in caplog.text
+    cluster.lead(DRAFTS.name, 1, 1)
+    (late,) = received(source, 1)
+    source.done([late])
+    assert late.value == b"kept for later"
+    until(lambda: source.silent_seconds() == 0.0, turn=lambda: source.poll(0.1))
+    cluster.down(1)  # and under a reader
+    until(lambda: source.silent_seconds() > 1.0, turn=lambda: source.done(source.poll(0.1)))
+    produce(cluster, 0, b"the other")
+    (other,) = received(source, 1)
+    source.done([other])
+    assert other.value == b"the other"
+    cluster.up()
+    produce(cluster, 1, b"back")
+    assert [record.value for record in received(source, 1)] == [b"back"]
     source.close()
 
 
