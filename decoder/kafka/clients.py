@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import time
 from collections.abc import Callable, Collection
 from typing import Any, Final
 
@@ -35,6 +36,8 @@ GLANCE_MS: Final = 2
 """The same where nothing came the last time: time enough to send a fetch or to take an answer. With
 none at all kafka-python (3.0.12) needs several calls for either."""
 
+PASSING_S: Final = 0.5
+"""Given to what cannot be unpacked before the reader has its turn."""
 LISTENS_S: Final = 5.0
 """Given to each address to accept a connection."""
 
@@ -168,17 +171,22 @@ def fetch(
     Raises:
         KafkaError, OSError: the broker is away.
     """
-    try:
-        polled = consumer.poll(timeout_ms=answer_ms)
-    except Unreadable as batch:
-        consumer.seek(batch.place, batch.upto)
-        _complaints.warning(
-            f"topic {batch.place.topic} holds what cannot be unpacked and is passed over: "
-            "%s: %r",
-            batch, batch.__cause__,
-        )  # fmt: skip
-        passed(batch)
-        return []
+    began = time.monotonic()
+    while True:
+        try:
+            polled = consumer.poll(timeout_ms=answer_ms)
+            break
+        except Unreadable as batch:
+            consumer.seek(batch.place, batch.upto)
+            _complaints.warning(
+                f"topic {batch.place.topic} holds what cannot be unpacked and is passed over: "
+                "%s: %r",
+                batch, batch.__cause__,
+            )  # fmt: skip
+            passed(batch)
+            if time.monotonic() - began > PASSING_S:
+                return []
+            answer_ms = max(answer_ms, ANSWER_MS)  # to what is asked for now
     return [record for records in polled.values() for record in records]
 
 

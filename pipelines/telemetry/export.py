@@ -82,7 +82,7 @@ def export(
         wanted = _wanted(consumer, found)
         whole, done = sum(map(len, wanted.values())), 0
         try:
-            for fetched in records(consumer, DRAFTS, wanted):
+            for fetched in records(consumer, DRAFTS, wanted, found.intake.pass_over):
                 with held():  # no interrupt between what is seen, what is in hand, and its offset
                     for record in fetched:
                         rows = found.intake.take(record.partition, record.value)

@@ -26,6 +26,7 @@ class Counts:
     duplicates: int = 0  # events that came again
     refused: int = 0  # records that keep no contract
     missing: int = 0  # records passed over in a sequence
+    unreadable: int = 0  # records that cannot be unpacked
 
     def as_dict(self) -> dict[str, int]:
         """For JSON."""
@@ -112,6 +113,10 @@ class Intake:
         self.counts = counts or Counts()
         self.seen = seen or Seen()
         self.sequences = Sequences(known, self.counts.missing)
+
+    def pass_over(self, count: int) -> None:
+        """Count records that cannot be unpacked."""
+        self.counts.unreadable += count
 
     def take(self, partition: int, value: bytes | None) -> Rows | None:
         """The events of a record that did not come before; None of one that keeps no contract."""
