@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from decoder.contracts.bundle import LEAP, NUMBERS_A_TERM, unpack
 from decoder.contracts.errors import PolicyRefused
@@ -15,6 +15,9 @@ from decoder.contracts.topics import POLICY, policy_key
 from decoder.kafka.compacted import Compacted
 
 log = logging.getLogger(__name__)
+
+KEYS: Final = 100_000
+"""Scopes and roles that are followed, the ones published last: anybody may make scopes up."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,12 @@ class Published:
                 "to the topic.", key.decode(), policy.publication,
             )  # fmt: skip
             return
+        self.numbers.pop(key, None)
         self.numbers[key] = max(highest, policy.publication)
+        if len(self.numbers) > KEYS:
+            forgotten = next(iter(self.numbers))
+            del self.numbers[forgotten]
+            self._last.pop(forgotten, None)
         if policy.publication >= highest:  # else it is one that workers pass over
             self._last[key] = Publication(
                 policy.version, policy.publication, record.partition, record.offset, policy.share

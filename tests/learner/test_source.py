@@ -11,8 +11,10 @@ import pytest
 from kafka import KafkaProducer, TopicPartition
 from kafka.admin import KafkaAdminClient, NewTopic
 
+from decoder.complaints import Complaints
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DRAFTS
+from decoder.kafka import clients
 from decoder.kafka.clients import ANSWER_MS, GLANCE_MS
 from learner import source as sources
 from learner.source import EventSource, Fetched
@@ -44,8 +46,9 @@ def test_a_new_source_reads_from_stored_offsets(broker: Broker) -> None:
 
 
 def test_what_cannot_be_unpacked_is_passed_over_counted_and_said(
-    broker: Broker, caplog: pytest.LogCaptureFixture
+    broker: Broker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(clients, "_complaints", Complaints())
     whole = batches(EVENTS)
     produce(broker.kafka, whole[:2])
     produce_unreadable(broker.kafka)

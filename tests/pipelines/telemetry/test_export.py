@@ -59,6 +59,7 @@ def test_each_event_is_there_once_and_the_rest_is_counted(
     assert numbers_in(tmp_path / "out") == EVENTS
     assert found.counts.as_dict() == {
         "records": 15, "rows": 100, "duplicates": 15, "refused": 4, "missing": 2,
+        "unreadable": 0,
     }  # fmt: skip
     row = next(r for r in lying_in(tmp_path / "out") if (r["worker"], r["number"]) == ("one", 13))
     assert (row["life"], row["accepted"], row["arm"]) == (ONE.life, 5, "cache")
