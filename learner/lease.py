@@ -209,5 +209,5 @@ class Lease:
         if len(self._held) > SCOPES:
             forgotten = next(iter(self._held))
             for known in (self._held, self._read_at, self._until):
-                known.pop(forgotten, None)  # type: ignore[attr-defined]
+                known.pop(forgotten, None)
         self._until[scope] = self._ends_at(scope, claim)

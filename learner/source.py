@@ -193,10 +193,10 @@ class EventSource:
             due = self.offsets.get(record.partition, record.offset)
             if record.offset > due:
                 self.skipped += record.offset - due
-                log.error(
+                self._complaints.warning(
                     "%d records of partition %d were removed before they were read: reading on at "
-                    "%d. Keep them longer (retention.ms of %s) than a learner may be away.",
-                    record.offset - due, record.partition, record.offset, self._topic,
+                    f"%d. Keep them longer (retention.ms of {self._topic}) than a learner may be "
+                    "away.", record.offset - due, record.partition, record.offset,
                 )  # fmt: skip
             elif record.offset < due:
                 log.warning(

@@ -6,11 +6,16 @@ from types import SimpleNamespace
 
 import pytest
 
+from decoder.contracts.errors import EventRefused
 from decoder.contracts.settings import KafkaSettings
+from decoder.contracts.topics import DEAD
 from learner import lease as leases
+from learner.dead_letters import DeadLetters
 from learner.lease import CLAIM, Claim, Lease
+from learner.source import Fetched
+from tests.learner.conftest import Broker
 from tests.learner.stage import WARNINGS, Stage
-from tests.learner.stream import batches, produce, step_until, stop
+from tests.learner.stream import batches, consume, produce, step_until, stop
 from tests.learner.traffic import Traffic
 from tests.poison import poison
 
@@ -23,10 +28,10 @@ def test_a_learner_learns_behind_poison_on_every_topic_and_after_a_restart(bare:
     poison(bare.kafka)
     produce(bare.kafka, half[0])
     learner = bare.learner("off")
-    step_until(learner, lambda: learner.intake.events == 200)
+    step_until(learner, lambda: learner.intake.events == 200 and learner.lease.known)
+    skipped = 2 * learner.source.skipped
     poison(bare.kafka)
-    step_until(learner, lambda: learner.lease.known and learner.source.lag() == 0)
-    skipped = learner.source.skipped
+    step_until(learner, lambda: learner.source.skipped == skipped)
     stop(learner)
     again = bare.learner("off")
     produce(bare.kafka, half[1])
@@ -50,3 +55,11 @@ def test_leases_of_any_number_of_scopes_are_held_in_bounds_and_the_live_ones_sta
         lease._saw(record("/" * 100_000 + str(number), CLAIM.dump_json(Claim("x", 1, 1))))
     assert lease.holder_of("live") == "other" and lease.holder_of("made.up.499") == "x"
     assert lease.holder_of("made.up.7") == "" == lease.holder_of("/" * 100_000 + "499")
+
+
+def test_a_dead_letter_that_is_too_large_costs_no_other(broker: Broker) -> None:
+    dead, refusal = DeadLetters(broker.kafka), EventRefused("no record")
+    for value in (b"x" * (1 << 20), b"small"):
+        dead.send(Fetched(0, 0, 0, b"w", value), refusal)
+    dead.close()
+    assert dead.failed == 1 and [r.value for r in consume(broker.kafka, DEAD)] == [b"small"]
