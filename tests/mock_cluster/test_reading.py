@@ -228,6 +228,27 @@ def test_of_two_learners_one_holds_a_scope_and_the_other_follows(cluster: MockCl
     assert consumed(cluster.kafka, LEASE.name)
 
 
+def test_a_compacted_topic_with_a_partition_that_nobody_leads_ends_none_of_its_readers(
+    cluster: MockCluster, publisher: PolicyPublisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for patched in ("learner.lease.RETRY_SECONDS", "decoder.feed.RETRY_S"):
+        monkeypatch.setattr(patched, 0.1)
+    cluster.lead(LEASE.name, 1, NOBODY)
+    cluster.lead(POLICY.name, 1, NOBODY)
+    lease, applied = Lease(cluster.kafka, "first"), []  # type: ignore[var-annotated]
+    feed = PolicyFeed(cluster.kafka, "scope", Admission("scope", applied.append))
+    feed.start()
+    lease.turn({"scope": 0})
+    assert not lease.known, "what lies there may hold the scope for somebody"
+    for topic in (LEASE, POLICY):
+        cluster.lead(topic.name, 1, 1)
+    until(lambda: publishes(publisher, 1))
+    until(lambda: lease.turn({"scope": 0}) or lease.holds("scope"))  # type: ignore[func-returns-value]
+    until(lambda: applied)
+    feed.close()
+    lease.close()
+
+
 def test_topics_are_left_alone_where_nobody_says_how_they_are_set(
     cluster: MockCluster, caplog: pytest.LogCaptureFixture
 ) -> None:

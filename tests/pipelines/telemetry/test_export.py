@@ -20,6 +20,7 @@ from decoder.contracts.features import FEATURES
 from decoder.contracts.settings import KafkaSettings
 from pipelines import machine
 from pipelines.telemetry import export as module
+from pipelines.telemetry import rows
 from pipelines.telemetry.export import NOTE, Export, export
 from pipelines.telemetry.reading import moment
 from pipelines.telemetry.rows import Seen
@@ -217,3 +218,12 @@ def test_a_full_disk_is_said_and_loses_nothing(
     monkeypatch.setattr(module, "settle", settle)
     found: Export = export(filled, tmp_path / "out", quiet)
     assert numbers_in(tmp_path / "out") == EVENTS and found.counts.records == 15
+
+
+def test_of_made_up_lives_only_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "LIVES", 50)
+    seen = rows.Seen()
+    for number in range(500):
+        assert seen.admit("live", np.array([number])).all()
+        assert seen.admit(f"made up {number}", np.array([0])).all()
+    assert not seen.admit("live", np.array([7])).any() and len(seen.runs()) == 50
