@@ -57,8 +57,10 @@ class SoundFetcher(Fetcher):  # type: ignore[misc]
         try:
             parsed = super()._parse_fetched_data(completed_fetch)
         except CorruptRecordError as error:  # what lies on the broker's disk is damaged
-            offset, end = completed_fetch.fetched_offset, self._subscriptions.assignment[place]
-            if end.highwater is None or offset >= end.highwater:
+            offset, state = completed_fetch.fetched_offset, self._subscriptions.assignment[place]
+            if state.position.offset != offset:
+                return None  # it was asked before the reader went elsewhere
+            if state.highwater is None or offset >= state.highwater:
                 raise
             raise Unreadable(place, offset, offset + 1) from error
         if parsed is not None:
@@ -125,7 +127,8 @@ class SoundFetcher(Fetcher):  # type: ignore[misc]
                         None, -1 if key is None else len(key), -1 if value is None else len(value),
                         -1,
                     )  # fmt: skip
-            self.next_fetch_offset = base + last + 1  # compaction may have removed the last records
+            # compaction may have removed the last records
+            self.next_fetch_offset = max(base + last + 1, self.fetch_offset)
 
         def _behind(self, data: bytes, at: int, after: int, offset: int) -> int:
             """Where the batch behind the one at ``at`` begins, as its header, which may be what is
@@ -141,7 +144,7 @@ class SoundFetcher(Fetcher):  # type: ignore[misc]
 
 def _framed(data: bytes) -> bytes:
     """``data`` as a fetch brought it, with a length of its first batch that the client accepts:
-    where that is damaged, the batch is all there is, and its sum is wrong."""
+    where that is damaged, the batch is taken to be all there is."""
     length = int.from_bytes(data[8:_OVERHEAD], "big", signed=True)
     if len(data) >= _HEADER.size and 0 < length <= len(data) - _OVERHEAD:
         return data
