@@ -115,6 +115,7 @@ def records(
     """
     open_ = {TopicPartition(topic.name, p): span for p, span in wanted.items() if span}
     consumer.assign(sorted(open_))
+    consumer.resume(*open_)  # which an earlier reading may have paused
     for place, span in open_.items():
         consumer.seek(place, span.start)
     heard = time.monotonic()

@@ -158,6 +158,15 @@ def test_a_topic_that_was_made_anew_is_said(filled: KafkaSettings, tmp_path: Pat
         export(filled, tmp_path / "out", quiet)
 
 
+def test_so_is_one_that_has_grown_past_what_was_read(filled: KafkaSettings, tmp_path: Path) -> None:
+    export(filled, tmp_path / "out", quiet)
+    assert export(filled, tmp_path / "out", quiet).written == 100
+    spread(filled)
+    produce(filled, [(p, record(ONE, n, 10 * n)) for n in range(20) for p in range(3)])
+    with pytest.raises(BrokerError, match="made anew"):
+        export(filled, tmp_path / "out", quiet)
+
+
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     nowhere = KafkaSettings(bootstrap_servers=f"127.0.0.1:{machine.free_port()}")
     (tmp_path / "mine.txt").write_text("mine")
