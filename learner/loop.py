@@ -67,7 +67,7 @@ class Learner:
         resumed = state.resumed(settings)
         self.scopes = resumed.scopes
         self.faults = resumed.faults
-        self.source = EventSource(kafka, resumed.offsets, resumed.skipped)
+        self.source = EventSource(kafka, resumed.offsets, resumed.skipped, marks=resumed.marks)
         self.dead = DeadLetters(kafka)
         self.intake = Intake(self.dead, resumed.sequences, resumed.refused, resumed.repeated)
         self.lease = Lease(kafka, holder_of(settings.state_dir))
@@ -127,6 +127,7 @@ class Learner:
                     intake.repeated, self.faults, self.registrar.waiting(),
                     self.publisher.published.numbers, self.rollouts.of,
                     self.rollouts.source.offsets, self.rollouts.sequences,
+                    source.marks, self.rollouts.source.marks,
                 ),
             )  # fmt: skip
         except OSError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from decoder.complaints import Complaints
 from decoder.contracts.bundle import LEAP, NUMBERS_A_TERM, unpack
@@ -13,6 +13,9 @@ from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.signature import is_genuine
 from decoder.contracts.topics import POLICY, policy_key
 from decoder.kafka.compacted import Compacted
+
+KEYS: Final = 100_000
+"""Scopes and roles that are followed, the ones published last: anybody may make scopes up."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,12 @@ class Published:
                 "to the topic.", key.decode(), policy.publication,
             )  # fmt: skip
             return
+        self.numbers.pop(key, None)
         self.numbers[key] = max(highest, policy.publication)
+        if len(self.numbers) > KEYS:
+            forgotten = next(iter(self.numbers))
+            del self.numbers[forgotten]
+            self._last.pop(forgotten, None)
         if policy.publication >= highest:  # else it is one that workers pass over
             self._last[key] = Publication(
                 policy.version, policy.publication, record.partition, record.offset, policy.share
