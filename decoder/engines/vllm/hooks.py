@@ -66,6 +66,9 @@ HOOKS: Final = (
          "max_num_logprobs, metadata, logits, target_logits, bonus_logits, sampled_token_ids",
          "its rows are padded to the longest draft, so it works on some requests at a time",
          wrapped=False),
+    Hook("vllm.v1.sample.rejection_sampler:RejectionSampler", "apply_penalties",
+         "sampling_metadata, metadata, repeat_indices, output_token_ids",
+         "counts the vocabulary for rows of requests that asked for no penalty", wrapped=False),
     Hook("vllm.v1.core.sched.output:SchedulerOutput", "",
          "finished_req_ids, preempted_req_ids, scheduled_new_reqs, scheduled_cached_reqs, "
          "scheduled_spec_decode_tokens, num_scheduled_tokens, total_num_scheduled_tokens, "
