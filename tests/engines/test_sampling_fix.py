@@ -222,7 +222,8 @@ def test_penalties_are_vllms_own_and_touch_a_few_rows_at_a_time(
 
     monkeypatch.setattr(utils, "apply_penalties", counted)
     budget = 4 * vocabulary * COUNTING_ROW * at_once
-    ours = apply_penalties(logits.clone(), asked, metadata, repeat, lists, budget)
+    monkeypatch.setattr("decoder.engines.vllm.sampling.COUNTING_BYTES", budget)
+    ours = apply_penalties(logits.clone(), asked, metadata, repeat, lists)
     assert torch.equal(ours, theirs)
     assert max(touched, default=0) <= at_once
     assert sum(touched) == sum(counts[1::2])

@@ -157,43 +157,47 @@ class Written(Sequence[list[int]]):
 
 def apply_penalties(
     logits: torch.Tensor,
-    asked: Any,
+    sampling_metadata: Any,
     metadata: Any,
     repeat_indices: torch.Tensor,
     output_token_ids: Sequence[list[int]],
-    budget: int = COUNTING_BYTES,
 ) -> torch.Tensor:
     """A rejection sampler's own, but only for rows of penalised requests and some at a time.
 
     Args:
         logits: float32 (drafted tokens, vocabulary); modified.
-        asked: the sampling metadata.
+        sampling_metadata: what each request asked for.
         metadata: the drafts', with how many each request has.
         repeat_indices, output_token_ids: as vLLM gives them for each row; unused.
-        budget: bytes that counting may take at once.
 
     Returns:
         ``logits``.
     """
     from vllm.model_executor.layers import utils
 
-    if asked.no_penalties:
+    if sampling_metadata.no_penalties:
         return logits
-    kinds = (asked.presence_penalties, asked.frequency_penalties, asked.repetition_penalties)
+    kinds = (
+        sampling_metadata.presence_penalties,
+        sampling_metadata.frequency_penalties,
+        sampling_metadata.repetition_penalties,
+    )
     presence, frequency, repetition = kinds
     penalised = ((presence != 0) | (frequency != 0) | (repetition != 1)).tolist()
     vocabulary = logits.shape[-1]
-    at_once = max(tokens_of_logits(vocabulary, budget) // COUNTING_ROW, 1)
+    at_once = max(tokens_of_logits(vocabulary, COUNTING_BYTES) // COUNTING_ROW, 1)
     end = 0
     for request, count in enumerate(metadata.num_draft_tokens):
         begin, end = end, end + count
         if not count or not penalised[request]:
             continue
-        drafted = asked.spec_token_ids[request] if asked.spec_token_ids else []
-        written = [*asked.output_token_ids[request], *drafted]
+        drafted = (
+            sampling_metadata.spec_token_ids[request] if sampling_metadata.spec_token_ids else []
+        )
+        written = [*sampling_metadata.output_token_ids[request], *drafted]
         tokens = torch.tensor(written, dtype=torch.int64).to(logits.device)
         tokens.masked_fill_(tokens == -1, vocabulary)
-        before = len(asked.output_token_ids[request])
+        before = len(sampling_metadata.output_token_ids[request])
         places = torch.arange(len(written), device=logits.device)
         for first in range(begin, end, at_once):
             rows = logits[first : min(first + at_once, end)]
@@ -201,7 +205,7 @@ def apply_penalties(
             seen = before + torch.arange(first - begin, first - begin + n, device=logits.device)
             utils.apply_penalties(
                 rows,
-                asked.prompt_token_ids[request].expand(n, -1),
+                sampling_metadata.prompt_token_ids[request].expand(n, -1),
                 torch.where(places < seen.unsqueeze(1), tokens, vocabulary),
                 *(kind[request].expand(n) for kind in kinds),
             )
