@@ -207,7 +207,7 @@ def apply_penalties(
                 rows,
                 sampling_metadata.prompt_token_ids[request].expand(n, -1),
                 torch.where(places < seen.unsqueeze(1), tokens, vocabulary),
-                *(kind[request].expand(n) for kind in kinds),
+                *(kind[request].repeat(n) for kind in kinds),
             )
     return logits
 
