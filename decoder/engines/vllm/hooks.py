@@ -74,6 +74,9 @@ HOOKS: Final = (
          "the end of thinking is forced as without drafts", wrapped=False),
     Hook("vllm.sampling_params:SamplingParams", "_validate_spec_decode", "speculative_config",
          "afterwards: refuse probabilities of named tokens, which end the engine beside drafts"),
+    Hook("vllm.v1.sample.rejection_sampler:RejectionSampler", "apply_penalties",
+         "sampling_metadata, metadata, repeat_indices, output_token_ids",
+         "counts the vocabulary for rows of requests that asked for no penalty", wrapped=False),
     Hook("vllm.v1.core.sched.output:SchedulerOutput", "",
          "finished_req_ids, preempted_req_ids, scheduled_new_reqs, scheduled_cached_reqs, "
          "scheduled_spec_decode_tokens, num_scheduled_tokens, total_num_scheduled_tokens, "
