@@ -65,10 +65,10 @@ def decode(
         str, typer.Option(help="'cpu' counts processor time, for a machine that does other work.")
     ] = "wall",
     save_to: Annotated[
-        Path | None, typer.Option("--out", help="Folder of generations and report.")
+        Path | None, typer.Option("--out", help="Folder of generations and results.json.")
     ] = None,
     as_json: Annotated[
-        Path | None, typer.Option("--json", help="Write the figures to this file.")
+        Path | None, typer.Option("--json", help="Write the figures to this file, too.")
     ] = None,
     minutes: Annotated[
         float | None, typer.Option(min=0.1, help="Start no further prompt after these.")
@@ -80,28 +80,26 @@ def decode(
 ) -> None:
     """Methods against each other in the reference engine, prompt by prompt.
 
-    Each prompt is decoded by every method in turn, in rotating order. Figures go to --json,
-    generations and an HTML report to --out; run again, it goes on where it stopped. Ctrl-C
-    reports what is there.
+    Each prompt is decoded by every method in turn, in rotating order. Figures go to --json, and
+    with the generations to --out; run again, it goes on where it stopped. Ctrl-C reports what is
+    there.
     """
-    from pipelines.bench import metrics, tables
-    from pipelines.bench.asked import Asked
-    from pipelines.bench.decode import launch, report
+    from pipelines.bench import metrics, render
+    from pipelines.bench.decode import launch
+    from pipelines.bench.options import Engine, Options, Selection
     from pipelines.commas import words
 
-    asked = Asked(
-        prompts, words(datasets), methods, limit, warmup, max_tokens, max_prompt_tokens,
-        too_long, template, model, drafter, tuple(policy or ()), dtype, device, threads, save_to,
-        fresh, minutes, clock,
-    )  # fmt: skip
-    results, folder = launch.launch(asked, err)
+    selection = Selection(
+        prompts, words(datasets), limit, warmup, max_prompt_tokens, too_long, template
+    )
+    engine = Engine(model, drafter, tuple(policy or ()), dtype, device, threads, clock)
+    options = Options(methods, selection, engine, max_tokens, minutes, save_to, fresh)
+    results, folder = launch.launch(options, err)
     summary = metrics.summary(results)
-    page = report.write(results, summary, folder)
-    if as_json is not None:
-        write_json(summary, as_json)
-    for table in tables.shown(summary):
-        out.print(table)
-    out.print(f"Report: [bold]{page}[/bold]", soft_wrap=True)
+    for path in filter(None, (folder / "results.json", as_json)):
+        write_json(summary, path)
+    out.print(render.table(summary))
+    out.print(f"Report: [bold]{folder / 'results.json'}[/bold]", soft_wrap=True)
     for sentence in summary["differing"]:
         err.print(f"[red]{escape(sentence)}[/red]", highlight=False, soft_wrap=True)
     if results.interrupted or results.out_of_time:

@@ -9,7 +9,6 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.bench.decode.sections import section, table
 from pipelines.drift.measure import Run
 from pipelines.drift.scenario import PLAIN_US, Scenario
 
@@ -22,6 +21,20 @@ COLOURS: Final = {
 }  # fmt: skip
 
 Figures = Mapping[str, Any]
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table of text cells, escaped."""
+
+    def line(cells: Sequence[str], tag: str) -> str:
+        return "<tr>" + "".join(f"<{tag}>{html.escape(c)}</{tag}>" for c in cells) + "</tr>"
+
+    return "<table>" + line(head, "th") + "\n".join(line(r, "td") for r in rows) + "</table>"
+
+
+def section(title: str, *parts: str) -> str:
+    """A heading and what stands under it."""
+    return f"<h2>{html.escape(title)}</h2>\n" + "\n".join(parts)
 
 
 def page(

@@ -60,7 +60,7 @@ def prepared(
     from decoder.contracts.bundle import ANY_SCOPE
     from decoder.contracts.errors import SettingsError
     from decoder.policy.first import first_policy
-    from pipelines.bench.asked import describe
+    from pipelines.bench.methods import describe
     from pipelines.bench.serve.plan import Plan
     from pipelines.bench.serve.prompts import from_workloads
     from pipelines.bench.serve.setups import setups, variants

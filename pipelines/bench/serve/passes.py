@@ -10,9 +10,9 @@ from typing import Any, Final
 from pydantic import TypeAdapter
 
 from decoder.contracts.errors import SettingsError
-from pipelines.bench.known import over
 from pipelines.bench.serve.counters import Counters
 from pipelines.bench.serve.load import Reply
+from pipelines.bench.stats import over
 from pipelines.reports import write_text
 
 

@@ -20,17 +20,15 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from pipelines.bench.known import median, over, percentile
-from pipelines.bench.metrics import loops, rate, ratio_interval
 from pipelines.bench.serve.load import Reply
 from pipelines.bench.serve.passes import Level, ServerRun
 from pipelines.bench.serve.setups import BASELINES, Setup
+from pipelines.bench.stats import loops, median, over, percentile, rate, ratio_interval
 
 Rounds = Mapping[int, Level]
 Place = tuple[int, str, int]
@@ -42,14 +40,6 @@ GROUPS: Final[dict[str, Callable[[Reply], bool]]] = {
     "warm": lambda reply: reply.turn > 0,
     "straight": lambda reply: not loops(reply.tokens),
 }
-
-
-@dataclass(frozen=True)
-class Spent:
-    """What one session made under one configuration, over all rounds."""
-
-    decoded: int
-    decode_us: float
 
 
 def summarise(runs: Sequence[ServerRun], setups: Sequence[Setup]) -> list[dict[str, Any]]:
@@ -219,9 +209,9 @@ def _by_place(rounds: Rounds) -> dict[Place, Reply]:
     }
 
 
-def _spent(replies: Iterable[Reply]) -> Spent:
+def _spent(replies: Iterable[Reply]) -> tuple[float, float]:
     found = list(replies)
-    return Spent(sum(len(r.tokens) for r in found), 1e6 * sum(r.latency_s for r in found))
+    return sum(len(r.tokens) for r in found), 1e6 * sum(r.latency_s for r in found)
 
 
 def equal(mine: Rounds, plain: Rounds) -> tuple[int, int]:
