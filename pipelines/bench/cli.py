@@ -12,7 +12,6 @@ from rich.markup import escape
 
 from pipelines.bench.gpu import command as gpu_cli
 from pipelines.bench.serve import command as serve_cli
-from pipelines.bench.sessions import command as sessions_cli
 from pipelines.reports import print_json, write_json
 
 app = typer.Typer(
@@ -109,10 +108,9 @@ def decode(
     raise typer.Exit(1 if check and not launch.proven(results, err) else 0)
 
 
-for of_servers in (serve_cli.serve, sessions_cli.sessions):
-    app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": False})(
-        of_servers
-    )
+app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": False})(
+    serve_cli.serve
+)
 app.command()(gpu_cli.gpu)
 
 

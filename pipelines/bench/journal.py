@@ -41,7 +41,7 @@ class Journal:
         """
         self.path, self.problems = path, list[str]()
         self.began = datetime.now(UTC).isoformat(timespec="seconds")
-        self._head = {"kind": "run", "contract": contract, "began": self.began}
+        self._head: Record = {"kind": "run", "contract": contract, "began": self.began}
         self._head["settings"] = settings
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -38,11 +38,16 @@ class Selection:
     limit: int = PROMPTS
     warmup: int = 1
     max_prompt_tokens: int | None = None
-    too_long: TooLong = "skip"
+    too_long: str = "skip"
     template: str = "chat"
 
     def __post_init__(self) -> None:
         _check(self, "template", "too_long")
+
+    @property
+    def fits(self) -> TooLong:
+        """How a prompt that is too long is made to fit."""
+        return "truncate" if self.too_long == "truncate" else "skip"
 
     @property
     def templates(self) -> tuple[Template, ...]:

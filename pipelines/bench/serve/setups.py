@@ -71,6 +71,13 @@ class Setup:
         return None
 
 
+ALIKE: Final = ("HVD_WORKER_ENABLED", "HVD_WORKER_TELEMETRY", "HVD_WORKER_HOLDOUT")
+"""What every server of ours is given, so that nothing but what is asked for differs."""
+_VARIANT: Final = re.compile(
+    r"(?P<name>[\w.-]{1,16}):(?P<changes>HVD_WORKER_[A-Z_]+=[^,]*(, *HVD_WORKER_[A-Z_]+=[^,]*)*)"
+)
+
+
 def variants(texts: Sequence[str]) -> tuple[Setup, ...]:
     """What ``NAME:HVD_WORKER_...=VALUE``, several with commas between them, says each.
 
@@ -85,22 +92,13 @@ def variants(texts: Sequence[str]) -> tuple[Setup, ...]:
                 f"--variant {text!r}: give NAME:HVD_WORKER_...=VALUE, with commas between several "
                 "and in no value, and a name of at most 16 letters."
             )
-        parts = re.split(r", *", found["changes"])
-        changes = dict(part.split("=", 1) for part in parts)
-        for name in ALIKE:
-            if name in changes:
-                raise SettingsError(f"--variant {text!r}: {name} is the same in every server.")
+        changes = dict(part.split("=", 1) for part in re.split(r", *", found["changes"]))
+        if same := [name for name in ALIKE if name in changes]:
+            raise SettingsError(f"--variant {text!r}: {same[0]} is the same in every server.")
         prefix = len("HVD_WORKER_")
         WorkerSettings.load(**{name[prefix:].lower(): value for name, value in changes.items()})
         made.append(Setup(found["name"], "variant", changes=tuple(changes.items())))
     return tuple(made)
-
-
-ALIKE: Final = ("HVD_WORKER_ENABLED", "HVD_WORKER_TELEMETRY", "HVD_WORKER_HOLDOUT")
-"""What every server of ours is given, so that nothing but what is asked for differs."""
-_VARIANT: Final = re.compile(
-    r"(?P<name>[\w.-]{1,16}):(?P<changes>HVD_WORKER_[A-Z_]+=[^,]*(, *HVD_WORKER_[A-Z_]+=[^,]*)*)"
-)
 
 
 def setups(
@@ -114,30 +112,25 @@ def setups(
     come ``varied``.
 
     Raises:
-        SettingsError: an unknown method, one without any k to try, or a name that comes twice.
+        SettingsError: an unknown method, or a name that comes twice.
         ModelError: EAGLE3 without a drafter.
     """
-    unknown = [m for m in methods if m not in BASELINES]
-    if unknown or not methods:
-        raise SettingsError(
-            f"no configuration {', '.join(unknown) or 'was named'}: choose from "
-            f"{', '.join(BASELINES)}."
-        )
+    if not methods or not {*methods} <= {*BASELINES}:
+        unknown = ", ".join(m for m in methods if m not in BASELINES) or "was named"
+        raise SettingsError(f"no configuration {unknown}: choose from {', '.join(BASELINES)}.")
     if "eagle3" in methods and drafter is None:
         raise ModelError("eagle3 needs a drafter made for the model: name one with --drafter.")
-    for method, ks in (("eagle3", eagle3_k), ("suffix", suffix_k)):
-        if method in methods and not ks:
-            raise SettingsError(f"give at least one draft length with --{method}-k.")
-    made: list[Setup] = []
-    for method in (m for m in BASELINES if m in methods):
-        if method == "suffix":
-            made += [Setup(f"suffix-k{k}", method, k) for k in suffix_k]
-        elif method == "eagle3":
-            for k in eagle3_k:
-                made.append(Setup(f"eagle3-k{k}", method, k, padded=True))
-                made.append(Setup(f"eagle3-k{k}-unpadded", method, k, padded=False))
-        else:
-            made.append(Setup(method, method))
+    kinds: dict[Method, list[Setup]] = {
+        "none": [Setup("none", "none")],
+        "suffix": [Setup(f"suffix-k{k}", "suffix", k) for k in suffix_k],
+        "eagle3": [
+            Setup(f"eagle3-k{k}" + "-unpadded" * (not padded), "eagle3", k, padded)
+            for k in eagle3_k
+            for padded in (True, False)
+        ],
+        "hybrid": [Setup("hybrid", "hybrid")],
+    }
+    made = [setup for method in BASELINES if method in methods for setup in kinds[method]]
     for setup in varied:
         if setup.name in METHODS or any(setup.name == other.name for other in made):
             raise SettingsError(f"--variant: {setup.name!r} names another configuration.")

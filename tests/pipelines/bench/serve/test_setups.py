@@ -111,7 +111,6 @@ def test_a_variant_that_no_worker_would_take_is_refused(text: str, words: str) -
         ((["ngram"], [3], [8], "h"), SettingsError, "ngram.*none, suffix, eagle3, hybrid"),
         (([], [3], [8], "h"), SettingsError, "choose from"),
         ((["eagle3"], [3], [8], None), ModelError, "--drafter"),
-        ((["suffix"], [3], [], None), SettingsError, "--suffix-k"),
     ],
 )
 def test_what_cannot_be_compared_is_said(arguments: Any, error: Any, words: str) -> None:
@@ -126,6 +125,8 @@ def test_what_cannot_be_compared_is_said(arguments: Any, error: Any, words: str)
         (["--eagle3-k", "0"], "--eagle3-k '0'"),
         (["--variant", "grafts"], "--variant 'grafts'"),
         (["--policy", "/nowhere/p.safetensors"], "/nowhere/p.safetensors: no such file"),
+        (["--check", "--dtype", "bfloat16"], "give --dtype float32"),
+        (["--check", "--dtype", "float32", "--configs", "hybrid"], "name none with --configs"),
     ],
 )
 def test_options_that_make_no_sense_are_named(arguments: list[str], words: str) -> None:
