@@ -128,22 +128,17 @@ def decide(
     real trees, labels, events and accounts are in it, and how long a prompt of 32k tokens makes
     the others wait. Budget: 20 us a request, 2 ms.
     """
+    from pipelines.bench.decide import KINDS, measure
+    from pipelines.bench.render import facts
+
     if whole:
-        from pipelines.bench import whole as step
+        from pipelines.bench import step_cost
 
-        found = step.measure(max(rounds // 10, 100))
-        if as_json:
-            print_json(found.as_dict())
-        else:
-            out.print(step.table(found))
+        step = step_cost.measure(max(rounds // 10, 100))
+        print_json(step.as_dict()) if as_json else out.print(step_cost.table(step))
         return
-    from pipelines.bench.decide import measure_all, table
-
-    timings = measure_all(rounds)
-    if as_json:
-        print_json({t.kind: t.as_dict() for t in timings})
-    else:
-        out.print(table(timings))
+    found = {kind: measure(kind, rounds) for kind in KINDS}
+    print_json(found) if as_json else out.print(facts("us a decision", found))
 
 
 @app.command()
@@ -157,7 +152,8 @@ def learner(
 
     Aims: 50,000 events a second, and as much memory after ten million events as after one.
     """
-    from pipelines.bench.learner import measure, table
+    from pipelines.bench.learner import measure
+    from pipelines.bench.render import facts
     from pipelines.progress import Shown
 
     with Shown(err) as shown:
@@ -165,11 +161,8 @@ def learner(
         runs = [
             measure(events, n, partial(shown.step, what.format(n), whole=events)) for n in (1, 10)
         ]
-    if as_json:
-        found = {**runs[0].as_dict(), "ten_scopes": runs[1].as_dict()}
-        print_json(found)
-    else:
-        out.print(table(runs))
+    found = {**runs[0], "ten_scopes": runs[1]}
+    print_json(found) if as_json else out.print(facts("What a learner takes in", found))
 
 
 @app.command()
@@ -183,13 +176,11 @@ def telemetry(
     A thread does work of the router's kind and emits the events of 64 requests a step, in every
     other second. Aim: it loses at most 1% of its rate at 10,000 events a second.
     """
-    from pipelines.bench.telemetry import measure, table
+    from pipelines.bench.render import facts
+    from pipelines.bench.telemetry import measure
     from pipelines.progress import Shown
 
     with Shown(err) as shown:
         tell = partial(shown.step, "seconds of emitting events", whole=seconds)
         found = measure(rate, seconds, tell)
-    if as_json:
-        print_json(found.as_dict())
-    else:
-        out.print(table(found))
+    print_json(found) if as_json else out.print(facts("Telemetry of one worker", found))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from rich.box import SIMPLE
@@ -53,4 +53,14 @@ def table(summary: dict[str, Any]) -> Table:
         for record in summary["overall"]:
             if record["template"] == template:
                 made.add_row(*(cell(record) for cell in COLUMNS.values()))
+    return made
+
+
+def facts(title: str, found: Mapping[Any, Any]) -> Table:
+    """The figures of one measurement by the names that ``--json`` gives them, a row each."""
+    made = Table("", "", title=title, show_header=False)
+    for name, value in found.items():
+        for key, one in value.items() if isinstance(value, dict) else [("", value)]:
+            said = f"{one:,.4g}" if isinstance(one, float) else "-" if one is None else f"{one}"
+            made.add_row(f"{name} {key}".rstrip().replace("_", " "), said)
     return made
