@@ -97,7 +97,8 @@ def decode(
     summary = metrics.summary(results)
     for path in filter(None, (folder / "results.json", as_json)):
         write_json(summary, path)
-    out.print(render.table(summary))
+    title = f"{summary['prompts']} prompts"
+    out.print(render.table(title, render.COLUMNS, summary["overall"]))
     out.print(f"Report: [bold]{folder / 'results.json'}[/bold]", soft_wrap=True)
     for sentence in summary["differing"]:
         err.print(f"[red]{escape(sentence)}[/red]", highlight=False, soft_wrap=True)

@@ -1,14 +1,16 @@
-"""The figures of ``hvd bench decode`` in a terminal."""
+"""Figures in a terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from rich.box import SIMPLE
+from rich.console import JustifyMethod
 from rich.table import Table
 
 Record = dict[str, Any]
+Cell = Callable[[Record], str]
 
 
 def number(value: float | None, digits: int = 2) -> str:
@@ -21,8 +23,8 @@ def percent(value: float | None) -> str:
     return "-" if value is None else f"{value:.0%}"
 
 
-COLUMNS: Final[dict[str, Callable[[Record], str]]] = {
-    "method": lambda r: str(r["method"]),
+COLUMNS: Final[dict[str, Cell]] = {
+    "method": lambda r: r["method"] + (", no template" if r["template"] == "none" else ""),
     "tok/s": lambda r: number(r["tok_per_s"], 1),
     "xgreedy": lambda r: number(r["speedup_vs_greedy"]),
     "cyc/1K": lambda r: number(r["cycles_per_1k"], 0),
@@ -36,23 +38,20 @@ COLUMNS: Final[dict[str, Callable[[Record], str]]] = {
     "loops": lambda r: percent(r["loop_share"]),
     "same": lambda r: {True: "yes", False: "NO", None: "-"}[r["exact"]],
 }
+"""Of ``hvd bench decode``, by method."""
 
 
-def table(summary: dict[str, Any]) -> Table:
-    """Every method over all prompts, template by template."""
+def table(title: str, columns: Mapping[str, Cell], records: Iterable[Record]) -> Table:
+    """A row for each of ``records``; the first column stands left and is not broken."""
     made = Table(
-        title=f"{summary['prompts']} prompts", title_justify="left", box=SIMPLE, padding=(0, 0),
-        pad_edge=False, show_edge=False,
+        title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False,
+        show_edge=False, collapse_padding=True,
     )  # fmt: skip
-    for name in COLUMNS:
-        first = name == "method"
-        made.add_column(name, justify="left" if first else "right", overflow="fold", no_wrap=first)
-    for template in summary["settings"]["templates"]:
-        if len(summary["settings"]["templates"]) > 1:
-            made.add_row(f"[bold]template {template}")
-        for record in summary["overall"]:
-            if record["template"] == template:
-                made.add_row(*(cell(record) for cell in COLUMNS.values()))
+    for at, name in enumerate(columns):
+        justify: JustifyMethod = "right" if at else "left"
+        made.add_column(name, justify=justify, overflow="fold", no_wrap=not at)
+    for record in records:
+        made.add_row(*(cell(record) for cell in columns.values()))
     return made
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,9 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 if TYPE_CHECKING:
-    from pipelines.bench.serve.plan import Plan
     from pipelines.prompts import Prompt
-    from pipelines.serve.command import ServeOptions
 
 out, err = Console(), Console(stderr=True)
 
@@ -70,10 +68,17 @@ def serve(
     A run that was interrupted goes on where it stopped. Arguments after -- go to every server.
     Example: hvd bench serve --limit 8 --rounds 1 -- --max-model-len 4096
     """
+    from decoder.contracts.bundle import ANY_SCOPE
     from decoder.contracts.errors import SettingsError
+    from decoder.policy.first import first_policy
+    from pipelines.bench.methods import describe
+    from pipelines.bench.render import table
     from pipelines.bench.serve import run as bench
+    from pipelines.bench.serve.plan import Plan
+    from pipelines.bench.serve.prompts import from_workloads
     from pipelines.bench.serve.setups import setups, variants
-    from pipelines.bench.serve.summary import WIDTH, runs_in, table, unequal
+    from pipelines.bench.serve.summary import WIDTH, columns, runs_in, unequal
+    from pipelines.bundles import load_policy
     from pipelines.commas import numbers, words
     from pipelines.serve.command import chosen
 
@@ -82,19 +87,23 @@ def serve(
             "--check compares with 'none' token for token, which in half precision nothing "
             "promises: give --dtype float32 and name none with --configs."
         )
-    levels = numbers(concurrency, "--concurrency")
     if policy is not None and not policy.is_file():
         raise SettingsError(f"--policy {policy}: no such file.")
     options = chosen(model, drafter, "127.0.0.1", 0, dtype, context.args)
     lengths = numbers(eagle3_k, "--eagle3-k"), numbers(suffix_k, "--suffix-k")
     compared = setups(words(configs), *lengths, options.drafter, variants(variant or ()))
-    asked = Asked(prompts, words(names), levels, limit, max_prompt_tokens, turns * sessions)
-    plan = replace(
-        planned(asked, options, max_tokens, policy), setups=compared, rounds=rounds,
-        together=together,
+    at_once = numbers(concurrency, "--concurrency")
+    room = max_prompt_tokens - turns * max_tokens * sessions
+    asked = Asked(prompts, words(names), at_once, limit, room, turns * sessions)
+    levels, warm_up = asked.levels(options.model), from_workloads(max(at_once), ["chat"])
+    decides = describe(first_policy(ANY_SCOPE) if policy is None else load_policy(policy))
+    plan = Plan(
+        compared, options, levels, warm_up[0].prompts, max_tokens, rounds, policy, decides,
+        together, sessions,
     )  # fmt: skip
     made = bench.run(plan, as_json, err, fresh=fresh)
-    Console(width=max(WIDTH, out.width)).print(table(made["records"]))
+    shown = table("", columns(made["records"]), made["records"])
+    Console(width=max(WIDTH, out.width)).print(shown)
     differing = unequal(made)
     _complain(differing)
     out.print(f"Report: [bold]{as_json}[/bold]", soft_wrap=True)
@@ -104,69 +113,55 @@ def serve(
 
 @dataclass(frozen=True)
 class Asked:
-    """The prompts that are wanted; ``turns`` 0 are single requests, else sessions of so many."""
+    """The prompts that are wanted, of ``room`` tokens at most; ``turns`` 0 are single requests."""
 
     folder: Path | None
     names: Sequence[str]
     concurrency: Sequence[int]
     limit: int
-    max_prompt_tokens: int
+    room: int
     turns: int
 
+    def levels(self, model: str) -> tuple[tuple[int, tuple[Prompt, ...]], ...]:
+        """Each concurrency with its prompts, as long as the tokenizer of ``model`` says.
 
-def planned(asked: Asked, options: ServeOptions, max_tokens: int, policy: Path | None) -> Plan:
-    """A plan that compares nothing yet: the prompts of each concurrency, and what decides.
+        Raises:
+            SettingsError: there are too few.
+        """
+        from transformers import AutoTokenizer
 
-    Raises:
-        SettingsError: there are too few prompts.
-        ModelError, PolicyRefused: the policy cannot be read, or is none for this worker.
-    """
-    from transformers import AutoTokenizer
+        from decoder.contracts.errors import SettingsError
+        from pipelines.bench.serve import prompts
+        from pipelines.prompts import PromptSet, fitting, read_folder
 
-    from decoder.contracts.bundle import ANY_SCOPE
-    from decoder.contracts.errors import SettingsError
-    from decoder.policy.first import first_policy
-    from pipelines.bench.methods import describe
-    from pipelines.bench.serve import sessions
-    from pipelines.bench.serve.plan import Plan
-    from pipelines.bench.serve.prompts import dealt, from_workloads
-    from pipelines.bundles import load_policy
-    from pipelines.prompts import PromptSet, fitting, read_folder
+        problems: list[str] = []
+        # with fewer than two each a concurrency is never full for long: the last ones end alone
+        wanted = [max(self.limit, 2 * n if self.turns else 0) for n in self.concurrency]
+        if self.folder is not None:
+            sets = list(read_folder(self.folder, self.names, problems))
+            sets = [prompts.cut(s, self.turns) for s in sets] if self.turns else sets
+        elif self.turns:
+            sets = prompts.sessions(sum(wanted), self.turns, self.names)
+        else:
+            sets = prompts.from_workloads(sum(wanted), self.names)
+        tokenizer = AutoTokenizer.from_pretrained(model)
 
-    problems: list[str] = []
-    # with fewer than two each a concurrency is never full for long: the last sessions end alone
-    wanted = [max(asked.limit, 2 * n if asked.turns else 0) for n in asked.concurrency]
-    if asked.folder is not None:
-        sets = list(read_folder(asked.folder, asked.names, problems))
-        sets = [sessions.cut(s, asked.turns) for s in sets] if asked.turns else sets
-    elif asked.turns:
-        sets = sessions.own(sum(wanted), asked.turns, asked.names)
-    else:
-        sets = from_workloads(sum(wanted), asked.names)
-    tokenizer = AutoTokenizer.from_pretrained(options.model)
-    room = asked.max_prompt_tokens - asked.turns * max_tokens
+        def fits(found: PromptSet) -> Iterator[Prompt]:
+            usable = fitting(found, tokenizer, "chat", self.room, "skip", problems.append)
+            return (made.prompt for made in usable)
 
-    def fits(found: PromptSet) -> Iterator[Prompt]:
-        usable = fitting(found, tokenizer, "chat", room, "skip", problems.append)
-        return (made.prompt for made in usable)
-
-    hands = dealt({s.name: fits(s) for s in sets}, wanted)
-    for at_once, count, hand in zip(asked.concurrency, wanted, hands, strict=True):
-        if len(hand) < count:
-            problems.append(f"only {len(hand)} of {count} prompts for {at_once} at a time.")
-        if len(hand) < max(1, 2 * at_once * bool(asked.turns)):
-            raise SettingsError(
-                f"{len(hand)} prompts for {at_once} at a time are too few: a concurrency takes one "
-                f"at least, of sessions two for each at a time. {' '.join(problems[:3])}"
-            )
-    _complain(problems)
-    decides = describe(first_policy(ANY_SCOPE) if policy is None else load_policy(policy))
-    (warm_up,) = from_workloads(max(asked.concurrency), ["chat"])
-    levels = tuple(zip(asked.concurrency, hands, strict=True))
-    return Plan(
-        (), options, levels, warm_up.prompts, max_tokens, policy=policy, decides_by=decides,
-        by_turns=bool(asked.turns),
-    )  # fmt: skip
+        hands = prompts.dealt({s.name: fits(s) for s in sets}, wanted)
+        made = tuple(zip(self.concurrency, hands, strict=True))
+        for (at_once, hand), count in zip(made, wanted, strict=True):
+            if len(hand) < count:
+                problems.append(f"only {len(hand)} of {count} prompts for {at_once} at a time.")
+            if len(hand) < max(1, 2 * at_once * bool(self.turns)):
+                raise SettingsError(
+                    f"{len(hand)} prompts for {at_once} at a time are too few: it takes one, of "
+                    f"sessions two for each at a time. {' '.join(problems[:3])}"
+                )
+        _complain(problems)
+        return made
 
 
 def _complain(sentences: Sequence[str]) -> None:

@@ -10,10 +10,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
 
 from decoder.contracts.errors import SettingsError
 from pipelines import workloads
-from pipelines.prompts import Prompt, PromptSet
+from pipelines.bench.serve.load import turns
+from pipelines.prompts import Message, Prompt, PromptSet
+
+FURTHER: Final = (
+    "Result of run_tests: 1 failed. Correct what you wrote last and return the whole of it.",
+    "Result of run_tests: 3 passed. Explain what you wrote last, line by line. Quote each line.",
+    "Compare all that you were shown so far in a list, with quotes.",
+)
+"""What goes on with the answer before: every other turn of the project's own sessions."""
 
 
 def from_workloads(count: int, names: Sequence[str] = ()) -> list[PromptSet]:
@@ -31,6 +41,44 @@ def from_workloads(count: int, names: Sequence[str] = ()) -> list[PromptSet]:
         prompts = tuple(Prompt(p.id, name, name, p.messages) for p in found)
         made.append(PromptSet(name, name, prompts))
     return made
+
+
+def sessions(count: int, count_turns: int, names: Sequence[str] = ()) -> list[PromptSet]:
+    """``count`` sessions of each workload: what an agent platform sends, turn by turn.
+
+    Every other turn brings another file, list of tools or page, the one after it goes on with the
+    answer. An assistant's message marks where the server answers; what it holds is not sent.
+
+    Raises:
+        SettingsError: an unknown workload.
+    """
+    made = []
+    for found in from_workloads(count * -(-count_turns // 2), names):
+        news, further = iter(found.prompts), itertools.cycle(FURTHER)
+        prompts = []
+        for index in range(count):
+            asks = [
+                [{"role": "user", "content": next(further)}] if turn % 2 else next(news).messages
+                for turn in range(count_turns)
+            ]
+            messages = _scripted(asks)
+            prompts.append(Prompt(f"{found.name}-{index}", found.name, "sessions", messages))
+        made.append(replace(found, prompts=tuple(prompts)))
+    return made
+
+
+def cut(found: PromptSet, count_turns: int) -> PromptSet:
+    """Anybody's conversations as sessions of ``count_turns`` at most; their answers are not sent.
+
+    What asks nothing is left out.
+    """
+    kept = [(p, asks[:count_turns]) for p in found.prompts if (asks := turns(p))]
+    return replace(found, prompts=tuple(replace(p, messages=_scripted(a)) for p, a in kept))
+
+
+def _scripted(asks: Sequence[Sequence[Message]]) -> tuple[Message, ...]:
+    messages = [m for said in asks for m in (*said, {"role": "assistant", "content": ""})]
+    return tuple(messages[:-1])
 
 
 def dealt(

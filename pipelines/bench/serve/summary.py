@@ -4,15 +4,6 @@ A request is a session of one turn. Ratios pair the same session under two confi
 round, since a machine is slower in one round than in another, and resample sessions for their
 interval: a session's turns hang together, sessions do not. Rates hold the reading of a turn as well
 as its answering, which is what a person or an agent waits for.
-
-======== ==========================================================================================
-group    answers in it
-======== ==========================================================================================
-all      every one
-first    those to a session's first turn: no caches know its text yet
-warm     those to its further turns
-straight those that hold no loop, under neither configuration where two are compared
-======== ==========================================================================================
 """
 
 from __future__ import annotations
@@ -26,10 +17,8 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any, Final
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-
 from pipelines import machine
+from pipelines.bench.render import Cell, number
 from pipelines.bench.serve.load import Reply
 from pipelines.bench.serve.plan import Plan
 from pipelines.bench.serve.setups import BASELINES, Setup
@@ -41,6 +30,8 @@ GROUPS: Final[dict[str, Callable[[Reply], bool]]] = {
     "warm": lambda reply: reply.turn > 0,
     "straight": lambda reply: not loops(reply.tokens),
 }
+"""Answers apart: of a first turn no cache knows the text yet. Where two configurations are compared
+an answer is straight if it loops under neither."""
 
 
 @dataclass(frozen=True)
@@ -302,49 +293,40 @@ def unequal(made: dict[str, Any]) -> list[str]:
 
 
 WIDTH: Final = 180
-"""Columns that the table takes."""
+"""Characters that the table takes."""
 
 
-def table(records: Sequence[dict[str, Any]]) -> Table:
-    """Every concurrency; a star marks the best of a method, which others are held to.
+def columns(records: Sequence[dict[str, Any]]) -> dict[str, Cell]:
+    """Of a table of ``records``; a star marks the best of a method, which others are held to.
 
     ``/suffix`` and the like are ratios to the best of that method with their intervals.
     """
     found = {r["method"] for r in records}
     left_out = set() if "variant" in found else {"hybrid"}
-    methods = [m for m in BASELINES if m in found - left_out]
-    shown = Table(box=SIMPLE_HEAD, pad_edge=False)
-    turns = any(r["groups"]["warm"]["answers"] for r in records)
-    shown.add_column("configuration", no_wrap=True)
-    for column in (
-        "at once", "tok/s", *(f"/{m}" for m in methods), "cpu/none", "TTFT s", *["warm"] * turns,
-        "ms/tok", "piece p99", "acc.", "=none",
-    ):  # fmt: skip
-        shown.add_column(column, justify="right", no_wrap=True)
-    for r in records:
-        every, warm, to = r["groups"]["all"], r["groups"]["warm"], r["against"]
-        plain, speculates = to.get("none"), r["method"] != "none"
-        shown.add_row(
-            r["configuration"] + (" *" if r["best_of_method"] and r["k"] else ""),
-            str(r["concurrency"]),
-            f"{r['tok_per_s']:.1f}",
-            *(_ratio(to[m]["all"]) if m in to else "" for m in methods),
-            _figure(plain["cpu"]["ratio"]) if plain else "",
-            _figure(every["ttft_p50_s"]),
-            *[_figure(warm["ttft_p50_s"])] * turns,
-            _figure(every["ms_per_token_p50"], 0),
-            _figure(every["piece_ms_p99"], 0),
-            _figure(r["mean_accepted"]) if speculates else "",
-            f"{r['equal_to_none']}/{r['compared_with_none']}" if speculates else "",
-        )
-    return shown
+
+    def star(r: dict[str, Any]) -> str:
+        return str(r["configuration"]) + " *" * bool(r["best_of_method"] and r["k"])
+
+    def against_best(method: str) -> Cell:
+        return lambda r: spread(r["against"].get(method, {}).get("all"))
+
+    return {
+        "configuration": star,
+        "at once": lambda r: str(r["concurrency"]),
+        "tok/s": lambda r: number(r["tok_per_s"], 1),
+        **{f"/{m}": against_best(m) for m in BASELINES if m in found - left_out},
+        "cpu/none": lambda r: number(r["against"].get("none", {}).get("cpu", {}).get("ratio")),
+        "TTFT s": lambda r: number(r["groups"]["all"]["ttft_p50_s"]),
+        "warm": lambda r: number(r["groups"]["warm"]["ttft_p50_s"]),
+        "ms/tok": lambda r: number(r["groups"]["all"]["ms_per_token_p50"], 0),
+        "piece p99": lambda r: number(r["groups"]["all"]["piece_ms_p99"], 0),
+        "acc.": lambda r: number(r["mean_accepted"]),
+        "=none": lambda r: f"{r['equal_to_none']}/{r['compared_with_none']}",
+    }
 
 
-def _ratio(found: dict[str, Any]) -> str:
-    said = _figure(found["ratio"])
-    between = found["interval"]
-    return said if between is None else f"{said} ({between[0]:.2f}-{between[1]:.2f})"
-
-
-def _figure(value: float | None, digits: int = 2) -> str:
-    return "" if value is None else f"{value:.{digits}f}"
+def spread(found: dict[str, Any] | None) -> str:
+    """A ratio with its interval, where there is one."""
+    said = "-" if found is None else number(found["ratio"])
+    between = found and found["interval"]
+    return f"{said} ({between[0]:.2f}-{between[1]:.2f})" if between else said

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from decoder.policy.probes import to_bytes
 from pipelines.bench.decode import launch
 from pipelines.bench.options import Engine, Options, Selection
 from pipelines.bench.results import Results
+from pipelines.bench.serve.command import Asked
 from pipelines.cli import app
 from tests.engines.tiny import VOCABULARY, learned_policy, tiny_head, tiny_target
 
@@ -139,3 +140,18 @@ def test_a_check_without_greedy_proves_nothing(home: Path, tmp_path: Path) -> No
     assert len(results.whole()) == 1
     assert not launch.proven(results, Console(file=said))
     assert "--check compares with greedy" in said.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("turns", "concurrency", "counts"), [(0, (1, 2), [1, 1]), (0, (2,), [2]), (2, (1,), [2])]
+)
+def test_servers_are_asked_prompts_that_fit_or_the_lack_of_them_is_said(
+    home: Path, turns: int, concurrency: tuple[int, ...], counts: list[int]
+) -> None:
+    asked = Asked(home / "prompts", (), concurrency, 2, 90, turns)
+    levels = asked.levels(str(home / "model"))
+    assert [len(prompts) for _, prompts in levels] == counts
+    ids = [p.id for _, prompts in levels for p in prompts]
+    assert len(set(ids)) == len(ids) and "faulty/long" not in ids
+    with pytest.raises(SettingsError, match=r"are too few.*faulty\.jsonl:1 skipped"):
+        replace(asked, concurrency=(1, 8, 9), turns=1).levels(str(home / "model"))

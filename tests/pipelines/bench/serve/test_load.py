@@ -12,11 +12,10 @@ import pytest
 
 from decoder.contracts.errors import SettingsError
 from pipelines.bench.serve.load import Load, body, chunks, run, turns
-from pipelines.bench.serve.prompts import dealt, from_workloads
+from pipelines.bench.serve.prompts import cut, dealt, from_workloads, sessions
 from pipelines.bench.serve.server import parse, session_seconds
-from pipelines.bench.serve.sessions import FURTHER, cut, own
 from pipelines.prompts import Prompt, PromptSet
-from pipelines.workloads import standard_library_functions
+from pipelines.workloads import WORKLOADS, standard_library_functions
 from tests.pipelines.bench.serve.served import asked, said, script
 
 
@@ -46,7 +45,7 @@ def test_a_dataset_that_runs_out_is_passed_over() -> None:
 def test_the_projects_own_prompts_serve_where_no_folder_is_named() -> None:
     (tools,) = from_workloads(3, ["tools"])
     assert (tools.name, len(tools.prompts)) == ("tools", 3)
-    for unknown in (lambda: from_workloads(3, ["toolz"]), lambda: own(1, 1, ["toolz"])):
+    for unknown in (lambda: from_workloads(3, ["toolz"]), lambda: sessions(1, 1, ["toolz"])):
         with pytest.raises(SettingsError, match=r"toolz: choose from"):
             unknown()
 
@@ -64,10 +63,10 @@ def test_anybodys_conversations_are_cut_to_their_first_turns_and_bring_no_answer
     assert [p.messages for p in found.prompts] == [said("one", ">", "two")]
 
 
-@pytest.mark.parametrize("kind", FURTHER)
+@pytest.mark.parametrize("kind", WORKLOADS)
 def test_own_sessions_are_reproducible_and_each_is_another(kind: str) -> None:
-    (made,) = own(12, 4, [kind])
-    assert [made] == own(12, 4, [kind])
+    (made,) = sessions(12, 4, [kind])
+    assert [made] == sessions(12, 4, [kind])
     assert len({p.text for p in made.prompts}) == 12
     for one in made.prompts:
         assert len(turns(one)) == 4
@@ -75,7 +74,7 @@ def test_own_sessions_are_reproducible_and_each_is_another(kind: str) -> None:
 
 
 def test_own_sessions_show_what_the_drafter_was_not_trained_on() -> None:
-    (edits,) = own(20, 3, ["edits"])
+    (edits,) = sessions(20, 3, ["edits"])
     text = "\n".join(p.text for p in edits.prompts)
     heldout = {f.source for f in standard_library_functions("heldout")}
     trained = {f.source for f in standard_library_functions("train")} - heldout

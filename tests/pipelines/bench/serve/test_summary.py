@@ -8,18 +8,19 @@ import json
 import pytest
 from rich.console import Console
 
+from pipelines.bench.render import table
 from pipelines.bench.serve.load import Reply
 from pipelines.bench.serve.setups import Setup
 from pipelines.bench.serve.summary import (
     WIDTH,
     Level,
     ServerRun,
+    columns,
     equal,
     figures,
     paired,
     pieces,
     summarise,
-    table,
 )
 from tests.pipelines.bench.serve import served
 from tests.pipelines.bench.serve.served import EAGLE3, HYBRID, NONE, SUFFIX
@@ -44,7 +45,7 @@ def lone(rate: float, tokens: tuple[int, ...] = (1, 2), concurrency: int = 1) ->
 
 def page(records: list[dict[str, object]]) -> str:
     console = Console(file=io.StringIO(), width=WIDTH)
-    console.print(table(records))
+    console.print(table("", columns(records), records))
     return console.file.getvalue()
 
 
