@@ -7,17 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from decoder.contracts.errors import EngineError, ModelError, SettingsError
 from decoder.engines.reference.engine import ReferenceEngine
-from decoder.engines.reference.method import method
 from decoder.engines.reference.session import Session
 from decoder.settings import WorkerSettings
 from pipelines.bench import methods
-from pipelines.bench.decode.run import Plan, remember, rotated, run
+from pipelines.bench.decode.run import Plan, run
 from pipelines.bench.metrics import differing, summary
 from pipelines.bench.options import Selection
 from pipelines.bench.results import Results, Store
@@ -121,14 +119,6 @@ def test_methods_take_turns_and_datasets_do_as_well(
     ]  # fmt: skip
 
 
-def test_greedy_comes_first_where_an_oracle_has_to_know_its_output() -> None:
-    made = methods.build(["suffix", "oracle", "greedy"], {}, has_drafter=True, model_len=4)
-    for index in range(4):
-        order = [m.name for m in rotated(made, index)]
-        assert order[0] == "greedy"
-        assert sorted(order) == ["greedy", "oracle", "suffix"]
-
-
 def test_warm_up_prompts_fill_the_caches_and_are_not_measured(
     engine: ReferenceEngine, tmp_path: Path
 ) -> None:
@@ -139,20 +129,6 @@ def test_warm_up_prompts_fill_the_caches_and_are_not_measured(
     assert len(warm.whole()) == 1
     cycles = [len(f.whole()["one", "chat", "one/0"]["suffix"].cycles) for f in (cold, warm)]
     assert cycles[1] < cycles[0]
-
-
-def test_remembering_leaves_what_decoding_leaves(engine: ReferenceEngine) -> None:
-    """A session that was told of a generation proposes what one that made it proposes."""
-    prompt, later = [0, 1, 2, 3] * 4, [5, 6, 7, 8, 9]
-    told, made = (Session(engine, method("suffix")) for _ in range(2))
-    tokens = made.generate(prompt, 40).tokens
-    remember(told, prompt, tokens, 40)
-    assert told.sink == []
-    after = [s.generate([*later, *tokens[:4]], 30) for s in (told, made)]
-    assert [c.cache_len for c in after[0].cycles] == [c.cache_len for c in after[1].cycles]
-    plain = Session(engine, method("greedy"))
-    remember(plain, prompt, tokens, 40)
-    assert plain.sink == []
 
 
 def test_a_prompt_that_does_not_fit_is_named_and_the_next_one_taken(
@@ -253,21 +229,6 @@ def test_baselines_are_shown_the_papers_drafts_and_the_hybrid_the_workers() -> N
     assert factors == [1.0, 1.0, 1.0, 3.0, 4.0, 0.5]
     assert [m.name for m in made] == names
     assert made[-1].policy.threshold == 4.0
-
-
-def test_a_session_drafts_by_its_methods_factor(engine: ReferenceEngine) -> None:
-    """Five tokens matched: a session shows its policy as many, or twice as many."""
-    text = list(range(20, 45))
-    for made, longest in zip(
-        methods.build(["suffix", "suffix@2"], {}, False, 4), (5, 10), strict=True
-    ):
-        cache = Session(engine, made).cache
-        context = np.array([*text, 7, *text[:5]], np.int32)
-        cache.start("r", context, "")
-        cache.index()
-        draft = cache.propose("r", context, 64)
-        assert draft is not None
-        assert draft.tokens == text[5 : 5 + longest]
 
 
 @pytest.mark.parametrize(

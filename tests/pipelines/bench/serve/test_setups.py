@@ -59,14 +59,8 @@ def test_servers_differ_in_speculation_alone() -> None:
     assert stock[:at] + stock[at + 2 :] == plain
     assert json.loads(stock[at + 1]) == SUFFIX.speculative_config(None)
     assert stock_env == plain_env
-
-
-def test_a_runner_the_person_chose_stays_chosen() -> None:
-    environment = {"VLLM_USE_V2_MODEL_RUNNER": "1"}
-    assert (
-        command(NONE, OPTIONS, environment, frozenset(), True)[1] | environment
-        == (command(NONE, OPTIONS, environment, frozenset(), True)[1])
-    )
+    environment["VLLM_USE_V2_MODEL_RUNNER"] = "1"
+    assert started(NONE)[1]["VLLM_USE_V2_MODEL_RUNNER"] == "1", "what the person chose stays"
 
 
 def test_a_variant_is_the_hybrid_with_other_settings() -> None:
@@ -85,16 +79,12 @@ def test_a_variant_is_the_hybrid_with_other_settings() -> None:
     ("text", "words"),
     [
         ("grafts", "NAME:HVD_WORKER_...=VALUE"),
-        (":HVD_WORKER_GRAFT=1", "NAME:HVD_WORKER_...=VALUE"),
-        ("grafts:HVD_WORKER_GRAFT", "NAME:HVD_WORKER_...=VALUE"),
         ("grafts:GRAFT=1", "NAME:HVD_WORKER_...=VALUE"),
         ("a/b:HVD_WORKER_GRAFT=1", "NAME:HVD_WORKER_...=VALUE"),
         ("hybrid:HVD_WORKER_GRAFT=1", "'hybrid' names another"),
-        ("none:HVD_WORKER_GRAFT=1", "'none' names another"),
         ("a-name-that-is-too-long:HVD_WORKER_GRAFT=1", "at most 16 letters"),
         ("off:HVD_WORKER_ENABLED=0", "HVD_WORKER_ENABLED is the same in every server"),
         ("told:HVD_WORKER_HOLDOUT=0.5", "HVD_WORKER_HOLDOUT is the same in every server"),
-        ("grafts:HVD_WORKER_graft=1", "NAME:HVD_WORKER_...=VALUE"),
         ("sides:HVD_WORKER_SIDES=plain,suffix", "in no value"),
         ("grafts:HVD_WORKER_GRAFTS=1", "HVD_WORKER_GRAFTS is not valid"),
         ("grafts:HVD_WORKER_GRAFT=perhaps", "HVD_WORKER_GRAFT is not valid"),
