@@ -94,7 +94,7 @@ def serve(
     compared = setups(words(configs), *lengths, options.drafter, variants(variant or ()))
     at_once = numbers(concurrency, "--concurrency")
     room = max_prompt_tokens - turns * max_tokens * sessions
-    asked = Asked(prompts, words(names), at_once, limit, room, turns * sessions)
+    asked = PromptOptions(prompts, words(names), at_once, limit, room, turns * sessions)
     levels, warm_up = asked.levels(options.model), from_workloads(max(at_once), ["chat"])
     decides = describe(first_policy(ANY_SCOPE) if policy is None else load_policy(policy))
     plan = Plan(
@@ -112,7 +112,7 @@ def serve(
 
 
 @dataclass(frozen=True)
-class Asked:
+class PromptOptions:
     """The prompts that are wanted, of ``room`` tokens at most; ``turns`` 0 are single requests."""
 
     folder: Path | None

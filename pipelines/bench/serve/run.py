@@ -10,8 +10,10 @@ as it is done: a run that was interrupted goes on where it stopped.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +24,7 @@ from rich.markup import escape
 from decoder.contracts.errors import ProcessError
 from pipelines.bench.journal import Journal
 from pipelines.bench.serve import load
-from pipelines.bench.serve.load import Load, Reply
+from pipelines.bench.serve.load import Load
 from pipelines.bench.serve.plan import Plan
 from pipelines.bench.serve.server import Launch, Server, launch_vllm, session_seconds, starting
 from pipelines.bench.serve.setups import Setup
@@ -35,9 +37,6 @@ from pipelines.reports import write_json
 CONTRACT: Final = "hvd.bench.serve.v2"
 WARM_UP_TOKENS: Final = 16
 _RUN: Final = TypeAdapter(ServerRun)
-
-Show = Callable[[Setup, str, int], None]
-"""Takes what a setup's server is doing and how many requests it answered since."""
 
 
 def run(
@@ -63,21 +62,19 @@ def run(
     journal = Journal(out.with_suffix(".runs.jsonl"), CONTRACT, plan.setting(), take, fresh)
     for problem in journal.problems:
         console.print(f"[yellow]{escape(problem)}[/yellow]")
-    names = {s.name for s in plan.setups}
-    runs = [r for r in kept if r.setup in names]
+    runs = [r for r in kept if r.setup in {s.name for s in plan.setups}]
     done = {(r.round, r.setup) for r in runs}
     skipped = _left_behind(plan, done)
-    logs = out.parent / f"{out.stem}-logs"
     groups = list(_groups(plan, done))
-    left = sum(len(group) for _, group in groups)
-    whole = left * plan.requests
+    whole = sum(len(group) for _, group in groups) * plan.requests
+    begun, logs = 0, out.parent / f"{out.stem}-logs"
     try:
         with Shown(console) as shown:
             for number, group in groups:
+                told = Told(shown, f"round {number + 1}/{plan.rounds}", whole, begun)
+                begun += len(group) * plan.requests
                 wanted = [setup for setup in group if setup.name not in skipped]
-                where = f"round {number + 1}/{plan.rounds}"
-                show = _show(shown, where, whole - left * plan.requests, whole)
-                found, failed = measure(plan, wanted, number, logs, show, launch)
+                found, failed = measure(plan, wanted, number, logs, told, launch)
                 skipped |= failed
                 for name, why in failed.items():
                     console.print(f"[red]{name} is left out:[/red] {escape(why)}")
@@ -87,21 +84,32 @@ def run(
                     rates = ", ".join(f"{v.rate:.1f} at {v.concurrency}" for v in one.levels)
                     said = f"round {number + 1} {one.setup}: {rates} tok/s"
                     console.print(said, highlight=False)
-                left -= len(group)
     except KeyboardInterrupt:
-        console.print(
-            f"stopped after {len(runs)} of {plan.rounds * len(plan.setups)} servers; the same "
-            "command goes on from there.",
-            highlight=False,
-        )
-        if runs:
-            write_json(report(plan, runs, skipped), out)
+        said = f"stopped after {len(runs)} of {plan.rounds * len(plan.setups)} servers"
+        console.print(f"{said}; the same command goes on from there.", highlight=False)
         raise
+    finally:
+        made = report(plan, runs, skipped)
+        if runs:
+            write_json(made, out)
     if not runs:
         raise ProcessError(f"no server could be measured: {next(iter(skipped.values()))}")
-    made = report(plan, runs, skipped)
-    write_json(made, out)
     return made
+
+
+@dataclass
+class Told:
+    """What a person is told of a round: ``done`` of ``whole`` requests are answered."""
+
+    shown: Shown
+    where: str
+    whole: int
+    done: int
+
+    def step(self, setup: Setup, what: str, answered: int = 0) -> None:
+        """What a setup's server does, and how many requests it answered since."""
+        self.done += answered
+        self.shown.step(f"{self.where} {setup.name}: {what}", self.done, self.whole)
 
 
 def _groups(plan: Plan, done: set[tuple[int, str]]) -> Iterator[tuple[int, list[Setup]]]:
@@ -122,7 +130,7 @@ def _left_behind(plan: Plan, done: set[tuple[int, str]]) -> dict[str, str]:
 
 
 def measure(
-    plan: Plan, compared: Sequence[Setup], number: int, logs: Path, show: Show, launch: Launch
+    plan: Plan, compared: Sequence[Setup], number: int, logs: Path, told: Told, launch: Launch
 ) -> tuple[list[ServerRun], dict[str, str]]:
     """Start servers, warm them up, put every concurrency to each in turn, stop them.
 
@@ -142,12 +150,12 @@ def measure(
     most = max(at_once for at_once, _ in plan.levels)
     with starting(plan, launch) as start:
         for setup in compared:
-            show(setup, "starting", 0)
+            told.step(setup, "starting")
             began = time.monotonic()
             try:
                 server = start(setup, logs / f"{number + 1}-{setup.name}.log")
                 startup = time.monotonic() - began
-                show(setup, "warming up", 0)
+                told.step(setup, "warming up")
                 warming = Load(server.url, plan.model, most, WARM_UP_TOKENS)
                 server.check(load.run(warming, plan.warm_up)[1])
             except ProcessError as error:
@@ -160,7 +168,7 @@ def measure(
         for turn, (at_once, prompts) in enumerate(plan.levels, number):
             first = turn % max(len(servers), 1)
             ordered = [*servers[first:], *servers[:first]]
-            for server, measured in _level(plan, ordered, at_once, prompts, show):
+            for server, measured in _level(plan, ordered, at_once, prompts, told):
                 name = server.setup.name
                 if isinstance(measured, ProcessError):
                     failed[name] = str(measured)
@@ -172,64 +180,34 @@ def measure(
 
 
 def _level(
-    plan: Plan, servers: Sequence[Server], at_once: int, prompts: Sequence[Prompt], show: Show
+    plan: Plan, servers: Sequence[Server], at_once: int, prompts: Sequence[Prompt], told: Told
 ) -> Iterator[tuple[Server, Level | ProcessError]]:
     """Put one concurrency to all servers, in slices; of each what was measured, or why nothing."""
-    before, works = {}, dict[int, Work[tuple[float, list[Reply]]]]()
+    shared = plan.model, at_once, plan.max_tokens, plan.by_turns
+    silence_s = load.REQUEST_SECONDS * len(servers)
+    answered = Counter[str]()
+
+    def measured(server: Server, clock: OwnClock) -> Level:
+        def done() -> None:
+            answered[server.setup.name] += 1
+            told.step(server.setup, f"{at_once} at a time", 1)
+
+        leader = server.child.process.pid
+        before, used = server.counters(clock), session_seconds(leader)
+        wall, replies = load.run(Load(server.url, *shared, clock, silence_s), prompts, done)
+        server.check(replies)
+        sent = sum(len(r.tokens) for r in replies)
+        after, now = server.counters(clock, before["tokens"] + sent), session_seconds(leader)
+        grown = {name: after[name] - before[name] for name in after}
+        cpu = None if now is None or used is None else now - used
+        return Level(at_once, wall, tuple(replies), grown, cpu)
+
+    def work(server: Server) -> Work[Level]:
+        return Work(partial(measured, server), lambda: answered[server.setup.name])
+
+    made = in_slices({server.child.process.pid: work(server) for server in servers})
     for server in servers:
-        pid = server.child.process.pid
-        try:
-            before[pid] = server.counters(), session_seconds(pid)
-        except ProcessError as error:
-            yield server, error
-            continue
-        works[pid] = _work(plan, server, at_once, prompts, len(servers), show)
-    made = in_slices(works)
-    for server in servers:
-        pid = server.child.process.pid
-        if pid not in made:
-            continue
-        done = made[pid]
-        if isinstance(done, BaseException):
-            raise done
-        (wall, replies), (counted, used) = done, before[pid]
-        try:
-            server.check(replies)
-            now = server.counters(counted["tokens"] + sum(len(r.tokens) for r in replies))
-            grown = {name: now[name] - counted[name] for name in now}
-            by_now = session_seconds(pid)
-            cpu = None if by_now is None or used is None else by_now - used
-            yield server, Level(at_once, wall, tuple(replies), grown, cpu)
-        except ProcessError as error:
-            yield server, error
-
-
-def _work(
-    plan: Plan, server: Server, at_once: int, prompts: Sequence[Prompt], beside: int, show: Show
-) -> Work[tuple[float, list[Reply]]]:
-    answered = 0
-
-    def done() -> None:
-        nonlocal answered
-        answered += 1
-        show(server.setup, f"{at_once} at a time", 1)
-
-    def do(clock: OwnClock) -> tuple[float, list[Reply]]:
-        silence_s = load.REQUEST_SECONDS * beside
-        asked = Load(
-            server.url, plan.model, at_once, plan.max_tokens, plan.by_turns, clock, silence_s
-        )
-        return load.run(asked, prompts, done)
-
-    return Work(do, lambda: answered)
-
-
-def _show(shown: Shown, where: str, before: int, whole: int) -> Show:
-    done = before
-
-    def show(setup: Setup, what: str, answered: int) -> None:
-        nonlocal done
-        done += answered
-        shown.step(f"{where} {setup.name}: {what}", done, whole)
-
-    return show
+        found = made[server.child.process.pid]
+        if not isinstance(found, Level | ProcessError):
+            raise found
+        yield server, found

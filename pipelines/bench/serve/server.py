@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -70,11 +70,9 @@ def session_seconds(leader: int) -> float | None:
     """
     found = []
     for pid in psutil.pids():
-        try:
+        with suppress(psutil.Error, OSError):  # it has ended, or is none of ours
             if os.getsid(pid) == leader:
                 found.append(sum(psutil.Process(pid).cpu_times()[:2]))
-        except (psutil.Error, OSError):  # it has ended, or is none of ours
-            continue
     return sum(found) if found else None
 
 
@@ -100,21 +98,21 @@ class Server:
                 f"{failed[0].error}. Its log: {self.child.log}"
             )
 
-    def counters(self, tokens: int = 0) -> Counters:
-        """Its counters, once they hold ``tokens`` that were sent.
+    def counters(self, clock: Callable[[], float], tokens: int = 0) -> Counters:
+        """Its counters, once they hold ``tokens`` that were sent; ``clock`` goes while it runs.
 
         Raises:
             ProcessError: it does not answer, or counts fewer.
         """
-        deadline = time.monotonic() + COUNTER_SECONDS
+        until = clock() + COUNTER_SECONDS
         while True:
             try:
-                page = httpx.get(f"{self.url}/metrics", timeout=30.0).raise_for_status().text
+                page = httpx.get(f"{self.url}/metrics", timeout=60.0).raise_for_status().text
             except httpx.HTTPError as error:
                 raise ProcessError(f"{self.url}/metrics cannot be read: {error}.") from error
             if (found := parse(page))["tokens"] >= tokens:
                 return found
-            if time.monotonic() > deadline:
+            if clock() > until:
                 raise ProcessError(
                     f"the server at {self.url} counts fewer tokens than it sent ({tokens}): is "
                     "somebody else sending to it, or were its statistics switched off?"

@@ -53,18 +53,13 @@ class Setup:
 
     def speculative_config(self, drafter: str | None) -> dict[str, Any] | None:
         """vLLM's ``--speculative-config`` for a stock server; None without speculation."""
+        shared = {"method": self.method, "num_speculative_tokens": self.k}
         if self.method == "suffix":
-            assert self.k is not None
-            return {
-                "method": "suffix",
-                "num_speculative_tokens": self.k,
-                "suffix_decoding_max_tree_depth": max(SUFFIX_DEPTH, self.k),
-            }
+            return {**shared, "suffix_decoding_max_tree_depth": max(SUFFIX_DEPTH, self.k or 0)}
         if self.method == "eagle3":
             return {
-                "method": "eagle3",
+                **shared,
                 "model": drafter,
-                "num_speculative_tokens": self.k,
                 "disable_padded_drafter_batch": not self.padded,
                 "disable_eagle_block_drop": True,  # as the hybrid: shared prefixes are read once
             }
@@ -131,11 +126,10 @@ def setups(
         "hybrid": [Setup("hybrid", "hybrid")],
     }
     made = [setup for method in BASELINES if method in methods for setup in kinds[method]]
-    for setup in varied:
-        if setup.name in METHODS or any(setup.name == other.name for other in made):
-            raise SettingsError(f"--variant: {setup.name!r} names another configuration.")
-        made.append(setup)
-    return tuple(made)
+    taken = [*METHODS, *(s.name for s in (*made, *varied))]
+    if twice := [s.name for s in varied if taken.count(s.name) > 1]:
+        raise SettingsError(f"--variant: {twice[0]!r} names another configuration.")
+    return (*made, *varied)
 
 
 def command(
@@ -154,12 +148,11 @@ def command(
     """
     arguments, env = serve_command(options, environment, flags, on_cpu)
     at = arguments.index("--speculative-config")
-    if setup.ours:
-        env["HVD_WORKER_TELEMETRY"] = "false"
-        env["HVD_WORKER_HOLDOUT"] = "0"  # the other setups are what it is compared with
+    if setup.ours:  # the other setups are what it is compared with, so nothing is held out
+        own = {"HVD_WORKER_TELEMETRY": "false", "HVD_WORKER_HOLDOUT": "0"}
         if policy is not None:
-            env["HVD_WORKER_POLICY_FILE"] = str(policy.resolve())
-        return arguments, {**env, **dict(setup.changes)}
+            own["HVD_WORKER_POLICY_FILE"] = str(policy.resolve())
+        return arguments, {**env, **own, **dict(setup.changes)}
     for name in PLUGIN_SWITCHES:  # what the caller set himself stays
         if name in environment and name != "HVD_WORKER_ENABLED":
             env[name] = environment[name]

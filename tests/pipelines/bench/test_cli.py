@@ -25,7 +25,7 @@ from decoder.policy.probes import to_bytes
 from pipelines.bench.decode import launch
 from pipelines.bench.options import Engine, Options, Selection
 from pipelines.bench.results import Results
-from pipelines.bench.serve.command import Asked
+from pipelines.bench.serve.command import PromptOptions
 from pipelines.cli import app
 from tests.engines.tiny import VOCABULARY, learned_policy, tiny_head, tiny_target
 
@@ -148,7 +148,7 @@ def test_a_check_without_greedy_proves_nothing(home: Path, tmp_path: Path) -> No
 def test_servers_are_asked_prompts_that_fit_or_the_lack_of_them_is_said(
     home: Path, turns: int, concurrency: tuple[int, ...], counts: list[int]
 ) -> None:
-    asked = Asked(home / "prompts", (), concurrency, 2, 90, turns)
+    asked = PromptOptions(home / "prompts", (), concurrency, 2, 90, turns)
     levels = asked.levels(str(home / "model"))
     assert [len(prompts) for _, prompts in levels] == counts
     ids = [p.id for _, prompts in levels for p in prompts]
