@@ -15,7 +15,7 @@ from pipelines.bench.serve.load import Load, body, chunks, run, turns
 from pipelines.bench.serve.prompts import cut, dealt, from_workloads, sessions
 from pipelines.bench.serve.server import parse, session_seconds
 from pipelines.prompts import Prompt, PromptSet
-from pipelines.workloads import WORKLOADS, standard_library_functions
+from pipelines.workloads import WORKLOADS
 from tests.pipelines.bench.serve.served import asked, said, script
 
 
@@ -71,15 +71,6 @@ def test_own_sessions_are_reproducible_and_each_is_another(kind: str) -> None:
     for one in made.prompts:
         assert len(turns(one)) == 4
         assert not any(m["content"] for m in one.messages if m["role"] == "assistant")
-
-
-def test_own_sessions_show_what_the_drafter_was_not_trained_on() -> None:
-    (edits,) = sessions(20, 3, ["edits"])
-    text = "\n".join(p.text for p in edits.prompts)
-    heldout = {f.source for f in standard_library_functions("heldout")}
-    trained = {f.source for f in standard_library_functions("train")} - heldout
-    assert any(source in text for source in heldout)
-    assert not any(source in text for source in trained)
 
 
 def test_token_ids_are_asked_for_and_read_and_errors_in_the_stream_raise() -> None:
