@@ -87,7 +87,9 @@ class Journal:
                 raise ValueError(head["contract"])
             old, self.began = dict(head["settings"]), str(head["began"])
         except (ValueError, KeyError, TypeError) as error:
-            raise SettingsError(f"{self.path} is not a results file of this benchmark.") from error
+            raise SettingsError(
+                f"{self.path} is not a results file of this benchmark: delete it, or name another place."
+            ) from error
         new = json.loads(json.dumps(settings))
         differing = sorted(k for k in {*old, *new} if old.get(k) != new.get(k))
         if differing:

@@ -10,10 +10,13 @@ the hand-over and the carrier to a real broker, and are read back and counted.
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 import time
+import timeit
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,7 +34,6 @@ from decoder.kafka.clients import open_consumer, places_of
 from decoder.labels import Label
 from decoder.policy.first import first_policy
 from decoder.requests import Cycle, RequestOptions, Step
-from decoder.telemetry.books import Accounts
 from decoder.telemetry.handover import Handover
 from decoder.telemetry.queue import EventQueue
 from learner.topics import make_right
@@ -97,14 +99,20 @@ def _measure(
 ) -> dict[str, Any]:
     queue, emitter = EventQueue(QUEUE), Emitter()
     origin = Origin("bench", "bench", f"{time.time_ns():016x}"[-16:])
-    handover = Handover(kafka, queue, tell, origin, lambda: _status(handover.accounts()))
+
+    def status() -> WorkerStatus:
+        made = handover.accounts().made
+        return WorkerStatus(process="bench", scope="bench", time=time.time(), events_made=made)
+
+    handover = Handover(kafka, queue, tell, origin, status)
     ends = _ends(kafka)
     handover.start()
     _until(lambda: handover.accounts().sent > 0, lambda: emitter.emit(queue, timed=False))
     step_s = BATCH / rate
-    work, rounds = _work(), 1
-    while (took := _timed(work, rounds)) < step_s:
-        rounds = max(rounds + 1, int(rounds * step_s / took))
+    policy, pool, classes = random_policy("survival"), states(BATCH), random_classes()
+    work = partial(decide, policy, pool, classes)
+    took = np.median(timeit.repeat(work, timer=time.thread_time, repeat=5, number=20)) / 20
+    rounds = max(1, round(step_s / float(took)))
     pid = handover.pid
     assert pid is not None
     carrier = psutil.Process(pid)
@@ -214,22 +222,6 @@ def _features(draw: np.random.Generator, n: int) -> Any:
     return plain
 
 
-def _work() -> Callable[[], object]:
-    policy, pool, classes = random_policy("survival"), states(BATCH), random_classes()
-    return lambda: decide(policy, pool, classes)
-
-
-def _timed(work: Callable[[], object], rounds: int) -> float:
-    """The median of five times of so many ``rounds``, seconds of processor time."""
-    found = []
-    for _ in range(5):
-        began = time.thread_time()
-        for _ in range(rounds):
-            work()
-        found.append(time.thread_time() - began)
-    return float(np.median(found))
-
-
 def _stretch(
     work: Callable[[], object], rounds: int, emitter: Emitter, queue: EventQueue | None
 ) -> tuple[float, float]:
@@ -248,10 +240,6 @@ def _stretch(
     return (now - (since or began)) / steps, emitting  # one step may outlast the beginning
 
 
-def _status(accounts: Accounts) -> WorkerStatus:
-    return WorkerStatus(process="bench", scope="bench", time=time.time(), events_made=accounts.made)
-
-
 def _until(done: Callable[[], bool], meanwhile: Callable[[], None]) -> None:
     deadline = time.monotonic() + DRAIN_S
     while not done() and time.monotonic() < deadline:
@@ -260,12 +248,8 @@ def _until(done: Callable[[], bool], meanwhile: Callable[[], None]) -> None:
 
 
 def _ends(kafka: KafkaSettings) -> dict[Any, int]:
-    consumer = open_consumer(kafka, "bench")
-    try:
-        ends: dict[Any, int] = consumer.end_offsets(places_of(consumer, DRAFTS.name))
-        return ends
-    finally:
-        consumer.close()
+    with closing(open_consumer(kafka, "bench")) as consumer:
+        return dict(consumer.end_offsets(places_of(consumer, DRAFTS.name)))
 
 
 def _read(kafka: KafkaSettings, since: dict[Any, int], life: str) -> tuple[int, int]:
@@ -274,19 +258,13 @@ def _read(kafka: KafkaSettings, since: dict[Any, int], life: str) -> tuple[int, 
     Raises:
         BrokerError: they do not come.
     """
-    consumer = open_consumer(kafka, "bench", max_partition_fetch_bytes=8 << 20)
-    numbers: set[int] = set()
-    size = 0
-    squeeze = zstandard.ZstdCompressor()
-    try:
+    numbers, size, squeeze = set[int](), 0, zstandard.ZstdCompressor()
+    with closing(open_consumer(kafka, "bench", max_partition_fetch_bytes=8 << 20)) as consumer:
         ends = consumer.end_offsets(list(since))
         wanted = {at.partition: range(offset, ends[at]) for at, offset in since.items()}
-        for fetched in records(consumer, DRAFTS, wanted):
-            for record in fetched:
-                batch = decode_batch(record.value)
-                if batch.origin.life == life:
-                    numbers.update(batch.numbers["number"].tolist())
-                    size += len(squeeze.compress(record.value))
-    finally:
-        consumer.close()
+        for record in itertools.chain.from_iterable(records(consumer, DRAFTS, wanted)):
+            batch = decode_batch(record.value)
+            if batch.origin.life == life:
+                numbers.update(batch.numbers["number"].tolist())
+                size += len(squeeze.compress(record.value))
     return len(numbers), size
