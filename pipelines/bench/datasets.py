@@ -7,13 +7,13 @@ prompt it does not say. Here it is the test split, else validation, else the onl
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from decoder.contracts.errors import ModelError, SettingsError
 from pipelines.bench import templates as made
-from pipelines.prompts import Message, Prompt, PromptSet
+from pipelines.prompts import Prompt, PromptSet
 
 PROMPTS: Final = 20
 """Measured prompts of each dataset (Appendix D)."""
@@ -28,7 +28,7 @@ class Source:
     family: str
     hub: str
     split: str
-    build: Callable[[made.Row], list[Message]]
+    build: made.Builder
     config: str | None = None
     files: str | None = None
 

@@ -88,7 +88,7 @@ class Journal:
             old, self.began = dict(head["settings"]), str(head["began"])
         except (ValueError, KeyError, TypeError) as error:
             raise SettingsError(
-                f"{self.path} is not a results file of this benchmark: delete it, or name another place."
+                f"{self.path} is not a results file of this benchmark: delete it, or name another."
             ) from error
         new = json.loads(json.dumps(settings))
         differing = sorted(k for k in {*old, *new} if old.get(k) != new.get(k))
