@@ -97,7 +97,7 @@ def decode(
     summary = metrics.summary(results)
     for path in filter(None, (folder / "results.json", as_json)):
         write_json(summary, path)
-    title = f"{summary['prompts']} prompts"
+    title = f"{summary['prompts']} prompts, speed over greedy's"
     out.print(render.table(title, render.COLUMNS, summary["overall"]))
     out.print(f"Report: [bold]{folder / 'results.json'}[/bold]", soft_wrap=True)
     for sentence in summary["differing"]:

@@ -26,7 +26,7 @@ def percent(value: float | None) -> str:
 COLUMNS: Final[dict[str, Cell]] = {
     "method": lambda r: r["method"] + (", no template" if r["template"] == "none" else ""),
     "tok/s": lambda r: number(r["tok_per_s"], 1),
-    "xgreedy": lambda r: number(r["speedup_vs_greedy"]),
+    "speed": lambda r: number(r["speedup_vs_greedy"]),
     "cyc/1K": lambda r: number(r["cycles_per_1k"], 0),
     "ms/cyc": lambda r: number(r["ms_per_cycle"], 1),
     "acc": lambda r: number(r["mean_accepted"]),
@@ -44,8 +44,8 @@ COLUMNS: Final[dict[str, Cell]] = {
 def table(title: str, columns: Mapping[str, Cell], records: Iterable[Record]) -> Table:
     """A row for each of ``records``; the first column stands left and is not broken."""
     made = Table(
-        title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False,
-        show_edge=False, collapse_padding=True,
+        title=title, title_justify="left", box=SIMPLE, padding=(0, 0), pad_edge=False,
+        show_edge=False,
     )  # fmt: skip
     for at, name in enumerate(columns):
         justify: JustifyMethod = "right" if at else "left"
