@@ -11,7 +11,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from pipelines.bench.gpu import command as gpu_cli
+from pipelines.bench.options import Clock, Dtype, Engine, Options, Selection, Templates
 from pipelines.bench.serve import command as serve_cli
+from pipelines.prompts import TooLong
 from pipelines.reports import print_json, write_json
 
 app = typer.Typer(
@@ -42,10 +44,10 @@ def decode(
         int | None, typer.Option(min=2, help="Prompts longer than this count as too long.")
     ] = None,
     too_long: Annotated[
-        str, typer.Option(help="'skip' a prompt that is too long, or 'truncate' its middle.")
+        TooLong, typer.Option(help="Skip a prompt that is too long, or truncate its middle.")
     ] = "skip",
     template: Annotated[
-        str, typer.Option(help="Chat template: chat, none, or both to compare them.")
+        Templates, typer.Option(help="With a chat template, with none, or both.")
     ] = "chat",
     model: Annotated[
         str | None, typer.Option(help="Checkpoint directory or hub name; default: embedded.")
@@ -57,11 +59,11 @@ def decode(
         list[str] | None,
         typer.Option(help="Bundle for 'hybrid'; 'name=FILE' makes a method 'hybrid:name'."),
     ] = None,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    dtype: Annotated[Dtype, typer.Option(help="What is computed in.")] = "float32",
     device: Annotated[str, typer.Option(help="A torch device.")] = "cpu",
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of torch.")] = None,
     clock: Annotated[
-        str, typer.Option(help="'cpu' counts processor time, for a machine that does other work.")
+        Clock, typer.Option(help="'cpu' counts processor time, for a machine that does other work.")
     ] = "wall",
     save_to: Annotated[
         Path | None, typer.Option("--out", help="Folder of generations and results.json.")
@@ -85,7 +87,6 @@ def decode(
     """
     from pipelines.bench import metrics, render
     from pipelines.bench.decode import launch
-    from pipelines.bench.options import Engine, Options, Selection
     from pipelines.commas import words
 
     selection = Selection(

@@ -4,57 +4,33 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Literal
 
 from decoder.contracts.errors import SettingsError
 from pipelines.bench.datasets import PROMPTS
 from pipelines.prompts import Template, TooLong
 
-CHOICES: Final[dict[str, tuple[str, ...]]] = {
-    "template": ("chat", "none", "both"),
-    "too_long": ("skip", "truncate"),
-    "clock": ("wall", "cpu"),
-    "dtype": ("float32", "bfloat16", "float16"),
-}
-
-
-def _check(options: Any, *names: str) -> None:
-    for name in names:
-        if (value := getattr(options, name)) not in CHOICES[name]:
-            option = f"--{name.replace('_', '-')} {value}"
-            raise SettingsError(f"{option}: choose {', '.join(CHOICES[name])}.")
+Dtype = Literal["float32", "bfloat16", "float16"]
+Clock = Literal["wall", "cpu"]
+Templates = Literal["chat", "none", "both"]
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Which prompts, of a folder or the hub, in which ``template``; lengths are in tokens.
-
-    Raises:
-        SettingsError: no such template, or nothing that can be done with what is too long.
-    """
+    """Which prompts, of a folder or the hub, in which ``template``; lengths are in tokens."""
 
     folder: Path | None = None
     datasets: tuple[str, ...] = ()
     limit: int = PROMPTS
     warmup: int = 1
     max_prompt_tokens: int | None = None
-    too_long: str = "skip"
-    template: str = "chat"
-
-    def __post_init__(self) -> None:
-        _check(self, "template", "too_long")
-
-    @property
-    def fits(self) -> TooLong:
-        """How a prompt that is too long is made to fit."""
-        return "truncate" if self.too_long == "truncate" else "skip"
+    too_long: TooLong = "skip"
+    template: Templates = "chat"
 
     @property
     def templates(self) -> tuple[Template, ...]:
         """One after the other."""
-        if self.template == "both":
-            return "chat", "none"
-        return ("none",) if self.template == "none" else ("chat",)
+        return ("chat", "none") if self.template == "both" else (self.template,)
 
 
 @dataclass(frozen=True)
@@ -64,7 +40,7 @@ class Engine:
     ``model`` None is the embedded one. ``policies`` are ``FILE`` or ``label=FILE``.
 
     Raises:
-        SettingsError: no such dtype or clock, or a clock that does not see the device.
+        SettingsError: a clock that does not see the device.
     """
 
     model: str | None = None
@@ -73,10 +49,9 @@ class Engine:
     dtype: str = "float32"
     device: str = "cpu"
     threads: int | None = None
-    clock: str = "wall"
+    clock: Clock = "wall"
 
     def __post_init__(self) -> None:
-        _check(self, "clock", "dtype")
         if self.clock == "cpu" and self.device != "cpu":
             raise SettingsError(
                 "--clock cpu does not see a device's time: use it with --device cpu."

@@ -83,7 +83,7 @@ def run(
             for place, (found, template) in enumerate(pairs):
                 if place not in lanes:
                     fits = fitting(found, engine.tokenizer, template, room(engine, plan),
-                                   selection.fits, store.problem)  # fmt: skip
+                                   selection.too_long, store.problem)  # fmt: skip
                     lanes[place] = open_lane(engine, fits, plan, results, costs)
                 lane = lanes[place]
                 if turn >= len(lane.measured) or known(lane.measured[turn], results):

@@ -115,11 +115,7 @@ def run(home: Path, said: io.StringIO | None = None, **asked: Any) -> tuple[Resu
     ("asked", "said"),
     [
         ({"folder": Path("nowhere")}, "nowhere is not a folder"),
-        ({"template": "jinja"}, "--template jinja: choose chat, none, both."),
-        ({"too_long": "cut"}, "--too-long cut: choose skip, truncate."),
-        ({"clock": "sun"}, "--clock sun: choose wall, cpu."),
         ({"clock": "cpu", "device": "cuda"}, "use it with --device cpu"),
-        ({"dtype": "int8"}, "--dtype int8: choose float32, bfloat16, float16."),
         ({"datasets": ("gone",)}, "no dataset is left to measure"),
         ({"methods": "greedy,gredy"}, "no method gredy: there are greedy, eagle3,"),
         ({"methods": "greedy", "device": "cuda:9"}, "finds no CUDA device"),
