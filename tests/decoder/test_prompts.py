@@ -19,7 +19,7 @@ from decoder.labels import common_prefix
 from decoder.policy.first import first_policy
 from decoder.requests import Committed, Decision, RequestOptions
 from decoder.router import DraftRouter
-from pipelines.bench.whole import CHANCE, LONGEST, Writer, make_router
+from pipelines.bench.step_cost import CHANCE, LONGEST, Writer, make_router
 from tests.decoder.simulated import fixed
 from tests.decoder.simulated import make_router as bare_router
 

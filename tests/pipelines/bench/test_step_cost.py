@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipelines.bench.whole import BATCH, measure
+from pipelines.bench.step_cost import BATCH, measure
 
 
 def test_a_whole_step_has_every_part_of_ours_in_it() -> None:
