@@ -39,7 +39,7 @@ class Peak(TorchDispatchMode):
     """Counts the bytes of all tensors that are made in it."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.most = self._now = 0
         self._held: dict[int, int] = {}
 
@@ -106,8 +106,8 @@ def step(counts: list[int], asked: dict[str, Any]) -> tuple[float, float]:
     target = torch.ones(rows, dtype=torch.bool).index_fill_(0, behind, False).nonzero().flatten()
     drafts = [ids(n).tolist() for n in counts]
     metadata = SpecDecodeMetadata(
-        torch.cat([torch.tensor(d, dtype=torch.int32) for d in drafts]), counts, drafted.cumsum(0).int(),
-        ends.int(), target, behind, torch.arange(rows),
+        torch.cat([torch.tensor(draft, dtype=torch.int32) for draft in drafts]), counts,
+        drafted.cumsum(0).int(), ends.int(), target, behind, torch.arange(rows),
     )  # fmt: skip
     given = SamplingMetadata(
         temperature=None, all_greedy=True, all_random=False, top_p=None, top_k=None, generators={},

@@ -312,7 +312,8 @@ def test_top_k_and_top_p_are_vllms_own_and_sort_a_few_rows_that_ask_at_a_time(
 
     def apply(rows: torch.Tensor, *limits: torch.Tensor | None) -> torch.Tensor:
         sorted_rows.append(len(rows))
-        return apply_top_k_top_p_pytorch(rows, *limits, allow_cpu_sync=True)
+        out: torch.Tensor = apply_top_k_top_p_pytorch(rows, *limits, allow_cpu_sync=True)
+        return out
 
     monkeypatch.setattr(sampling, "SOME_BYTES", 4 * vocabulary * WORKED_ROW * at_once)
     ours = sparing_others(apply)(logits.clone(), *limits)

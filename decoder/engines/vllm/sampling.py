@@ -45,6 +45,7 @@ import torch
 from decoder.room import COPIES, LOGITS_BYTES, tokens_of_logits
 
 _MARK: Final = "_hvd_mended"
+_PENALISED: Final = "_hvd_penalised"
 _CERTAIN: Final = 1e9
 """The logit that vLLM gives a token that has to come."""
 SOME_BYTES: Final = LOGITS_BYTES // COPIES
@@ -150,13 +151,15 @@ def in_pieces(get: Callable[..., Any]) -> Callable[..., Any]:
         bonus: torch.Tensor,
         ids: torch.Tensor,
     ) -> Any:
+        from vllm.utils.torch_utils import async_tensor_h2d
+
         at_once, (_, width) = _at_once(logits.shape[-1], COPIES), ids.shape
         if ids.numel() <= at_once:
             return get(sampler, count, metadata, logits, target, bonus, ids)
         lengths = [drafted + 1 for drafted in metadata.num_draft_tokens]
         ends = list(accumulate(lengths))
-        places = torch.tensor([i * width + j for i, n in enumerate(lengths) for j in range(n)])
-        places = places.to(ids.device)
+        real = [i * width + j for i, n in enumerate(lengths) for j in range(n)]
+        places = async_tensor_h2d(real, ids.device, torch.int64)
         tokens = ids.flatten()[places].unsqueeze(1)
         found = []
         for begin in range(0, len(logits), at_once):
@@ -275,10 +278,10 @@ def apply_penalties(
 
 def _penalised(asked: Any) -> list[bool]:
     """Whether each request has a penalty, read from the device once for each batch."""
-    if not hasattr(asked, _MARK):
+    if not hasattr(asked, _PENALISED):
         terms = asked.presence_penalties, asked.frequency_penalties, asked.repetition_penalties - 1
-        setattr(asked, _MARK, torch.stack(terms).ne(0).any(0).tolist())
-    return getattr(asked, _MARK)  # type: ignore[no-any-return]
+        setattr(asked, _PENALISED, torch.stack(terms).ne(0).any(0).tolist())
+    return getattr(asked, _PENALISED)  # type: ignore[no-any-return]
 
 
 class _Unmoved:
