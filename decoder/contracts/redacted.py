@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Final
 
 _PLACE: Final = re.compile(r"(?<=://)[^\s'\"<>]*")
-"""Taken whole: looking for an ``@`` from each of many ``://`` takes time by the square of a text."""
+"""Taken whole: to look for an ``@`` from each of many ``://`` takes a text's length squared."""
 _ASKED: Final = re.compile(
     r"(?i)([?&;][\w.-]*(?:password|passwd|pwd|secret|token|signature|credential|key|sig)=)"
     r"[^\s&;'\"<>]+"
