@@ -13,7 +13,13 @@ from pathlib import Path
 import pytest
 
 from decoder.contracts import errors
-from decoder.contracts.errors import HvdError, PolicyRefused, RegistryError, SettingsError
+from decoder.contracts.errors import (
+    HvdError,
+    PolicyRefused,
+    RegistryError,
+    SchemaUnknown,
+    SettingsError,
+)
 from decoder.contracts.redacted import for_anybody, redacted, told
 from decoder.contracts.settings import KafkaSettings
 from decoder.kafka.tokens import Tokens
@@ -73,7 +79,8 @@ def test_no_error_of_ours_holds_one() -> None:
         name for name in dir(errors) if name.endswith(("Error", "Refused"))
     }
     for kind in kinds():
-        error = kind(*["malformed"] * (kind is PolicyRefused), f"no answer of {NOWHERE}")
+        first = ["malformed"] if kind in (PolicyRefused, SchemaUnknown) else []
+        error = kind(*first, f"no answer of {NOWHERE}")
         assert PASSWORD not in f"{error} {error!r}" and "127.0.0.1:9" in str(error)
 
 
