@@ -83,6 +83,7 @@ def export(
     with reading(kafka, "export") as consumer:
         wanted = _wanted(consumer, found)
         whole, done = sum(map(len, wanted.values())), 0
+        _write(folder, found, pieces, reached)  # the folder is ours before there is a file in it
         try:
             for fetched in records(consumer, DRAFTS, wanted, found.intake.pass_over):
                 with held():  # no interrupt between what is seen, what is in hand, and its offset
@@ -112,7 +113,7 @@ def resumed(folder: Path, period: Period) -> Export:
     """
     path = folder / NOTE
     if not path.exists():
-        if folder.exists() and any(folder.iterdir()):
+        if folder.exists() and {each.name for each in folder.iterdir()} - {f"{NOTE}.part"}:
             raise TraceError(f"{folder} holds files and no export: name a folder of its own.")
         began, ended = (moment(text, time.time()) if text else None for text in period)
         return Export(period, began, ended)

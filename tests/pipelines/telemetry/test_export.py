@@ -118,7 +118,7 @@ def test_a_kill_between_file_and_note_writes_no_event_twice(
 
     def killed(path: Path, write: Any) -> None:
         noted.append(path.name)
-        if noted.count(NOTE) > 1:
+        if noted.count(NOTE) > 2:
             path.with_name(f"{path.name}.part").write_bytes(b"half a n")
             raise SystemExit
         settle(path, write)
@@ -213,20 +213,28 @@ def test_numbers_are_new_as_a_set_of_them_says(
         seen = Seen(json.loads(json.dumps(runs)))
 
 
+@pytest.mark.parametrize("before", range(4))
 def test_a_full_disk_is_said_and_loses_nothing(
-    filled: KafkaSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    filled: KafkaSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int
 ) -> None:
-    settle = module.settle
+    """At the first note or file already, or once ``before`` of both are written."""
+    settle, settled = module.settle, list[Path]()
 
     def full(path: Path, write: Any) -> None:
-        raise OSError(28, "No space left on device")
+        if len(settled) == before:
+            path.with_name(f"{path.name}.part").write_bytes(b"cut")
+            raise OSError(28, "No space left on device")
+        settled.append(path)
+        settle(path, write)
 
+    monkeypatch.setattr(module, "ROWS_A_FILE", 40)
     monkeypatch.setattr(module, "settle", full)
     with pytest.raises(TraceError, match="Make room and run this again"):
         export(filled, tmp_path / "out", quiet)
     monkeypatch.setattr(module, "settle", settle)
     found: Export = export(filled, tmp_path / "out", quiet)
     assert numbers_in(tmp_path / "out") == EVENTS and found.counts.records == 15
+    assert not list((tmp_path / "out").glob("*.part"))
 
 
 def test_of_made_up_lives_only_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
