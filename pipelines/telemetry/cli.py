@@ -213,11 +213,11 @@ def schemas(
         bool, typer.Option("--release", help="Also as what later ones may only add to.")
     ] = False,
 ) -> None:
-    """Write the topics' JSON Schemas and their AsyncAPI description, made of the code.
+    """Write the topics' JSON Schemas, made of the code.
 
     Refuses a change that is no addition to the last release.
     """
-    from pipelines.telemetry.publish import publish
+    from pipelines.telemetry.published import publish
 
     for path in publish(folder, release):
         out.print(str(path), highlight=False, soft_wrap=True)

@@ -6,9 +6,7 @@ means from the page that analysts read, ``docs/telemetry.md``: the files are mad
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,26 +35,29 @@ def schemas(page: str) -> dict[str, Schema]:
     Args:
         page: the text of ``docs/telemetry.md``, which says what columns mean.
     """
-    made = {
-        DRAFTS.name: _drafts(page),
-        DEAD.name: _dead(),
-        POLICY.name: _policy(),
-        STATUS.name: TypeAdapter[Any](Status).json_schema(),
-        LEASE.name: CLAIM.json_schema(),
-        TRIALS.name: Round.model_json_schema(),
-        SCHEMA_ID: _features(),
-    }
-    described = {
-        DRAFTS.name: "A batch of draft events. Each column holds `rows` values; `accepted` is at "
-        "most `draft_len`; features are null where, and only where, `draft_len` is 0. "
-        "`schema_id` names the schema of `features`.",
-        DEAD.name: "Headers of a record that was refused: why, and where it lay.",
-        POLICY.name: "The metadata `policy` of a policy bundle, a safetensors file.",
-        STATUS.name: "What a worker or a learner says of itself; counters since it started.",
-        LEASE.name: "Who may promote and publish for a scope.",
-        TRIALS.name: "A round of a trial: what each side made of its block of steps.",
-        SCHEMA_ID: "The features of an event; `required` has them in the order of a policy's input "
-        "vector.",
+    made: dict[str, tuple[Schema, str]] = {
+        DRAFTS.name: (
+            _drafts(page),
+            "A batch of draft events. Each column holds `rows` values; `accepted` is at most "
+            "`draft_len`; features are null where, and only where, `draft_len` is 0. `schema_id` "
+            "names the schema of `features`.",
+        ),
+        DEAD.name: (_dead(), "Headers of a record that was refused: why, and where it lay."),
+        POLICY.name: (_policy(), "The metadata `policy` of a policy bundle, a safetensors file."),
+        STATUS.name: (
+            TypeAdapter[Any](Status).json_schema(),
+            "What a worker or a learner says of itself; counters since it started.",
+        ),
+        LEASE.name: (CLAIM.json_schema(), "Who may promote and publish for a scope."),
+        TRIALS.name: (
+            Round.model_json_schema(),
+            "A round of a trial: what each side made of its block of steps.",
+        ),
+        SCHEMA_ID: (
+            _features(),
+            "The features of an event; `required` has them in the order of a policy's input "
+            "vector.",
+        ),
     }
     return {
         name: {
@@ -64,15 +65,10 @@ def schemas(page: str) -> dict[str, Schema]:
             "$id": f"{name}.json",
             **_untitled(schema),
             "title": name,
-            "description": described[name],
+            "description": described,
         }
-        for name, schema in made.items()
+        for name, (schema, described) in made.items()
     }
-
-
-def written(schema: Mapping[str, Any]) -> str:
-    """The text of ``schema``'s file."""
-    return json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
 
 
 def _drafts(page: str) -> Schema:
