@@ -16,7 +16,7 @@ from pipelines.reports import print_json
 
 app = typer.Typer(
     help=(
-        "Follow, describe, export and ask the topics; the broker is HVD_KAFKA_BOOTSTRAP_SERVERS. "
+        "Follow, describe and export the topics; the broker is HVD_KAFKA_BOOTSTRAP_SERVERS. "
         "What every column means: docs/telemetry.md."
     ),
     no_args_is_help=True,
@@ -106,7 +106,7 @@ def export(
     """Write draft events into FOLDER as Parquet: all that lie there now, each once.
 
     Run again, it adds what has come since. Interrupted, it keeps what it has: run it again.
-    A reader of Parquet takes FOLDER/*.parquet; 'hvd telemetry report FOLDER' asks it.
+    Questions to ask it with DuckDB: docs/telemetry.md.
     Example: hvd telemetry export events --since 7d
     """
     from pipelines.progress import Shown
@@ -122,26 +122,6 @@ def export(
         f"{_told(found.counts.as_dict())}"
     )
     return None
-
-
-@app.command()
-def report(
-    folder: Annotated[Path, typer.Argument(help="What 'hvd telemetry export' wrote.")],
-    page: Annotated[
-        Path | None, typer.Option("--out", help="The page; default: FOLDER.html beside it.")
-    ] = None,
-) -> None:
-    """Ask an export with DuckDB, and write one page of HTML with the answers and their SQL.
-
-    Where cache drafting pays, which workloads drift, calibration by tenths, regret by arm, cost by
-    batch. Needs: pip install 'hybrid-verified-decoding[analysis]'.
-    """
-    from pipelines.telemetry.report import report as written
-
-    text = written(folder)
-    path = page or folder.with_name(f"{folder.name}.html")
-    path.write_text(text, encoding="utf-8")
-    out.print(str(path), highlight=False, soft_wrap=True)
 
 
 @app.command()

@@ -141,7 +141,7 @@ import pipelines.cli, pipelines.policy.asked, pipelines.policy.moved, pipelines.
 """
 TELEMETRY = """
 import pipelines.cli, pipelines.telemetry.describe, pipelines.telemetry.export
-import pipelines.telemetry.forget, pipelines.telemetry.report, pipelines.telemetry.tail
+import pipelines.telemetry.forget, pipelines.telemetry.tail
 """
 BARE = """
 from pipelines.cli import main
