@@ -44,12 +44,11 @@ def publish(folder: Path, release: bool = False) -> list[Path]:
     found = broken(folder, made)
     if found:
         raise ContractError("no addition, so a new version of the topic: " + "; ".join(found))
-    paths = []
-    for part in (folder, folder / RELEASED) if release else (folder,):
-        part.mkdir(parents=True, exist_ok=True)
-        for name, text in made.items():
-            (part / name).write_text(text, encoding="utf-8")
-            paths.append(part / name)
+    parts = (folder, folder / RELEASED) if release else (folder,)
+    paths = [part / name for part in parts for name in made]
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(made[path.name], encoding="utf-8")
     return paths
 
 
@@ -57,13 +56,11 @@ def broken(folder: Path, now: Mapping[str, str]) -> list[str]:
     """Where ``now`` does more than add to what was released under ``folder``, a sentence each."""
     found = []
     for path in sorted((folder / RELEASED).glob("*.json")):
-        kept, text = folder / path.name, now.get(path.name)
-        if text is None and kept.is_file():
-            text = kept.read_text(encoding="utf-8")  # of features of before
-        if text is None:
+        kept, before = folder / path.name, json.loads(path.read_text(encoding="utf-8"))
+        if path.name not in now and not kept.is_file():
             found.append(f"{path.name}: nothing keeps it any more")
         else:
-            before = json.loads(path.read_text(encoding="utf-8"))
+            text = now.get(path.name) or kept.read_text(encoding="utf-8")  # of features of before
             found += [f"{path.name}: {what}" for what in breaks(before, json.loads(text))]
     return found
 

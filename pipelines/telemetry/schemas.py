@@ -35,44 +35,26 @@ def schemas(page: str) -> dict[str, Schema]:
     Args:
         page: the text of ``docs/telemetry.md``, which says what columns mean.
     """
-    made: dict[str, tuple[Schema, str]] = {
-        DRAFTS.name: (
-            _drafts(page),
-            "A batch of draft events. Each column holds `rows` values; `accepted` is at most "
-            "`draft_len`; features are null where, and only where, `draft_len` is 0. `schema_id` "
-            "names the schema of `features`.",
-        ),
-        DEAD.name: (_dead(), "Headers of a record that was refused: why, and where it lay."),
-        POLICY.name: (_policy(), "The metadata `policy` of a policy bundle, a safetensors file."),
-        STATUS.name: (
-            TypeAdapter[Any](Status).json_schema(),
-            "What a worker or a learner says of itself; counters since it started.",
-        ),
-        LEASE.name: (CLAIM.json_schema(), "Who may promote and publish for a scope."),
-        TRIALS.name: (
-            Round.model_json_schema(),
-            "A round of a trial: what each side made of its block of steps.",
-        ),
-        SCHEMA_ID: (
-            _features(),
-            "The features of an event; `required` has them in the order of a policy's input "
-            "vector.",
-        ),
+    made = {
+        DRAFTS.name: _drafts(page),
+        DEAD.name: _dead(),
+        POLICY.name: _policy(),
+        STATUS.name: TypeAdapter[Any](Status).json_schema(),
+        LEASE.name: CLAIM.json_schema(),
+        TRIALS.name: Round.model_json_schema(),
+        SCHEMA_ID: _features(),
     }
     return {
-        name: {
-            "$schema": DIALECT,
-            "$id": f"{name}.json",
-            **_untitled(schema),
-            "title": name,
-            "description": described,
-        }
-        for name, (schema, described) in made.items()
+        name: {"$schema": DIALECT, "$id": f"{name}.json", "title": name} | _untitled(schema)
+        for name, schema in made.items()
     }
 
 
 def _drafts(page: str) -> Schema:
-    schema = DraftRecord.model_json_schema()
+    schema = DraftRecord.model_json_schema() | {
+        "description": "A batch of draft events. Each column holds `rows` values; `accepted` is at "
+        "most `draft_len`; features are null where, and only where, `draft_len` is 0."
+    }
     columns = schema["$defs"]["DraftColumns"]["properties"]
     for name, (low, high) in LIMITS.items():
         columns[name]["items"] |= {"minimum": low, "maximum": high}
@@ -137,16 +119,14 @@ def _rows(page: str, title: str) -> list[tuple[str, ...]]:
     return found
 
 
-def _untitled(schema: Any) -> Any:
-    """``schema`` without the titles that pydantic makes of names."""
+def _untitled(schema: Any, named: bool = False) -> Any:
+    """``schema`` without the titles that pydantic makes of names. ``named``: its keys are names."""
     if isinstance(schema, list):
         return [_untitled(part) for part in schema]
     if not isinstance(schema, dict):
         return schema
     return {
-        key: {name: _untitled(part) for name, part in value.items()}
-        if key in ("properties", "$defs")
-        else _untitled(value)
-        for key, value in schema.items()
-        if key != "title"
+        key: _untitled(part, not named and key in ("properties", "$defs"))
+        for key, part in schema.items()
+        if named or key != "title"
     }

@@ -21,9 +21,9 @@ from decoder.contracts.settings import KafkaSettings
 from pipelines import machine
 from pipelines.telemetry import export as module
 from pipelines.telemetry import rows
-from pipelines.telemetry.export import NOTE, Export, export
+from pipelines.telemetry.export import NOTE, export
 from pipelines.telemetry.reading import moment
-from pipelines.telemetry.rows import Seen
+from pipelines.telemetry.rows import Counts, Seen
 from tests.pipelines.telemetry.records import NOW, ONE, OTHER, mixed, produce, record, spread
 
 EVENTS = [("one", n) for n in range(70)] + [("other", n) for n in range(30)]
@@ -56,12 +56,9 @@ def filled(empty: KafkaSettings) -> KafkaSettings:
 def test_each_event_is_there_once_and_the_rest_is_counted(
     filled: KafkaSettings, tmp_path: Path
 ) -> None:
-    found = export(filled, tmp_path / "out", quiet)
+    counts = export(filled, tmp_path / "out", quiet).intake.counts
     assert numbers_in(tmp_path / "out") == EVENTS
-    assert found.counts.as_dict() == {
-        "records": 15, "rows": 100, "duplicates": 15, "refused": 4, "missing": 2,
-        "unreadable": 0,
-    }  # fmt: skip
+    assert counts == Counts(15, rows=100, duplicates=15, refused=4, missing=2, unreadable=0)
     row = next(r for r in lying_in(tmp_path / "out") if (r["worker"], r["number"]) == ("one", 13))
     assert (row["life"], row["accepted"], row["arm"]) == (ONE.life, 5, "cache")
     assert row["workload"] == "chat" and row["model_accepted"] is None
@@ -71,12 +68,13 @@ def test_each_event_is_there_once_and_the_rest_is_counted(
 def test_run_again_it_adds_what_has_come_since(filled: KafkaSettings, tmp_path: Path) -> None:
     export(filled, tmp_path / "out", quiet)
     again = export(filled, tmp_path / "out", quiet)
-    assert (again.written, len(again.files)) == (100, 1)
+    assert (again.note["rows"], again.note["files"]) == (100, ["drafts-00000.parquet"])
     produce(filled, [(2, record(OTHER, 3, 25)), (0, record(ONE, 7, 70))])
     found = export(filled, tmp_path / "out", quiet)
     further = [("one", n) for n in range(70, 80)] + [("other", n) for n in range(30, 35)]
     assert numbers_in(tmp_path / "out") == sorted(EVENTS + further)
-    assert (found.counts.duplicates, found.counts.missing, len(found.files)) == (20, 3, 2)
+    counts = found.intake.counts
+    assert (counts.duplicates, counts.missing, len(found.note["files"])) == (20, 3, 2)
 
 
 @pytest.mark.parametrize("stopped", [1, 2, 4])
@@ -97,7 +95,8 @@ def test_interrupted_anywhere_it_goes_on_from_there(
     assert 0 < len(lying_in(tmp_path / "out")) < 100  # whole files, no more and no fewer
     found = export(filled, tmp_path / "out", quiet)
     assert numbers_in(tmp_path / "out") == EVENTS
-    assert (found.counts.records, found.counts.duplicates, found.counts.missing) == (15, 15, 2)
+    counts = found.intake.counts
+    assert (counts.records, counts.duplicates, counts.missing) == (15, 15, 2)
 
 
 def one_by_one(records: Any) -> Any:
@@ -140,11 +139,11 @@ def test_a_period_is_of_choices_and_stays_what_it_was(
     assert numbers_in(tmp_path / "out") == [(w, n) for w in ("one", "other") for n in range(5, 12)]
     with pytest.raises(TraceError, match="another period"):
         export(filled, tmp_path / "out", quiet)
-    assert export(filled, tmp_path / "out", quiet, (began, ended)).written == 14
-    assert export(filled, tmp_path / "none", quiet, ("1s", "")).written == 0
+    assert export(filled, tmp_path / "out", quiet, (began, ended)).note["rows"] == 14
+    assert export(filled, tmp_path / "none", quiet, ("1s", "")).note["rows"] == 0
     hour = export(filled, tmp_path / "hour", quiet, ("1h", ""))
-    assert hour.written == 100
-    assert export(filled, tmp_path / "hour", quiet, ("1h", "")).began == hour.began
+    assert hour.note["rows"] == 100
+    assert export(filled, tmp_path / "hour", quiet, ("1h", "")).note["began"] == hour.note["began"]
 
 
 def iso(at: float) -> str:
@@ -160,7 +159,7 @@ def test_a_topic_that_was_made_anew_is_said(filled: KafkaSettings, tmp_path: Pat
 
 def test_so_is_one_that_has_grown_past_what_was_read(filled: KafkaSettings, tmp_path: Path) -> None:
     export(filled, tmp_path / "out", quiet)
-    assert export(filled, tmp_path / "out", quiet).written == 100
+    assert export(filled, tmp_path / "out", quiet).note["rows"] == 100
     spread(filled)
     produce(filled, [(p, record(ONE, n, 10 * n)) for n in range(20) for p in range(3)])
     with pytest.raises(BrokerError, match="made anew"):
@@ -225,8 +224,8 @@ def test_a_full_disk_is_said_and_loses_nothing(
     with pytest.raises(TraceError, match="Make room and run this again"):
         export(filled, tmp_path / "out", quiet)
     monkeypatch.setattr(module, "settle", settle)
-    found: Export = export(filled, tmp_path / "out", quiet)
-    assert numbers_in(tmp_path / "out") == EVENTS and found.counts.records == 15
+    found = export(filled, tmp_path / "out", quiet)
+    assert numbers_in(tmp_path / "out") == EVENTS and found.intake.counts.records == 15
 
 
 def test_of_made_up_lives_only_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
