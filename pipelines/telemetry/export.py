@@ -72,6 +72,7 @@ def export(kafka: KafkaSettings, folder: Path, step: Step, period: Period = ("",
     with reading(kafka, "export") as consumer:
         wanted = _wanted(consumer, found)
         whole, done = sum(map(len, wanted.values())), 0
+        _write(folder, found, [], reached)  # the folder is ours before there is a file in it
         try:
             for fetched in records(consumer, DRAFTS, wanted, found.intake.pass_over):
                 with held():  # no interrupt between what is seen, what is in hand, and its offset
@@ -96,7 +97,7 @@ def _resumed(folder: Path, period: Period) -> Export:
     """What lies in ``folder``, rid of files that were cut short; an empty one where none does."""
     path = folder / NOTE
     if not path.exists():
-        if folder.exists() and any(folder.iterdir()):
+        if folder.exists() and {each.name for each in folder.iterdir()} - {f"{NOTE}.part"}:
             raise TraceError(f"{folder} holds files and no export: name a folder of its own.")
         bounds = (moment(text, time.time()) if text else None for text in period)
         files: list[str] = []

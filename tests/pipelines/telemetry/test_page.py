@@ -19,13 +19,6 @@ PAGE = (folder_of("docs") / "telemetry.md").read_text(encoding="utf-8")
 TOOLS = ("kcat", "jq")
 
 
-@pytest.fixture
-def filled(empty: KafkaSettings) -> KafkaSettings:
-    spread(empty)
-    produce(empty, mixed())
-    return empty
-
-
 @pytest.mark.skipif(
     any(shutil.which(tool) is None for tool in TOOLS), reason="apt-get install kcat jq"
 )

@@ -20,7 +20,7 @@ from learner.intake import Intake
 from learner.lease import Lease
 from learner.players import Players
 from learner.published import Published
-from learner.source import EventSource
+from learner.source import EventSource, Fetched
 from pipelines.cli import app
 from pipelines.telemetry.export import export
 from pipelines.watch.ledger import Ledger
@@ -44,38 +44,29 @@ def poisoned(empty: KafkaSettings) -> KafkaSettings:
     return empty
 
 
-def test_a_learner_reads_its_drafts(poisoned: KafkaSettings) -> None:
+def read(source: EventSource) -> list[Fetched]:
+    """All that ``source`` hands on."""
+    assert source.connect(threading.Event())
+    came: list[Fetched] = []
+
+    def ended() -> bool:
+        came.extend(records := source.poll(0.05))
+        source.done(records)
+        return source.caught_up and source.lag() == 0
+
+    until(ended)
+    source.close()
+    return came
+
+
+def test_a_learner_reads_its_drafts_and_rounds(poisoned: KafkaSettings) -> None:
     source, dead = EventSource(poisoned, {}), DeadLetters(poisoned)
-    assert source.connect(threading.Event())
-    intake, events = Intake(dead), 0
-
-    def ended() -> bool:
-        nonlocal events
-        records = source.poll(0.05)
-        events += sum(a.events for r in records if (a := intake.admit(r)) is not None)
-        source.done(records)
-        return source.caught_up and source.lag() == 0
-
-    until(ended)
-    assert events == 100 and source.skipped >= len(WORST) and source.read_at > 0
-    source.close()
+    intake = Intake(dead)
+    assert sum(a.events for r in read(source) if (a := intake.admit(r)) is not None) == 100
+    assert source.skipped >= len(WORST) and source.read_at > 0
     dead.close()
-
-
-def test_a_learner_reads_its_rounds(poisoned: KafkaSettings) -> None:
-    source = EventSource(poisoned, {}, topic=TRIALS)
-    assert source.connect(threading.Event())
-    values: list[bytes] = []
-
-    def ended() -> bool:
-        records = source.poll(0.05)
-        values.extend(record.value for record in records)
-        source.done(records)
-        return source.caught_up and source.lag() == 0
-
-    until(ended)
-    assert any(b"hvd.trials.v2" in value for value in values)
-    source.close()
+    rounds = read(EventSource(poisoned, {}, topic=TRIALS))
+    assert any(b"hvd.trials.v2" in record.value for record in rounds)
 
 
 def test_a_learner_reads_leases_and_policies(poisoned: KafkaSettings) -> None:
