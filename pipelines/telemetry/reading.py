@@ -81,23 +81,6 @@ def spans(consumer: Any, topic: Topic) -> dict[int, range]:
     return {place.partition: range(begins[place], ends[place]) for place in places}
 
 
-def since(consumer: Any, topic: Topic, lying: Mapping[int, range], at: float) -> dict[int, range]:
-    """Of what is ``lying`` there, that which was sent at ``at`` (seconds since the epoch) or later.
-
-    Raises:
-        KafkaError, OSError: broker or topic are away.
-    """
-    asked = {TopicPartition(topic.name, partition): int(at * 1000) for partition in lying}
-    found = consumer.offsets_for_times(asked)
-    return {
-        place.partition: range(
-            found[place].offset if found.get(place) else lying[place.partition].stop,
-            lying[place.partition].stop,
-        )
-        for place in asked
-    }
-
-
 def records(
     consumer: Any,
     topic: Topic,

@@ -20,11 +20,9 @@ from learner.intake import Intake
 from learner.lease import Lease
 from learner.players import Players
 from learner.published import Published
-from learner.source import EventSource
+from learner.source import EventSource, Fetched
 from pipelines.cli import app
-from pipelines.telemetry import rows
 from pipelines.telemetry.export import export
-from pipelines.telemetry.tail import follow
 from pipelines.watch.ledger import Ledger
 from pipelines.watch.observer import Observer
 from tests.conftest import until
@@ -46,38 +44,29 @@ def poisoned(empty: KafkaSettings) -> KafkaSettings:
     return empty
 
 
-def test_a_learner_reads_its_drafts(poisoned: KafkaSettings) -> None:
+def read(source: EventSource) -> list[Fetched]:
+    """All that ``source`` hands on."""
+    assert source.connect(threading.Event())
+    came: list[Fetched] = []
+
+    def ended() -> bool:
+        came.extend(records := source.poll(0.05))
+        source.done(records)
+        return source.caught_up and source.lag() == 0
+
+    until(ended)
+    source.close()
+    return came
+
+
+def test_a_learner_reads_its_drafts_and_rounds(poisoned: KafkaSettings) -> None:
     source, dead = EventSource(poisoned, {}), DeadLetters(poisoned)
-    assert source.connect(threading.Event())
-    intake, events = Intake(dead), 0
-
-    def ended() -> bool:
-        nonlocal events
-        records = source.poll(0.05)
-        events += sum(a.events for r in records if (a := intake.admit(r)) is not None)
-        source.done(records)
-        return source.caught_up and source.lag() == 0
-
-    until(ended)
-    assert events == 100 and source.skipped >= len(WORST) and source.read_at > 0
-    source.close()
+    intake = Intake(dead)
+    assert sum(a.events for r in read(source) if (a := intake.admit(r)) is not None) == 100
+    assert source.skipped >= len(WORST) and source.read_at > 0
     dead.close()
-
-
-def test_a_learner_reads_its_rounds(poisoned: KafkaSettings) -> None:
-    source = EventSource(poisoned, {}, topic=TRIALS)
-    assert source.connect(threading.Event())
-    values: list[bytes] = []
-
-    def ended() -> bool:
-        records = source.poll(0.05)
-        values.extend(record.value for record in records)
-        source.done(records)
-        return source.caught_up and source.lag() == 0
-
-    until(ended)
-    assert any(b"hvd.trials.v2" in value for value in values)
-    source.close()
+    rounds = read(EventSource(poisoned, {}, topic=TRIALS))
+    assert any(b"hvd.trials.v2" in record.value for record in rounds)
 
 
 def test_a_learner_reads_leases_and_policies(poisoned: KafkaSettings) -> None:
@@ -123,41 +112,25 @@ def test_who_looks_on_sees_on(poisoned: KafkaSettings, patient: bool) -> None:
     observer.close()
 
 
-def asked(kafka: KafkaSettings, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Any:
-    monkeypatch.setenv("HVD_KAFKA_BOOTSTRAP_SERVERS", kafka.bootstrap_servers)
-    done = CliRunner().invoke(app, ["telemetry", *arguments])
-    assert done.exit_code == 0, (done.output, done.exception)
-    return done
-
-
-def test_what_lies_there_is_described(
-    poisoned: KafkaSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told = json.loads(asked(poisoned, monkeypatch, "describe", "--json").stdout)
-    assert told["counts"]["rows"] == 100 and told["counts"]["unreadable"] >= len(WORST)
-    assert all(topic["unreadable"] >= len(WORST) for topic in told["topics"])
-    assert "cannot be unpacked" in asked(poisoned, monkeypatch, "describe").stdout
-
-
-def test_it_is_exported_and_followed(poisoned: KafkaSettings, tmp_path: Path) -> None:
+def test_it_is_exported(poisoned: KafkaSettings, tmp_path: Path) -> None:
     found = export(poisoned, tmp_path / "events", lambda *_: None)
-    assert found.written == 100 and found.counts.unreadable >= len(WORST)
+    assert found.note["rows"] == 100 and found.intake.counts.unreadable >= len(WORST)
     again = export(poisoned, tmp_path / "events", lambda *_: None)
-    assert (again.written, again.counts.unreadable) == (100, found.counts.unreadable)
-    intake = rows.Intake()
-    following = follow(poisoned, intake, {}, began=1.0)
-    for _ in range(100):
-        next(following)
-    following.close()
-    assert intake.counts.unreadable
+    assert (again.note["rows"], again.intake.counts) == (100, found.intake.counts)
 
 
 def test_a_tenant_is_forgotten(poisoned: KafkaSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HVD_KAFKA_BOOTSTRAP_SERVERS", poisoned.bootstrap_servers)
     monkeypatch.setenv("HVD_WORKER_ID_KEY", "of these tests, long enough")
-    tenant = EVENT.tenant
-    told = asked(poisoned, monkeypatch, "forget", "--tenant", tenant)
+
+    def asked(*arguments: str) -> Any:
+        command = ["telemetry", "forget", "--tenant", EVENT.tenant, *arguments]
+        done = CliRunner().invoke(app, command)
+        assert done.exit_code == 0, (done.output, done.exception)
+        return done
+
+    told = asked()
     assert DRAFTS.name in told.stdout and "cannot be unpacked" in told.stderr
-    done = asked(poisoned, monkeypatch, "forget", "--tenant", tenant, "--delete-records", "--yes")
-    assert "Deleted" in done.stderr
-    left = json.loads(asked(poisoned, monkeypatch, "forget", "--tenant", tenant, "--json").stdout)
+    assert "Deleted" in asked("--delete-records", "--yes").stderr
+    left = json.loads(asked("--json").stdout)
     assert not left["held"] and left["unreadable"], "what nobody could look into"
