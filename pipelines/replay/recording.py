@@ -18,8 +18,7 @@ from typing import Final
 from decoder.contracts.errors import ModelError
 from decoder.policy.pricing import CostTable
 from pipelines import machine
-from pipelines.drafter.compose import LENGTH, LONGEST_ANSWER, answers
-from pipelines.drafter.lockstep import Llama
+from pipelines.drafter.compose import LENGTH, LONGEST_ANSWER, answers, load
 from pipelines.embedded import ensure_drafter, ensure_model
 from pipelines.progress import Step
 from pipelines.replay.traces import Trace, read
@@ -153,7 +152,7 @@ class _Recorder:
 
         self._plan, self._folder, target = plan, folder, ensure_model()
         self._tokenizer = AutoTokenizer.from_pretrained(target)
-        self._model = Llama.load(target)
+        self._model = load(target)
         self._engine = ReferenceEngine.load(target, ensure_drafter())
 
     def run(self, sets: Sets, step: Step) -> None:
