@@ -10,7 +10,7 @@ from rich.console import Console
 
 if TYPE_CHECKING:
     from pipelines.drafter.acceptance import Acceptance
-    from pipelines.drafter.run import Run
+    from pipelines.drafter.train import Run
 
 STEPS = ("compose", "train")
 
@@ -35,11 +35,10 @@ def train_drafter(
 
     from decoder.contracts.errors import ModelError
     from pipelines import embedded, machine
-    from pipelines.drafter.compose import compose
+    from pipelines.drafter.compose import compose, load
     from pipelines.drafter.export import export
-    from pipelines.drafter.run import Settings, Target
     from pipelines.drafter.shards import read_shards
-    from pipelines.drafter.train import train
+    from pipelines.drafter.train import Settings, Target, train
     from pipelines.progress import Shown
 
     model, out, states = embedded.ensure_model(), save_to or embedded.DRAFTER, folder / "states"
@@ -60,4 +59,6 @@ def train_drafter(
             there = read_shards(states)
             if not there:
                 raise ModelError(f"no states in {states}: hvd train-drafter --only compose first.")
-            train(Target.load(model), there, folder / "head.pt", settings, shown.step, judged)
+            m = load(model)
+            target = Target(m.model.embed_tokens.weight, m.model.norm.weight, m.config)
+            train(target, there, folder / "head.pt", settings, shown.step, judged)

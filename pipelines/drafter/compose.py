@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pipelines.drafter.asks import Ask, Turns, asks
+from pipelines.drafter.asks import Ask, asks, turn
 from pipelines.drafter.shards import AUX_LAYERS, Conversation, write_shard
 from pipelines.progress import Step
 
 AT_ONCE = 64
 """Conversations written together, and of a shard: what an interrupt loses."""
 LONGEST_ANSWER = 176
-LENGTH = 1536
-"""Tokens of a conversation at most."""
 PROMPT_TOKENS = 256
 """Of each prompt in one pass."""
 POOL = 512
@@ -37,46 +35,39 @@ FEW = 5
 
 
 class Writing:
-    """One conversation as it grows.
-
-    ``end`` ends a turn, ``bridge`` leads from a user's last word to the answer's first.
-    """
+    """One conversation as it grows: ``tokens``, and ``prompt``, where its answer begins."""
 
     def __init__(self, ask: Ask, temperature: float, end: int, bridge: Sequence[int]) -> None:
-        """A conversation that goes on where ``ask`` stops; answers have ``temperature``."""
-        self.tokens, self.greedy = list(ask.tokens), temperature == 0
-        self.answers = list[tuple[int, int]]()
-        """Where each that is complete begins, and where it ends."""
-        self._growth = self._grow(ask, temperature, end, bridge)
-        self.temperature = next(self._growth)
+        """A conversation that goes on where ``ask`` stops; its answer has ``temperature``.
+
+        ``end`` ends a turn, ``bridge`` leads from a user's last word to the answer's first.
+        """
+        self.tokens, self.prompt = list(ask.tokens), len(ask.tokens)
+        self._asking, self._end, self._bridge = ask.longest, end, bridge
+        self._answering = temperature
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the answer is."""
+        return self._answering == 0
+
+    @property
+    def temperature(self) -> float:
         """Of the next token."""
+        return WARM if self._asking else self._answering
 
     def take(self, sampled: int) -> bool:
-        """Append the next token and what is known to follow; false when the last answer ended."""
-        try:
-            self.temperature = self._growth.send(sampled)
-        except StopIteration:
-            return False
+        """Append the next token and what is known to follow; false when the answer ends."""
+        if not self._asking:
+            self.tokens.append(sampled)
+            return sampled != self._end and len(self.tokens) - self.prompt < LONGEST_ANSWER
+        self._asking -= 1
+        if sampled != self._end:
+            self.tokens.append(sampled)
+        if sampled == self._end or not self._asking:
+            self._asking, self.tokens = 0, [*self.tokens, *self._bridge]
+            self.prompt = len(self.tokens)
         return True
-
-    def _grow(
-        self, ask: Ask, temperature: float, end: int, bridge: Sequence[int]
-    ) -> Generator[float, int, None]:
-        """Yields the temperature of each token that is not known, and is sent the token."""
-        tokens, limit = self.tokens, len(self.tokens) + ask.longest - 1
-        if ask.longest:
-            while len(tokens) < limit and (said := (yield WARM)) != end:
-                tokens.append(said)
-            tokens += [*ask.closing, *bridge]
-        for then in (*ask.follow_ups, ()):
-            begin, said = len(tokens), -1
-            while said != end and len(tokens) - begin < LONGEST_ANSWER:
-                said = yield temperature
-                tokens.append(said)
-            self.answers.append((begin, len(tokens)))
-            if len(tokens) + len(then) + LONGEST_ANSWER > LENGTH:
-                return
-            tokens += then[1:] if said == end else then
 
 
 def _sample(logits: Tensor, temperatures: Tensor) -> list[int]:
@@ -129,12 +120,11 @@ def write(
             sampled = _sample(model.lm_head(final[free, -1]).float(), warmth) if free else []
             ended = {i for i, s in zip(free, sampled, strict=True) if not some[i].take(s)}
             for i in ended:
-                whole = [(begin, n) for begin, n in some[i].answers if n - begin > FEW]
-                if whole:
-                    begin, n = whole[-1][0], whole[-1][1] - 1  # the last token was never read
-                    kept, tokens = torch.cat(parts[i])[:n], torch.tensor(some[i].tokens[:n])
+                w, n = some[i], len(some[i].tokens) - 1  # the last token was never read
+                if n - w.prompt >= FEW:
+                    kept, tokens = torch.cat(parts[i]), torch.tensor(w.tokens[:n])
                     aux, last = kept[:, :-1].flatten(1), kept[:, -1]
-                    yield Conversation(tokens, begin, some[i].greedy, aux, last)
+                    yield Conversation(tokens, w.prompt, w.greedy, aux, last)
             if ended:
                 left = [i for i in range(len(some)) if i not in ended]
                 some, parts = [some[i] for i in left], [parts[i] for i in left]
@@ -149,7 +139,7 @@ def load(path: Path, dtype: torch.dtype = torch.float32) -> Any:
     """The target in ``path``, a checkpoint of transformers, with its numbers in ``dtype``."""
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(path, dtype=dtype).eval()
+    return AutoModelForCausalLM.from_pretrained(path, dtype=dtype).eval().requires_grad_(False)
 
 
 def answers(
@@ -159,20 +149,11 @@ def answers(
 
     An answer of a few tokens is left out.
     """
-    bridge, end = Turns.of(tokenizer).bridge, tokenizer.eos_token_id
+    (_, bridge), end = turn(tokenizer), tokenizer.eos_token_id
     for first in range(0, len(prompts), AT_ONCE):
         asked = map(Ask, prompts[first : first + AT_ONCE])
         for c in write(model, [Writing(ask, 0.0, end, bridge) for ask in asked], (0,)):
             yield c.tokens[: c.prompt].tolist(), c.tokens[c.prompt :].tolist()
-
-
-def _in_order(stream: Iterator[Ask]) -> Iterator[Ask]:
-    def may_become(ask: Ask) -> int:
-        said = ask.longest + sum(map(len, ask.follow_ups))
-        return len(ask.tokens) + said + (1 + len(ask.follow_ups)) * LONGEST_ANSWER
-
-    while pool := list(itertools.islice(stream, POOL)):
-        yield from sorted(pool, key=may_become)
 
 
 def compose(model_path: Path, folder: Path, tokens: int, dtype: torch.dtype, step: Step) -> None:
@@ -194,13 +175,14 @@ def compose(model_path: Path, folder: Path, tokens: int, dtype: torch.dtype, ste
     tokenizer, model = AutoTokenizer.from_pretrained(model_path), load(model_path, dtype)
     rng = random.Random(SEED + number)
     torch.manual_seed(SEED + number)
-    bridge, end = Turns.of(tokenizer).bridge, tokenizer.eos_token_id
-    stream = _in_order(asks(tokenizer, SEED + number))
+    (_, bridge), end = turn(tokenizer), tokenizer.eos_token_id
+    stream, pool = asks(tokenizer, SEED + number), list[Ask]()
     while written < tokens:
-        some = [
-            Writing(ask, rng.choice(TEMPERATURES), end, bridge)
-            for ask in itertools.islice(stream, AT_ONCE)
-        ]
+        pool = pool or sorted(
+            itertools.islice(stream, POOL), key=lambda a: len(a.tokens) + a.longest
+        )
+        some = [Writing(ask, rng.choice(TEMPERATURES), end, bridge) for ask in pool[:AT_ONCE]]
+        pool = pool[AT_ONCE:]
         kept = []
         for c in write(model, some):
             kept.append(c)

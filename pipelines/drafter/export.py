@@ -8,8 +8,8 @@ from pathlib import Path
 
 from decoder.drafting.eagle3 import WEIGHTS, save_head
 from pipelines.drafter.acceptance import DRAFTED, Acceptance
-from pipelines.drafter.run import Run, Settings
 from pipelines.drafter.shards import Conversation
+from pipelines.drafter.train import Run, Settings
 from pipelines.settled import settle
 
 CARD = Path(__file__).with_name("card.md")

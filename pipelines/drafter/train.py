@@ -1,4 +1,4 @@
-"""Teach the head the target's next-token distribution, on its own drafts.
+"""Teach a head the target's next-token distribution, on its own drafts.
 
 The label is soft: the target's distribution over the draft vocabulary, at every unrolled step. The
 rate follows a cosine over *time*, so a run on a shared machine ends when it was asked to.
@@ -10,20 +10,21 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from decoder.drafting.eagle3 import Eagle3Head
+from decoder.drafting.eagle3 import Eagle3Head, HeadConfig
 from pipelines.drafter.acceptance import Acceptance, evaluate
-from pipelines.drafter.copying import copying_loss
-from pipelines.drafter.run import Run, Settings, Target
-from pipelines.drafter.shards import Conversation
+from pipelines.drafter.copying import copying_loss, learn_to_copy
+from pipelines.drafter.shards import AUX_LAYERS, Conversation
 from pipelines.drafter.unroll import Pack, unroll
 from pipelines.progress import Step
+from pipelines.settled import settle
 
 STEPS, STEP_DECAY = 3, 0.8
 """Training-time test: how far each chain is unrolled, and how a step's weight falls."""
@@ -33,11 +34,135 @@ PROMPT_SHARE = 0.4
 """Share of prompt positions that start a chain; every answer position does."""
 DROPOUT = 0.05
 """Of the head's inputs (aux features and embeddings)."""
+OUTPUT_RATE = 0.3
+"""Learning rate of ``lm_head`` relative to the rest: its rows are the target's own, and what they
+know of rare tokens is lost when they move far on little data."""
+WEIGHT_DECAY = 0.05
 WARMUP = 30
 """Batches until the learning rate is whole."""
 COPYING = 0.3
 """Weight of the copiers' supervised attention at the start; falls to 0 with the rate."""
+COPY_SIZES = (80, *[4] * 80)
+"""Conversations for the regressions, then of each batch, from which the head learns to copy."""
+PROMPT_WEIGHT, SOFT_POSITIONS = 0.2, 7000
+"""Of :func:`draft_vocabulary`."""
 EVALUATE_SECONDS = 300.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to train; the defaults are those of the shipped head."""
+
+    aux_layers: tuple[int, ...] = AUX_LAYERS
+    draft_vocab_size: int = 8400
+    minutes: float = 60.0
+    rows: int = 768
+    """Chains a batch, about."""
+    dtype: str = "float32"
+    """Of products; weights, the residual stream and every softmax stay in float32."""
+    learning_rate: float = 1.5e-3
+    heldout_every: int = 16
+    heldout_at_most: int = 48
+    seed: int = 0
+
+
+class Target(NamedTuple):
+    """What the head shares with its target: embeddings (= output matrix) and final norm."""
+
+    embedding: Tensor
+    norm: Tensor
+    config: Any
+
+
+def draft_vocabulary(some: list[Conversation], size: int, embedding: Tensor) -> Tensor:
+    """The ``size`` tokens most frequent in answers, as far as ``some`` tell: ascending ids.
+
+    To what the answers hold is added what the target expected there: its probabilities at about
+    :data:`SOFT_POSITIONS` random answer positions, scaled up, which know of tokens that few answers
+    happen to hold. Prompts count a little. Ties go to the lowest ids: a BPE tokenizer numbers its
+    merges by frequency.
+    """
+    held, expected = torch.zeros(len(embedding)), torch.zeros(len(embedding))
+    for c in some:
+        answer = c.tokens[c.prompt :]
+        held += torch.bincount(answer, minlength=len(held))
+        held += PROMPT_WEIGHT * torch.bincount(c.tokens[: c.prompt], minlength=len(held))
+        chosen = c.prompt - 1 + torch.randperm(len(answer))[: -(-SOFT_POSITIONS // len(some))]
+        logits = c.final[chosen].float() @ embedding.T
+        expected += logits.softmax(-1).sum(0) * len(answer) / max(1, len(chosen))
+    order = torch.sort(held + expected, descending=True, stable=True).indices
+    return order[:size].sort().values
+
+
+def new_head(target: Target, settings: Settings, vocabulary: Tensor) -> Eagle3Head:
+    """A head for ``target``: a random layer under the target's own final norm and output rows."""
+    c = target.config
+    torch.manual_seed(settings.seed)
+    shape = {f.name: getattr(c, f.name) for f in fields(HeadConfig) if hasattr(c, f.name)} | {
+        "draft_vocab_size": len(vocabulary),
+        "rope_theta": float(c.rope_parameters["rope_theta"]),
+        "aux_layers": settings.aux_layers,
+    }
+    head = Eagle3Head(HeadConfig(**shape))
+    head.set_vocabulary(vocabulary)
+    with torch.no_grad():
+        head.lm_head.weight.copy_(target.embedding[vocabulary])
+        # a random layer under the target's full-size norm starts out confidently wrong
+        # (cross-entropy 18, uniform is 9): quiet outputs learn faster
+        head.norm.weight.copy_(0.3 * target.norm)
+        head.midlayer.self_attn.o_proj.weight.mul_(0.1)
+        head.midlayer.mlp.down_proj.weight.mul_(0.1)
+    return head
+
+
+@dataclass
+class Run:
+    """A training run's state: what a checkpoint holds, and nothing else."""
+
+    head: Eagle3Head
+    scale: Tensor
+    """(layers * hidden): root mean square of each aux feature; folded into ``fc`` on export."""
+    optimizer: torch.optim.AdamW
+    batch: int = 0
+    seconds: float = 0.0
+    rows: int = 0
+    best: float = -1.0
+
+    @classmethod
+    def start(cls, target: Target, settings: Settings, some: list[Conversation]) -> Run:
+        """A new head that has learned to copy; vocabulary and feature scale come from ``some``."""
+        vocabulary = draft_vocabulary(some, settings.draft_vocab_size, target.embedding)
+        # first states are up to a thousand times larger than all others
+        sample = torch.cat([c.aux[1:] for c in some[:200]]).float()
+        run = cls._of(new_head(target, settings, vocabulary), sample.square().mean(0).sqrt())
+        rng = random.Random(settings.seed)
+        drawn = (rng.sample(some, min(n, len(some))) for n in COPY_SIZES)
+        learn_to_copy(run.head, (Pack.of(part, target.embedding, run.scale) for part in drawn))
+        return run
+
+    @classmethod
+    def _of(cls, head: Eagle3Head, scale: Tensor) -> Run:
+        output = list(head.lm_head.parameters())
+        layer = [p for name, p in head.named_parameters() if not name.startswith("lm_head")]
+        groups = [{"params": layer, "scale": 1.0}, {"params": output, "scale": OUTPUT_RATE}]
+        optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=WEIGHT_DECAY)
+        return cls(head, scale, optimizer)
+
+    def save(self, path: Path) -> None:
+        """Write head, optimiser and counters as one file, whole or not at all."""
+        held = {name: getattr(self, name).state_dict() for name in ("head", "optimizer")}
+        settle(path, lambda part: torch.save({**vars(self), **held}, part))
+
+    @classmethod
+    def resume(cls, path: Path, target: Target, settings: Settings) -> Run:
+        """Read :meth:`save` back."""
+        held = torch.load(path, weights_only=True)
+        head = new_head(target, settings, torch.arange(len(held["head"]["d2t"])))
+        head.load_state_dict(held.pop("head"))
+        run = cls._of(head, held.pop("scale"))
+        run.optimizer.load_state_dict(held.pop("optimizer"))
+        vars(run).update(held)
+        return run
 
 
 def chain_rows(some: list[Conversation], prompt_share: float) -> Tensor:
@@ -58,16 +183,12 @@ def loss(head: Eagle3Head, batch: Pack, rows: Tensor, teacher: Tensor) -> Tensor
 
     ``teacher`` (draft vocabulary, hidden) is the target's output matrix on the draft vocabulary.
     """
-
-    def thin(step: int, rows: Tensor) -> Tensor:
-        return torch.rand(len(rows)) < (LATER_SHARE if step == 1 else 1.0)
-
     total, weight = torch.zeros(()), 0.0
     with torch.no_grad():
         needed = torch.cat([rows + 1 + j for j in range(STEPS)]).unique()
         needed = needed[needed < len(batch.tokens)]
         wanted = (batch.final[needed] @ teacher.T).float().softmax(-1)
-    for j, (_, labels, logits) in enumerate(unroll(head, batch, rows, STEPS, thin)):
+    for j, (_, labels, logits) in enumerate(unroll(head, batch, rows, STEPS, LATER_SHARE)):
         at = torch.searchsorted(needed, labels)
         total = total + STEP_DECAY**j * functional.cross_entropy(logits, wanted[at])
         weight += STEP_DECAY**j

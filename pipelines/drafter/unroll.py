@@ -3,13 +3,12 @@
 Conversations are packed end to end. A *chain* starts at a row ``p``: step 0 reads the target's
 states at ``p``, step ``j`` the head's own output of step ``j - 1``, with the true token ``p + 1 +
 j`` beside it. Its attention sees what serving would have in the cache: the step-0 keys of positions
-up to ``p``, then the chain's own keys. So chains are independent of each other, and any subset of
-rows can be unrolled for the price of that subset; only the step-0 keys need every position.
+up to ``p``, then the chain's own keys. So any rows can be unrolled for the price of these alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -52,11 +51,6 @@ class Pack:
         """int64 (tokens,): place within the own conversation."""
         return torch.cat([torch.arange(end - begin) for begin, end in self.spans])
 
-    @property
-    def ends(self) -> Tensor:
-        """int64 (tokens,): end of the own conversation."""
-        return torch.cat([torch.full((end - begin,), end) for begin, end in self.spans])
-
 
 def read(head: Eagle3Head, pack: Pack) -> tuple[Tensor, Tensor]:
     """The residual stream (tokens, hidden) and what attention reads (tokens, 2 * hidden) at step 0;
@@ -93,27 +87,25 @@ def _attend(
 
 
 def unroll(
-    head: Eagle3Head,
-    pack: Pack,
-    rows: Tensor,
-    steps: int,
-    thin: Callable[[int, Tensor], Tensor] = lambda _, rows: torch.ones_like(rows, dtype=torch.bool),
+    head: Eagle3Head, pack: Pack, rows: Tensor, steps: int, later: float = 1.0
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Unroll the chains that start at ``rows`` (int64, ascending) for up to ``steps`` steps.
 
-    A chain stops where its conversation does; ``thin(step, rows)`` says which of the others go on.
+    A chain stops where its conversation does, and but for a random share ``later`` after step 0.
 
     Yields:
         of each step the rows (n,) whose chains got there, the rows of ``Pack.final`` that predict
         the same token, and logits (n, draft vocabulary).
     """
     attention, layer = head.midlayer.self_attn, head.midlayer
-    positions, ends = pack.positions, pack.ends
+    positions = pack.positions
+    ends = torch.cat([torch.full((end - begin,), end) for begin, end in pack.spans])
     stream, mixed = read(head, pack)
     base = attention.keys_values(mixed, positions)
     hidden, own = stream[rows], list[KV]()
     for step in range(steps):
-        go_on = (rows + 1 + step < ends[rows]) & thin(step, rows)
+        drawn = torch.rand(len(rows)) < (later if step == 1 else 1.0)
+        go_on = drawn & (rows + 1 + step < ends[rows])
         rows, hidden = rows[go_on], hidden[go_on]
         own = [KV(kv.keys[:, go_on], kv.values[:, go_on]) for kv in own]
         if not len(rows):

@@ -18,7 +18,7 @@ from typing import Final
 from decoder.contracts.errors import ModelError
 from decoder.policy.pricing import CostTable
 from pipelines import machine
-from pipelines.drafter.compose import LENGTH, LONGEST_ANSWER, answers, load
+from pipelines.drafter.compose import LONGEST_ANSWER, answers, load
 from pipelines.embedded import ensure_drafter, ensure_model
 from pipelines.progress import Step
 from pipelines.replay.traces import Trace, read
@@ -56,12 +56,12 @@ def record(sets: Sets, plan: Plan, step: Step) -> Path:
     """The folder that holds recordings of ``sets``, made as far as they are not there yet.
 
     Raises:
-        ModelError: the plan's lengths do not fit, or no drafter ships for the embedded model.
+        ModelError: the plan's answers are too long, or no drafter ships for the embedded model.
     """
-    if plan.answer >= LONGEST_ANSWER or plan.prompt + plan.answer >= LENGTH:
+    if plan.answer >= LONGEST_ANSWER:
         raise ModelError(
-            f"prompts of {plan.prompt} and answers of {plan.answer} tokens cannot be recorded: ask "
-            f"for at most {LONGEST_ANSWER - 1} of an answer and {LENGTH - 1} together."
+            f"answers of {plan.answer} tokens cannot be recorded: ask for at most "
+            f"{LONGEST_ANSWER - 1}."
         )
     folder = plan.folder()
     folder.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ from decoder.contracts.errors import ModelError
 from decoder.drafting.eagle3 import load_head
 from pipelines import embedded
 from pipelines.cli import app
-from pipelines.drafter import compose, run
+from pipelines.drafter import compose, train
 from pipelines.drafter.shards import read_shards
 
 LAYERS, VOCABULARY = 29, 49_152
@@ -45,7 +45,7 @@ def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(embedded, "ensure_model", lambda: path)
     monkeypatch.setattr(compose, "AT_ONCE", 16)
     monkeypatch.setattr(compose, "LONGEST_ANSWER", 40)
-    monkeypatch.setattr(run, "COPY_SIZES", (20, 4))
+    monkeypatch.setattr(train, "COPY_SIZES", (20, 4))
     return path
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from pipelines.drafter import compose
-from pipelines.drafter.asks import LONGEST_DOCUMENT, LONGEST_INSTRUCTION, Ask, asks
+from pipelines.drafter.asks import INSTRUCTION, Ask, asks
 from pipelines.drafter.compose import Writing, write
 
 LAYERS = (1, 2, 4)
@@ -61,18 +61,12 @@ def test_every_conversation_keeps_the_states_of_its_own_tokens(
     target: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Conversations of all kinds and lengths that share passes and end one after the other."""
-    monkeypatch.setattr(compose, "LENGTH", 160)
     monkeypatch.setattr(compose, "LONGEST_ANSWER", 30)
     monkeypatch.setattr(compose, "PROMPT_TOKENS", 5)
     torch.manual_seed(1)
     some = [
         Writing(
-            Ask(
-                torch.randint(64, (4 + 2 * i,)).tolist(),
-                10 if i % 3 == 0 else 0,
-                (8, 9) if i == 3 else (),
-                ((END, 3, *BRIDGE),) if i % 4 == 1 else (),
-            ),
+            Ask(torch.randint(64, (4 + 2 * i,)).tolist(), 10 if i % 3 == 0 else 0),
             0.7 * (i % 2),
             END,
             BRIDGE,
@@ -90,45 +84,15 @@ def test_every_conversation_keeps_the_states_of_its_own_tokens(
             assert likeliest[c.prompt - 1 : -1].tolist() == c.tokens[c.prompt :].tolist()
 
 
-def said(ask: Ask, *sampled: int) -> Writing:
-    """What becomes of ``ask`` where the target says ``sampled`` and then ends its turn."""
-    writing = Writing(ask, 0.5, END, BRIDGE)
-    assert [writing.take(token) for token in (*sampled, END)] == [True] * len(sampled) + [False]
-    return writing
-
-
-def test_what_the_target_says_for_a_user_is_followed_by_the_opening_of_its_answer() -> None:
-    instruction = said(Ask([1], 80), 9, END, 11)
-    assert instruction.tokens == [1, 9, *BRIDGE, 11, END]
-    assert instruction.answers == [(5, 7)]
-    document = said(Ask([1], 3, (20, 21)), 9, 10, 12)
-    assert document.tokens == [1, 9, 10, 20, 21, *BRIDGE, 12, END]
-
-
-def test_an_instruction_is_sampled_warm_and_its_answer_as_asked() -> None:
+def test_what_the_target_says_for_a_user_is_warm_and_followed_by_its_answer() -> None:
     writing = Writing(Ask([1], 80), 0.0, END, BRIDGE)
-    assert writing.temperature == 1.0
-    assert writing.take(END)
-    assert writing.temperature == 0.0
-
-
-def test_a_conversation_goes_on_behind_an_answer_that_ended_or_was_cut_off(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(compose, "LONGEST_ANSWER", 3)
-    more = Ask([1], follow_ups=((END, 30, *BRIDGE),))
-    assert said(more, 10, END).tokens == [1, 10, END, 30, *BRIDGE, END]
-    assert said(more, 10, 11, 12, 13).tokens == [1, 10, 11, 12, END, 30, *BRIDGE, 13, END]
-
-
-def test_where_the_last_answer_is_a_word_the_one_before_is_kept(
-    target: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    script = iter([10, 11, 12, 13, 14, 15, END, 40, END])
-    monkeypatch.setattr(compose, "_sample", lambda *_: [next(script)])
-    asked = Ask([1], follow_ups=((END, 30, *BRIDGE),))
-    (kept,) = write(target, [Writing(asked, 0.0, END, BRIDGE)], LAYERS)
-    assert (kept.prompt, kept.tokens.tolist()) == (1, [1, 10, 11, 12, 13, 14, 15])
+    assert writing.take(9) and writing.temperature == 1.0
+    assert writing.take(END) and writing.temperature == 0.0
+    assert (writing.tokens, writing.prompt) == ([1, 9, *BRIDGE], 5)
+    assert writing.take(11) and not writing.take(END)
+    cut_off = Writing(Ask([1], 2), 0.0, END, BRIDGE)
+    assert cut_off.take(9) and cut_off.take(10)
+    assert cut_off.tokens == [1, 9, 10, *BRIDGE]
 
 
 class Letters:
@@ -150,8 +114,7 @@ def test_asks_repeat_with_their_seed_and_hold_open_and_whole_prompts(
     monkeypatch.setattr("pipelines.drafter.asks.LONGEST", 3000)
     first, again, other = (list(itertools.islice(asks(Letters(), seed), 300)) for seed in (1, 1, 2))
     assert first == again != other
-    assert {a.longest for a in first} == {0, LONGEST_INSTRUCTION, LONGEST_DOCUMENT}
-    assert {len(a.follow_ups) for a in first} == {0, 1, 2}
+    assert {a.longest for a in first} == {0, INSTRUCTION}
     for ask in first:
         text = "".join(map(chr, ask.tokens))
         assert text.endswith("<assistant>") != bool(ask.longest)

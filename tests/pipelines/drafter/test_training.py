@@ -16,9 +16,8 @@ from pipelines.drafter.acceptance import DRAFTED, Acceptance, evaluate
 from pipelines.drafter.copying import copying_loss, learn_to_copy
 from pipelines.drafter.export import export
 from pipelines.drafter.measure import counted, told
-from pipelines.drafter.run import Run, Settings, Target, draft_vocabulary
 from pipelines.drafter.shards import Conversation, read_shards, write_shard
-from pipelines.drafter.train import chain_rows, train
+from pipelines.drafter.train import Run, Settings, Target, chain_rows, draft_vocabulary, train
 from pipelines.drafter.unroll import Pack, unroll
 
 VOCABULARY, HIDDEN, DRAFT = 40, 32, 24
