@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +16,7 @@ DRAFTED = 4
 """Tokens drafted in a simulated cycle."""
 
 
-@dataclass(frozen=True)
-class Acceptance:
+class Acceptance(NamedTuple):
     """How greedy drafts fare on held-out greedy answers."""
 
     by_step: tuple[float, ...]
@@ -32,8 +31,8 @@ def evaluate(
     head: Eagle3Head, some: list[Conversation], embedding: Tensor, scale: Tensor
 ) -> Acceptance:
     """Simulate cycles of :data:`DRAFTED` greedy drafts over the greedy ones of ``some``."""
-    reached, matched, words = [0] * DRAFTED, [0] * DRAFTED, nn.Embedding.from_pretrained(embedding)
-    cycles = 0
+    reached, matched, cycles = [0] * DRAFTED, [0] * DRAFTED, 0
+    words = nn.Embedding.from_pretrained(embedding)
     for c in (c for c in some if c.greedy and len(c.tokens) > c.prompt + 1):
         rows = torch.arange(c.prompt - 1, len(c.tokens) - 2)
         drafts = chains(head, words, c.tokens, c.aux.float() / scale, rows, DRAFTED).tolist()

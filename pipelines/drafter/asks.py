@@ -1,8 +1,8 @@
 """What the target is asked while it writes training data: wider than the workloads it is tried on.
 
-Every ask is a prompt in token ids, or the opening of one that the target completes itself, given
-nothing but the opening of a user turn (arXiv 2406.08464) and sometimes a first word. The wording
-is in ``asks.toml``.
+Every ask is a prompt, or the opening of one that the target completes itself, given nothing but the
+opening of a user turn (arXiv 2406.08464) and sometimes a first word. The wording is in
+``asks.toml``.
 """
 
 from __future__ import annotations
@@ -13,21 +13,13 @@ import random
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from pipelines.workloads import WORKLOADS, Function, prompts, standard_library_functions
 
 LONGEST, INSTRUCTION = 1000, 80
 """Tokens of a prompt, longer ones are left out; and of what the target says for a user at most."""
 WORDING = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-
-
-class Ask(NamedTuple):
-    """The beginning of a conversation."""
-
-    tokens: list[int]
-    longest: int = 0
-    """Tokens by which the target goes on with the user's turn at most; 0: it answers at once."""
 
 
 def turn(tokenizer: Any) -> tuple[list[int], list[int]]:
@@ -79,10 +71,11 @@ def _task(rng: random.Random, functions: Sequence[Function]) -> str:
     return text
 
 
-def asks(tokenizer: Any, seed: int) -> Iterator[Ask]:
-    """Endless: a quarter workloads (``train`` side), half the target's own, a quarter other tasks.
+def asks(tokenizer: Any, seed: int) -> Iterator[tuple[list[int], bool]]:
+    """Endless: token ids, and whether they are a whole prompt or the opening of one.
 
-    Most are short, since a token behind a long context takes three times as long to write.
+    A quarter are workloads (``train`` side), half the target's own, a quarter other tasks. Most are
+    short, since a token behind a long context takes three times as long to write.
     """
     rng, functions = random.Random(f"asks/{seed}"), standard_library_functions("train")
     streams, (opening, _) = [prompts(w, "train", seed) for w in WORKLOADS], turn(tokenizer)
@@ -91,11 +84,11 @@ def asks(tokenizer: Any, seed: int) -> Iterator[Ask]:
         if kind < 0.5:
             start = rng.choice(WORDING["starts"]) if rng.random() < 0.6 else ""
             begun = tokenizer(start, add_special_tokens=False)["input_ids"]
-            yield Ask([*opening, *begun], INSTRUCTION)
+            yield [*opening, *begun], False
             continue
         said = [{"role": "user", "content": _task(rng, functions)}]
         if kind < 0.75:
             said = list(next(rng.choice(streams)).messages)
         ids = tokenizer.apply_chat_template(said, add_generation_prompt=True, return_dict=False)
         if len(ids) <= LONGEST:
-            yield Ask(ids)
+            yield ids, True

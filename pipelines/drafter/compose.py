@@ -1,7 +1,7 @@
 """The target writes conversations, and its states are kept as it does.
 
-Some conversations share each pass of the model: first over their prompts, padded on the left, then
-one token of each at a time. Those that end leave the pass. No second pass reads the text again.
+Conversations share each pass of the model: first over their prompts, padded on the left, then one
+token of each at a time. Those that end leave the pass. No second pass reads an answer again.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipelines.drafter.asks import Ask, asks, turn
-from pipelines.drafter.shards import AUX_LAYERS, Conversation, write_shard
+from pipelines.drafter.asks import INSTRUCTION, asks, turn
+from pipelines.drafter.shards import AUX_LAYERS, Conversation, shards, write_shard
 from pipelines.progress import Step
 
 AT_ONCE = 64
@@ -25,8 +25,7 @@ LONGEST_ANSWER = 176
 PROMPT_TOKENS = 256
 """Of each prompt in one pass."""
 POOL = 512
-"""Asks drawn at once and begun in order of how long they may become: a pass costs what its longest
-conversation does."""
+"""Asks drawn at once and begun in order of length: a pass costs what its longest text does."""
 WARM, TEMPERATURES = 1.0, (0.0, 0.0, 0.7)
 """Of what the target says for a user, which wants variety, and of answers."""
 SEED = 43
@@ -34,102 +33,68 @@ FEW = 5
 """Tokens of an answer that nothing can be learned from."""
 
 
-class Writing:
-    """One conversation as it grows: ``tokens``, and ``prompt``, where its answer begins."""
-
-    def __init__(self, ask: Ask, temperature: float, end: int, bridge: Sequence[int]) -> None:
-        """A conversation that goes on where ``ask`` stops; its answer has ``temperature``.
-
-        ``end`` ends a turn, ``bridge`` leads from a user's last word to the answer's first.
-        """
-        self.tokens, self.prompt = list(ask.tokens), len(ask.tokens)
-        self._asking, self._end, self._bridge = ask.longest, end, bridge
-        self._answering = temperature
-
-    @property
-    def greedy(self) -> bool:
-        """Whether the answer is."""
-        return self._answering == 0
-
-    @property
-    def temperature(self) -> float:
-        """Of the next token."""
-        return WARM if self._asking else self._answering
-
-    def take(self, sampled: int) -> bool:
-        """Append the next token and what is known to follow; false when the answer ends."""
-        if not self._asking:
-            self.tokens.append(sampled)
-            return sampled != self._end and len(self.tokens) - self.prompt < LONGEST_ANSWER
-        self._asking -= 1
-        if sampled != self._end:
-            self.tokens.append(sampled)
-        if sampled == self._end or not self._asking:
-            self._asking, self.tokens = 0, [*self.tokens, *self._bridge]
-            self.prompt = len(self.tokens)
-        return True
-
-
-def _sample(logits: Tensor, temperatures: Tensor) -> list[int]:
-    """One token a row of ``logits``; temperature 0 takes the likeliest."""
+def _sample(logits: Tensor, temperatures: Tensor) -> Tensor:
+    """One token a row of ``logits``: int64; temperature 0 takes the likeliest."""
     picked, warm = logits.argmax(-1), temperatures > 0
     if warm.any():
         shares = (logits[warm] / temperatures[warm, None]).softmax(-1)
         picked[warm] = torch.multinomial(shares, 1)[:, 0]
-    found: list[int] = picked.tolist()
-    return found
+    return picked
 
 
 @torch.inference_mode()
 def write(
-    model: Any, some: list[Writing], layers: Sequence[int] = AUX_LAYERS
-) -> Iterator[Conversation]:
-    """Let ``some`` go on until each has ended, all at once; yields those worth keeping.
+    model: Any,
+    prompts: Sequence[list[int]],
+    temperatures: Tensor,
+    end: int,
+    longest: int,
+    layers: Sequence[int] = (),
+) -> Iterator[tuple[int, list[int], Tensor]]:
+    """Let ``model``, a Llama of transformers, go on with each of ``prompts``, all at once.
 
-    ``model`` is a Llama of transformers; its numbers' format is that of everything computed.
+    Args:
+        end: the token after which nothing more is written, as after ``longest`` tokens.
+        layers: whose inputs to keep.
+
+    Yields:
+        as each ends: its place in ``prompts``, all its tokens, and bf16 (tokens - 1, layers + 1,
+        hidden): the layers' inputs and the normed last state, but for the last token, which was
+        never read.
     """
     from transformers import DynamicCache
 
     heard, stages = list[Tensor](), [*model.model.layers, model.model.norm]
     hooks = [
-        stages[i].register_forward_pre_hook(lambda _, args: heard.append(args[0]))
-        for i in sorted(layers)
+        stages[i].register_forward_pre_hook(lambda _, args: heard.append(args[0])) for i in layers
     ]
-    cache, parts = DynamicCache(), [list[Tensor]() for _ in some]
-    read, width = 0, max(len(w.tokens) for w in some)
-    pads = [width - len(w.tokens) for w in some]
+    read, width, cache = 0, max(map(len, prompts)), DynamicCache()
+    whole, pads = width + longest, torch.tensor([width - len(p) for p in prompts])
+    ids = torch.tensor([[0] * (width - len(p)) + p + [0] * longest for p in prompts])
+    shape = len(prompts), whole, len(layers) + 1, model.config.hidden_size
+    states, places = torch.empty(shape, dtype=torch.bfloat16), torch.arange(len(prompts))
     try:
-        while some:
+        while len(places):
             until = min(read + PROMPT_TOKENS, width) if read < width else read + 1
-            columns, rows = range(read, until), list(zip(some, pads, strict=True))
-            new = [[w.tokens[c - pad] if c >= pad else 0 for c in columns] for w, pad in rows]
-            begins = torch.tensor(pads)[:, None]
+            pad = pads[places, None]
             final = model.model(
-                torch.tensor(new),
-                attention_mask=torch.arange(until) >= begins,
-                position_ids=(torch.arange(read, until) - begins).clamp(0),
+                ids[places, read:until],
+                attention_mask=torch.arange(until) >= pad,
+                position_ids=(torch.arange(read, until) - pad).clamp(0),
                 past_key_values=cache,
             ).last_hidden_state
-            states = torch.stack([*heard, final], 2).bfloat16()
+            states[places, read:until] = torch.stack([*heard, final], 2).bfloat16()
             heard.clear()
-            for row, pad, part in zip(states, pads, parts, strict=True):
-                part.append(row[max(0, pad - read) :])
             read = until
-            free = [i for i, (w, pad) in enumerate(rows) if pad + len(w.tokens) == read]
-            warmth = torch.tensor([some[i].temperature for i in free])
-            sampled = _sample(model.lm_head(final[free, -1]).float(), warmth) if free else []
-            ended = {i for i, s in zip(free, sampled, strict=True) if not some[i].take(s)}
-            for i in ended:
-                w, n = some[i], len(some[i].tokens) - 1  # the last token was never read
-                if n - w.prompt >= FEW:
-                    kept, tokens = torch.cat(parts[i]), torch.tensor(w.tokens[:n])
-                    aux, last = kept[:, :-1].flatten(1), kept[:, -1]
-                    yield Conversation(tokens, w.prompt, w.greedy, aux, last)
-            if ended:
-                left = [i for i in range(len(some)) if i not in ended]
-                some, parts = [some[i] for i in left], [parts[i] for i in left]
-                pads = [pads[i] for i in left]
-                cache.batch_select_indices(torch.tensor(left, dtype=torch.int64))
+            if read < width:
+                continue
+            ids[places, read] = _sample(model.lm_head(final[:, -1]).float(), temperatures[places])
+            over = (ids[places, read] == end) | (read + 1 == whole)
+            for i in places[over].tolist():
+                yield i, ids[i, pads[i] : read + 1].tolist(), states[i, pads[i] : read].clone()
+            if over.any():
+                places = places[~over]
+                cache.batch_select_indices((~over).nonzero()[:, 0])
     finally:
         for hook in hooks:
             hook.remove()
@@ -149,11 +114,12 @@ def answers(
 
     An answer of a few tokens is left out.
     """
-    (_, bridge), end = turn(tokenizer), tokenizer.eos_token_id
-    for first in range(0, len(prompts), AT_ONCE):
-        asked = map(Ask, prompts[first : first + AT_ONCE])
-        for c in write(model, [Writing(ask, 0.0, end, bridge) for ask in asked], (0,)):
-            yield c.tokens[: c.prompt].tolist(), c.tokens[c.prompt :].tolist()
+    for begin in range(0, len(prompts), AT_ONCE):
+        some = prompts[begin : begin + AT_ONCE]
+        cold = torch.zeros(len(some))
+        for i, text, _ in write(model, some, cold, tokenizer.eos_token_id, LONGEST_ANSWER):
+            if len(text) > len(some[i]) + FEW:
+                yield some[i], text[len(some[i]) : -1]
 
 
 def compose(model_path: Path, folder: Path, tokens: int, dtype: torch.dtype, step: Step) -> None:
@@ -161,32 +127,33 @@ def compose(model_path: Path, folder: Path, tokens: int, dtype: torch.dtype, ste
 
     Resumable: a later call goes on behind the last whole shard.
     """
-    from safetensors import safe_open
     from transformers import AutoTokenizer
 
     folder.mkdir(parents=True, exist_ok=True)
-    written = number = 0
-    for path in sorted(folder.glob("*.safetensors")):
-        with safe_open(path, "pt") as file:
-            written += int((file.get_tensor("lengths") - file.get_tensor("prompts")).sum())
-        number = int(path.name[:5]) + 1
+    there = [[int(n) for n in path.stem.split("-")] for path in shards(folder)]
+    number, written = 1 + max([n for n, _ in there], default=-1), sum(held for _, held in there)
     if written >= tokens:
         return
     tokenizer, model = AutoTokenizer.from_pretrained(model_path), load(model_path, dtype)
     rng = random.Random(SEED + number)
     torch.manual_seed(SEED + number)
     (_, bridge), end = turn(tokenizer), tokenizer.eos_token_id
-    stream, pool = asks(tokenizer, SEED + number), list[Ask]()
+    stream, pool = asks(tokenizer, SEED + number), list[tuple[list[int], bool]]()
     while written < tokens:
-        pool = pool or sorted(
-            itertools.islice(stream, POOL), key=lambda a: len(a.tokens) + a.longest
-        )
-        some = [Writing(ask, rng.choice(TEMPERATURES), end, bridge) for ask in pool[:AT_ONCE]]
-        pool = pool[AT_ONCE:]
-        kept = []
-        for c in write(model, some):
-            kept.append(c)
-            written += len(c.tokens) - c.prompt
-            step("composing answers, tokens", min(written, tokens), tokens)
+        pool = pool or sorted(itertools.islice(stream, POOL), key=lambda ask: len(ask[0]))
+        some, pool = pool[:AT_ONCE], pool[AT_ONCE:]
+        prompts = [ids for ids, whole in some if whole]
+        begun = [ids for ids, whole in some if not whole]
+        if begun:
+            said = write(model, begun, torch.full((len(begun),), WARM), end, INSTRUCTION)
+            prompts += [[*(t[:-1] if t[-1] == end else t), *bridge] for _, t, _ in said]
+        warmth, kept = torch.tensor(rng.choices(TEMPERATURES, k=len(prompts))), []
+        for i, text, states in write(model, prompts, warmth, end, LONGEST_ANSWER, AUX_LAYERS):
+            begin, known, cold = len(prompts[i]), torch.tensor(text[:-1]), bool(warmth[i] == 0)
+            if len(text) > begin + FEW:
+                aux, final = states[:, :-1].flatten(1), states[:, -1].clone()
+                kept.append(Conversation(known, begin, cold, aux, final))
+                written += kept[-1].answer
+                step("composing answers, tokens", min(written, tokens), tokens)
         write_shard(folder, number, kept)
         number += 1

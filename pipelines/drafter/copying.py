@@ -18,10 +18,8 @@ from torch import Tensor
 from decoder.drafting.eagle3 import Eagle3Head
 from pipelines.drafter.unroll import Pack, read
 
-MATCH = 12.0
-"""Attention logit of a match at the start."""
-SHARE = 0.7
-"""Of a key's size: what is added to it."""
+MATCH, SHARE = 12.0, 0.7
+"""Attention logit of a match at the start; share of a key's size that is added to it."""
 RATE = 1.5e-3
 """Of learning, while the copiers learn alone."""
 CONNECTED = 0.1
@@ -132,19 +130,17 @@ def learn_to_copy(head: Eagle3Head, batches: Iterator[Pack], strength: float = C
     """
     first = next(batches)
     start_copiers(head, first)
-    attention, size, chosen = head.midlayer.self_attn, head.config.head_dim, copiers(head)
-    slow = _slow_dims(head)
-    queries = torch.cat([torch.arange(c * size, (c + 1) * size) for c in chosen])
-    keys = torch.cat([g * size + slow for g in range(len(chosen))])
-    trained = [(attention.q_proj.weight, queries), (attention.k_proj.weight, keys)]
-    optimizer = torch.optim.Adam([w for w, _ in trained], lr=RATE, betas=(0.9, 0.95))
+    attention, size, slow = head.midlayer.self_attn, head.config.head_dim, _slow_dims(head)
+    weights = [attention.q_proj.weight, attention.k_proj.weight]
+    learning = [torch.zeros_like(weight) for weight in weights]
+    for g, copier in enumerate(copiers(head)):
+        learning[0][copier * size : (copier + 1) * size] = 1
+        learning[1][g * size + slow] = 1
+    optimizer = torch.optim.Adam(weights, lr=RATE, betas=(0.9, 0.95))
     for batch in batches:
-        head.zero_grad()
-        copying_loss(head, batch).backward()
-        for weight, rows in trained:
-            gradient, weight.grad = weight.grad, torch.zeros_like(weight)
-            if gradient is not None:
-                weight.grad[rows] = gradient[rows]
+        gradients = torch.autograd.grad(copying_loss(head, batch), weights)
+        for weight, gradient, mask in zip(weights, gradients, learning, strict=True):
+            weight.grad = gradient * mask
         optimizer.step()
     head.zero_grad()
     connect_copiers(head, first, strength)

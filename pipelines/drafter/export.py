@@ -27,7 +27,7 @@ def export(
         megabytes=(path / WEIGHTS).stat().st_size / 1e6,
         conversations=len(there),
         tokens=sum(len(c.tokens) for c in there),
-        answers=sum(len(c.tokens) - c.prompt for c in there),
+        answers=sum(c.answer for c in there),
         batches=run.batch,
         rows=run.rows,
         settings=", ".join(f"{k}={v}" for k, v in asdict(settings).items()),

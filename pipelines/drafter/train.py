@@ -28,16 +28,14 @@ from pipelines.settled import settle
 
 STEPS, STEP_DECAY = 3, 0.8
 """Training-time test: how far each chain is unrolled, and how a step's weight falls."""
-LATER_SHARE = 0.35
-"""Share of the chains unrolled beyond step 0: most of what they teach at half of the price."""
-PROMPT_SHARE = 0.4
-"""Share of prompt positions that start a chain; every answer position does."""
-DROPOUT = 0.05
-"""Of the head's inputs (aux features and embeddings)."""
+PROMPT_SHARE, LATER_SHARE = 0.4, 0.35
+"""Of prompt positions, those that start a chain, as every answer position does; and of the chains,
+those unrolled beyond step 0: most of what they teach at half of the price."""
+DROPOUT, WEIGHT_DECAY = 0.05, 0.05
+"""The former of the head's inputs (aux features and embeddings)."""
 OUTPUT_RATE = 0.3
 """Learning rate of ``lm_head`` relative to the rest: its rows are the target's own, and what they
 know of rare tokens is lost when they move far on little data."""
-WEIGHT_DECAY = 0.05
 WARMUP = 30
 """Batches until the learning rate is whole."""
 COPYING = 0.3
@@ -105,13 +103,12 @@ def new_head(target: Target, settings: Settings, vocabulary: Tensor) -> Eagle3He
     }
     head = Eagle3Head(HeadConfig(**shape))
     head.set_vocabulary(vocabulary)
-    with torch.no_grad():
-        head.lm_head.weight.copy_(target.embedding[vocabulary])
-        # a random layer under the target's full-size norm starts out confidently wrong
-        # (cross-entropy 18, uniform is 9): quiet outputs learn faster
-        head.norm.weight.copy_(0.3 * target.norm)
-        head.midlayer.self_attn.o_proj.weight.mul_(0.1)
-        head.midlayer.mlp.down_proj.weight.mul_(0.1)
+    head.lm_head.weight.data.copy_(target.embedding[vocabulary])
+    # a random layer under the target's full-size norm starts out confidently wrong (cross-entropy
+    # 18, uniform is 9): quiet outputs learn faster
+    head.norm.weight.data.copy_(0.3 * target.norm)
+    head.midlayer.self_attn.o_proj.weight.data.mul_(0.1)
+    head.midlayer.mlp.down_proj.weight.data.mul_(0.1)
     return head
 
 
@@ -203,28 +200,22 @@ def _batches(
     while True:
         for c in rng.sample(some, len(some)):
             batch.append(c)
-            chains += len(c.tokens) - c.prompt + PROMPT_SHARE * c.prompt
+            chains += c.answer + PROMPT_SHARE * c.prompt
             if chains >= rows:
                 yield batch
                 batch, chains = [], 0.0
 
 
-def _rate(run: Run, settings: Settings) -> float:
-    """Share of the learning rate now: a short warm-up by batches, then a cosine over the time."""
-    done = min(1.0, run.seconds / (60 * settings.minutes))
-    warm = min(1.0, (run.batch + 1) / WARMUP)
-    return settings.learning_rate * warm * (0.02 + 0.98 * (1 + math.cos(math.pi * done)) / 2)
-
-
 def _learn(run: Run, some: list[Conversation], target: Target, settings: Settings) -> float:
     """One step on ``some``; its loss. Changes ``run``."""
-    begun, rate = time.monotonic(), _rate(run, settings)
-    batch = Pack.of(some, target.embedding, run.scale)
-    rows = chain_rows(some, PROMPT_SHARE)
-    aux, embeds = (functional.dropout(x, DROPOUT) for x in (batch.aux, batch.embeds))
+    begun, done = time.monotonic(), min(1.0, run.seconds / (60 * settings.minutes))
+    warm = min(1.0, (run.batch + 1) / WARMUP)
+    rate = settings.learning_rate * warm * (0.02 + 0.98 * (1 + math.cos(math.pi * done)) / 2)
     guided = COPYING * rate / settings.learning_rate
+    batch = Pack.of(some, target.embedding, run.scale)
+    rows, teacher = chain_rows(some, PROMPT_SHARE), target.embedding[run.head.target_ids]
+    aux, embeds = (functional.dropout(x, DROPOUT) for x in (batch.aux, batch.embeds))
     with torch.autocast("cpu", torch.bfloat16, enabled=settings.dtype == "bfloat16"):
-        teacher = target.embedding[run.head.target_ids]
         value = loss(run.head, replace(batch, aux=aux, embeds=embeds), rows, teacher)
         guide = copying_loss(run.head, batch) if guided > 0.01 else torch.zeros(())
     for group in run.optimizer.param_groups:

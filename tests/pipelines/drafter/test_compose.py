@@ -7,15 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from pipelines.drafter import compose
-from pipelines.drafter.asks import INSTRUCTION, Ask, asks
-from pipelines.drafter.compose import Writing, write
+from pipelines.drafter.asks import asks
+from pipelines.drafter.compose import write
 
-LAYERS = (1, 2, 4)
-END, BRIDGE = 2, [5, 6, 7]
+LAYERS, END = (0, 1, 3), 2
 
 
 @pytest.fixture(scope="module")
@@ -41,58 +39,32 @@ def target() -> LlamaForCausalLM:
 
 
 @torch.no_grad()
-def expected(model: LlamaForCausalLM, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(tokens, layers * hidden) and (tokens, hidden) by one pass over a whole text alone."""
-    entered = list[torch.Tensor]()
-
-    def keep(_: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
-        entered.append(args[0][0])
-
-    # the final norm's input is the stream that leaves the last layer
-    stages = [*model.model.layers, model.model.norm]
-    hooks = [stages[layer].register_forward_pre_hook(keep) for layer in LAYERS]
-    final = model.model(tokens[None], use_cache=False).last_hidden_state[0]
-    for hook in hooks:
-        hook.remove()
-    return torch.cat(entered, 1), final
+def expected(model: LlamaForCausalLM, tokens: list[int]) -> torch.Tensor:
+    """(tokens, layers + 1, hidden) by one pass over a whole text alone."""
+    found = model.model(torch.tensor([tokens]), use_cache=False, output_hidden_states=True)
+    return torch.stack([*(found.hidden_states[i][0] for i in LAYERS), found[0][0]], 1)
 
 
 def test_every_conversation_keeps_the_states_of_its_own_tokens(
     target: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Conversations of all kinds and lengths that share passes and end one after the other."""
-    monkeypatch.setattr(compose, "LONGEST_ANSWER", 30)
+    """Prompts of all lengths share passes, are read in pieces and end one after the other."""
     monkeypatch.setattr(compose, "PROMPT_TOKENS", 5)
     torch.manual_seed(1)
-    some = [
-        Writing(
-            Ask(torch.randint(64, (4 + 2 * i,)).tolist(), 10 if i % 3 == 0 else 0),
-            0.7 * (i % 2),
-            END,
-            BRIDGE,
-        )
-        for i in range(8)
-    ]
-    done = list(write(target, some, LAYERS))
-    assert len(done) > 5
-    for c in done:
-        aux, final = expected(target, c.tokens)
-        torch.testing.assert_close(c.aux, aux.bfloat16(), rtol=0.01, atol=0.01)
-        torch.testing.assert_close(c.final, final.bfloat16(), rtol=0.01, atol=0.01)
-        if c.greedy:
-            likeliest = target.lm_head(final).argmax(-1)
-            assert likeliest[c.prompt - 1 : -1].tolist() == c.tokens[c.prompt :].tolist()
-
-
-def test_what_the_target_says_for_a_user_is_warm_and_followed_by_its_answer() -> None:
-    writing = Writing(Ask([1], 80), 0.0, END, BRIDGE)
-    assert writing.take(9) and writing.temperature == 1.0
-    assert writing.take(END) and writing.temperature == 0.0
-    assert (writing.tokens, writing.prompt) == ([1, 9, *BRIDGE], 5)
-    assert writing.take(11) and not writing.take(END)
-    cut_off = Writing(Ask([1], 2), 0.0, END, BRIDGE)
-    assert cut_off.take(9) and cut_off.take(10)
-    assert cut_off.tokens == [1, 9, 10, *BRIDGE]
+    prompts = [torch.randint(64, (1 + 2 * i,)).tolist() for i in range(12)]
+    temperatures = 0.7 * (torch.arange(12) % 2)
+    done = list(write(target, prompts, temperatures, END, 30, LAYERS))
+    assert sorted(place for place, _, _ in done) == list(range(12))
+    assert len({len(text) - len(prompts[place]) for place, text, _ in done}) > 2
+    for place, text, states in done:
+        answer = text[len(prompts[place]) :]
+        assert text[: len(prompts[place])] == prompts[place]
+        assert END not in answer[:-1] and (answer[-1] == END or len(answer) == 30)
+        wanted = expected(target, text[:-1])
+        torch.testing.assert_close(states, wanted.bfloat16(), rtol=0.01, atol=0.01)
+        if not temperatures[place]:
+            likeliest = target.lm_head(wanted[:, -1]).argmax(-1)
+            assert likeliest[-len(answer) :].tolist() == answer
 
 
 class Letters:
@@ -114,7 +86,6 @@ def test_asks_repeat_with_their_seed_and_hold_open_and_whole_prompts(
     monkeypatch.setattr("pipelines.drafter.asks.LONGEST", 3000)
     first, again, other = (list(itertools.islice(asks(Letters(), seed), 300)) for seed in (1, 1, 2))
     assert first == again != other
-    assert {a.longest for a in first} == {0, INSTRUCTION}
-    for ask in first:
-        text = "".join(map(chr, ask.tokens))
-        assert text.endswith("<assistant>") != bool(ask.longest)
+    assert {whole for _, whole in first} == {True, False}
+    for ids, whole in first:
+        assert "".join(map(chr, ids)).endswith("<assistant>") == whole

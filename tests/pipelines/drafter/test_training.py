@@ -112,10 +112,10 @@ def test_the_draft_vocabulary_prefers_what_answers_hold_and_the_target_expected(
     target: Target,
 ) -> None:
     c = conversation([3, 3, 3, 3, 7, 7, 7, 30, 30, 31], target)
-    unsure = replace(c, final=torch.zeros_like(c.final))
+    unsure = c._replace(final=torch.zeros_like(c.final))
     assert draft_vocabulary([unsure], 3, target.embedding).tolist() == [7, 30, 31]
     assert draft_vocabulary([unsure], 6, target.embedding).tolist() == [0, 1, 3, 7, 30, 31]
-    expecting = replace(c, final=(4 * target.embedding[9]).expand(10, -1).bfloat16())
+    expecting = c._replace(final=(4 * target.embedding[9]).expand(10, -1).bfloat16())
     assert 9 in draft_vocabulary([expecting], 2, target.embedding).tolist()
 
 
@@ -129,7 +129,7 @@ def test_acceptance_counts_cycles_as_decoding_would(target: Target) -> None:
         drafts, _ = head.draft(words, read_so_far, c.aux[: at + 1].float(), None, k)
         n = next((i for i in range(k) if drafts[i] != answer[i]), k)
         cycles, accepted, at = cycles + 1, accepted + n, at + n + 1
-    found = evaluate(head, [c, replace(c, greedy=False)], target.embedding, torch.ones(1))
+    found = evaluate(head, [c, c._replace(greedy=False)], target.embedding, torch.ones(1))
     assert found.cycles == cycles
     assert found.accepted == pytest.approx(accepted / cycles)
     assert 0 < found.accepted < DRAFTED
@@ -214,7 +214,7 @@ def test_an_exported_head_takes_unscaled_states_and_its_card_says_what_it_saw(
     write_shard(tmp_path, 1, conversations(12, target))
     there = read_shards(tmp_path)
     c = there[20]
-    torch.testing.assert_close(vars(c), vars(conversations(1, target)[0]), rtol=0, atol=0)
+    torch.testing.assert_close(c._asdict(), conversations(1, target)[0]._asdict(), rtol=0, atol=0)
     run = Run.start(target, SETTINGS, there)
     found = evaluate(run.head, [c], target.embedding, run.scale)
     export(run, tmp_path / "head", SETTINGS, there, found)
