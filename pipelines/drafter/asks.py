@@ -1,8 +1,7 @@
 """What the target is asked while it writes training data: wider than the workloads it is tried on.
 
-Every ask is a prompt, or the opening of one that the target completes itself, given nothing but the
-opening of a user turn (arXiv 2406.08464) and sometimes a first word. The wording is in
-``asks.toml``.
+Every ask is a prompt, or the opening of one that the target completes itself, given that of a user
+turn alone (arXiv 2406.08464), sometimes with a first word. The wording is in ``asks.toml``.
 """
 
 from __future__ import annotations
@@ -26,9 +25,7 @@ def turn(tokenizer: Any) -> tuple[list[int], list[int]]:
     """Token ids before a user's words, and between them and the answer."""
     said = [{"role": "user", "content": "\x00"}]
     text = tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
-    opening, bridge = (
-        tokenizer(part, add_special_tokens=False)["input_ids"] for part in text.split("\x00")
-    )
+    opening, bridge = tokenizer(text.split("\x00"), add_special_tokens=False)["input_ids"]
     return opening, bridge
 
 
@@ -44,12 +41,11 @@ def _task(rng: random.Random, functions: Sequence[Function]) -> str:
     names = rng.sample(WORDING["tables"], rng.randint(1, 4))
     tables = {n: [f"{n}_id", *rng.sample(WORDING["columns"], rng.randint(2, 6))] for n in names}
     (table, columns), (other, others) = rng.choices(list(tables.items()), k=2)
-    typed = {n: ",\n".join(f"  {c} TEXT" for c in held) for n, held in tables.items()}
     rows = [{c: rng.randint(1, 2000) for c in columns} for _ in range(rng.randint(3, 12))]
     file = rng.sample(functions, rng.randint(2, 5))
     f = next((f for f in file if f.doc), file[0])
     words = {
-        "sql": "\n".join(f"CREATE TABLE {n} (\n{held}\n);" for n, held in typed.items()),
+        "sql": "\n".join(f"CREATE TABLE {n} ({', '.join(c)});" for n, c in tables.items()),
         "schema": "\n".join(f"Table {n}, columns = [{', '.join(c)}]" for n, c in tables.items()),
         "table": table,
         "other": other,

@@ -19,18 +19,15 @@ from pipelines.drafter.asks import INSTRUCTION, asks, turn
 from pipelines.drafter.shards import AUX_LAYERS, Conversation, shards, write_shard
 from pipelines.progress import Step
 
-AT_ONCE = 64
-"""Conversations written together, and of a shard: what an interrupt loses."""
-LONGEST_ANSWER = 176
+AT_ONCE, POOL = 64, 512
+"""Conversations written together, and of a shard: what an interrupt loses; of so many, drawn at
+once, the shortest prompts come first, since a pass costs what its longest text does."""
 PROMPT_TOKENS = 256
 """Of each prompt in one pass."""
-POOL = 512
-"""Asks drawn at once and begun in order of length: a pass costs what its longest text does."""
 WARM, TEMPERATURES = 1.0, (0.0, 0.0, 0.7)
 """Of what the target says for a user, which wants variety, and of answers."""
-SEED = 43
-FEW = 5
-"""Tokens of an answer that nothing can be learned from."""
+LONGEST_ANSWER, FEW, SEED = 176, 5, 43
+"""Tokens: nothing can be learned from an answer of a few."""
 
 
 def _sample(logits: Tensor, temperatures: Tensor) -> Tensor:
@@ -53,14 +50,9 @@ def write(
 ) -> Iterator[tuple[int, list[int], Tensor]]:
     """Let ``model``, a Llama of transformers, go on with each of ``prompts``, all at once.
 
-    Args:
-        end: the token after which nothing more is written, as after ``longest`` tokens.
-        layers: whose inputs to keep.
-
-    Yields:
-        as each ends: its place in ``prompts``, all its tokens, and bf16 (tokens - 1, layers + 1,
-        hidden): the layers' inputs and the normed last state, but for the last token, which was
-        never read.
+    Yields as each ends, with ``end`` or after ``longest`` tokens, its place in ``prompts``, all its
+    tokens, and the inputs of ``layers`` and the normed last state of all but the last, which was
+    never read: bf16 (tokens - 1, layers + 1, hidden).
     """
     from transformers import DynamicCache
 
@@ -105,21 +97,6 @@ def load(path: Path, dtype: torch.dtype = torch.float32) -> Any:
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(path, dtype=dtype).eval().requires_grad_(False)
-
-
-def answers(
-    model: Any, tokenizer: Any, prompts: Sequence[list[int]]
-) -> Iterator[tuple[list[int], list[int]]]:
-    """Each prompt and its greedy answer, in the order in which the answers end.
-
-    An answer of a few tokens is left out.
-    """
-    for begin in range(0, len(prompts), AT_ONCE):
-        some = prompts[begin : begin + AT_ONCE]
-        cold = torch.zeros(len(some))
-        for i, text, _ in write(model, some, cold, tokenizer.eos_token_id, LONGEST_ANSWER):
-            if len(text) > len(some[i]) + FEW:
-                yield some[i], text[len(some[i]) : -1]
 
 
 def compose(model_path: Path, folder: Path, tokens: int, dtype: torch.dtype, step: Step) -> None:

@@ -3,9 +3,8 @@
 At position ``p`` the head has read token ``p + 1`` and predicts token ``p + 2``. Where an earlier
 position ``j`` holds the same token at ``j`` and the wanted one at ``j + 1``, attending to ``j``
 gives the answer away: its key knows token ``j`` (from the first auxiliary layer) and its value
-token ``j + 1`` (an "induction head", arXiv 2209.11895, in a single layer). A small run does not
-find this by itself, so one query head of each group, the *copier*, is started as a matcher of token
-identities and its attention is supervised for a while.
+token ``j + 1`` (an "induction head", arXiv 2209.11895). A small run does not find this by itself:
+a *copier*, one query head of each group, starts as a matcher of tokens and is supervised a while.
 """
 
 from __future__ import annotations
@@ -20,20 +19,13 @@ from pipelines.drafter.unroll import Pack, read
 
 MATCH, SHARE = 12.0, 0.7
 """Attention logit of a match at the start; share of a key's size that is added to it."""
-RATE = 1.5e-3
-"""Of learning, while the copiers learn alone."""
-CONNECTED = 0.1
-"""Size of what a certain copy adds to the residual stream, relative to the stream's own; all of it
-at once breaks the head."""
-PLACES = (1, 0, 2)
-"""Which query head of a group copies, by group in turn."""
 
 
 def copiers(head: Eagle3Head) -> list[int]:
-    """The query heads that copy: in the group of each key head, the one at its place."""
+    """The query heads that copy: one in the group of each key head, here and there."""
     c = head.config
     group = c.num_attention_heads // c.num_key_value_heads
-    return [g * group + PLACES[g % len(PLACES)] % group for g in range(c.num_key_value_heads)]
+    return [g * group + (1, 0, 2)[g % 3] % group for g in range(c.num_key_value_heads)]
 
 
 def _slow_dims(head: Eagle3Head) -> Tensor:
@@ -62,8 +54,7 @@ def start_copiers(head: Eagle3Head, batch: Pack) -> None:
     asked, mixed = head.midlayer.input_layernorm(batch.embeds)[inner], read(head, batch)[1][inner]
     known, keys = mixed[:, hidden:], attention.k_proj(mixed)
     values, vectors = torch.linalg.eigh(asked.T @ asked / len(inner))
-    broad = slice(-4 * len(dims), None)
-    white = vectors[:, broad] * values[broad].rsqrt()
+    white = (vectors * values.rsqrt())[:, -4 * len(dims) :]
     for g, copier in enumerate(copiers(head)):
         ask = white @ torch.linalg.qr(torch.randn(white.shape[1], len(dims))).Q
         wanted = asked @ ask
@@ -84,14 +75,11 @@ def copying_loss(head: Eagle3Head, batch: Pack) -> Tensor:
     is none, the first position of the conversation.
     """
     attention, mixed = head.midlayer.self_attn, read(head, batch)[1]
-    queries = attention.queries(mixed, batch.positions)[copiers(head)]
-    queries = queries * head.config.head_dim**-0.5
+    queries = attention.queries(mixed, batch.positions)[copiers(head)] * head.config.head_dim**-0.5
     keys = attention.keys_values(mixed, batch.positions).keys
     total, count = torch.zeros(()), 0
     for begin, end in batch.spans:
         n = end - begin - 2
-        if n < 2:
-            continue
         t = batch.tokens[begin:end]
         scores = queries[:, begin : begin + n] @ keys[:, begin : begin + n].transpose(-1, -2)
         seen = torch.ones(n, n, dtype=torch.bool).tril()
@@ -100,14 +88,15 @@ def copying_loss(head: Eagle3Head, batch: Pack) -> Tensor:
         wanted[~wanted.any(-1), 0] = True
         mass = scores.masked_fill(~wanted, float("-inf")).logsumexp(-1)
         total, count = total - mass.mean(0).sum(), count + n
-    return total / max(1, count)
+    return total / count
 
 
 @torch.no_grad()
 def connect_copiers(head: Eagle3Head, batch: Pack, strength: float) -> None:
     """Let what copiers attend to raise the logit of the token they copy; changes ``head``.
 
-    Linear regression on ``batch``, from values to rows of ``lm_head``.
+    Linear regression on ``batch``, from values to rows of ``lm_head``. ``strength`` is the size of
+    what a certain copy adds, relative to the stream's own: 1 breaks the head.
     """
     attention, size = head.midlayer.self_attn, head.config.head_dim
     stream, mixed = read(head, batch)
@@ -123,7 +112,7 @@ def connect_copiers(head: Eagle3Head, batch: Pack, strength: float) -> None:
         attention.o_proj.weight[:, columns] = out[g * size : (g + 1) * size].T
 
 
-def learn_to_copy(head: Eagle3Head, batches: Iterator[Pack], strength: float = CONNECTED) -> None:
+def learn_to_copy(head: Eagle3Head, batches: Iterator[Pack], strength: float = 0.1) -> None:
     """Start copiers and train their attention alone, one step a batch; changes ``head``.
 
     The first batch serves the regressions: some ten thousand tokens or more.
@@ -136,7 +125,7 @@ def learn_to_copy(head: Eagle3Head, batches: Iterator[Pack], strength: float = C
     for g, copier in enumerate(copiers(head)):
         learning[0][copier * size : (copier + 1) * size] = 1
         learning[1][g * size + slow] = 1
-    optimizer = torch.optim.Adam(weights, lr=RATE, betas=(0.9, 0.95))
+    optimizer = torch.optim.Adam(weights, lr=1.5e-3, betas=(0.9, 0.95))
     for batch in batches:
         gradients = torch.autograd.grad(copying_loss(head, batch), weights)
         for weight, gradient, mask in zip(weights, gradients, learning, strict=True):

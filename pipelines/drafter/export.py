@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import asdict
 from pathlib import Path
 
 from decoder.drafting.eagle3 import WEIGHTS, save_head
 from pipelines.drafter.acceptance import DRAFTED, Acceptance
-from pipelines.drafter.shards import Conversation
+from pipelines.drafter.shards import Conversations
 from pipelines.drafter.train import Run, Settings
 from pipelines.settled import settle
 
@@ -16,24 +15,21 @@ CARD = Path(__file__).with_name("card.md")
 
 
 def export(
-    run: Run, path: Path, settings: Settings, there: list[Conversation], found: Acceptance
+    run: Run, path: Path, settings: Settings, there: Conversations, found: Acceptance
 ) -> None:
     """Write the head of ``run`` and its card, which tells what it was made from."""
     head = copy.deepcopy(run.head)
     head.fc.weight.data.div_(run.scale)  # the head that ships takes the target's states as they are
     save_head(head, path)
     card = CARD.read_text(encoding="utf-8").format(
-        vocabulary=run.head.config.draft_vocab_size,
+        run=run,
         megabytes=(path / WEIGHTS).stat().st_size / 1e6,
         conversations=len(there),
         tokens=sum(len(c.tokens) for c in there),
         answers=sum(c.answer for c in there),
-        batches=run.batch,
-        rows=run.rows,
-        settings=", ".join(f"{k}={v}" for k, v in asdict(settings).items()),
-        cycles=found.cycles,
+        settings=settings,
+        found=found,
         drafted=DRAFTED,
-        accepted=found.accepted,
         by_step=", ".join(f"{a:.2f}" for a in found.by_step),
     )
     settle(path / "README.md", lambda part: part.write_text(card, encoding="utf-8"))

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.console import Console
 
 from pipelines.prompts import read_folder
 from pipelines.workloads import WORKLOADS, prompts
@@ -40,47 +41,39 @@ def told(name: str, of: NDArray[np.int64]) -> str:
 def main() -> None:
     """``python -m pipelines.drafter.measure MODEL DRAFTER [--prompts DIR]``."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model", type=Path)
-    parser.add_argument("drafter", type=Path)
+    parser.add_argument("model")
+    parser.add_argument("drafter")
     parser.add_argument("--count", type=int, default=8, help="prompts of each kind")
     parser.add_argument("--prompts", type=Path, help="folder of JSONL files with `messages`")
-    asked, problems = parser.parse_args(), list[str]()
+    asked, problems, say = parser.parse_args(), list[str](), Console().print
     sets: list[tuple[str, str, Any]] = [("workloads", w, prompts(w, "heldout")) for w in WORKLOADS]
     found = read_folder(asked.prompts, (), problems) if asked.prompts else ()
     sets += [("prompt files", s.name, s.prompts) for s in found]
-    print("\n".join(problems), end="")  # noqa: T201
+    for problem in problems:
+        say(problem)
     os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     from vllm import LLM, SamplingParams
 
-    drafting = {"method": "eagle3", "model": str(asked.drafter), "num_speculative_tokens": DRAFTED}
-    llm = LLM(
-        str(asked.model),
-        dtype="float32",
-        enforce_eager=True,
-        max_model_len=CONTEXT,
-        disable_log_stats=False,
-        speculative_config=drafting,
-    )
-    greedy = SamplingParams(temperature=0.0, max_tokens=ANSWER)
-    whole: dict[str, NDArray[np.int64]] = {}
+    drafting = {"method": "eagle3", "model": asked.drafter, "num_speculative_tokens": DRAFTED}
+    stock = {"dtype": "float32", "enforce_eager": True, "disable_log_stats": False}
+    llm = LLM(asked.model, max_model_len=CONTEXT, speculative_config=drafting, **stock)
+    greedy, whole = SamplingParams(temperature=0.0, max_tokens=ANSWER), dict[str, Any]()
     for group, name, some in sets:
-        texts = [
-            llm.get_tokenizer().apply_chat_template(
-                list(p.messages), add_generation_prompt=True, return_dict=False
-            )
-            for p in itertools.islice(some, asked.count)
-        ]
-        fitting = [{"prompt_token_ids": t} for t in texts if len(t) + ANSWER + DRAFTED < CONTEXT]
+        messages = [list(p.messages) for p in itertools.islice(some, asked.count)]
+        ids = llm.get_tokenizer().apply_chat_template(
+            messages, add_generation_prompt=True, return_dict=False
+        )
+        fitting = [{"prompt_token_ids": i} for i in ids if len(i) + ANSWER + DRAFTED < CONTEXT]
         before = counted(llm.get_metrics())
         if fitting:
             llm.generate(fitting, greedy, use_tqdm=False)
         of = counted(llm.get_metrics()) - before
-        whole[group] = whole[group] + of if group in whole else of
-        print(told(f"{name}, {len(fitting)} prompts", of), flush=True)  # noqa: T201
+        whole[group] = whole.get(group, 0) + of
+        say(told(f"{name}, {len(fitting)} prompts", of))
     for group, of in whole.items():
-        print(told(group, of))  # noqa: T201
+        say(told(group, of))
 
 
 if __name__ == "__main__":

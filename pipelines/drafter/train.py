@@ -1,7 +1,7 @@
 """Teach a head the target's next-token distribution, on its own drafts.
 
 The label is soft: the target's distribution over the draft vocabulary, at every unrolled step. The
-rate follows a cosine over *time*, so a run on a shared machine ends when it was asked to.
+rate follows a cosine over *time*: a run on a shared machine ends when it was asked to.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from torch.nn import functional
 from decoder.drafting.eagle3 import Eagle3Head, HeadConfig
 from pipelines.drafter.acceptance import Acceptance, evaluate
 from pipelines.drafter.copying import copying_loss, learn_to_copy
-from pipelines.drafter.shards import AUX_LAYERS, Conversation
+from pipelines.drafter.shards import AUX_LAYERS, Conversations
 from pipelines.drafter.unroll import Pack, unroll
 from pipelines.progress import Step
 from pipelines.settled import settle
@@ -36,28 +36,25 @@ DROPOUT, WEIGHT_DECAY = 0.05, 0.05
 OUTPUT_RATE = 0.3
 """Learning rate of ``lm_head`` relative to the rest: its rows are the target's own, and what they
 know of rare tokens is lost when they move far on little data."""
-WARMUP = 30
-"""Batches until the learning rate is whole."""
-COPYING = 0.3
-"""Weight of the copiers' supervised attention at the start; falls to 0 with the rate."""
+WARMUP, COPYING = 30, 0.3
+"""Batches until the learning rate is whole; weight of the copiers' supervised attention at the
+start, which falls to 0 with the rate."""
 COPY_SIZES = (80, *[4] * 80)
 """Conversations for the regressions, then of each batch, from which the head learns to copy."""
-PROMPT_WEIGHT, SOFT_POSITIONS = 0.2, 7000
-"""Of :func:`draft_vocabulary`."""
-EVALUATE_SECONDS = 300.0
+PROMPT_WEIGHT, SOFT_POSITIONS, EVALUATE_SECONDS = 0.2, 7000, 300.0
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How to train; the defaults are those of the shipped head."""
+    """How to train, as the shipped head was. ``rows``: chains of a batch, about; ``dtype``: of
+    products; weights, the residual stream and every softmax stay in float32.
+    """
 
     aux_layers: tuple[int, ...] = AUX_LAYERS
     draft_vocab_size: int = 8400
     minutes: float = 60.0
     rows: int = 768
-    """Chains a batch, about."""
     dtype: str = "float32"
-    """Of products; weights, the residual stream and every softmax stay in float32."""
     learning_rate: float = 1.5e-3
     heldout_every: int = 16
     heldout_at_most: int = 48
@@ -72,13 +69,12 @@ class Target(NamedTuple):
     config: Any
 
 
-def draft_vocabulary(some: list[Conversation], size: int, embedding: Tensor) -> Tensor:
+def draft_vocabulary(some: Conversations, size: int, embedding: Tensor) -> Tensor:
     """The ``size`` tokens most frequent in answers, as far as ``some`` tell: ascending ids.
 
-    To what the answers hold is added what the target expected there: its probabilities at about
-    :data:`SOFT_POSITIONS` random answer positions, scaled up, which know of tokens that few answers
-    happen to hold. Prompts count a little. Ties go to the lowest ids: a BPE tokenizer numbers its
-    merges by frequency.
+    To what answers hold are added the target's probabilities at about :data:`SOFT_POSITIONS` of
+    their positions, scaled up, which know of rare tokens. Prompts count a little. Ties go to the
+    lowest ids: a BPE tokenizer numbers its merges by frequency.
     """
     held, expected = torch.zeros(len(embedding)), torch.zeros(len(embedding))
     for c in some:
@@ -119,31 +115,30 @@ class Run:
     head: Eagle3Head
     scale: Tensor
     """(layers * hidden): root mean square of each aux feature; folded into ``fc`` on export."""
-    optimizer: torch.optim.AdamW
+    optimizer: torch.optim.AdamW = field(init=False)
     batch: int = 0
     seconds: float = 0.0
     rows: int = 0
     best: float = -1.0
 
+    def __post_init__(self) -> None:
+        """Make the optimiser."""
+        output = list(self.head.lm_head.parameters())
+        layer = [p for name, p in self.head.named_parameters() if not name.startswith("lm_head")]
+        groups = [{"params": layer, "scale": 1.0}, {"params": output, "scale": OUTPUT_RATE}]
+        self.optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=WEIGHT_DECAY)
+
     @classmethod
-    def start(cls, target: Target, settings: Settings, some: list[Conversation]) -> Run:
+    def start(cls, target: Target, settings: Settings, some: Conversations) -> Run:
         """A new head that has learned to copy; vocabulary and feature scale come from ``some``."""
         vocabulary = draft_vocabulary(some, settings.draft_vocab_size, target.embedding)
         # first states are up to a thousand times larger than all others
         sample = torch.cat([c.aux[1:] for c in some[:200]]).float()
-        run = cls._of(new_head(target, settings, vocabulary), sample.square().mean(0).sqrt())
+        run = cls(new_head(target, settings, vocabulary), sample.square().mean(0).sqrt())
         rng = random.Random(settings.seed)
         drawn = (rng.sample(some, min(n, len(some))) for n in COPY_SIZES)
         learn_to_copy(run.head, (Pack.of(part, target.embedding, run.scale) for part in drawn))
         return run
-
-    @classmethod
-    def _of(cls, head: Eagle3Head, scale: Tensor) -> Run:
-        output = list(head.lm_head.parameters())
-        layer = [p for name, p in head.named_parameters() if not name.startswith("lm_head")]
-        groups = [{"params": layer, "scale": 1.0}, {"params": output, "scale": OUTPUT_RATE}]
-        optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=WEIGHT_DECAY)
-        return cls(head, scale, optimizer)
 
     def save(self, path: Path) -> None:
         """Write head, optimiser and counters as one file, whole or not at all."""
@@ -156,16 +151,14 @@ class Run:
         held = torch.load(path, weights_only=True)
         head = new_head(target, settings, torch.arange(len(held["head"]["d2t"])))
         head.load_state_dict(held.pop("head"))
-        run = cls._of(head, held.pop("scale"))
+        run = cls(head, held.pop("scale"))
         run.optimizer.load_state_dict(held.pop("optimizer"))
         vars(run).update(held)
         return run
 
 
-def chain_rows(some: list[Conversation], prompt_share: float) -> Tensor:
-    """Rows of their pack at which chains start: every one whose draft is for the answer, and a
-    random ``prompt_share`` of the others.
-    """
+def chain_rows(some: Conversations, prompt_share: float) -> Tensor:
+    """Rows at which chains start: all that draft for answers, a random share of the others."""
     wanted = []
     for c in some:
         chosen = torch.rand(len(c.tokens)) < prompt_share
@@ -181,10 +174,9 @@ def loss(head: Eagle3Head, batch: Pack, rows: Tensor, teacher: Tensor) -> Tensor
     ``teacher`` (draft vocabulary, hidden) is the target's output matrix on the draft vocabulary.
     """
     total, weight = torch.zeros(()), 0.0
-    with torch.no_grad():
-        needed = torch.cat([rows + 1 + j for j in range(STEPS)]).unique()
-        needed = needed[needed < len(batch.tokens)]
-        wanted = (batch.final[needed] @ teacher.T).float().softmax(-1)
+    needed = torch.cat([rows + 1 + j for j in range(STEPS)]).unique()
+    needed = needed[needed < len(batch.tokens)]
+    wanted = (batch.final[needed] @ teacher.T).float().softmax(-1)
     for j, (_, labels, logits) in enumerate(unroll(head, batch, rows, STEPS, LATER_SHARE)):
         at = torch.searchsorted(needed, labels)
         total = total + STEP_DECAY**j * functional.cross_entropy(logits, wanted[at])
@@ -192,11 +184,9 @@ def loss(head: Eagle3Head, batch: Pack, rows: Tensor, teacher: Tensor) -> Tensor
     return total / weight
 
 
-def _batches(
-    some: list[Conversation], rows: int, rng: random.Random
-) -> Iterator[list[Conversation]]:
+def _batches(some: Conversations, rows: int, rng: random.Random) -> Iterator[Conversations]:
     """Endless: all of ``some`` in random order, then anew, about ``rows`` chains at a time."""
-    batch, chains = list[Conversation](), 0.0
+    batch, chains = Conversations(), 0.0
     while True:
         for c in rng.sample(some, len(some)):
             batch.append(c)
@@ -206,7 +196,7 @@ def _batches(
                 batch, chains = [], 0.0
 
 
-def _learn(run: Run, some: list[Conversation], target: Target, settings: Settings) -> float:
+def _learn(run: Run, some: Conversations, target: Target, settings: Settings) -> float:
     """One step on ``some``; its loss. Changes ``run``."""
     begun, done = time.monotonic(), min(1.0, run.seconds / (60 * settings.minutes))
     warm = min(1.0, (run.batch + 1) / WARMUP)
@@ -231,7 +221,7 @@ def _learn(run: Run, some: list[Conversation], target: Target, settings: Setting
 
 def train(
     target: Target,
-    there: list[Conversation],
+    there: Conversations,
     checkpoint: Path,
     settings: Settings,
     step: Step,
@@ -240,10 +230,7 @@ def train(
     """Train for ``settings.minutes``, resuming from ``checkpoint`` where there is one.
 
     A checkpoint whose minutes are used up starts them again: a new schedule on its weights.
-
-    Args:
-        judged: told of each measurement on held-out conversations, and whether its accepted tokens
-            are the best so far.
+    ``judged`` is told of each measurement on held-out conversations, and whether it is the best.
     """
     every, whole = settings.heldout_every, 60 * settings.minutes
     some = [c for place, c in enumerate(there) if place % every != every // 2]

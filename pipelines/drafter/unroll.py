@@ -16,25 +16,25 @@ from torch import Tensor
 from torch.nn import functional
 
 from decoder.drafting.eagle3 import KV, Eagle3Head
-from pipelines.drafter.shards import Conversation
+from pipelines.drafter.shards import Conversations
 
 
 @dataclass(frozen=True)
 class Pack:
-    """Whole conversations end to end; ``spans`` holds the (begin, end) of each."""
+    """Whole conversations end to end; ``spans`` holds the (begin, end) of each.
+
+    ``tokens`` (int64), their embeddings and the target's normed last states (float32, hidden) and
+    its aux states (float32, layers * hidden) have a row for each token.
+    """
 
     tokens: Tensor
-    """int64 (tokens,)"""
     embeds: Tensor
-    """float32 (tokens, hidden): the target's embeddings of ``tokens``."""
     aux: Tensor
-    """float32 (tokens, layers * hidden)"""
     final: Tensor
-    """float32 (tokens, hidden): the target's normed last state."""
     spans: tuple[tuple[int, int], ...]
 
     @classmethod
-    def of(cls, some: list[Conversation], embedding: Tensor, scale: Tensor) -> Pack:
+    def of(cls, some: Conversations, embedding: Tensor, scale: Tensor) -> Pack:
         """Put ``some`` end to end; ``scale`` (layers * hidden) divides their aux states."""
         ends = torch.tensor([len(c.tokens) for c in some]).cumsum(0).tolist()
         tokens = torch.cat([c.tokens for c in some])
@@ -53,9 +53,7 @@ class Pack:
 
 
 def read(head: Eagle3Head, pack: Pack) -> tuple[Tensor, Tensor]:
-    """The residual stream (tokens, hidden) and what attention reads (tokens, 2 * hidden) at step 0;
-    the last row of a conversation means nothing.
-    """
+    """Residual stream (tokens, hidden) and attention's input (tokens, 2 * hidden) at step 0."""
     stream = head.fc(pack.aux).float()  # whatever the products are in
     return stream, head.midlayer.mixed(pack.embeds.roll(-1, 0), stream)
 
@@ -63,16 +61,11 @@ def read(head: Eagle3Head, pack: Pack) -> tuple[Tensor, Tensor]:
 def _attend(
     queries: Tensor, rows: Tensor, base: KV, own: list[KV], spans: tuple[tuple[int, int], ...]
 ) -> Tensor:
-    """Attention of chains over their conversation's step-0 keys up to ``rows`` and their own keys.
-
-    ``queries`` and the result are (heads, n, head_dim), each of ``own`` (kv_heads, n, head_dim).
-    """
+    """Attention (heads, n, head_dim) of chains over step-0 keys up to ``rows`` and their own."""
     grouped = queries.unflatten(0, (len(base.keys), -1)) * queries.shape[-1] ** -0.5
     bounds = torch.searchsorted(rows, torch.tensor(spans)).tolist()
     out = []
     for (begin, end), (first, last) in zip(spans, bounds, strict=True):
-        if first == last:
-            continue
         q = grouped[:, :, first:last]
         seen = torch.arange(begin, end) <= rows[first:last, None]
         scores = q @ base.keys[:, None, begin:end].transpose(-1, -2)
@@ -91,11 +84,9 @@ def unroll(
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Unroll the chains that start at ``rows`` (int64, ascending) for up to ``steps`` steps.
 
-    A chain stops where its conversation does, and but for a random share ``later`` after step 0.
-
-    Yields:
-        of each step the rows (n,) whose chains got there, the rows of ``Pack.final`` that predict
-        the same token, and logits (n, draft vocabulary).
+    Yields of each step the rows (n,) whose chains got there, the rows of ``Pack.final`` that
+    predict the same token, and logits (n, draft vocabulary). A chain stops where its conversation
+    does, and but for a random share ``later`` after step 0.
     """
     attention, layer = head.midlayer.self_attn, head.midlayer
     positions = pack.positions

@@ -18,7 +18,7 @@ from typing import Final
 from decoder.contracts.errors import ModelError
 from decoder.policy.pricing import CostTable
 from pipelines import machine
-from pipelines.drafter.compose import LONGEST_ANSWER, answers, load
+from pipelines.drafter.compose import FEW, load, write
 from pipelines.embedded import ensure_drafter, ensure_model
 from pipelines.progress import Step
 from pipelines.replay.traces import Trace, read
@@ -56,13 +56,8 @@ def record(sets: Sets, plan: Plan, step: Step) -> Path:
     """The folder that holds recordings of ``sets``, made as far as they are not there yet.
 
     Raises:
-        ModelError: the plan's answers are too long, or no drafter ships for the embedded model.
+        ModelError: no drafter ships for the embedded model.
     """
-    if plan.answer >= LONGEST_ANSWER:
-        raise ModelError(
-            f"answers of {plan.answer} tokens cannot be recorded: ask for at most "
-            f"{LONGEST_ANSWER - 1}."
-        )
     folder = plan.folder()
     folder.mkdir(parents=True, exist_ok=True)
     left = {n: _missing(folder, n, asked) for n, asked in sets.items()}
@@ -171,12 +166,18 @@ class _Recorder:
                 _write(path, "".join(f"{line}\n" for line in lines))
 
     def _recorded(self, name: str, asked: Sequence[Ids]) -> Iterator[str]:
+        import torch
+
         from decoder.engines.reference.recording import accepted, record_chains
 
         shown = [list(ids) for ids in asked]
-        made = {tuple(ids): answer for ids, answer in answers(self._model, self._tokenizer, shown)}
-        for ids in shown:
-            output = made.get(tuple(ids), [])[: self._plan.answer]
+        greedy, end = torch.zeros(len(shown)), self._tokenizer.eos_token_id
+        made = dict[int, list[int]]()
+        for place, text, _ in write(self._model, shown, greedy, end, self._plan.answer + 1):
+            output = text[len(shown[place]) : -1]
+            made[place] = output if len(output) >= FEW else []
+        for place, ids in enumerate(shown):
+            output = made[place]
             drafts = record_chains(self._engine, ids, output)
             line = {
                 "session": f"{name}-{hashlib.sha256(repr(ids).encode()).hexdigest()[:12]}",

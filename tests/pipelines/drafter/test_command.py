@@ -32,8 +32,6 @@ def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             num_hidden_layers=LAYERS,
             num_attention_heads=2,
             num_key_value_heads=1,
-            head_dim=8,
-            max_position_embeddings=2048,
             tie_word_embeddings=True,
         )
     )

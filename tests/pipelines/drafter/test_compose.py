@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+from pipelines import embedded
 from pipelines.drafter import compose
 from pipelines.drafter.asks import asks
 from pipelines.drafter.compose import write
@@ -27,13 +27,8 @@ def target() -> LlamaForCausalLM:
         num_hidden_layers=4,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=256,
         initializer_range=0.3,
         tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=None,
     )
     return LlamaForCausalLM(config).eval()
 
@@ -67,25 +62,12 @@ def test_every_conversation_keeps_the_states_of_its_own_tokens(
             assert likeliest[-len(answer) :].tolist() == answer
 
 
-class Letters:
-    """A tokenizer of characters with a chat template as short as can be."""
-
-    def apply_chat_template(
-        self, messages: list[dict[str, str]], tokenize: bool = True, **_: bool
-    ) -> str | list[int]:
-        text = "".join(f"<{m['role']}>{m['content']}" for m in messages) + "<assistant>"
-        return [ord(c) for c in text] if tokenize else text
-
-    def __call__(self, text: str, add_special_tokens: bool) -> dict[str, Any]:
-        return {"input_ids": [ord(c) for c in text]}
-
-
-def test_asks_repeat_with_their_seed_and_hold_open_and_whole_prompts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("pipelines.drafter.asks.LONGEST", 3000)
-    first, again, other = (list(itertools.islice(asks(Letters(), seed), 300)) for seed in (1, 1, 2))
+def test_asks_repeat_with_their_seed_and_hold_open_and_whole_prompts() -> None:
+    tokenizer = AutoTokenizer.from_pretrained(embedded.ensure_model())
+    first, again, other = (list(itertools.islice(asks(tokenizer, seed), 99)) for seed in (1, 1, 2))
     assert first == again != other
     assert {whole for _, whole in first} == {True, False}
     for ids, whole in first:
-        assert "".join(map(chr, ids)).endswith("<assistant>") == whole
+        text = tokenizer.decode(ids)
+        assert text.startswith("<|im_start|>")
+        assert text.endswith("<|im_start|>assistant\n") == whole
