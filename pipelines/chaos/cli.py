@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -49,15 +48,14 @@ def chaos(
         names = "; ".join(each.name for each in TROUBLES)
         raise SettingsError(f"--only chooses none of the troubles: {names}.")
     err, found = Console(stderr=True), list[dict[str, Any]]()
-    record = _record(standin) | {"seed": seed, "incidents": found}
+    record = _record(standin) | {"seed": seed, "rows": found, "faults": (faults := list[str]())}
     with run.staged(out / "stack", standin, seed, err) as stage:
         for each in chosen:
             err.print(f"  [dim]{each.name}[/dim]", highlight=False)
-            found.append(asdict(run.make_trouble(stage, each)))
-            record["events"] = stage.audit.counts
-            write_json(record, out / "chaos.json")
-    faults = [f"{each['trouble']}: {fault}" for each in found for fault in each["faults"]]
-    _end(record, found, faults, as_json)
+            found.append(run.make_trouble(stage, each))
+            faults += [f"{each.name}: {fault}" for fault in found[-1]["faults"]]
+            write_json(record | {"events": stage.audit.counts}, out / "chaos.json")
+    _end(record, as_json)
 
 
 def soak(
@@ -72,26 +70,27 @@ def soak(
     a request failed or was answered wrongly, or a part ended.
     """
     from pipelines.chaos import run
-    from pipelines.chaos import soak as long
     from pipelines.progress import Shown
 
-    err = Console(stderr=True)
+    err, record = Console(stderr=True), _record(standin)
     with run.staged(out / "stack", standin, 1, err) as stage, Shown(err) as shown:
         tell = partial(shown.step, "seconds under load", whole=60 * minutes)
-        record = _record(standin) | long.soak(stage, minutes, tell)
+        record |= run.soak(stage, minutes, tell)
     write_json(record, out / "soak.json")
-    _end(record, record["figures"], record["faults"], as_json)
+    _end(record, as_json)
 
 
 def _record(standin: bool) -> dict[str, Any]:
+    """Where and when; a SettingsError where the environment names a part that may be others'."""
+    if named := {"HVD_KAFKA_BOOTSTRAP_SERVERS", "HVD_LEARNER_MLFLOW_TRACKING_URI"} & {*os.environ}:
+        raise SettingsError(f"unset {named.pop()}: trouble is made on a stack of its own.")
     worker = "stand-in" if standin else "vLLM, embedded model, float32"
     return {"date": time.strftime("%F"), "machine": machine.description(), "worker": worker}
 
 
-def _end(
-    record: dict[str, Any], rows: Sequence[dict[str, Any]], faults: list[str], as_json: bool
-) -> NoReturn:
-    """Print all as JSON, or ``rows`` as a table in Markdown, and the faults; leave."""
+def _end(record: dict[str, Any], as_json: bool) -> NoReturn:
+    """Print the record as JSON, or its rows as a table in Markdown, and its faults; leave."""
+    rows, faults = record["rows"], record["faults"]
     if as_json:
         print_json(record)
     else:

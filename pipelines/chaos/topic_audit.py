@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import Counter, defaultdict
-from dataclasses import astuple, dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from decoder.contracts.bundle import Policy
 from decoder.contracts.events import EventBatch
@@ -16,30 +18,10 @@ from pipelines.watch.ledger import Ledger
 IN_HAND_S = 0.5  # what was fetched before may come so much later
 
 
-@dataclass(frozen=True)
-class Account:
-    """Where the events of a worker's life are: made = delivered + in doubt + waiting + lost.
-
-    ``delivered`` were seen on the topic; the rest is the worker's word, and ``lost`` are those that
-    it dropped, that were refused, or left when it closed.
-    """
-
-    made: int = 0
-    delivered: int = 0
-    in_doubt: int = 0
-    waiting: int = 0
-    lost: int = 0
-
-    def since(self, before: Account) -> Account:
-        """What came to it."""
-        pairs = zip(astuple(self), astuple(before), strict=True)
-        return Account(*(now - then for now, then in pairs))
-
-    @property
-    def adds_up(self) -> bool:
-        """Whether every event is in one place; those in doubt may be on the topic or not."""
-        missing = self.made - self.delivered - self.waiting - self.lost
-        return 0 <= missing <= max(self.in_doubt, 0)
+def adds_up(account: Mapping[str, int]) -> bool:
+    """Whether made = delivered + in doubt + waiting + lost; what is in doubt may be delivered."""
+    missing = account["made"] - account["delivered"] - account["waiting"] - account["lost"]
+    return 0 <= missing <= max(account["in doubt"], 0)
 
 
 @dataclass
@@ -64,7 +46,7 @@ class TopicAudit(Ledger):
         """Remember which events are there."""
         life, numbers = batch.origin.life, batch.numbers["number"].tolist()
         self.numbers[life].update(numbers)
-        self.made[life] = max(self.made[life], *(number + 1 for number in numbers))
+        self.made[life] = max([self.made[life], *(number + 1 for number in numbers)])
 
     def add_status(self, status: WorkerStatus | LearnerStatus) -> None:
         """Keep it; a worker must not go back to an earlier policy."""
@@ -108,7 +90,7 @@ class TopicAudit(Ledger):
             found.append(f"more events counted than made: {self.counts}")
         return found + [
             f"of {said.events_sent} events sent by {life} some are not on the topic"
-            for life, said in self.last.items()
+            for life, said in list(self.last.items())
             if said.events_sent > len(self.numbers[life]) and life not in self.excused
         ]
 
@@ -122,11 +104,18 @@ class TopicAudit(Ledger):
         said = reversed(self.learner)
         return next((each for each in said if each.process.endswith(f"-{pid}")), None)
 
-    def account(self, life: str) -> Account:
-        """Of the worker's life, by its last status."""
-        if life not in self.last:
-            return Account()
-        s, delivered = self.last[life], len(self.numbers[life])
-        lost = s.events_dropped + s.events_failed + sum(s.events_refused.values())
-        waiting = s.queue_depth + s.events_spilled
-        return Account(s.events_made, delivered, s.events_in_doubt, waiting, lost)
+    def account(
+        self, life: str, before: Mapping[str, int] = MappingProxyType({})
+    ) -> dict[str, int]:
+        """Where the events of a worker's life are, by its last status, but for those of ``before``.
+        ``delivered`` were seen; ``lost`` it says were dropped, refused, or left when it closed.
+        """
+        said = self.last.get(life) or WorkerStatus(process="", scope="", time=0.0)
+        now = {
+            "made": said.events_made,
+            "delivered": len(self.numbers[life]),
+            "in doubt": said.events_in_doubt,
+            "waiting": said.queue_depth + said.events_spilled,
+            "lost": said.events_dropped + said.events_failed + sum(said.events_refused.values()),
+        }
+        return {name: count - before.get(name, 0) for name, count in now.items()}
