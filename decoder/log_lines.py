@@ -13,8 +13,22 @@ from typing import Any, Final
 
 from pythonjsonlogger.json import JsonFormatter
 
+from decoder.contracts.redacted import redacted
+
+TEXT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 FIELDS: Final = frozenset({"scope", "version", "number", "term", "request", "partition"})
 _PLACES: Final = re.compile(r"(?:(\w+) )?%[-+#0 ]*\d*(?:\.\d+)?[sdrfg]")
+
+
+class TextLines(logging.Formatter):
+    """Lines for people."""
+
+    def __init__(self) -> None:
+        super().__init__(TEXT)
+
+    def format(self, record: logging.LogRecord) -> str:
+        """As a line and its exception if any, without passwords of addresses."""
+        return redacted(super().format(record))
 
 
 class JsonLines(JsonFormatter):
@@ -26,6 +40,10 @@ class JsonLines(JsonFormatter):
             style="{",
             rename_fields={"asctime": "time", "levelname": "level", "name": "logger"},
         )
+
+    def format(self, record: logging.LogRecord) -> str:
+        """As a line, without passwords of addresses."""
+        return redacted(super().format(record))
 
     def add_fields(
         self, log_data: dict[str, Any], record: logging.LogRecord, message_dict: dict[str, Any]

@@ -10,7 +10,7 @@ from typing import Literal
 
 from decoder.contracts.errors import HvdError
 from decoder.contracts.settings import KafkaSettings
-from decoder.log_lines import JsonLines
+from decoder.log_lines import JsonLines, TextLines
 from learner.loop import run
 from learner.settings import LearnerSettings
 
@@ -32,11 +32,7 @@ def main() -> int:
 
 def _log(form: Literal["text", "json"]) -> None:
     handler = logging.StreamHandler()
-    handler.setFormatter(
-        JsonLines()
-        if form == "json"
-        else logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
-    )
+    handler.setFormatter(JsonLines() if form == "json" else TextLines())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.getLogger("kafka").setLevel(logging.ERROR)  # its selector warns of every pause
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 from kafka.admin import ConfigResource, ConfigResourceType, NewTopic
+from kafka.errors import TopicAlreadyExistsError
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from decoder.contracts.errors import BrokerError, HvdError, SettingsError
@@ -95,7 +96,10 @@ def declare(kafka: KafkaSettings, topics: Mapping[str, Declared]) -> None:
         for name, topic in topics.items():
             if name not in there:
                 new = NewTopic(name, topic.partitions, topic.replicas, topic_configs=topic.config)
-                admin.create_topics([new])
+                try:
+                    admin.create_topics([new])
+                except TopicAlreadyExistsError:
+                    continue  # another learner's start was quicker
                 log.info("made %s with %d partitions", name, topic.partitions)
         _mend(admin, {name: topic for name, topic in topics.items() if name in there})
     except AWAY as error:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping
 from typing import Final
 
+from decoder.complaints import Complaints
 from decoder.contracts.errors import BrokerError
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import LearnerStatus
@@ -29,7 +30,15 @@ from learner.moves import Moved
 from learner.page import Vitals, serving
 from learner.publish import PolicyPublisher, StatusProducer
 from learner.registrar import Registrar
-from learner.registrations import Loaded, Registration, Rules, Seen, Settled, registration_of
+from learner.registrations import (
+    KEPT,
+    Loaded,
+    Registration,
+    Rules,
+    Seen,
+    Settled,
+    registration_of,
+)
 from learner.registry import Registry, Standing
 from learner.rollouts import Rollouts
 from learner.scope import Scope
@@ -58,7 +67,7 @@ class Learner:
         resumed = state.resumed(settings)
         self.scopes = resumed.scopes
         self.faults = resumed.faults
-        self.source = EventSource(kafka, resumed.offsets, resumed.skipped)
+        self.source = EventSource(kafka, resumed.offsets, resumed.skipped, marks=resumed.marks)
         self.dead = DeadLetters(kafka)
         self.intake = Intake(self.dead, resumed.sequences, resumed.refused, resumed.repeated)
         self.lease = Lease(kafka, holder_of(settings.state_dir))
@@ -72,6 +81,7 @@ class Learner:
         self.status = StatusProducer(kafka)
         self.vitals = Vitals()
         self.standings: Mapping[str, Standing] = {}
+        self._complaints = Complaints()
         self._seen = False  # whether the registry has said, once, what stands in it
         self._checkpoint_at = time.monotonic() + CHECKPOINT_SECONDS
         self._follow_at = self._status_at = 0.0
@@ -117,6 +127,7 @@ class Learner:
                     intake.repeated, self.faults, self.registrar.waiting(),
                     self.publisher.published.numbers, self.rollouts.of,
                     self.rollouts.source.offsets, self.rollouts.sequences,
+                    source.marks, self.rollouts.source.marks,
                 ),
             )  # fmt: skip
         except OSError as error:
@@ -142,8 +153,8 @@ class Learner:
             won = scope.candidate()
             told = [registration_of(scope, each, read) for each in scope.refused()]
             winner = registration_of(scope, won, read) if won is not None else None
-        except Exception:  # one record must not end the learner of all scopes, nor of this one
-            log.exception(
+        except Exception:  # noqa: BLE001 -- one record must not end the learner, nor this scope
+            self._complaints.exception(
                 "scope %s: a record could not be learned from: back to what was saved", name
             )
             self.faults += 1
@@ -223,8 +234,11 @@ class Learner:
             served = self.standings.get(name, Standing(name)).served
             if served is None and self.lease.holds(name) and (name, False) not in waiting:
                 scope = self.scopes.awake.get(name)
-                tags = {"origin": self.settings.start, **(scope.served if scope else {})}
-                self.registrar.hand(Registration(beginning(name, self.settings), tags=tags))
+                policy, origin = beginning(name, self.settings), str(self.settings.start)
+                if scope is not None and scope.version:  # deleted, or its alias taken away
+                    policy, origin = scope.champion, KEPT
+                tags = {"origin": origin, **(scope.served if scope else {})}
+                self.registrar.hand(Registration(policy, tags=tags))
 
     def _serve(self, loaded: Loaded) -> None:
         """Publish a policy, if the topic lacks it and the scope is ours; then judge against it."""
@@ -271,6 +285,7 @@ class Learner:
             ),
             waiting=len(self.registrar.waiting()),
             registry_away_since=self.registrar.away_since,
+            given_up=dict(self.registrar.given_up),
             scopes_awake=len(self.scopes.awake),
             scopes_known=len(self.scopes.entries),
         )

@@ -92,6 +92,10 @@ class StatusCollector(Collector):
             [((reason,), count) for reason, count in said[0].refusals.items()], "reason",
         )  # fmt: skip
         yield _counter(
+            "given_up", "Registrations and moves of aliases that were not made, by reason.",
+            [((reason,), count) for reason, count in said[0].given_up.items()], "reason",
+        )  # fmt: skip
+        yield _counter(
             "events_lost", "Of the events consumed, those whose lesson is gone, by reason.",
             [((s.scope, reason), n) for s in scopes for reason, n in s.losses.items()],
             "scope", "reason",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from decoder.contracts.bundle import Policy
@@ -50,9 +50,8 @@ def carry_out(registry: Registry, move: Move) -> Moved:
     """Do it, unless a person has moved the champion, put a version on trial, or set a pin; to do it
     again is harmless.
 
-    Aliases first, each looked up directly before: what tags and pictures take of time is not a
-    person's to lose a move in. Aliases have no compare-and-set, so a move within the next
-    milliseconds is lost; a pin is not. A picture that cannot be drawn is logged.
+    Aliases first, and each only from where it was seen (:mod:`learner.registry.fence`). What is not
+    done says so in tag ``refusal`` of its versions. A picture that cannot be drawn is logged.
 
     Raises:
         RegistryError: MLflow is away, or refuses.
@@ -61,15 +60,20 @@ def carry_out(registry: Registry, move: Move) -> Moved:
     standing = registry.standing(move.scope)
     if move.to is not None:
         refusal = _refusal(move, to, standing)
+        if to is not None and not refusal and standing.champion != to:
+            champion = registry.move_over(
+                move.scope, "champion", standing.champion, to, move.by, move.why
+            )
+            standing = replace(standing, champion=champion)
+            refusal = "" if champion == to else _meanwhile(champion)
         if to is None or refusal:
+            for version in {*move.tags, *([] if to is None else [to])}:
+                registry.tag(move.scope, version, {"refusal": refusal})
             return Moved(move, refusal, standing)
-        if standing.champion != to:
-            registry.move(move.scope, "champion", to, move.by, move.why)
-            standing = registry.standing(move.scope)
     if move.begun is not None and standing.trial != move.begun and _is_free(standing, move.by):
-        registry.move(move.scope, "trial", move.begun, move.by, move.why)
+        registry.move_over(move.scope, "trial", standing.trial, move.begun, move.by, move.why)
     if move.ended is not None and standing.trial == move.ended:
-        registry.move(move.scope, "trial", None, move.by, move.why)
+        registry.move_over(move.scope, "trial", move.ended, None, move.by, move.why)
     standing = registry.standing(move.scope)
     if to is not None and _is_moved_by(standing, "champion", to, move.by):
         at = datetime.now(UTC).isoformat(timespec="seconds")
@@ -86,9 +90,13 @@ def _refusal(move: Move, to: int | None, standing: Standing) -> str:
         return "the first policy is no version any more"
     if standing.pinned is not None:
         return f"version {standing.pinned} is pinned"
-    if standing.champion not in (move.over, to):
-        return f"version {standing.champion} was made champion meanwhile"
-    return ""
+    return "" if standing.champion in (move.over or None, to) else _meanwhile(standing.champion)
+
+
+def _meanwhile(champion: int | None) -> str:
+    if champion is None:
+        return "the champion was taken away meanwhile"
+    return f"version {champion} was made champion meanwhile"
 
 
 def _is_free(standing: Standing, by: str) -> bool:

@@ -16,8 +16,8 @@ from typing import Final
 
 from decoder.contracts.errors import PolicyRefused, RegistryError
 from learner.moves import Move, Moved, carry_out
-from learner.registrations import Answer, Loaded, Registration, Rules, Seen, Settled
-from learner.registry import Registry, Standing
+from learner.registrations import KEPT, Answer, Loaded, Registration, Rules, Seen, Settled
+from learner.registry import Registry, Standing, digest_of
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,9 @@ class Registrar:
 
     ``may`` is asked from that thread whether a scope is ours to write to, ``busy`` whether a policy
     of it is compared with the champion. ``away_since`` is when MLflow stopped to answer, in seconds
-    since the epoch, or 0.
+    since the epoch, or 0. ``given_up`` counts what was handed over and not done, by reason:
+    ``refused`` by MLflow, ``crowded`` out by later ones while MLflow was away, ``unreadable``
+    policies, candidates that became no run (``unlogged``), a ``person``'s word against it.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class Registrar:
         rules: Rules | None = None,
     ) -> None:
         self.away_since = 0.0
+        self.given_up: Counter[str] = Counter()
         self._registry = registry
         self._may = may
         self._busy = busy
@@ -82,6 +85,7 @@ class Registrar:
             self._waiting[registration.key] = registration
             if len(self._waiting) > WAITING:
                 (scope, _), _ = self._waiting.popitem(last=False)
+                self.given_up["crowded"] += 1
                 log.warning("scope %s: its candidate gives way, too many wait for MLflow", scope)
         self._wake.set()
 
@@ -99,6 +103,7 @@ class Registrar:
     def note(self, refused: Registration) -> None:
         """Have what the gate refused logged as a run, if MLflow answers soon enough."""
         with self._lock:
+            self.given_up["unlogged"] += len(self._refused) == WAITING
             self._refused.append(refused)
 
     def ask(self, wanted: Iterable[tuple[str, int]]) -> None:
@@ -182,7 +187,10 @@ class Registrar:
             log.warning("%s; try %d of %d", error, self._move_tries[key], TRIES)
             if self._move_tries[key] < TRIES:
                 return
+            self._give_up("refused", move.scope, "a move of its aliases", error)
             done = Moved(move, str(error))
+        else:
+            self.given_up["person"] += ours and bool(done.refusal)
         self._move_tries.pop(key, None)
         with self._lock:
             self._moves.remove(move)
@@ -196,8 +204,9 @@ class Registrar:
             return
         try:
             self._registry.refuse(one.policy, one.params, one.metrics, one.tags, one.window)
-        except Exception:  # nothing rests on it, and it is no sign that MLflow is away
-            log.exception("scope %s: a refused candidate has no run", one.policy.scope)
+        except Exception as error:  # noqa: BLE001 -- nothing rests on it, and MLflow is not away
+            self.given_up["unlogged"] += 1
+            log.warning("scope %s: a refused candidate has no run: %s", one.policy.scope, error)
 
     def _try(self, registration: Registration, standings: Mapping[str, Standing]) -> None:
         """Settle it. One that MLflow refuses while it answers others must not stay in their way."""
@@ -205,15 +214,25 @@ class Registrar:
         try:
             self._settle(registration, standings.get(scope, Standing(scope)))
         except PolicyRefused as error:
-            log.error("scope %s: a policy that nobody could read is dropped: %s", scope, error)
+            self._give_up("unreadable", scope, "a policy that nobody could read", error)
             self._drop(registration)
         except RegistryError as error:
             self._tries[registration.key] += 1
             log.warning("%s; try %d of %d", error, self._tries[registration.key], TRIES)
             if self._tries[registration.key] < TRIES:
                 return
+            what = "a candidate" if registration.against else "its first policy"
+            self._give_up("refused", scope, what, error)
             self._drop(registration)
         self._tries.pop(registration.key, None)
+
+    def _give_up(self, reason: str, scope: str, what: str, error: Exception) -> None:
+        self.given_up[reason] += 1
+        log.error(
+            "scope %s: %s is given up (%s): what is served stays, and the next winner is handed "
+            "over; see to it that MLflow takes what the learner writes",
+            scope, what, error,
+        )  # fmt: skip
 
     def _drop(self, registration: Registration) -> None:
         with self._lock:
@@ -232,10 +251,10 @@ class Registrar:
                 registration.window,
             )
             self._retire(scope)
-            # Looked up again at the last moment: aliases have no compare-and-set, so a move within
-            # the next milliseconds is lost; a pin is not.
             standing = self._registry.standing(scope)
             refusal = self._refusal(registration, standing)
+            if refusal:
+                self._registry.tag(scope, version, {"refusal": refusal})
         elif registration.against:
             self._registry.refuse(
                 registration.policy,
@@ -251,8 +270,15 @@ class Registrar:
             over = self._tried_against(registration, standing)
             if not over:
                 why = registration.tags.get("verdict", "the first of its scope")
-                self._registry.promote(scope, version, {"moved_by": self._rules.by, "why": why})
+                move = Move(scope, self._rules.by, why, {}, over=standing.champion or 0, to=version)
+                refusal = carry_out(self._registry, move).refusal
+                if registration.tags.get("origin") == KEPT and not refusal:
+                    log.warning(
+                        "scope %s: MLflow had no champion any more: what is in force stays, and is "
+                        "version %d now; to serve another, promote it", scope, version,
+                    )  # fmt: skip
         self._drop(registration)
+        self.given_up["person"] += bool(refusal and registration.against)
         self._answers.put(Settled(registration, version, refusal, over))
 
     def _tried_against(self, registration: Registration, standing: Standing) -> int:
@@ -280,9 +306,10 @@ class Registrar:
             return f"version {standing.champion} is champion"
         if self._is_unusable(scope, standing.champion):
             return ""
-        if self._registry.digest(scope, standing.champion) != registration.against:
-            return f"version {standing.champion} was made champion meanwhile"
-        return ""
+        champion = self._registry.digest(scope, standing.champion)
+        if champion in (registration.against, digest_of(registration.policy)):
+            return ""  # or it was made champion already, before we were cut off
+        return f"version {standing.champion} was made champion meanwhile"
 
     def _is_unusable(self, scope: str, version: int) -> bool:
         """Whether it could not be read before and cannot now: MLflow may only have been away."""

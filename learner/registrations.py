@@ -16,6 +16,10 @@ KEEP: Final = 20
 """Versions of a scope: see ``HVD_LEARNER_KEEP_VERSIONS``."""
 
 
+KEPT: Final = "kept"
+"""Origin of a policy that is in force, and no version any more."""
+
+
 @dataclass(frozen=True)
 class Registration:
     """A policy to be registered, and promoted if it is still ``against`` what it was judged.

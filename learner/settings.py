@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
 
 from decoder.contracts.settings import Settings
@@ -17,7 +18,8 @@ class LearnerSettings(Settings):
     model_config = SettingsConfigDict(env_prefix="HVD_LEARNER_", frozen=True, extra="forbid")
 
     mlflow_tracking_uri: str = Field(
-        default="sqlite:///mlruns/mlflow.db", description="the registry: MLflow's tracking URI"
+        default="sqlite:///mlruns/mlflow.db",
+        description="the registry: MLflow's tracking URI; a password in it is shown nowhere",
     )
     registry_prefix: str = Field(
         default="hvd-payoff-",
@@ -86,6 +88,17 @@ class LearnerSettings(Settings):
         ge=1,
         description="versions of a scope that stay; older ones without alias are retired",
     )
+
+    @field_validator("mlflow_tracking_uri")
+    @classmethod
+    def _has_a_port(cls, uri: str) -> str:
+        try:
+            _ = urlsplit(uri).port
+        except ValueError:  # whose words hold what stands in the port's place, be it of a password
+            raise ValueError(
+                "this is no address; '/', '@' and ':' of a password are written %2F, %40 and %3A"
+            ) from None
+        return uri
 
     @property
     def checkpoint_path(self) -> Path:

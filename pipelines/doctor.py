@@ -14,6 +14,7 @@ from typing import Final
 
 from decoder.contracts.bundle import ANY_SCOPE
 from decoder.contracts.errors import PolicyRefused, ProcessError
+from decoder.contracts.redacted import redacted
 from decoder.policy.first import SHIPPED, first_policy
 from pipelines import embedded, machine
 from pipelines.stack import broker
@@ -133,9 +134,9 @@ def registry() -> Check:
     if not uri:
         return Check("registry", _installed("mlflow") is not None, "started with the stack")
     if not uri.startswith("http"):
-        return Check("registry", True, uri)
+        return Check("registry", True, redacted(uri))
     ok = responds(f"{uri.rstrip('/')}/health")
-    found = f"{uri} {'answers' if ok else 'does not answer'}"
+    found = f"{redacted(uri)} {'answers' if ok else 'does not answer'}"
     return Check("registry", ok, found, f"start it, correct {TRACKING_VARIABLE}, or unset it")
 
 

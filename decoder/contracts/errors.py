@@ -12,6 +12,7 @@
     |-- TraceError        recorded generations cannot be read, or hold too little
     `-- ContractError     a message does not keep the contract of its topic
         |-- EventRefused  a draft-event record (counted by the reader, set aside)
+        |   `-- SchemaUnknown   of another feature schema (counted, passed over)
         `-- PolicyRefused a policy bundle (the one in force stays in force)
 
 A message says what was wrong, where, and what to do about it.
@@ -19,9 +20,17 @@ A message says what was wrong, where, and what to do about it.
 
 from __future__ import annotations
 
+from decoder.contracts.redacted import redacted
+
 
 class HvdError(Exception):
-    """Root of the project's errors; a command prints its message and exits with status 2."""
+    """Root of the project's errors; a command prints its message and exits with status 2.
+
+    No message holds a password of an address, whatever raised it.
+    """
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(redacted(message))
 
 
 class SettingsError(HvdError):
@@ -66,6 +75,18 @@ class EventRefused(ContractError):
     def __init__(self, message: str, reason: str = "malformed") -> None:
         super().__init__(message)
         self.reason = reason
+
+
+class SchemaUnknown(EventRefused):
+    """A draft-event record of another feature schema, whole otherwise for all that can be told.
+
+    Attributes:
+        schema: its schema's id.
+    """
+
+    def __init__(self, schema: str, known: str) -> None:
+        super().__init__(f"draft events of schema {schema}, this reader has {known}", "schema")
+        self.schema = schema
 
 
 class PolicyRefused(ContractError):

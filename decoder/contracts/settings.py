@@ -20,6 +20,7 @@ from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from decoder.contracts.errors import SettingsError
+from decoder.contracts.redacted import redacted
 from decoder.contracts.signature import SHORTEST
 
 PREFIXES = ("HVD_KAFKA_", "HVD_WORKER_", "HVD_LEARNER_")
@@ -97,7 +98,7 @@ class Settings(BaseSettings):
             field = ".".join(str(part) for part in first["loc"])
             if not field:  # of several together, whose values may be secret
                 raise SettingsError(str(first["ctx"]["error"])) from None
-            shown = _SHORT.repr(first.get("input"))
+            shown = _SHORT.repr(redacted(str(first.get("input"))))
             if field in cls.model_fields and not cls.model_fields[field].repr:
                 shown = "a secret"
             raise SettingsError(
@@ -228,7 +229,7 @@ def _servers_wrong(kafka: KafkaSettings) -> str:
         if not host or bare or not _PORT.fullmatch(port) or int(port) > 65535:
             return (
                 "HVD_KAFKA_BOOTSTRAP_SERVERS takes host:port, several with commas between them: "
-                f"{_SHORT.repr(address)} is none."
+                f"{_SHORT.repr(address.rpartition('@')[2])} is none."
             )
     return ""
 

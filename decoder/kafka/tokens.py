@@ -9,6 +9,7 @@ from typing import Any, Final
 from kafka.errors import KafkaConnectionError
 from kafka.net.sasl.oauth import AbstractTokenProvider
 
+from decoder.contracts.redacted import redacted
 from decoder.contracts.settings import KafkaSettings
 
 FETCH_SECONDS: Final = 5.0
@@ -59,8 +60,11 @@ class Tokens(AbstractTokenProvider):  # type: ignore[misc]
             told: dict[str, Any] = answer.raise_for_status().json()
             self._held = str(told["access_token"])
             life = float(told.get("expires_in", LIFE_SECONDS))
+        except httpx.InvalidURL:  # whose words hold a part of the address, be it of a password
+            url = redacted(str(kafka.sasl_oauth_token_url))
+            raise KafkaConnectionError(f"no token for Kafka: {url} is no address") from None
         except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
             raise KafkaConnectionError(
-                f"{kafka.sasl_oauth_token_url} gives no token for Kafka: {error!r}"
-            ) from error
+                redacted(f"{kafka.sasl_oauth_token_url} gives no token for Kafka: {error!r}")
+            ) from None  # which names the address as it is
         self._renew_at = time.monotonic() + RENEW_AT * life

@@ -13,6 +13,7 @@ charts        the pictures
 loadable      a version as ``mlflow.pyfunc.load_model`` takes it
 as_logged     the code that is logged with it, numpy alone
 moves         who moved which alias, when, and why
+fence         a learner's move, which takes nothing of a person's back
 connection    the client, and one kind of error
 ============  ======================================================================
 """

@@ -12,6 +12,8 @@ from urllib.parse import urlparse
 
 from decoder.contracts.errors import RegistryError
 
+log = logging.getLogger(__name__)
+
 _ENVIRONMENT: Final = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
@@ -48,7 +50,7 @@ class Connection:
         return self._known
 
     def experiment(self, name: str) -> str:
-        """The id of an experiment, which is made if it is new."""
+        """The id of an experiment, which is made if it is new, and restored if it was deleted."""
         if name not in self._experiments:
             found = self.client.get_experiment_by_name(name)
             self._experiments[name] = (
@@ -56,6 +58,12 @@ class Connection:
                 if found is None
                 else found.experiment_id
             )
+            if found is not None and found.lifecycle_stage == "deleted":
+                self.client.restore_experiment(found.experiment_id)
+                log.warning(
+                    "MLflow's experiment %s was deleted and is restored: nothing can be registered "
+                    "without it; rename it, and another is made", name,
+                )  # fmt: skip
         return self._experiments[name]
 
     def files(self, uri: str) -> Any:

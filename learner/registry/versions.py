@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any, Final
 from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import PolicyRefused, RegistryError
 from decoder.policy.probes import from_bytes, to_bytes
-from learner.registry import charts, lineage, loadable, moves, runs
+from learner.registry import charts, fence, lineage, loadable, moves, runs
 from learner.registry.connection import Connection
 from learner.registry.models import Models
 from learner.registry.standing import (
@@ -87,7 +87,12 @@ class Registry:
             if number is None:
                 run = runs.start(self._connection, policy, params, metrics, tags, window)
                 run_id = run.info.run_id
-                logged = runs.log_model(self._connection, run, policy, bundle, tags)
+                try:
+                    logged = runs.log_model(self._connection, run, policy, bundle, tags)
+                except Exception:
+                    with suppress(Exception):  # what went wrong first is what is told
+                        self._client.set_terminated(run_id, "FAILED")
+                    raise
                 self._client.set_terminated(run_id)
                 version = self._client.create_model_version(
                     name,
@@ -140,20 +145,45 @@ class Registry:
         self.move(scope, "champion", version, why.get("moved_by", ""), why.get("why", ""))
 
     def move(self, scope: str, alias: str, version: int | None, by: str, why: str) -> None:
-        """Let ``alias`` of ``scope`` name ``version``, or nothing, and keep who did so and why."""
+        """Let ``alias`` of ``scope`` name ``version``, or nothing, and keep who did so and why.
+
+        A person's move, which goes over all: its tag comes first, so that a learner that moves the
+        alias at the same moment finds it.
+        """
         with self._reaching(f"move {alias} to version {version}" if version else f"end {alias}"):
             name = self._models.known(scope)
-            model = self._client.get_registered_model(name)
-            if version is None:
-                self._client.delete_registered_model_alias(name, alias)
-            else:
-                self._client.set_registered_model_alias(name, alias, str(version))
-            was = model.aliases.get(alias)
-            before = None if was is None else int(was)
-            move = moves.Move(datetime.now(UTC), alias, before, version, by, why)
-            self._client.set_registered_model_tag(name, *moves.tag_of(move))
-            for key in moves.spare(model.tags):
+            was = fence.look(self._client, name, alias).named
+            move = moves.Move(datetime.now(UTC), alias, was, version, by, why)
+            key = self._keep(name, move)
+            try:
+                fence.write(self._client, name, alias, version)
+            except Exception:
                 self._client.delete_registered_model_tag(name, key)
+                raise
+
+    def move_over(
+        self, scope: str, alias: str, over: int | None, to: int | None, by: str, why: str
+    ) -> int | None:
+        """As :meth:`move`, of a learner: from ``over`` to ``to``, unless somebody else moves it
+        meanwhile. As :mod:`learner.registry.fence` does it.
+
+        Returns:
+            What the alias names then: ``to``, or what somebody else let it name.
+        """
+        with self._reaching(f"move {alias} to version {to}" if to else f"end {alias}"):
+            name = self._models.known(scope)
+            stands = fence.move_over(self._client, name, alias, over, to, by)
+            if stands == to:
+                self._keep(name, moves.Move(datetime.now(UTC), alias, over, to, by, why))
+            return stands
+
+    def _keep(self, name: str, move: moves.Move) -> str:
+        """Add the tag of ``move`` to a model, and take the oldest away; its key."""
+        key, told = moves.tag_of(move)
+        self._client.set_registered_model_tag(name, key, told)
+        for spare in moves.spare(self._client.get_registered_model(name).tags):
+            self._client.delete_registered_model_tag(name, spare)
+        return key
 
     def history(self, scope: str) -> list[moves.Move]:
         """The moves of aliases that went through here, oldest first."""

@@ -138,7 +138,7 @@ def responds(url: str) -> bool:
     """Whether an HTTP server on this machine answers ``url`` with success."""
     try:
         return httpx.get(url, timeout=2.0, verify=PLAIN).is_success
-    except httpx.HTTPError:
+    except (httpx.HTTPError, httpx.InvalidURL):
         return False
 
 

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from decoder.contracts.errors import ProcessError
+from decoder.contracts.redacted import for_anybody
 from decoder.contracts.topics import STATUS
 from pipelines import machine
 from pipelines.stack.running import Home, Ports, Stack, running
@@ -58,7 +59,7 @@ def greeting(stack: Stack, page: str, home: Home) -> str:
     places = {
         "API": f"{stack.api}/v1",
         "Page": page,
-        "MLflow": stack.tracking_uri,
+        "MLflow": for_anybody(stack.tracking_uri),
         "Kafka": kafka,
         "Logs": str(home.logs),
     }

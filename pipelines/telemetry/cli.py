@@ -175,11 +175,17 @@ def forget(
 
     kafka = KafkaSettings.load()
     pseudonyms = forgetting.pseudonyms_of(forgetting.name_from(tenant, _standard_input))
-    there = forgetting.found(kafka, pseudonyms)
-    told = forgetting.as_dict(pseudonyms, there) | {"deleted": False, "rows_of_exports": 0}
+    there, unreadable = forgetting.found(kafka, pseudonyms)
+    told = forgetting.as_dict(pseudonyms, there, unreadable) | {"deleted": False}
+    told["rows_of_exports"] = 0
     if not as_json:
         sought = ", ".join(pseudonyms)
         out.print(held_table(there) if there else f"Nothing of {sought} lies on the topics.")
+    for topic, count in unreadable.items():
+        _say(
+            f"{count} records of {topic} cannot be unpacked: whether it is in them is not known, "
+            "and they stay until age removes them."
+        )
     if delete and there:
         others = sum(each.others for each in there)
         if not yes:
@@ -228,6 +234,7 @@ def _told(counts: dict[str, int]) -> str:
     return (
         f"{counts['records']} records read, {counts['duplicates']} rows came twice, "
         f"{counts['missing']} records missing, {counts['refused']} refused"
+        + (f", {counts['unreadable']} that cannot be unpacked" if counts["unreadable"] else "")
     )
 
 

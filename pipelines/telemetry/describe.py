@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 from kafka.errors import UnknownTopicOrPartitionError
@@ -40,6 +40,7 @@ class Lying:
     sampled: int
     bytes_a_record: float
     rate: float  # records a second
+    unreadable: int = 0  # records, of the same sample, that cannot be unpacked
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,8 @@ def describe(kafka: KafkaSettings, sample: int = SAMPLE) -> Described:
             wanted = {p: range(max(s.start, s.stop - sample), s.stop) for p, s in lying.items()}
             sent: Times = defaultdict(list)
             sizes = []
-            for fetched in records(consumer, topic, wanted):
+            passed: list[int] = []
+            for fetched in records(consumer, topic, wanted, passed.append):
                 for record in fetched:
                     sent[record.partition].append(record.timestamp / 1e3)
                     sizes.append(len(record.value or b""))
@@ -90,7 +92,8 @@ def describe(kafka: KafkaSettings, sample: int = SAMPLE) -> Described:
                         last_status = max(last_status, status.time)
                         if isinstance(status, LearnerStatus):
                             spoke[status.process] = status
-            topics.append(_lying(topic, lying, sent, sizes))
+            topics.append(replace(_lying(topic, lying, sent, sizes), unreadable=sum(passed)))
+            intake.counts.unreadable += sum(passed) if topic is DRAFTS else 0
             raw = sum(sizes) if topic is DRAFTS else raw
     times = [at for each in decided.values() for at in each]
     return Described(

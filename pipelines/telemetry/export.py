@@ -21,6 +21,8 @@ from decoder.contracts.events import COLUMNS
 from decoder.contracts.features import FEATURES
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DRAFTS
+from learner.sequences import runs_of
+from learner.source import Mark, mark_of
 from pipelines.progress import Step
 from pipelines.settled import settle
 from pipelines.stack.interrupts import held
@@ -48,6 +50,7 @@ class Export:
     files: list[str] = field(default_factory=list)
     intake: Intake = field(default_factory=Intake)
     written: int = 0  # rows
+    marks: dict[int, Mark] = field(default_factory=dict)  # the last record read, by partition
 
     @property
     def counts(self) -> Counts:
@@ -81,13 +84,14 @@ def export(
         wanted = _wanted(consumer, found)
         whole, done = sum(map(len, wanted.values())), 0
         try:
-            for fetched in records(consumer, DRAFTS, wanted):
+            for fetched in records(consumer, DRAFTS, wanted, found.intake.pass_over):
                 with held():  # no interrupt between what is seen, what is in hand, and its offset
                     for record in fetched:
                         rows = found.intake.take(record.partition, record.value)
                         if rows is not None:
                             pieces.append(_inside(rows, found))
                         reached[record.partition] = record.offset + 1
+                        found.marks[record.partition] = mark_of(record)
                     if sum(map(len, pieces)) >= ROWS_A_FILE:
                         _write(folder, found, pieces, reached)
                 done += len(fetched)
@@ -123,10 +127,14 @@ def resumed(folder: Path, period: Period) -> Export:
             told["ended"],
             {int(partition): offset for partition, offset in told["offsets"].items()},
             told["files"],
-            Intake(Counts(**told["counts"]), Seen(kept["seen"]), map(tuple, kept["sequences"])),
+            Intake(Counts(**told["counts"]), Seen(kept["seen"]), runs_of(kept["sequences"])),
             told["rows"],
+            {
+                int(p): (int(at), int(stamp), int(crc))
+                for p, (at, stamp, crc) in told.get("marks", ())
+            },
         )
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
         raise TraceError(f"{path} is no note of an export: {error}") from error
     if found.period != period:
         raise TraceError(
@@ -142,12 +150,17 @@ def resumed(folder: Path, period: Period) -> Export:
 def _wanted(consumer: Any, found: Export) -> dict[int, range]:
     """Offsets to read: from where it stopped, or from the first that may matter."""
     lying = spans(consumer, DRAFTS)
-    for partition, offset in found.offsets.items():
-        if offset > lying.get(partition, range(0)).stop:
-            raise BrokerError(
-                f"{DRAFTS.name} was made anew since: partition {partition} ends before {offset}, "
-                "which was read already. Export into another folder."
-            )
+    anew = [p for p, at in found.offsets.items() if at > lying.get(p, range(0)).stop]
+    # one that has grown past what was read holds another record there
+    places = {p: range(at, at + 1) for p, (at, _, _) in found.marks.items() if not anew}
+    there = {p: place for p, place in places.items() if place.start in lying.get(p, ())}
+    for fetched in records(consumer, DRAFTS, there):
+        anew += [r.partition for r in fetched if mark_of(r) != found.marks[r.partition]]
+    if anew:
+        raise BrokerError(
+            f"{DRAFTS.name} was made anew since partition {anew[0]} was read. Export into another "
+            "folder."
+        )
     # An event is sent after the choice that it tells of: what was sent before is of before.
     first = since(consumer, DRAFTS, lying, found.began) if found.began is not None else lying
     return {
@@ -233,6 +246,7 @@ def _note(found: Export) -> str:
         "files": found.files,
         "counts": found.counts.as_dict(),
         "offsets": {str(partition): offset for partition, offset in sorted(found.offsets.items())},
+        "marks": list(found.marks.items()),
         "kept": {"seen": found.intake.seen.runs(), "sequences": found.intake.sequences.known()},
     }
     return json.dumps(told, indent=1) + "\n"

@@ -8,14 +8,15 @@ age gives up what others have there up to the tenant's last record.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from kafka import TopicPartition
-from kafka.errors import KafkaError
+from kafka.errors import KafkaError, UnknownTopicOrPartitionError
 
 from decoder.contracts.errors import BrokerError, SettingsError, TraceError
 from decoder.contracts.identity import Pseudonyms, is_pseudonym
@@ -97,8 +98,9 @@ def pseudonyms_of(tenant: str) -> tuple[str, ...]:
     return itself
 
 
-def found(kafka: KafkaSettings, pseudonyms: Sequence[str]) -> list[Held]:
+def found(kafka: KafkaSettings, pseudonyms: Sequence[str]) -> tuple[list[Held], dict[str, int]]:
     """Where ``pseudonyms`` are on the topics, as far as records lie there now; reads all of them.
+    And how many records of a topic cannot be unpacked: they may be there.
 
     Raises:
         BrokerError: the broker is away.
@@ -107,11 +109,15 @@ def found(kafka: KafkaSettings, pseudonyms: Sequence[str]) -> list[Held]:
     # They stand in JSON, and in what is none, as they are.
     sought = [pseudonym.encode() for pseudonym in pseudonyms]
     there: list[Held] = []
+    unreadable: Counter[str] = Counter()
     with reading(kafka, "forget") as consumer:
         for topic in SEARCHED:
-            lying = spans(consumer, topic)
+            try:
+                lying = spans(consumer, topic)
+            except UnknownTopicOrPartitionError:
+                continue  # nothing lies on it
             hits: dict[int, tuple[int, int, float]] = {}
-            for fetched in records(consumer, topic, lying):
+            for fetched in records(consumer, topic, lying, partial(_count, unreadable, topic.name)):
                 for record in fetched:
                     value = record.value or b""
                     if any(each in value for each in sought):
@@ -122,7 +128,11 @@ def found(kafka: KafkaSettings, pseudonyms: Sequence[str]) -> list[Held]:
                 others = upto - lying[partition].start - count
                 gone_at = newest + kept[topic.name] if topic.name in kept else 0.0
                 there.append(Held(topic.name, partition, count, upto, others, newest, gone_at))
-    return there
+    return there, dict(unreadable)
+
+
+def _count(counts: Counter[str], name: str, count: int) -> None:
+    counts[name] += count
 
 
 def delete(kafka: KafkaSettings, there: Sequence[Held]) -> None:
@@ -179,9 +189,12 @@ def _write_note(told: dict[str, Any], part: Path) -> None:
     part.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
 
 
-def as_dict(pseudonyms: Sequence[str], there: Sequence[Held]) -> dict[str, Any]:
+def as_dict(
+    pseudonyms: Sequence[str], there: Sequence[Held], unreadable: Mapping[str, int]
+) -> dict[str, Any]:
     """For JSON."""
-    return {"pseudonyms": [*pseudonyms], "held": [asdict(each) for each in there]}
+    held = [asdict(each) for each in there]
+    return {"pseudonyms": [*pseudonyms], "held": held, "unreadable": {**unreadable}}
 
 
 def _retentions(kafka: KafkaSettings) -> dict[str, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,10 +26,15 @@ class Counts:
     duplicates: int = 0  # events that came again
     refused: int = 0  # records that keep no contract
     missing: int = 0  # records passed over in a sequence
+    unreadable: int = 0  # records that cannot be unpacked
 
     def as_dict(self) -> dict[str, int]:
         """For JSON."""
         return asdict(self)
+
+
+LIVES: Final = 100_000
+"""Lives whose events are remembered, the ones heard of last: their names come from the topic."""
 
 
 class Seen:
@@ -57,7 +62,10 @@ class Seen:
             order = np.argsort(starts)
             starts, ends = starts[order], ends[order]
             begins = np.append(True, starts[1:] > ends[:-1])
+            self._runs.pop(life, None)
             self._runs[life] = (starts[begins], ends[np.append(begins[1:], True)])
+            if len(self._runs) > LIVES:
+                del self._runs[next(iter(self._runs))]
         return fresh
 
     def runs(self) -> dict[str, list[list[int]]]:
@@ -99,12 +107,16 @@ class Intake:
         self,
         counts: Counts | None = None,
         seen: Seen | None = None,
-        known: Iterable[tuple[str, int, int]] = (),
+        known: Iterable[tuple[str, int, int, int]] = (),
     ) -> None:
         """Go on from what an earlier one kept, if there was one."""
         self.counts = counts or Counts()
         self.seen = seen or Seen()
         self.sequences = Sequences(known, self.counts.missing)
+
+    def pass_over(self, count: int) -> None:
+        """Count records that cannot be unpacked."""
+        self.counts.unreadable += count
 
     def take(self, partition: int, value: bytes | None) -> Rows | None:
         """The events of a record that did not come before; None of one that keeps no contract."""

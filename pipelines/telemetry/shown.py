@@ -8,6 +8,7 @@ from datetime import datetime
 from rich.markup import escape
 from rich.table import Table
 
+from decoder.kafka.unpacking import LATEST_MS
 from pipelines.telemetry.describe import Described, Lying
 from pipelines.telemetry.forget import Held
 
@@ -20,6 +21,9 @@ def described(told: Described) -> Iterator[Table | str]:
     for topic in told.topics:
         table.add_row(*_row(topic))
     yield table
+    for topic in told.topics:
+        if topic.unreadable:
+            yield f"{topic.topic}: {topic.unreadable} records of the sample cannot be unpacked."
     counts = told.counts
     yield (
         f"Of the {counts['records']} draft records read: {counts['rows']} events in "
@@ -49,6 +53,8 @@ def held_table(there: Sequence[Held]) -> Table:
 
 
 def _moment(at: float) -> str:
+    if at > LATEST_MS / 1e3:  # a topic may keep records for longer than there are dates
+        return "never"
     return datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M")
 
 

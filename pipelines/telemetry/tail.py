@@ -43,7 +43,7 @@ def follow(
             span = lying[place.partition]
             consumer.seek(place, first.get(place.partition, range(span.stop, span.stop)).start)
         while True:
-            came = fetch(consumer)
+            came = fetch(consumer, passed=lambda batch: intake.pass_over(batch.upto - batch.offset))
             for record in came:
                 rows = intake.take(record.partition, record.value)
                 for row in rows.dictionaries() if rows is not None else ():

@@ -6,6 +6,8 @@ from urllib.parse import quote
 
 import httpx
 
+from decoder.contracts.redacted import for_anybody
+
 
 def versions_at(tracking_uri: str, scope: str, shown_at: str = "") -> str:
     """Address of MLflow's page of a version, but for its number, which comes last; "" where the
@@ -25,6 +27,6 @@ def versions_at(tracking_uri: str, scope: str, shown_at: str = "") -> str:
             timeout=2.0,
         )
         (model,) = answer.raise_for_status().json().get("registered_models", [])
-        return f"{shown_at or tracking_uri}/#/models/{quote(model['name'])}/versions/"
-    except (httpx.HTTPError, ValueError, KeyError, TypeError):
+        return f"{shown_at or for_anybody(tracking_uri)}/#/models/{quote(model['name'])}/versions/"
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError):
         return ""

@@ -35,6 +35,7 @@ from decoder.policy.pricing import (
 )
 from decoder.policy.rule import CACHE, MODEL, NONE, Choice, Situation, choose_each
 from decoder.policy.survival import BUCKET_OF, survival, yields_of
+from decoder.rate import LiveRate
 from tests.conftest import random_policy
 from tests.decoder.simulated import trusting_policy
 
@@ -282,9 +283,10 @@ tables = st.builds(
 
 
 @settings(max_examples=200, deadline=None)
-@given(tables, st.integers(1, 6000), st.integers(0, 9000), st.integers(0, 64), st.integers(0, 8))
+@given(tables, st.integers(1, 6000), st.integers(0, 9000), st.integers(0, 64), st.integers(0, 8),
+       st.integers(0, 6000))  # fmt: skip
 def test_the_compiled_prices_are_those_of_the_definition(
-    costs: CostTable, rows: int, drafts: int, length: int, drafted: int
+    costs: CostTable, rows: int, drafts: int, length: int, drafted: int, beside: int
 ) -> None:
     length = min(length, drafts)
     assert verifying(rows + drafts, costs.dense) == pytest.approx(costs.time(rows + drafts))
@@ -294,27 +296,28 @@ def test_the_compiled_prices_are_those_of_the_definition(
     )
     spent = costs.drafting(drafted, rows)
     for sharing in (1, rows):
-        assert part(rows, length, drafts, spent, sharing, costs.dense) == pytest.approx(
-            float(part_of(costs, rows, length, drafts, spent, sharing))
+        assert part(rows, length, drafts, spent, sharing, beside, costs.dense) == pytest.approx(
+            float(part_of(costs, rows, length, drafts, spent, sharing, beside))
         )
 
 
 @settings(max_examples=100, deadline=None)
-@given(tables, st.lists(st.integers(0, 64), min_size=1, max_size=40), st.integers(0, 8))
+@given(tables, st.lists(st.integers(0, 64), min_size=1, max_size=40), st.integers(0, 8),
+       st.integers(0, 3000))  # fmt: skip
 def test_what_the_requests_of_a_step_pay_adds_up_to_it(
-    costs: CostTable, lengths: list[int], drafted: int
+    costs: CostTable, lengths: list[int], drafted: int, beside: int
 ) -> None:
     rows, drafts = len(lengths), sum(lengths)
     asked = max(rows // 2, 1)
     spent = np.where(np.arange(rows) < asked, costs.drafting(drafted, rows), 0.0)
-    paid = part_of(costs, rows, lengths, drafts, spent, asked).sum()
-    assert paid == pytest.approx(step_time(costs, rows, drafts, drafted))
-    proposing = step_time(costs, rows, drafts, drafted, proposes=True)
+    paid = part_of(costs, rows, lengths, drafts, spent, asked, beside).sum()
+    assert paid == pytest.approx(step_time(costs, rows, drafts, drafted, beside=beside))
+    proposing = step_time(costs, rows, drafts, drafted, proposes=True, beside=beside)
     assert proposing - paid == pytest.approx(costs.own_us * rows)
-    assert plain_steps(costs, rows, drafts, drafted) == pytest.approx(
+    assert plain_steps(costs, rows, drafts, drafted, beside=beside) == pytest.approx(
         max(paid / costs.time(rows), 1.0)
     )
-    gain = gain_of(costs, rows, 3.0, drafts, drafted, rate=2.0)
+    gain = gain_of(costs, rows, 3.0, drafts, drafted, rate=2.0, beside=beside)
     assert gain == pytest.approx(3.0 * float(value_of(costs, rows, 2.0)) - paid + costs.time(rows))
 
 
@@ -332,6 +335,46 @@ def test_a_step_verifies_no_more_than_it_has_room_for(
     assert ((bound.arms == NONE) == (bound.lengths == 0)).all()
     if most >= free.lengths.sum() and kind != "survival":
         assert (bound.lengths == free.lengths).all()
+
+
+GPU = CostTable("gpu", (1, 256, MAX_TOKENS), (5_000.0, 5_500.0, 5_500.0 + 25.0 * 3_840))
+"""Memory bounds a step of up to 256 tokens, arithmetic a larger one."""
+
+
+def lengths_of(rows: int, hazard: float, rate: float, beside: int = 0) -> int:
+    """Tokens of each draft that are verified, where all have drafts of 16 that are alike."""
+    features = np.zeros((rows, NUM_FEATURES), np.float32)
+    features[:, FEATURES.index("draft_len")] = 16
+    chosen = choose(trusting_policy(hazard), features, np.arange(rows), rows, rows, GPU, rate, 0,
+                    beside=beside)  # fmt: skip
+    return round(float(chosen.lengths.mean()))
+
+
+@pytest.mark.parametrize("prompt", [512, 2_048])
+@pytest.mark.parametrize("hazard", [0.15, 0.3])
+@pytest.mark.parametrize("rows", [16, 64])
+def test_beside_prompts_drafts_are_as_long_as_brings_the_most_requests_a_second(
+    rows: int, hazard: float, prompt: int
+) -> None:
+    """So many requests at a time, each of ``prompt`` tokens, read in one step, and 400 to write."""
+
+    def committed(length: int) -> float:
+        return rows * (1.0 + sum((1.0 - hazard) ** j for j in range(1, length + 1)))
+
+    def time(beside: int, alone: int) -> float:
+        """Of a request, by the lengths of drafts beside prompts and in all other steps."""
+        steps = (400 - committed(beside)) / committed(alone)
+        return GPU.time(rows + prompt + beside * rows) + steps * GPU.time(rows + alone * rows)
+
+    rate = LiveRate()
+    for step in range(3_000):
+        reads = prompt if step % 50 == 0 else 0
+        length = lengths_of(rows, hazard, rate.value, reads)
+        taken = plain_steps(GPU, rows, rows * length, beside=reads)
+        rate.observe(round(committed(length)), rows, taken)
+    mine = lengths_of(rows, hazard, rate.value, prompt), lengths_of(rows, hazard, rate.value)
+    best = min(itertools.product(range(17), repeat=2), key=lambda lengths: time(*lengths))
+    assert time(*mine) < 1.002 * time(*best), (mine, best)
 
 
 def test_room_goes_where_it_buys_most() -> None:

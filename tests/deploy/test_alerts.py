@@ -6,15 +6,21 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
 
+from decoder.contracts.status import LearnerStatus, SideSums, WorkerStatus
 from decoder.telemetry import metrics as told
 from learner import metrics as learned
+from learner.loop import ESTABLISHED
+from tests.deploy.test_manifests import OVERLAYS, built, containers, needs_kubectl, pods
 
 ROOT = Path(__file__).parents[2]
 PROMETHEUS = ROOT / "deploy" / "prometheus"
@@ -39,6 +45,7 @@ W, L = '{worker="w"}', '{job="hvd-learner", instance="l"}'
 OF_SCOPE = '{job="hvd-learner", instance="l", scope="s"}'
 CASES = {
     "HvdWorkerDown": Case({'up{job="hvd-worker", instance="w"}': "1 0x4 1x4"}, 4, 6),
+    "HvdWorkerNotStarted": Case({'up{job="hvd-worker", instance="w"}': "0x40 1x4"}, 37, 43),
     "HvdPluginSilent": Case(
         {
             'up{job="hvd-worker", instance="w"}': "1x20",
@@ -67,10 +74,17 @@ CASES = {
         8,
         12,
     ),
-    "HvdFloorInForce": Case({'hvd_fallback{worker="w", arm="none"}': "0 1x20 0x9"}, 18, 24),
+    "HvdFloorInForce": Case(
+        {
+            'hvd_fallback{worker="w", arm="none"}': "0 1x60",
+            f"hvd_tokens_total{W}": "0+60x20 1200x50",  # then nobody asks for anything
+        },
+        18,
+        45,
+    ),
     "HvdFaults": Case({f"hvd_faults_total{W}": "0 0 2x30"}, 4, 20),
     "HvdDecisionSlow": Case({f"hvd_exposed_us_p50{W}": "400 9000x14 400x9"}, 13, 18),
-    "HvdLearnerDown": Case({f"up{L}": "1 0x6 1x6"}, 5, 9),
+    "HvdLearnerDown": Case({f"up{L}": "1 0x9 1x6"}, 8, 12),
     "HvdLearnerBehind": Case({f"hvd_learner_lag_seconds{L}": "0 300x9 0x9"}, 8, 13),
     "HvdRecordsSkipped": Case({f"hvd_learner_records_skipped_total{L}": "0 0 7x30"}, 4, 20),
     "HvdRecordsRefused": Case(
@@ -83,7 +97,21 @@ CASES = {
         20,
     ),
     "HvdRegistryAway": Case({f"hvd_learner_registry_away_seconds{L}": "0 60x6 0x9"}, 5, 9),
-    "HvdNobodyHoldsTheLease": Case({f"hvd_learner_holds_lease{OF_SCOPE}": "1 0x6 1x9"}, 5, 9),
+    "HvdRegistryRefuses": Case(
+        {
+            'hvd_learner_given_up_total{instance="l", reason="refused"}': "_x2 1x30",
+        },
+        4,
+        20,
+    ),
+    "HvdNobodyHoldsTheLease": Case(
+        {
+            f"hvd_learner_holds_lease{OF_SCOPE}": "0x20 1x9",
+            f"hvd_learner_drafts_consumed_total{OF_SCOPE}": f"{ESTABLISHED - 1}x9 {ESTABLISHED}x30",
+        },
+        15,
+        22,
+    ),
     "HvdTwoHoldTheLease": Case(
         {
             'hvd_learner_holds_lease{instance="a", scope="s"}': "1x20",
@@ -109,6 +137,22 @@ FURTHER = [
     (
         "HvdWorkerDown",
         Case({'up{job="hvd-worker", instance="w"}': "1 1 stale _x8 1x4"}, 6, 13),
+    ),
+    (
+        "HvdWorkerNotStarted",  # of none it is not known under which name it would be
+        Case({'up{job="kubernetes-pods", instance="w"}': "1x99"}, 37, 20),
+    ),
+    (
+        "HvdRecordsRefused",  # the checkpoint keeps the count
+        Case(
+            {
+                'hvd_learner_records_refused_total{instance="l", reason="range"}': (
+                    "_x2 9x20 stale _x12 9x5 11x30"
+                )
+            },
+            42,
+            37,
+        ),
     ),
     (
         "HvdEventsLost",
@@ -144,8 +188,11 @@ def test_every_alert_has_a_case_and_says_what_to_do() -> None:
 
 @needs_promtool
 def test_each_fires_and_is_over(tmp_path: Path) -> None:
-    tests = [_written(name, case) for name, case in [*CASES.items(), *FURTHER]]
-    file = tmp_path / "alerts.test.yml"
+    _run(tmp_path, [_written(name, case) for name, case in [*CASES.items(), *FURTHER]])
+
+
+def _run(folder: Path, tests: list[dict[str, Any]]) -> None:
+    file = folder / "alerts.test.yml"
     rules = str(PROMETHEUS / "alerts.yml")
     file.write_text(
         json.dumps({"rule_files": [rules], "evaluation_interval": "1m", "tests": tests})
@@ -173,6 +220,149 @@ def _written(name: str, case: Case) -> dict[str, Any]:
     }
 
 
+def pages() -> dict[str, str]:
+    """What processes show at rest, by job: of a scope with too few drafts to be anybody's."""
+    worker = WorkerStatus(
+        process="w", scope="s", time=1e9, publication=1, policy_version=1, sides={"on": SideSums()},
+        **{name: {"some": 0} for name in told.COUNTS_BY},
+    )  # fmt: skip
+    told.publish(worker, None)
+    registry = CollectorRegistry()
+    counts = {"refusals": {"some": 0}, "given_up": {"some": 0}, "losses": {"some": 0}}
+    learner = LearnerStatus(
+        process="l", scope="s", time=1e9, publication=1, drafts_consumed=ESTABLISHED - 1,
+        verdicts={"some": 0}, **counts,
+    )  # fmt: skip
+    registry.register(learned.StatusCollector(lambda: [learner]))
+    return {
+        "hvd-worker": generate_latest().decode(),
+        "hvd-learner": generate_latest(registry).decode(),
+    }
+
+
+def shown() -> dict[str, set[str]]:
+    """The names of the labels of each of our series, those of its target left out."""
+    return {
+        sample.name: set(sample.labels)
+        for page in pages().values()
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+        if sample.name.startswith("hvd_") and not sample.name.endswith("_created")
+    }
+
+
+def test_every_case_is_of_series_as_they_are_shown() -> None:
+    labels = shown()
+    for name, case in [*CASES.items(), *FURTHER]:
+        for series in case.series:
+            figure, _, rest = series.partition("{")
+            if figure != "up":
+                given = set(re.findall(r"(\w+)=", rest)) - {"job", "instance"}
+                assert given <= labels[figure], (name, series, labels[figure])
+
+
+def test_a_scope_is_somebodys_from_as_many_drafts_as_the_alert_says() -> None:
+    assert f">= {ESTABLISHED}" in ALERTS["HvdNobodyHoldsTheLease"]["expr"]
+
+
+def targets(folder: Path, overlay: str) -> list[dict[str, str]]:
+    """The labels under which Prometheus scrapes the pods of an overlay, by the shipped file."""
+    shipped = yaml.safe_load((PROMETHEUS / "kubernetes.yml").read_text())
+    (job,) = shipped["scrape_configs"]
+    (found,) = job.pop("kubernetes_sd_configs")
+    assert found == {"role": "pod", "namespaces": {"names": ["hvd"]}}
+    job["static_configs"] = []
+    for document, template in pods(built(overlay)):
+        assert document["metadata"]["namespace"] == "hvd"
+        for number in range(document["spec"]["replicas"]):
+            address = f"{document['metadata']['name']}-{number}"
+            for container in containers(template):
+                for port in container.get("ports", [{"name": "", "containerPort": 80}]):
+                    meta = {
+                        "namespace": "hvd",
+                        "pod_name": address,
+                        "pod_phase": "Running",
+                        "pod_container_port_name": port["name"],
+                        **{
+                            "pod_label_" + re.sub(r"\W", "_", key): value
+                            for key, value in template["metadata"]["labels"].items()
+                        },
+                    }
+                    labels = {f"__meta_kubernetes_{key}": value for key, value in meta.items()}
+                    at = [f"{address}:{port['containerPort']}"]
+                    job["static_configs"].append({"targets": at, "labels": labels})
+    file = folder / "prometheus.yml"
+    file.write_text(yaml.safe_dump({"scrape_configs": [job]}))
+    told = subprocess.run(
+        ["promtool", "check", "service-discovery", "--timeout=2s", file, job["job_name"]],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    kept = [one["labels"] for one in json.loads(told.stdout) if one["labels"]]
+    return [{k: v for k, v in one.items() if not k.startswith("__")} for one in kept]
+
+
+@needs_promtool
+@needs_kubectl
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_nothing_fires_at_rest_under_the_names_that_the_manifests_give(
+    overlay: str, tmp_path: Path
+) -> None:
+    found = targets(tmp_path, overlay)
+    assert sorted({one["job"] for one in found}) == ["hvd-learner", "hvd-worker"]
+    assert len(found) == len({one["instance"] for one in found}) == 4
+    rests = {series: f"{value}x60" for series, value in scraped(found).items()}
+    up = [_series("up", one) for one in found]
+    starting = _series("up", {"job": "hvd-worker", "instance": "hvd-worker-new"})
+    fresh = {up[0]: "0x30 1x30", starting: "_x30 0x30"}  # a start takes half an hour at most
+    for name, series in ("rests", rests), ("starts", {**rests, **fresh}):
+        silent(tmp_path, name, series, 60)
+    broken = {**rests, **dict.fromkeys(up, "1x5 0x55")}
+    fires(tmp_path, broken, {"HvdWorkerDown", "HvdLearnerDown"}, 15)
+
+
+def scraped(found: list[dict[str, str]]) -> dict[str, str]:
+    """What each target shows at rest, by series."""
+    all_pages, series = pages(), {}
+    for one in found:
+        series[_series("up", one)] = "1"
+        for family in text_string_to_metric_families(all_pages[one["job"]]):
+            for sample in family.samples:
+                labels = {**sample.labels, **one}
+                labels |= {"worker": one["instance"]} if "worker" in labels else {}
+                series[_series(sample.name, labels)] = f"{sample.value:f}"
+    return series
+
+
+def _series(name: str, labels: Mapping[str, str]) -> str:
+    return name + "{" + ",".join(f'{key}="{value}"' for key, value in labels.items()) + "}"
+
+
+def silent(folder: Path, name: str, series: Mapping[str, str], minutes: int) -> None:
+    fires(folder, series, set(), *range(0, minutes, 5), name=name)
+
+
+def fires(
+    folder: Path, series: Mapping[str, str], alerts: set[str], *minutes: int, name: str = "broken"
+) -> None:
+    expr = 'count by (alertname) (ALERTS{alertstate="firing"})'
+    tests = {
+        "name": name,
+        "interval": "1m",
+        "input_series": [{"series": s, "values": values} for s, values in series.items()],
+        "promql_expr_test": [
+            {
+                "expr": f"{expr} * 0",
+                "eval_time": f"{minute}m",
+                "exp_samples": [
+                    {"labels": f'{{alertname="{alert}"}}', "value": 0} for alert in sorted(alerts)
+                ],
+            }
+            for minute in minutes
+        ],
+    }
+    _run(folder, [tests])
+
+
 @needs_promtool
 def test_the_shipped_configuration_is_sound() -> None:
     for command in ("check", "config"), ("check", "rules"):
@@ -189,7 +379,7 @@ def figures() -> set[str]:
     worker |= {"serving", "fallback", "side_tokens_total", "side_seconds_total"}
     learner = {f"{name}_total" for name in (*learned.COUNTS, *learned.SCOPE_COUNTS)}
     learner |= {*learned.LEVELS, *learned.SCOPE_LEVELS}
-    learner |= {"records_refused_total", "events_lost_total", "verdicts_total"}
+    learner |= {"records_refused_total", "events_lost_total", "verdicts_total", "given_up_total"}
     learner |= {"registry_away_seconds", "lease_known"}
     return {f"hvd_{name}" for name in worker} | {f"hvd_learner_{name}" for name in learner}
 

@@ -49,8 +49,13 @@ def built(overlay: str) -> list[dict[str, Any]]:
 def pods(documents: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """Each object that makes pods, with their template."""
     for document in documents:
-        if document["kind"] in ("Deployment", "StatefulSet", "Job"):
+        if document["kind"] in ("Deployment", "StatefulSet"):
             yield document, document["spec"]["template"]
+
+
+def containers(template: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """All of a pod, those that run before the others first."""
+    return [*template["spec"].get("initContainers", []), *template["spec"]["containers"]]
 
 
 @pytest.mark.parametrize("file", CONTAINERFILES, ids=lambda file: file.name)
@@ -117,7 +122,8 @@ def test_every_image_is_pinned() -> None:
 def test_manifests_are_valid_by_the_schemas_of_the_api(overlay: str) -> None:
     documents = built(overlay)
     kinds = {document["kind"] for document in documents}
-    assert {"Deployment", "StatefulSet", "Job", "PodDisruptionBudget", "NetworkPolicy"} <= kinds
+    assert {"Deployment", "StatefulSet", "PodDisruptionBudget", "NetworkPolicy"} <= kinds
+    assert not kinds & {"Job", "Pod", "ReplicaSet"}, "what may not be changed is not applied twice"
     for document in documents:
         validate(document, KUBERNETES, strict=True)
 
@@ -154,11 +160,12 @@ def test_what_belongs_together_is_named_alike(overlay: str) -> None:
         for volume in volumes.values():
             if "configMap" in volume:
                 assert ("ConfigMap", volume["configMap"]["name"]) in named
-        for container in spec["containers"]:
+        for container in containers(template):
             assert {mount["name"] for mount in container["volumeMounts"]} <= known
+        for container in spec["containers"]:
             ports = {port["name"] for port in container.get("ports", [])}
             for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-                assert document["kind"] == "Job" or container[probe]["httpGet"]["port"] in ports
+                assert container[probe]["httpGet"]["port"] in ports
 
 
 @needs_kubectl
@@ -168,7 +175,7 @@ def test_every_pod_keeps_the_restricted_standard(overlay: str) -> None:
         spec = template["spec"]
         assert not spec["enableServiceLinks"] and not spec["automountServiceAccountToken"]
         assert spec["securityContext"]["runAsNonRoot"]
-        for container in spec["containers"]:
+        for container in containers(template):
             assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
             assert not container["securityContext"]["allowPrivilegeEscalation"]
             assert container["resources"]["limits"]["memory"]
@@ -178,12 +185,30 @@ def of_pods(overlay: str) -> Iterator[tuple[str, Mapping[str, str]]]:
     """The environment of each process of the manifests."""
     documents = built(overlay)
     maps = {d["metadata"]["name"]: d.get("data") for d in documents if d["kind"] == "ConfigMap"}
-    for document, template in pods(documents):
-        container = template["spec"]["containers"][0]
-        given = {e["name"]: e.get("value", "pod") for e in container.get("env", [])}
-        for source in container["envFrom"]:
-            given |= maps[source["configMapRef"]["name"]]
-        yield document["metadata"]["name"], given
+    for _, template in pods(documents):
+        for container in containers(template):
+            given = {e["name"]: e.get("value", "pod") for e in container.get("env", [])}
+            for source in container["envFrom"]:
+                given |= maps[source["configMapRef"]["name"]]
+            yield container["name"], given
+
+
+@needs_kubectl
+def test_each_part_logs_in_as_itself_with_a_password_of_its_own() -> None:
+    users = {name: given["HVD_KAFKA_SASL_PLAIN_USERNAME"] for name, given in of_pods(OVERLAYS[1])}
+    assert users == {"worker": "hvd-worker", "learner": "hvd-learner", "topics": "hvd-topics"}
+    for _, template in pods(built(OVERLAYS[1])):
+        held = {
+            v["name"]: v["secret"]["secretName"]
+            for v in template["spec"]["volumes"]
+            if "secret" in v
+        }
+        for container in containers(template):
+            mounted = {m["mountPath"]: held.get(m["name"]) for m in container["volumeMounts"]}
+            assert mounted["/run/secrets/hvd"] == users[container["name"]]
+    rights = (DEPLOY / "README.md").read_text()
+    for user in users.values():
+        assert f"User:{user}" in rights, f"nothing says what {user} may do"
 
 
 def test_every_container_takes_its_environment(

@@ -27,6 +27,7 @@ from kafka import TopicPartition
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DRAFTS, POLICY, policy_key
 from decoder.kafka.clients import close, open_admin, open_producer
+from learner.loop import ESTABLISHED
 from pipelines import embedded, machine
 from pipelines.stack import processes
 from pipelines.stack.processes import Child
@@ -332,6 +333,8 @@ def test_a_registry_that_is_away_fires_and_ends(observed: Observed) -> None:
 
 def test_a_broker_that_is_away_fires_and_ends(observed: Observed, traffic: None) -> None:
     alerts = ("HvdEventsSpilling", "HvdNobodyHoldsTheLease")
+    established = f"max(hvd_learner_drafts_consumed_total) >= {ESTABLISHED}"
+    until(lambda: observed.query(established), "that the scope is somebody's")
     # a lease may lapse for a moment on a busy machine
     until(lambda: not any(map(observed.fires, alerts)), "leases and an empty file")
     time.sleep(2)  # the embedded broker saves its topics every second

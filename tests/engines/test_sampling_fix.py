@@ -16,6 +16,9 @@ import pytest
 import torch
 
 from decoder.engines.vllm.sampling import (
+    COUNTING_ROW,
+    Written,
+    apply_penalties,
     expand_batch_to_tokens,
     in_pieces,
     sparing_generators,
@@ -55,6 +58,13 @@ try:
     seen["kept"] = constrained(AskedTopK, [2, 1, 1]).isfinite().tolist()
 except Exception as error:
     seen["error"] = str(error)
+from vllm import SamplingParams
+from vllm.exceptions import VLLMValidationError
+for beside in (None, "drafts"):
+    try:
+        SamplingParams(logprob_token_ids=[5])._validate_spec_decode(beside)
+    except VLLMValidationError as error:
+        seen["refused"] = [beside, str(error)]
 print(json.dumps(seen))
 """
 
@@ -122,6 +132,11 @@ def test_top_k_survives_a_step_without_drafts(mended: dict[str, Any]) -> None:
     assert mended["empty"] == [0, 4]
 
 
+def test_probabilities_of_named_tokens_are_refused_beside_drafts(mended: dict[str, Any]) -> None:
+    beside, sentence = mended["refused"]
+    assert beside == "drafts" and sentence.startswith("logprob_token_ids are not supported")
+
+
 @pytest.mark.long
 def test_vllm_alone_has_both_faults() -> None:
     alone = seen(UNLUCKY)
@@ -179,3 +194,48 @@ def test_a_seeded_request_whose_prompt_is_read_in_parts_ends_nothing() -> None:
         bookkeeping(runner)
     assert sparing_generators(bookkeeping)(runner) == "kept"
     assert runner.input_batch.generators is generators
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.filterwarnings("ignore")  # of what vLLM imports
+def test_penalties_are_vllms_own_and_touch_a_few_rows_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    from vllm.model_executor.layers import utils
+    from vllm.v1.sample.rejection_sampler import RejectionSampler
+
+    lots, vocabulary, requests, at_once = torch.Generator().manual_seed(seed), 11, 6, 2
+
+    def some(most: int) -> list[int]:
+        n = int(torch.randint(0, most, (1,), generator=lots))
+        return torch.randint(0, vocabulary, (n,), generator=lots).tolist()  # type: ignore[no-any-return]
+
+    drafts = [some(6) for _ in range(requests)]
+    counts = [len(draft) for draft in drafts]
+    on = torch.tensor([0, 1, 0, 1, 0, 1]).float()
+    asked = SimpleNamespace(
+        no_penalties=False, output_token_ids=[some(20) for _ in range(requests)],
+        spec_token_ids=drafts, prompt_token_ids=torch.randint(0, vocabulary + 1, (requests, 9)),
+        presence_penalties=on * torch.randn(requests, generator=lots),
+        frequency_penalties=on * torch.randn(requests, generator=lots),
+        repetition_penalties=1 + on * torch.rand(requests, generator=lots),
+    )  # fmt: skip
+    metadata = SimpleNamespace(num_draft_tokens=counts)
+    repeat = torch.arange(requests).repeat_interleave(torch.tensor(counts))
+    logits = torch.randn(sum(counts), vocabulary, generator=lots)
+    lists = RejectionSampler._combine_outputs_with_spec_tokens(asked.output_token_ids, drafts)
+    assert list(Written.of(asked.output_token_ids, drafts)) == lists
+    theirs = RejectionSampler.apply_penalties(logits.clone(), asked, metadata, repeat, lists)
+    touched, real = [], utils.apply_penalties
+
+    def counted(rows: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        touched.append(len(rows))
+        return real(rows, *rest)
+
+    monkeypatch.setattr(utils, "apply_penalties", counted)
+    budget = 4 * vocabulary * COUNTING_ROW * at_once
+    monkeypatch.setattr("decoder.engines.vllm.sampling.COUNTING_BYTES", budget)
+    ours = apply_penalties(logits.clone(), asked, metadata, repeat, lists)
+    assert torch.equal(ours, theirs)
+    assert max(touched, default=0) <= at_once
+    assert sum(touched) == sum(counts[1::2])

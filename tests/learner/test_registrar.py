@@ -135,7 +135,7 @@ def test_what_nobody_could_read_is_dropped(
     while desk.waiting():
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    assert versions(registry) == 1 and "nobody could read is dropped" in caplog.text
+    assert versions(registry) == 1 and "nobody could read is given up" in caplog.text
 
 
 def test_what_mlflow_refuses_for_good_stands_in_nobodys_way(

@@ -20,6 +20,7 @@ from decoder.contracts.features import FEATURES
 from decoder.contracts.settings import KafkaSettings
 from pipelines import machine
 from pipelines.telemetry import export as module
+from pipelines.telemetry import rows
 from pipelines.telemetry.export import NOTE, Export, export
 from pipelines.telemetry.reading import moment
 from pipelines.telemetry.rows import Seen
@@ -59,6 +60,7 @@ def test_each_event_is_there_once_and_the_rest_is_counted(
     assert numbers_in(tmp_path / "out") == EVENTS
     assert found.counts.as_dict() == {
         "records": 15, "rows": 100, "duplicates": 15, "refused": 4, "missing": 2,
+        "unreadable": 0,
     }  # fmt: skip
     row = next(r for r in lying_in(tmp_path / "out") if (r["worker"], r["number"]) == ("one", 13))
     assert (row["life"], row["accepted"], row["arm"]) == (ONE.life, 5, "cache")
@@ -156,6 +158,15 @@ def test_a_topic_that_was_made_anew_is_said(filled: KafkaSettings, tmp_path: Pat
         export(filled, tmp_path / "out", quiet)
 
 
+def test_so_is_one_that_has_grown_past_what_was_read(filled: KafkaSettings, tmp_path: Path) -> None:
+    export(filled, tmp_path / "out", quiet)
+    assert export(filled, tmp_path / "out", quiet).written == 100
+    spread(filled)
+    produce(filled, [(p, record(ONE, n, 10 * n)) for n in range(20) for p in range(3)])
+    with pytest.raises(BrokerError, match="made anew"):
+        export(filled, tmp_path / "out", quiet)
+
+
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     nowhere = KafkaSettings(bootstrap_servers=f"127.0.0.1:{machine.free_port()}")
     (tmp_path / "mine.txt").write_text("mine")
@@ -216,3 +227,12 @@ def test_a_full_disk_is_said_and_loses_nothing(
     monkeypatch.setattr(module, "settle", settle)
     found: Export = export(filled, tmp_path / "out", quiet)
     assert numbers_in(tmp_path / "out") == EVENTS and found.counts.records == 15
+
+
+def test_of_made_up_lives_only_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "LIVES", 50)
+    seen = rows.Seen()
+    for number in range(500):
+        assert seen.admit("live", np.array([number])).all()
+        assert seen.admit(f"made up {number}", np.array([0])).all()
+    assert not seen.admit("live", np.array([7])).any() and len(seen.runs()) == 50

@@ -18,7 +18,9 @@ from decoder.contracts.topics import DEAD, DRAFTS, TRIALS
 from decoder.kafka.clients import close, open_producer
 from pipelines.cli import app
 from pipelines.telemetry.export import export
-from pipelines.telemetry.forget import pseudonyms_of
+from pipelines.telemetry.forget import Held, pseudonyms_of
+from pipelines.telemetry.shown import held_table
+from tests import raw_batches as raw
 from tests.pipelines.telemetry.conftest import lying
 from tests.pipelines.telemetry.records import ONE, events, produce, record, spread
 
@@ -89,6 +91,20 @@ def test_records_up_to_its_last_are_deleted_if_that_is_asked_for(filled: KafkaSe
     )
     assert sorted((r.partition, r.offset) for r in left[DRAFTS.name]) == [(0, 2), (1, 0)]
     assert f"Nothing of {ACME}" in asked("--tenant", ACME).stdout
+
+
+@pytest.mark.parametrize("stamp", [-(2**60), -1, 1_700_000_000, 10**15 * 2, 2**62])
+def test_rows_are_found_and_deleted_whatever_their_stamp(filled: KafkaSettings, stamp: int) -> None:
+    assert raw.put(filled, DRAFTS.name, raw.sound([of_acme(3, 60)], "gzip", stamp)) == [0]
+    shown = asked("--tenant", ACME, "--delete-records", "--yes")
+    assert "Deleted" in shown.stderr and "Records that hold it" in shown.stdout
+    left = [r.value for r in lying(filled)[DRAFTS.name]]
+    assert not any(ACME.encode() in value for value in left)
+
+
+def test_a_topic_that_keeps_its_records_for_longer_than_there_are_dates_is_shown() -> None:
+    held_there = Held(DRAFTS.name, 0, 1, 1, 0, 1.7e9, (2**63 - 1) / 1e3)
+    assert [*held_table([held_there]).columns[-1].cells] == ["never"]
 
 
 def test_an_export_loses_its_rows_and_they_do_not_come_back(

@@ -30,3 +30,14 @@ def test_the_command_prints_what_it_measured() -> None:
         assert run["events"] == -(-20_000 // RECORD) * RECORD and run["events_per_s"] > 0
         assert run["rss_mb"] >= run["rss_mb_after_1m"] > 0 and run["rss_mb_after_10m"] is None
     assert (found["scopes"], found["ten_scopes"]["scopes"]) == (1, 10)
+
+
+def test_a_decision_is_timed_for_every_kind_of_policy() -> None:
+    command = ["bench", "decide", "--rounds", "100"]
+    done, shown = (CliRunner().invoke(app, [*command, *more]) for more in (["--json"], []))
+    assert done.exit_code == shown.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert list(found) == ["survival", "payoff", "frequency"]
+    for kind, timing in found.items():
+        assert timing["kind"] == kind and all(v > 0 for k, v in timing.items() if k != "kind")
+    assert "survival p50 us batch1" in shown.output

@@ -1,0 +1,245 @@
+"""What people do in MLflow by hand, and servers that refuse: each is one sentence, what was good
+last stays in force, and nobody ends. With a real MLflow."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from decoder.contracts.errors import RegistryError
+from learner import registrar
+from learner.moves import Move, Moved, carry_out
+from learner.registrar import Registrar
+from learner.registrations import Registration, Seen, Settled
+from learner.registry import Registry, digest_of, fence
+from learner.registry.runs import EXPERIMENT
+from pipelines.machine import free_port
+from tests.conftest import random_policy, until
+from tests.learner.proxied import mlflow_server, proxied
+from tests.learner.stage import SERVED, WARNINGS, Stage, client_of
+from tests.learner.stream import SCOPE
+
+pytestmark = WARNINGS
+
+FIRST, WINNER = (random_policy(seed, "ab12", 0) for seed in (0, 1))
+
+
+@pytest.fixture
+def desk(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> Iterator[Registrar]:
+    yield from standing_desk(registry, monkeypatch)
+
+
+def standing_desk(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> Iterator[Registrar]:
+    """First policy and champion is version 1."""
+    monkeypatch.setattr(registrar, "FOLLOW_SECONDS", 0.05)
+    monkeypatch.setattr(registrar, "RETRY_SECONDS", 0.05)
+    made = Registrar(registry, lambda scope: True)
+    made.hand(Registration(FIRST))
+    made.start()
+    assert settled(made).version == 1
+    yield made
+    made.close()
+
+
+def settled(desk: Registrar) -> Settled:
+    found: list[Settled] = []
+    until(lambda: found or found.extend(a for a in desk.answers() if isinstance(a, Settled)))
+    return found[0]
+
+
+def lines(caplog: pytest.LogCaptureFixture, level: int = logging.WARNING) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.levelno >= level]
+
+
+def test_a_deleted_experiment_is_restored_and_told_once(
+    desk: Registrar, registry: Registry, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = client_of(registry)
+    client.delete_experiment(client.get_experiment_by_name(EXPERIMENT).experiment_id)
+    for seed in (1, 2):
+        winner = random_policy(seed, "ab12", 0)
+        against = registry.digest("ab12", registry.standing("ab12").champion or 0)
+        desk.hand(Registration(winner, against=against))
+        assert settled(desk).refusal == ""
+    assert client.get_experiment_by_name(EXPERIMENT).lifecycle_stage == "active"
+    assert sum("was deleted" in line and "restored" in line for line in lines(caplog)) == 1
+
+
+def test_a_renamed_experiment_is_its_owners(desk: Registrar, registry: Registry) -> None:
+    client = client_of(registry)
+    renamed = client.get_experiment_by_name(EXPERIMENT).experiment_id
+    client.rename_experiment(renamed, "mine")
+    again = Registry(registry.tracking_uri)
+    assert again.register(WINNER) == 2
+    assert client.get_experiment_by_name(EXPERIMENT).experiment_id != renamed
+    assert digest_of(again.load("ab12", 1)) == digest_of(FIRST)
+
+
+def test_a_deleted_model_is_made_anew_with_what_is_handed_over(
+    desk: Registrar, registry: Registry
+) -> None:
+    client_of(registry).delete_registered_model(registry.model_name("ab12"))
+    desk.hand(Registration(FIRST))
+    assert settled(desk).version == 1 and registry.standing("ab12").champion == 1
+
+
+def gone_model(stage: Stage) -> None:
+    client_of(stage.registry).delete_registered_model(stage.registry.model_name(SCOPE))
+
+
+def gone_version(stage: Stage) -> None:
+    client_of(stage.registry).delete_model_version(stage.registry.model_name(SCOPE), "1")
+
+
+def gone_alias(stage: Stage) -> None:
+    stage.name("champion", None)
+
+
+@pytest.mark.parametrize("gone", [gone_model, gone_version, gone_alias])
+def test_what_is_in_force_stays_where_its_version_is_gone(
+    stage: Stage,
+    gone: Callable[[Stage], None],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(fence, "UNDER_WAY", timedelta(0))  # it was promoted a moment ago
+    learner = stage.learner("off")
+
+    def serves() -> bool:
+        last = learner.publisher.published.last(SCOPE)
+        return last is not None and learner.scopes.awake[SCOPE].version == last.version
+
+    def step_until(done: Callable[[], bool]) -> None:
+        until(done, turn=learner.step)
+
+    step_until(lambda: SCOPE in learner.scopes.awake and serves())
+    gone(stage)
+
+    def again() -> bool:
+        standing = stage.registry.standings().get(SCOPE)
+        return standing is not None and standing.champion is not None
+
+    step_until(again)
+    champion = stage.standing.champion
+    assert champion is not None
+    step_until(lambda: serves() and learner.scopes.awake[SCOPE].version == champion)
+    assert stage.registry.digest(SCOPE, champion) == digest_of(SERVED)
+    assert sum("no champion any more" in line for line in lines(caplog)) == 1
+
+
+def test_a_run_that_was_deleted_costs_a_picture_at_most(
+    registry: Registry, caplog: pytest.LogCaptureFixture
+) -> None:
+    for policy in (FIRST, WINNER):
+        registry.register(policy, {"p": 1}, {"mae": 0.5})
+    registry.promote("ab12", 1)
+    client = client_of(registry)
+    for version in registry.versions("ab12"):
+        client.delete_run(version.run)
+    points = [(1e9 + k, 1.0, 0.9, 1.1) for k in range(4)]
+    tags = {2: {"trial": "promoted"}}
+    done = carry_out(registry, Move("ab12", "l", "won", tags, over=1, to=2, points=points))
+    assert not done.refusal and registry.standing("ab12").champion == 2
+    figures, params = registry.figures(registry.versions("ab12")[0])
+    assert (figures["mae"], params["p"]) == (0.5, "1")
+    assert digest_of(registry.load("ab12", 2)) == digest_of(WINNER)
+    assert not lines(caplog, logging.ERROR)
+
+
+def test_a_trial_whose_version_is_gone_ends_and_nothing_else(
+    desk: Registrar, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registrar, "TRIES", 2)
+    registry.register(WINNER)
+    client_of(registry).delete_model_version(registry.model_name("ab12"), "2")
+    desk.move(Move("ab12", "l", "won", {2: {"trial": "promoted"}}, over=1, to=2))
+    found: list[Moved] = []
+    until(lambda: found or found.extend(a for a in desk.answers() if isinstance(a, Moved)))
+    assert found[0].refusal and registry.standing("ab12").champion == 1
+    assert desk.given_up["refused"] == 1
+
+
+def test_a_version_that_is_none_of_ours_under_champion_is_told_and_serves_nothing(
+    desk: Registrar, registry: Registry, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    client, name = client_of(registry), registry.model_name("ab12")
+    (tmp_path / "strange").mkdir()
+    made = client.create_model_version(name, (tmp_path / "strange").as_uri())
+    client.set_registered_model_alias(name, "champion", made.version)
+    desk.ask([("ab12", int(made.version))])
+    until(lambda: any(f"version {made.version}" in line for line in lines(caplog)))
+    time.sleep(0.3)
+    told = [line for line in lines(caplog) if f"version {made.version}" in line]
+    assert len(told) == 1 and "\n" not in told[0] and "what is served stays" in told[0]
+    assert not [a for a in desk.answers() if not isinstance(a, Seen)]
+
+
+def test_artefacts_that_cannot_be_written_or_read_are_one_sentence(
+    desk: Registrar,
+    registry: Registry,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(registrar, "TRIES", 3)
+    artefacts = Path(registry.tracking_uri.removeprefix("sqlite:///")).parent / "artifacts"
+    shutil.move(artefacts, artefacts.with_name("away"))
+    artefacts.write_text("no folder")
+    desk.hand(Registration(WINNER, against=digest_of(FIRST)))
+    desk.ask([("ab12", 1)])
+    until(lambda: not desk.waiting())
+    assert desk.given_up["refused"] == 1 and not desk.away_since
+    (told,) = lines(caplog, logging.ERROR)
+    assert "given up" in told and "what is served stays" in told and "\n" not in told
+    assert not any(record.exc_info for record in caplog.records)
+    assert registry.standing("ab12").champion == 1
+    client = client_of(registry)
+    held = client.get_experiment_by_name(EXPERIMENT)
+    states = {run.info.status for run in client.search_runs([held.experiment_id])}
+    assert states == {"FINISHED", "FAILED"}, "none is left as if it were under way"
+    artefacts.unlink()
+    shutil.move(artefacts.with_name("away"), artefacts)
+    desk.hand(Registration(WINNER, against=digest_of(FIRST)))
+    assert settled(desk).version == 2
+
+
+def test_a_server_that_lets_nobody_write_costs_the_candidate_and_nothing_else(
+    registry: Registry,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(registrar, "TRIES", 3)
+    home = Path(registry.tracking_uri.removeprefix("sqlite:///")).parent
+    with (
+        mlflow_server(home, free_port()) as url,
+        proxied(int(url.rpartition(":")[2])) as proxy,
+        contextmanager(standing_desk)(Registry(proxy.url), monkeypatch) as desk,
+    ):
+        proxy.watch(lambda _, path: 403 if path.endswith(("create", "alias", "tag")) else None)
+        desk.hand(Registration(WINNER, against=digest_of(FIRST)))
+        desk.move(Move("ab12", "l", "why", {1: {"watch": "kept"}}))
+        until(lambda: not desk.waiting() and desk.given_up["refused"] == 2)
+        told = lines(caplog, logging.ERROR)
+        assert len(told) == 2 and all("403" in line and "\n" not in line for line in told)
+        assert registry.standing("ab12").champion == 1 and not desk.away_since
+        proxy.watch(lambda _, path: None)
+        desk.hand(Registration(WINNER, against=digest_of(FIRST)))
+        assert settled(desk).version == 2
+
+
+def test_what_cannot_be_found_is_one_sentence(registry: Registry) -> None:
+    registry.register(FIRST)
+    for ask in (
+        lambda: registry.load("ab12", 9),
+        lambda: registry.standing("cd34"),
+        lambda: registry.move_over("ab12", "champion", None, 9, "l", ""),
+    ):
+        with pytest.raises(RegistryError) as told:
+            ask()
+        assert "\n" not in str(told.value)
