@@ -7,12 +7,12 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import httpx
 
-from pipelines.bench.serve.load import Load, Reply, answer
+from pipelines.bench.serve.load import body, chunks
 from pipelines.stack.running import PLAIN
 from pipelines.workloads import Prompt
 
@@ -27,28 +27,36 @@ read: no server can close one otherwise."""
 
 @dataclass(frozen=True)
 class Seen:
-    """The answer to a request, ``refused`` so often before; times by ``time.monotonic``."""
+    """The answer to a request, or why it ended early; times by ``time.monotonic``."""
 
-    prompt: int
     began: float
     ended: float
-    refused: int
     tokens: tuple[int, ...]
     error: str
+    prompt: int = 0
+    refused: int = 0  # times that it was sent again
 
 
-def answer_of(api: str, model: str, prompt: Prompt) -> Reply:
-    """The answer to ``prompt``, or why there is none."""
-    load = Load(model, MAX_TOKENS, time.monotonic, 0.0)
-    with httpx.Client(base_url=api, timeout=SILENCE_S, verify=PLAIN) as connection:
-        return answer(connection, load, prompt.id, prompt.messages)[0]
+def answer_of(api: str, model: str, prompt: Prompt) -> Seen:
+    """The answer to ``prompt``; never raises."""
+    url, asked = f"{api}/v1/chat/completions", body(prompt.messages, model, MAX_TOKENS)
+    began, tokens, error = time.monotonic(), list[int](), ""
+    try:
+        with httpx.stream("POST", url, json=asked, timeout=SILENCE_S, verify=PLAIN) as response:
+            response.raise_for_status()
+            for ids, _ in chunks(response.iter_lines()):
+                tokens += ids
+    except Exception as failure:  # noqa: BLE001 -- whatever came, the next one is asked
+        error = f"{type(failure).__name__}: {failure}"
+    return Seen(began, time.monotonic(), tuple(tokens), error)
 
 
-def _is_refusal(reply: Reply) -> bool:
+def _is_refusal(seen: Seen) -> bool:
     """Nobody has begun with the request: nobody listened, or a server that ends sent it away."""
-    unread = reply.error.startswith(("ReadError", "WriteError")) or "without send" in reply.error
-    sent_away = reply.error.startswith(("ConnectError", "HTTP 503"))
-    return sent_away or (unread and not reply.tokens and reply.latency_s < UNREAD_S)
+    if seen.error.startswith("ConnectError") or "'503 " in seen.error:
+        return True
+    unread = seen.error.startswith(("ReadError", "WriteError")) or "without send" in seen.error
+    return unread and not seen.tokens and seen.ended - seen.began < UNREAD_S
 
 
 @contextmanager
@@ -60,12 +68,11 @@ def asking(api: str, model: str, prompts: Sequence[Prompt]) -> Iterator[list[lis
     def run(first: int, seen: list[Seen]) -> None:
         for number in itertools.count(first):
             place, began, refused = number % len(prompts), time.monotonic(), 0
-            while _is_refusal(reply := answer_of(api, model, prompts[place])):
+            while _is_refusal(answer := answer_of(api, model, prompts[place])):
                 refused += 1
                 if stopping.wait(AGAIN_S):
                     return
-            now = time.monotonic()
-            seen.append(Seen(place, began, now, refused, reply.tokens, reply.error))
+            seen.append(replace(answer, began=began, prompt=place, refused=refused))
             if stopping.is_set():
                 return
 

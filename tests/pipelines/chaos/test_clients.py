@@ -43,7 +43,7 @@ def serving(*first: Any) -> Iterator[str]:
 
 @pytest.mark.parametrize(
     ("status", "text"),
-    [(200, 'data: {"error": {}}\n\n'), (200, "data: ?\n\n"), (500, ""), (503, "it ends")],
+    [(200, 'data: {"error": {}}\n\n'), (200, "data: 7\n\n"), (500, ""), (503, "it ends")],
 )
 def test_what_is_no_answer_is_an_error_or_asked_again(status: int, text: str) -> None:
     with serving(status, text) as api, asking(api, "m", [PROMPT]) as clients:
@@ -72,6 +72,6 @@ def test_an_answer_is_right_or_breaks_off_or_is_wrong(
     tokens: tuple[int, ...], refused: int, error: str, faults: Any, of_one_that_dies: Any
 ) -> None:
     stage: Any = SimpleNamespace(answers=[(7, 8)], asked=[PROMPT])
-    seen = Seen(0, 0.0, 1.0, refused, tokens, error)
+    seen = Seen(0.0, 1.0, tokens, error, refused=refused)
     assert faults_of(seen, stage) == faults
     assert faults_of(seen, stage, may_fail=True, may_wait=True) == of_one_that_dies
