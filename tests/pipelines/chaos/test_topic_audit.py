@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -34,18 +35,18 @@ def published(number: int, version: int = 1) -> Record:
     return POLICY.name, to_bytes(policy)
 
 
-def told(life: str, time: float, **said: Any) -> Record:
-    status = WorkerStatus(process="w", scope="s", life=life, time=time, **said)
-    return STATUS.name, status.model_dump_json().encode()
+def status(kind: Any, process: str, time: float, **said: Any) -> Record:
+    made = kind(process=process, scope="s", time=time, **said)
+    return STATUS.name, made.model_dump_json().encode()
 
 
-def learned(pid: int, time: float, **said: Any) -> Record:
-    status = LearnerStatus(process=f"l-{pid}", scope="s", time=time, **said)
-    return STATUS.name, status.model_dump_json().encode()
-
-
+told, learned = partial(status, WorkerStatus, "w"), partial(status, LearnerStatus)
 ORDER = [published(1), published(2), published(5)]
-FORTH = [told("a", 1.0, publication=2), told("b", 2.0), told("a", 3.0, publication=3)]
+FORTH = [
+    told(1.0, life="a", publication=2),
+    told(2.0, life="b"),
+    told(3.0, life="a", publication=3),
+]
 
 
 @pytest.mark.parametrize(
@@ -55,11 +56,11 @@ FORTH = [told("a", 1.0, publication=2), told("b", 2.0), told("a", 3.0, publicati
         ([published(2), published(1)], 1),
         ([published(2), published(2, version=9)], 1),
         ([*FORTH, *FORTH], 0),
-        ([*FORTH, told("a", 4.0, publication=2)], 1),
-        ([BATCH, BATCH, learned(7, 1.0, events_consumed=ALL)], 0),
-        ([BATCH, BATCH, learned(7, 1.0, events_consumed=ALL + 1)], 1),
-        ([BATCH, told("a", 1.0, events_made=80, events_sent=40)], 0),
-        ([BATCH, told("a", 1.0, events_made=80, events_sent=41)], 1),
+        ([*FORTH, told(4.0, life="a", publication=2)], 1),
+        ([BATCH, BATCH, learned("l-7", 1.0, events_consumed=ALL)], 0),
+        ([BATCH, BATCH, learned("l-7", 1.0, events_consumed=ALL + 1)], 1),
+        ([BATCH, told(1.0, life="a", events_made=80, events_sent=40)], 0),
+        ([BATCH, told(1.0, life="a", events_made=80, events_sent=41)], 1),
         ([(DRAFTS.name, b"?"), (STATUS.name, b"?"), (POLICY.name, b"?")], 1),
     ],
 )
@@ -76,7 +77,7 @@ def test_an_account_adds_up_or_not() -> None:
     said = {"events_made": 60, "events_sent": 40, "events_in_doubt": 4, "events_dropped": 9,
             "events_refused": {"No": 3}, "queue_depth": 3, "events_spilled": 1}  # fmt: skip
     account = {"made": 60, "delivered": 40, "in doubt": 4, "waiting": 4, "lost": 12}
-    found = audit(BATCH, BATCH, told("a", 1.0, **said))
+    found = audit(BATCH, BATCH, told(1.0, life="a", **said))
     assert found.account("a") == account and adds_up(account)
     assert set(found.account("another").values()) == {0}
     assert found.account("a", before=account | {"made": 50})["made"] == 10
@@ -86,9 +87,7 @@ def test_an_account_adds_up_or_not() -> None:
 
 
 def test_of_a_process_what_it_said_last_counts() -> None:
-    holds, holds_not = {"holds_lease": True}, {"holds_lease": False}
-    found = audit(learned(7, 1.0, **holds), learned(8, 1.5, **holds), learned(7, 2.0, **holds_not))
+    found = audit(learned("l-7", 1.0, holds_lease=True), learned("l-8", 1.5), learned("l-7", 2.0))
     last = found.learner_of(7)
-    assert last is not None and last.time == 2.0 and not last.holds_lease
-    assert found.learner_of(9) is None
+    assert last is not None and last.time == 2.0 and found.learner_of(9) is None
     assert found.has_spoken(-1.0, "-7") and not found.has_spoken(-1.0, "-9")
