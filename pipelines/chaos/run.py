@@ -210,9 +210,9 @@ def _sample(stage: Stage) -> dict[str, float]:
     worker, learner = stage.audit.statuses[-1], stage.audit.learner[-1]
     heard, late = stage.audit.spoke, time.monotonic() - 30.0
     found: dict[str, float] = {
-        f"worker: {SILENT}": heard[worker.process] < late,
+        f"worker: {SILENT}": float(heard[worker.process] < late),
         "worker: events waiting": worker.queue_depth + worker.events_spilled,
-        f"learner: {SILENT}": heard[learner.process] < late,
+        f"learner: {SILENT}": float(heard[learner.process] < late),
         "learner: events behind": learner.lag_events,
     }
     for name in stage.watches:
