@@ -9,8 +9,11 @@ from __future__ import annotations
 from typing import Final
 
 LOGITS_BYTES: Final = 1 << 30
-"""Memory for the logits of one step: verification holds one float32 for each entry of the
-vocabulary and each token."""
+"""Memory for all that one step makes of its logits, where it verifies."""
+COPIES: Final = 4
+"""Float32 for each entry of the vocabulary and each token that vLLM holds at once at most: the
+target's logits, those of the drafts, a copy to change, and their probabilities. A step that
+is greedy, or whose target's logits are narrower, holds fewer."""
 DRAFTS_SHARE: Final = 8
 """Of what a step has left beside its requests, one part in so many belongs to drafts even while
 prompts wait for all of it: a long queue would else end all drafting."""
@@ -31,9 +34,9 @@ def under_grammar(requests: int, plain_us: float) -> int:
     return max(int(plain_us / MASK_US) // max(requests, 1) - 1, 0)
 
 
-def tokens_of_logits(vocabulary: int, budget: int = LOGITS_BYTES) -> int:
-    """Tokens whose logits fit into ``budget`` bytes, at least one."""
-    return max(budget // (4 * max(vocabulary, 1)), 1)
+def tokens_of_logits(vocabulary: int, budget: int = LOGITS_BYTES, copies: int = COPIES) -> int:
+    """Tokens of which so many copies of the logits fit into ``budget`` bytes, at least one."""
+    return max(budget // (4 * copies * max(vocabulary, 1)), 1)
 
 
 def room(
@@ -53,7 +56,7 @@ def room(
         batched: tokens that the engine puts into one step at most (``max_num_batched_tokens``).
         waiting: prompt tokens that wait to be read, of requests that have begun.
         full: whether the last step had no more room: then others may wait to begin.
-        logits: bytes that a step's logits may take.
+        logits: bytes that all copies of a step's logits may take.
     """
     left = batched - rows
     free = 0 if full else min(left - max(waiting, 0), left - left // NEWCOMERS_SHARE)

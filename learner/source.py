@@ -160,6 +160,7 @@ class EventSource:
 
     def _look(self, place: TopicPartition) -> None:
         """Read the mark of ``place`` again, if it is still there."""
+        self._looked_at.discard(place)  # the last look may not have been answered yet
         mark = self.marks.get(place.partition)
         if mark is not None and mark[0] < self._begins[place]:  # of it, age leaves no trace
             del self.marks[place.partition]

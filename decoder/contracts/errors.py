@@ -20,7 +20,12 @@ A message says what was wrong, where, and what to do about it.
 
 from __future__ import annotations
 
+from typing import Final
+
 from decoder.contracts.redacted import redacted
+
+LONGEST: Final = 1_000
+"""Characters of what is said of a message: its names are its maker's, megabytes of them or not."""
 
 
 class HvdError(Exception):
@@ -63,6 +68,9 @@ class TraceError(HvdError):
 
 class ContractError(HvdError):
     """A message does not keep the contract of its topic."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(redacted(message)[:LONGEST])
 
 
 class EventRefused(ContractError):

@@ -5,13 +5,19 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decoder.room import DRAFTS_SHARE, NEWCOMERS_SHARE, room, tokens_of_logits
+from decoder.room import COPIES, DRAFTS_SHARE, NEWCOMERS_SHARE, room, tokens_of_logits
 
 
 def test_logits_bound_a_step_of_many_requests() -> None:
-    budget = 1000 * 4 * 128_256
+    budget = 1000 * 4 * COPIES * 128_256
     assert tokens_of_logits(128_256, budget) == 1000
     assert room(64, 128_256, 8192, logits=budget) == 1000 - 64
+
+
+def test_a_gibibyte_holds_what_the_page_on_vllm_says() -> None:
+    assert [tokens_of_logits(vocabulary) for vocabulary in (128_256, 151_936, 262_144)] == [
+        523, 441, 256,
+    ]  # fmt: skip
 
 
 def test_waiting_prompts_go_first_and_leave_drafts_a_share() -> None:

@@ -236,6 +236,25 @@ def test_what_retention_has_emptied_is_not_waited_for(monkeypatch: pytest.Monkey
     assert source.lag() == 0 and source.caught_up
 
 
+def test_what_retention_removes_while_it_is_looked_at_ends_no_reader(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    place, begins = TopicPartition(DRAFTS.name, 0), [3, 9]
+    record = SimpleNamespace(partition=0, offset=9, timestamp=0, key=None, value=b"next")
+    answers = SimpleNamespace(
+        partitions_for_topic=lambda topic: {0},
+        assignment=lambda: {place},
+        beginning_offsets=lambda asked, timeout_ms: {place: begins.pop(0)},
+        seek=lambda place, offset: None,
+        position=lambda place: 10,
+        poll=lambda timeout_ms: {place: [record]},
+    )
+    source = EventSource(KafkaSettings(), {0: 8}, marks={0: (5, 0, 0)})
+    monkeypatch.setattr(source, "_consumer", answers)
+    assert source._assign() and source._assign()
+    assert [each.value for each in source.poll(0.0)] == [b"next"]
+
+
 def test_a_broker_that_is_away_is_heard_to_be_silent(
     broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -136,7 +136,7 @@ class Reader:
             found.extend(fetch(self.consumer, 100, passed.append))
             return bool(self.consumer.position(PLACE) >= end)
 
-        until(there, "the end of the topic", 20.0)
+        until(there, "the end of the topic")
         spans = [(r.offset, r.offset + 1) for r in found] + [(p.offset, p.upto) for p in passed]
         for first, upto in sorted(spans):
             assert begin == first or (holes and begin < first), (

@@ -77,6 +77,8 @@ HOOKS: Final = (
     Hook("vllm.v1.sample.rejection_sampler:RejectionSampler", "apply_penalties",
          "sampling_metadata, metadata, repeat_indices, output_token_ids",
          "counts the vocabulary for rows of requests that asked for no penalty", wrapped=False),
+    Hook("vllm.v1.sample.rejection_sampler:RejectionSampler", "_combine_outputs_with_spec_tokens",
+         "spec_token_ids=", "copies what was written for each row of every request", wrapped=False),
     Hook("vllm.v1.core.sched.output:SchedulerOutput", "",
          "finished_req_ids, preempted_req_ids, scheduled_new_reqs, scheduled_cached_reqs, "
          "scheduled_spec_decode_tokens, num_scheduled_tokens, total_num_scheduled_tokens, "
