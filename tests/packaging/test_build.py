@@ -31,7 +31,6 @@ from decoder.contracts.bundle import ANY_SCOPE
 from decoder.policy.first import first_policy
 from learner.registry import loadable
 from pipelines import embedded, telemetry
-from pipelines.chaos import troubles
 from pipelines.drift import scenario, traffic
 from pipelines.watch import page
 first_policy(ANY_SCOPE)
@@ -40,7 +39,6 @@ assert drafter is not None and drafter.is_relative_to(home), drafter
 assert (drafter / "model.safetensors").stat().st_size > 1e6
 sql = Path(telemetry.__file__).with_name("sql")
 assert loadable.CODE.is_file() and page.TEMPLATE.is_file() and any(sql.glob("*.sql"))
-assert (troubles.CLOCK / "sitecustomize.py").is_file()
 assert any(scenario.SHIPPED.glob("*.toml"))
 found = distribution({name!r})
 assert found.version == {version!r} and found.locate_file("").resolve() == home, found
