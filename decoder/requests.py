@@ -77,8 +77,9 @@ class Step:
 
     ``wanted`` and ``cached`` are draft tokens, had the policy its way and if every cache draft were
     verified whole: the price of one hangs on how many there are. ``drafting`` counts the requests
-    for which the policy wants a model draft. ``arms`` is what the floor made of its choice.
-    ``tokens`` and ``us`` are the engine's word, once it has run.
+    for which the policy wants a model draft, ``batch`` all of the step, followed or not. ``arms``
+    is what the floor made of its choice. ``tokens`` and ``us`` are the engine's word, once it has
+    run.
     """
 
     wanted: int
@@ -99,6 +100,7 @@ class Step:
     us: float = 0.0
     policy: Policy | None = None  # that chose
     side: str = ""  # of a trial
+    beside: int = 0  # tokens of prompts that it was expected to read
 
     @property
     def serves(self) -> bool:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.engines.plugged import run_apart
 
 pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(1200)]
 
@@ -23,22 +22,9 @@ KINDS = (
 def served(folder: Path, hybrid: bool) -> dict[str, Any]:
     """All answers of an engine in a process of its own."""
     result = folder / "result.json"
-    environment = os.environ | {
-        "VLLM_USE_V2_MODEL_RUNNER": "0",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "HVD_WORKER_ENABLED": str(int(hybrid)),
-        "HVD_WORKER_TELEMETRY": "0",
-        "HVD_WORKER_HOLDOUT": "0",
-        "HVD_WORKER_FLOOR": "0",
-    }
-    run = subprocess.run(
-        [sys.executable, "-m", "tests.engines.judged", str(result)],
-        env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
+    switched = {"HVD_WORKER_ENABLED": str(int(hybrid))}
+    decisive = {"HVD_WORKER_HOLDOUT": "0", "HVD_WORKER_FLOOR": "0"}
+    run_apart("tests.engines.judged", str(result), **switched, **decisive)
     return json.loads(result.read_text())  # type: ignore[no-any-return]
 
 

@@ -74,14 +74,26 @@ HOOKS: Final = (
          "the end of thinking is forced as without drafts", wrapped=False),
     Hook("vllm.sampling_params:SamplingParams", "_validate_spec_decode", "speculative_config",
          "afterwards: refuse probabilities of named tokens, which end the engine beside drafts"),
+    Hook("vllm.v1.sample.rejection_sampler:RejectionSampler", "apply_penalties",
+         "sampling_metadata, metadata, repeat_indices, output_token_ids",
+         "counts the vocabulary for rows of requests that asked for no penalty", wrapped=False),
+    Hook("vllm.v1.sample.rejection_sampler:RejectionSampler", "_combine_outputs_with_spec_tokens",
+         "spec_token_ids=", "copies what was written for each row of every request", wrapped=False),
     Hook("vllm.v1.core.sched.output:SchedulerOutput", "",
          "finished_req_ids, preempted_req_ids, scheduled_new_reqs, scheduled_cached_reqs, "
          "scheduled_spec_decode_tokens, num_scheduled_tokens, total_num_scheduled_tokens, "
          "num_spec_tokens_to_schedule",
          "which requests ended, what was verified, and how long a draft may be", wrapped=False),
+    Hook("vllm.v1.core.sched.output:NewRequestData", "", "req_id, block_ids, num_computed_tokens",
+         "whether a request begins in blocks that the drafter has read", wrapped=False),
+    Hook("vllm.v1.core.sched.output:CachedRequestData", "",
+         "req_ids, resumed_req_ids, new_block_ids, num_computed_tokens", "likewise", wrapped=False),
+    Hook("vllm.config.scheduler:SchedulerConfig", "",
+         "max_num_scheduled_tokens, enable_chunked_prefill",
+         "how many drafts keep no prompt waiting", wrapped=False),
     Hook("vllm.v1.worker.gpu_input_batch:CachedRequestState", "",
-         "prompt_token_ids, output_token_ids, sampling_params, lora_request, prompt_embeds, "
-         "prompt_is_token_ids",
+         "num_computed_tokens, prompt_token_ids, output_token_ids, sampling_params, lora_request, "
+         "prompt_embeds, prompt_is_token_ids",
          "a request's text and what it asked for", wrapped=False),
     Hook("vllm.v1.attention.backend:CommonAttentionMetadata", "",
          "query_start_loc, query_start_loc_cpu, seq_lens, seq_lens_cpu_upper_bound, num_reqs, "

@@ -60,6 +60,14 @@ def _is_switched_on(said: str | None) -> bool:
         ) from None
 
 
+def _reach_ray() -> None:
+    """Ray's workers get copies of named variables alone; without ours they would be stock vLLM."""
+    name = "VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY"
+    given = [part.strip() for part in os.environ.get(name, "").split(",") if part.strip()]
+    if "HVD_" not in given:
+        os.environ[name] = ",".join([*given, "HVD_"])
+
+
 def register() -> None:
     """Entry point; vLLM calls it in each of its processes, perhaps more than once.
 
@@ -70,6 +78,7 @@ def register() -> None:
     if not _is_switched_on(os.environ.get("HVD_WORKER_ENABLED")):
         return
     new_key = ensure_key(os.environ)  # before vLLM starts its other processes, which inherit it
+    _reach_ray()
     settings = WorkerSettings.load()
     key_of(settings)
     if find_spec("arctic_inference") is None:  # what vLLM itself does not bring
