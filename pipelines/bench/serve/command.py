@@ -46,7 +46,7 @@ def serve(
     policy: Annotated[Path | None, typer.Option(help="Bundle the hybrid decides by.")] = None,
     variant: Annotated[
         list[str] | None,
-        typer.Option(help="The hybrid with other settings, too: 'grafts:HVD_WORKER_GRAFT=1'."),
+        typer.Option(help="The hybrid with other settings, too: 'loose:HVD_WORKER_FLOOR=0'."),
     ] = None,
     together: Annotated[
         bool,
