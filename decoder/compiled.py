@@ -2,7 +2,7 @@
 
 numba comes with vLLM, which needs it for its own drafters. Functions are compiled for one signature
 when their module is imported, so that no decision ever waits for a compiler, and are kept on disk
-for the next process.
+for the next process. Where there is no numba they run as they are written.
 """
 
 from __future__ import annotations
@@ -11,26 +11,69 @@ import contextlib
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
-import numba
+try:
+    import numba
+except ImportError:  # no vLLM, or a learner's: the same functions, as they stand
+    numba = None
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-MATRIX: Final = numba.float32[:, ::1]
-FLOATS: Final = numba.float32[::1]
-WHOLES: Final = numba.int64[::1]
-FIXED: Final = numba.types.Array(numba.float64, 1, "C", readonly=True)
-REALS: Final = numba.float64[::1]
-WHOLE: Final = numba.int64
-REAL: Final = numba.float64
-REALS_3: Final = numba.types.UniTuple(numba.float64, 3)
-YES: Final = numba.boolean
+
+class _Untyped:
+    """In the place of numba's types where there is none."""
+
+    def __getattr__(self, _: str) -> Any:
+        return self
+
+    def __getitem__(self, _: Any) -> Any:
+        return self
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        return self
+
+
+_of: Any = numba or _Untyped()
+MATRIX: Final = _of.float32[:, ::1]
+FLOATS: Final = _of.float32[::1]
+WHOLES: Final = _of.int64[::1]
+FIXED: Final = _of.types.Array(_of.float64, 1, "C", readonly=True)
+REALS: Final = _of.float64[::1]
+WHOLE: Final = _of.int64
+REAL: Final = _of.float64
+REALS_3: Final = _of.types.UniTuple(_of.float64, 3)
+YES: Final = _of.boolean
+IDS: Final = _of.int32[::1]
+IDS_2: Final = _of.int32[:, ::1]
+IDS_3: Final = _of.int32[:, :, ::1]
+FLOATS_3: Final = _of.float32[:, :, ::1]
+WHOLES_2: Final = _of.int64[:, ::1]
+WHOLES_3: Final = _of.int64[:, :, ::1]
+REALS_2: Final = _of.float64[:, ::1]
 """Types of arguments: arrays are contiguous; a ``FIXED`` one is only read."""
+
+
+def record(kind: type, *fields: Any) -> Any:
+    """The type of a named tuple whose fields are of these types."""
+    return _of.types.NamedTuple(fields, kind)
 
 
 def _if_there_is_room(keep: Callable[..., None]) -> Callable[..., None]:
     def tried(*arguments: Any) -> None:
         with contextlib.suppress(OSError):  # a full disk: compiled again in every process, too
             keep(*arguments)
+
+    return tried
+
+
+def _if_it_can_be_read(cache: Any) -> Callable[..., Any]:
+    load = cache.load_overload
+
+    def tried(*arguments: Any) -> Any:
+        try:
+            return load(*arguments)
+        except Exception:  # noqa: BLE001 - of another version, or cut short: whatever unpickling says
+            cache.flush()
+            return None
 
     return tried
 
@@ -43,11 +86,14 @@ def compiled(signature: tuple[Any, ...] | None = None) -> Callable[[F], F]:
     """
 
     def decorate(function: F) -> F:
+        if numba is None or numba.config.DISABLE_JIT:
+            return function
         options = {"nogil": True, "error_model": "numpy"}
         try:
             made = numba.njit(cache=True, **options)(function)
         except RuntimeError:  # no folder to keep it in: compiled again in every process
             made = numba.njit(**options)(function)
+        made._cache.load_overload = _if_it_can_be_read(made._cache)
         made._cache.save_overload = _if_there_is_room(made._cache.save_overload)
         if signature:
             made.compile(signature)
