@@ -66,6 +66,8 @@ HOOKS: Final = (
          "max_num_logprobs, metadata, logits, target_logits, bonus_logits, sampled_token_ids",
          "its rows are padded to the longest draft, so it works on some requests at a time",
          wrapped=False),
+    Hook("vllm.v1.sample.thinking_budget_state:ThinkingBudgetStateHolder", "sync_batch",
+         "batch_update", "a budget for thinking ends with its request", wrapped=False),
     Hook("vllm.v1.sample.thinking_budget_state:ThinkingBudgetStateHolder", "update_state",
          "output_token_ids, spec_token_ids, repeat_indices=",
          "thinking is counted as without drafts", wrapped=False),
