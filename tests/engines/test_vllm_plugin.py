@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
 from types import SimpleNamespace
 from typing import Any
 
+import cloudpickle
 import pytest
 
 from decoder.contracts.errors import EngineError
@@ -129,3 +131,46 @@ def test_ray_copies_our_settings_to_its_workers(given: str) -> None:
     copied = set(done.stdout.splitlines()[-1].split())
     assert {"HVD_WORKER_ENABLED", "HVD_WORKER_GRAFT", "HVD_WORKER_ID_KEY"} <= copied
     assert {"MY_X", "OUR_X"} <= copied or not given
+
+
+@pytest.mark.parametrize(
+    ("node", "says"),
+    [
+        ("pass", ""),
+        ("os.environ['HVD_WORKER_NAME'] = 'mine'", ""),
+        ("os.environ['HVD_WORKER_TENANTS'] = 'client'",
+         "rank 0 has HVD_WORKER_TENANTS client where the process that started it has "
+         "HVD_WORKER_TENANTS shared: "),
+        ("give(runner, None)", "rank 0 runs without this plugin, "),  # it was not loaded there
+        ("sys.modules['decoder'] = None", "rank 0 runs without this plugin, "),
+    ],
+)  # fmt: skip
+def test_ranks_on_other_nodes_are_asked_whether_they_draft(node: str, says: str) -> None:
+    """Each in a process of its own, which gets what vLLM sends: a pickled function."""
+    script = (
+        "import os, pickle, sys\nfrom types import SimpleNamespace\n"
+        "from decoder.engines.vllm.attached import give\n"
+        f"runner = SimpleNamespace()\ngive(runner, runner)\n{node}\n"
+        "if sys.modules['decoder'] is None:\n"
+        "    for name in [name for name in sys.modules if name.startswith('decoder.')]:\n"
+        "        del sys.modules[name]\n"
+        "asked = pickle.load(sys.stdin.buffer)\n"
+        "answer = asked(SimpleNamespace(model_runner=runner))\n"
+        "pickle.dump(answer, sys.stdout.buffer)"
+    )
+
+    class Executor:
+        def collective_rpc(self, method: Any) -> list[Any]:
+            run = subprocess.run(
+                [sys.executable, "-c", script], input=cloudpickle.dumps(method),
+                capture_output=True, check=True,
+            )  # fmt: skip
+            return [pickle.loads(run.stdout)]
+
+    raised = ""
+    try:
+        made = AROUND["get_kv_cache_specs"](lambda executor: "theirs", Executor())
+        assert made == "theirs"
+    except EngineError as error:
+        raised = str(error)
+    assert raised.startswith(says) and bool(raised) == bool(says), raised

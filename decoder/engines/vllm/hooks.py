@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from decoder.contracts.errors import EngineError
 
+EXECUTOR: Final = "vllm.v1.executor.abstract:Executor"
 RUNNER: Final = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
 WORKER: Final = "vllm.v1.worker.gpu_worker:Worker"
 _MARK: Final = "_hvd_wrapped"
@@ -48,6 +49,10 @@ HOOKS: Final = (
     Hook(WORKER, "sleep", "level=", "before level 2, which drops the weights: likewise"),
     Hook(WORKER, "reset_weights", "", "afterwards: likewise"),
     Hook(WORKER, "shutdown", "", "before: send what is left"),
+    Hook(EXECUTOR, "get_kv_cache_specs", "",
+         "before: ask the ranks that it started whether they are as this process"),
+    Hook(EXECUTOR, "collective_rpc", "method, timeout=, args=, kwargs=, non_block=",
+         "asks them", wrapped=False),
     Hook(RUNNER, "execute_model", "scheduler_output, intermediate_tensors=",
          "before: let go of requests that ended; afterwards: work the next choice can do without"),
     Hook(RUNNER, "_input_fits_in_drafter", "common_attn_metadata",
