@@ -27,7 +27,7 @@ class Worker:
 
     def __init__(self, settings: Any) -> None:
         self.vllm_config = settings
-        self.model_runner = SimpleNamespace()
+        self.model_runner = SimpleNamespace(cudagraph_dispatcher=SimpleNamespace())
         self.calls: list[Any] = []
 
     def original(self, worker: Any, *args: Any, **kwargs: Any) -> str:

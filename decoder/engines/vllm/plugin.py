@@ -23,7 +23,7 @@ from decoder.contracts.errors import EngineError, SettingsError
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.trials import MODEL
 from decoder.costs import LiveCosts
-from decoder.engines.vllm import hooks, requirements
+from decoder.engines.vllm import graphs, hooks, requirements
 from decoder.engines.vllm.attached import adapter_of, give
 from decoder.engines.vllm.drafter import LateDrafter
 from decoder.engines.vllm.profile import profile
@@ -120,6 +120,7 @@ def _load_model(
     if get_tp_group().rank_in_group:  # what all ranks would say alike, the first says
         logging.getLogger("decoder").setLevel(logging.ERROR)
     requirements.check(self.vllm_config, settings)
+    graphs.for_plain_steps(self.model_runner)
     result = original(self, *args, **kwargs)
     if (adapter := adapter_of(self.model_runner)) is not None:
         adapter.rest(_WEIGHTS)
@@ -205,6 +206,8 @@ def _warm_up(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any)
     adapter = adapter_of(self.model_runner)
     if adapter is None:
         return result
+    if self.model_runner.device.type != "cpu":
+        log.info(graphs.told(self.model_runner))
     worker, costs = adapter.worker, LiveCosts()
     try:
         table = profile(self.model_runner, worker.scope if worker else "", adapter.ranks)
