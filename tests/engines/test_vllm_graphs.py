@@ -87,9 +87,12 @@ def step(worker: Any, *tokens: int) -> tuple[str, int]:
 def one_rank() -> Iterator[None]:
     from vllm.distributed import parallel_state
 
+    ours = logging.getLogger("decoder")
+    level = ours.level
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parallel_state, "_TP", SimpleNamespace(rank_in_group=0, world_size=1))
         yield
+    ours.setLevel(level)
 
 
 @pytest.fixture(scope="module")

@@ -117,8 +117,9 @@ def _load_model(
 ) -> Any:
     from vllm.distributed.parallel_state import get_tp_group
 
-    if get_tp_group().rank_in_group:  # what all ranks would say alike, the first says
-        logging.getLogger("decoder").setLevel(logging.ERROR)
+    # vLLM sets up its logs after it loads plugins. What all ranks would say alike, the first says.
+    level = logging.getLogger("vllm").getEffectiveLevel()
+    logging.getLogger("decoder").setLevel(logging.ERROR if get_tp_group().rank_in_group else level)
     requirements.check(self.vllm_config, settings)
     graphs.for_plain_steps(self.model_runner)
     result = original(self, *args, **kwargs)
