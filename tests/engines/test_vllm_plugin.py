@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import subprocess
 import sys
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,7 +31,7 @@ class Worker:
 
     def __init__(self, settings: Any) -> None:
         self.vllm_config = settings
-        self.model_runner = SimpleNamespace()
+        self.model_runner = SimpleNamespace(cudagraph_dispatcher=SimpleNamespace())
         self.calls: list[Any] = []
 
     def original(self, worker: Any, *args: Any, **kwargs: Any) -> str:
@@ -38,10 +40,14 @@ class Worker:
 
 
 @pytest.fixture(autouse=True)
-def one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+def one_rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     from vllm.distributed import parallel_state
 
     monkeypatch.setattr(parallel_state, "_TP", SimpleNamespace(rank_in_group=0, world_size=1))
+    ours = logging.getLogger("decoder")
+    level = ours.level
+    yield
+    ours.setLevel(level)
 
 
 @pytest.fixture
@@ -65,6 +71,14 @@ def test_weights_that_are_loaded_again_are_others(worker: Worker) -> None:
     assert result == "theirs" and worker.calls == [((), {"load_dummy_weights": True})]
     adapter = adapter_of(worker.model_runner)
     assert adapter is not None and "restart the server" in adapter.idle
+
+
+def test_what_is_told_at_start_is_heard_though_vllm_sets_up_its_logs_after_its_plugins(
+    worker: Worker, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "decoder"), caplog.at_level(logging.INFO, "vllm"):
+        _load_model(WorkerSettings(), worker.original, worker)
+        assert logging.getLogger("decoder").isEnabledFor(logging.INFO)
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,12 @@ HOOKS: Final = (
          "counts the vocabulary for rows of requests that asked for no penalty", wrapped=False),
     Hook("vllm.v1.sample.rejection_sampler:RejectionSampler", "_combine_outputs_with_spec_tokens",
          "spec_token_ids=", "copies what was written for each row of every request", wrapped=False),
+    Hook("vllm.v1.cudagraph_dispatcher:CudagraphDispatcher", "initialize_cudagraph_keys",
+         "cudagraph_mode, uniform_decode_query_len=",
+         "full graphs are for steps in which each request has so many tokens: one", wrapped=False),
+    Hook("vllm.v1.cudagraph_dispatcher:CudagraphDispatcher", "dispatch",
+         "num_tokens, uniform_decode=, has_lora=, num_active_loras=, valid_modes=, invalid_modes=",
+         "the log tells which graph a step runs on", wrapped=False),
     Hook("vllm.v1.core.sched.output:SchedulerOutput", "",
          "finished_req_ids, preempted_req_ids, scheduled_new_reqs, scheduled_cached_reqs, "
          "scheduled_spec_decode_tokens, num_scheduled_tokens, total_num_scheduled_tokens, "

@@ -23,7 +23,7 @@ from decoder.contracts.errors import EngineError, SettingsError
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.trials import MODEL
 from decoder.costs import LiveCosts
-from decoder.engines.vllm import alike, hooks, requirements
+from decoder.engines.vllm import alike, graphs, hooks, requirements
 from decoder.engines.vllm.attached import adapter_of, give
 from decoder.engines.vllm.drafter import LateDrafter
 from decoder.engines.vllm.profile import profile
@@ -118,10 +118,12 @@ def _load_model(
     from vllm.distributed.parallel_state import get_tp_group
 
     group = get_tp_group()
-    if group.rank_in_group:  # what all ranks would say alike, the first says
-        logging.getLogger("decoder").setLevel(logging.ERROR)
+    # vLLM sets up its logs after it loads plugins. What all ranks would say alike, the first says.
+    level = logging.getLogger("vllm").getEffectiveLevel()
+    logging.getLogger("decoder").setLevel(logging.ERROR if group.rank_in_group else level)
     requirements.check(self.vllm_config, settings)
     alike.meet(group)
+    graphs.for_plain_steps(self.model_runner)
     result = original(self, *args, **kwargs)
     if (adapter := adapter_of(self.model_runner)) is not None:
         adapter.rest(_WEIGHTS)
@@ -212,6 +214,8 @@ def _warm_up(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any)
     adapter = adapter_of(self.model_runner)
     if adapter is None:
         return result
+    if self.model_runner.device.type != "cpu":
+        log.info(graphs.told(self.model_runner))
     worker, costs = adapter.worker, LiveCosts()
     try:
         table = profile(self.model_runner, worker.scope if worker else "", adapter.ranks)
