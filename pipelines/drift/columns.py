@@ -18,7 +18,7 @@ oracle           hindsight
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -53,59 +53,47 @@ PAPER_FEATURES: Final = frozenset(
 _OTHER: Final = np.array([name not in PAPER_FEATURES for name in FEATURES])
 
 
-@dataclass(frozen=True)
-class Column:
-    """A policy and how it is served; ``learns`` from what it serves."""
-
-    policy: Policy
-    worker: Worker
-    learns: bool = False
-
-
 class Columns:
-    """The policies of one scenario and seed, each trained when it is first asked for."""
+    """The policies of one scenario and seed, each trained when it is asked for.
+
+    Attributes:
+        served: settings of the workers that serve.
+    """
 
     def __init__(
         self, scenario: Scenario, library: Library, seed: int, settings: WorkerSettings,
-        first: Policy, scale: float = 1.0,
+        first: Policy,
     ) -> None:  # fmt: skip
-        """Nothing is trained yet; ``scale`` multiplies ``KNOWN`` and ``OTHERS``."""
-        served = settings
+        """Nothing is trained yet."""
+        self.served = settings
         if scenario.factor:
-            served = settings.model_copy(update={"suffix_max_factor": scenario.factor})
+            self.served = settings.model_copy(update={"suffix_max_factor": scenario.factor})
         self._scenario, self._library, self._seed = scenario, library, seed
-        self._settings, self._served, self._first = settings, served, first
-        self._known_most, self._others = round(scale * KNOWN), round(scale * OTHERS)
+        self._settings, self._first = settings, first
 
-    @property
-    def settings(self) -> WorkerSettings:
-        """Of the workers that serve."""
-        return self._served
-
-    def column(self, name: str) -> Column:
-        """The policy called ``name``, but for the oracle, which is none.
+    def column(self, name: str) -> tuple[Policy, Worker]:
+        """The policy called ``name``, but for the oracle, which is none; and how it is served.
 
         Raises:
             TraceError: there is too little to train it on.
         """
-        ours = Worker(self._served)
+        ours = Worker(self.served)
         if name == "paper":
-            factor = {"suffix_max_factor": PAPER_FACTOR}
-            drafts = self._served.model_copy(update=factor)
+            drafts = self.served.model_copy(update={"suffix_max_factor": PAPER_FACTOR})
             policy = paper(self._known(), self._library.token_classes, drafts)
-            return Column(policy, Worker(drafts, adapts=False))
+            return policy, Worker(drafts, adapts=False)
         if name == "frozen":
-            return Column(self._survival(self._known(), self._settings), ours)
+            return self._survival(self._known(), self._settings), ours
         if name == "counting":
-            factor = {"suffix_max_factor": min(self._served.suffix_max_factor, WHOLE_FACTOR)}
-            return Column(frequency_policy("drift"), Worker(self._served.model_copy(update=factor)))
+            factor = {"suffix_max_factor": min(self.served.suffix_max_factor, WHOLE_FACTOR)}
+            return frequency_policy("drift"), Worker(self.served.model_copy(update=factor))
         if name == "refit":
-            traces = lessons(self._scenario.later, self._library, self._seed, self._others)
-            return Column(self._survival(traces, self._served), ours)
-        return Column(self._first, ours, name == LEARNS)
+            traces = lessons(self._scenario.later, self._library, self._seed, OTHERS)
+            return self._survival(traces, self.served), ours
+        return self._first, ours
 
     def _known(self) -> list[Trace]:
-        return lessons([self._scenario.known], self._library, self._seed, self._known_most)
+        return lessons([self._scenario.known], self._library, self._seed, KNOWN)
 
     def _survival(self, traces: Sequence[Trace], settings: WorkerSettings) -> Policy:
         simulator = Simulator(self._library.token_classes, settings)

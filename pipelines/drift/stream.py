@@ -1,5 +1,5 @@
-"""The recorded engine as a service: requests that come and go, several at a time, on a machine
-whose costs may change, decoded by a policy that may be replaced between two of them.
+"""The recorded engine as a service: requests one after another, on a machine whose costs may
+change, decoded by a policy that may be replaced between two of them.
 
 Drafts, features, decisions, labels, live costs, rate and floor are those of a worker. A step takes
 the time that the scenario's machine says, and the worker is told that time and no other: nothing
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,24 +24,16 @@ from decoder.policy.pricing import CostTable, step_time
 from decoder.policy.rule import ARMS
 from decoder.router import DraftRouter
 from decoder.settings import WorkerSettings
+from learner.rows import Rows, from_events
+from pipelines.drift.scenario import PLAIN_US
 from pipelines.drift.traffic import Request
 from pipelines.replay.cycles import Cycle
-from pipelines.replay.dialogue import DialogueCache, turns
+from pipelines.replay.dialogue import DialogueCache
 from pipelines.replay.engine import Engine
-from pipelines.replay.hindsight import Prices, oracle, walk
+from pipelines.replay.hindsight import Prices, foreseen
 
-Told = Callable[[int, list[DraftEvent]], Policy | None]
-"""Told the number of a request that is done and its events; a policy to put in force, or None."""
-AHEAD: Final = 128
-"""Requests looked through for one whose session is not under way."""
-
-
-@dataclass(frozen=True)
-class Conditions:
-    """What a segment's requests meet: the machine's true costs, and how many run at a time."""
-
-    costs: CostTable
-    concurrency: int = 1
+Told = Callable[[int, Rows], Policy | None]
+"""Told the number of a request that is done and its drafts; a policy to put in force, or None."""
 
 
 @dataclass(frozen=True)
@@ -53,55 +44,59 @@ class Worker:
     adapts: bool = True
 
 
-class Decoded:
-    """What became of n requests, in their order; times in microseconds."""
+@dataclass(frozen=True)
+class Run:
+    """What became of n requests, in their order: tokens [n] committed by cycles (all but the first
+    of each output), microseconds [n], cycles [arms] in all; and the numbers of the requests at
+    which a learner raised an alarm or promoted a policy."""
 
-    def __init__(self, requests: Sequence[Request]) -> None:
-        n = len(requests)
-        self.tokens: NDArray[np.int64] = np.zeros(n, np.int64)
-        """[n] committed by cycles: all but the first of each output."""
-        self.us = np.zeros(n)
-        """[n] the request's share of the steps it was in."""
-        self.arms: NDArray[np.int64] = np.zeros((n, len(ARMS)), np.int64)
-        """[n, arms] cycles."""
+    tokens: NDArray[np.int64]
+    us: NDArray[np.float64]
+    cycles: NDArray[np.int64]
+    alarms: list[int] = field(default_factory=list)
+    promotions: list[int] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, n: int) -> Run:
+        """Nothing yet, of ``n`` requests."""
+        return cls(np.zeros(n, np.int64), np.zeros(n), np.zeros(len(ARMS), np.int64))
 
     def add(self, cycle: Cycle, us: float) -> None:
         """Count a cycle that took so long. Mutates."""
         self.tokens[cycle.trace] += cycle.committed
         self.us[cycle.trace] += us
-        self.arms[cycle.trace, cycle.arm] += 1
+        self.cycles[cycle.arm] += 1
+
+    def rate(self, mask: NDArray[np.bool_]) -> float:
+        """Tokens in the time of a plain step, over the requests of ``mask`` [n]."""
+        us = self.us[mask].sum()
+        return float(PLAIN_US * self.tokens[mask].sum() / us) if us else 0.0
 
 
 def foresee(
-    requests: Sequence[Request], conditions: Sequence[Conditions], settings: WorkerSettings
-) -> Decoded:
-    """Each request decoded in hindsight, one after another: the bound that rates are shares of.
-
-    A request of several that run at a time pays its part of a step whose requests all choose as it
-    does.
-    """
-    prices = [Prices(c.costs, settings, c.concurrency) for c in conditions]
-    made, cache = Decoded(requests), DialogueCache(settings)
-    for turn in turns([r.trace for r in requests], cache):
-        price = prices[requests[turn.index].segment]
-        for cycle in walk(turn, cache, oracle(price, shorter=True), None):
-            made.add(cycle, price.of(cycle.arm, cycle.verified))
+    requests: Sequence[Request], costs: Sequence[CostTable], settings: WorkerSettings
+) -> Run:
+    """Each request decoded in hindsight: the bound that rates are shares of."""
+    prices = [Prices(table, settings) for table in costs]
+    made, traces = Run.of(len(requests)), [r.trace for r in requests]
+    for cycle, us in foreseen(traces, [prices[r.segment] for r in requests], settings):
+        made.add(cycle, us)
     return made
 
 
 def decode(
     requests: Sequence[Request],
-    conditions: Sequence[Conditions],
+    costs: Sequence[CostTable],
     policy: Policy,
     worker: Worker,
     token_classes: FloatArray,
     told: Told | None = None,
-) -> Decoded:
+) -> Run:
     """Serve ``requests``, whose traces have a model arm.
 
     Args:
-        conditions: of each segment; the first one's costs are the profile that the worker has.
-        told: called when a request is done. Its policy is in force from the next step on.
+        costs: of each segment, the truth; the first is the profile that the worker has.
+        told: called when a request is done. Its policy is in force from the next one on.
     """
     clock, cache = _Clock(), DialogueCache(worker.settings)
     router = DraftRouter(
@@ -111,58 +106,23 @@ def decode(
         clock,
         True,
         model_draft_tokens=worker.settings.model_draft_tokens,
-        costs=_RecordedCosts(conditions[0].costs, live=worker.adapts),
+        costs=_RecordedCosts(costs[0], live=worker.adapts),
         floor=Floor(True) if worker.adapts else None,
     )
-    made, engine = Decoded(requests), Engine(router, cache, [r.trace for r in requests])
-    waiting = list(range(len(requests)))
-    while waiting or engine.running:
-        _admit(waiting, requests, conditions, engine)
-        if not engine.running:
-            continue
-        cycles = engine.decide()
-        rows, drafts = len(cycles), sum(c.verified for c in cycles)
-        k = max(c.drafted for c in cycles)
-        # What is in force is that of the newest request.
-        costs = conditions[max(requests[c.trace].segment for c in cycles)].costs
-        us = step_time(costs, rows, drafts, k)
-        for cycle in cycles:
-            clock.steps[str(cycle.trace), cycle.position] = clock.now_us, us
-            made.add(cycle, us / rows)
-        clock.now_us += us
-        router.costs.observe(rows + drafts, rows, k, us)
-        # Not a usual step: this machine's clock, which the router would read, tells nothing.
-        for index in engine.commit(usual=False):
-            events, clock.events = clock.events, []
-            clock.steps = {of: took for of, took in clock.steps.items() if of[0] != str(index)}
-            won = told(index, events) if told is not None else None
-            if won is not None:
-                router.policy = won
+    made = Run.of(len(requests))
+    engine = Engine(router, cache, [r.trace for r in requests], usual=False)
+    for index, request in enumerate(requests):
+        for cycle in engine.decode(index, request.tenant):
+            us = step_time(costs[request.segment], 1, cycle.verified, cycle.drafted)
+            clock.steps[cycle.position] = clock.now_us, us
+            made.add(cycle, us)
+            clock.now_us += us
+            router.costs.observe(1 + cycle.verified, 1, cycle.drafted, us)
+        events, clock.events, clock.steps = clock.events, [], {}
+        won = told(index, from_events(events)) if told is not None else None
+        if won is not None:
+            router.policy = won
     return made
-
-
-def _admit(
-    waiting: list[int],
-    requests: Sequence[Request],
-    conditions: Sequence[Conditions],
-    engine: Engine,
-) -> None:
-    """Start requests while there is room for them, none before its segment's time. A dialogue's
-    turns wait for each other. Mutates ``waiting`` and ``engine``."""
-    while waiting:
-        segment = requests[waiting[0]].segment
-        if len(engine.running) >= conditions[segment].concurrency:
-            return
-        busy = {one.turn.trace.session for one in engine.running.values()}
-        for index in waiting[:AHEAD]:
-            if requests[index].segment != segment:
-                return
-            if requests[index].trace.session not in busy:
-                break
-        else:
-            return
-        waiting.remove(index)
-        engine.start(index, requests[index].tenant)
 
 
 class _RecordedCosts(LiveCosts):
@@ -177,13 +137,13 @@ class _Clock:
     """Time of the recorded service, and the steps that open events still have to be dated by."""
 
     now_us: float = 0.0
-    steps: dict[tuple[str, int], tuple[float, float]] = field(default_factory=dict)
+    steps: dict[int, tuple[float, float]] = field(default_factory=dict)  # by position
     events: list[DraftEvent] = field(default_factory=list)
 
     def put(self, resolved: Resolved) -> None:
         """Take one event, dated by the recorded clock: the router's sink. Mutates its step."""
-        _, name, _, (cycle, _, _), _ = resolved
-        at, us = self.steps.pop((name, cycle.position), (self.now_us, 0.0))
+        _, _, _, (cycle, _, _), _ = resolved
+        at, us = self.steps.pop(cycle.position, (self.now_us, 0.0))
         cycle.step.wall, cycle.step.us, cycle.step.draft_us = at * 1e-6, us, 0.0
         if cycle.draft_len:
             self.events.append(event_of(resolved))

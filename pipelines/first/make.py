@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
+from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from decoder.contracts.bundle import ANY_SCOPE, FIRST, PROBES, Policy
+from decoder.contracts.errors import TraceError
 from decoder.engines.reference.method import Method
 from decoder.settings import WHOLE_FACTOR
 from learner.rows import Rows, hash_id, joined
-from pipelines.first.sets import TraceSet
+from pipelines.progress import Step
 from pipelines.replay.engine import Simulator, hybrid
 from pipelines.replay.model_arm import drawn_acceptance
 from pipelines.replay.split import some_sessions
-from pipelines.replay.traces import Trace
+from pipelines.replay.study import CONTEXT
+from pipelines.replay.traces import Trace, read
 from pipelines.replay.training import survival, teachers
 
+ALLOWED: Final = ("MIT", "Apache-2.0")
+"""What a row's ``license`` may say. A licence of the code alone ("Apache-2.0 (code), ... (data)")
+is another text, and none of these."""
 GENERATIONS: Final = 100
 """Taken of each set, in whole sessions: four times as many brought nothing."""
 ACCEPTS: Final = (0.0, 3.5)
@@ -40,9 +47,43 @@ class Sample:
     """What was taken of a set, and the labelled drafts of decoding it."""
 
     name: str
-    licences: tuple[str, ...]
     traces: list[Trace]
     rows: Rows
+
+
+def files_of(paths: Sequence[Path]) -> list[Path]:
+    """``paths`` with each directory replaced by its trace files, by name.
+
+    Raises:
+        TraceError: a directory holds none.
+    """
+    found: list[Path] = []
+    for path in paths:
+        inside = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+        if not inside:
+            raise TraceError(f"no *.jsonl in {path}: name a folder of trace files, or files.")
+        found += inside
+    return found
+
+
+def read_sets(
+    paths: Sequence[Path], tokenizer: Any, licences: Sequence[str] | None, step: Step
+) -> dict[str, list[Trace]]:
+    """Of each of ``paths``, by stem, the generations whose whole session is under one of
+    ``licences``, or all for None; files without any are left out.
+
+    Raises:
+        TraceError: a file cannot be read.
+    """
+    found = {}
+    for path in paths:
+        traces = read(path, tokenizer, CONTEXT, partial(step, f"reading {path.name}")).traces
+        if licences is not None:
+            barred = {t.session for t in traces if t.licence not in licences}
+            traces = [t for t in traces if t.session not in barred]
+        if traces:
+            found[path.stem] = traces
+    return found
 
 
 def with_drafter(
@@ -81,14 +122,28 @@ def rows_of(
     return joined(parts)
 
 
-def sample(found: TraceSet, generations: int, simulator: Simulator) -> Sample:
-    """About ``generations`` of a set, in whole sessions chosen by hash, and their drafts, which are
-    ``LONGER`` than those that a worker proposes."""
-    traces = some_sessions(found.traces, generations)
+def samples_of(
+    sets: Mapping[str, Sequence[Trace]], generations: int, simulator: Simulator, step: Step
+) -> list[Sample]:
+    """About ``generations`` of each set, in whole sessions chosen by hash, and their drafts, which
+    are ``LONGER`` than those that a worker proposes.
+
+    Raises:
+        TraceError: there are fewer than two sets.
+    """
+    if len(sets) < 2:
+        raise TraceError(
+            f"{len(sets)} of the trace files have rows that may be learned from: two are needed, "
+            "so that one can be left out. Name more files, or allow more with --licence."
+        )
     factor = LONGER * simulator.settings.suffix_max_factor
     longer = simulator.settings.model_copy(update={"suffix_max_factor": factor})
-    rows = rows_of(traces, replace(simulator, settings=longer))
-    return Sample(found.name, found.licences, traces, rows)
+    samples = []
+    for done, (name, traces) in enumerate(sets.items()):
+        step(f"decoding {name}", done, len(sets))
+        some = some_sessions(traces, generations)
+        samples.append(Sample(name, some, rows_of(some, replace(simulator, settings=longer))))
+    return samples
 
 
 def fit(rows: Rows, epochs: int = EPOCHS) -> Policy:
@@ -124,14 +179,22 @@ def over_counting(one: Sample, policy: Policy, simulator: Simulator) -> float:
     return first / counted
 
 
-def card(samples: Sequence[Sample], tokenizer: str, scores: dict[str, float]) -> dict[str, Any]:
-    """What a first policy was made of, for its provenance.
+def make(samples: Sequence[Sample], tokenizer: str, simulator: Simulator, step: Step) -> Policy:
+    """A first policy of ``samples``, scored with each of them left out; its provenance says what it
+    was made of.
 
     Args:
         tokenizer: its name.
-        scores: of each set's sample, by a policy made without that set.
+
+    Raises:
+        TraceError: too few labelled drafts.
     """
-    return {
+    scores = []
+    for done, one in enumerate(samples):
+        step(f"leaving out {one.name}", done, len(samples))
+        scores.append(over_counting(one, without(samples, one.name), simulator))
+    step("training on all", len(samples), len(samples))
+    card = {
         "made_by": "hvd bootstrap: recorded generations of many kinds, decoded cycle by cycle",
         "date": date.today().isoformat(),
         "tokenizer": tokenizer,
@@ -140,17 +203,18 @@ def card(samples: Sequence[Sample], tokenizer: str, scores: dict[str, float]) ->
         "sets": [
             {
                 "name": s.name,
-                "licence": ", ".join(s.licences) or "not stated",
+                "licence": ", ".join(sorted({t.licence for t in s.traces})) or "not stated",
                 "sessions": len({t.session for t in s.traces}),
                 "generations": len(s.traces),
                 "drafts": len(s.rows),
-                "over_counting_left_out": round(scores[s.name], 4),
+                "over_counting_left_out": round(score, 4),
             }
-            for s in samples
+            for s, score in zip(samples, scores, strict=True)
         ],
         "drafts_trained_on": sum(len(s.rows) for s in samples),
         "scores": {
-            "over_counting_left_out": round(float(np.mean(list(scores.values()))), 4),
-            "over_counting_left_out_least": round(min(scores.values()), 4),
+            "over_counting_left_out": round(float(np.mean(scores)), 4),
+            "over_counting_left_out_least": round(min(scores), 4),
         },
     }
+    return replace(fit(joined([s.rows for s in samples])), provenance=card)

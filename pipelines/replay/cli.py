@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from pipelines.reports import print_json
 
@@ -29,21 +31,18 @@ def replay(
         str | None, typer.Option(help="Checkpoint directory or hub name; default: embedded.")
     ] = None,
     model_accepts: Annotated[
-        float, typer.Option(help="Model draft's mean accepted length, where not recorded.")
+        float, typer.Option(min=0.0, help="Model draft's mean accepted length, where not recorded.")
     ] = 2.2,
     policy: Annotated[
         Path | None, typer.Option(help="Measure this bundle; default: train one.")
     ] = None,
     kind: Annotated[
-        str,
+        Literal["payoff", "survival"],
         typer.Option(help="What is trained: payoff (the paper's, by a threshold) or survival."),
     ] = "payoff",
     limit: Annotated[
         int | None, typer.Option(min=1, help="Generations of each file, in whole sessions.")
     ] = None,
-    cycles: Annotated[
-        bool, typer.Option("--cycles", hidden=True, help="As always: by simulated cycles.")
-    ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     """Try decoding policies on recorded generations; needs no model.
@@ -52,29 +51,37 @@ def replay(
     training, warm-up and test.
     Example: hvd replay traces/*.jsonl --limit 200 --json
     """
+    from decoder.contracts.bundle import ANY_SCOPE
+    from decoder.payoff.token_classes import token_classes_of
+    from decoder.policy.first import first_policy
+    from decoder.settings import WorkerSettings
     from pipelines.bundles import load_policy
     from pipelines.embedded import load_tokenizer
-    from pipelines.replay import command
-    from pipelines.replay.study import Plan
+    from pipelines.progress import Shown
+    from pipelines.replay import rules, study
+    from pipelines.replay.engine import Simulator
 
-    bundle = load_policy(policy) if policy else None
-    if prompts is not None:
-        ruled = command.by_rules(command.Asked(prompts, limit or 12, bundle, nominal), err)
-        if as_json:
-            print_json(ruled)
-        else:
-            for table in command.rule_tables(ruled):
-                out.print(table)
-        return
-    if not traces:
+    if not traces and prompts is None:
         raise typer.BadParameter("name trace files, or prompts with --prompts")
-    if kind not in ("payoff", "survival"):
-        raise typer.BadParameter("choose payoff or survival", param_hint="--kind")
-    chosen: Literal["payoff", "survival"] = "payoff" if kind == "payoff" else "survival"
-    plan = Plan(model_accepts, limit, bundle, chosen)
-    reports, notices = command.run(traces, plan, load_tokenizer(tokenizer), err)
-    command.show_notices(notices, err)
+    bundle = load_policy(policy) if policy else None
+    ids, notices = load_tokenizer(tokenizer if prompts is None else None), list[str]()
+    simulator = Simulator(token_classes_of(ids), WorkerSettings.load(), model_accepts)
+    with Shown(err) as shown:
+        if prompts is not None:
+            sets, costs = study.of_prompts(prompts, ids, limit, nominal, notices, shown.step)
+            simulator = replace(simulator, costs=costs)
+            bundle = bundle or first_policy(ANY_SCOPE)
+        else:
+            sets = study.of_files(traces or [], ids, limit, notices, shown.step)
+            bundle = bundle or study.trained(sets, kind, simulator, shown.step)
+        found = study.replayed(sets, bundle, simulator, shown.step)
+    for notice in notices:
+        err.print(escape(notice), style="yellow", highlight=False, soft_wrap=True)
     if as_json:
-        print_json(command.as_dict(reports, plan, notices))
+        settings = {
+            "model_accepts": model_accepts, "limit": limit, "costs": simulator.costs.setup,
+            "policy": f"{bundle.kind} v{bundle.version}",
+        }  # fmt: skip
+        print_json({**found, "settings": settings, "notices": notices})
     else:
-        out.print(command.table(reports))
+        out.print(rules.table(found))

@@ -93,15 +93,14 @@ class DialogueCache(SuffixCache):
         context: Ids,
         limit: int,
         limits: Limits | None = None,
-        ahead: int = 0,
     ) -> CacheDraft | None:
         """The best continuation of ``context`` of at most ``limit`` tokens, or None."""
         own, shared = self.trees._local_trees[request], self.trees._global_tree
-        reach = min(self._reach[request] + ahead, self.depth)
+        reach = min(self._reach[request], self.depth)
         asked = limits or Limits(reach, self.most, self.limits)
         seen = context[-asked.depth :]
         draft, matched = better_of(own, shared, seen, min(limit, asked.most), asked.of_draft)
-        if limits is None and not ahead:
+        if limits is None:
             self._reach[request] = reach_of(matched)
         return draft
 
@@ -130,9 +129,14 @@ class Turn:
         return cls(index, str(index), trace, prompt, output.tolist(), text)
 
 
+def last_turns(traces: Sequence[Trace]) -> dict[str, int]:
+    """The number of each session's last turn."""
+    return {trace.session: index for index, trace in enumerate(traces)}
+
+
 def turns(traces: Sequence[Trace], cache: DialogueCache) -> Iterator[Turn]:
     """Each recording in its order; its request begins before and stops after it is handed out."""
-    last = {trace.session: index for index, trace in enumerate(traces)}
+    last = last_turns(traces)
     for index, trace in enumerate(traces):
         turn = Turn.of(index, trace)
         cache.trees.expect(trace.session, turn.text)

@@ -7,7 +7,6 @@ have committed, cycle by cycle. Drafts, features, decisions and labels are the r
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -28,7 +27,7 @@ from decoder.router import Committed, Decision, DraftRouter, EventSink, RequestO
 from decoder.settings import WorkerSettings
 from learner.rows import Rows, from_events
 from pipelines.replay.cycles import Cycle, Cycles
-from pipelines.replay.dialogue import UNLIMITED, DialogueCache, Turn
+from pipelines.replay.dialogue import UNLIMITED, DialogueCache, Turn, last_turns
 from pipelines.replay.model_arm import model_acceptance
 from pipelines.replay.traces import Trace
 
@@ -36,32 +35,8 @@ Told = Callable[[int, int], None]
 """Told how many output tokens are decoded, and how many there are."""
 
 
-@dataclass
-class _Running:
-    turn: Turn
-    model: Sequence[int]
-    done: int = 1
-
-    def verify(self, decision: Decision) -> Cycle:
-        """What becomes of ``decision``: a draft is compared with what was recorded."""
-        output, done = self.turn.output, self.done
-        length = accepted = 0
-        if decision.arm == "cache":
-            length = len(decision.tokens)
-            accepted = common_prefix(decision.tokens, output[done : done + length])
-        elif decision.arm == "model":
-            length = decision.room
-            accepted = min(self.model[done], length)
-        came = len(output[done : done + accepted + 1])
-        arm = ARMS.index(decision.arm) if length else NONE
-        return Cycle(self.turn.index, done, arm, length, min(accepted, came), came)
-
-
 class Engine:
-    """Requests under way, named by their number, in a router that is given.
-
-    A step is :meth:`decide`, then :meth:`commit`; between the two its cycles can be dated.
-    """
+    """Decodes recordings one after the other by a router that is given."""
 
     def __init__(
         self,
@@ -70,85 +45,67 @@ class Engine:
         traces: Sequence[Trace],
         has_model: bool = True,
         model_mean: float | None = None,
+        usual: bool = True,
     ) -> None:
         """Nothing is under way yet. The router sleeps no more: that weighs this machine's time.
 
         Args:
             cache: the router's.
             model_mean: accepted length of model drafts where a recording does not hold it.
+            usual: false keeps the router from learning costs by this machine's clock, and has
+                labels told at once, not in the next step.
         """
         router.doze = None
-        self.running: dict[str, _Running] = {}
         self._router, self._cache, self._traces = router, cache, traces
-        self._has_model, self._mean = has_model, model_mean
-        self._left = Counter(trace.session for trace in traces)
-        self._cycles: list[Cycle] = []
+        self._has_model, self._mean, self._usual = has_model, model_mean, usual
+        self._last = last_turns(traces)
 
-    def start(self, index: int, tenant: str = "") -> None:
-        """Begin recording number ``index``, whose first token comes with its prompt. One that has
-        no other ends at once.
+    def decode(self, index: int, tenant: str = "") -> Iterator[Cycle]:
+        """The cycles of recording number ``index``, whose first token comes with its prompt; each
+        is told before the router observes what came of it, and can be dated meanwhile.
 
         Raises:
             TraceError: it lacks the model arm.
         """
-        trace = self._traces[index]
+        trace, router = self._traces[index], self._router
         turn = Turn.of(index, trace)
         model = model_acceptance(trace, self._mean).tolist() if self._has_model else []
         self._cache.trees.expect(trace.session, turn.text)
         options = RequestOptions(
             trace.allowed, UNLIMITED, session=trace.session, workload=trace.workload, tenant=tenant
         )
-        self._router.start(turn.name, turn.prompt, options)
-        self._router.observe([Committed(turn.name, turn.output[:1], 0)], 0)
-        self.running[turn.name] = _Running(turn, model)
-        if len(turn.output) == 1:
-            self._end(turn)
+        router.start(turn.name, turn.prompt, options)
+        router.observe([Committed(turn.name, turn.output[:1], 0)], 0)
+        done = 1
+        while done < len(turn.output):
+            (decision,) = router.choose([turn.name])
+            cycle = _verified(decision, turn, model, done)
+            router.drafted([turn.name], [cycle.verified], cycle.drafted)
+            yield cycle
+            made = turn.output[done : done + cycle.committed]
+            outcome = Committed(turn.name, made, cycle.verified)
+            router.observe([outcome], 1 + cycle.verified, self._usual)
+            if not self._usual:
+                router.settle()
+            done += cycle.committed
+        router.stop(turn.name, "stop")
+        router.settle()
+        if self._last[trace.session] == index:
+            self._cache.trees.forget(trace.session)
 
-    def decide(self) -> list[Cycle]:
-        """The next cycle of each request under way, before the router observes what came of it."""
-        names = list(self.running)
-        decisions = zip(self.running.values(), self._router.choose(names), strict=True)
-        self._cycles = [one.verify(decision) for one, decision in decisions]
-        # The drafter makes as many tokens for each request of the step that asked.
-        k = max(c.drafted for c in self._cycles)
-        self._router.drafted(names, [c.verified for c in self._cycles], k)
-        return self._cycles
 
-    def commit(self, usual: bool = True) -> Iterator[int]:
-        """Commit what :meth:`decide` told; the number of each request that is over, just stopped.
-
-        Args:
-            usual: false keeps the router from learning costs by this machine's clock, and has
-                labels told at once, not in the next step.
-        """
-        outcomes, over = [], []
-        for cycle, one in zip(self._cycles, list(self.running.values()), strict=True):
-            tokens = one.turn.output[one.done : one.done + cycle.committed]
-            outcomes.append(Committed(one.turn.name, tokens, cycle.verified))
-            one.done += cycle.committed
-            if one.done >= len(one.turn.output):
-                over.append(one.turn)
-        self._router.observe(outcomes, len(outcomes) + sum(c.verified for c in self._cycles), usual)
-        if not usual:
-            self._router.settle()
-        for turn in over:
-            self._end(turn)
-            yield turn.index
-
-    def decode(self, index: int) -> Iterator[Cycle]:
-        """One recording alone, from its start to its end."""
-        self.start(index)
-        while self.running:
-            yield from self.decide()
-            list(self.commit())
-
-    def _end(self, turn: Turn) -> None:
-        self._router.stop(turn.name, "stop")
-        self._router.settle()
-        del self.running[turn.name]
-        self._left[turn.trace.session] -= 1
-        if not self._left[turn.trace.session]:
-            self._cache.trees.forget(turn.trace.session)
+def _verified(decision: Decision, turn: Turn, model: Sequence[int], done: int) -> Cycle:
+    """What becomes of ``decision``: a draft is compared with what was recorded."""
+    length = accepted = 0
+    if decision.arm == "cache":
+        length = len(decision.tokens)
+        accepted = common_prefix(decision.tokens, turn.output[done : done + length])
+    elif decision.arm == "model":
+        length = decision.room
+        accepted = min(model[done], length)
+    came = len(turn.output[done : done + accepted + 1])
+    arm = ARMS.index(decision.arm) if length else NONE
+    return Cycle(turn.index, done, arm, length, min(accepted, came), came)
 
 
 class _Sink:

@@ -6,7 +6,6 @@ notice that names it; the rest is read.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -41,6 +40,8 @@ class Trace:
     draft cut by it would tell the label where the output ends."""
     model_accepted: Sequence[int] | Ids | None = None
     """At each output position, the model draft's accepted length there; None where not recorded."""
+    licence: str = ""
+    """What the line names as ``license``."""
 
 
 @dataclass(frozen=True)
@@ -92,35 +93,13 @@ def read(
     return builder.reading()
 
 
-def session_of(record: dict[str, Any], line: int) -> str:
-    """What must not be parted between training and test: names the session of a line."""
-    return str(record.get("session") or record.get("id") or line)
-
-
-def _allowed(stated: int, made: int) -> int:
-    """Tokens the request might have made; where it is not stated, a round number above ``made``."""
-    if stated:
-        return max(stated, made)
-    return ALLOWED << max(0, (made // ALLOWED).bit_length())
-
-
-def tokenizer_digest(tokenizer: Any) -> str:
-    """Hex digest of vocabulary, rules and chat template; the same for equal tokenizers."""
-    if tokenizer is None:
-        return "ids"
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    rules = backend.to_str() if backend else json.dumps(tokenizer.get_vocab(), sort_keys=True)
-    text = f"{rules}{tokenizer.chat_template!r}{tokenizer.eos_token}"
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
 class _Builder:
     """Collects scripts and token records of a file, and tokenises them in batches."""
 
     def __init__(self, path: Path, tokenizer: Any, context: int) -> None:
         self.path, self.tokenizer, self.context = path, tokenizer, context
         self.special = frozenset(tokenizer.all_special_ids) if tokenizer else frozenset()
-        self.waiting: list[tuple[Script, str, int, int]] = []
+        self.waiting: list[tuple[Script, Trace, int]] = []
         self.found: list[tuple[int, Trace]] = []
         self.long = Counter[int]()
         self.notices: list[Notice] = []
@@ -144,11 +123,13 @@ class _Builder:
             self.leave_out("malformed", line, f"left out, {error}")
 
     def _add(self, line: int, record: dict[str, Any]) -> None:
-        session = session_of(record, line)
-        allowed = int(record.get("max_tokens") or 0)
         prompt, output = record.get("prompt"), record.get("output")
+        told = Trace(
+            str(record.get("session") or record.get("id") or line), (), (), self.path.stem,
+            int(record.get("max_tokens") or 0), licence=str(record.get("license") or ""),
+        )  # fmt: skip
         if _are_ids(prompt) and _are_ids(output):
-            self._add_ids(line, session, allowed, record)
+            self._add_ids(line, told, record)
             return
         if self.tokenizer is None:
             raise ValueError("not a prompt and an output in token ids")
@@ -161,9 +142,9 @@ class _Builder:
         if empty or not any(s.outputs for s in made):
             what = f"{empty} empty outputs" if empty > 1 else "an empty output"
             self.leave_out("empty", line, f"left out {what}" if empty else "no output to replay")
-        self.waiting += [(script, session, allowed, line) for script in made]
+        self.waiting += [(script, told, line) for script in made]
 
-    def _add_ids(self, line: int, session: str, allowed: int, record: dict[str, Any]) -> None:
+    def _add_ids(self, line: int, told: Trace, record: dict[str, Any]) -> None:
         prompt, output = record["prompt"], record["output"]
         size = len(self.tokenizer) if self.tokenizer is not None else 1 << 31
         if max([*prompt, *output], default=0) >= size or min([*prompt, *output], default=0) < 0:
@@ -177,22 +158,27 @@ class _Builder:
                 raise ValueError("model_accepted needs one number for each output token")
             accepted = np.array(accepted, np.int32)
         tokens = np.array([*prompt, *output], np.int32)
-        self._keep(line, Trace(session, tokens[: len(prompt)], tokens[len(prompt) :],
-                               allowed=allowed, model_accepted=accepted))  # fmt: skip
+        self._keep(line, replace(told, model_accepted=accepted), tokens, len(prompt), len(tokens))
 
-    def _keep(self, line: int, trace: Trace) -> None:
-        if len(trace.prompt) + len(trace.output) > self.context:
+    def _keep(self, line: int, told: Trace, tokens: Ids, middle: int, end: int) -> None:
+        if end > self.context:
             self.long[line] += 1
             return
-        allowed = _allowed(trace.allowed, len(trace.output))
-        self.found.append((line, replace(trace, workload=self.path.stem, allowed=allowed)))
+        made = end - middle
+        # Where it is not stated, a round number above what was made.
+        round_up = ALLOWED << max(0, (made // ALLOWED).bit_length())
+        allowed = max(told.allowed, made) if told.allowed else round_up
+        output = tokens[middle:end]
+        self.found.append(
+            (line, replace(told, prompt=tokens[:middle], output=output, allowed=allowed))
+        )
 
     def flush(self) -> None:
         """Tokenise what waits. Mutates."""
         first = [s.pieces[0] for s, *_ in self.waiting if s.whole]
         rest = [p for s, *_ in self.waiting for p in s.pieces[s.whole :]]
         begun, going = iter(self._ids(first, True)), iter(self._ids(rest, False))
-        for script, session, allowed, line in self.waiting:
+        for script, told, line in self.waiting:
             ids = [next(begun if script.whole and not i else going) for i in
                    range(len(script.pieces))]  # fmt: skip
             ends = np.cumsum([0, *map(len, ids)]).tolist()
@@ -202,8 +188,7 @@ class _Builder:
                 closed = i + 1 < len(ids) and ids[i + 1] and ids[i + 1][0] in self.special
                 middle, end = ends[i], ends[i + 1] + bool(closed)
                 if script.pieces[i].strip() and middle > 0:
-                    trace = Trace(session, tokens[:middle], tokens[middle:end], allowed=allowed)
-                    self._keep(line, trace)
+                    self._keep(line, told, tokens, middle, end)
         self.waiting = []
 
     def reading(self) -> Reading:

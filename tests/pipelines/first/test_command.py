@@ -65,9 +65,10 @@ def test_a_policy_is_made_and_checked_from_the_command_line(
     policy = from_bytes((tmp_path / "first.safetensors").read_bytes(), "s")
     assert policy.scope == ANY_SCOPE
     rates = []
-    for accepts in (2.2, 0.0):
-        found = json.loads(said("--check", "--json", "--model-accepts", str(accepts)))
-        assert found["settings"] == {"model_accepts": accepts}
+    for accepts, vocabulary in ((2.2, None), (0.0, 300)):
+        more = () if vocabulary is None else ("--vocabulary", str(vocabulary))
+        found = json.loads(said("--check", "--json", "--model-accepts", str(accepts), *more))
+        assert found["settings"] == {"model_accepts": accepts, "vocabulary": vocabulary}
         sets = found["sets"]
         assert found["of_refit"]["least"] == min(s["of_refit"] for s in sets)
         assert [(s["name"], s["left_out"]) for s in sets] == [

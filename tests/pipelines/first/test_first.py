@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import Result
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
+from typer.testing import CliRunner
 
 from decoder.contracts.bundle import ANY_SCOPE
 from decoder.contracts.errors import TraceError
 from decoder.policy.probes import from_bytes
-from pipelines.first import command
-from pipelines.first.command import Asked
-from pipelines.first.make import with_drafter
-from pipelines.first.sets import files_of, licences_of, read_sets
+from pipelines.cli import app
+from pipelines.first import make
+from pipelines.first.make import files_of, read_sets, with_drafter
 from pipelines.replay.model_arm import drawn_acceptance
 from pipelines.replay.traces import Trace
 from tests.pipelines.replay.samples import copying_traces, word_tokenizer
-
-QUIET = Console(quiet=True)
 
 
 @pytest.fixture(autouse=True)
@@ -93,12 +92,10 @@ def test_a_session_is_learned_from_if_every_row_of_it_may_be(tmp_path: Path) -> 
     ]
     path = tmp_path / "mixed.jsonl"
     path.write_text("".join(json.dumps({**r, "prompt": [1], "output": [2]}) + "\n" for r in rows))
-    path.write_text(path.read_text() + "no JSON\n[1]\n")
-    assert licences_of(path)["mixed"] == {"MIT", "not stated"}
 
     def sessions(licences: tuple[str, ...] | None) -> list[str]:
-        (found,) = read_sets([path], None, licences, lambda *_: None)
-        return [t.session for t in found.traces]
+        found = read_sets([path], None, licences, lambda *_: None)
+        return [t.session for t in found["mixed"]]
 
     assert sessions(("MIT",)) == ["free"]
     assert sessions(("MIT", "not stated")) == ["free", "mixed", "mixed"]
@@ -112,16 +109,25 @@ def test_a_folder_stands_for_its_files_and_an_empty_one_is_refused(tmp_path: Pat
         files_of([tmp_path])
 
 
+@pytest.fixture
+def bootstrap(traces: Path, tokenizer: str, tmp_path: Path) -> Callable[..., Result]:
+    asked = [
+        *("bootstrap", "--traces", str(traces), "--tokenizer", tokenizer),
+        *("--generations", "20", "--bundle", str(tmp_path / "out" / "first.safetensors")),
+    ]
+    (tmp_path / "out").mkdir()
+    return lambda *words: CliRunner().invoke(app, [*asked, *words])
+
+
 def test_the_same_traces_give_the_same_policy_and_its_card_says_what_it_was_made_of(
-    traces: Path, tokenizer: str, tmp_path: Path
+    bootstrap: Callable[..., Result], tmp_path: Path
 ) -> None:
-    out = tmp_path / "first.safetensors"
-    asked = Asked([traces], generations=20, tokenizer=tokenizer)
-    command.make(asked, out, QUIET)
-    once = out.read_bytes()
-    command.make(asked, out, QUIET)
-    assert out.read_bytes() == once
-    policy = from_bytes(once, "some scope")
+    out, held = tmp_path / "out" / "first.safetensors", []
+    for _ in range(2):
+        assert bootstrap().exit_code == 0
+        held.append(out.read_bytes())
+    assert held[0] == held[1]
+    policy = from_bytes(held[0], "some scope")
     assert (policy.scope, policy.role, policy.kind) == (ANY_SCOPE, "first", "survival")
     sets = policy.provenance["sets"]
     assert [(s["name"], s["licence"]) for s in sets] == [("a", "MIT"), ("b", "Apache-2.0")]
@@ -129,25 +135,19 @@ def test_the_same_traces_give_the_same_policy_and_its_card_says_what_it_was_made
     assert policy.provenance["drafts_trained_on"] == sum(s["drafts"] for s in sets) > 500
 
 
-def test_a_licence_that_leaves_one_set_is_refused(
-    traces: Path, tokenizer: str, tmp_path: Path
-) -> None:
-    asked = Asked([traces], licences=("MIT",), tokenizer=tokenizer)
-    with pytest.raises(TraceError, match="--licence"):
-        command.make(asked, tmp_path / "first.safetensors", QUIET)
+def test_a_licence_that_leaves_one_set_is_refused(bootstrap: Callable[..., Result]) -> None:
+    assert "--licence" in str(bootstrap("--licence", "MIT").exception)
 
 
 def test_ctrl_c_leaves_the_old_bundle_as_it_was(
-    traces: Path, tokenizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bootstrap: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out" / "first.safetensors"
-    out.parent.mkdir()
     out.write_bytes(b"the old one")
 
     def pressed(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command, "fit", pressed)
-    with pytest.raises(KeyboardInterrupt):
-        command.make(Asked([traces], generations=20, tokenizer=tokenizer), out, QUIET)
+    monkeypatch.setattr(make, "fit", pressed)
+    assert bootstrap().exit_code
     assert [p.read_bytes() for p in out.parent.iterdir()] == [b"the old one"]

@@ -20,7 +20,6 @@ from decoder.policy.rule import ARMS, CACHE
 from decoder.settings import WorkerSettings
 from pipelines.calibration import calibration
 from pipelines.replay import rules
-from pipelines.replay.command import rule_tables
 from pipelines.replay.engine import Simulator, hybrid
 from pipelines.replay.traces import Trace
 from tests.decoder.simulated import trusting_policy
@@ -124,24 +123,26 @@ def test_the_summary_compares_with_the_best_rule_of_each_set() -> None:
     policy = first_policy("test")
     simulator = Simulator(engine.token_classes, SETTINGS, costs=COSTS)
     sets = {
-        name: rules.all_ruled(part, policy, simulator)
+        name: rules.ruled(part, policy, simulator)
         for name, part in {"a": traces[:2], "b": traces[2:]}.items()
     }
     found = rules.summary(sets)
     for name, by in sets.items():
-        assert by["greedy"].rate == pytest.approx(0.1)
-        assert by["greedy"].tokens.tolist() == [59, 59]
-        rates = {rule: r.rate for rule, r in by.items() if "hybrid" not in rule}
+        tokens, time = by.spent["greedy"]
+        assert tokens.tolist() == [59, 59] and time.sum() == pytest.approx(1_180)
+        rates = {
+            rule: rate for rule, rate in by.over_greedy.items() if rule not in ("hybrid", "oracle")
+        }
         assert rates[found["best_rule"][name]] == max(rates.values())
-        ratio = by["hybrid"].rate / max(rates.values())
+        ratio = by.over_greedy["hybrid"] / max(rates.values())
         assert found["hybrid_over_best"][name] == pytest.approx(ratio)
         picked = found["hybrid_over_picked"][name]
-        of_first, of_second = picked["rivals"]
-        tokens = by[of_first].tokens[0] + by[of_second].tokens[1]
-        time = by[of_first].time[0] + by[of_second].time[1]
-        assert picked["ratio"] == pytest.approx(by["hybrid"].rate * time / tokens)
+        (first, second), mine = picked["rivals"], by.spent["hybrid"]
+        tokens, time = (by.spent[first][i][0] + by.spent[second][i][1] for i in (0, 1))
+        rate = mine[0].sum() / mine[1].sum()
+        assert picked["ratio"] == pytest.approx(rate * time / tokens)
     console = Console(record=True, width=200, file=io.StringIO())
-    console.print(*rule_tables(found))
+    console.print(rules.table(found))
     shown = console.export_text()
     assert "picked" in shown and f"{found['hybrid_over_picked_mean']:.3f}" in shown
     both = math.prod(found["hybrid_over_best"].values()) ** 0.5

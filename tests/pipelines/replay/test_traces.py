@@ -11,7 +11,7 @@ import pytest
 
 from decoder.contracts.errors import TraceError
 from pipelines.replay.messages import conversation, scripts
-from pipelines.replay.split import Shares, limited, part_of, split
+from pipelines.replay.split import split
 from pipelines.replay.traces import Trace, read
 from tests.pipelines.replay.samples import word_tokenizer
 
@@ -197,22 +197,16 @@ def sessions(count: int, turns: int = 2) -> list[Trace]:
 
 
 def test_a_session_is_on_one_side_whatever_else_is_there() -> None:
-    shares = Shares(0.6, 0.1)
-    parts = split(sessions(400), shares)
-    names = [{t.session for t in p} for p in (parts.train, parts.warm_up, parts.test)]
+    parts = split(sessions(400))
+    names = [{t.session for t in p} for p in parts]
     assert sum(map(len, names)) == 400
     assert [round(len(n) / 400, 1) for n in names] == [0.6, 0.1, 0.3]
-    few = split(sessions(10), shares)
-    assert {t.session for t in few.train} <= names[0]
-    assert part_of("s1", shares) == part_of("s1", Shares(0.6, 0.1))
+    assert {t.session for t in split(sessions(10)).train} <= names[0]
 
 
 def test_a_limit_takes_whole_sessions_of_every_part_in_their_order() -> None:
-    traces, shares = sessions(100), Shares(0.6, 0.1)
-    whole = split(traces, shares)
-    some, more = (limited(whole, n, shares) for n in (30, 60))
-    assert [len(p) for p in (some.train, some.warm_up, some.test)] == [18, 4, 10]
+    whole, some, more = (split(sessions(100), limit=n) for n in (None, 30, 60))
+    assert list(map(len, some)) == [18, 4, 10]
     held = {t.session for t in some.train}
     assert some.train == [t for t in whole.train if t.session in held]
     assert held < {t.session for t in more.train}
-    assert limited(whole, None, shares) == whole
