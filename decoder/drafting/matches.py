@@ -31,6 +31,7 @@ from decoder.compiled import (
     WHOLES,
     WHOLES_2,
     WHOLES_3,
+    YES,
     compiled,
     record,
 )
@@ -58,17 +59,17 @@ END: Final = -1
 NEVER: Final = 1 << 62
 OWNER, BEFORE, AFTER, FILLED = range(4)
 BORN, CLOSED = range(2)
-FREE, CLOCK = range(2)
+FREE, FRESH, CLOCK = range(3)
 BEGIN, MASK = range(2)
 
 
 class Pool(NamedTuple):
-    """Pages, and the tables of all indexes.
+    """Pages, and the tables of all indexes; page 0 and index 0 are nobody's, and mean none.
 
-    ``chains`` and ``heads`` hold positions plus one, 0 for none. An index's buckets begin where
-    ``indexes`` says, and are a power of two; beside it stands that less one. ``links`` say of a
-    page whose it is (an index, or -1), the pages before and after it in its stream, and how much of
-    it is written; ``times`` when it was begun and when the next one was, by a clock of pages.
+    An index's buckets begin where ``indexes`` says, and are a power of two; beside it stands that
+    less one. ``heads`` hold the newest position of a bucket, ``chains`` the one before each.
+    ``links`` say of a page whose it is, the pages before and after it in its stream, and how much
+    of it is written; ``times`` when it was begun and when the next one was, by a clock of pages.
     """
 
     text: NDArray[np.int32]  # [slots]
@@ -77,27 +78,25 @@ class Pool(NamedTuple):
     indexes: NDArray[np.int64]  # [indexes, 2]
     links: NDArray[np.int32]  # [pages, 4]
     times: NDArray[np.int64]  # [pages, 2]
-    free: NDArray[np.int32]  # [pages], those that nobody uses
-    counts: NDArray[np.int64]  # [2]: how many these are, and the clock
+    free: NDArray[np.int32]  # [pages], those given up
+    counts: NDArray[np.int64]  # [3]: how many these are, the first never used, and the clock
 
 
 POOL: Final = record(Pool, IDS, IDS_2, IDS_2, WHOLES_2, IDS_2, WHOLES_2, IDS, WHOLES)
 
 
 def new_pool(pages: int, buckets: int, indexes: int) -> Pool:
-    """An empty pool. Nothing but what is written takes memory, where the system is asked late.
+    """An empty pool, of zeros: what is not written takes no memory where the system gives it late.
 
     Args:
-        pages: of ``PAGE`` tokens.
+        pages: of ``PAGE`` tokens, the first of them nobody's.
         buckets: of all indexes together.
     """
-    links = np.full((pages, 4), -1, np.int32)
-    links[:, FILLED] = 0
     return Pool(
         np.zeros(pages * PAGE, np.int32), np.zeros((pages * PAGE, len(ORDERS)), np.int32),
-        np.zeros((buckets, len(ORDERS)), np.int32), np.zeros((indexes, 2), np.int64), links,
-        np.zeros((pages, 2), np.int64), np.arange(pages, dtype=np.int32)[::-1].copy(),
-        np.array([pages, 0], np.int64),
+        np.zeros((buckets, len(ORDERS)), np.int32), np.zeros((indexes, 2), np.int64),
+        np.zeros((pages, 4), np.int32), np.zeros((pages, 2), np.int64), np.zeros(pages, np.int32),
+        np.array([0, 1, 0], np.int64),
     )  # fmt: skip
 
 
@@ -110,20 +109,23 @@ def mixed(state: int, token: int) -> int:
 
 @compiled()
 def open_page(pool: Pool, index: int, before: int) -> int:
-    """A page that goes on from ``before`` (or -1); -1 if there is none left. Mutates."""
-    left = pool.counts[FREE]
-    if left == 0:
-        return -1
-    pool.counts[FREE] = left - 1
-    page = int(pool.free[left - 1])
+    """A page that goes on from ``before`` (0: from none); 0 if there is none left. Mutates."""
+    left, page = pool.counts[FREE], int(pool.counts[FRESH])
+    if left > 0:
+        pool.counts[FREE] = left - 1
+        page = int(pool.free[left - 1])
+    elif page < len(pool.links):
+        pool.counts[FRESH] = page + 1
+    else:
+        return 0
     pool.counts[CLOCK] += 1
     pool.links[page, OWNER] = index
     pool.links[page, BEFORE] = before
-    pool.links[page, AFTER] = -1
+    pool.links[page, AFTER] = 0
     pool.links[page, FILLED] = 0
     pool.times[page, BORN] = pool.counts[CLOCK]
     pool.times[page, CLOSED] = NEVER
-    if before >= 0:
+    if before > 0:
         pool.links[before, AFTER] = page
         pool.times[before, CLOSED] = pool.counts[CLOCK]
     return page
@@ -131,25 +133,25 @@ def open_page(pool: Pool, index: int, before: int) -> int:
 
 @compiled()
 def slot_before(links: NDArray[np.int32], slot: int) -> int:
-    """The position before one in its stream, or -1."""
+    """The position before one in its stream, or 0."""
     if slot & LAST:
         return slot - 1
     page = slot >> BITS
     before = int(links[page, BEFORE])
-    if before < 0 or links[before, AFTER] != page:
-        return -1
+    if before == 0 or links[before, AFTER] != page:
+        return 0
     return before * PAGE + LAST
 
 
 @compiled()
 def slot_after(links: NDArray[np.int32], slot: int) -> int:
-    """The position after one in its stream, or -1."""
+    """The position after one in its stream, or 0."""
     page, at = slot >> BITS, (slot & LAST) + 1
     if at < PAGE:
-        return slot + 1 if at < links[page, FILLED] else -1
+        return slot + 1 if at < links[page, FILLED] else 0
     after = int(links[page, AFTER])
-    if after < 0 or links[after, BEFORE] != page or not links[after, FILLED]:
-        return -1
+    if after == 0 or links[after, BEFORE] != page or not links[after, FILLED]:
+        return 0
     return after * PAGE
 
 
@@ -158,28 +160,28 @@ def append(pool: Pool, index: int, page: int, tokens: NDArray[np.int32]) -> int:
     """Write int32 ``tokens`` [n] to a stream. Mutates.
 
     Args:
-        page: that its last token is in; -1 for a new stream.
+        page: that its last token is in; 0 for a new stream.
 
     Returns:
-        The page that its last token is in now, -1 where no page was left for it.
+        The page that its last token is in now, 0 where no page was left for it.
     """
     begin, mask = int(pool.indexes[index, BEGIN]), int(pool.indexes[index, MASK])
     text, chains, heads, links = pool.text, pool.chains, pool.heads, pool.links
     longest = ORDERS[-1]
     last = np.full(longest, END, np.int64)  # the newest first
-    if page >= 0:
+    if page > 0:
         slot = page * PAGE + int(links[page, FILLED]) - 1
         for i in range(longest):
-            if slot < 0:
+            if slot == 0:
                 break
             last[i] = text[slot]
             slot = slot_before(links, slot)
-    at = int(links[page, FILLED]) if page >= 0 else PAGE
+    at = int(links[page, FILLED]) if page > 0 else PAGE
     for i in range(len(tokens)):
         if at == PAGE:
             page, at = open_page(pool, index, page), 0
-            if page < 0:
-                return -1
+            if page == 0:
+                return 0
         for j in range(longest - 1, 0, -1):
             last[j] = last[j - 1]
         last[0] = tokens[i]
@@ -192,37 +194,44 @@ def append(pool: Pool, index: int, page: int, tokens: NDArray[np.int32]) -> int:
             if j + 1 == ORDERS[order]:
                 bucket = begin + (state & mask)
                 chains[slot, order] = heads[bucket, order]
-                heads[bucket, order] = slot + 1
+                heads[bucket, order] = slot
                 order += 1
         links[page, FILLED] = at
     return page
 
 
-@compiled((POOL, WHOLE))
-def close_page(pool: Pool, page: int) -> None:
-    """Say that a stream goes on no more. Mutates."""
-    pool.times[page, CLOSED] = pool.counts[CLOCK]
+@compiled((POOL, WHOLE, YES))
+def close_page(pool: Pool, page: int, closed: bool) -> None:
+    """Say that a stream goes on no more, or that it does again. Mutates."""
+    pool.times[page, CLOSED] = pool.counts[CLOCK] if closed else NEVER
 
 
 @compiled((POOL, WHOLE))
 def give_page(pool: Pool, page: int) -> None:
     """Give up a page, whatever is in it. Mutates."""
-    pool.links[page, OWNER] = -1
-    pool.links[page, BEFORE] = -1
-    pool.links[page, AFTER] = -1
-    pool.links[page, FILLED] = 0
+    pool.links[page] = 0
     pool.free[pool.counts[FREE]] = page
     pool.counts[FREE] += 1
+
+
+@compiled((POOL, WHOLE))
+def first_page(pool: Pool, page: int) -> int:
+    """The oldest page of the stream that ``page`` is of."""
+    before = page * PAGE
+    while before > 0:
+        page = before >> BITS
+        before = slot_before(pool.links, page * PAGE)
+    return page
 
 
 @compiled((POOL, WHOLE))
 def give_stream(pool: Pool, page: int) -> int:
     """Give up the stream whose last page is ``page``; how many pages it had. Mutates."""
     given = 0
-    while page >= 0:
+    while page > 0:
         before = slot_before(pool.links, page * PAGE)
         give_page(pool, page)
-        page = before >> BITS if before >= 0 else -1
+        page = before >> BITS
         given += 1
     return given
 
@@ -237,7 +246,7 @@ def matched(
 ) -> int:
     """How many tokens, at most ``most``, end alike at a position and in ``context``."""
     length, count = len(context), 0
-    while count < most and slot >= 0 and text[slot] == context[length - 1 - count]:
+    while count < most and slot > 0 and text[slot] == context[length - 1 - count]:
         count += 1
         slot = slot_before(links, slot)
     return count
@@ -269,10 +278,10 @@ def gather(
     for i in range(least):
         state = mixed(state, int(context[len(context) - 1 - i]))
     bucket = pool.indexes[index, BEGIN] + (state & pool.indexes[index, MASK])
-    slot, closed = int(pool.heads[bucket, order]) - 1, NEVER
+    slot, closed = int(pool.heads[bucket, order]), NEVER
     count, full, last, work = 0, 0, -FULL, 0
     for _ in range(MOST * STEPS):
-        if slot < 0 or count == MOST or full == FULL:
+        if slot == 0 or count == MOST or full == FULL:
             break
         page = slot >> BITS
         if (
@@ -291,7 +300,7 @@ def gather(
                 count += 1
             if length == BACK:
                 full, last = full + 1, slot
-        slot = int(chains[slot, order]) - 1
+        slot = int(chains[slot, order])
     return count, work
 
 
@@ -338,7 +347,7 @@ def vote(
         going, same = 0, 0
         for i in range(count):
             slot = slot_after(links, int(slots[i]))
-            if slot >= 0 and text[slot] != END:
+            if slot > 0 and text[slot] != END:
                 slots[going], votes[going] = slot, text[slot]
                 same += votes[going] == votes[0]
                 going += 1
@@ -466,7 +475,7 @@ def look_up(
     """The drafts of n contexts, from each of several indexes.
 
     Args:
-        indexes: [n, k], to look in; -1 for none.
+        indexes: [n, k], to look in; 0 for none.
         contexts: int32 [n, w], of which ``lengths`` [n] tokens are there.
         rooms: [n], tokens of a draft at most.
         depth: tokens of context and draft together at most.
@@ -483,7 +492,7 @@ def look_up(
         context = contexts[row, : lengths[row]]
         for k in range(indexes.shape[1]):
             sizes[row, k, 0], sizes[row, k, 1], scores[row, k] = 0, 0, 0.0
-            if indexes[row, k] >= 0:
+            if indexes[row, k] > 0:
                 most = min(rooms[row], tokens.shape[2])
                 length, match, score, looked = draft(
                     pool, indexes[row, k], context, most, depth, limits, tokens[row, k],

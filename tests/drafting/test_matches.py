@@ -17,6 +17,7 @@ from decoder.drafting.matches import (
     END,
     FILLED,
     FREE,
+    FRESH,
     FULL,
     MOST,
     ORDERS,
@@ -38,9 +39,9 @@ class Texts:
     """One index and its streams in a pool, and the same text in lists."""
 
     def __init__(self, pages: int = 400, buckets: int = 256) -> None:
-        self.pool = new_pool(pages, 4 * buckets, 4)
+        self.pool = new_pool(pages + 1, 4 * buckets, 5)
         for index in range(4):
-            self.pool.indexes[index] = index * buckets, buckets - 1
+            self.pool.indexes[index + 1] = index * buckets, buckets - 1
         self.streams: dict[tuple[int, int], list[int]] = {}
         self.written: list[
             tuple[int, int, int, int]
@@ -49,8 +50,8 @@ class Texts:
 
     def write(self, index: int, stream: int, tokens: list[int]) -> None:
         text = self.streams.setdefault((index, stream), [])
-        page = self.pages.get((index, stream), -1)
-        page = append(self.pool, index, page, np.array(tokens, np.int32))
+        page = self.pages.get((index, stream), 0)
+        page = append(self.pool, index + 1, page, np.array(tokens, np.int32))
         self.pages[index, stream] = page
         slot, slots = page * PAGE + self.pool.links[page, FILLED] - 1, []
         for _ in tokens:
@@ -76,7 +77,7 @@ class Texts:
         tokens, probs = np.zeros((n, k, 64), np.int32), np.zeros((n, k, 64), np.float32)
         sizes, scores = np.zeros((n, k, 2), np.int64), np.zeros((n, k))
         work = look_up(
-            self.pool, np.array([indexes] * n), seen, lengths, np.full(n, most), DEPTH, limits,
+            self.pool, np.array([indexes] * n) + 1, seen, lengths, np.full(n, most), DEPTH, limits,
             tokens, probs, sizes, scores,
         )  # fmt: skip
         return [
@@ -144,6 +145,10 @@ class Texts:
             if asked == MOST or full == FULL:
                 break
         return found
+
+
+def free_pages(texts: Texts) -> int:
+    return int(texts.pool.counts[FREE] + len(texts.pool.links) - texts.pool.counts[FRESH])
 
 
 pieces = st.lists(
@@ -253,13 +258,13 @@ def test_pages_written_over_are_forgotten_and_what_is_kept_is_found() -> None:
     pages = 16
     texts, rng = Texts(pages), np.random.default_rng(3)
     text = rng.integers(0, 2**30, 60 * PAGE).tolist()
-    page, oldest = -1, 0
+    page, oldest = 0, 0
     order: list[int] = []
     for at in range(0, len(text), 32):
-        if not texts.pool.counts[FREE] and at % PAGE == 0:
+        if not free_pages(texts) and at % PAGE == 0:
             give_page(texts.pool, order[oldest])
             oldest += 1
-        page = append(texts.pool, 0, page, np.array(text[at : at + 32], np.int32))
+        page = append(texts.pool, 1, page, np.array(text[at : at + 32], np.int32))
         if page not in order[oldest:]:
             order.append(page)
         for back in range(100, min(at, 40 * PAGE), 333):
@@ -277,21 +282,21 @@ def test_pages_written_over_are_forgotten_and_what_is_kept_is_found() -> None:
 def test_no_index_shows_what_another_wrote(written: list[tuple[int, int]]) -> None:
     """Pages go from one to the other, and tokens that both use lead to those that only one does."""
     texts, rng = Texts(pages=8, buckets=16), np.random.default_rng(4)
-    streams = dict.fromkeys(range(4), -1)
+    streams = dict.fromkeys(range(4), 0)
     held: list[tuple[int, int]] = []
     for index, count in written:
-        if rng.random() < 0.2 and streams[index] >= 0:
-            close_page(texts.pool, streams[index])
-            streams[index] = -1
+        if rng.random() < 0.2 and streams[index]:
+            close_page(texts.pool, streams[index], True)
+            streams[index] = 0
         for _ in range(0, count, 16):
-            while texts.pool.counts[FREE] < 1:
+            while not free_pages(texts):
                 gone = held.pop(0)
                 give_page(texts.pool, gone[1])
                 if streams[gone[0]] == gone[1]:
-                    streams[gone[0]] = -1
+                    streams[gone[0]] = 0
             own = rng.integers(100 * (index + 1), 100 * (index + 1) + 3, 16)
             tokens = np.where(np.arange(16) % 3, rng.integers(0, 2, 16), own).astype(np.int32)
-            streams[index] = append(texts.pool, index, streams[index], tokens)
+            streams[index] = append(texts.pool, index + 1, streams[index], tokens)
             if (index, streams[index]) not in held:
                 held.append((index, streams[index]))
         for context in ([0, 1], [1, 1], [0], [own[-1], 0]):
@@ -304,14 +309,14 @@ def test_a_stream_is_given_up_whole() -> None:
     texts = Texts(pages=10)
     texts.write(0, 0, list(range(9 * PAGE)))
     assert give_stream(texts.pool, texts.pages[0, 0]) == 9
-    assert texts.pool.counts[FREE] == 10
+    assert free_pages(texts) == 10
     assert texts.drafts([[1, 2, 3]])[0][0][0] == []
 
 
 def test_a_stream_that_finds_no_page_says_so() -> None:
     texts = Texts(pages=2)
     texts.write(0, 0, list(range(3 * PAGE)))
-    assert texts.pages[0, 0] == -1
+    assert texts.pages[0, 0] == 0
     assert texts.drafts([[1, 2, 3]])[0][0][0] == [4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]
 
 
