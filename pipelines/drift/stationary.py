@@ -18,15 +18,15 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from rich.table import Table
 
 from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import TraceError
 from decoder.settings import WorkerSettings
 from learner.rows import Rows
 from pipelines import machine
-from pipelines.drift.learning import Learning
 from pipelines.drift.scenario import Scenario, Segment
-from pipelines.drift.stream import Worker, decode
+from pipelines.drift.stream import Learning, Worker, decode
 from pipelines.drift.study import Recordings
 from pipelines.drift.traffic import KINDS, SIDE_BY_SIDE, Request, lessons, traffic
 from pipelines.progress import Step
@@ -157,3 +157,17 @@ def measure(rows: int, recordings: Recordings, first: Policy, step: Step) -> dic
         "streams": [asdict(each) for each in found],
         "machine": machine.description(),
     }
+
+
+def table(summary: dict[str, Any]) -> Table:
+    """Alarms by kind of text."""
+    made = Table(title="Alarms where nothing changes")
+    for name in ("text", "sessions", "rows", "alarms, cache", "alarms, model"):
+        made.add_column(name, justify="left" if name == "text" else "right")
+    for each in summary["streams"]:
+        counts = (each[name] for name in ("sessions", "rows", "cache", "model"))
+        made.add_row(each["kind"], *(f"{n:,}" for n in counts))
+    alarms = summary["alarms"]
+    whole = (summary["rows"], alarms["cache"], alarms["model"])
+    made.add_row("all", "", *(f"{n:,}" for n in whole))
+    return made
