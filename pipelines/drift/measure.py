@@ -33,6 +33,7 @@ PAIRS: Final = (
 
 WORDS: Final = ("refit", "adaptive", "first", "frozen", "counting", "paper")
 """Policies of the printed table, in its order."""
+GUARDED: Final = ("adaptive/frozen", "adaptive/first")
 
 Mask = NDArray[np.bool_]
 Runs = Mapping[str, Run]
@@ -148,19 +149,11 @@ def table(summary: dict[str, Any]) -> Table:
     for scenario in dict.fromkeys(f["name"] for f in found):
         seeds = [f for f in found if f["name"] == scenario]
         shares = (_mean(seeds, name, "oracle_fraction_after") for name in policies)
-        known = [g for g in map(_guard, seeds) if g is not None]
+        ratios = ([f["ratios"].get(pair) for pair in GUARDED] for f in seeds)
+        known = [min(pair["all"][0] for pair in pairs) for pairs in ratios if all(pairs)]
         least = f"{min(known):.3f}" if known else "-"
         made.add_row(scenario, *shares, least, _mean(seeds, "oracle", "rate_after"))
     return made
-
-
-def _guard(figures: dict[str, Any]) -> float | None:
-    """Rate of the learner over the better of the first policy and the one trained before."""
-    policies = figures["policies"]
-    if not {"adaptive", "first", "frozen"} <= policies.keys():
-        return None
-    best = max(policies["first"]["rate"], policies["frozen"]["rate"])
-    return float(policies["adaptive"]["rate"] / best) if best else None
 
 
 def _mean(seeds: Sequence[dict[str, Any]], policy: str, figure: str) -> str:

@@ -35,8 +35,6 @@ MOST: Final = 1_000
 """Generations of a kind, half from each side of the recordings: there are hardly more."""
 LENGTH: Final = 250_000
 """Rows of a stream."""
-TELL: Final = 500
-"""Requests between two words of how far it is."""
 
 Sessions = Sequence[Sequence[Rows]]
 """Of each session the drafts of its requests, in their order."""
@@ -119,8 +117,7 @@ def stream(
         learning.told(index, rows)
         spent += time.process_time() - began
         done, index = done + len(rows), index + 1
-        if index % TELL == 0:
-            step(f"rows of {kind}", done, length)
+        step(f"rows of {kind}", done, length)
     different = sum(len(rows) for session in sessions for rows in session)
     alarms = learning.scope.alarms
     return Stream(
