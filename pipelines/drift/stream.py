@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,10 +38,6 @@ Told = Callable[[int, Rows], Policy | None]
 """Told the number of a request that is done and its drafts; a policy to put in force, or None."""
 
 
-ALL: Final = 1e9
-"""Rows a second: recordings run faster than a clock, and every one is learned from."""
-
-
 @dataclass
 class Learning:
     """The learner's own scope without broker, registry or waiting, and when it said what; numbers
@@ -55,7 +50,7 @@ class Learning:
     @classmethod
     def begun(cls, champion: Policy) -> Learning:
         """A new scope that begins with ``champion``."""
-        settings = LearnerSettings(rows_per_second=ALL)
+        settings = LearnerSettings(rows_per_second=1e9)  # all: recordings outrun a clock
         return cls(Scope("drift", settings, replace(champion, scope="drift", version=1)))
 
     def told(self, index: int, rows: Rows) -> Policy | None:

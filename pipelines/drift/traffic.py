@@ -121,8 +121,8 @@ def _stream(
     by_set = library.sessions(segment, side, draw)
     # Sessions of each set in turn, until all are used.
     order = (turns for some in zip_longest(*by_set.values()) for turns in some if turns)
-    pool = [turns[0] for sessions in by_set.values() for turns in sessions]
     if segment.templates:
+        pool = [turns[0] for sessions in by_set.values() for turns in sessions]
         picked = [pool[i] for i in draw.permutation(len(pool))[: segment.templates]]
         made = alterations.filled_in(picked, segment.generations, library.token_classes, draw)
         order = ([trace] for trace in made)
