@@ -178,6 +178,6 @@ def table(found: dict[str, Any]) -> Table:
 
 
 _CAPTION: Final = (
-    "eagle3: its best length. @2: two draft tokens for each one matched. / best: over the best rule, "
+    "eagle3: its best length. @2: two draft tokens for each one matched. / best: over it, "
     "/ picked: over the one that was best on the other half of the prompts. Means are geometric."
 )
