@@ -11,8 +11,7 @@ import numpy as np
 from decoder.contracts.bundle import CHAMPION, Policy
 from decoder.contracts.events import Arm
 from decoder.contracts.features import FloatArray
-from decoder.drafting.drafts import CacheDraft
-from decoder.drafting.trees import Tokens
+from decoder.drafting.drafts import CacheDraft, Tokens
 from decoder.floor import Stretch
 from decoder.labels import LabelTracker
 from decoder.payoff.featurize import DraftState

@@ -163,7 +163,8 @@ def append(pool: Pool, index: int, page: int, tokens: NDArray[np.int32]) -> int:
         page: that its last token is in; 0 for a new stream.
 
     Returns:
-        The page that its last token is in now, 0 where no page was left for it.
+        The page that its last token is in now; where no page was left for a token, it and those
+        behind it are left out.
     """
     begin, mask = int(pool.indexes[index, BEGIN]), int(pool.indexes[index, MASK])
     text, chains, heads, links = pool.text, pool.chains, pool.heads, pool.links
@@ -179,9 +180,9 @@ def append(pool: Pool, index: int, page: int, tokens: NDArray[np.int32]) -> int:
     at = int(links[page, FILLED]) if page > 0 else PAGE
     for i in range(len(tokens)):
         if at == PAGE:
-            page, at = open_page(pool, index, page), 0
+            full, page, at = page, open_page(pool, index, page), 0
             if page == 0:
-                return 0
+                return full
         for j in range(longest - 1, 0, -1):
             last[j] = last[j - 1]
         last[0] = tokens[i]

@@ -212,7 +212,7 @@ class SuffixCache:
             if active is None or not len(active.prompt):
                 self._waiting.popleft()
                 continue
-            count = len(active.prompt) if most is None else most - done
+            count = PAGE * TAKEN if most is None else min(most - done, PAGE * TAKEN)
             part, active.prompt = active.prompt[:count], active.prompt[count:]
             done += len(part)
             active.page = self._append(active.own, active.page, part)
@@ -315,19 +315,16 @@ class SuffixCache:
 
     def _append(self, index: _Index, page: int, tokens: Tokens) -> int:
         """Write to a stream whose last page is ``page``; its last page then."""
-        for begin in range(0, len(tokens), PAGE * TAKEN):
-            part = tokens[begin : begin + PAGE * TAKEN]
-            self._make_room(len(part) // PAGE + 1)
-            if index.size < 0:
-                self._grow(index, len(tokens))
-            counts = self._pool.counts
-            before = int(counts[CLOCK])
-            page = append(self._pool, index.row, page, part)
-            if opened := int(counts[CLOCK]) - before:
-                index.pages += opened
-                self._shares.grow(index.owner, opened * PAGE_BYTES)
-                if index.pages * PAGE > 2 << index.size:
-                    self._grow(index, index.pages * PAGE)
+        self._make_room(len(tokens) // PAGE + 1)
+        if index.size < 0:
+            self._grow(index, len(tokens))
+        before = int(self._pool.counts[CLOCK])
+        page = append(self._pool, index.row, page, tokens)
+        if opened := int(self._pool.counts[CLOCK]) - before:
+            index.pages += opened
+            self._shares.grow(index.owner, opened * PAGE_BYTES)
+            if index.pages * PAGE > 2 << index.size:
+                self._grow(index, index.pages * PAGE)
         return page
 
     def _grow(self, index: _Index, tokens: int) -> None:

@@ -18,6 +18,7 @@ from decoder.contracts.bundle import Policy
 from decoder.contracts.events import DraftEvent
 from decoder.contracts.features import FloatArray
 from decoder.costs import LiveCosts
+from decoder.drafting.suffix import SuffixCache
 from decoder.floor import Floor
 from decoder.hindsight import Resolved, event_of
 from decoder.policy.pricing import CostTable, step_time
@@ -30,7 +31,6 @@ from learner.settings import LearnerSettings
 from pipelines.drift.scenario import PLAIN_US
 from pipelines.drift.traffic import Request
 from pipelines.replay.cycles import Cycle
-from pipelines.replay.dialogue import DialogueCache
 from pipelines.replay.engine import Engine
 from pipelines.replay.hindsight import Prices, foreseen
 
@@ -128,7 +128,7 @@ def decode(
         costs: of each segment, the truth; the first is the profile that the worker has.
         told: called when a request is done. Its policy is in force from the next one on.
     """
-    clock, cache = _Clock(), DialogueCache(worker.settings)
+    clock, cache = _Clock(), SuffixCache(worker.settings)
     router = DraftRouter(
         cache,
         policy,

@@ -316,7 +316,7 @@ def test_a_stream_is_given_up_whole() -> None:
 def test_a_stream_that_finds_no_page_says_so() -> None:
     texts = Texts(pages=2)
     texts.write(0, 0, list(range(3 * PAGE)))
-    assert texts.pages[0, 0] == 0
+    assert texts.pages[0, 0] == 2
     assert texts.drafts([[1, 2, 3]])[0][0][0] == [4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]
 
 

@@ -16,10 +16,9 @@ from decoder.choice import choose
 from decoder.contracts.errors import EngineError
 from decoder.contracts.events import DraftEvent
 from decoder.costs import LiveCosts
-from decoder.drafting.drafts import CacheDraft
+from decoder.drafting.drafts import CacheDraft, Limits, Tokens
 from decoder.drafting.suffix import SuffixCache
 from decoder.drafting.tree import DraftTree, chain
-from decoder.drafting.trees import Tokens
 from decoder.engines.reference.acceptance import accept_greedy, accept_sampled, distribution
 from decoder.engines.reference.buckets import Buckets
 from decoder.engines.reference.engine import ReferenceEngine
@@ -63,9 +62,15 @@ class NoCache:
     def extend(self, request: str, tokens: Sequence[int]) -> None:
         """Nothing to index."""
 
-    def propose(self, request: str, context: Tokens, limit: int) -> CacheDraft | None:
-        """No draft."""
-        return None
+    def propose_all(
+        self,
+        requests: Sequence[str],
+        contexts: Sequence[Tokens],
+        most: Sequence[int],
+        limits: Limits | None = None,
+    ) -> list[CacheDraft | None]:
+        """No drafts."""
+        return [None] * len(requests)
 
     def stop(self, request: str) -> None:
         """Nothing to forget."""

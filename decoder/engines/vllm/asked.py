@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from decoder.drafting.trees import Tokens
+from decoder.drafting.drafts import Tokens
 from decoder.requests import RequestOptions
 from decoder.tenancy.identities import Identities
 
