@@ -212,6 +212,7 @@ class Followed:
             if made is not None:
                 decoded, cycles = decoded + made, cycles + 1
                 verified += outcome.verified_len
+        self._cache.write()
         return Taken(counters.tokens - before, decoded, cycles, verified, groups)
 
     def _take(

@@ -201,6 +201,29 @@ def append(pool: Pool, index: int, page: int, tokens: NDArray[np.int32]) -> int:
     return page
 
 
+@compiled((POOL, WHOLES, WHOLES, IDS, WHOLES, WHOLES))
+def append_all(
+    pool: Pool,
+    indexes: NDArray[np.int64],
+    pages: NDArray[np.int64],
+    tokens: NDArray[np.int32],
+    ends: NDArray[np.int64],
+    opened: NDArray[np.int64],
+) -> None:
+    """:func:`append` to n streams, of ``tokens`` up to the ``ends`` [n] of each. Mutates.
+
+    Args:
+        indexes, pages: [n], of the streams; each page is overwritten by the stream's last one then.
+        opened: [n], filled: how many pages were begun.
+    """
+    begin = 0
+    for i in range(len(ends)):
+        before = pool.counts[CLOCK]
+        pages[i] = append(pool, indexes[i], pages[i], tokens[begin : ends[i]])
+        opened[i] = pool.counts[CLOCK] - before
+        begin = ends[i]
+
+
 @compiled((POOL, WHOLE, YES))
 def close_page(pool: Pool, page: int, closed: bool) -> None:
     """Say that a stream goes on no more, or that it does again. Mutates."""

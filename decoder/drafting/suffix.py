@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -22,7 +22,6 @@ from decoder.drafting.matches import (
     BACK,
     BEFORE,
     BEGIN,
-    CLOCK,
     END,
     FILLED,
     FREE,
@@ -30,7 +29,7 @@ from decoder.drafting.matches import (
     MASK,
     ORDERS,
     PAGE,
-    append,
+    append_all,
     close_page,
     first_page,
     give_page,
@@ -105,12 +104,14 @@ class _Shared(_Index):
 @dataclass(slots=True)
 class _Active:
     """A request under way: its own text, the last page of it, and that of its output in
-    ``shared``; ``prompt`` is what is not indexed yet, and ``behind`` was written meanwhile."""
+    ``shared``; ``prompt`` is what is not indexed yet, ``behind`` came meanwhile, and ``written`` is
+    to be appended."""
 
     own: _Index
     shared: _Shared | None
     prompt: Tokens
-    behind: list[int]
+    behind: list[int] = field(default_factory=list)
+    written: list[int] = field(default_factory=list)
     page: int = 0
     output: int = 0
 
@@ -148,6 +149,7 @@ class SuffixCache:
         self._shared: dict[str, _Shared] = {}
         self._outputs: dict[str, deque[tuple[_Shared, int]]] = {}  # by owner, oldest first
         self._waiting: deque[str] = deque()  # whose prompts are not indexed
+        self._written: dict[str, None] = {}  # who has something to append, in their order
         self.evicted = 0
         self.shed = 0
 
@@ -190,7 +192,7 @@ class SuffixCache:
                 shared = self._shared[key] = _Shared(self._new_row(), owner, key=key)
             shared.users += 1
         own = _Index(self._new_row(), owner)
-        self._active[request] = _Active(own, shared, prompt, [])
+        self._active[request] = _Active(own, shared, prompt)
         if len(prompt):
             self._waiting.append(request)
 
@@ -201,11 +203,12 @@ class SuffixCache:
         what is generated does not depend on it.
 
         Args:
-            most: tokens; None for all there is.
+            most: tokens of prompts; None for all there is.
 
         Returns:
-            Tokens indexed.
+            Tokens of prompts indexed.
         """
+        self.write()
         done = 0
         while self._waiting and (most is None or done < most):
             active = self._active.get(self._waiting[0])
@@ -215,32 +218,58 @@ class SuffixCache:
             count = PAGE * TAKEN if most is None else min(most - done, PAGE * TAKEN)
             part, active.prompt = active.prompt[:count], active.prompt[count:]
             done += len(part)
-            active.page = self._append(active.own, active.page, part)
-            if not len(active.prompt) and active.behind:
-                behind, active.behind = np.array(active.behind, np.int32), []
-                active.page = self._append(active.own, active.page, behind)
+            if not len(active.prompt):
+                part, active.behind = np.append(part, np.array(active.behind, np.int32)), []
+            (active.page,) = self._append([active.own], [active.page], part, [len(part)])
         return done
 
     def extend(self, request: str, tokens: Sequence[int]) -> None:
-        """Append committed tokens, to the request's own text and to its key's."""
-        active, ids = self._active[request], np.array(tokens, np.int32)
-        if len(active.prompt):
-            active.behind += tokens
-        else:
-            active.page = self._append(active.own, active.page, ids)
-        shared = active.shared
-        if shared is None or not len(ids):
+        """Append committed tokens, to the request's own text and to its key's.
+
+        They are written by :meth:`write`, for all requests together, or before anything is looked
+        up or forgotten.
+        """
+        self._active[request].written += tokens
+        self._written[request] = None
+
+    def write(self) -> None:
+        """Append what was committed since the last time; to be called once a step."""
+        if not self._written:
             return
-        if not active.output:
-            active.output = self._reopen(shared)
-            if active.output:
-                ids = np.concatenate([np.array([END], np.int32), ids])
-        before, active.output = active.output, self._append(shared, active.output, ids)
-        page, full = active.output, []
-        while page not in (0, before):
-            page = int(self._pool.links[page, BEFORE])
-            full.append(page)
-        self._close(shared, [page for page in reversed(full) if page])
+        streams: list[tuple[_Active, _Index]] = []
+        pages: list[int] = []
+        tokens: list[int] = []
+        ends: list[int] = []
+        for name in self._written:
+            active = self._active[name]
+            written, active.written = active.written, []
+            if len(active.prompt):
+                active.behind += written
+            elif written:
+                tokens += written
+                streams.append((active, active.own))
+                pages.append(active.page)
+                ends.append(len(tokens))
+            shared = active.shared
+            if shared is not None and written:
+                if not active.output and (page := self._reopen(shared)):
+                    active.output = page
+                    tokens.append(END)
+                tokens += written
+                streams.append((active, shared))
+                pages.append(active.output)
+                ends.append(len(tokens))
+        self._written.clear()
+        if not streams:
+            return
+        for (active, index), page in zip(
+            streams, self._append([i for _, i in streams], pages, tokens, ends), strict=True
+        ):
+            if index is active.own:
+                active.page = page
+            elif page != active.output and (shared := active.shared) is not None:
+                self._close(shared, self._before(page, active.output))
+                active.output = page
 
     def propose(
         self, request: str, context: Tokens, limit: int, limits: Limits | None = None
@@ -260,6 +289,7 @@ class SuffixCache:
         limits: Limits | None = None,
     ) -> list[CacheDraft | None]:
         """:meth:`propose` for n requests, looked up together."""
+        self.write()
         asked, n = limits or Limits(self.depth, self.most, self.limits), len(requests)
         indexes, lengths = np.empty((n, 2), np.int64), np.empty(n, np.int64)
         seen = np.empty((n, BACK), np.int32)
@@ -300,9 +330,10 @@ class SuffixCache:
 
         A request that is not active is ignored.
         """
-        active = self._active.pop(request, None)
-        if active is None:
+        if request not in self._active:
             return
+        self.write()
+        active = self._active.pop(request)
         self._drop_pages(active.own, give_stream(self._pool, active.page))
         self._rows.append(active.own.row)
         shared = active.shared
@@ -313,19 +344,39 @@ class SuffixCache:
             self._leave_shared(shared)
         self._leave(active.own.owner)
 
-    def _append(self, index: _Index, page: int, tokens: Tokens) -> int:
-        """Write to a stream whose last page is ``page``; its last page then."""
-        self._make_room(len(tokens) // PAGE + 1)
-        if index.size < 0:
-            self._grow(index, len(tokens))
-        before = int(self._pool.counts[CLOCK])
-        page = append(self._pool, index.row, page, tokens)
-        if opened := int(self._pool.counts[CLOCK]) - before:
-            index.pages += opened
-            self._shares.grow(index.owner, opened * PAGE_BYTES)
+    def _append(
+        self,
+        indexes: Sequence[_Index],
+        pages: Sequence[int],
+        tokens: Sequence[int] | Tokens,
+        ends: Sequence[int],
+    ) -> list[int]:
+        """Write to streams of ``indexes`` whose last pages are ``pages``; their last pages then."""
+        last, until = np.array(pages, np.int64), np.array(ends, np.int64)
+        lengths = np.diff(until, prepend=0)
+        held = np.where(last > 0, self._pool.links[last, FILLED], PAGE)
+        self._make_room(int(((held + lengths - 1) // PAGE).sum()))
+        for index, length in zip(indexes, lengths.tolist(), strict=True):
+            if index.size < 0:
+                self._grow(index, length)
+        opened, rows = np.empty_like(until), np.array([i.row for i in indexes], np.int64)
+        append_all(self._pool, rows, last, np.asarray(tokens, np.int32), until, opened)
+        for row in np.flatnonzero(opened).tolist():
+            index, count = indexes[row], int(opened[row])
+            index.pages += count
+            self._shares.grow(index.owner, count * PAGE_BYTES)
             if index.pages * PAGE > 2 << index.size:
                 self._grow(index, index.pages * PAGE)
-        return page
+        return [int(page) for page in last]
+
+    def _before(self, page: int, first: int) -> list[int]:
+        """The pages of a stream from ``first``, or from its beginning if that is 0, up to the one
+        before ``page``."""
+        pages = list[int]()
+        while page not in (0, first):
+            page = int(self._pool.links[page, BEFORE])
+            pages.append(page)
+        return [page for page in reversed(pages) if page]
 
     def _grow(self, index: _Index, tokens: int) -> None:
         """Give an index a bucket for each two of so many tokens, or more.

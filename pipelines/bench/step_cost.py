@@ -2,7 +2,8 @@
 
 The real suffix cache, the shipped network, and the adapter that vLLM calls, with all that it asks
 of the router: observe, choose, drafted, settle. The text is made up, but copies as agents' text
-does: a stretch in three comes from the request's own prompt or from what others of its tenant wrote.
+does: a stretch in three comes from the request's own prompt or from what others of its tenant
+wrote.
 Times are of the deciding thread: processor time, which other programs on the machine do not enter,
 and beside it the clock.
 """

@@ -62,6 +62,9 @@ class NoCache:
     def extend(self, request: str, tokens: Sequence[int]) -> None:
         """Nothing to index."""
 
+    def write(self) -> None:
+        """Nothing to index."""
+
     def propose_all(
         self,
         requests: Sequence[str],
