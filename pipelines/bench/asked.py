@@ -15,8 +15,8 @@ from decoder.policy.first import first_policy
 from pipelines import embedded, machine
 from pipelines.bench import methods
 from pipelines.bench.datasets import PROMPTS
-from pipelines.bundles import digest_of, load_policy
 from pipelines.prompts import Template, TooLong
+from pipelines.replay.bundles import digest_of, load_policy
 
 if TYPE_CHECKING:
     from decoder.contracts.bundle import Policy

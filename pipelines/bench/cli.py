@@ -86,8 +86,8 @@ def decode(
     """
     from pipelines.bench import metrics, tables
     from pipelines.bench.asked import Asked
+    from pipelines.bench.commas import words
     from pipelines.bench.decode import launch, report
-    from pipelines.commas import words
 
     asked = Asked(
         prompts, words(datasets), methods, limit, warmup, max_tokens, max_prompt_tokens,
@@ -252,8 +252,8 @@ def trouble(
     servers, with --prompts for each of those under way. The hybrid's rate is held to that of the
     best fixed arm, 200 cycles after each change. Ctrl-C reports what is there.
     """
+    from pipelines.bench.commas import words
     from pipelines.bench.trouble.run import measure_all, table
-    from pipelines.commas import words
 
     stretches, ended = measure_all(words(arms), prompts, max_tokens, threads, crowd, err)
     if as_json is not None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from decoder.contracts.errors import ModelError, SettingsError
-from pipelines.commas import words
+from pipelines.bench.commas import words
 
 if TYPE_CHECKING:
     from decoder.contracts.bundle import Policy

@@ -18,7 +18,7 @@ from decoder.drafting.eagle3 import Eagle3Head, HeadConfig
 from pipelines.drafter.conversations import draft_vocabulary, pack
 from pipelines.drafter.copying import copiers, learn_to_copy
 from pipelines.drafter.shards import Shards
-from pipelines.settled import settle
+from pipelines.reports import atomic_write
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ class Run:
                 tensors[f"optimizer.{key}.{name}"] = value
         counters = {k: getattr(self, k) for k in ("batch", "seconds", "rows", "best")}
         told = {"run": json.dumps(counters)}
-        settle(path, lambda part: save_file(tensors, part, told))
+        atomic_write(path, lambda part: save_file(tensors, part, told))
 
     @classmethod
     def resume(cls, path: Path, target: Target, settings: Settings) -> Run:

@@ -22,7 +22,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from pipelines.settled import settle
+from pipelines.reports import atomic_write
 
 AUX_LAYERS = (2, 15, 28)
 """As vLLM counts: ``i`` is the residual stream entering layer ``i`` (30: leaving the last one)."""
@@ -45,7 +45,7 @@ def write_shard(out: Path, index: int, kept: list[Conversation], layers: Several
     }
     told = {"layers": json.dumps(sorted(layers))}
     path = out / f"{index:05d}-{len(kept)}.safetensors"
-    settle(path, lambda part: save_file(shard, part, told))
+    atomic_write(path, lambda part: save_file(shard, part, told))
 
 
 @dataclass(frozen=True)

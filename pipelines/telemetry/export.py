@@ -22,7 +22,7 @@ from decoder.contracts.features import FEATURES
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DRAFTS
 from pipelines.progress import Step
-from pipelines.settled import settle
+from pipelines.reports import atomic_write
 from pipelines.stack.interrupts import held
 from pipelines.telemetry.reading import moment, reading, records, since, spans
 from pipelines.telemetry.rows import Counts, Intake, Rows, Seen
@@ -213,7 +213,7 @@ def _write(folder: Path, found: Export, pieces: list[Rows], reached: Mapping[int
             found.written += rows
         pieces.clear()
         found.offsets = dict(reached)
-        settle(folder / NOTE, lambda part: part.write_text(_note(found), encoding="utf-8"))
+        atomic_write(folder / NOTE, lambda part: part.write_text(_note(found), encoding="utf-8"))
     except OSError as error:
         raise TraceError(
             f"{folder} cannot be written ({error}): what lies there is whole. Make room and run "
@@ -246,4 +246,4 @@ def write_table(path: Path, table: Any) -> None:
     """
     import pyarrow.parquet as pq
 
-    settle(path, lambda part: pq.write_table(table, part, compression="zstd"))
+    atomic_write(path, lambda part: pq.write_table(table, part, compression="zstd"))

@@ -26,7 +26,7 @@ from decoder.settings import WorkerSettings
 from decoder.tenancy.callers import spellings
 from decoder.tenancy.key import FILE_VARIABLE, VARIABLE, key_of
 from learner.topics import RETENTION, SEGMENT, SEGMENT_MS, settings_of
-from pipelines.settled import settle
+from pipelines.reports import atomic_write
 from pipelines.stack.interrupts import held
 from pipelines.telemetry.export import NOTE, write_table
 from pipelines.telemetry.reading import reading, records, spans
@@ -168,7 +168,7 @@ def forget_in(folder: Path, pseudonyms: Sequence[str]) -> int:
                 told["rows"] -= len(table) - len(kept)
                 with held():
                     write_table(folder / name, kept)
-                    settle(folder / NOTE, partial(_write_note, told))
+                    atomic_write(folder / NOTE, partial(_write_note, told))
                 gone += len(table) - len(kept)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise TraceError(f"the export in {folder} cannot be written anew: {error}") from error

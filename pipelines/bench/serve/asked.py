@@ -61,11 +61,11 @@ def prepared(
     from decoder.contracts.errors import SettingsError
     from decoder.policy.first import first_policy
     from pipelines.bench.asked import describe
+    from pipelines.bench.commas import numbers, words
     from pipelines.bench.serve.plan import Plan
     from pipelines.bench.serve.prompts import from_workloads
     from pipelines.bench.serve.setups import setups, variants
-    from pipelines.bundles import load_policy
-    from pipelines.commas import numbers, words
+    from pipelines.replay.bundles import load_policy
     from pipelines.serve.command import chosen
 
     levels = numbers(concurrency, "--concurrency")

@@ -42,9 +42,9 @@ def serve(
 
     from transformers import AutoTokenizer
 
+    from pipelines.bench.commas import words
     from pipelines.bench.serve import run as bench
     from pipelines.bench.serve.prompts import dealt, from_workloads
-    from pipelines.commas import words
     from pipelines.prompts import Prompt, read_folder, tokenise
 
     plan = asked.prepared(

@@ -53,11 +53,11 @@ def sessions(
     from transformers import AutoTokenizer
 
     from decoder.contracts.errors import SettingsError
+    from pipelines.bench.commas import words
     from pipelines.bench.serve import run as bench
     from pipelines.bench.serve.load import turns as turns_of
     from pipelines.bench.serve.report import runs_in
     from pipelines.bench.sessions.scripts import dealt, own, read
-    from pipelines.commas import words
     from pipelines.prompts import Prompt, tokenise
 
     if check and (runs_in(dtype) != "float32" or "none" not in words(configs)):

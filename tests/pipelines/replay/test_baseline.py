@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipelines.rival import Spent, against_best, interval
+from pipelines.replay.baseline import Spent, against_best, interval
 
 
 def spent(tokens: list[float], time: list[float]) -> Spent:
