@@ -11,15 +11,15 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+from contextlib import closing
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from decoder.contracts.errors import BrokerError
+from decoder.contracts.errors import BrokerError, ProcessError
 from decoder.contracts.settings import KafkaSettings
 from pipelines import machine
 from pipelines.stack import processes
-from pipelines.stack.parts import Part, begin
-from pipelines.stack.processes import Child
+from pipelines.stack.processes import Child, Part
 
 PACKAGE: Final = "noida_db"
 START_SECONDS: Final = 30.0
@@ -42,13 +42,12 @@ def program() -> str:
     Raises:
         BrokerError: it is not installed.
     """
-    found = importlib.util.find_spec(PACKAGE)
-    if found is None or not found.origin:
-        raise BrokerError(
-            f"the embedded broker is not installed: run 'pip install noida-db', or set {VARIABLE} "
-            "to a Kafka you have."
-        )
-    return str(Path(found.origin).parent / "noida-db")
+    if (found := importlib.util.find_spec(PACKAGE)) and found.origin:
+        return str(Path(found.origin).parent / "noida-db")
+    raise BrokerError(
+        f"the embedded broker is not installed: run 'pip install noida-db', or set {VARIABLE} to a "
+        "Kafka you have."
+    )
 
 
 def local(port: int) -> KafkaSettings:
@@ -56,36 +55,32 @@ def local(port: int) -> KafkaSettings:
     return KafkaSettings(bootstrap_servers=f"127.0.0.1:{port}")
 
 
-def check_port(port: int) -> None:
-    """Do nothing if a broker can listen on ``port``.
+def check_port(port: int, what: str, variable: str, address: str) -> None:
+    """Do nothing if ``what`` can listen on ``port``.
 
     Raises:
-        BrokerError: it is taken.
+        ProcessError: it is taken.
     """
     if not machine.is_free(port):
-        raise BrokerError(
-            f"port {port} is taken, so no Kafka broker can start there: stop what listens on it, "
-            f"or set {VARIABLE}=127.0.0.1:{port} if that is a broker you want to use."
+        raise ProcessError(
+            f"port {port} is taken, so {what} cannot start there: stop what listens on it, or set "
+            f"{variable}={address} if that is the one you want to use."
         )
 
 
 def broker_part(port: int, data: Path, log: Path) -> Part:
-    """The embedded broker; it serves once the project's topics are there.
-
-    Args:
-        data: where it keeps its topics; what is there is served again.
+    """The embedded broker over what is kept in ``data``; it serves once our topics are there.
 
     Raises:
         BrokerError: it is not installed.
     """
+    from learner.topics import make_right
+
     arguments = (program(), "start", "--only", "kafka", "--kafka-port", str(port))
-    kafka = local(port)
 
     def is_ready() -> bool:
-        from learner.topics import make_right
-
         try:
-            make_right(kafka, EMBEDDED_LIMITS)
+            make_right(local(port), EMBEDDED_LIMITS)
         except BrokerError:
             return False
         return True
@@ -98,14 +93,13 @@ def start_broker(port: int, data: Path, log: Path) -> Child:
     """Start the embedded broker, without topics, and wait until it answers.
 
     Raises:
-        BrokerError: not installed, or the port is taken.
-        ProcessError: it ended, or did not answer in time.
+        BrokerError: not installed.
+        ProcessError: the port is taken, it ended, or did not answer in time.
     """
-    check_port(port)
-    children: dict[str, Child] = {}
-    part = broker_part(port, data, log)
+    check_port(port, "a Kafka broker", VARIABLE, f"127.0.0.1:{port}")
+    part, children = broker_part(port, data, log), dict[str, Child]()
     try:
-        child = begin(part, children)
+        child = processes.begin(part, children)
         processes.wait_until(child, lambda: answers(local(port)), part.patience_s)
     except BaseException:
         processes.stop(list(children.values()))
@@ -113,26 +107,16 @@ def start_broker(port: int, data: Path, log: Path) -> Child:
     return child
 
 
-def _admin(kafka: KafkaSettings) -> Any:
-    from decoder.kafka.clients import open_admin
-
-    logging.getLogger("kafka").setLevel(logging.CRITICAL)  # refused connections are expected here
-    return open_admin(kafka, "stack", REQUEST_MS)
-
-
 def answers(kafka: KafkaSettings) -> bool:
     """Whether a broker is there and lists its topics."""
-    from decoder.kafka.clients import AWAY, listens
+    from decoder.kafka.clients import AWAY, listens, open_admin
 
-    if not listens(kafka):
-        return False
-
+    logging.getLogger("kafka").setLevel(logging.CRITICAL)  # refused connections are expected here
     try:
-        admin = _admin(kafka)
-        try:
-            admin.list_topics()
-        finally:
-            admin.close()
+        if listens(kafka):
+            with closing(open_admin(kafka, "stack", REQUEST_MS)) as admin:
+                admin.list_topics()
+            return True
     except AWAY:
-        return False
-    return True
+        pass
+    return False

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from decoder.contracts.errors import ProcessError
+from pipelines.stack import interrupts
 
 if TYPE_CHECKING:
     import psutil
@@ -26,8 +27,6 @@ KEPT_BYTES: Final = 16 * 2**20
 STOP_SECONDS: Final = 15.0
 """From SIGTERM to SIGKILL: a worker sends its last events and the learner its last checkpoint."""
 POLL_SECONDS: Final = 0.2
-WEIGHINGS: Final = 5
-"""Times that the kernel is asked to weigh a session."""
 BOUND: Final = ("setpriv", "--pdeathsig", "TERM", "--")
 """Killed ourselves, we can stop nobody: then the kernel tells the child, which would otherwise hold
 its port against the next start. Of util-linux; it is told when the thread that started it ends."""
@@ -56,12 +55,10 @@ class Child:
 
     def tail(self, lines: int = TAIL_LINES) -> str:
         """The end of what it wrote; empty where that is nothing, or the log is gone."""
-        try:
-            with self.log.open("rb") as file:
-                file.seek(max(self.begins, self.log.stat().st_size - TAIL_BYTES))
-                text = file.read().decode("utf-8", errors="replace")
-        except OSError:
-            return ""
+        text = ""
+        with contextlib.suppress(OSError), self.log.open("rb") as file:
+            file.seek(max(self.begins, self.log.stat().st_size - TAIL_BYTES))
+            text = file.read().decode("utf-8", errors="replace")
         return "\n".join([line for line in text.splitlines() if line.strip()][-lines:])
 
     def ending(self) -> str:
@@ -69,9 +66,7 @@ class Child:
         status = self.process.poll()
         if status is None:
             return ""
-        if status < 0:
-            return f"was killed by signal {-status}"
-        return f"ended with status {status}"
+        return f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
 
     def check(self) -> None:
         """Do nothing while it runs.
@@ -81,6 +76,37 @@ class Child:
         """
         if ending := self.ending():
             raise ProcessError(f"{self.name} {ending}. The end of {self.log}:\n{self.tail()}")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One process of the stack, the same at its first start and at every later one.
+
+    ``is_ready`` asks, within seconds, whether it serves; ``patience_s`` is how long it may take
+    until it does.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    log: Path
+    is_ready: Callable[[], bool]
+    patience_s: float
+    environment: Mapping[str, str] | None = None
+    niceness: int = 0
+
+
+def begin(part: Part, children: dict[str, Child], again: bool = False) -> Child:
+    """Start the process of ``part`` and put it among ``children``, whatever signal comes; its log
+    goes on if it is started ``again``.
+
+    Raises:
+        ProcessError: the program cannot be run.
+    """
+    with interrupts.held():
+        child = children[part.name] = start(
+            part.name, part.arguments, part.log, part.environment, part.niceness, again
+        )
+    return child
 
 
 def start(
@@ -131,7 +157,7 @@ def _weigh_session(pid: int, niceness: int) -> None:
     """Let the session of ``pid`` yield to others, where Linux shares processors out by session
     (``kernel.sched_autogroup_enabled``): there a process's own niceness counts in its session only.
     """
-    for _ in range(WEIGHINGS):
+    for _ in range(5):
         try:
             Path(f"/proc/{pid}/autogroup").write_text(f"{niceness}\n", encoding="ascii")
         except BlockingIOError:  # without privileges one write in a tenth of a second
@@ -143,10 +169,7 @@ def _weigh_session(pid: int, niceness: int) -> None:
 
 
 def wait_until(
-    child: Child,
-    is_ready: Callable[[], bool],
-    seconds: float,
-    others: Sequence[Child] = (),
+    child: Child, is_ready: Callable[[], bool], seconds: float, others: Sequence[Child] = ()
 ) -> None:
     """Wait until ``is_ready()``; meanwhile ``child`` and ``others`` must stay alive.
 

@@ -13,8 +13,7 @@ from typing import Final, NoReturn
 
 from decoder.contracts.errors import ProcessError
 from pipelines.stack import processes
-from pipelines.stack.parts import Part, begin
-from pipelines.stack.processes import Child
+from pipelines.stack.processes import Child, Part, begin
 
 SAID_CHARACTERS: Final = 160
 """Of a log's last line: a screen's line or two."""
@@ -74,27 +73,41 @@ def look(
     watch: Watch, children: dict[str, Child], say: Callable[[str], None], pauses: Pauses
 ) -> None:
     """Do what one part needs now; waits for nothing but a child that is to be stopped."""
-    part, now = watch.part, time.monotonic()
+    part, now, trouble = watch.part, time.monotonic(), ""
     child = children.get(part.name)
     if child is None:
-        if now >= watch.due:
-            _start(watch, children, say, pauses)
+        if now < watch.due:
+            return
+        watch.due = now + part.patience_s
+        try:
+            begin(part, children, again=True)
+        except ProcessError as error:
+            trouble = str(error)
     elif not child.is_alive:
+        trouble = child.ending()
+    elif watch.serves_since is not None:
+        if now - watch.serves_since >= pauses.steady:
+            watch.attempts = 0
+    elif _is_ready(part):
+        watch.serves_since = time.monotonic()
+        down = watch.serves_since - (watch.down_since or watch.serves_since)
+        watch.down_since = None
+        say(f"{part.name} runs again, {down:.0f} s after it ended")
+    elif now > watch.due:
+        trouble = "was not ready in time"
+    if not trouble:
+        return
+    if child is not None:
         processes.stop([child])  # what it started may live on, and hold its port
         del children[part.name]
-        _failed(watch, f"{child.ending()}{_last_words(child)}", say, pauses)
-    elif watch.serves_since is None:
-        if _is_ready(part):
-            watch.serves_since = time.monotonic()
-            down = watch.serves_since - (watch.down_since or watch.serves_since)
-            watch.down_since = None
-            say(f"{part.name} runs again, {down:.0f} s after it ended")
-        elif now > watch.due:
-            processes.stop([child])
-            del children[part.name]
-            _failed(watch, f"was not ready in time{_last_words(child)}", say, pauses)
-    elif now - watch.serves_since >= pauses.steady:
-        watch.attempts = 0
+        trouble += _last_words(child)
+    now = time.monotonic()
+    watch.attempts += 1
+    watch.serves_since = None
+    watch.down_since = now if watch.down_since is None else watch.down_since
+    pause = pauses.before(watch.attempts)
+    watch.due = now + pause
+    say(f"{part.name} {trouble}; next try in {pause:.0f} s")
 
 
 def _is_ready(part: Part) -> bool:
@@ -104,29 +117,7 @@ def _is_ready(part: Part) -> bool:
         return False
 
 
-def _start(
-    watch: Watch, children: dict[str, Child], say: Callable[[str], None], pauses: Pauses
-) -> None:
-    watch.due = time.monotonic() + watch.part.patience_s
-    try:
-        begin(watch.part, children, again=True)
-    except ProcessError as error:
-        _failed(watch, str(error), say, pauses)
-
-
-def _failed(watch: Watch, how: str, say: Callable[[str], None], pauses: Pauses) -> None:
-    now = time.monotonic()
-    watch.attempts += 1
-    watch.serves_since = None
-    watch.down_since = now if watch.down_since is None else watch.down_since
-    pause = pauses.before(watch.attempts)
-    watch.due = now + pause
-    say(f"{watch.part.name} {how}; next try in {pause:.0f} s")
-
-
 def _last_words(child: Child) -> str:
     line = "".join(c for c in child.tail(1) if c.isprintable()).strip()
-    if not line:
-        return ""
     short = line if len(line) <= SAID_CHARACTERS else f"{line[:SAID_CHARACTERS]}…"
-    return f" ({child.log.name}: {short})"
+    return f" ({child.log.name}: {short})" if line else ""

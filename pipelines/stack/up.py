@@ -50,12 +50,9 @@ def say(console: Console, what: str) -> None:
 def greeting(stack: Stack, page: str, home: Home) -> str:
     """Where everything is, and a command for each thing worth trying first, as rich markup."""
     kafka = stack.kafka.bootstrap_servers
-    request = {
-        "model": stack.model,
-        "messages": [{"role": "user", "content": "Name three rivers."}],
-        "max_tokens": 64,
-        "temperature": 0,
-    }
+    messages = [{"role": "user", "content": "Name three rivers."}]
+    request = {"model": stack.model, "messages": messages, "max_tokens": 64, "temperature": 0}
+    programs = Path(os.path.relpath(Path(sys.executable).parent))  # .venv/bin, in a checkout
     places = {
         "API": f"{stack.api}/v1",
         "Page": page,
@@ -63,7 +60,6 @@ def greeting(stack: Stack, page: str, home: Home) -> str:
         "Kafka": kafka,
         "Logs": str(home.logs),
     }
-    programs = Path(os.path.relpath(Path(sys.executable).parent))  # .venv/bin, in a checkout
     commands = {
         "a request": f"curl -s {stack.api}/v1/chat/completions -H 'Content-Type: application/json' "
         f"-d '{json.dumps(request)}'",
@@ -73,6 +69,5 @@ def greeting(stack: Stack, page: str, home: Home) -> str:
         "the policy before this one": f"{programs / 'hvd'} policy rollback",
     }
     lines = [f"{name:<8}{escape(place)}" for name, place in places.items()]
-    for what, command in commands.items():
-        lines += ["", f"[dim]# {what}[/dim]", escape(command)]
+    lines += [f"\n[dim]# {what}[/dim]\n{escape(said)}" for what, said in commands.items()]
     return "\n".join(["", *lines, "", "What ends is started again. Ctrl-C stops everything.", ""])

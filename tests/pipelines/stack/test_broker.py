@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from decoder.contracts.errors import BrokerError
+from decoder.contracts.errors import BrokerError, ProcessError
 from decoder.contracts.events import encode_batch
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DRAFTS, POLICY, STATUS, TRIALS
@@ -134,7 +134,7 @@ def test_records_survive_a_restart_of_the_broker(tmp_path) -> None:
 def test_a_taken_port_is_named(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        with pytest.raises(BrokerError, match=f"port {port} is taken"):
+        with pytest.raises(ProcessError, match=f"port {port} is taken"):
             broker.start_broker(port, tmp_path, tmp_path / "broker.log")
 
 

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from pipelines.stack import processes, supervision
-from pipelines.stack.parts import Part, begin
+from pipelines.stack.processes import Part, begin
 from pipelines.stack.supervision import Pauses, Watch, look
 from tests.conftest import until
 from tests.pipelines.stack.test_processes import runs
