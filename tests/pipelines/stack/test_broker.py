@@ -36,21 +36,6 @@ def produce(kafka: KafkaSettings, *records: tuple[str, bytes]) -> None:
     producer.close()
 
 
-def topics_of(kafka: KafkaSettings) -> set[str]:
-    from kafka import KafkaAdminClient
-
-    admin = KafkaAdminClient(**kafka.client_options())
-    names = set(admin.list_topics())
-    admin.close()
-    return names
-
-
-def test_topics_are_created_once(kafka: KafkaSettings) -> None:
-    make_right(kafka, broker.EMBEDDED_LIMITS)
-    make_right(kafka, broker.EMBEDDED_LIMITS)
-    assert {DRAFTS.name, POLICY.name, STATUS.name} <= topics_of(kafka)
-
-
 def test_an_observer_sees_what_comes_after_it_and_counts_what_keeps_no_contract(kafka) -> None:
     make_right(kafka)
     produce(kafka, (DRAFTS.name, encode_batch([event(0, 1.0)], ORIGIN, 0)))
@@ -136,13 +121,6 @@ def test_a_taken_port_is_named(tmp_path: Path) -> None:
         port = server.getsockname()[1]
         with pytest.raises(ProcessError, match=f"port {port} is taken"):
             broker.start_broker(port, tmp_path, tmp_path / "broker.log")
-
-
-def test_a_broker_that_is_not_there_is_named() -> None:
-    nowhere = KafkaSettings(bootstrap_servers=f"127.0.0.1:{machine.free_port()}")
-    assert not broker.answers(nowhere)
-    with pytest.raises(BrokerError, match=nowhere.bootstrap_servers):
-        make_right(nowhere)
 
 
 def test_a_deleted_policy_ends_its_role() -> None:

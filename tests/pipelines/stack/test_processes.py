@@ -58,13 +58,10 @@ def test_a_process_that_never_gets_ready_is_reported(tmp_path) -> None:
         processes.stop([child])
 
 
-def test_a_program_that_does_not_exist_is_named(tmp_path) -> None:
+def test_a_program_or_a_log_that_cannot_be_had_is_named(tmp_path) -> None:
+    (tmp_path / "file").write_text("in the way")
     with pytest.raises(ProcessError, match="child cannot be started"):
         processes.start("child", ["/no/such/program"], tmp_path / "log")
-
-
-def test_a_log_that_cannot_be_written_is_named(tmp_path) -> None:
-    (tmp_path / "file").write_text("in the way")
     with pytest.raises(ProcessError, match="child cannot be started"):
         python("print()", tmp_path / "file" / "log")
 
