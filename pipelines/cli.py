@@ -91,7 +91,9 @@ def up(
     from pipelines.stack.running import Home, Ports
     from pipelines.stack.up import up as stay
 
-    stay(Ports(api_port, kafka_port, mlflow_port), page_port, Home.of_checkout(), out)
+    var = Path("var")  # as a checkout has it
+    home = Home(var / "logs", var / "broker", Path("mlruns"), var / "learner")
+    stay(Ports(api_port, kafka_port, mlflow_port), page_port, home, out)
 
 
 @app.command()

@@ -20,10 +20,7 @@ app = typer.Typer(
 )
 out, err = Console(), Console(stderr=True)
 
-Scope = Annotated[
-    str | None,
-    typer.Option(help="Scope, its first digits, or the model's name; needed where there are two."),
-]
+Scope = Annotated[str | None, typer.Option(help="Scope, its first digits, or the model's name.")]
 Why = Annotated[str, typer.Option(help="Kept with the move.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Wanted = Annotated[str, typer.Argument(help="A version's number, or an alias.")]

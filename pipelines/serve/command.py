@@ -113,7 +113,8 @@ def check(options: ServeOptions) -> None:
     KafkaSettings.load()
     key_of(WorkerSettings.load())
     target = read_config(options.model, "model")
-    if target is not None and not _has_weights(Path(options.model)):
+    files = Path(options.model).expanduser().glob("*")
+    if target is not None and not any(f.suffix in (".safetensors", ".bin") for f in files):
         raise ModelError(f"model {options.model} holds no weights (*.safetensors or *.bin).")
     if options.drafter is not None:
         head = read_config(options.drafter, "drafter")
@@ -125,20 +126,12 @@ def check(options: ServeOptions) -> None:
         raise ProcessError(f"{error.strerror}: name one that can be written with TMPDIR.") from None
     ways = (("tensor-parallel-size", "-tp"), ("pipeline-parallel-size", "-pp"))
     machine.check_shared_room(math.prod(_number(options.extra, *way) or 1 for way in ways))
-    if not machine.is_free(options.port, options.host):
-        raise ProcessError(
-            f"port {options.port} of {options.host} is taken: stop what listens there, or choose "
-            "another with --port."
-        )
+    machine.check_free(options.port, "choose another with --port", options.host)
 
 
 def _number(extra: Sequence[str], *names: str) -> int | None:
     told = said(extra, *names) or ""
     return int(told) if told.isdecimal() else None
-
-
-def _has_weights(folder: Path) -> bool:
-    return any(any(folder.expanduser().glob(kind)) for kind in ("*.safetensors", "*.bin"))
 
 
 def metrics_folder(port: int) -> Path:
@@ -169,9 +162,8 @@ def empty_metrics(options: ServeOptions, environment: Mapping[str, str]) -> None
         folder.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.parent.mkdir(exist_ok=True)
         for other in folder.parent.iterdir():
-            old = (
-                time.time() - other.stat().st_mtime > LEFT_OVER_SECONDS
-            )  # none starting will use it
+            # none that is starting will use it, and none that runs does
+            old = time.time() - other.stat().st_mtime > LEFT_OVER_SECONDS
             unused = old and other.name.isdecimal() and machine.is_free(int(other.name))
             if other == folder or unused:
                 shutil.rmtree(other)

@@ -15,7 +15,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final
 
-from decoder.contracts.errors import BrokerError, ProcessError
+from decoder.contracts.errors import BrokerError
 from decoder.contracts.settings import KafkaSettings
 from pipelines import machine
 from pipelines.stack import processes
@@ -25,6 +25,7 @@ PACKAGE: Final = "noida_db"
 START_SECONDS: Final = 30.0
 REQUEST_MS: Final = 5_000
 VARIABLE: Final = "HVD_KAFKA_BOOTSTRAP_SERVERS"
+ANOTHER: Final = f"set {VARIABLE}={{}} if that is the broker you want to use"
 EMBEDDED_LIMITS: Final = {"retention.bytes": str(8 << 20), "segment.bytes": str(1 << 20)}
 """The embedded broker holds its topics in memory and rewrites them to disk whole, three times their
 size: unlimited, 30 MB of telemetry would cost it a quarter of a core."""
@@ -55,19 +56,6 @@ def local(port: int) -> KafkaSettings:
     return KafkaSettings(bootstrap_servers=f"127.0.0.1:{port}")
 
 
-def check_port(port: int, what: str, variable: str, address: str) -> None:
-    """Do nothing if ``what`` can listen on ``port``.
-
-    Raises:
-        ProcessError: it is taken.
-    """
-    if not machine.is_free(port):
-        raise ProcessError(
-            f"port {port} is taken, so {what} cannot start there: stop what listens on it, or set "
-            f"{variable}={address} if that is the one you want to use."
-        )
-
-
 def broker_part(port: int, data: Path, log: Path) -> Part:
     """The embedded broker over what is kept in ``data``; it serves once our topics are there.
 
@@ -96,7 +84,7 @@ def start_broker(port: int, data: Path, log: Path) -> Child:
         BrokerError: not installed.
         ProcessError: the port is taken, it ended, or did not answer in time.
     """
-    check_port(port, "a Kafka broker", VARIABLE, f"127.0.0.1:{port}")
+    machine.check_free(port, ANOTHER.format(f"127.0.0.1:{port}"))
     part, children = broker_part(port, data, log), dict[str, Child]()
     try:
         child = processes.begin(part, children)

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -65,11 +65,6 @@ class Home:
         """Everything below ``root``."""
         return cls(root / "logs", root / "broker", root / "mlruns", root / "learner")
 
-    @classmethod
-    def of_checkout(cls) -> Home:
-        """The places a checkout has for it."""
-        return cls(Path("var/logs"), Path("var/broker"), Path("mlruns"), Path("var/learner"))
-
 
 @dataclass(frozen=True)
 class Stack:
@@ -79,8 +74,8 @@ class Stack:
     tracking_uri: str
     kafka: KafkaSettings
     model: str
-    parts: Mapping[str, Part] = field(default_factory=dict)
-    children: dict[str, Child] = field(default_factory=dict)
+    parts: Mapping[str, Part]
+    children: dict[str, Child]
 
     def check(self) -> None:
         """Do nothing while all processes run.
@@ -193,16 +188,15 @@ def running(
             else:
                 kafka = broker.local(ports.kafka)
                 with _step(console, f"broker {kafka.bootstrap_servers}"):
-                    broker.check_port(
-                        ports.kafka, "a Kafka broker", broker.VARIABLE, kafka.bootstrap_servers
-                    )
+                    machine.check_free(ports.kafka, broker.ANOTHER.format(kafka.bootstrap_servers))
                     ready(broker.broker_part(ports.kafka, home.broker, home.logs / "broker.log"))
             environment = child_environment({**settings, **os.environ}, kafka, uri, home.learner)
             if worker_name is not None:
                 environment["HVD_WORKER_NAME"] = worker_name
             if TRACKING_VARIABLE not in os.environ:
                 with _step(console, f"registry {uri}"):
-                    broker.check_port(ports.mlflow, "MLflow", TRACKING_VARIABLE, uri)
+                    another = f"set {TRACKING_VARIABLE}={uri} if that is the registry to use"
+                    machine.check_free(ports.mlflow, another)
                     home.registry.mkdir(parents=True, exist_ok=True)
                     arguments = registry_arguments(ports.mlflow, home.registry)
                     ready(served("registry", arguments, REGISTRY_SECONDS, uri))

@@ -13,7 +13,6 @@ from typing import NoReturn
 from rich.console import Console
 from rich.markup import escape
 
-from decoder.contracts.errors import ProcessError
 from decoder.contracts.redacted import for_anybody
 from decoder.contracts.topics import STATUS
 from pipelines import machine
@@ -29,9 +28,8 @@ def up(ports: Ports, page_port: int, home: Home, console: Console) -> NoReturn:
         KeyboardInterrupt: Ctrl-C, SIGTERM or SIGHUP; everything is stopped by then.
         BrokerError, ProcessError, ModelError, RegistryError: a part did not come up at first.
     """
-    if not machine.is_free(page_port):  # known before a minute has gone into the rest
-        raise ProcessError(f"port {page_port} is taken: choose another with --page-port.")
-
+    # known before a minute has gone into the rest
+    machine.check_free(page_port, "choose another with --page-port")
     with (
         running(ports, home, console) as stack,
         serving(stack.kafka, page_port, stack.tracking_uri) as page,
