@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import pandas as pd
 
 from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import TraceError
@@ -59,16 +59,22 @@ def compare(
 
 def _compared(name: str, pairs: Sequence[Sequence[Cycles]]) -> dict[str, Any]:
     both = [sum((c.tally() for c in side), NOTHING) for side in zip(*pairs, strict=True)]
-    # columns: arm of the one, of the other; tokens verified of each; tokens accepted of each
-    rows = np.concatenate([_side_by_side(*pair) for pair in pairs])
-    apart = rows[(rows[:, 0] != rows[:, 1]) | (rows[:, 2] != rows[:, 3])]
-    otherwise = []
-    for a, b in np.unique(apart[:, :2], axis=0).tolist():
-        here = apart[(apart[:, 0] == a) & (apart[:, 1] == b)]
-        other = ARMS[b] if a != b else f"{ARMS[b]}, another length"
-        row: dict[str, Any] = {"one": ARMS[a], "other": other, "cycles": len(here)}
-        row["accepted_one"], row["accepted_other"] = here[:, 4:].mean(axis=0).tolist()
-        otherwise.append(row)
+    places = ["trace", "position"]
+    rows = pd.concat(
+        _frame(one).merge(_frame(other), on=places, suffixes=("_one", "_other"))
+        for one, other in pairs
+    )
+    apart = rows[(rows.arm_one != rows.arm_other) | (rows.verified_one != rows.verified_other)]
+    otherwise = [
+        {
+            "one": ARMS[a],
+            "other": ARMS[b] if a != b else f"{ARMS[b]}, another length",
+            "cycles": len(here),
+            "accepted_one": float(here.accepted_one.mean()),
+            "accepted_other": float(here.accepted_other.mean()),
+        }
+        for (a, b), here in apart.groupby(["arm_one", "arm_other"])
+    ]
     return {
         "name": name,
         "rates": [tally.rate for tally in both],
@@ -80,13 +86,6 @@ def _compared(name: str, pairs: Sequence[Sequence[Cycles]]) -> dict[str, Any]:
     }
 
 
-def _side_by_side(one: Cycles, other: Cycles) -> Any:
-    """Arms, verified and accepted draft tokens of both, int64 [n, 6], where both stood."""
-    mine, theirs = ((c.trace.astype(np.int64) << 32) + c.position for c in (one, other))
-    _, at, there = np.intersect1d(mine, theirs, assume_unique=True, return_indices=True)
-    columns = [
-        getattr(cycles, name)[index].astype(np.int64)
-        for name in ("arm", "verified", "accepted")
-        for cycles, index in ((one, at), (other, there))
-    ]
-    return np.stack(columns, axis=1)
+def _frame(cycles: Cycles) -> pd.DataFrame:
+    columns = ("trace", "position", "arm", "verified", "accepted")
+    return pd.DataFrame({name: getattr(cycles, name) for name in columns})

@@ -53,18 +53,9 @@ def served(options: ServeOptions, on_cpu: bool = True, **environment: str) -> An
     return serve_command(options, environment, NO_FLAGS, on_cpu)
 
 
-def test_with_a_drafter_both_arms_are_configured_and_without_one_the_cache_drafts() -> None:
-    both, _ = served(ServeOptions("owner/model", "owner/head"))
-    assert json.loads(after(both, "--speculative-config")) == {
-        "method": "eagle3",
-        "model": "owner/head",
-        "num_speculative_tokens": 64,
-        "disable_padded_drafter_batch": True,
-        "disable_eagle_block_drop": True,
-    }
-    alone, _ = served(ServeOptions("owner/model"))
-    suffix = {"method": "suffix", "num_speculative_tokens": 64}
-    assert json.loads(after(alone, "--speculative-config")) == suffix
+def test_without_a_drafter_the_cache_drafts() -> None:
+    config = json.loads(after(served(ServeOptions("owner/model"))[0], "--speculative-config"))
+    assert config == {"method": "suffix", "num_speculative_tokens": 64}
 
 
 CONFIGURED = """
@@ -85,13 +76,18 @@ for arguments in json.loads(sys.argv[1]):
         "requests": config.scheduler_config.max_num_seqs,
         "tokens": config.scheduler_config.max_num_batched_tokens,
         "method": config.speculative_config.method,
+        "unpadded": config.speculative_config.disable_padded_drafter_batch,
+        "shares": config.speculative_config.disable_eagle_block_drop,
         "longest": config.speculative_config.num_speculative_tokens,
         "length": config.model_config.max_model_len,
     })
 print(json.dumps(told))
 """
 BESIDE = {
-    "": {"method": "eagle3", "longest": 64, "middleware": 2, "drains": 5, "quiet": True},
+    "": {
+        "method": "eagle3", "longest": 64, "unpadded": True, "shares": True, "middleware": 2,
+        "drains": 5, "quiet": True,
+    },
     "--shutdown-timeout=45": {"drains": 45},
     "--no-disable-uvicorn-access-log": {"quiet": False},
     "--enable-lora": {"requests": 31, "tokens": 2048},
@@ -224,23 +220,21 @@ def test_metrics_lie_on_a_disk_where_there_is_no_folder_in_memory_for_us(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    on_disk, user = tmp_path / "hybrid-verified-decoding", os.getuid()
     monkeypatch.setattr(machine, "SHARED_MEMORY", tmp_path / "none")
-    assert metrics_folder(1).is_relative_to(tmp_path / "hybrid-verified-decoding")
+    assert metrics_folder(1).is_relative_to(on_disk)
     monkeypatch.setattr(machine, "SHARED_MEMORY", tmp_path)
-    assert not metrics_folder(1).is_relative_to(tmp_path / "hybrid-verified-decoding")
-    other = os.getuid() + 1
-    (tmp_path / f"hybrid-verified-decoding-{other}").mkdir()
-    monkeypatch.setattr(os, "getuid", lambda: other)  # for whom that folder is somebody else's
-    assert metrics_folder(1).is_relative_to(tmp_path / "hybrid-verified-decoding")
+    assert not metrics_folder(1).is_relative_to(on_disk)
+    (tmp_path / f"hybrid-verified-decoding-{user + 1}").mkdir()
+    monkeypatch.setattr(os, "getuid", lambda: user + 1)  # for whom that folder is another's
+    assert metrics_folder(1).is_relative_to(on_disk)
 
 
 def test_a_metrics_folder_that_a_person_named_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "counter_1.db").write_bytes(b"")
-    options = ServeOptions("owner/model")
-    _, env = served(options, **{METRICS_VARIABLE: str(tmp_path)})
-    empty_metrics(options, env)
-    assert env[METRICS_VARIABLE] == str(tmp_path)
-    assert (tmp_path / "counter_1.db").exists()
+    _, env = served(ServeOptions("owner/model"), **{METRICS_VARIABLE: str(tmp_path)})
+    empty_metrics(ServeOptions("owner/model"), env)
+    assert env[METRICS_VARIABLE] == str(tmp_path) and (tmp_path / "counter_1.db").exists()
 
 
 @pytest.mark.parametrize("folder", ["/proc/none", "/dev/null"])
@@ -345,17 +339,15 @@ def test_a_taken_port_is_named(tmp_path) -> None:
 
 def test_the_middleware_says_whose_a_request_is_unless_the_operator_wants_it_otherwise() -> None:
     arguments, env = served(ServeOptions("owner/model"))
-    module, name = after(arguments, "--middleware").rsplit(".", 1)
+    module, name = MIDDLEWARE.rsplit(".", 1)
     assert isinstance(getattr(importlib.import_module(module), name), type)
-    assert f"{module}.{name}" == MIDDLEWARE
+    assert after(arguments, "--middleware") == MIDDLEWARE
     assert env["HVD_WORKER_TENANTS"] == "middleware"
-    _, env = served(ServeOptions("owner/model"), HVD_WORKER_TENANTS="client")
-    assert env["HVD_WORKER_TENANTS"] == "client"
+    own = served(ServeOptions("owner/model"), HVD_WORKER_TENANTS="client")[1]
+    assert own["HVD_WORKER_TENANTS"] == "client"
 
 
-def test_a_key_that_is_too_short_is_refused_before_vllm_starts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_key_that_is_too_short_is_refused_before_vllm_starts(monkeypatch) -> None:
     monkeypatch.setenv("HVD_WORKER_ID_KEY", "short")
     with pytest.raises(SettingsError, match="at least 16"):
         check(ServeOptions("owner/model", port=machine.free_port()))
