@@ -1,8 +1,8 @@
 """What a bundle must pass before it is in force in this worker, and what was in force before.
 
-A bundle that fails any check is refused, counted by reason and logged; what is in force stays in
-force. A swap is one assignment between cycles: no request waits for it. Not to be taken for the
-learner's gate, which asks whether a candidate is better.
+A bundle that fails any check is refused, counted by reason and logged, each reason at most once a
+minute; what is in force stays in force. A swap is one assignment between cycles: no request waits
+for it. Not to be taken for the learner's gate, which asks whether a candidate is better.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Final
 import numpy as np
 
 from decoder.choice import choose
+from decoder.complaints import Complaints
 from decoder.contracts.bundle import ANY_SCOPE, CHAMPION, FIRST, LEAP, ROLES, TRIAL, Policy
 from decoder.contracts.errors import PolicyRefused
 from decoder.contracts.features import FEATURES, NUM_FEATURES
@@ -64,6 +65,7 @@ class Admission:
         self.swap_ms_max = 0.0
         self.refusals: Counter[str] = Counter()
         self.ignored: Counter[str] = Counter()
+        self._complaints = Complaints()
 
     def offer(self, data: bytes, role: str = CHAMPION) -> bool:
         """Check ``data``, published for ``role``, and put it in force or hold it. Never raises.
@@ -79,15 +81,16 @@ class Admission:
             return self._take(from_bytes(data, self._scope), role, began)
         except PolicyRefused as refused:
             self.refuse(refused)
-        except Exception:  # the thread that asks must live, whatever a bundle made us do
+        except Exception:  # noqa: BLE001 -- the thread that asks must live, whatever a bundle made us do
             self.refusals["error"] += 1
-            log.exception("policy bundle refused, the one in force stays")
+            self._complaints.exception("policy bundle refused, the one in force stays")
         return False
 
     def refuse(self, refused: PolicyRefused) -> None:
         """Count and say that a bundle was ``refused``."""
         self.refusals[refused.reason] += 1
-        log.warning("policy bundle refused, the one in force stays: %s", refused)
+        what = f"policy bundle refused ({refused.reason}), the one in force stays: %s"
+        self._complaints.warning(what, refused)
 
     def end_trial(self) -> None:
         """Hold no policy on trial any more; without one nothing happens."""

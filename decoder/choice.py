@@ -55,6 +55,7 @@ def choose(
     shorter: bool = True,
     most: int | None = None,
     unread: NDArray[np.int64] = _NOBODY,
+    beside: int = 0,
 ) -> Chosen:
     """What ``policy`` wants of the ``n`` requests of a step that may speculate.
 
@@ -69,6 +70,7 @@ def choose(
         shorter: whether model drafts may be shorter than ``model_len``.
         most: draft tokens of all requests together; None for no bound.
         unread: int64, which of the n requests no model draft can be made for.
+        beside: tokens of prompts that the step reads.
     """
     room = room_of(most)
     if policy.kind != "survival":
@@ -79,8 +81,8 @@ def choose(
     longest = model_len if policy.use_model else 0
     weights, widths = policy.flat
     found = by_survival(
-        features, weights, widths, owners, _DRAFT_LEN, BUCKET_OF, n, rows, longest, shorter, room,
-        odds, rate, costs.dense,
+        features, weights, widths, owners, _DRAFT_LEN, BUCKET_OF, n, rows, beside, longest,
+        shorter, room, odds, rate, costs.dense,
         (costs.draft_us, costs.draft_token_us, costs.draft_row_us), unread,
     )  # fmt: skip
     arms, lengths, expected, model, k, worth = found

@@ -18,8 +18,8 @@ def _times() -> deque[float]:
 class Counters:
     """Cumulative counts, and microseconds of the last steps.
 
-    ``own_us`` is all that the router did in a step; ``exposed_us`` what of it the engine waited
-    for; ``choose_us`` what a choice took.
+    ``own_us`` is all that the router did in a step, and an engine's adapter for it; ``exposed_us``
+    what of it the engine waited for; ``choose_us`` what a choice took.
     """
 
     started: int = 0

@@ -87,7 +87,7 @@ class Followed:
             started.append(output)
         # As one text: what a request wrote before it was met is not written for others again. One
         # that may have no draft has nothing to copy from it.
-        self._cache.start(name, grown[: written if started.room(1) > 0 else 0], options.key)
+        self._cache.start(name, grown[: written if started.left > 0 else 0], options.key)
         self.requests[name] = started
         self._counters.started += 1
 

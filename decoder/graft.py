@@ -72,8 +72,8 @@ def graft(
     weights, widths = policy.flat
     holds = np.array([arm.holds(len(grown[row][2])) for row in rows])
     lengths, expected = by_graft(
-        features, weights, widths, _DRAFT_LEN, BUCKET_OF, holds, step.batch, drafts, room,
-        step.parameter, costs.dense,
+        features, weights, widths, _DRAFT_LEN, BUCKET_OF, holds, step.batch, step.beside, drafts,
+        room, step.parameter, costs.dense,
     )  # fmt: skip
     own = replace(
         step, arms=[GRAFT] * len(rows), expected=expected, features=features,

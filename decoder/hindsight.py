@@ -31,10 +31,10 @@ def outcomes_of(
         model_payoff: what a model draft has to expect here; one that was verified says more.
     """
     step, dense = cycle.step, costs.dense
-    k, batch = step.model_len, step.batch
+    k, batch, beside = step.model_len, step.batch, step.beside
 
     def cache(length: int, total: int) -> Outcome:
-        return 1.0 + min(accepted, length), part(batch, length, total, 0.0, 1, dense)
+        return 1.0 + min(accepted, length), part(batch, length, total, 0.0, 1, beside, dense)
 
     none = cache(0, 0)
     model = policy = none
@@ -47,8 +47,8 @@ def outcomes_of(
             drafting = drafting if cycle.drafted_len else 0.0
 
         def drafted(total: int, sharing: int, tail: int = 0, of_tail: int = 0) -> Outcome:
-            tokens = 1.0 + payoff + of_tail
-            return tokens, part(batch, length + tail, total, drafting, sharing, dense)
+            pays = part(batch, length + tail, total, drafting, sharing, beside, dense)
+            return 1.0 + payoff + of_tail, pays
 
         model = drafted(k * batch, batch)
         if cycle.wanted == MODEL:

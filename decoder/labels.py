@@ -11,16 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from typing import Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
-
-
-@dataclass(slots=True)
-class _Pending(Generic[T]):
-    tokens: Sequence[int]
-    matched: int
-    subject: T
 
 
 class Label(NamedTuple, Generic[T]):
@@ -31,71 +25,97 @@ class Label(NamedTuple, Generic[T]):
     censored: bool
 
 
+@dataclass(slots=True)
+class _Text:
+    """What drafts that agree foresee: ``tokens`` from position ``begun`` on, those of the longest.
+
+    ``ends`` is a heap: of each draft the position behind its last token, and its number.
+    """
+
+    tokens: Sequence[int]
+    begun: int
+    ends: list[tuple[int, int]]
+
+
 class LabelTracker(Generic[T]):
     """Drafts of one request whose accepted length is not known yet.
 
     Each commit advances all of them; a draft leaves at its first mismatch or its last token, so
-    at most as many wait as a draft is long.
+    at most as many wait as a draft is long. What waits has matched all that was committed since it
+    was proposed, so drafts that agree on what comes next are compared with it once, together.
     """
 
     def __init__(self) -> None:
-        self._pending: list[_Pending[T]] = []
+        self._at = 0  # tokens committed
+        self._number = 0
+        self._open: dict[int, tuple[int, T]] = {}  # position where it was proposed, in that order
+        self._texts: list[_Text] = []
 
     def __len__(self) -> int:
-        return len(self._pending)
+        return len(self._open)
 
     @property
     def streak(self) -> int:
         """Tokens matched so far by the longest unresolved draft."""
-        return max((p.matched for p in self._pending), default=0)
+        return self._at - next(iter(self._open.values()))[0] if self._open else 0
 
     def streak_behind(self, ahead: Sequence[int]) -> int:
         """What :attr:`streak` would be, were ``ahead`` (at least one token) committed now."""
-        n, ahead = len(ahead), list(ahead)
-        return max(
-            (
-                p.matched + n
-                for p in self._pending
-                if p.matched + n < len(p.tokens)
-                and list(p.tokens[p.matched : p.matched + n]) == ahead
-            ),
-            default=0,
+        behind = self._at + len(ahead)
+        begun = (
+            self._open[number][0]
+            for text in self._texts
+            if list(text.tokens[self._at - text.begun : behind - text.begun]) == list(ahead)
+            for end, number in text.ends
+            if end > behind
         )
+        return behind - min(begun, default=behind)
 
     def propose(self, tokens: Sequence[int], subject: T) -> None:
         """Begin to follow a draft proposed at the current position. Mutates the tracker."""
-        self._pending.append(_Pending(tokens, 0, subject))
+        at, self._number = self._at, self._number + 1
+        end = at + len(tokens), self._number
+        self._open[self._number] = at, subject
+        for text in self._texts:
+            known = text.tokens[at - text.begun :]
+            if common_prefix(known, tokens) == min(len(known), len(tokens)):
+                if len(tokens) > len(known):
+                    text.tokens, text.begun = tokens, at
+                heappush(text.ends, end)
+                return
+        self._texts.append(_Text(tokens, at, [end]))
 
     def commit(self, committed: Sequence[int]) -> list[Label[T]]:
         """Advance by ``committed`` tokens and return the labels now known. Mutates the tracker."""
-        resolved: list[Label[T]] = []
-        waiting: list[_Pending[T]] = []
-        committed, n = list(committed), len(committed)
-        for draft in self._pending:
-            tokens, matched = draft.tokens, draft.matched
-            ahead = list(tokens[matched : matched + n])
-            if ahead == committed and matched + n < len(tokens):
-                draft.matched = matched + n
-                waiting.append(draft)
-                continue
-            for proposed, token in zip(ahead, committed, strict=False):
-                if proposed != token:
-                    break
-                matched += 1
-            resolved.append(Label(draft.subject, matched, censored=False))
-        self._pending = waiting
+        known: list[tuple[int, int]] = []  # number of a draft, and where it ended
+        n = len(committed)
+        for text in self._texts:
+            first = self._at - text.begun
+            held = self._at + common_prefix(text.tokens[first : first + n], committed)
+            if held < self._at + n:
+                known += ((number, min(end, held)) for end, number in text.ends)
+                text.ends.clear()
+            while text.ends and text.ends[0][0] <= held:
+                end, number = heappop(text.ends)
+                known.append((number, end))
+        self._at += n
+        self._texts = [text for text in self._texts if text.ends]
+        resolved = []
+        for number, end in sorted(known):
+            begun, subject = self._open.pop(number)
+            resolved.append(Label(subject, end - begun, censored=False))
         return resolved
 
     def close(self) -> list[Label[T]]:
         """The request ended: what was matched so far is a lower bound. Empties the tracker."""
-        censored = [Label(p.subject, p.matched, censored=True) for p in self._pending]
-        self._pending = []
+        censored = [Label(s, self._at - begun, censored=True) for begun, s in self._open.values()]
+        self._open, self._texts = {}, []
         return censored
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     """Number of tokens on which ``a`` and ``b`` begin alike."""
-    if a == b:
-        return len(a)
     shorter = min(len(a), len(b))
-    return next((i for i in range(shorter) if a[i] != b[i]), shorter)
+    if list(a[:shorter]) == list(b[:shorter]):
+        return shorter
+    return next(i for i in range(shorter) if a[i] != b[i])

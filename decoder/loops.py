@@ -106,19 +106,20 @@ def verifying(tokens: int, dense: NDArray[np.float64]) -> float:
     return time
 
 
-@compiled((WHOLE, REAL, REAL, REAL, REAL, FIXED))
+@compiled((WHOLE, REAL, REAL, REAL, REAL, WHOLE, FIXED))
 def part(
     rows: int,
     length: float,
     drafts: float,
     drafted: float,
     drafting: float,
+    beside: int,
     dense: NDArray[np.float64],
 ) -> float:
     """``policy.pricing.part_of`` one request."""
-    plain = verifying(rows, dense)
-    above = verifying(rows + int(drafts), dense) - plain
-    return plain / rows + above * length / max(drafts, 1.0) + drafted / max(drafting, 1.0)
+    above = verifying(rows + beside + int(drafts), dense) - verifying(rows + beside, dense)
+    above *= length / max(drafts, 1.0)
+    return verifying(rows, dense) / rows + above + drafted / max(drafting, 1.0)
 
 
 @compiled()
@@ -137,6 +138,7 @@ def draft_length(
     Args:
         yields: float32 [n, k], expected accepted lengths of drafts of 1 to k tokens.
         value: of a committed token, in units of ``dense``.
+        rows: tokens that the step runs through the target whatever is verified.
         room: draft tokens of all requests together.
     """
     most = yields.shape[1]
@@ -202,7 +204,7 @@ def spend(
 
 
 @compiled(
-    (MATRIX, FLOATS, WHOLES, WHOLE, WHOLES, REALS, WHOLE, WHOLE, WHOLE, REAL, FIXED)
+    (MATRIX, FLOATS, WHOLES, WHOLE, WHOLES, REALS, WHOLE, WHOLE, WHOLE, WHOLE, REAL, FIXED)
 )  # fmt: skip
 def by_graft(
     features: FloatArray,
@@ -212,6 +214,7 @@ def by_graft(
     bucket_of: NDArray[np.int64],
     holds: NDArray[np.float64],
     rows: int,
+    beside: int,
     drafts: int,
     room: int,
     rate: float,
@@ -223,6 +226,7 @@ def by_graft(
         features: float32 [n, features] of the cache drafts, each with its model draft committed.
         holds: [n], chance that each model draft is accepted whole.
         rows: requests of the step.
+        beside: tokens of prompts that it reads.
         drafts: draft tokens that it verifies already.
         room: draft tokens more.
 
@@ -238,7 +242,7 @@ def by_graft(
     for i in range(n):
         expected[i] = curves[i].sum()
         curves[i] *= holds[i]
-    return spend(curves, value, rows + drafts, room, dense), expected
+    return spend(curves, value, rows + beside + drafts, room, dense), expected
 
 
 @compiled()
@@ -260,7 +264,7 @@ def share_out(
         model: float32 [n], expected accepted length of a model draft of ``k`` tokens; 0 where none
             can be made.
         value: of a committed token, in units of ``dense``.
-        rows: requests in the step, those that do not speculate included; at least n.
+        rows: tokens that the step runs through the target whatever is verified; at least n.
         room: draft tokens of all requests together.
     """
     n, width = curves.shape
@@ -307,7 +311,7 @@ def share_out(
 
 @compiled(
     (
-        MATRIX, FLOATS, WHOLES, WHOLES, WHOLE, WHOLES, WHOLE, WHOLE, WHOLE, YES, WHOLE,
+        MATRIX, FLOATS, WHOLES, WHOLES, WHOLE, WHOLES, WHOLE, WHOLE, WHOLE, WHOLE, YES, WHOLE,
         REALS, REAL, FIXED, REALS_3, WHOLES,
     )
 )  # fmt: skip
@@ -320,6 +324,7 @@ def by_survival(
     bucket_of: NDArray[np.int64],
     n: int,
     rows: int,
+    beside: int,
     most: int,
     shorter: bool,
     room: int,
@@ -343,6 +348,8 @@ def by_survival(
         requests could have one.
     """
     value = verifying(rows, dense) / (rate * rows)
+    drafting = (drafting[0], drafting[1] + drafting[2] * rows, 0.0)
+    rows += beside
     outputs = outputs_of(features, weights, widths)
     draft_lens = features[:, draft_len].astype(np.int64)
     curves = curves_of(outputs, draft_lens, owners, bucket_of, n)

@@ -25,7 +25,7 @@ def _empty() -> FloatArray:
 
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
-    """What a request asks for. ``stop_ids`` are the token ids that end it.
+    """What a request asks for. ``stop_ids`` are the token ids that end it, from ``min_tokens`` on.
 
     ``opaque``, ``tenant`` and ``session`` are pseudonyms, and the only names of it that leave the
     worker; ``choice`` counts the choices of one client request. ``cache_key`` is what it has in
@@ -42,6 +42,7 @@ class RequestOptions:
     session: str = ""
     choice: int = 0
     cache_key: str | None = None
+    min_tokens: int = 0
 
     @property
     def key(self) -> str:
@@ -76,8 +77,9 @@ class Step:
 
     ``wanted`` and ``cached`` are draft tokens, had the policy its way and if every cache draft were
     verified whole: the price of one hangs on how many there are. ``drafting`` counts the requests
-    for which the policy wants a model draft. ``arms`` is what the floor made of its choice.
-    ``tokens`` and ``us`` are the engine's word, once it has run.
+    for which the policy wants a model draft, ``batch`` all of the step, followed or not. ``arms``
+    is what the floor made of its choice. ``tokens`` and ``us`` are the engine's word, once it has
+    run.
     """
 
     wanted: int
@@ -98,6 +100,7 @@ class Step:
     us: float = 0.0
     policy: Policy | None = None  # that chose
     side: str = ""  # of a trial
+    beside: int = 0  # tokens of prompts that it was expected to read
 
     @property
     def serves(self) -> bool:
@@ -184,16 +187,25 @@ class Request:
         """Output tokens committed."""
         return self.length - self.prompt_len
 
-    def room(self, longest: int) -> int:
-        """Tokens of a draft for it, at most ``longest``; none if it may have none.
+    @property
+    def left(self) -> int:
+        """Tokens of drafts that it may still have; none if it may have none.
 
         One place is kept for the target's own token.
         """
-        options, length = self.options, self.length
+        options = self.options
         if not options.speculate or self.ended:
             return 0
-        left = options.max_tokens - length + self.prompt_len
-        return min(left - 1, options.max_model_len - length - 1, longest)
+        return min(options.max_tokens - self.generated, options.max_model_len - self.length) - 1
+
+    def room(self, longest: int) -> int:
+        """Tokens of a draft for it, at most ``longest``.
+
+        While fewer than ``min_tokens`` are written a draft does not reach them: vLLM forbids the
+        end in that place, too, by the length before it.
+        """
+        least = self.options.min_tokens - self.generated
+        return min(self.left, longest, least - 1 if least > 0 else longest)
 
     def append(self, committed: Sequence[int]) -> None:
         """Add committed tokens. Mutates the request."""

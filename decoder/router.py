@@ -115,7 +115,7 @@ class DraftRouter:
         )
         self._looks = Looks(floor, self.model_arm, self._model_len > 0)
         self._events = 0
-        self._underway = Underway()
+        self.underway = Underway()
         self._last = 1, 0  # tokens that the last step ran through the target, and drafted
         self.worth_us: float | None = None
         """Time that model drafts would be worth in the last choice, had all requests been read by
@@ -146,9 +146,9 @@ class DraftRouter:
                 that no step made, of which nothing is learned about time.
             usual: False where the step also did work that had waited: it says nothing of costs.
         """
-        began = time.perf_counter()
+        began = self.underway.since or time.perf_counter()
         # A choice stands for the step that follows it, and for no later one.
-        ran, self._underway = self._underway, Underway()
+        ran, self.underway = self.underway, Underway(since=self.underway.since)
         serves = ran.side is None or ran.side.name == CHAMPION
         step_us = ran.ran_us(began)
         if ran.decided:
@@ -163,8 +163,9 @@ class DraftRouter:
             self.costs.observe(step_tokens, len(outcomes), ran.drafted, step_us)
         taken = self.followed.take(outcomes, step_tokens, step_us, ran.side is not None)
         if serves and taken.cycles and step_tokens:
-            self._reckon(taken, ran)
-        now = self._underway.spent(began)
+            verified = sum(1 + o.verified_len for o in outcomes)
+            self._reckon(taken, ran, len(outcomes), max(step_tokens - verified, 0))
+        now = self.underway.spent(began)
         if ran.decided and outcomes and self.turns is not None and self.turns.dealing:
             table = self.costs.table
             self.turns.book(
@@ -173,20 +174,26 @@ class DraftRouter:
                 decoding_alone,
             )
 
-    def _reckon(self, taken: Taken, ran: Underway) -> None:
-        """Let rate and doze know what the champion's step brought for its time."""
-        table, cycles = self.costs.table, taken.cycles
-        # Prompts that shared the step are left out: they cost the same whatever was chosen.
+    def _reckon(self, taken: Taken, ran: Underway, rows: int, beside: int) -> None:
+        """Let rate and doze know what the champion's step of ``rows`` requests brought for its
+        time; one without a cycle had its one token."""
+        table, drafted = self.costs.table, taken.decoded - taken.cycles
         time_taken = plain_steps(
-            table, cycles, taken.verified, ran.drafted, proposes=self.costs.steps > 0
+            table, rows, taken.verified, ran.drafted, proposes=self.costs.steps > 0, beside=beside
         )
-        self.rate.observe(taken.decoded, cycles, time_taken)
+        self.rate.observe(rows + drafted, rows, time_taken)
         if self.doze is not None and self.costs.steps:  # else a table has no unit of time yet
-            gain_us = gain_of(table, cycles, taken.decoded - cycles, taken.verified, ran.drafted)
-            self.doze.observe(ran.exposed_us, gain_us, cycles, table.time(cycles))
+            gain_us = gain_of(table, rows, drafted, taken.verified, ran.drafted, beside=beside)
+            self.doze.observe(ran.exposed_us, gain_us, rows, table.time(rows))
 
     def choose(
-        self, names: Sequence[str], most: int | None = None, unread: Collection[str] = ()
+        self,
+        names: Sequence[str],
+        most: int | None = None,
+        unread: Collection[str] = (),
+        *,
+        others: int = 0,
+        beside: int = 0,
     ) -> list[Decision]:
         """The next draft of each request; one featurize and one estimate for all of them.
 
@@ -195,15 +202,17 @@ class DraftRouter:
         Args:
             most: draft tokens that the step has room for, of all requests together.
             unread: requests that the model drafter cannot draft for.
+            others: requests of the step beside ``names``, which verify nothing.
+            beside: tokens of prompts that the step is expected to read.
 
         Raises:
             Exception: whatever went wrong; a side whose turn it was plays no more.
         """
-        began = time.perf_counter()
+        began = self.underway.begin()
         champion = self.policy
         side = self.turns.next(champion) if self.turns is not None else None
         try:
-            return self._choose(began, champion, side, names, most, unread)
+            return self._choose(began, champion, side, names, most, unread, others, beside)
         except Exception:
             # its block would never end: what it did to this step it would do to the next
             if side is not None and side.name != CHAMPION:
@@ -220,6 +229,8 @@ class DraftRouter:
         names: Sequence[str],
         most: int | None,
         unread: Collection[str],
+        others: int,
+        beside: int,
     ) -> list[Decision]:
         shown = side.shown if side is not None else "worker"
         awake = self.doze is None or self.doze.awake
@@ -234,8 +245,9 @@ class DraftRouter:
         states = [state_of(requests[row], draft) for row, draft in enumerate(drafts) if draft]
         features = featurize(states, self._classes)
         unable = [row for row, r in enumerate(requests) if r.name in unread] if unread else []
+        batch = len(names) + others
         side, wanted = self._wanted(
-            side, champion, features, owners, len(requests), len(names), most, unable
+            side, champion, features, owners, len(requests), batch, most, unable, beside
         )
         policy = side.policy if side is not None else champion
         serves = side is None or side.name == CHAMPION
@@ -247,18 +259,18 @@ class DraftRouter:
                 [r.length - r.drafted_at for r in requests], self.costs, self._last,
                 relieved=serves, unable=unable,
             )  # fmt: skip
-        underway = self._underway
+        underway = self.underway
         underway.side, underway.began, underway.asked = side, began, len(names)
         underway.unpaid_us = (time.perf_counter() - described) * 1e6 if shown == "stock" else 0.0
         self.counters.probes = self._looks.taken
         draft_us = (time.perf_counter() - began) * 1e6
         step = Step(
             int(wanted.lengths.sum()), sum(len(s.draft.tokens) for s in states),
-            int((wanted.arms == MODEL).sum()), len(names), time.time(),
+            int((wanted.arms == MODEL).sum()), batch, time.time(),
             self.rate.value if policy.kind == "survival" else policy.threshold, wanted.model_len,
             arms.tolist(), wanted.arms.tolist(), wanted.lengths.tolist(), wanted.expected,
             wanted.model, features, draft_us, policy=policy,
-            side=side.name if side is not None else "",
+            side=side.name if side is not None else "", beside=beside,
         )  # fmt: skip
         underway.drafted = step.model_len if MODEL in step.arms else 0
         floor = self.floor if step.serves else None
@@ -290,6 +302,7 @@ class DraftRouter:
         rows: int,
         most: int | None,
         unable: Sequence[int],
+        beside: int,
     ) -> tuple[Side | None, Chosen]:
         """Who decides, and what; a side that cannot leaves it to the champion."""
         rule = self._choice if side is None or side.shown == "worker" else choose
@@ -298,14 +311,14 @@ class DraftRouter:
                 champion if side is None else side.policy, features, np.array(owners, np.int64),
                 n, rows, self.costs.table, self.rate.value, self._model_len,
                 odds=self.model_arm.odds, shorter=self._shorter, most=most,
-                unread=np.array(unable, np.int64),
+                unread=np.array(unable, np.int64), beside=beside,
             )  # fmt: skip
         except Exception:
             if side is None or self.turns is None or side.name == CHAMPION:
                 raise
             self._complaints.exception(f"the side {side.name!r} plays no more: it could not choose")
             self.turns.fail(side)
-        return self._wanted(None, champion, features, owners, n, rows, most, unable)
+        return self._wanted(None, champion, features, owners, n, rows, most, unable, beside)
 
     def graft(self, names: Sequence[str], chains: Sequence[Sequence[int]]) -> list[list[int]]:
         """Tokens to verify behind the model drafts of the last choice; see :mod:`decoder.graft`.
@@ -319,7 +332,7 @@ class DraftRouter:
         Returns:
             the tail of each, mostly empty.
         """
-        began = time.perf_counter()
+        began = self.underway.begin()
         tails: list[list[int]] = [[] for _ in names]
         bearing, self._bearing = self._bearing, None
         if bearing is None:
@@ -333,7 +346,7 @@ class DraftRouter:
         for row, tail in zip(rows, found, strict=True):
             tails[row] = tail
             self.counters.grafts += bool(tail)
-        self._underway.settled(began, exposed=True)  # it is no part of what the engine took
+        self.underway.settled(began, exposed=True)  # it is no part of what the engine took
         return tails
 
     def drafted(self, names: Sequence[str], lengths: Sequence[int], k: int) -> None:
@@ -343,7 +356,7 @@ class DraftRouter:
             lengths: draft tokens that each of ``names`` really has.
             k: tokens for which the model drafter really ran; 0 if it did not.
         """
-        self._underway.drafted = k
+        self.underway.drafted = k
         self.followed.drafted(names, lengths)
 
     def settle(self, exposed: bool = True) -> None:
@@ -356,7 +369,7 @@ class DraftRouter:
         """
         began = time.perf_counter()
         self._settle()
-        self._underway.settled(began, exposed)
+        self.underway.settled(began, exposed)
 
     def _settle(self) -> None:
         unsettled, self.followed.unsettled = self.followed.unsettled, []
@@ -375,7 +388,7 @@ class DraftRouter:
         Unknown names are ignored; never raises.
         """
         if self.followed.stop(name, reason) and not self.followed.requests:
-            self._underway.decided = 0.0  # nobody waits for the step any more: a pause begins
+            self.underway.decided = 0.0  # nobody waits for the step any more: a pause begins
 
     def close(self) -> None:
         """Stop every request: the worker is going down."""

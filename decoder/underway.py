@@ -19,7 +19,9 @@ class Underway:
 
     ``side`` decided it, if it was dealt out; ``unpaid_us`` is, of the choice, what its side's like
     would not do. ``settled_us`` is the router's work while the target ran, as far as the engine
-    waited for it. ``own_us`` and ``exposed_us`` as in :class:`decoder.counters.Counters`.
+    waited for it. ``own_us`` and ``exposed_us`` as in :class:`decoder.counters.Counters`; they take
+    in what an engine does for the router between :meth:`enter` and :meth:`leave`, and ``since`` is
+    when that began, or was last booked, 0 where it does nothing.
     """
 
     side: Side | None = None
@@ -31,17 +33,35 @@ class Underway:
     settled_us: float = 0.0
     own_us: float = 0.0
     exposed_us: float = 0.0
+    since: float = 0.0
+
+    def enter(self) -> None:
+        """From now on all is done for the router. Mutates."""
+        self.since = time.perf_counter()
+
+    def leave(self) -> None:
+        """The engine does its own again. Mutates."""
+        if self.since:
+            self.settled(self.since, exposed=True)
+            self.since = 0.0
+
+    def begin(self) -> float:
+        """The time it is now; what was done before is booked. Mutates."""
+        return self.spent(self.since) if self.since else time.perf_counter()
 
     def spent(self, began: float) -> float:
         """Book the router's own time since ``began``; the time it is now. Mutates."""
         now = time.perf_counter()
         self.own_us += (now - began) * 1e6
         self.exposed_us += (now - began) * 1e6
+        self.since = now if self.since else 0.0
         return now
 
     def settled(self, began: float, exposed: bool) -> None:
         """Book accounts and events made since ``began``. Mutates."""
-        took = (time.perf_counter() - began) * 1e6
+        now = time.perf_counter()
+        took = (now - began) * 1e6
+        self.since = now if self.since else 0.0
         self.own_us += took
         if exposed:
             self.exposed_us += took

@@ -10,6 +10,8 @@ import logging
 import time
 from typing import Any, Final
 
+from kafka.errors import MessageSizeTooLargeError
+
 from decoder.contracts.errors import EventRefused
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DEAD, DRAFTS
@@ -64,6 +66,8 @@ class DeadLetters:
                 DEAD.name, value=record.value, key=record.key, headers=headers_of(record, error)
             )
             sent.add_errback(self._lost)
+        except MessageSizeTooLargeError:
+            self.failed += 1  # it is too large with its headers, and no other is
         except AWAY as failure:
             self._lost(failure)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,16 +10,19 @@ from typing import Final
 
 import numpy as np
 
-from decoder.contracts.errors import EventRefused
-from decoder.contracts.events import EventBatch, decode_batch
+from decoder.complaints import Complaints
+from decoder.contracts.errors import EventRefused, SchemaUnknown
+from decoder.contracts.events import LIMITS, EventBatch, decode_batch
 from learner.dead_letters import DeadLetters
 from learner.rows import Rows, from_batch, taught_by
 from learner.sequences import Sequences
 from learner.source import Fetched
 
 AHEAD_SECONDS: Final = 86_400.0
-"""How far an event's time may lie behind its record's: a clock that is wrong by hours is believed,
-one in another century would make everything after it look old."""
+"""How far an event's time may lie behind its record's, or behind now: a clock that is wrong by
+hours is believed, one in another century would make everything after it look old."""
+SCHEMAS: Final = 20
+"""Feature schemas of others that are told apart; anybody may make more up."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,8 @@ class Admitted:
 
 
 class Intake:
-    """Decodes records, admits each once, and hands the refused to ``dead``.
+    """Decodes records, admits each once, and hands the refused to ``dead``; not those of another
+    feature schema, which an older or a newer worker sends: whole, and for its own learner.
 
     ``refused`` counts them by reason, without an end. ``repeated`` counts the events of records
     that came again; ``events`` those of the ``records`` that this process admitted.
@@ -60,6 +65,8 @@ class Intake:
         self.refused = Counter(refused)
         self.repeated = repeated
         self.records = self.events = 0
+        self._schemas: set[str] = set()
+        self._complaints = Complaints()
 
     def admit(self, record: Fetched) -> Admitted | None:
         """What is new in ``record``; None where it was refused, or came before."""
@@ -69,7 +76,10 @@ class Intake:
         except Exception as failure:  # noqa: BLE001 -- of a record that lies there, every start would die
             error = _refusal(failure)
             self.refused[error.reason] += 1
-            self.dead.send(record, error)
+            if isinstance(error, SchemaUnknown):
+                self._pass_over(error.schema)
+            else:
+                self.dead.send(record, error)
             return None
         if not self.sequences.admit(batch.origin.life, record.partition, batch.sequence):
             self.repeated += len(batch)
@@ -88,6 +98,15 @@ class Intake:
         passed = int(np.count_nonzero(batch.numbers["draft_len"])) - len(rows)
         return Admitted(origin.scope, len(batch), rows, served, predicted, int(accepted), passed)
 
+    def _pass_over(self, schema: str) -> None:
+        if len(self._schemas) < SCHEMAS:
+            self._schemas.add(schema)
+        told = schema if schema in self._schemas else "and others"
+        self._complaints.warning(
+            f"draft events of feature schema {told.replace('%', '%%')!r} are counted and passed "
+            "over: their worker is of another version than this learner"
+        )
+
 
 def _refusal(failure: Exception) -> EventRefused:
     if isinstance(failure, EventRefused):
@@ -97,5 +116,8 @@ def _refusal(failure: Exception) -> EventRefused:
 
 def _check_time(batch: EventBatch, record: Fetched) -> None:
     latest = float(batch.numbers["time"].max())
-    if latest > record.timestamp / 1e3 + AHEAD_SECONDS:
+    written = record.timestamp / 1e3
+    # a stamp may be of another unit, and the clock here may be wrong
+    known = max(time.time(), written if written < LIMITS["time"][1] else 0.0)
+    if latest > known + AHEAD_SECONDS:
         raise EventRefused(f"draft events of {latest:.0f} in a record of an earlier day", "range")

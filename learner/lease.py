@@ -19,6 +19,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from decoder.complaints import Complaints
 from decoder.contracts.bundle import LEAP, NUMBERS_A_TERM
+from decoder.contracts.events import NAME_LENGTH
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import LEASE
 from decoder.kafka.clients import AWAY, ONE_AT_A_TIME, close, open_producer
@@ -36,6 +37,9 @@ MARGIN_SECONDS: Final = 10.0
 """What must be left of a lease for a publication to begin: longer than one may be under way."""
 LAST_TERM: Final = 2**31
 """Its publications have numbers within their bound."""
+SCOPES: Final = 100_000
+"""Whose leases are remembered, the ones heard of last: anybody may make scopes up, and whoever
+lives renews his."""
 BEATS: Final = 8
 """Renewals whose sending is remembered until they are read back."""
 
@@ -194,11 +198,16 @@ class Lease:
     def _saw(self, record: Any) -> None:
         claim = read_claim(record.value)
         scope = (record.key or b"").decode(errors="replace")
-        if claim is None or not counts(claim, self._held.get(scope)):
+        if claim is None or len(scope) > NAME_LENGTH or not counts(claim, self._held.get(scope)):
             return
         before = self._held.get(scope)
         if before is None or before.holder != claim.holder:
             log.info("scope %s: held by %s, term %d", scope, claim.holder, claim.term)
+        self._held.pop(scope, None)
         self._held[scope] = claim
         self._read_at[scope] = time.monotonic()
+        if len(self._held) > SCOPES:
+            forgotten = next(iter(self._held))
+            for known in (self._held, self._read_at, self._until):
+                known.pop(forgotten, None)
         self._until[scope] = self._ends_at(scope, claim)

@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping
 from typing import Final
 
+from decoder.complaints import Complaints
 from decoder.contracts.errors import BrokerError
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import LearnerStatus
@@ -66,7 +67,7 @@ class Learner:
         resumed = state.resumed(settings)
         self.scopes = resumed.scopes
         self.faults = resumed.faults
-        self.source = EventSource(kafka, resumed.offsets, resumed.skipped)
+        self.source = EventSource(kafka, resumed.offsets, resumed.skipped, marks=resumed.marks)
         self.dead = DeadLetters(kafka)
         self.intake = Intake(self.dead, resumed.sequences, resumed.refused, resumed.repeated)
         self.lease = Lease(kafka, holder_of(settings.state_dir))
@@ -80,6 +81,7 @@ class Learner:
         self.status = StatusProducer(kafka)
         self.vitals = Vitals()
         self.standings: Mapping[str, Standing] = {}
+        self._complaints = Complaints()
         self._seen = False  # whether the registry has said, once, what stands in it
         self._checkpoint_at = time.monotonic() + CHECKPOINT_SECONDS
         self._follow_at = self._status_at = 0.0
@@ -125,6 +127,7 @@ class Learner:
                     intake.repeated, self.faults, self.registrar.waiting(),
                     self.publisher.published.numbers, self.rollouts.of,
                     self.rollouts.source.offsets, self.rollouts.sequences,
+                    source.marks, self.rollouts.source.marks,
                 ),
             )  # fmt: skip
         except OSError as error:
@@ -150,8 +153,8 @@ class Learner:
             won = scope.candidate()
             told = [registration_of(scope, each, read) for each in scope.refused()]
             winner = registration_of(scope, won, read) if won is not None else None
-        except Exception:  # one record must not end the learner of all scopes, nor of this one
-            log.exception(
+        except Exception:  # noqa: BLE001 -- one record must not end the learner, nor this scope
+            self._complaints.exception(
                 "scope %s: a record could not be learned from: back to what was saved", name
             )
             self.faults += 1

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
+from decoder.complaints import Complaints
 from decoder.contracts.bundle import LEAP, NUMBERS_A_TERM, unpack
 from decoder.contracts.errors import PolicyRefused
 from decoder.contracts.settings import KafkaSettings
@@ -14,7 +14,8 @@ from decoder.contracts.signature import is_genuine
 from decoder.contracts.topics import POLICY, policy_key
 from decoder.kafka.compacted import Compacted
 
-log = logging.getLogger(__name__)
+KEYS: Final = 100_000
+"""Scopes and roles that are followed, the ones published last: anybody may make scopes up."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Published:
     def __init__(self, kafka: KafkaSettings, numbers: Mapping[bytes, int] = {}) -> None:
         self.numbers = dict(numbers)
         self._secret = kafka.policy_key
+        self._complaints = Complaints()
         self._last: dict[bytes, Publication] = {}
         self._log = Compacted(kafka, POLICY, self._saw, self._keep)
 
@@ -71,12 +73,17 @@ class Published:
             return
         highest = self.numbers.get(key, 0)
         if policy.publication > highest + LEAP:
-            log.warning(
+            self._complaints.warning(
                 "%s has publication %d, which is nobody's count: it is passed over. See who writes "
                 "to the topic.", key.decode(), policy.publication,
             )  # fmt: skip
             return
+        self.numbers.pop(key, None)
         self.numbers[key] = max(highest, policy.publication)
+        if len(self.numbers) > KEYS:
+            forgotten = next(iter(self.numbers))
+            del self.numbers[forgotten]
+            self._last.pop(forgotten, None)
         if policy.publication >= highest:  # else it is one that workers pass over
             self._last[key] = Publication(
                 policy.version, policy.publication, record.partition, record.offset, policy.share

@@ -57,7 +57,9 @@ class Rollouts:
         self.settings = settings
         self.of = dict(resumed.rollouts)
         self.sequences = resumed.round_sequences
-        self.source = EventSource(kafka, resumed.round_offsets, topic=TRIALS)
+        self.source = EventSource(
+            kafka, resumed.round_offsets, topic=TRIALS, marks=resumed.round_marks
+        )
         self.players = Players(kafka)
         self.refused = 0
         self._lease, self._publisher = lease, publisher

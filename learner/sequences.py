@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
 
 LIVES: Final = 10_000
-"""Lives remembered, the ones heard of last; some 300 bytes each, and 60 a partition."""
+"""Lives remembered, the ones heard of last; some 300 bytes each, and 100 a run."""
+RUNS: Final = 4
+"""Runs of numbers remembered of a life in a partition, the ones that went on last."""
+LEAP: Final = 10_000_000
+"""Of a number further ahead nothing is taken to be missing: it is damaged, or somebody's who is not
+that life, which goes on where it was."""
 MOST: Final = 2**53
 """What ``missing`` stops at: a made-up sequence number must not count past what a status holds."""
+
+Run = list[int]
+"""The first number, and the one behind the last."""
 
 
 class Sequences:
@@ -21,14 +29,15 @@ class Sequences:
 
     def __init__(
         self,
-        known: Iterable[tuple[str, int, int]] = (),
+        known: Iterable[tuple[str, int, int, int]] = (),
         missing: int = 0,
         duplicates: int = 0,
     ) -> None:
-        """Go on from ``known``: life, partition, and the number expected next."""
-        self._next: OrderedDict[str, dict[int, int]] = OrderedDict()
-        for life, partition, due in known:
-            self._next.setdefault(life, {})[partition] = due
+        """Go on from ``known``: life, partition, and a run of numbers that came."""
+        self._came: OrderedDict[str, dict[int, list[Run]]] = OrderedDict()
+        for life, partition, first, behind in known:
+            places = self._came.setdefault(life, {})
+            places.setdefault(partition, []).append([first, behind])
         self.missing = missing
         self.duplicates = duplicates
 
@@ -36,23 +45,46 @@ class Sequences:
         """Whether the record of this number is new. Mutates the counts.
 
         A producer that sends again sends the same number, and so does a topic that is read again:
-        a record is known whole, and none of its events needs to be remembered.
+        a record is known whole, and none of its events needs to be remembered. What came is
+        remembered, and not how far: one forged number would silence a life that it leaps ahead of.
         """
-        due = self._next.get(life, {}).get(partition, sequence)
-        if sequence < due:
+        runs = self._came.setdefault(life, {}).setdefault(partition, [])
+        if any(first <= sequence < behind for first, behind in runs):
             self.duplicates += 1
             return False
-        self.missing = min(self.missing + sequence - due, MOST)
-        self._next.setdefault(life, {})[partition] = sequence + 1
-        self._next.move_to_end(life)
-        if len(self._next) > LIVES:
-            self._next.popitem(last=False)
+        own = next((run for run in runs if run[1] == sequence), None)
+        if own is None:
+            own = [sequence, sequence]
+            before = [behind for _, behind in runs if behind < sequence]
+            gap = sequence - max(before, default=sequence)
+            self.missing = min(self.missing + (gap if gap <= LEAP else 0), MOST)
+        else:
+            runs.remove(own)
+        own[1] += 1
+        runs[:] = [*runs, own][-RUNS:]
+        self._came.move_to_end(life)
+        if len(self._came) > LIVES:
+            self._came.popitem(last=False)
         return True
 
-    def known(self) -> list[tuple[str, int, int]]:
+    def known(self) -> list[tuple[str, int, int, int]]:
         """What a later one goes on from."""
         return [
-            (life, partition, due)
-            for life, places in self._next.items()
-            for partition, due in places.items()
+            (life, partition, first, behind)
+            for life, places in self._came.items()
+            for partition, runs in places.items()
+            for first, behind in runs
         ]
+
+
+def runs_of(told: Iterable[Sequence[Any]]) -> list[tuple[str, int, int, int]]:
+    """What :meth:`Sequences.known` told, read again; of before there were runs, the number that was
+    expected next.
+
+    Raises:
+        ValueError, TypeError, IndexError: it is something else.
+    """
+    return [
+        (str(life), int(partition), int(run[0]) if run[1:] else 0, int(run[-1]))
+        for life, partition, *run in told
+    ]

@@ -15,8 +15,9 @@ from learner import checkpoint
 from learner.registrations import Registration
 from learner.rollout import Rollout
 from learner.scopes import Entry, Scopes
-from learner.sequences import Sequences
+from learner.sequences import Sequences, runs_of
 from learner.settings import LearnerSettings
+from learner.source import Mark
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +39,8 @@ class State:
     rollouts: Mapping[str, Rollout] = field(default_factory=dict)
     round_offsets: Mapping[int, int] = field(default_factory=dict)
     round_sequences: Sequences = field(default_factory=Sequences)
+    marks: Mapping[int, Mark] = field(default_factory=dict)
+    round_marks: Mapping[int, Mark] = field(default_factory=dict)
 
 
 def save(settings: LearnerSettings, state: State) -> None:
@@ -78,6 +81,8 @@ def _told_of(state: State) -> tuple[checkpoint.Arrays, dict[str, Any]]:
         "rollouts": rollouts,
         "round_offsets": {str(p): offset for p, offset in state.round_offsets.items()},
         "round_sequences": state.round_sequences.known(),
+        "marks": list(state.marks.items()),
+        "round_marks": list(state.round_marks.items()),
         "serial": state.scopes.serial,
         "lost": state.scopes.lost,
         # a list: JSON with sorted keys loses an order
@@ -100,7 +105,7 @@ def resumed(settings: LearnerSettings) -> State:
             {int(p): int(offset) for p, offset in numbers["offsets"].items()},
             int(numbers["skipped"]),
             Sequences(
-                _known(numbers["sequences"]), int(numbers["missing"]), int(numbers["duplicates"])
+                runs_of(numbers["sequences"]), int(numbers["missing"]), int(numbers["duplicates"])
             ),
             {str(reason): int(n) for reason, n in numbers["refused"].items()},
             int(numbers["repeated"]),
@@ -110,7 +115,9 @@ def resumed(settings: LearnerSettings) -> State:
             {key.encode(): int(n) for key, n in numbers.get("published", {}).items()},
             _rollouts(arrays, numbers.get("rollouts", {})),
             {int(p): int(offset) for p, offset in numbers.get("round_offsets", {}).items()},
-            Sequences(_known(numbers.get("round_sequences", []))),
+            Sequences(runs_of(numbers.get("round_sequences", []))),
+            _marks(numbers.get("marks", [])),
+            _marks(numbers.get("round_marks", [])),
         )
     except _UNREADABLE as error:
         log.error("checkpoint is not of this version (%s): starting anew", error)
@@ -124,8 +131,8 @@ def _lost(told: Mapping[str, Any]) -> dict[str, dict[str, int]]:
     }
 
 
-def _known(told: list[Any]) -> list[tuple[str, int, int]]:
-    return [(str(life), int(p), int(due)) for life, p, due in told]
+def _marks(told: list[Any]) -> dict[int, Mark]:
+    return {int(p): (int(offset), int(stamp), int(crc)) for p, (offset, stamp, crc) in told}
 
 
 def _waiting(arrays: checkpoint.Arrays, told: list[dict[str, Any]]) -> list[Registration]:
@@ -162,5 +169,5 @@ def _told(registration: Registration) -> dict[str, Any]:
 
 
 _UNREADABLE: Final[tuple[type[Exception], ...]] = (
-    KeyError, ValueError, TypeError, AttributeError, ContractError,
+    KeyError, IndexError, ValueError, TypeError, AttributeError, ContractError,
 )  # fmt: skip

@@ -12,23 +12,13 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from decoder.contracts.errors import ModelError, SettingsError
 
 Message = dict[str, str]
 Template = Literal["chat", "none"]
 TooLong = Literal["skip", "truncate"]
-
-FAMILIES: Final = {
-    "agentic": "Agentic",
-    "code": "Code",
-    "structured": "Structured",
-    "multihop_qa": "Multi-hop QA",
-    "long_context": "Long-context",
-    "open_ended": "Open-ended",
-}
-"""Workload families of the paper's Table 8, in its order, with their printed names."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@
     |-- TraceError        recorded generations cannot be read, or hold too little
     `-- ContractError     a message does not keep the contract of its topic
         |-- EventRefused  a draft-event record (counted by the reader, set aside)
+        |   `-- SchemaUnknown   of another feature schema (counted, passed over)
         `-- PolicyRefused a policy bundle (the one in force stays in force)
 
 A message says what was wrong, where, and what to do about it.
@@ -19,7 +20,12 @@ A message says what was wrong, where, and what to do about it.
 
 from __future__ import annotations
 
+from typing import Final
+
 from decoder.contracts.redacted import redacted
+
+LONGEST: Final = 1_000
+"""Characters of what is said of a message: its names are its maker's, megabytes of them or not."""
 
 
 class HvdError(Exception):
@@ -63,6 +69,9 @@ class TraceError(HvdError):
 class ContractError(HvdError):
     """A message does not keep the contract of its topic."""
 
+    def __init__(self, message: str = "") -> None:
+        super().__init__(redacted(message)[:LONGEST])
+
 
 class EventRefused(ContractError):
     """A draft-event record is malformed or of an unknown schema.
@@ -74,6 +83,18 @@ class EventRefused(ContractError):
     def __init__(self, message: str, reason: str = "malformed") -> None:
         super().__init__(message)
         self.reason = reason
+
+
+class SchemaUnknown(EventRefused):
+    """A draft-event record of another feature schema, whole otherwise for all that can be told.
+
+    Attributes:
+        schema: its schema's id.
+    """
+
+    def __init__(self, schema: str, known: str) -> None:
+        super().__init__(f"draft events of schema {schema}, this reader has {known}", "schema")
+        self.schema = schema
 
 
 class PolicyRefused(ContractError):

@@ -29,7 +29,7 @@ from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
 from pydantic_core import PydanticSerializationError, to_json
 
 from decoder.contracts.bundle import ANY_SCOPE, MAX_DRAFT
-from decoder.contracts.errors import EventRefused
+from decoder.contracts.errors import EventRefused, SchemaUnknown
 from decoder.contracts.features import FEATURES, NUM_FEATURES, SCHEMA_ID, FloatArray
 from decoder.contracts.identity import Named, Pseudonyms, is_pseudonym, is_readable
 
@@ -345,9 +345,7 @@ def _decoded(record: DraftRecord) -> EventBatch:
     if record.scope == ANY_SCOPE:
         raise EventRefused("draft events of no scope: a worker has one of its own", "range")
     if record.schema_id != SCHEMA_ID:
-        raise EventRefused(
-            f"draft events of schema {record.schema_id}, this reader has {SCHEMA_ID}", "schema"
-        )
+        raise SchemaUnknown(record.schema_id, SCHEMA_ID)
     if not 0 <= record.sequence <= 2**53:
         raise EventRefused(f"draft-event record of sequence {record.sequence}", "range")
     columns = {name: getattr(record.columns, name) for name in COLUMNS}

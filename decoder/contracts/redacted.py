@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-_USER: Final = re.compile(r"(?<=://)[^\s'\"<>]*@")
+_PLACE: Final = re.compile(r"(?<=://)[^\s'\"<>]*")
+"""Taken whole: to look for an ``@`` from each of many ``://`` takes a text's length squared."""
 _ASKED: Final = re.compile(
     r"(?i)([?&;][\w.-]*(?:password|passwd|pwd|secret|token|signature|credential|key|sig)=)"
     r"[^\s&;'\"<>]+"
@@ -22,7 +23,7 @@ def redacted(text: str) -> str:
     More goes than must where a path has an ``@``: a password may hold any letter, ``/`` and ``@``
     too, if nobody has quoted them.
     """
-    return _ASKED.sub(r"\1***", _USER.sub("***@", text))
+    return _ASKED.sub(r"\1***", _PLACE.sub(lambda found: _host(found[0], "***@"), text))
 
 
 def told(variables: Mapping[str, str]) -> dict[str, str]:
@@ -35,4 +36,10 @@ def told(variables: Mapping[str, str]) -> dict[str, str]:
 
 def for_anybody(address: str) -> str:
     """``address`` without who logs in, as a link for those who log in as themselves."""
-    return _USER.sub("", address)
+    return _PLACE.sub(lambda found: _host(found[0], ""), address)
+
+
+def _host(place: str, user: str) -> str:
+    """``place`` of an address with ``user`` in place of who logs in there, if anybody does."""
+    _, anybody, host = place.rpartition("@")
+    return user + host if anybody else host

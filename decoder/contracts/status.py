@@ -95,7 +95,7 @@ class WorkerStatus(BaseModel):
     refusals: Counts = Field(default_factory=dict)  # bundles refused, by reason
     ignored: Counts = Field(default_factory=dict)  # bundles passed over: older, leap, role
     choose_us_p50: float = 0.0  # featurize + predict + decide, one step
-    own_us_p50: float = 0.0  # all that the router does in a step
+    own_us_p50: float = 0.0  # all that the router and its adapter do in a step
     exposed_us_p50: float = 0.0  # of that, what the engine waits for
     asleep: Count = 0  # steps in which no draft was looked for, since none pays
     undrafted: Count = 0  # model drafts chosen and not made

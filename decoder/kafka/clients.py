@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Collection
 from typing import Any, Final
 
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
-from kafka.errors import (
-    CorruptRecordError,
-    KafkaError,
-    UnknownTopicOrPartitionError,
-    UnsupportedCodecError,
-)
+from kafka.errors import KafkaError, LeaderNotAvailableError, UnknownTopicOrPartitionError
 from kafka.net.compat import KafkaNetClient
 
 from decoder.complaints import Complaints
 from decoder.contracts.settings import KafkaSettings
 from decoder.kafka.tokens import Tokens
+from decoder.kafka.unpacking import SoundFetcher, Unreadable
 
 AWAY: Final[tuple[type[Exception], ...]] = (KafkaError, OSError)
 """What a client raises while its broker is away, or refuses."""
@@ -39,8 +36,8 @@ GLANCE_MS: Final = 2
 """The same where nothing came the last time: time enough to send a fetch or to take an answer. With
 none at all kafka-python (3.0.12) needs several calls for either."""
 
-UNREADABLE: Final = (CorruptRecordError, UnsupportedCodecError)
-"""Of bytes that are no records, a header whose name is no UTF-8, a compression that is unknown."""
+PASSING_S: Final = 0.5
+"""Given to what cannot be unpacked before the reader has its turn."""
 LISTENS_S: Final = 5.0
 """Given to each address to accept a connection."""
 
@@ -64,7 +61,9 @@ def open_consumer(kafka: KafkaSettings, purpose: str, **options: Any) -> Any:
         "allow_auto_create_topics": False,
         "bootstrap_timeout_ms": CONNECT_MS,
     }
-    return _open(KafkaConsumer, kafka, purpose, usual | options)
+    consumer = _open(KafkaConsumer, kafka, purpose, usual | options)
+    consumer._fetcher.__class__ = SoundFetcher  # the client has no other way to be given one
+    return consumer
 
 
 def open_producer(kafka: KafkaSettings, purpose: str, **options: Any) -> Any:
@@ -144,37 +143,50 @@ def places_of(consumer: Any, topic: str) -> list[TopicPartition]:
     return [TopicPartition(topic, partition) for partition in sorted(partitions)]
 
 
+def offsets(
+    ask: Callable[..., dict[TopicPartition, int]],
+    places: Collection[TopicPartition],
+    **patience: int,
+) -> dict[TopicPartition, int]:
+    """What a consumer's ``beginning_offsets`` or ``end_offsets`` answers for ``places``.
+
+    Raises:
+        KafkaError, OSError: the broker is away, or one of the partitions has no leader.
+    """
+    try:
+        return ask(places, **patience)
+    except KeyError as error:  # the client (3.0.12) trips over a partition without an answer
+        raise LeaderNotAvailableError(f"of {error}") from error
+
+
 def fetch(
     consumer: Any,
     answer_ms: int = ANSWER_MS,
-    passed: Callable[[TopicPartition, int], None] = lambda place, offset: None,
+    passed: Callable[[Unreadable], None] = lambda batch: None,
 ) -> list[Any]:
     """Records that have come, each partition's in order; none where nothing came in time.
 
-    One that cannot be unpacked is passed over, said in the log, and ``passed`` with its offset: the
-    client would stop at it for ever.
+    A batch that cannot be unpacked is passed over, said in the log, and told to ``passed``.
 
     Raises:
         KafkaError, OSError: the broker is away.
     """
-    try:
-        polled = consumer.poll(timeout_ms=answer_ms)
-    except UNREADABLE as error:
-        # The client (3.0.12) does not say where it failed, and asked again it never returns.
-        failed = consumer._fetcher._next_partition_records
-        if not failed:
-            raise
-        place = failed.topic_partition
-        offset = consumer.position(place)
-        failed.drain()
-        consumer.seek(place, offset + 1)
-        _complaints.warning(
-            f"topic {place.topic} holds what cannot be unpacked and is passed over: "
-            "partition %d, offset %d: %r",
-            place.partition, offset, error,
-        )  # fmt: skip
-        passed(place, offset)
-        return []
+    began = time.monotonic()
+    while True:
+        try:
+            polled = consumer.poll(timeout_ms=answer_ms)
+            break
+        except Unreadable as batch:
+            consumer.seek(batch.place, batch.upto)
+            _complaints.warning(
+                f"topic {batch.place.topic} holds what cannot be unpacked and is passed over: "
+                "%s: %r",
+                batch, batch.__cause__,
+            )  # fmt: skip
+            passed(batch)
+            if time.monotonic() - began > PASSING_S:
+                return []
+            answer_ms = max(answer_ms, ANSWER_MS)  # to what is asked for now
     return [record for records in polled.values() for record in records]
 
 

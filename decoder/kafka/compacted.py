@@ -9,7 +9,7 @@ from typing import Any, Final
 from decoder.complaints import Complaints
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import Topic
-from decoder.kafka.clients import ANSWER_MS, AWAY, close, fetch, open_consumer, places_of
+from decoder.kafka.clients import ANSWER_MS, AWAY, close, fetch, offsets, open_consumer, places_of
 from decoder.kafka.faults import tell
 
 REVIEW_SECONDS: Final = 30.0
@@ -86,15 +86,16 @@ class Compacted:
             self._places = places_of(self._consumer, self._topic.name)
             self._consumer.assign(self._places)
             self._consumer.seek_to_beginning(*self._places)
-            self._ends = self._consumer.end_offsets(self._places)
+            self._ends = offsets(self._consumer.end_offsets, self._places)
             self._review(self._ends)
         elif time.monotonic() >= self._review_at:
-            self._review(self._consumer.end_offsets(self._places))
+            self._review(offsets(self._consumer.end_offsets, self._places))
 
     def _review(self, ends: dict[Any, int]) -> None:
         """Tell what lies there up to ``ends``, and begin again with what was made anew."""
         self._review_at = time.monotonic() + REVIEW_SECONDS
-        for place, first in self._consumer.beginning_offsets(self._places).items():
+        begins = offsets(self._consumer.beginning_offsets, self._places)
+        for place, first in begins.items():
             anew = ends[place] < (self._consumer.position(place) or 0)
             self._lies(place.partition, range(0 if anew else first, 0 if anew else ends[place]))
             if anew:

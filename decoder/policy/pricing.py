@@ -4,6 +4,11 @@ A **step** runs one token of each of its requests through the target, and their 
 
     step_time = verifying(rows + drafts) + drafting(drafted, rows) + proposing(rows)
 
+Where it also reads prompts, its drafts cost what they add to that: ``verifying(rows + beside +
+drafts) - verifying(rows + beside)``. What the reading takes is left out, since it is the same
+whatever is chosen, and so is what a token is worth: one more that is committed saves a part of a
+step that would have come, and where prompts are read now and then that is one without.
+
 A **request pays** its part of the time that the step would take without drafts, for its own draft
 tokens the mean price of all those of the step, and its part of what the drafter took. So the parts
 of a step's requests add up to the step. A choice **brings** committed tokens, each of which is
@@ -136,25 +141,40 @@ class CostTable:
 
 
 def step_time(
-    costs: CostTable, rows: int, drafts: int, drafted: int = 0, *, proposes: bool = False
+    costs: CostTable,
+    rows: int,
+    drafts: int,
+    drafted: int = 0,
+    *,
+    proposes: bool = False,
+    beside: int = 0,
 ) -> float:
-    """Time of a step.
+    """Time of a step, without that of the prompts in it.
 
     Args:
         rows: requests in it.
         drafts: draft tokens that it verifies, of all of them.
         drafted: tokens that the model drafter makes for each; 0 if it does not run.
         proposes: whether drafts are looked for at all.
+        beside: tokens of prompts that it reads.
     """
-    time = costs.time(rows + drafts) + costs.drafting(drafted, rows)
+    time = costs.time(rows + beside + drafts) + costs.drafting(drafted, rows)
+    if beside:
+        time += costs.time(rows) - costs.time(rows + beside)
     return time + costs.proposing(rows) * proposes
 
 
 def plain_steps(
-    costs: CostTable, rows: int, drafts: int, drafted: int = 0, *, proposes: bool = False
+    costs: CostTable,
+    rows: int,
+    drafts: int,
+    drafted: int = 0,
+    *,
+    proposes: bool = False,
+    beside: int = 0,
 ) -> float:
     """:func:`step_time` in steps of as many rows that verify and propose nothing; at least 1."""
-    time = step_time(costs, rows, drafts, drafted, proposes=proposes)
+    time = step_time(costs, rows, drafts, drafted, proposes=proposes, beside=beside)
     return max(time / step_time(costs, rows, 0), 1.0)
 
 
@@ -166,6 +186,7 @@ def gain_of(
     drafted: int = 0,
     *,
     rate: float = 1.0,
+    beside: int = 0,
 ) -> float:
     """Time that the drafts of a step were worth beyond what they cost, the router's own left out.
 
@@ -174,7 +195,8 @@ def gain_of(
         rate: at which a token counts; at 1 a step is weighed against verifying nothing at all.
     """
     worth = float(value_of(costs, rows, rate)) * accepted
-    return worth - (step_time(costs, rows, drafts, drafted) - step_time(costs, rows, 0))
+    time = step_time(costs, rows, drafts, drafted, beside=beside)
+    return worth - (time - step_time(costs, rows, 0))
 
 
 def part_of(
@@ -184,6 +206,7 @@ def part_of(
     drafts: ArrayLike,
     drafted: ArrayLike = 0.0,
     drafting: ArrayLike = 1,
+    beside: ArrayLike = 0,
 ) -> Floats:
     """What one request pays of a step, float64 of the common shape of all.
 
@@ -193,12 +216,13 @@ def part_of(
         drafts: draft tokens of all.
         drafted: time that the model drafter took, if this request asked for it, else 0.
         drafting: requests that asked.
+        beside: tokens of prompts that the step reads.
     """
     rows, drafts = np.asarray(rows), np.asarray(drafts)
-    plain = costs.verifying(rows)
-    above = costs.verifying(rows + drafts) - plain
+    base = rows + np.asarray(beside)
+    above = costs.verifying(base + drafts) - costs.verifying(base)
     found: Floats = (
-        plain / rows + above * np.asarray(length) / np.maximum(drafts, 1)
+        costs.verifying(rows) / rows + above * np.asarray(length) / np.maximum(drafts, 1)
         + np.asarray(drafted) / np.maximum(drafting, 1)
     )  # fmt: skip
     return found

@@ -66,7 +66,7 @@ LEVELS: Final = {
     "queue_depth": "Draft events waiting in memory.",
     "events_spilled": "Draft events waiting in the file that holds them while the broker is away.",
     "choose_us_p50": "Microseconds to propose, predict and decide for one step, median.",
-    "own_us_p50": "Microseconds of all that the router does in a step, median.",
+    "own_us_p50": "Microseconds of all that the router and its adapter do in a step, median.",
     "exposed_us_p50": "Microseconds of that which the engine waits for, median.",
     "cache_bytes": "Bytes of the suffix caches, at most.",
     "draft_us": "Microseconds the model drafter adds to a step.",

@@ -7,13 +7,13 @@ prompt it does not say. Here it is the test split, else validation, else the onl
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from decoder.contracts.errors import ModelError, SettingsError
-from pipelines.bench import templates
-from pipelines.prompts import Message, Prompt, PromptSet
+from pipelines.bench import templates as made
+from pipelines.prompts import Prompt, PromptSet
 
 PROMPTS: Final = 20
 """Measured prompts of each dataset (Appendix D)."""
@@ -26,107 +26,44 @@ class Source:
     """Where a dataset is and how its rows become prompts. ``files`` limits what is fetched."""
 
     family: str
-    title: str
     hub: str
     split: str
-    build: Callable[[templates.Row], list[Message]]
+    build: made.Builder
     config: str | None = None
     files: str | None = None
 
 
+CODE, LONG, HOPS, OPEN = "code", "long_context", "multihop_qa", "open_ended"
 SOURCES: Final[dict[str, Source]] = {
-    "delegate52": Source(
-        "agentic", "Delegate-52", "microsoft/delegate52", "test", templates.delegate52
-    ),
-    "fineedit": Source(
-        "agentic",
-        "InstructEdit/FineEdit",
-        "YimingZeng/FineEdit_bench",
-        "train",
-        templates.fineedit,
-    ),
-    "repobench": Source(
-        "code",
-        "RepoBench",
-        "tianyang/repobench_python_v1.1",
-        "cross_file_first",
-        templates.repobench,
-    ),
-    "swebench_openhands": Source(
-        "code",
-        "SWE-bench OpenHands",
-        "SWE-bench/SWE-bench_Verified",
-        "test",
-        templates.swebench,
-    ),
-    "magicoder": Source(
-        "code",
-        "Magicoder",
-        "ise-uiuc/Magicoder-Evol-Instruct-110K",
-        "train",
-        templates.instruction,
-    ),
-    "mbpp": Source(
-        "code", "MBPP", "google-research-datasets/mbpp", "test", templates.mbpp, config="full"
-    ),
-    "bfcl": Source("structured", "BFCL", "llamastack/bfcl_v3", "train", templates.bfcl),
+    "delegate52": Source("agentic", "microsoft/delegate52", "test", made.delegate52),
+    "fineedit": Source("agentic", "YimingZeng/FineEdit_bench", "train", made.fineedit),
+    "repobench": Source(CODE, "tianyang/repobench_python_v1.1", "cross_file_first", made.repobench),
+    "swebench_openhands": Source(CODE, "SWE-bench/SWE-bench_Verified", "test", made.swebench),
+    "magicoder": Source(CODE, "ise-uiuc/Magicoder-Evol-Instruct-110K", "train", made.instruction),
+    "mbpp": Source(CODE, "google-research-datasets/mbpp", "test", made.mbpp, "full"),
+    "bfcl": Source("structured", "llamastack/bfcl_v3", "train", made.bfcl),
     "spider": Source(
-        "structured",
-        "Spider",
-        "NBAmine/xlangai-spider-with-context",
-        "validation",
-        templates.spider,
+        "structured", "NBAmine/xlangai-spider-with-context", "validation", made.spider
     ),
-    "hotpotqa": Source(
-        "multihop_qa",
-        "HotpotQA",
-        "hotpotqa/hotpot_qa",
-        "validation",
-        templates.hotpotqa,
-        config="distractor",
-    ),
-    "musique": Source(
-        "multihop_qa", "MuSiQue", "dgslibisey/MuSiQue", "validation", templates.musique
-    ),
+    "hotpotqa": Source(HOPS, "hotpotqa/hotpot_qa", "validation", made.hotpotqa, "distractor"),
+    "musique": Source(HOPS, "dgslibisey/MuSiQue", "validation", made.musique),
     # The paper names the GitHub repository; this is the copy of it that needs no loading script.
-    "2wikimultihopqa": Source(
-        "multihop_qa",
-        "2WikiMultiHopQA",
-        "framolfese/2WikiMultihopQA",
-        "validation",
-        templates.hotpotqa,
-    ),
+    "2wikimultihopqa": Source(HOPS, "framolfese/2WikiMultihopQA", "validation", made.hotpotqa),
     # One task of twelve: the whole is many gigabytes and its files do not share their columns.
     "infinitebench": Source(
-        "long_context",
-        "InfiniteBench",
+        LONG,
         "xinrongzhang2022/InfiniteBench",
         "train",
-        templates.infinitebench,
+        made.infinitebench,
         files="longbook_qa_eng.jsonl",
     ),
-    "cnn_dailymail": Source(
-        "long_context",
-        "CNN/DailyMail",
-        "abisee/cnn_dailymail",
-        "test",
-        templates.cnn_dailymail,
-        config="3.0.0",
-    ),
-    "gov_report": Source(
-        "long_context",
-        "GovReport",
-        "ccdv/govreport-summarization",
-        "test",
-        templates.gov_report,
-    ),
-    "alpaca": Source("open_ended", "Alpaca", "tatsu-lab/alpaca", "train", templates.instruction),
+    "cnn_dailymail": Source(LONG, "abisee/cnn_dailymail", "test", made.cnn_dailymail, "3.0.0"),
+    "gov_report": Source(LONG, "ccdv/govreport-summarization", "test", made.gov_report),
+    "alpaca": Source(OPEN, "tatsu-lab/alpaca", "train", made.instruction),
     # The paper took EAGLE's copy of the questions; these are the same eighty.
-    "mt_bench": Source(
-        "open_ended", "MT-Bench", "HuggingFaceH4/mt_bench_prompts", "train", templates.mt_bench
-    ),
+    "mt_bench": Source(OPEN, "HuggingFaceH4/mt_bench_prompts", "train", made.mt_bench),
 }
-"""By name, in the order of the paper's Table 1; ``title`` is the name printed there."""
+"""By name, in the order of the paper's Table 1."""
 
 
 def load(names: Sequence[str], count: int, problems: list[str]) -> Iterator[PromptSet]:
@@ -180,7 +117,7 @@ def work_offline() -> None:
     datasets.config.HF_HUB_OFFLINE = True
 
 
-def fetch(source: Source, count: int) -> list[templates.Row]:
+def fetch(source: Source, count: int) -> list[made.Row]:
     """The first ``count`` rows of the shuffled split.
 
     Raises:
@@ -206,7 +143,7 @@ def fetch(source: Source, count: int) -> list[templates.Row]:
         ) from error
 
 
-def prompt_set(name: str, rows: Sequence[templates.Row], problems: list[str]) -> PromptSet | None:
+def prompt_set(name: str, rows: Sequence[made.Row], problems: list[str]) -> PromptSet | None:
     """The prompts that ``rows`` make; rows without the fields needed are named and skipped."""
     source, prompts = SOURCES[name], []
     for number, row in enumerate(rows, start=1):

@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.table import Table
 
 from decoder.choice import choose
 from decoder.contracts.bundle import OUTPUTS, Kind, Policy
@@ -27,26 +24,11 @@ from decoder.policy.pricing import MAX_TOKENS, CostTable
 from decoder.rate import START
 from learner.train import HIDDEN
 
+KINDS: Final[tuple[Kind, ...]] = ("survival", "payoff", "frequency")
 BATCH: Final = 64
 VOCABULARY: Final = 49_152
 MODEL_LEN: Final = 4
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Microseconds of one decision step; the batch figure is per request."""
-
-    kind: Kind
-    p50_us_batch1: float
-    p99_us_batch1: float
-    p50_us_per_request_batch64: float
-    featurize_us_batch1: float
-    choose_us_batch1: float
-    features: int = NUM_FEATURES
-
-    def as_dict(self) -> dict[str, float | str]:
-        """For ``--json``."""
-        return asdict(self)
+COSTS: Final = CostTable("bench", (1, MAX_TOKENS), (1.0, 25.0), draft_us=0.2)
 
 
 def random_policy(kind: Kind, seed: int = 0) -> Policy:
@@ -58,6 +40,12 @@ def random_policy(kind: Kind, seed: int = 0) -> Policy:
         for a, b in itertools.pairwise(widths)
     )
     return Policy("bench", 1, 2.0, kind, layers=layers if OUTPUTS[kind] else ())
+
+
+def random_classes() -> NDArray[np.float32]:
+    """Which classes each token of the vocabulary is of [VOCABULARY, classes]."""
+    drawn = np.random.default_rng(1).random((VOCABULARY, len(TOKEN_CLASSES))) < 0.2
+    return drawn.astype(np.float32)
 
 
 def states(n: int) -> list[DraftState]:
@@ -80,52 +68,35 @@ def states(n: int) -> list[DraftState]:
     return made
 
 
-def _timed(
-    policy: Policy, batch: list[DraftState], table: NDArray[np.float32], costs: CostTable
+def decide(
+    policy: Policy, batch: list[DraftState], classes: NDArray[np.float32]
 ) -> tuple[float, float]:
+    """One decision for each of ``batch``: seconds of featurizing and of choosing."""
     clock, n = time.perf_counter, len(batch)
     began = clock()
-    features = featurize(batch, table)
+    features = featurize(batch, classes)
     featurized = clock()
-    choose(policy, features, np.arange(n), n, n, costs, START, MODEL_LEN)
+    choose(policy, features, np.arange(n), n, n, COSTS, START, MODEL_LEN)
     return featurized - began, clock() - featurized
 
 
-def measure(kind: Kind, rounds: int = 3_000) -> Timing:
-    """Time decisions of ``kind``, batches of one and of 64 interleaved."""
-    rng = np.random.default_rng(1)
-    table = (rng.random((VOCABULARY, len(TOKEN_CLASSES))) < 0.2).astype(np.float32)
-    policy, pool = random_policy(kind), states(BATCH)
-    costs = CostTable("bench", (1, MAX_TOKENS), (1.0, 25.0), draft_us=0.2)
+def measure(kind: Kind, rounds: int = 3_000) -> dict[str, Any]:
+    """Microseconds of decisions of ``kind``, batches of one and of 64 interleaved; the batch's
+    figure is per request."""
+    classes, policy, pool = random_classes(), random_policy(kind), states(BATCH)
     singles, batches = [], []
     for i in range(rounds):
-        singles.append(_timed(policy, [pool[i % BATCH]], table, costs))
+        singles.append(decide(policy, [pool[i % BATCH]], classes))
         if i % 10 == 0:
-            batches.append(sum(_timed(policy, pool, table, costs)) / BATCH)
+            batches.append(sum(decide(policy, pool, classes)) / BATCH)
     each = np.array(singles[rounds // 10 :]) * 1e6
-    whole = each.sum(axis=1)
-    middle = np.median(each, axis=0)
-    return Timing(
-        kind,
-        float(np.median(whole)),
-        float(np.percentile(whole, 99)),
-        float(np.median(batches[len(batches) // 10 :])) * 1e6,
-        float(middle[0]),
-        float(middle[1]),
-    )
-
-
-def measure_all(rounds: int = 3_000) -> list[Timing]:
-    """:func:`measure` for each kind of policy."""
-    return [measure(kind, rounds) for kind in ("survival", "payoff", "frequency")]
-
-
-def table(timings: Sequence[Timing]) -> Table:
-    """For a terminal."""
-    shown = Table(
-        "kind", "p50, one", "p99, one", f"p50 a request of {BATCH}", title="us a decision"
-    )
-    for t in timings:
-        figures = t.p50_us_batch1, t.p99_us_batch1, t.p50_us_per_request_batch64
-        shown.add_row(t.kind, *(f"{figure:.1f}" for figure in figures))
-    return shown
+    whole, (featurizing, choosing) = each.sum(axis=1), np.median(each, axis=0).tolist()
+    return {
+        "kind": kind,
+        "p50_us_batch1": float(np.median(whole)),
+        "p99_us_batch1": float(np.percentile(whole, 99)),
+        "p50_us_per_request_batch64": float(np.median(batches[len(batches) // 10 :])) * 1e6,
+        "featurize_us_batch1": featurizing,
+        "choose_us_batch1": choosing,
+        "features": NUM_FEATURES,
+    }

@@ -11,12 +11,11 @@ import resource
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from rich.table import Table
 
 from decoder.contracts.events import DraftEvent, Origin, encode_batch
 from decoder.contracts.features import FEATURES, NUM_FEATURES
@@ -26,6 +25,7 @@ from learner.intake import Intake
 from learner.scopes import Scopes
 from learner.settings import LearnerSettings
 from learner.source import Fetched
+from pipelines.bench.stats import median
 
 RECORD: Final = 256
 """Events of a record, as a busy worker fills it."""
@@ -45,30 +45,14 @@ _SEQUENCE, _LIFE, _SCOPE = b'"sequence":0,', b'"life":"00000000"', b'"scope":"sc
 _TIME, _REQUESTS = b"1700000000.125", b'"00000000000000'
 
 
-@dataclass(frozen=True)
-class Figures:
-    """One run. ``rss_mb`` is the process's peak after so many events; candidates are counted from
-    the record that decided, and from the stream's beginning by its own clock."""
-
-    scopes: int
-    events: int
-    events_per_s: float
-    rss_mb_after_1m: float
-    rss_mb: float
-    candidates: int
-    seconds_from_event_to_candidate: float | None
-    stream_seconds_to_first_candidate: float | None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Named as the figures are asked for; what was not measured is null."""
-        whole = self.rss_mb if self.events >= TEN_MILLION else None
-        return {**asdict(self), "rss_mb_after_10m": whole}
-
-
-def measure(events: int, scopes: int, progress: Callable[[int], None]) -> Figures:
+def measure(events: int, scopes: int, progress: Callable[[int], None]) -> dict[str, Any]:
     """Take in ``events`` events of ``scopes`` scopes in turns; ``progress`` hears how many are in.
 
     Starts no process, needs no network; writes to a temporary folder.
+
+    Returns:
+        for ``--json``. ``rss_mb`` is the process's peak after so many events; candidates are
+        counted from the record that decided, and from the stream's beginning by its own clock.
     """
     with tempfile.TemporaryDirectory() as folder:
         # nothing is refused, so nobody is asked for a broker
@@ -93,11 +77,18 @@ def measure(events: int, scopes: int, progress: Callable[[int], None]) -> Figure
             if number * RECORD <= EARLY:
                 rss = peak_mb()
             progress((number + 1) * RECORD)
-        count = -(-events // RECORD) * RECORD
-        return Figures(
-            scopes, count, count / spent, rss, peak_mb(), len(decided),
-            float(np.median(decided)) if decided else None, first_at,
-        )  # fmt: skip
+    count, peak = -(-events // RECORD) * RECORD, peak_mb()
+    return {
+        "scopes": scopes,
+        "events": count,
+        "events_per_s": count / spent,
+        "rss_mb_after_1m": rss,
+        "rss_mb": peak,
+        "rss_mb_after_10m": peak if count >= TEN_MILLION else None,
+        "candidates": len(decided),
+        "seconds_from_event_to_candidate": median(decided),
+        "stream_seconds_to_first_candidate": first_at,
+    }
 
 
 def records(count: int, scopes: int) -> Iterator[Fetched]:
@@ -154,29 +145,3 @@ def _event(draw: np.random.Generator, index: int) -> DraftEvent:
 def peak_mb() -> float:
     """The most memory this process has had, in megabytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
-def table(runs: list[Figures]) -> Table:
-    """The figures, a column a run."""
-    shown = Table(title="What a learner takes in", header_style="")
-    shown.add_column("")
-    for run in runs:
-        shown.add_column(f"{run.scopes} scope{'s' * (run.scopes > 1)}", justify="right")
-    rows: dict[str, Callable[[Figures], str]] = {
-        "events": lambda run: f"{run.events:,}",
-        "events a second, one core": lambda run: f"{run.events_per_s:,.0f}",
-        "MB after a million": lambda run: f"{run.rss_mb_after_1m:.0f}",
-        "MB at the end": lambda run: f"{run.rss_mb:.0f}",
-        "candidates": lambda run: str(run.candidates),
-        "from event to candidate, s": lambda run: _seconds(run.seconds_from_event_to_candidate),
-        "of the stream to the first, s": lambda run: _seconds(
-            run.stream_seconds_to_first_candidate
-        ),
-    }
-    for name, cell in rows.items():
-        shown.add_row(name, *map(cell, runs))
-    return shown
-
-
-def _seconds(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"

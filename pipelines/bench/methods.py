@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from decoder.contracts.errors import ModelError, SettingsError
 from pipelines.bench.commas import words
+from pipelines.replay.bundles import digest_of
 
 if TYPE_CHECKING:
     from decoder.contracts.bundle import Policy
@@ -55,6 +56,12 @@ def policy_files(given: Sequence[str]) -> dict[str, Path]:
         label, separator, path = text.partition("=")
         files[label if separator else SHIPPED] = Path(path if separator else text)
     return files
+
+
+def describe(policy: Policy) -> str:
+    """A policy in a few words, for the settings of a run."""
+    decided = "live rate" if policy.kind == "survival" else f"threshold {policy.threshold:g}"
+    return f"version {policy.version}, {policy.kind}, {decided}, {digest_of(policy)[:12]}"
 
 
 def build(

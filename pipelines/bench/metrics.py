@@ -1,4 +1,4 @@
-"""The figures of a benchmark, from its generations. Definitions follow the paper (Appendix A, G).
+"""The figures of ``hvd bench decode``. Definitions follow the paper (Appendix A, G).
 
 With T decoded tokens, decoding time S and C cycles over a set of prompts: throughput ``T / S``,
 ``1000 C / T`` cycles per 1K tokens, ``S / C`` a cycle, and ``T / C - 1`` draft tokens accepted a
@@ -9,131 +9,45 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 
-from pipelines.bench.known import over
-from pipelines.bench.results import Key, Labelled, Outcome, PromptFacts, Results
-from pipelines.replay.baseline import Spent, against_best, interval
+from pipelines.bench.results import CONTRACT, Cycle, Labelled, Outcome, PromptFacts, Results
+from pipelines.bench.stats import loops, over, quartiles, rate, ratio_interval
+from pipelines.replay.baseline import Spent, against_best
 from pipelines.watch.calibration import calibration
 
 HIGH_PAYOFF: Final = 6
 """Accepted tokens from which the paper calls a cache draft high-payoff (Appendix G)."""
-LOOP: Final = 32
-"""An output in which a run of this many tokens comes twice is one that loops."""
 
 ByMethod = Mapping[str, Outcome]
-
-
-def loops(tokens: Sequence[int]) -> bool:
-    """Whether ``tokens`` hold the same run of ``LOOP`` tokens twice, overlapping or not."""
-    seen: set[tuple[int, ...]] = set()
-    for start in range(len(tokens) - LOOP + 1):
-        run = tuple(tokens[start : start + LOOP])
-        if run in seen:
-            return True
-        seen.add(run)
-    return False
-
-
-class Spell(Protocol):
-    """Tokens and the time that they took."""
-
-    @property
-    def decoded(self) -> int:
-        """Tokens."""
-
-    @property
-    def decode_us(self) -> float:
-        """Microseconds."""
-
-
-def rate(outcomes: Iterable[Spell]) -> float | None:
-    """Tokens a second over all of ``outcomes``; None where nothing was decoded."""
-    tokens = micros = 0.0
-    for outcome in outcomes:
-        tokens += outcome.decoded
-        micros += outcome.decode_us
-    return tokens / micros * 1e6 if tokens and micros else None
-
-
-class Timed(Protocol):
-    """A decoding cycle, of this package or of the engine."""
-
-    @property
-    def arm(self) -> str:
-        """What it verified."""
-
-    @property
-    def verified(self) -> int:
-        """Draft tokens verified."""
-
-    @property
-    def draft_us(self) -> float:
-        """Microseconds of proposing, deciding and drafting."""
-
-    @property
-    def verify_us(self) -> float:
-        """Microseconds of the target's pass, and of acceptance."""
-
-
-class Decoded(Protocol):
-    """Tokens and the cycles that made them."""
-
-    @property
-    def decoded(self) -> int:
-        """Tokens that the cycles committed."""
-
-    @property
-    def cycles(self) -> Sequence[Timed]:
-        """All of them."""
-
-
 Kind = tuple[str, int]
-"""Arm of a cycle, and how many binary digits its verified length has."""
+"""Arm of a cycle, and how many binary digits its verified length has: cycles of one kind do about
+the same work."""
 
 
-def kind_of(cycle: Timed) -> Kind:
-    """Cycles of one kind do about the same work."""
+def _kind(cycle: Cycle) -> Kind:
     return cycle.arm, cycle.verified.bit_length()
 
 
-def typical_times(outcomes: Iterable[Decoded]) -> dict[Kind, float]:
+def typical_times(outcomes: Iterable[Outcome]) -> dict[Kind, float]:
     """Median microseconds of a cycle of each kind."""
     kinds: dict[Kind, list[float]] = defaultdict(list)
     for outcome in outcomes:
         for c in outcome.cycles:
-            kinds[kind_of(c)].append(c.draft_us + c.verify_us)
+            kinds[_kind(c)].append(c.draft_us + c.verify_us)
     return {kind: float(np.median(times)) for kind, times in kinds.items()}
 
 
-def typical_rate(outcomes: Iterable[Decoded], times: Mapping[Kind, float]) -> float | None:
+def typical_rate(outcomes: Sequence[Outcome], times: Mapping[Kind, float]) -> float | None:
     """Tokens a second if every cycle took the time of its kind; None without cycles.
 
     On a machine that does other work a few stalled cycles can outweigh all others, and a busy
     minute falls on one method. With ``times`` over all methods neither moves a ratio by much.
     """
-    found = list(outcomes)
-    micros = sum(times[kind_of(c)] for outcome in found for c in outcome.cycles)
-    return sum(o.decoded for o in found) / micros * 1e6 if micros else None
-
-
-def quartiles(values: Sequence[float]) -> tuple[float, float, float] | None:
-    """First quartile, median and third quartile."""
-    if not values:
-        return None
-    low, middle, high = np.percentile(values, [25, 50, 75])
-    return float(low), float(middle), float(high)
-
-
-def ratio_interval(mine: Sequence[Spell], theirs: Sequence[Spell]) -> tuple[float, float] | None:
-    """95% bootstrap interval of ``rate(mine) / rate(theirs)``, resampling them in pairs."""
-    return interval(_spent(mine), _spent(theirs))
-
-
-def _spent(side: Sequence[Spell]) -> Spent:
-    return np.array([o.decoded for o in side], float), np.array([o.decode_us for o in side], float)
+    micros = sum(times[_kind(c)] for outcome in outcomes for c in outcome.cycles)
+    return sum(o.decoded for o in outcomes) / micros * 1e6 if micros else None
 
 
 def payoff(drafts: Sequence[Labelled]) -> dict[str, float | int | None]:
@@ -155,7 +69,7 @@ def payoff(drafts: Sequence[Labelled]) -> dict[str, float | int | None]:
     }
 
 
-def _deciles(drafts: Sequence[Labelled]) -> list[dict[str, float]]:
+def _deciles(drafts: Iterable[Labelled]) -> list[dict[str, float]]:
     known = [d for d in drafts if not d.censored]
     return calibration([d.predicted for d in known], [d.accepted for d in known])
 
@@ -163,43 +77,37 @@ def _deciles(drafts: Sequence[Labelled]) -> list[dict[str, float]]:
 def speeds(prompts: Sequence[ByMethod], method: str) -> dict[str, Any]:
     """Throughput, cycles and arms of ``method`` over prompts that every method decoded."""
     mine = [p[method] for p in prompts]
+    pairs = [(p[method], p["greedy"]) for p in prompts if "greedy" in p]
+    own, greedy = ([pair[side] for pair in pairs] for side in (0, 1))
+    single = [over(rate([a.spent]), rate([b.spent])) for a, b in pairs]
     cycles = [c for o in mine for c in o.cycles]
     tokens = sum(o.decoded for o in mine)
-    own = rate(mine)
+    speed, greedy_speed = rate(o.spent for o in mine), rate(o.spent for o in greedy)
     times = typical_times(o for p in prompts for o in p.values())
-    by_arm = {arm: [c.accepted for c in cycles if c.arm == arm] for arm in ("cache", "model")}
+    accepted = {arm: [c.accepted for c in cycles if c.arm == arm] for arm in ("cache", "model")}
+    each = [r for o in mine if (r := rate([o.spent])) is not None]
     return {
         "prompts": len(mine),
         "tokens": sum(len(o.tokens) for o in mine),
-        "tok_per_s": own,
-        "tok_per_s_quartiles": quartiles([r for o in mine if (r := rate([o])) is not None]),
-        **_against(prompts, method, "greedy"),
-        "tok_per_s_typical": typical_rate(mine, times),
-        "speedup_vs_greedy_typical": over(
-            typical_rate(mine, times),
-            typical_rate((p["greedy"] for p in prompts if "greedy" in p), times),
+        "tok_per_s": speed,
+        "tok_per_s_quartiles": quartiles(each),
+        "speedup_vs_greedy": over(rate(o.spent for o in own), greedy_speed),
+        "speedup_vs_greedy_interval": ratio_interval(
+            [o.spent for o in own], [o.spent for o in greedy]
         ),
-        "fraction_of_oracle": over(own, rate([p["oracle"] for p in prompts if "oracle" in p])),
+        "speedup_vs_greedy_quartiles": quartiles([s for s in single if s is not None]),
+        "tok_per_s_typical": typical_rate(mine, times),
+        "speedup_vs_greedy_typical": over(typical_rate(mine, times), typical_rate(greedy, times)),
+        "fraction_of_oracle": over(
+            speed, rate(p["oracle"].spent for p in prompts if "oracle" in p)
+        ),
         "cycles_per_1k": over(1000 * len(cycles), tokens),
         "ms_per_cycle": over(sum(o.decode_us for o in mine) / 1000, len(cycles)),
         "ms_per_cycle_drafting": over(sum(c.draft_us for c in cycles) / 1000, len(cycles)),
         "mean_accepted": over(tokens - len(cycles), len(cycles)),
-        "mean_accepted_cache": over(sum(by_arm["cache"]), len(by_arm["cache"])),
-        "mean_accepted_model": over(sum(by_arm["model"]), len(by_arm["model"])),
-        "cache_share": over(len(by_arm["cache"]), len(cycles)),
-        "model_share": over(len(by_arm["model"]), len(cycles)),
+        **{f"mean_accepted_{arm}": over(sum(n), len(n)) for arm, n in accepted.items()},
+        **{f"{arm}_share": over(len(n), len(cycles)) for arm, n in accepted.items()},
         "prefill_ms_median": float(np.median([o.prefill_us for o in mine])) / 1000,
-    }
-
-
-def _against(prompts: Sequence[ByMethod], method: str, other: str) -> dict[str, Any]:
-    pairs = [(p[method], p[other]) for p in prompts if other in p]
-    mine, theirs = [a for a, _ in pairs], [b for _, b in pairs]
-    single = [over(rate([a]), rate([b])) for a, b in pairs]
-    return {
-        f"speedup_vs_{other}": over(rate(mine), rate(theirs)),
-        f"speedup_vs_{other}_interval": ratio_interval(mine, theirs),
-        f"speedup_vs_{other}_quartiles": quartiles([s for s in single if s is not None]),
     }
 
 
@@ -214,7 +122,7 @@ def _over_best(prompts: Sequence[ByMethod], method: str) -> dict[str, Any]:
 
     def spent(name: str) -> Spent:
         made = [p[name] for p in prompts]
-        micros = [sum(times[kind_of(c)] for c in o.cycles) for o in made]
+        micros = [sum(times[_kind(c)] for c in o.cycles) for o in made]
         return np.array([o.decoded for o in made], float), np.array(micros, float)
 
     found = against_best(spent(method), {m: spent(m) for m in rules})
@@ -235,15 +143,15 @@ def measure(prompts: Sequence[ByMethod], method: str) -> dict[str, Any]:
     looping = [p for p in prompts if loops(p[method].tokens)]
     straight = [p for p in prompts if not loops(p[method].tokens)]
     greedy = [p for p in prompts if "greedy" in p]
-    same = all(p[method].tokens == p["greedy"].tokens for p in greedy)
+    drafts = [d for p in prompts for d in p[method].drafts]
     return {
         **speeds(prompts, method),
-        "exact": same if greedy else None,
+        "exact": all(p[method].tokens == p["greedy"].tokens for p in greedy) if greedy else None,
         "loop_share": over(len(looping), len(prompts)),
-        **payoff([d for p in prompts for d in p[method].drafts]),
+        **payoff(drafts),
         "calibration": {
-            "cache": _deciles([d for p in prompts for d in p[method].drafts]),
-            "model": _deciles([d for p in prompts for d in p[method].model_drafts]),
+            "cache": _deciles(drafts),
+            "model": _deciles(d for p in prompts for d in p[method].model_drafts),
         },
         "looping": speeds(looping, method) if looping else None,
         "not_looping": speeds(straight, method) if straight else None,
@@ -253,80 +161,60 @@ def measure(prompts: Sequence[ByMethod], method: str) -> dict[str, Any]:
 def differing(results: Results) -> list[str]:
     """One sentence for each generation that is not greedy's, token for token."""
     found = []
-    for (dataset, template, prompt), by_method in results.whole().items():
+    for key, by_method in results.whole().items():
         for name, outcome in by_method.items():
             greedy = by_method.get("greedy")
             if greedy is not None and outcome.tokens != greedy.tokens:
-                at = first_difference(outcome.tokens, greedy.tokens)
-                note = "" if template == "chat" else f" (template {template})"
+                pairs = enumerate(zip(outcome.tokens, greedy.tokens, strict=False))
+                shorter = min(len(outcome.tokens), len(greedy.tokens))
+                at = next((i for i, (a, b) in pairs if a != b), shorter)
+                note = "" if key.template == "chat" else f" (template {key.template})"
                 found.append(
-                    f"{name} differs from greedy on prompt {prompt} of {dataset}{note}, from "
-                    f"output token {at} on."
+                    f"{name} differs from greedy on prompt {key.prompt} of {key.dataset}{note}, "
+                    f"from output token {at} on."
                 )
     return found
 
 
-def first_difference(one: Sequence[int], other: Sequence[int]) -> int:
-    """Index of the first token in which the two differ, the end of the shorter included."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
+def _pooled(
+    results: Results, by: Callable[[PromptFacts], str], name: str, by_dataset: bool = False
+) -> list[dict[str, Any]]:
+    """One record for each (template, group, method), in run order; ``name`` is the group's column.
 
-
-Group = Callable[[PromptFacts], str]
-
-
-def grouped(results: Results, by: Group, template: str) -> dict[str, list[ByMethod]]:
-    """The whole prompts of one template, by what ``by`` says of them, in run order."""
-    groups: dict[str, list[ByMethod]] = defaultdict(list)
-    for key, by_method in results.whole().items():
-        if key[1] == template:
-            groups[by(results.prompts[key])].append(by_method)
-    return groups
-
-
-def records(results: Results) -> list[dict[str, Any]]:
-    """One record for each (dataset, template, method)."""
-    facts = {(f.dataset, f.template): f for f in results.prompts.values()}
-    return [
-        {
-            "dataset": dataset,
-            "family": facts[dataset, template].family,
-            "standin_for": facts[dataset, template].standin_for or None,
-            "template": template,
-            "method": method,
-            **measure(prompts, method),
-            **_over_best(prompts, method),
-        }
-        for template in results.settings["templates"]
-        for dataset, prompts in grouped(results, lambda f: f.dataset, template).items()
-        for method in results.settings["methods"]
-    ]
-
-
-def pooled(results: Results, by: Group, name: str) -> list[dict[str, Any]]:
-    """One record for each (group, template, method); ``name`` is the column of the group."""
-    return [
-        {name: group, "template": template, "method": method, **measure(prompts, method)}
-        for template in results.settings["templates"]
-        for group, prompts in grouped(results, by, template).items()
-        for method in results.settings["methods"]
-    ]
+    Those of datasets say what the dataset is, too, and compare with the best rule.
+    """
+    made = []
+    for template in results.settings["templates"]:
+        groups: dict[str, list[ByMethod]] = defaultdict(list)
+        facts: dict[str, PromptFacts] = {}
+        for key, by_method in results.whole().items():
+            if key.template == template:
+                group = by(results.prompts[key])
+                groups[group].append(by_method)
+                facts[group] = results.prompts[key]
+        for group, prompts in groups.items():
+            what = {"family": facts[group].family, "standin_for": facts[group].standin_for or None}
+            for method in results.settings["methods"]:
+                record = {name: group, **(what if by_dataset else {}), "template": template}
+                record |= {"method": method, **measure(prompts, method)}
+                made.append(record | (_over_best(prompts, method) if by_dataset else {}))
+    return made
 
 
 def summary(results: Results) -> dict[str, Any]:
     """Everything that ``--json`` writes."""
-    keys: list[Key] = list(results.whole())
+    whole = results.whole()
     return {
-        "contract": "hvd.bench.decode.v1",
+        "contract": CONTRACT,
         "began": results.began,
         "settings": results.settings,
-        "prompts": len(keys),
-        "prompts_cut": sum(results.prompts[k].cut > 0 for k in keys),
+        "prompts": len(whole),
+        "prompts_cut": sum(results.prompts[k].cut > 0 for k in whole),
         "interrupted": results.interrupted,
         "out_of_time": results.out_of_time,
         "problems": results.problems,
         "differing": differing(results),
-        "records": records(results),
-        "families": pooled(results, lambda f: f.family, "family"),
-        "overall": pooled(results, lambda f: "all", "group"),
+        "records": _pooled(results, lambda f: f.key.dataset, "dataset", by_dataset=True),
+        "families": _pooled(results, lambda f: f.family, "family"),
+        "overall": _pooled(results, lambda f: "all", "group"),
     }

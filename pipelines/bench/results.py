@@ -1,19 +1,13 @@
-"""What a run keeps: one JSON line for its settings, each prompt and each generation.
-
-Lines are appended as soon as a prompt is done, so that an interrupted run has lost nothing and the
-next one goes on from there. A line written twice counts as its last version.
-"""
+"""What ``hvd bench decode`` keeps of each measured prompt and each generation."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from decoder.contracts.errors import SettingsError
 from decoder.policy.rule import ARMS
+from pipelines.bench.journal import Journal, Record
 
 CONTRACT: Final = "hvd.bench.decode.v1"
 
@@ -42,8 +36,12 @@ class Labelled:
     censored: bool
 
 
-Key = tuple[str, str, str]
-"""Dataset, template, prompt id."""
+class Key(NamedTuple):
+    """Names a measured prompt within a run; ``prompt`` is its id."""
+
+    dataset: str
+    template: str
+    prompt: str
 
 
 @dataclass(frozen=True)
@@ -54,9 +52,7 @@ class Outcome:
     drafts that were proposed, chosen or not; ``model_drafts`` those that were verified.
     """
 
-    dataset: str
-    template: str
-    prompt: str
+    key: Key
     method: str
     tokens: tuple[int, ...]
     cycles: tuple[Cycle, ...]
@@ -67,33 +63,25 @@ class Outcome:
     model_drafts: tuple[Labelled, ...] = ()
 
     @property
-    def key(self) -> Key:
-        """The prompt this belongs to."""
-        return self.dataset, self.template, self.prompt
-
-    @property
     def decoded(self) -> int:
         """Tokens that the cycles committed: all but the first."""
         return max(0, len(self.tokens) - 1)
 
+    @property
+    def spent(self) -> tuple[float, float]:
+        """Decoded tokens and their microseconds."""
+        return self.decoded, self.decode_us
+
 
 @dataclass(frozen=True)
 class PromptFacts:
-    """A measured prompt: what it belongs to and how it is built (see ``structure``)."""
+    """A measured prompt: lengths in tokens, ``cut`` of those left out of its middle."""
 
-    dataset: str
-    template: str
-    prompt: str
+    key: Key
     family: str
     standin_for: str
     tokens: int
     cut: int
-    structure: Mapping[str, float]
-
-    @property
-    def key(self) -> Key:
-        """Identity within a run."""
-        return self.dataset, self.template, self.prompt
 
 
 @dataclass
@@ -109,7 +97,7 @@ class Results:
     out_of_time: bool = False
 
     def add(self, outcome: Outcome) -> None:
-        """Take in one generation. Mutates the results."""
+        """Take in one generation; the last of a prompt and a method counts. Mutates the results."""
         self.outcomes.setdefault(outcome.key, {})[outcome.method] = outcome
 
     def whole(self) -> dict[Key, dict[str, Outcome]]:
@@ -118,121 +106,60 @@ class Results:
         return {k: v for k, v in self.outcomes.items() if wanted <= set(v) and k in self.prompts}
 
 
-def _line(kind: str, record: Mapping[str, Any]) -> str:
-    return json.dumps({"kind": kind, **record}, separators=(",", ":")) + "\n"
-
-
-def _outcome_record(outcome: Outcome) -> dict[str, Any]:
-    record = {f.name: getattr(outcome, f.name) for f in fields(outcome)}
-    record["cycles"] = [
-        [ARMS.index(c.arm), c.cache_len, c.verified, c.accepted, c.draft_us, c.verify_us]
-        for c in outcome.cycles
-    ]
-    for name in ("drafts", "model_drafts"):
-        drafts = getattr(outcome, name)
-        record[name] = [[d.predicted, d.accepted, d.censored] for d in drafts]
-    return record
-
-
-def _outcome(record: dict[str, Any]) -> Outcome:
-    cycles = (Cycle(ARMS[arm], *rest) for arm, *rest in record.pop("cycles"))
-    drafts, model_drafts = (
-        tuple(Labelled(*row) for row in record.pop(name, ())) for name in ("drafts", "model_drafts")
-    )
-    tokens = tuple(record.pop("tokens"))
-    return Outcome(
-        **record, tokens=tokens, cycles=tuple(cycles), drafts=drafts, model_drafts=model_drafts
-    )
-
-
 class Store:
-    """The file that a run's lines go to."""
+    """Results, and the journal that they are kept in."""
 
-    def __init__(
-        self, path: Path, settings: dict[str, Any], began: str = "", fresh: bool = False
-    ) -> None:
-        """Open ``path``, going on with what is there unless ``fresh``.
-
-        Args:
-            settings: what two runs must share to be one, JSON-ready.
-            began: date and time for the record of a new run.
+    def __init__(self, path: Path, settings: dict[str, Any], fresh: bool = False) -> None:
+        """Go on with what ``path`` holds, unless ``fresh``.
 
         Raises:
-            SettingsError: what is there was measured with other settings, or cannot be read.
+            SettingsError: see :class:`Journal`.
         """
-        self.path = path
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if fresh:
-                path.unlink(missing_ok=True)
-            kept = read(path) if path.exists() and path.stat().st_size else None
-            if kept is not None and not path.read_bytes().endswith(b"\n"):
-                with path.open("a", encoding="utf-8") as stream:
-                    stream.write("\n")  # the last line was cut off by an interruption
-        except OSError as error:
-            raise SettingsError(f"results cannot be kept in {path}: {error}.") from error
-        self.results = kept or Results(settings, began)
-        if kept is None:
-            self._append("run", {"contract": CONTRACT, "began": began, "settings": settings})
-        elif kept.settings != settings:
-            old = kept.settings
-            differing = sorted(k for k in {*old, *settings} if old.get(k) != settings.get(k))
-            raise SettingsError(
-                f"{path} holds a run with another {', '.join(differing)}: name another folder with "
-                "--out, or start it anew with --fresh."
-            )
+        self.results = Results(settings)
+        self._journal = Journal(path, CONTRACT, settings, self._take, fresh)
+        self.results.began = self._journal.began
+        self.results.problems += self._journal.problems
 
     def prompt(self, facts: PromptFacts) -> None:
         """Keep a measured prompt."""
         self.results.prompts[facts.key] = facts
-        self._append("prompt", asdict(facts))
+        self._journal.add({"kind": "prompt", **_flat(facts)})
 
     def outcome(self, outcome: Outcome) -> None:
         """Keep a generation."""
         self.results.add(outcome)
-        self._append("generation", _outcome_record(outcome))
+        record = {"kind": "generation", **_flat(outcome)}
+        record["cycles"] = [
+            [ARMS.index(c.arm), c.cache_len, c.verified, c.accepted, c.draft_us, c.verify_us]
+            for c in outcome.cycles
+        ]
+        for name in ("drafts", "model_drafts"):
+            record[name] = [[d.predicted, d.accepted, d.censored] for d in record[name]]
+        self._journal.add(record)
 
     def problem(self, sentence: str) -> None:
         """Keep what went wrong, once."""
         if sentence not in self.results.problems:
             self.results.problems.append(sentence)
-            self._append("problem", {"sentence": sentence})
+            self._journal.add({"kind": "problem", "sentence": sentence})
 
-    def _append(self, kind: str, record: Mapping[str, Any]) -> None:
-        with self.path.open("a", encoding="utf-8") as stream:
-            stream.write(_line(kind, record))
-
-
-def read(path: Path) -> Results:
-    """Everything that ``path`` holds; a line that cannot be read is a problem, not an error.
-
-    Raises:
-        SettingsError: it does not begin as a results file does.
-    """
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    try:
-        head = json.loads(lines[0])
-        if head["kind"] != "run" or head["contract"] != CONTRACT:
-            raise ValueError(head.get("contract"))
-        results = Results(dict(head["settings"]), str(head["began"]))
-    except (ValueError, KeyError, TypeError, IndexError) as error:
-        raise SettingsError(f"{path} is not a results file of 'hvd bench decode'.") from error
-    for number, line in enumerate(lines[1:], start=2):
-        if not line.strip():
-            continue
-        try:
-            _take(results, json.loads(line))
-        except (ValueError, KeyError, TypeError, IndexError):
-            results.problems.append(f"{path}:{number} skipped: the line was not written whole.")
-    return results
+    def _take(self, record: Record) -> None:
+        kind = record.pop("kind")
+        if kind == "problem":
+            self.results.problems.append(record["sentence"])
+            return
+        record["key"] = key = Key(*(record.pop(name) for name in Key._fields))
+        if kind == "prompt":
+            record.pop("structure", None)  # files of version 0.2 have it
+            self.results.prompts[key] = PromptFacts(**record)
+        elif kind == "generation":
+            record["tokens"] = tuple(record["tokens"])
+            record["cycles"] = tuple(Cycle(ARMS[arm], *rest) for arm, *rest in record["cycles"])
+            for name in ("drafts", "model_drafts"):
+                record[name] = tuple(Labelled(*row) for row in record.get(name, ()))
+            self.results.add(Outcome(**record))
 
 
-def _take(results: Results, record: dict[str, Any]) -> None:
-    kind = record.pop("kind")
-    if kind == "generation":
-        results.add(_outcome(record))
-    elif kind == "prompt":
-        facts = PromptFacts(**record)
-        results.prompts[facts.key] = facts
-    elif kind == "problem":
-        results.problems.append(record["sentence"])
+def _flat(kept: PromptFacts | Outcome) -> Record:
+    record = dict(vars(kept))
+    return {**record.pop("key")._asdict(), **record}

@@ -10,39 +10,37 @@ the hand-over and the carrier to a real broker, and are read back and counted.
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 import time
+import timeit
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import psutil
 import zstandard
-from rich.table import Table
 
-from decoder.choice import choose
 from decoder.contracts.events import Origin, decode_batch
-from decoder.contracts.features import NUM_FEATURES, TOKEN_CLASSES
+from decoder.contracts.features import NUM_FEATURES
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import WorkerStatus
 from decoder.contracts.topics import DRAFTS
 from decoder.hindsight import tell
 from decoder.kafka.clients import open_consumer, places_of
 from decoder.labels import Label
-from decoder.payoff.featurize import featurize
 from decoder.policy.first import first_policy
-from decoder.policy.pricing import MAX_TOKENS, CostTable
-from decoder.rate import START
 from decoder.requests import Cycle, RequestOptions, Step
-from decoder.telemetry.books import Accounts
 from decoder.telemetry.handover import Handover
 from decoder.telemetry.queue import EventQueue
 from learner.topics import make_right
 from pipelines import machine
-from pipelines.bench.decide import BATCH, MODEL_LEN, VOCABULARY, random_policy, states
+from pipelines.bench.decide import BATCH, MODEL_LEN, decide, random_classes, random_policy, states
+from pipelines.bench.stats import over, ratio_interval
+from pipelines.bench.stats import rate as rate_of
 from pipelines.stack import broker, processes
 from pipelines.telemetry.reading import records
 
@@ -57,48 +55,22 @@ TIMED: Final = 8
 """One emission of so many is timed by itself."""
 QUEUE: Final = 65_536
 DRAIN_S: Final = 30.0
-RESAMPLED: Final = 2_000
 
 
-@dataclass(frozen=True)
-class Figures:
-    """One run. ``events_per_s`` is the rate in stretches that emit, every other second; what the
-    carrier and the broker take in the mean is ``sustained_per_s``, about half. The loss is the
-    decoding thread's, of its rate, with its 95% interval.
-
-    ``emit_us`` and ``hand_over_us`` are what an event costs under the interpreter's lock: in the
-    decoding thread, and in the one that hands over; ``interpreter_percent`` is their part of a
-    second at that rate, the most that they can cost. ``carrier_us`` is processor time of the other
-    process. ``processor_us`` is the sum. Bytes are compressed, as they travel.
-    """
-
-    events_per_s: float
-    sustained_per_s: float
-    decode_loss_percent: float
-    decode_loss_low: float
-    decode_loss_high: float
-    p99_emit_us: float
-    emit_us: float
-    hand_over_us: float
-    interpreter_percent: float
-    carrier_us: float
-    processor_us: float
-    bytes_per_event: float
-    events: int
-    delivered: int
-    dropped: int
-    machine: str
-
-    def as_dict(self) -> dict[str, Any]:
-        """For ``--json``."""
-        return asdict(self)
-
-
-def measure(rate: float, seconds: float, progress: Callable[[float], None]) -> Figures:
+def measure(rate: float, seconds: float, progress: Callable[[float], None]) -> dict[str, Any]:
     """Emit ``rate`` events a second in half of ``seconds``; ``progress`` is told how many
     of these have passed.
 
     Starts a broker, unless the environment names one.
+
+    Returns:
+        for ``--json``. ``events_per_s`` is the rate in stretches that emit, every other second;
+        what the carrier and the broker take in the mean is ``sustained_per_s``, about half. The
+        loss is the decoding thread's, of its rate, with its 95% interval. ``emit_us`` and
+        ``hand_over_us`` are what an event costs under the interpreter's lock: in the decoding
+        thread, and in the one that hands over; ``interpreter_percent`` is their part of a second
+        at that rate, the most that they can cost. ``carrier_us`` is processor time of the other
+        process, ``processor_us`` the sum. Bytes are compressed, as they travel.
 
     Raises:
         BrokerError: there is none.
@@ -124,17 +96,23 @@ def _kafka() -> Iterator[KafkaSettings]:
 
 def _measure(
     kafka: KafkaSettings, rate: float, seconds: float, progress: Callable[[float], None]
-) -> Figures:
+) -> dict[str, Any]:
     queue, emitter = EventQueue(QUEUE), Emitter()
     origin = Origin("bench", "bench", f"{time.time_ns():016x}"[-16:])
-    handover = Handover(kafka, queue, tell, origin, lambda: _status(handover.accounts()))
+
+    def status() -> WorkerStatus:
+        made = handover.accounts().made
+        return WorkerStatus(process="bench", scope="bench", time=time.time(), events_made=made)
+
+    handover = Handover(kafka, queue, tell, origin, status)
     ends = _ends(kafka)
     handover.start()
     _until(lambda: handover.accounts().sent > 0, lambda: emitter.emit(queue, timed=False))
     step_s = BATCH / rate
-    work, rounds = _work(), 1
-    while (took := _timed(work, rounds)) < step_s:
-        rounds = max(rounds + 1, int(rounds * step_s / took))
+    policy, pool, classes = random_policy("survival"), states(BATCH), random_classes()
+    work = partial(decide, policy, pool, classes)
+    took = np.median(timeit.repeat(work, timer=time.thread_time, repeat=5, number=20)) / 20
+    rounds = max(1, round(step_s / float(took)))
     pid = handover.pid
     assert pid is not None
     carrier = psutil.Process(pid)
@@ -158,30 +136,28 @@ def _measure(
     handover.close()
     accounts = handover.accounts()
     delivered, size = _read(kafka, ends, origin.life)
-    ratios = np.array(busy) / np.array(free) - 1.0
-    draw = np.random.default_rng(0)
-    resampled = np.median(draw.choice(ratios, (RESAMPLED, len(ratios))), axis=1)
-    low, high = np.quantile(resampled, (0.025, 0.975))
+    mine, other = ([(1.0, second) for second in side] for side in (busy, free))
+    ratio, between = over(rate_of(mine), rate_of(other)), ratio_interval(mine, other)
     emit_us, hand_over_us = emitting / events * 1e6, handing_s / events * 1e6
     carrier_us = carrier_s / events * 1e6
-    return Figures(
-        events_per_s=BATCH / float(np.median(busy)),
-        sustained_per_s=events / lasted,
-        decode_loss_percent=100.0 * float(np.median(ratios)),
-        decode_loss_low=100.0 * float(low),
-        decode_loss_high=100.0 * float(high),
-        p99_emit_us=float(np.percentile(emitter.took, 99)) * 1e6,
-        emit_us=emit_us,
-        hand_over_us=hand_over_us,
-        interpreter_percent=100.0 * (emit_us + hand_over_us) * rate / 1e6,
-        carrier_us=carrier_us,
-        processor_us=emit_us + hand_over_us + carrier_us,
-        bytes_per_event=size / max(delivered, 1),
-        events=accounts.made,
-        delivered=delivered,
-        dropped=accounts.made - accounts.sent,
-        machine=machine.description(),
-    )
+    return {
+        "events_per_s": BATCH / float(np.median(busy)),
+        "sustained_per_s": events / lasted,
+        "decode_loss_percent": None if ratio is None else 100.0 * (1.0 - ratio),
+        "decode_loss_low": None if between is None else 100.0 * (1.0 - between[1]),
+        "decode_loss_high": None if between is None else 100.0 * (1.0 - between[0]),
+        "p99_emit_us": float(np.percentile(emitter.took, 99)) * 1e6,
+        "emit_us": emit_us,
+        "hand_over_us": hand_over_us,
+        "interpreter_percent": 100.0 * (emit_us + hand_over_us) * rate / 1e6,
+        "carrier_us": carrier_us,
+        "processor_us": emit_us + hand_over_us + carrier_us,
+        "bytes_per_event": size / max(delivered, 1),
+        "events": accounts.made,
+        "delivered": delivered,
+        "dropped": accounts.made - accounts.sent,
+        "machine": machine.description(),
+    }
 
 
 class Emitter:
@@ -246,31 +222,8 @@ def _features(draw: np.random.Generator, n: int) -> Any:
     return plain
 
 
-def _work() -> Callable[[], None]:
-    table = (np.random.default_rng(1).random((VOCABULARY, len(TOKEN_CLASSES))) < 0.2).astype("f4")
-    policy, pool, rows = random_policy("survival"), states(BATCH), np.arange(BATCH)
-    costs = CostTable("bench", (1, MAX_TOKENS), (1.0, 25.0), draft_us=0.2)
-
-    def work() -> None:
-        features = featurize(pool, table)
-        choose(policy, features, rows, BATCH, BATCH, costs, START, MODEL_LEN)
-
-    return work
-
-
-def _timed(work: Callable[[], None], rounds: int) -> float:
-    """The median of five times of so many ``rounds``, seconds of processor time."""
-    found = []
-    for _ in range(5):
-        began = time.thread_time()
-        for _ in range(rounds):
-            work()
-        found.append(time.thread_time() - began)
-    return float(np.median(found))
-
-
 def _stretch(
-    work: Callable[[], None], rounds: int, emitter: Emitter, queue: EventQueue | None
+    work: Callable[[], object], rounds: int, emitter: Emitter, queue: EventQueue | None
 ) -> tuple[float, float]:
     """Mean seconds of a step, its beginning left out; and the thread's own time to emit in all."""
     began, emitting, steps, since = time.perf_counter(), 0.0, 0, 0.0
@@ -287,10 +240,6 @@ def _stretch(
     return (now - (since or began)) / steps, emitting  # one step may outlast the beginning
 
 
-def _status(accounts: Accounts) -> WorkerStatus:
-    return WorkerStatus(process="bench", scope="bench", time=time.time(), events_made=accounts.made)
-
-
 def _until(done: Callable[[], bool], meanwhile: Callable[[], None]) -> None:
     deadline = time.monotonic() + DRAIN_S
     while not done() and time.monotonic() < deadline:
@@ -299,12 +248,8 @@ def _until(done: Callable[[], bool], meanwhile: Callable[[], None]) -> None:
 
 
 def _ends(kafka: KafkaSettings) -> dict[Any, int]:
-    consumer = open_consumer(kafka, "bench")
-    try:
-        ends: dict[Any, int] = consumer.end_offsets(places_of(consumer, DRAFTS.name))
-        return ends
-    finally:
-        consumer.close()
+    with closing(open_consumer(kafka, "bench")) as consumer:
+        return dict(consumer.end_offsets(places_of(consumer, DRAFTS.name)))
 
 
 def _read(kafka: KafkaSettings, since: dict[Any, int], life: str) -> tuple[int, int]:
@@ -313,42 +258,13 @@ def _read(kafka: KafkaSettings, since: dict[Any, int], life: str) -> tuple[int, 
     Raises:
         BrokerError: they do not come.
     """
-    consumer = open_consumer(kafka, "bench", max_partition_fetch_bytes=8 << 20)
-    numbers: set[int] = set()
-    size = 0
-    squeeze = zstandard.ZstdCompressor()
-    try:
+    numbers, size, squeeze = set[int](), 0, zstandard.ZstdCompressor()
+    with closing(open_consumer(kafka, "bench", max_partition_fetch_bytes=8 << 20)) as consumer:
         ends = consumer.end_offsets(list(since))
         wanted = {at.partition: range(offset, ends[at]) for at, offset in since.items()}
-        for fetched in records(consumer, DRAFTS, wanted):
-            for record in fetched:
-                batch = decode_batch(record.value)
-                if batch.origin.life == life:
-                    numbers.update(batch.numbers["number"].tolist())
-                    size += len(squeeze.compress(record.value))
-    finally:
-        consumer.close()
+        for record in itertools.chain.from_iterable(records(consumer, DRAFTS, wanted)):
+            batch = decode_batch(record.value)
+            if batch.origin.life == life:
+                numbers.update(batch.numbers["number"].tolist())
+                size += len(squeeze.compress(record.value))
     return len(numbers), size
-
-
-def table(found: Figures) -> Table:
-    """For a terminal."""
-    shown = Table("", "", title=f"Telemetry of one worker at {found.events_per_s:,.0f} events/s")
-    low, high = found.decode_loss_low, found.decode_loss_high
-    rows = {
-        "events a second, the pauses between stretches counted": f"{found.sustained_per_s:,.0f}",
-        "the decoding thread loses": f"{found.decode_loss_percent:.2f}% ({low:.2f} to {high:.2f})",
-        "the interpreter's time taken, at most": f"{found.interpreter_percent:.2f}%",
-        "to emit an event, 99 of 100": f"{found.p99_emit_us:.2f} us",
-        "an event in the decoding thread": f"{found.emit_us:.2f} us",
-        "handing it over": f"{found.hand_over_us:.2f} us",
-        "in the carrier": f"{found.carrier_us:.2f} us",
-        "processor time in all": f"{found.processor_us:.2f} us",
-        "bytes": f"{found.bytes_per_event:.0f}",
-        "events made, delivered, not delivered": f"{found.events:,}, {found.delivered:,}, "
-        f"{found.dropped:,}",
-        "machine": found.machine,
-    }
-    for name, cell in rows.items():
-        shown.add_row(name, cell)
-    return shown

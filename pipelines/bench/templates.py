@@ -7,12 +7,13 @@ A builder takes one row as the hub's copy has it and raises ``KeyError``, ``Valu
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pipelines.prompts import Message
 
 Row = Mapping[str, Any]
+Builder = Callable[[Row], list[Message]]
 
 
 def _user(*parts: str) -> list[Message]:
@@ -33,15 +34,6 @@ def delegate52(row: Row) -> list[Message]:
         *(_fenced(name, text) for name, text in files),
         f"The request: {state['prompts'][0]['prompt']}",
         "Write out every file that the request changes or adds, complete, under its name.",
-    )
-
-
-def fineedit(row: Row) -> list[Message]:
-    """A text and one precise edit of it."""
-    return _user(
-        "Apply the edit to the text. Change nothing else and answer with the whole edited text.",
-        f"Edit: {row['edit_request']}",
-        f"Text:\n{row['context']}",
     )
 
 
@@ -131,24 +123,19 @@ def musique(row: Row) -> list[Message]:
     return _question_over(paragraphs, row["question"])
 
 
-def infinitebench(row: Row) -> list[Message]:
-    """A whole book and a question about it."""
-    return _user(
-        f"Read the book and answer the question after it.\n\n{row['context']}",
-        f"Question: {row['input']}",
-    )
+def _filled(*parts: str) -> Builder:
+    return lambda row: _user(*(part.format_map(row) for part in parts))
 
 
-def cnn_dailymail(row: Row) -> list[Message]:
-    """A news article to summarise."""
-    return _user(f"Summarise this article in a few sentences.\n\n{row['article']}")
-
-
-def gov_report(row: Row) -> list[Message]:
-    """A government report to summarise."""
-    return _user(f"Write a one-page summary of this report.\n\n{row['report']}", "Summary:")
-
-
-def mt_bench(row: Row) -> list[Message]:
-    """The first turn of an MT-Bench question."""
-    return _user(row["prompt"][0])
+fineedit = _filled(
+    "Apply the edit to the text. Change nothing else and answer with the whole edited text.",
+    "Edit: {edit_request}",
+    "Text:\n{context}",
+)
+infinitebench = _filled(
+    "Read the book and answer the question after it.\n\n{context}", "Question: {input}"
+)
+cnn_dailymail = _filled("Summarise this article in a few sentences.\n\n{article}")
+gov_report = _filled("Write a one-page summary of this report.\n\n{report}", "Summary:")
+mt_bench = _filled("{prompt[0]}")
+"""The first turn of a question."""

@@ -1,46 +1,40 @@
-"""One trouble after another under load, and what came of each."""
+"""A stack under load: one trouble after another, or for long, and what came of it."""
 
 from __future__ import annotations
 
-import os
+import itertools
 import random
 import secrets
 import shutil
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, astuple, dataclass
-from functools import partial
-from itertools import islice
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+import psutil
 from rich.console import Console
 
+from decoder.contracts.errors import ProcessError
 from pipelines import machine
-from pipelines.chaos.clients import Client, Seen, answer_of
-from pipelines.chaos.heard import Account, Heard
-from pipelines.chaos.stage import DRAIN_S, Stage
-from pipelines.chaos.troubles import PARTS, Found, Trouble
+from pipelines.chaos.clients import Seen, answer_of, asking
+from pipelines.chaos.topic_audit import TopicAudit, adds_up
+from pipelines.chaos.troubles import Stage, Trouble
 from pipelines.stack.running import HVD, Home, Ports, responds, running
-from pipelines.workloads import Prompt, prompts
+from pipelines.stack.supervision import Watch
+from pipelines.watch.observer import Observer
+from pipelines.workloads import prompts
 
-CLIENTS: Final = 3
+Record = dict[str, Any]
 KINDS: Final = ("edits", "tools", "qa", "chat")
-EACH: Final = 4
-STANDIN: Final = (HVD[0], "-m", "pipelines.chaos.standin")
-ANSWER_S: Final = 330.0
-"""A client that is told to stop ends with its answer; no request lasts longer."""
-DYING_S: Final = 2.0
-"""A socket of a killed worker takes connections while its memory is freed."""
-UNDER_WAY_S: Final = 0.2
-SAID_S: Final = 1.5
-"""A worker says how it is once a second."""
-SEEN_S: Final = 10.0
-"""After which what is on the topic has been read."""
-SETTLE_S: Final = 3.0
-"""At most, drawn by seed: the blow falls on requests at any place of theirs."""
+DRAIN_S: Final = 45  # for requests under way when a worker is told to end, as in the fleet's files
+DYING_S: Final = 2.0  # in which a killed worker's socket takes connections
+SAID_S: Final = 1.5  # a worker says how it is once a second
+SEEN_S: Final = 10.0  # after which what is on the topic has been read
+EVERY_S: Final = 10.0
+SMALL: Final = 0.05  # of its level an hour: what is surely growing, but by less, is flat
+SILENT: Final = "silent for more than 30 s"
 SETTINGS: Final = {
     machine.FLAGS_VARIABLE: "avx2",  # float32: answers are compared token for token
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -53,212 +47,180 @@ SETTINGS: Final = {
 }
 
 
-@dataclass(frozen=True)
-class Incident:
-    """A trouble and what was seen of it; seconds. ``faults`` must be empty.
-
-    ``account`` is of the worker that lives at its end; ``figures`` are the trouble's own.
-    """
-
-    name: str
-    back_s: dict[str, float]
-    requests: int
-    errors: int
-    waited: int
-    slowest_s: float
-    account: Account
-    figures: dict[str, float]
-    faults: list[str]
-
-
-@dataclass
-class Scene:
-    """A stage with its audience: what is asked, and the right answers."""
-
-    stage: Stage
-    heard: Heard
-    asked: Sequence[Prompt]
-    answers: list[tuple[int, ...]]
-    broker_forgot: bool = False  # since it was killed without a warning
-
-    def ask(self, prompt: Prompt, streams: bool = False) -> tuple[int, ...]:
-        """One answer's tokens."""
-        return answer_of(self.stage.stack.api, self.stage.stack.model, prompt, streams)
-
-
 @contextmanager
-def scene(folder: Path, standin: bool, console: Console) -> Iterator[Scene]:
-    """A stack of its own in ``folder``, on free ports, and its answers before anything happened.
+def staged(root: Path, standin: bool, seed: int, console: Console) -> Iterator[Stage]:
+    """A stack of its own under ``root``, on free ports, and its answers before anything happened.
 
     Raises:
         BrokerError, ProcessError, ModelError, RegistryError: it did not come up.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    for left in (*astuple(Home.under(folder)), folder / "second", folder / "spill"):
-        shutil.rmtree(left, ignore_errors=True)  # an earlier run's, which would be counted
-    settings = {
-        **SETTINGS,
-        "HVD_WORKER_SPILL_FOLDER": str(folder.resolve() / "spill"),
-        "HVD_KAFKA_POLICY_KEY": secrets.token_hex(16),
-    }
-    worker = STANDIN if standin else (*HVD, "serve")
-    drain = () if standin else ("--", f"--shutdown-timeout={DRAIN_S:.0f}")
-    asked = [prompt for kind in KINDS for prompt in islice(prompts(kind), EACH)]
+    root = root.resolve()
+    shutil.rmtree(root, ignore_errors=True)  # an earlier run's events would be counted
+    own = {"HVD_WORKER_SPILL_FOLDER": str(root / "spill")}
+    own["HVD_KAFKA_POLICY_KEY"] = secrets.token_hex(16)
+    worker = (HVD[0], "-m", "pipelines.chaos.standin") if standin else (*HVD, "serve")
+    options = () if standin else ("--", f"--shutdown-timeout={DRAIN_S}")
+    asked = [prompt for kind in KINDS for prompt in itertools.islice(prompts(kind), 4)]
     with running(
-        Ports.free(), Home.under(folder), console, settings=settings, worker=worker,
-        serve_options=drain,
-    ) as stack, Heard(stack.kafka) as heard:  # fmt: skip
-        made = Scene(Stage(stack, folder.resolve(), heard), heard, asked, [])
-        made.answers.extend(made.ask(prompt) for prompt in asked)
-        yield made
+        Ports.free(), Home.under(root), console, None, options, SETTINGS | own, worker
+    ) as stack:
+        watches = {n: Watch(p, serves_since=time.monotonic()) for n, p in stack.parts.items()}
+        replies = [answer_of(stack.api, stack.model, prompt) for prompt in asked]
+        if errors := [reply.error for reply in replies if reply.error]:
+            raise ProcessError(f"a request failed before anything was done: {errors[0]}")
+        answers, audit = [reply.tokens for reply in replies], TopicAudit()
+        observer = Observer(stack.kafka, audit, patient=True, whole=True)
+        observer.start()
+        stage = Stage(stack, root, audit, watches, asked, answers, random.Random(seed))
+        try:
+            stage.until("all to speak", lambda: bool(audit.statuses and audit.learner))
+            yield stage
+        finally:
+            observer.close()
 
 
-@contextmanager
-def clients(scene: Scene) -> Iterator[list[Client]]:
-    """Clients that ask for as long as the block lasts, every other one by streams."""
-    made = [Client(partial(scene.ask, streams=bool(i % 2)), scene.asked, i) for i in range(CLIENTS)]
-    threads = [threading.Thread(target=client.run, daemon=True) for client in made]
-    for thread in threads:
-        thread.start()
-    try:
-        yield made
-    finally:
-        for client in made:
-            client.stopping.set()
-        for thread in threads:
-            thread.join(ANSWER_S)
+def make_trouble(stage: Stage, trouble: Trouble) -> Record:
+    """Make it under load, wait until all that it hit works again, and judge what was seen.
 
-
-def make_trouble(scene: Scene, trouble: Trouble, draw: random.Random) -> Incident:
-    """Make it under load, wait until all that it hit works again, and judge what was seen."""
-    stage, heard = scene.stage, scene.heard
-    stage.until("all parts to run", lambda: all(map(stage.serves, stage.watches)))
+    Returns:
+        ``faults``, which must be empty, and figures: "back s" counts from the blow, or from the end
+        of a trouble that lasts, and the rest are requests from then until all was back, and events
+        of the worker that lives now.
+    """
+    audit, hit = stage.audit, {*trouble.kills, *trouble.hurts}
+    stage.back, known = {}, len(audit.faults)
+    stage.until("all parts to run", lambda: all(map(stage.pid, stage.watches)))
     for watch in stage.watches.values():
         watch.attempts = 0  # else each trouble would lengthen the pause after the next
-    _quiet(scene)
-    known = len(heard.faults)
-    accounts = {life: heard.account(life) for life in list(heard.told)}
-    with clients(scene) as asking:
-        stage.until("requests under way", lambda: all(map(_is_under_way, asking)))
-        stage.wait(draw.random() * SETTLE_S)
-        before = {name: stage.pid(name) for name in PARTS}
-        began = time.monotonic()
-        look = trouble.act(stage, draw)
-        since = time.monotonic() if trouble.lasts else began
-        back: dict[str, float] = {}
+    _quiet(stage)
+    accounts = {life: audit.account(life) for life in list(audit.last)}
+    with asking(stage.stack.api, stage.stack.model, stage.asked) as clients:
+        stage.within(1.0 + 3.0 * stage.draw.random())  # the blow falls at any place of requests
+        before, began = {name: stage.pid(name) for name in hit}, time.monotonic()
+        with trouble.hold(stage):
+            stage.within(trouble.seconds)
+        since = time.monotonic()
 
         def all_back() -> bool:
-            for name in trouble.heals:
+            for name in hit - stage.back.keys():
                 anew = name not in trouble.kills or stage.pid(name) not in (0, before[name])
-                if name not in back and anew and _works(scene, name, since, asking):
-                    back[name] = time.monotonic() - since
-            return len(back) == len(trouble.heals)
+                if anew and _works(stage, name, since, clients):
+                    stage.back[name] = round(time.monotonic() - since, 1)
+            return hit <= stage.back.keys()
 
-        stage.until(f"{', '.join(trouble.heals)} to come back", all_back)
-        answered = [len(client.seen) for client in asking]
-        stage.until(
-            "an answer to every client",
-            lambda: all(len(c.seen) > n + 1 for c, n in zip(asking, answered, strict=True)),
-        )
-    well = since + max(back.values(), default=0.0)
-    _quiet(scene)
-    life = heard.workers[-1].life
-    account = heard.account(life).since(accounts.get(life, Account()))
-    found = look(stage) if look is not None else Found({})
-    seen = [s for client in asking for s in client.seen]
-    touched = [s for s in seen if s.ended >= began and s.began <= well]
-    faults = [*_wrong(scene, trouble, seen, began, well), *heard.faults[known:]]
-    faults += [*_unaccounted(scene, trouble, account), *_forgotten(scene, trouble), *found.faults]
-    if heard.counted > heard.made:
-        faults.append(f"{heard.counted} events counted of {heard.made} made")
-    return Incident(
-        trouble.name,
-        {name: round(seconds, 1) for name, seconds in back.items()},
-        len(touched),
-        sum(s.outcome == "error" for s in touched),
-        sum(s.refused > 0 and s.outcome == "answered" for s in touched),
-        round(max((s.ended - s.began for s in touched if s.outcome == "answered"), default=0.0), 1),
-        account,
-        dict(found.figures),
-        faults,
-    )
-
-
-def _quiet(scene: Scene) -> None:
-    """Wait, while nobody asks, until the worker has told of all it made, and that is seen."""
-    heard, began = scene.heard, time.monotonic()
-
-    def is_told() -> bool:
-        if not heard.workers or not heard.since(began + SAID_S, heard.workers[-1].process):
-            return False
-        account = heard.account(heard.workers[-1].life)
-        return not account.waiting and not account.unaccounted
-
-    scene.stage.until("the worker to have nothing more to tell", is_told)
-    # records and statuses come by partition, the latter perhaps first
-    scene.stage.within(SEEN_S, lambda: heard.account(heard.workers[-1].life).adds_up)
-
-
-def _unaccounted(scene: Scene, trouble: Trouble, account: Account) -> Iterator[str]:
-    if not (account.adds_up or trouble.forgets):
-        yield (
-            f"{account.missing} events are missing, {account.lost} were counted as lost and "
-            f"{account.in_doubt} as in doubt"
-        )
-
-
-def _forgotten(scene: Scene, trouble: Trouble) -> Iterator[str]:
-    """Events of any life that the broker acknowledged in this run and that nobody saw there."""
-    scene.broker_forgot |= trouble.forgets
-    for life, said in scene.heard.told.items():
-        if said.events_sent > len(scene.heard.numbers[life]) and not scene.broker_forgot:
-            yield f"of {said.events_sent} events sent by {life} some are not on the topic"
-
-
-def _works(scene: Scene, name: str, since: float, asking: Sequence[Client]) -> bool:
-    """Whether the part was seen at its work after ``since``."""
-    stage = scene.stage
-    if name == "broker":  # what was said since has come through it
-        return scene.heard.since(since)
-    if name == "learner":
-        return scene.heard.since(since, f"-{stage.pid(name)}")
-    if name == "registry":
-        return stage.serves(name) and responds(f"{stage.stack.tracking_uri}/health")
-    return any(s.began > since and s.outcome == "answered" for c in asking for s in list(c.seen))
-
-
-def _wrong(
-    scene: Scene, trouble: Trouble, seen: Sequence[Seen], began: float, well: float
-) -> Iterator[str]:
+        stage.until(f"{', '.join(hit)} to come back", all_back)
+        well = time.monotonic()
+        stage.until("answers to all", lambda: all(s and s[-1].began > well for s in clients))
+    _quiet(stage)
+    life, seen = audit.statuses[-1].life, [*itertools.chain.from_iterable(clients)]
+    account = audit.account(life, accounts.get(life, {}))
+    touched = [each for each in seen if each.ended >= began and each.began <= well]
+    faults = [*audit.faults[known:], *audit.contradictions()]
     for each in seen:
-        if each.outcome == "answered" and each.tokens != scene.answers[each.prompt]:
-            yield f"a wrong answer to {scene.asked[each.prompt].id}"
         dying = "worker" in trouble.kills and began <= each.ended and each.began <= well + DYING_S
-        if each.outcome == "error" and not dying:
-            yield f"a request failed: {each.what}"
-        if each.refused and not (dying or trouble.drains):
-            yield "a request was refused"
-
-
-def _is_under_way(client: Client) -> bool:
-    since = client.asking_since
-    return since is not None and time.monotonic() - since > UNDER_WAY_S
-
-
-def record(incidents: Sequence[Incident], heard: Heard, seed: int, standin: bool) -> dict[str, Any]:
-    """All that a run has to say, for a file."""
+        faults += faults_of(each, stage, dying and not trouble.drains, dying)
+    if "broker" in trouble.kills:  # without a warning: it may forget what it acknowledged
+        audit.excused |= audit.last.keys()
+    elif not adds_up(account):
+        faults.append(f"the worker's events do not add up: {account}")
     return {
-        "date": time.strftime("%Y-%m-%d"),
-        "machine": machine.description(),
-        "load": round(os.getloadavg()[0], 1),
-        "seed": seed,
-        "worker": "stand-in" if standin else "vLLM, embedded model, float32",
-        "incidents": [asdict(each) for each in incidents],
-        "events": {"made": heard.made, "on the topic": heard.distinct, "counted": heard.counted},
-        "publications": sum(map(len, heard.published.values())),
+        "trouble": trouble.name,
+        "back s": stage.back,
+        "requests": len(touched),
+        "errors": sum(bool(each.error) for each in touched),
+        "refused": sum(each.refused > 0 for each in touched),
+        "slowest s": round(max((s.ended - s.began for s in touched), default=0.0), 1),
+        "events": account,
+        "faults": faults,
     }
 
 
-def faults_of(found: Mapping[str, Any]) -> list[str]:
-    """Every fault of a run, with its trouble."""
-    return [f"{i['name']}: {fault}" for i in found["incidents"] for fault in i["faults"]]
+def _quiet(stage: Stage) -> None:
+    """Wait, while nobody asks, until the worker has told of all it made, and that is seen."""
+    audit, began = stage.audit, time.monotonic()
+
+    def is_told() -> bool:
+        said = audit.statuses[-1]
+        is_new = audit.has_spoken(began + SAID_S, said.process)
+        return is_new and not (said.events_unaccounted or audit.account(said.life)["waiting"])
+
+    stage.until("the worker to have nothing more to tell", is_told)
+    # events and statuses come by partition, the latter perhaps first
+    stage.within(SEEN_S, lambda: adds_up(audit.account(audit.statuses[-1].life)))
+
+
+def _works(stage: Stage, name: str, since: float, clients: Sequence[Sequence[Seen]]) -> bool:
+    """Whether the part was seen at its work after ``since``."""
+    if name == "registry":
+        return responds(f"{stage.stack.tracking_uri}/health")
+    if name == "worker":
+        return any(s.began > since and not s.error for seen in clients for s in seen)
+    # what was said since has come through the broker
+    return stage.audit.has_spoken(since, f"-{stage.pid(name)}" if name == "learner" else "")
+
+
+def faults_of(
+    seen: Seen, stage: Stage, may_fail: bool = False, may_wait: bool = False
+) -> list[str]:
+    """What is wrong with an answer; one that broke off must be right as far as it goes."""
+    right, name = stage.answers[seen.prompt], stage.asked[seen.prompt].id
+    if seen.tokens != right[: len(seen.tokens)]:
+        return [f"a wrong answer to {name}"]
+    if len(seen.tokens) < len(right) and not may_fail:
+        return [f"a request failed: {seen.error or 'the answer broke off'}"]
+    return ["a request was refused"] if seen.refused and not may_wait else []
+
+
+def growth(values: Sequence[float], hours: float) -> Record:
+    """Level of a figure, its change an hour, and the verdict: ``grows``, ``falls`` or ``flat``.
+
+    By the second and the last quarter of ``values``, sampled evenly in so many ``hours``: it moves
+    where their middle four fifths lie apart. Buffers, pools and caches fill in the first quarter.
+    """
+    _, early, _, late = (np.percentile(q, (10, 50, 90)) for q in np.array_split(values, 4))
+    hourly = float(late[1] - early[1]) / (hours / 2)
+    verdict = "grows" if late[0] > early[2] else "falls" if late[2] < early[0] else "flat"
+    if abs(hourly) <= SMALL * max(abs(early[1]), 1.0):
+        verdict = "flat"
+    return {"level": round(float(late[1]), 1), "an hour": round(hourly, 1), "verdict": verdict}
+
+
+def soak(stage: Stage, minutes: float, tell: Callable[[float], None]) -> Record:
+    """Let clients ask for so long, and ``tell`` the seconds that have passed: a row a figure with
+    its growth, and ``faults``.
+    """
+    audit, samples, began = stage.audit, list[dict[str, float]](), time.monotonic()
+    first = audit.counts
+    with asking(stage.stack.api, stage.stack.model, stage.asked) as clients:
+        while (passed := time.monotonic() - began) < 60.0 * minutes:
+            tell(passed)
+            stage.within(EVERY_S)
+            samples.append(_sample(stage))
+    values = {name: [each[name] for each in samples] for name in samples[0]}
+    figures = [{"figure": name} | growth(each, minutes / 60.0) for name, each in values.items()]
+    faults = [f"{each['figure']} grows" for each in figures if each["verdict"] == "grows"]
+    faults += [name for name, each in values.items() if SILENT in name and any(each)]
+    faults += [f"no more events {name}" for name, n in audit.counts.items() if n <= first[name]]
+    faults += [fault for seen in clients for each in seen for fault in faults_of(each, stage)]
+    faults += [*stage.said, *audit.faults, *audit.contradictions()]
+    return {"requests": sum(map(len, clients)), "rows": figures, "faults": faults}
+
+
+def _sample(stage: Stage) -> dict[str, float]:
+    worker, learner = stage.audit.statuses[-1], stage.audit.learner[-1]
+    heard, late = stage.audit.spoke, time.monotonic() - 30.0
+    found: dict[str, float] = {
+        f"worker: {SILENT}": float(heard[worker.process] < late),
+        "worker: events waiting": worker.queue_depth + worker.events_spilled,
+        f"learner: {SILENT}": float(heard[learner.process] < late),
+        "learner: events behind": learner.lag_events,
+    }
+    for name in stage.watches:
+        totals = np.zeros(3)
+        for process in stage.tree(name):
+            with suppress(psutil.Error), process.oneshot():
+                mib = process.memory_info().rss / 2**20
+                totals += process.num_fds(), process.num_threads(), mib
+        figures = zip(("open files", "threads", "MiB resident"), totals.tolist(), strict=True)
+        found |= {f"{name}: {what}": value for what, value in figures}
+    return found

@@ -2,60 +2,44 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from decoder.drafting.eagle3 import Eagle3Head
-from pipelines.drafter.conversations import pack
-from pipelines.drafter.shards import Sequence
-from pipelines.drafter.unroll import unroll
+from decoder.drafting.eagle3_teacher import chains
+from decoder.labels import common_prefix
+from pipelines.drafter.shards import Conversations
 
 DRAFTED = 4
 """Tokens drafted in a simulated cycle."""
 
 
-@dataclass(frozen=True)
-class Acceptance:
-    """How greedy drafts fare on held-out greedy answers."""
+class Acceptance(NamedTuple):
+    """How greedy drafts fare on held-out greedy answers: accepted tokens a cycle, and by place."""
 
     by_step: tuple[float, ...]
     """Share of drafts at each place that match, given that all before them did."""
     accepted: float
-    """Mean accepted tokens of a cycle with :data:`DRAFTED` drafts, cycles simulated in order."""
     cycles: int
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """As flat numbers for a log."""
-        steps = {f"acceptance_{i + 1}": a for i, a in enumerate(self.by_step)}
-        return steps | {"accepted_per_cycle": self.accepted}
 
 
 @torch.inference_mode()
-def evaluate(
-    head: Eagle3Head, sequences: list[Sequence], embedding: Tensor, scale: Tensor
-) -> Acceptance:
-    """Simulate cycles of :data:`DRAFTED` greedy drafts over the greedy ones of ``sequences``."""
-    reached, matched = [0] * DRAFTED, [0] * DRAFTED
-    cycles = accepted = 0
-    targets = head.target_ids
-    for s in (s for s in sequences if s.greedy and len(s.tokens) > s.prompt + 1):
-        batch = pack([s], embedding, scale)
-        rows = torch.arange(s.prompt - 1, len(s.tokens) - 1)
-        lengths = torch.zeros(len(s.tokens), dtype=torch.int64)
-        for j, step in enumerate(unroll(head, batch, rows, DRAFTED)):
-            known = step.labels + 1 < len(s.tokens)
-            rows, drafts = step.rows[known], targets[step.logits.argmax(-1)[known]]
-            right = (s.tokens[step.labels[known] + 1] == drafts) & (lengths[rows] == j)
-            lengths[rows[right]] += 1
-        at = s.prompt - 1
-        while at + 2 < len(s.tokens):
-            n = int(lengths[at])
-            for j in range(min(n + 1, DRAFTED, len(s.tokens) - at - 2)):
-                reached[j] += 1
-                matched[j] += j < n
-            cycles, accepted, at = cycles + 1, accepted + n, at + n + 1
-    rates = tuple(m / max(1, r) for m, r in zip(matched, reached, strict=True))
-    return Acceptance(rates, accepted / max(1, cycles), cycles)
+def evaluate(head: Eagle3Head, some: Conversations, embedding: Tensor, scale: Tensor) -> Acceptance:
+    """Simulate cycles of :data:`DRAFTED` greedy drafts over the greedy ones of ``some``."""
+    reached, matched, cycles = [0] * DRAFTED, [0] * DRAFTED, 0
+    words = nn.Embedding.from_pretrained(embedding)
+    for c in (c for c in some if c.greedy):
+        rows = torch.arange(c.prompt - 1, len(c.tokens) - 2)
+        drafts = chains(head, words, c.tokens, c.aux.float() / scale, rows, DRAFTED).tolist()
+        answer, at = c.tokens[c.prompt + 1 :].tolist(), 0
+        while at < len(answer):
+            wanted = answer[at : at + DRAFTED]
+            n = common_prefix(drafts[at], wanted)
+            for place in range(min(n + 1, len(wanted))):
+                reached[place] += 1
+                matched[place] += place < n
+            cycles, at = cycles + 1, at + n + 1
+    by_step = tuple(m / max(1, r) for m, r in zip(matched, reached, strict=True))
+    return Acceptance(by_step, sum(matched) / max(1, cycles), cycles)

@@ -18,8 +18,7 @@ from typing import Final
 from decoder.contracts.errors import ModelError
 from decoder.policy.pricing import CostTable
 from pipelines import machine
-from pipelines.drafter.compose import LENGTH, LONGEST_ANSWER, answers
-from pipelines.drafter.lockstep import Llama
+from pipelines.drafter.compose import FEW, load, write
 from pipelines.embedded import ensure_drafter, ensure_model
 from pipelines.progress import Step
 from pipelines.replay.traces import Trace, read
@@ -57,13 +56,8 @@ def record(sets: Sets, plan: Plan, step: Step) -> Path:
     """The folder that holds recordings of ``sets``, made as far as they are not there yet.
 
     Raises:
-        ModelError: the plan's lengths do not fit, or no drafter ships for the embedded model.
+        ModelError: no drafter ships for the embedded model.
     """
-    if plan.answer >= LONGEST_ANSWER or plan.prompt + plan.answer >= LENGTH:
-        raise ModelError(
-            f"prompts of {plan.prompt} and answers of {plan.answer} tokens cannot be recorded: ask "
-            f"for at most {LONGEST_ANSWER - 1} of an answer and {LENGTH - 1} together."
-        )
     folder = plan.folder()
     folder.mkdir(parents=True, exist_ok=True)
     left = {n: _missing(folder, n, asked) for n, asked in sets.items()}
@@ -153,7 +147,7 @@ class _Recorder:
 
         self._plan, self._folder, target = plan, folder, ensure_model()
         self._tokenizer = AutoTokenizer.from_pretrained(target)
-        self._model = Llama.load(target)
+        self._model = load(target)
         self._engine = ReferenceEngine.load(target, ensure_drafter())
 
     def run(self, sets: Sets, step: Step) -> None:
@@ -172,12 +166,18 @@ class _Recorder:
                 _write(path, "".join(f"{line}\n" for line in lines))
 
     def _recorded(self, name: str, asked: Sequence[Ids]) -> Iterator[str]:
+        import torch
+
         from decoder.engines.reference.recording import accepted, record_chains
 
         shown = [list(ids) for ids in asked]
-        made = {tuple(ids): answer for ids, answer in answers(self._model, self._tokenizer, shown)}
-        for ids in shown:
-            output = made.get(tuple(ids), [])[: self._plan.answer]
+        greedy, end = torch.zeros(len(shown)), self._tokenizer.eos_token_id
+        made = dict[int, list[int]]()
+        for place, text, _ in write(self._model, shown, greedy, end, self._plan.answer + 1):
+            output = text[len(shown[place]) : -1]
+            made[place] = output if len(output) >= FEW else []
+        for place, ids in enumerate(shown):
+            output = made[place]
             drafts = record_chains(self._engine, ids, output)
             line = {
                 "session": f"{name}-{hashlib.sha256(repr(ids).encode()).hexdigest()[:12]}",

@@ -10,27 +10,31 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from kafka import TopicPartition
 
 from decoder.contracts.errors import BrokerError, TraceError
 from decoder.contracts.events import COLUMNS
 from decoder.contracts.features import FEATURES
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DRAFTS
+from learner.sequences import runs_of
+from learner.source import Mark, mark_of
 from pipelines.progress import Step
 from pipelines.reports import atomic_write
 from pipelines.stack.interrupts import held
-from pipelines.telemetry.reading import moment, reading, records, since, spans
+from pipelines.telemetry.reading import moment, reading, records, spans
 from pipelines.telemetry.rows import Counts, Intake, Rows, Seen
 
 FORMAT: Final = "hvd.export.v1"
 NOTE: Final = "export.json"
 ROWS_A_FILE: Final = 100_000
 """About 50 MB while they are held, and a tenth of that on the disk."""
+TOLD: Final = ("format", "topic", "since", "until", "began", "ended", "rows", "files")
 
 Period = tuple[str, str]
 """Since and until, as :func:`pipelines.telemetry.reading.moment` reads them; "" for no bound. What
@@ -41,26 +45,14 @@ was "an hour ago" at first stays that moment when the export goes on."""
 class Export:
     """What lies in a folder, and how far it has read. Offsets by partition, next to read."""
 
-    period: Period = ("", "")
-    began: float | None = None  # seconds since the epoch; events of an earlier choice are left out
-    ended: float | None = None  # and of this or a later one
-    offsets: dict[int, int] = field(default_factory=dict)
-    files: list[str] = field(default_factory=list)
+    note: dict[str, Any]
+    """Of ``TOLD``: ``began`` and ``ended`` are the period in seconds since the epoch, or None."""
     intake: Intake = field(default_factory=Intake)
-    written: int = 0  # rows
-
-    @property
-    def counts(self) -> Counts:
-        """Of what was read."""
-        return self.intake.counts
+    offsets: dict[int, int] = field(default_factory=dict)
+    marks: dict[int, Mark] = field(default_factory=dict)  # the last record read, by partition
 
 
-def export(
-    kafka: KafkaSettings,
-    folder: Path,
-    step: Step,
-    period: Period = ("", ""),
-) -> Export:
+def export(kafka: KafkaSettings, folder: Path, step: Step, period: Period = ("", "")) -> Export:
     """Write into ``folder`` what has come since the last time, up to what lies there now.
 
     Interrupted, it writes what it has in hand before it passes the interrupt on.
@@ -74,20 +66,22 @@ def export(
         SettingsError: the period is none.
         BrokerError: the broker goes away, or its topic was made anew since.
     """
-    found = resumed(folder, period)
+    found = _resumed(folder, period)
     pieces: list[Rows] = []
     reached = dict(found.offsets)
     with reading(kafka, "export") as consumer:
         wanted = _wanted(consumer, found)
         whole, done = sum(map(len, wanted.values())), 0
+        _write(folder, found, [], reached)  # the folder is ours before there is a file in it
         try:
-            for fetched in records(consumer, DRAFTS, wanted):
+            for fetched in records(consumer, DRAFTS, wanted, found.intake.pass_over):
                 with held():  # no interrupt between what is seen, what is in hand, and its offset
                     for record in fetched:
                         rows = found.intake.take(record.partition, record.value)
                         if rows is not None:
-                            pieces.append(_inside(rows, found))
+                            pieces.append(_inside(rows, found.note))
                         reached[record.partition] = record.offset + 1
+                        found.marks[record.partition] = mark_of(record)
                     if sum(map(len, pieces)) >= ROWS_A_FILE:
                         _write(folder, found, pieces, reached)
                 done += len(fetched)
@@ -99,42 +93,34 @@ def export(
     return found
 
 
-def resumed(folder: Path, period: Period) -> Export:
-    """What lies in ``folder``, rid of files that were cut short; an empty one where nothing does.
-
-    Raises:
-        TraceError: it cannot be read, or is of another period.
-        SettingsError: the period is none.
-    """
+def _resumed(folder: Path, period: Period) -> Export:
+    """What lies in ``folder``, rid of files that were cut short; an empty one where none does."""
     path = folder / NOTE
     if not path.exists():
-        if folder.exists() and any(folder.iterdir()):
+        if folder.exists() and {each.name for each in folder.iterdir()} - {f"{NOTE}.part"}:
             raise TraceError(f"{folder} holds files and no export: name a folder of its own.")
-        began, ended = (moment(text, time.time()) if text else None for text in period)
-        return Export(period, began, ended)
+        bounds = (moment(text, time.time()) if text else None for text in period)
+        files: list[str] = []
+        told = zip(TOLD, (FORMAT, DRAFTS.name, *period, *bounds, 0, files), strict=True)
+        return Export(dict(told))
     try:
         told = json.loads(path.read_text(encoding="utf-8"))
         if told["format"] != FORMAT:
             raise ValueError(f"format {told['format']!r}")
         kept = told["kept"]
-        found = Export(
-            (told["since"], told["until"]),
-            told["began"],
-            told["ended"],
-            {int(partition): offset for partition, offset in told["offsets"].items()},
-            told["files"],
-            Intake(Counts(**told["counts"]), Seen(kept["seen"]), map(tuple, kept["sequences"])),
-            told["rows"],
-        )
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        intake = Intake(Counts(**told["counts"]), Seen(kept["seen"]), runs_of(kept["sequences"]))
+        offsets = {int(partition): int(at) for partition, at in told["offsets"].items()}
+        marks = {int(p): (int(at), int(ms), int(crc)) for p, (at, ms, crc) in told.get("marks", ())}
+        found = Export({key: told[key] for key in TOLD}, intake, offsets, marks)
+    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
         raise TraceError(f"{path} is no note of an export: {error}") from error
-    if found.period != period:
+    if (told["since"], told["until"]) != period:
         raise TraceError(
             f"{folder} is an export of another period: ask for the same --since and --until as "
             "then, or name another folder."
         )
     for stray in folder.glob("drafts-*"):
-        if stray.name not in found.files:
+        if stray.name not in told["files"]:
             stray.unlink()
     return found
 
@@ -142,27 +128,36 @@ def resumed(folder: Path, period: Period) -> Export:
 def _wanted(consumer: Any, found: Export) -> dict[int, range]:
     """Offsets to read: from where it stopped, or from the first that may matter."""
     lying = spans(consumer, DRAFTS)
-    for partition, offset in found.offsets.items():
-        if offset > lying.get(partition, range(0)).stop:
-            raise BrokerError(
-                f"{DRAFTS.name} was made anew since: partition {partition} ends before {offset}, "
-                "which was read already. Export into another folder."
-            )
-    # An event is sent after the choice that it tells of: what was sent before is of before.
-    first = since(consumer, DRAFTS, lying, found.began) if found.began is not None else lying
+    anew = [p for p, at in found.offsets.items() if at > lying.get(p, range(0)).stop]
+    # one that has grown past what was read holds another record there
+    places = {p: range(at, at + 1) for p, (at, _, _) in found.marks.items() if not anew}
+    there = {p: place for p, place in places.items() if place.start in lying.get(p, ())}
+    for fetched in records(consumer, DRAFTS, there):
+        anew += [r.partition for r in fetched if mark_of(r) != found.marks[r.partition]]
+    if anew:
+        raise BrokerError(
+            f"{DRAFTS.name} was made anew since partition {anew[0]} was read. Export into another "
+            "folder."
+        )
+    first = {p: span.start for p, span in lying.items()}
+    if (began := found.note["began"]) is not None:
+        # An event is sent after the choice that it tells of: what was sent before is of before.
+        asked = {TopicPartition(DRAFTS.name, p): int(began * 1000) for p in lying}
+        for place, at in consumer.offsets_for_times(asked).items():
+            first[place.partition] = at.offset if at else lying[place.partition].stop
     return {
-        p: range(max(span.start, found.offsets.get(p, first[p].start)), span.stop)
+        p: range(max(span.start, found.offsets.get(p, first[p])), span.stop)
         for p, span in lying.items()
     }
 
 
-def _inside(rows: Rows, found: Export) -> Rows:
+def _inside(rows: Rows, note: Mapping[str, Any]) -> Rows:
     """Those of ``rows`` that are of the period."""
     times, wanted = rows.batch.numbers["time"], rows.wanted
-    if found.began is not None:
-        wanted = wanted & (times >= found.began)
-    if found.ended is not None:
-        wanted = wanted & (times < found.ended)
+    if note["began"] is not None:
+        wanted = wanted & (times >= note["began"])
+    if note["ended"] is not None:
+        wanted = wanted & (times < note["ended"])
     return replace(rows, wanted=wanted)
 
 
@@ -173,19 +168,18 @@ def _table(pieces: Sequence[Rows]) -> Any:
     batches = [piece.batch for piece in pieces]
     counts = [len(piece) for piece in pieces]
 
-    def repeated(values: list[Any]) -> Any:
-        return np.repeat(np.array(values, object), counts)
-
     def joined(columns: list[Any]) -> Any:
         wanted = zip(columns, pieces, strict=True)
         return np.concatenate([column[piece.wanted] for column, piece in wanted])
 
+    whence = [
+        asdict(b.origin) | {"partition": p.partition, "sequence": b.sequence}
+        for b, p in zip(batches, pieces, strict=True)
+    ]
     columns: dict[str, Any] = {
-        name: repeated([getattr(batch.origin, name) for batch in batches])
-        for name in ("scope", "worker", "life", "target", "drafter")
+        name: np.repeat(np.array([each[name] for each in whence], object), counts)
+        for name in whence[0]
     }
-    columns["partition"] = repeated([piece.partition for piece in pieces])
-    columns["sequence"] = repeated([batch.sequence for batch in batches])
     for name in COLUMNS:
         if name in batches[0].names:
             columns[name] = joined([np.array(batch.names[name], object) for batch in batches])
@@ -198,22 +192,25 @@ def _table(pieces: Sequence[Rows]) -> Any:
 
 
 def _write(folder: Path, found: Export, pieces: list[Rows], reached: Mapping[int, int]) -> None:
-    """Write ``pieces`` into a file, and then the note. Empties ``pieces``; moves ``found`` on.
-
-    Raises:
-        TraceError: the disk refuses; what lies there is whole.
-    """
+    """Write ``pieces`` into a file, and then the note. Empties ``pieces``; moves ``found`` on."""
+    note, intake = found.note, found.intake
     try:
         folder.mkdir(parents=True, exist_ok=True)
         rows = sum(map(len, pieces))
         if rows:
-            name = f"drafts-{len(found.files):05d}.parquet"
+            name = f"drafts-{len(note['files']):05d}.parquet"
             write_table(folder / name, _table([piece for piece in pieces if len(piece)]))
-            found.files.append(name)
-            found.written += rows
+            note["files"].append(name)
+            note["rows"] += rows
         pieces.clear()
         found.offsets = dict(reached)
-        atomic_write(folder / NOTE, lambda part: part.write_text(_note(found), encoding="utf-8"))
+        told = note | {
+            "counts": asdict(intake.counts),
+            "offsets": found.offsets,
+            "marks": [*found.marks.items()],
+            "kept": {"seen": intake.seen.runs(), "sequences": intake.sequences.known()},
+        }
+        atomic_write(folder / NOTE, lambda part: part.write_text(json.dumps(told, indent=1)))
     except OSError as error:
         raise TraceError(
             f"{folder} cannot be written ({error}): what lies there is whole. Make room and run "
@@ -221,29 +218,8 @@ def _write(folder: Path, found: Export, pieces: list[Rows], reached: Mapping[int
         ) from error
 
 
-def _note(found: Export) -> str:
-    told = {
-        "format": FORMAT,
-        "topic": DRAFTS.name,
-        "since": found.period[0],
-        "until": found.period[1],
-        "began": found.began,
-        "ended": found.ended,
-        "rows": found.written,
-        "files": found.files,
-        "counts": found.counts.as_dict(),
-        "offsets": {str(partition): offset for partition, offset in sorted(found.offsets.items())},
-        "kept": {"seen": found.intake.seen.runs(), "sequences": found.intake.sequences.known()},
-    }
-    return json.dumps(told, indent=1) + "\n"
-
-
 def write_table(path: Path, table: Any) -> None:
-    """Put an Arrow ``table`` into the Parquet file at ``path``, whole or not at all.
-
-    Raises:
-        OSError: the disk refuses.
-    """
+    """Put an Arrow ``table`` into the Parquet file at ``path``, whole or, with OSError, not."""
     import pyarrow.parquet as pq
 
     atomic_write(path, lambda part: pq.write_table(table, part, compression="zstd"))

@@ -8,20 +8,21 @@ age gives up what others have there up to the tenant's last record.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
 from kafka import TopicPartition
-from kafka.errors import KafkaError
+from kafka.errors import KafkaError, UnknownTopicOrPartitionError
 
 from decoder.contracts.errors import BrokerError, SettingsError, TraceError
 from decoder.contracts.identity import Pseudonyms, is_pseudonym
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import TOPICS
 from decoder.kafka.clients import AWAY, close, open_admin
+from decoder.kafka.unpacking import LATEST_MS
 from decoder.settings import WorkerSettings
 from decoder.tenancy.callers import spellings
 from decoder.tenancy.key import FILE_VARIABLE, VARIABLE, key_of
@@ -35,17 +36,11 @@ REQUEST_MS: Final = 30_000
 SEARCHED: Final = tuple(topic for topic in TOPICS if not topic.compacted)
 """Policies and leases, which are kept for ever, have nothing of a tenant."""
 ELSEWHERE: Final = (
-    "Policies hold weights and averages of all tenants together, statuses and leases nothing of "
-    "one.",
-    "A learner's buffer and checkpoint hold numbers without a tenant, under hashes of requests. "
-    "They leave as newer ones come (HVD_LEARNER_BUFFER_EVENTS); at once, if the learner is stopped "
-    "and its HVD_LEARNER_STATE_DIR removed: it begins anew with what the topic still holds.",
-    "A worker's caches hold the tenant's outputs as tokens, in memory alone: they end with the "
-    "process. What a worker has spilled while the broker was away is sent when that is back: run "
-    "this again then.",
-    "Copies (mirrors, backups, what others consumed) are out of reach here.",
+    "Out of reach here: a learner's buffer and checkpoint, numbers without a tenant, which go as "
+    "newer ones come, or with its HVD_LEARNER_STATE_DIR; a worker's caches, which end with its "
+    "process; what a worker has spilled while the broker was away: run this again when that is "
+    "back; copies. See docs/telemetry.md, Deleting a tenant."
 )
-"""What this command does not delete, and how it goes."""
 
 
 @dataclass(frozen=True)
@@ -61,21 +56,18 @@ class Held:
     gone_at: float  # when the topic has let go of it at the latest; 0: the broker does not say
 
 
-def name_from(given: str, read: Callable[[], str]) -> str:
-    """The tenant's name: ``given``, or where that is ``-`` the first line that ``read`` brings.
-
-    A command line stands in the list of processes and in a shell's history: no place for a key.
-
-    Raises:
-        SettingsError: there is none.
-    """
-    name = read().partition("\n")[0].removesuffix("\r") if given == "-" else given
-    if not name:
-        raise SettingsError(
-            "no tenant is named: give --tenant a pseudonym or name, or - and its API key on "
-            "standard input."
-        )
-    return name
+def sentence(held: Held) -> str:
+    """``held`` for people."""
+    newest, gone_at = (
+        # a topic may keep records for longer than there are dates
+        datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M") if at <= LATEST_MS / 1e3 else "never"
+        for at in (held.newest, held.gone_at)
+    )
+    return (
+        f"{held.topic}, partition {held.partition}: {held.records} records hold it, and "
+        f"{held.others} of others lie before the last of them, of {newest}; gone by: "
+        + (gone_at if held.gone_at else "the broker does not say")
+    )
 
 
 def pseudonyms_of(tenant: str) -> tuple[str, ...]:
@@ -97,8 +89,9 @@ def pseudonyms_of(tenant: str) -> tuple[str, ...]:
     return itself
 
 
-def found(kafka: KafkaSettings, pseudonyms: Sequence[str]) -> list[Held]:
+def found(kafka: KafkaSettings, pseudonyms: Sequence[str]) -> tuple[list[Held], dict[str, int]]:
     """Where ``pseudonyms`` are on the topics, as far as records lie there now; reads all of them.
+    And how many records of a topic cannot be unpacked: they may be there.
 
     Raises:
         BrokerError: the broker is away.
@@ -107,11 +100,16 @@ def found(kafka: KafkaSettings, pseudonyms: Sequence[str]) -> list[Held]:
     # They stand in JSON, and in what is none, as they are.
     sought = [pseudonym.encode() for pseudonym in pseudonyms]
     there: list[Held] = []
+    unreadable: dict[str, int] = {}
     with reading(kafka, "forget") as consumer:
         for topic in SEARCHED:
-            lying = spans(consumer, topic)
+            try:
+                lying = spans(consumer, topic)
+            except UnknownTopicOrPartitionError:
+                continue  # nothing lies on it
             hits: dict[int, tuple[int, int, float]] = {}
-            for fetched in records(consumer, topic, lying):
+            passed: list[int] = []
+            for fetched in records(consumer, topic, lying, passed.append):
                 for record in fetched:
                     value = record.value or b""
                     if any(each in value for each in sought):
@@ -122,7 +120,9 @@ def found(kafka: KafkaSettings, pseudonyms: Sequence[str]) -> list[Held]:
                 others = upto - lying[partition].start - count
                 gone_at = newest + kept[topic.name] if topic.name in kept else 0.0
                 there.append(Held(topic.name, partition, count, upto, others, newest, gone_at))
-    return there
+            if passed:
+                unreadable[topic.name] = sum(passed)
+    return there, unreadable
 
 
 def delete(kafka: KafkaSettings, there: Sequence[Held]) -> None:
@@ -132,10 +132,9 @@ def delete(kafka: KafkaSettings, there: Sequence[Held]) -> None:
         BrokerError: the broker refuses.
     """
     admin: Any = None
-    upto = {TopicPartition(each.topic, each.partition): each.upto for each in there}
     try:
         admin = open_admin(kafka, "forget", REQUEST_MS)
-        admin.delete_records(upto)
+        admin.delete_records({TopicPartition(h.topic, h.partition): h.upto for h in there})
     except AWAY as error:
         raise BrokerError(
             f"Kafka at {kafka.bootstrap_servers} does not delete records ({error!r}): grant this "
@@ -168,20 +167,13 @@ def forget_in(folder: Path, pseudonyms: Sequence[str]) -> int:
                 told["rows"] -= len(table) - len(kept)
                 with held():
                     write_table(folder / name, kept)
-                    atomic_write(folder / NOTE, partial(_write_note, told))
+                    atomic_write(
+                        folder / NOTE, lambda part: part.write_text(json.dumps(told, indent=1))
+                    )
                 gone += len(table) - len(kept)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise TraceError(f"the export in {folder} cannot be written anew: {error}") from error
     return gone
-
-
-def _write_note(told: dict[str, Any], part: Path) -> None:
-    part.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
-
-
-def as_dict(pseudonyms: Sequence[str], there: Sequence[Held]) -> dict[str, Any]:
-    """For JSON."""
-    return {"pseudonyms": [*pseudonyms], "held": [asdict(each) for each in there]}
 
 
 def _retentions(kafka: KafkaSettings) -> dict[str, float]:

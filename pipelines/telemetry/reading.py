@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, Final
@@ -15,7 +15,8 @@ from kafka.errors import UnknownTopicOrPartitionError
 from decoder.contracts.errors import BrokerError, SettingsError
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import Topic
-from decoder.kafka.clients import AWAY, close, fetch, listens, open_consumer, places_of
+from decoder.kafka.clients import AWAY, close, fetch, listens, offsets, open_consumer, places_of
+from decoder.kafka.unpacking import Unreadable
 
 ANSWER_MS: Final = 200
 PATIENCE_S: Final = 30.0
@@ -75,29 +76,21 @@ def spans(consumer: Any, topic: Topic) -> dict[int, range]:
         KafkaError, OSError: broker or topic are away.
     """
     places = places_of(consumer, topic.name)
-    begins, ends = consumer.beginning_offsets(places), consumer.end_offsets(places)
+    begins = offsets(consumer.beginning_offsets, places)
+    ends = offsets(consumer.end_offsets, places)
     return {place.partition: range(begins[place], ends[place]) for place in places}
 
 
-def since(consumer: Any, topic: Topic, lying: Mapping[int, range], at: float) -> dict[int, range]:
-    """Of what is ``lying`` there, that which was sent at ``at`` (seconds since the epoch) or later.
-
-    Raises:
-        KafkaError, OSError: broker or topic are away.
-    """
-    asked = {TopicPartition(topic.name, partition): int(at * 1000) for partition in lying}
-    found = consumer.offsets_for_times(asked)
-    return {
-        place.partition: range(
-            found[place].offset if found.get(place) else lying[place.partition].stop,
-            lying[place.partition].stop,
-        )
-        for place in asked
-    }
-
-
-def records(consumer: Any, topic: Topic, wanted: Mapping[int, range]) -> Iterator[list[Any]]:
+def records(
+    consumer: Any,
+    topic: Topic,
+    wanted: Mapping[int, range],
+    passed: Callable[[int], None] = lambda count: None,
+) -> Iterator[list[Any]]:
     """What lies at the ``wanted`` offsets of each partition, as it comes, in their order.
+
+    Args:
+        passed: told how many records cannot be unpacked, as they are passed over.
 
     Raises:
         BrokerError: nothing comes any more.
@@ -105,11 +98,19 @@ def records(consumer: Any, topic: Topic, wanted: Mapping[int, range]) -> Iterato
     """
     open_ = {TopicPartition(topic.name, p): span for p, span in wanted.items() if span}
     consumer.assign(sorted(open_))
+    consumer.resume(*open_)  # which an earlier reading may have paused
     for place, span in open_.items():
         consumer.seek(place, span.start)
     heard = time.monotonic()
+
+    def pass_over(batch: Unreadable) -> None:
+        nonlocal heard
+        heard = time.monotonic()
+        passed(min(batch.upto, wanted[batch.place.partition].stop) - batch.offset)
+
     while open_:
-        came = [r for r in fetch(consumer, ANSWER_MS) if r.offset < wanted[r.partition].stop]
+        fetched = fetch(consumer, ANSWER_MS, pass_over)
+        came = [r for r in fetched if r.offset < wanted[r.partition].stop]
         for place in [p for p, span in open_.items() if consumer.position(p) >= span.stop]:
             consumer.pause(place)  # what workers go on sending there is not asked for
             del open_[place]

@@ -6,9 +6,7 @@ means from the page that analysts read, ``docs/telemetry.md``: the files are mad
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -46,37 +44,17 @@ def schemas(page: str) -> dict[str, Schema]:
         TRIALS.name: Round.model_json_schema(),
         SCHEMA_ID: _features(),
     }
-    described = {
-        DRAFTS.name: "A batch of draft events. Each column holds `rows` values; `accepted` is at "
-        "most `draft_len`; features are null where, and only where, `draft_len` is 0. "
-        "`schema_id` names the schema of `features`.",
-        DEAD.name: "Headers of a record that was refused: why, and where it lay.",
-        POLICY.name: "The metadata `policy` of a policy bundle, a safetensors file.",
-        STATUS.name: "What a worker or a learner says of itself; counters since it started.",
-        LEASE.name: "Who may promote and publish for a scope.",
-        TRIALS.name: "A round of a trial: what each side made of its block of steps.",
-        SCHEMA_ID: "The features of an event; `required` has them in the order of a policy's input "
-        "vector.",
-    }
     return {
-        name: {
-            "$schema": DIALECT,
-            "$id": f"{name}.json",
-            **_untitled(schema),
-            "title": name,
-            "description": described[name],
-        }
+        name: {"$schema": DIALECT, "$id": f"{name}.json", "title": name} | _untitled(schema)
         for name, schema in made.items()
     }
 
 
-def written(schema: Mapping[str, Any]) -> str:
-    """The text of ``schema``'s file."""
-    return json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
-
-
 def _drafts(page: str) -> Schema:
-    schema = DraftRecord.model_json_schema()
+    schema = DraftRecord.model_json_schema() | {
+        "description": "A batch of draft events. Each column holds `rows` values; `accepted` is at "
+        "most `draft_len`; features are null where, and only where, `draft_len` is 0."
+    }
     columns = schema["$defs"]["DraftColumns"]["properties"]
     for name, (low, high) in LIMITS.items():
         columns[name]["items"] |= {"minimum": low, "maximum": high}
@@ -141,16 +119,14 @@ def _rows(page: str, title: str) -> list[tuple[str, ...]]:
     return found
 
 
-def _untitled(schema: Any) -> Any:
-    """``schema`` without the titles that pydantic makes of names."""
+def _untitled(schema: Any, named: bool = False) -> Any:
+    """``schema`` without the titles that pydantic makes of names. ``named``: its keys are names."""
     if isinstance(schema, list):
         return [_untitled(part) for part in schema]
     if not isinstance(schema, dict):
         return schema
     return {
-        key: {name: _untitled(part) for name, part in value.items()}
-        if key in ("properties", "$defs")
-        else _untitled(value)
-        for key, value in schema.items()
-        if key != "title"
+        key: _untitled(part, not named and key in ("properties", "$defs"))
+        for key, part in schema.items()
+        if named or key != "title"
     }

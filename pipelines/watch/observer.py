@@ -50,16 +50,23 @@ class Observer:
 
     Policies are read from the beginning, statuses and rounds from ``since_s`` ago, drafts from the
     end: they are many, and what is shown of them is of now. One that is ``patient`` goes on where
-    it was when a broker that refused it comes back, and behind records that it cannot take.
+    it was when a broker that refused it comes back, and behind records that it cannot take; one
+    that reads the ``whole`` topics begins with their beginning, then and at first.
     """
 
     def __init__(
-        self, kafka: KafkaSettings, ledger: Ledger, since_s: float = 0.0, patient: bool = False
+        self,
+        kafka: KafkaSettings,
+        ledger: Ledger,
+        since_s: float = 0.0,
+        patient: bool = False,
+        whole: bool = False,
     ) -> None:
         self.kafka = kafka
         self.ledger = ledger
         self.since_s = since_s
         self.patient = patient
+        self.whole = whole
         self._next: dict[Any, int] = {}  # offset by partition
         self._closing = threading.Event()
         self._ready = threading.Event()
@@ -121,14 +128,14 @@ class Observer:
         ]
         consumer.assign(places)
         consumer.seek_to_end(*places)
-        consumer.seek_to_beginning(*(p for p in places if p.topic == POLICY.name))
+        consumer.seek_to_beginning(*(p for p in places if self.whole or p.topic == POLICY.name))
         if self.since_s:
             past = [p for p in places if p.topic in (STATUS.name, TRIALS.name)]
             moment = int((time.time() - self.since_s) * 1000)
             for place, found in consumer.offsets_for_times(dict.fromkeys(past, moment)).items():
                 if found is not None:
                     consumer.seek(place, found.offset)
-        for place, offset in self._next.items():
+        for place, offset in () if self.whole else self._next.items():
             consumer.seek(place, offset)
         for place in places:
             consumer.position(place)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load, save
 
 from decoder.contracts.bundle import ANY_SCOPE, _digest, frequency_policy, metadata_of
-from decoder.contracts.errors import PolicyRefused
+from decoder.contracts.errors import LONGEST, PolicyRefused
 from decoder.contracts.features import FEATURES, NUM_FEATURES
 from decoder.policy.estimate import Estimate, decide_each, predict
 from decoder.policy.pricing import NOMINAL
@@ -137,6 +137,12 @@ def test_arrays_of_another_dtype_are_refused() -> None:
         for name in ("mean", "layers.0.weight", "probe_inputs", "probe_outputs"):
             assert refusal_of(rewritten({}, **{name: load(_BUNDLE)[name].astype(dtype)})) == "dtype"
     assert refusal_of(rewritten({}, more=np.zeros(3))) == "dtype"
+
+
+def test_a_refusal_is_short_however_long_the_names_in_a_bundle_are() -> None:
+    with pytest.raises(PolicyRefused) as refused:
+        from_bytes(rewritten({}, **{"://a" * 500_000: np.zeros(1)}), "scope")
+    assert refused.value.reason == "dtype" and len(str(refused.value)) <= LONGEST
 
 
 def test_a_network_without_probes_is_refused() -> None:

@@ -59,6 +59,16 @@ def test_bad_bundles_are_counted_by_reason_and_change_nothing() -> None:
     assert desk.refusals == {"malformed": 3, "scope": 1, "role": 1}
 
 
+def test_whoever_floods_the_topic_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    desk = Admission("scope", lambda policy: None)
+    for _ in range(50):
+        desk.offer(b"junk")
+        desk.offer(to_bytes(random_policy(scope="elsewhere")))
+    assert desk.refusals == {"malformed": 50, "scope": 50}
+    assert [word in caplog.text for word in ("malformed", "scope")] == [True, True]
+    assert caplog.text.count("policy bundle refused") == 2
+
+
 def test_an_older_publication_is_passed_over() -> None:
     applied: list[Policy] = []
     desk = Admission("scope", applied.append)

@@ -282,9 +282,10 @@ tables = st.builds(
 
 
 @settings(max_examples=200, deadline=None)
-@given(tables, st.integers(1, 6000), st.integers(0, 9000), st.integers(0, 64), st.integers(0, 8))
+@given(tables, st.integers(1, 6000), st.integers(0, 9000), st.integers(0, 64), st.integers(0, 8),
+       st.integers(0, 6000))  # fmt: skip
 def test_the_compiled_prices_are_those_of_the_definition(
-    costs: CostTable, rows: int, drafts: int, length: int, drafted: int
+    costs: CostTable, rows: int, drafts: int, length: int, drafted: int, beside: int
 ) -> None:
     length = min(length, drafts)
     assert verifying(rows + drafts, costs.dense) == pytest.approx(costs.time(rows + drafts))
@@ -294,27 +295,28 @@ def test_the_compiled_prices_are_those_of_the_definition(
     )
     spent = costs.drafting(drafted, rows)
     for sharing in (1, rows):
-        assert part(rows, length, drafts, spent, sharing, costs.dense) == pytest.approx(
-            float(part_of(costs, rows, length, drafts, spent, sharing))
+        assert part(rows, length, drafts, spent, sharing, beside, costs.dense) == pytest.approx(
+            float(part_of(costs, rows, length, drafts, spent, sharing, beside))
         )
 
 
 @settings(max_examples=100, deadline=None)
-@given(tables, st.lists(st.integers(0, 64), min_size=1, max_size=40), st.integers(0, 8))
+@given(tables, st.lists(st.integers(0, 64), min_size=1, max_size=40), st.integers(0, 8),
+       st.integers(0, 3000))  # fmt: skip
 def test_what_the_requests_of_a_step_pay_adds_up_to_it(
-    costs: CostTable, lengths: list[int], drafted: int
+    costs: CostTable, lengths: list[int], drafted: int, beside: int
 ) -> None:
     rows, drafts = len(lengths), sum(lengths)
     asked = max(rows // 2, 1)
     spent = np.where(np.arange(rows) < asked, costs.drafting(drafted, rows), 0.0)
-    paid = part_of(costs, rows, lengths, drafts, spent, asked).sum()
-    assert paid == pytest.approx(step_time(costs, rows, drafts, drafted))
-    proposing = step_time(costs, rows, drafts, drafted, proposes=True)
+    paid = part_of(costs, rows, lengths, drafts, spent, asked, beside).sum()
+    assert paid == pytest.approx(step_time(costs, rows, drafts, drafted, beside=beside))
+    proposing = step_time(costs, rows, drafts, drafted, proposes=True, beside=beside)
     assert proposing - paid == pytest.approx(costs.own_us * rows)
-    assert plain_steps(costs, rows, drafts, drafted) == pytest.approx(
+    assert plain_steps(costs, rows, drafts, drafted, beside=beside) == pytest.approx(
         max(paid / costs.time(rows), 1.0)
     )
-    gain = gain_of(costs, rows, 3.0, drafts, drafted, rate=2.0)
+    gain = gain_of(costs, rows, 3.0, drafts, drafted, rate=2.0, beside=beside)
     assert gain == pytest.approx(3.0 * float(value_of(costs, rows, 2.0)) - paid + costs.time(rows))
 
 

@@ -78,7 +78,7 @@ def test_a_model_draft_that_was_not_made_costs_and_brings_nothing(
         assert decision.arm == "model"
         router.drafted(["r"], [0], 0)
         router.observe([Committed("r", [4 + token], 0)], 1)
-        assert router._underway.drafted == 0
+        assert router.underway.drafted == 0
     router.settle()
     assert router.counters.undrafted == 12
     assert router.counters.cycles == {"none": 12}

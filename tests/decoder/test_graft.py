@@ -306,7 +306,18 @@ def test_the_compiled_decision_is_the_best_there_is(
     rows = max(rows, n)
     weights, widths = policy.flat
     lengths, expected = by_graft(
-        features, weights, widths, LENGTH, BUCKET_OF, holds, rows, drafts, room, rate, costs.dense
+        features,
+        weights,
+        widths,
+        LENGTH,
+        BUCKET_OF,
+        holds,
+        rows,
+        0,
+        drafts,
+        room,
+        rate,
+        costs.dense,
     )
     own = features[:, LENGTH].astype(np.int64)
     curves = survival(network(policy, features), own)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,23 +27,62 @@ def test_equals_the_definition_however_the_tokens_arrive(
     assert label.censored == reached_end
 
 
-@given(st.lists(st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=8), st.integers(0, 2)),
-                min_size=1, max_size=30))  # fmt: skip
+few = st.lists(st.integers(0, 1), min_size=1, max_size=8)
+
+
+@given(st.lists(st.tuples(few, st.lists(st.integers(0, 1), min_size=1, max_size=3)), max_size=30))
 def test_many_drafts_at_once_each_keep_their_own_position(
-    cycles: list[tuple[list[int], int]],
+    cycles: list[tuple[list[int], list[int]]],
 ) -> None:
     tracker: LabelTracker[int] = LabelTracker()
-    labels = []
-    for position, (draft, token) in enumerate(cycles):
-        tracker.propose(draft, position)
-        labels += tracker.commit([token])
+    labels, text = [], [token for _, tokens in cycles for token in tokens]
+    drafts: dict[int, list[int]] = {}
+    done = 0
+
+    def matched(position: int) -> int:
+        return naive_accepted_length(drafts[position], text[position:done])
+
+    for draft, committed in cycles:
+        drafts[done] = draft
+        tracker.propose(draft, done)
+        ahead = done + len(committed)
+        before, done = done, ahead
+        waiting = [p for p in drafts if matched(p) == done - p < len(drafts[p])]
+        behind = max((done - p for p in waiting), default=0)
+        done = before
+        assert tracker.streak_behind(committed) == behind
+        labels += tracker.commit(committed)
+        done = ahead
+        assert tracker.streak == behind and len(tracker) == len(waiting)
     labels += tracker.close()
-    committed = [token for _, token in cycles]
-    assert sorted(label.subject for label in labels) == list(range(len(cycles)))
+    assert sorted(label.subject for label in labels) == sorted(drafts)
     for label in labels:
-        assert label.accepted == naive_accepted_length(
-            cycles[label.subject][0], committed[label.subject :]
+        assert label.accepted == matched(label.subject)
+        assert label.censored == (
+            label.accepted == done - label.subject < len(drafts[label.subject])
         )
+
+
+class Counted(list[int]):
+    """Tokens that count how often anybody looks at them."""
+
+    looks = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        Counted.looks += 1
+        return super().__getitem__(index)
+
+
+def test_drafts_that_foresee_the_same_are_compared_together() -> None:
+    """Text that is copied has as many drafts under way as one is long."""
+    tracker: LabelTracker[int] = LabelTracker()
+    text, looks = list(range(200)), []
+    for position in range(63):
+        tracker.propose(Counted(text[position : position + 64]), position)
+        Counted.looks = 0
+        assert not tracker.commit([position])
+        looks.append(Counted.looks)
+    assert len(tracker) == 63 and max(looks) <= 2
 
 
 def test_a_draft_waits_no_longer_than_it_is_long() -> None:

@@ -7,6 +7,7 @@ Prompts are read as vLLM reads them, a step's share at a time; no clock is looke
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,10 +15,11 @@ import pytest
 
 from decoder.contracts.bundle import ANY_SCOPE
 from decoder.drafting.drafts import Limits
+from decoder.labels import common_prefix
 from decoder.policy.first import first_policy
-from decoder.requests import Committed, RequestOptions
+from decoder.requests import Committed, Decision, RequestOptions
 from decoder.router import DraftRouter
-from pipelines.bench.whole import LONGEST, Target, Writer, make_router
+from pipelines.bench.step_cost import CHANCE, LONGEST, Writer, make_router
 from tests.decoder.simulated import fixed
 from tests.decoder.simulated import make_router as bare_router
 
@@ -25,6 +27,56 @@ READ = 4096
 """Tokens of prompts that a step reads at most."""
 FIND = Limits(32, 4, (4.0, 0.0, 0.0))
 PLACES = 20
+
+
+class Target:
+    """Requests whose continuations are known; verifies what the router chooses."""
+
+    def __init__(self, router: DraftRouter, writer: Writer, seed: int) -> None:
+        self.router, self._writer = router, writer
+        self._rng = np.random.default_rng(seed)
+        self._texts: dict[str, list[int]] = {}
+        self._done: dict[str, int] = {}
+        self.tokens = self.cycles = 0
+
+    def begin(self, name: str, prompt: int, output: int) -> Callable[[], None]:
+        """A request with so many tokens; what starts it in the router."""
+        text = self._writer.text(prompt + output)
+        self._texts[name], self._done[name] = text, prompt
+        ids, options = np.array(text[:prompt], np.int32), RequestOptions(output, 1 << 20)
+        return lambda: self.router.start(name, ids, options)
+
+    def first(self, names: Sequence[str]) -> list[Committed]:
+        """Prompts read: one token each."""
+        return [Committed(n, self._commit(n, 1), 0, self._done[n]) for n in names]
+
+    def verify(self, names: Sequence[str], decisions: Sequence[Decision]) -> list[Committed]:
+        """What a step commits."""
+        outcomes = []
+        for name, decision in zip(names, decisions, strict=True):
+            text, done = self._texts[name], self._done[name]
+            verified = accepted = 0
+            if decision.arm == "cache":
+                verified = len(decision.tokens)
+                accepted = common_prefix(decision.tokens, text[done:])
+            elif decision.arm == "model":
+                verified = decision.room
+                held = self._rng.random(verified) < CHANCE
+                accepted = verified if held.all() else int(held.argmin())
+            committed = self._commit(name, accepted + 1)
+            outcomes.append(Committed(name, committed, verified, self._done[name]))
+        self.tokens += sum(len(o.tokens) for o in outcomes)
+        self.cycles += len(outcomes)
+        return outcomes
+
+    def left(self, name: str) -> int:
+        """Tokens of its text still to come."""
+        return len(self._texts[name]) - self._done[name]
+
+    def _commit(self, name: str, tokens: int) -> list[int]:
+        done = self._done[name]
+        self._done[name] = done + tokens
+        return self._texts[name][done : done + tokens]
 
 
 @dataclass
@@ -149,6 +201,13 @@ def test_the_prompt_of_a_request_that_can_have_no_draft_is_not_indexed(
     router, held = following(np.arange(8_000, dtype=np.int32), options)
     router.choose(["r"])
     assert not router.cache.waiting and router.cache.held_bytes == held
+
+
+def test_the_prompt_of_a_request_that_may_have_drafts_later_is_indexed() -> None:
+    router, _ = following(
+        np.arange(8_000, dtype=np.int32), RequestOptions(9, 1 << 20, min_tokens=1)
+    )
+    assert router.cache.waiting
 
 
 def test_text_that_an_engine_writes_over_later_stays_what_it_was() -> None:

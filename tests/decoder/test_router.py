@@ -107,6 +107,26 @@ def test_tokens_behind_the_limit_are_neither_counted_nor_labelled(
     assert router.counters.accepted["cache"] == 2
 
 
+def test_no_draft_reaches_the_tokens_that_must_be_written(
+    sink: KeepingSink, token_classes: np.ndarray
+) -> None:
+    router = make_router(sink, token_classes, frequency_policy("s", 0.0))
+    text, seen = [1, 2, 3, 4, 5, 6, 7, 8] * 4, []
+    router.start("r", np.array(text, np.int32), RequestOptions(24, 4096, min_tokens=9))
+    written, drafted = 0, 0
+    while "r" in router:
+        committed = text[written : written + drafted + 1]
+        router.observe([Committed("r", committed, drafted)], 1)
+        written += len(committed)
+        if "r" in router:
+            (decision,) = router.choose(["r"])
+            drafted = len(decision.tokens)
+            seen.append((written, drafted, decision.room))
+    assert any(drafted for _, drafted, _ in seen) and seen[-1][0] >= 9
+    for written, drafted, room in seen:
+        assert drafted <= room <= (9 if written < 9 else 24) - written - 1
+
+
 def test_an_end_token_ends_the_labels_as_censored(
     sink: KeepingSink, token_classes: np.ndarray
 ) -> None:

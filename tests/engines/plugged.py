@@ -1,7 +1,10 @@
-"""A vLLM engine in this process, and the hybrid worker that is plugged into it."""
+"""A vLLM engine in this process or one of its own, and the worker that is plugged into it."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -48,3 +51,21 @@ def worker_of(runner: Any) -> Worker:
     adapter = adapter_of(runner)
     assert adapter is not None and adapter.worker is not None
     return adapter.worker
+
+
+def run_apart(module: str, *arguments: str, **variables: str) -> None:
+    """Run ``module`` in a process of its own, where vLLM has its engine in it; fails if it does."""
+    environment = os.environ | {
+        "VLLM_USE_V2_MODEL_RUNNER": "0",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "HVD_WORKER_TELEMETRY": "0",
+        **variables,
+    }
+    run = subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]

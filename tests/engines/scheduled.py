@@ -7,6 +7,7 @@ drafter writes down what it reads, slot by slot, and drafts what the script says
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -105,7 +106,7 @@ class Scheduled:
             max_model_len=self.config.model_config.max_model_len,
             effective_drafter_max_model_len=self.config.model_config.max_model_len,
             device=torch.device("cpu"),
-            max_num_tokens=self.config.scheduler_config.max_num_batched_tokens,
+            scheduler_config=copy(self.config.scheduler_config),
         )
         self.longest_seen = 0
         self.prompts: dict[str, list[int]] = {}
@@ -208,6 +209,7 @@ class Scheduled:
         cached = out.scheduled_cached_reqs
         for i, name in enumerate(cached.req_ids):
             self._computed[name] = cached.num_computed_tokens[i]
+            requests[name].num_computed_tokens = cached.num_computed_tokens[i]
             fresh = cached.new_block_ids[i]
             if name in cached.resumed_req_ids:
                 requests[name].block_ids = fresh
@@ -218,7 +220,9 @@ class Scheduled:
         """Put the step's requests into vLLM's batch, row by row."""
         batch = self.runner.input_batch
         batch.req_ids = names
-        batch.token_ids_cpu = np.zeros((len(names), self.runner.max_model_len), np.int32)
+        batch.token_ids_cpu = np.zeros(
+            (len(names), self.config.model_config.max_model_len), np.int32
+        )
         for row, name in zip(batch.token_ids_cpu, names, strict=True):
             state = self.runner.requests[name]
             row[: state.num_tokens] = [*state.prompt_token_ids, *state.output_token_ids]

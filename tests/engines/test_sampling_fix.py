@@ -1,4 +1,4 @@
-"""What vLLM's CPU sampler does with temperatures and top_k, before and after it is mended.
+"""What vLLM's sampler does with temperatures, top_k, penalties and log probabilities, mended.
 
 What is mended is so in processes of their own: replacing functions here would reach other tests.
 """
@@ -9,17 +9,26 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from decoder.engines.vllm import sampling
 from decoder.engines.vllm.sampling import (
+    WORKED_ROW,
+    Written,
+    apply_penalties,
     expand_batch_to_tokens,
     in_pieces,
     sparing_generators,
+    sparing_others,
 )
+from decoder.room import COPIES
 
 REGISTER = "from decoder.engines.vllm.plugin import register; register(); register()"
 UNLUCKY = "torch.Tensor.new_empty = lambda x, n: torch.full((n,), 64.0, dtype=x.dtype)"
@@ -55,14 +64,25 @@ try:
     seen["kept"] = constrained(AskedTopK, [2, 1, 1]).isfinite().tolist()
 except Exception as error:
     seen["error"] = str(error)
+from vllm import SamplingParams
+from vllm.exceptions import VLLMValidationError
+for beside in (None, "drafts"):
+    try:
+        SamplingParams(logprob_token_ids=[5])._validate_spec_decode(beside)
+    except VLLMValidationError as error:
+        seen["refused"] = [beside, str(error)]
 print(json.dumps(seen))
 """
 
 
 def seen(change: str) -> dict[str, Any]:
     """What the sampler of a fresh process shows after ``change``."""
+    return shown("-c", SCRIPT.format(change=change))
+
+
+def shown(*script: str) -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT.format(change=change)],
+        [sys.executable, *script],
         env=os.environ | {"HVD_WORKER_ENABLED": "1", "VLLM_USE_V2_MODEL_RUNNER": "0"},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
@@ -122,6 +142,11 @@ def test_top_k_survives_a_step_without_drafts(mended: dict[str, Any]) -> None:
     assert mended["empty"] == [0, 4]
 
 
+def test_probabilities_of_named_tokens_are_refused_beside_drafts(mended: dict[str, Any]) -> None:
+    beside, sentence = mended["refused"]
+    assert beside == "drafts" and sentence.startswith("logprob_token_ids are not supported")
+
+
 @pytest.mark.long
 def test_vllm_alone_has_both_faults() -> None:
     alone = seen(UNLUCKY)
@@ -129,9 +154,9 @@ def test_vllm_alone_has_both_faults() -> None:
     assert "max(): Expected reduction dim" in alone["error"]
 
 
-@pytest.mark.parametrize("at_once", [1, 2, 3, 4])
+@pytest.mark.parametrize("at_once", [1, 2, 3, 5, 11])
 @pytest.mark.filterwarnings("ignore")  # of what vLLM imports
-def test_log_probabilities_of_some_requests_at_a_time_are_those_of_all(
+def test_log_probabilities_of_some_tokens_at_a_time_are_those_of_all(
     monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
     from vllm.v1.sample.rejection_sampler import RejectionSampler
@@ -153,18 +178,23 @@ def test_log_probabilities_of_some_requests_at_a_time_are_those_of_all(
     lots = torch.Generator().manual_seed(1)
     logits = torch.randn(11, vocabulary, generator=lots)
     ids = torch.randint(-1, vocabulary, (5, width), generator=lots, dtype=torch.int32)
+    own = torch.arange(width) <= counts.unsqueeze(1)
+    ids[~own] = -1
     sampler, asked = SimpleNamespace(sampler=Sampler, is_logits_logprobs_mode=False), []
 
     def get(*given: Any) -> Any:
-        asked.append(len(given[-1]))
+        asked.append(len(given[3]))
         return RejectionSampler._get_logprobs_tensors(*given)
 
-    given = (sampler, 2, metadata, logits, logits[target], logits[bonus], ids)
+    # what was scaled, and what was not, are told apart
+    given = (sampler, 2, metadata, logits, logits[target] * 2, logits[bonus] * 3, ids)
     whole = get(*given)
-    pieces = in_pieces(get, budget=4 * vocabulary * width * (at_once + 1))(*given)
-    assert max(asked[1:]) <= at_once + 1 and len(asked) > 2
+    monkeypatch.setattr(sampling, "SOME_BYTES", 4 * COPIES * vocabulary * at_once)
+    pieces = in_pieces(get)(*given)
+    assert max(asked[1:]) <= at_once and sum(asked[1:]) == len(logits)
     for one, other in zip(pieces[:3], whole[:3], strict=True):
-        assert torch.equal(one, other)
+        assert one.dtype == other.dtype and one.shape == other.shape
+        assert torch.equal(one[own.flatten()], other[own.flatten()])
 
 
 def test_a_seeded_request_whose_prompt_is_read_in_parts_ends_nothing() -> None:
@@ -179,3 +209,131 @@ def test_a_seeded_request_whose_prompt_is_read_in_parts_ends_nothing() -> None:
         bookkeeping(runner)
     assert sparing_generators(bookkeeping)(runner) == "kept"
     assert runner.input_batch.generators is generators
+
+
+KINDS = {"presence": (1, 0, 0), "frequency": (0, 1, 0), "repetition": (0, 0, 1), "all": (1, 1, 1)}
+
+
+@pytest.mark.parametrize("kinds", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("penalised", [(0, 1, 0, 0, 0, 0), (0, 1, 0, 1, 0, 1), (1,) * 6])
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.filterwarnings("ignore")  # of what vLLM imports
+def test_penalties_are_vllms_own_and_touch_a_few_rows_of_penalised_requests_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+    seed: int,
+    penalised: tuple[int, ...],
+    kinds: tuple[int, int, int],
+) -> None:
+    from vllm import _custom_ops
+    from vllm.v1.sample.rejection_sampler import RejectionSampler
+
+    lots, vocabulary, requests, at_once = torch.Generator().manual_seed(seed), 11, 6, 2
+
+    def some(most: int) -> list[int]:
+        """Tokens, among them places without one yet."""
+        n = int(torch.randint(0, most, (1,), generator=lots))
+        return torch.randint(-1, vocabulary, (n,), generator=lots).tolist()  # type: ignore[no-any-return]
+
+    drafts = [some(6) for _ in range(requests)]
+    counts = [len(draft) for draft in drafts]
+    on = torch.tensor(penalised).float()
+    presence, frequency, repetition = (kind * on * torch.randn(6, generator=lots) for kind in kinds)
+    asked = SimpleNamespace(
+        no_penalties=False, output_token_ids=[some(20) for _ in range(requests)],
+        spec_token_ids=drafts, presence_penalties=presence, frequency_penalties=frequency,
+        repetition_penalties=1 + repetition.abs(),
+        prompt_token_ids=torch.randint(0, vocabulary + 1, (1, 9)).expand(requests, -1),
+    )  # fmt: skip
+    metadata = SimpleNamespace(num_draft_tokens=counts)
+    repeat = torch.arange(requests).repeat_interleave(torch.tensor(counts))
+    logits = torch.randn(sum(counts), vocabulary, generator=lots)
+    lists = RejectionSampler._combine_outputs_with_spec_tokens(asked.output_token_ids, drafts)
+    theirs = RejectionSampler.apply_penalties(logits.clone(), asked, metadata, repeat, lists)
+    touched, real = [], _custom_ops.apply_repetition_penalties
+
+    def counted(rows: torch.Tensor, *rest: torch.Tensor) -> None:
+        touched.append(len(rows))
+        real(rows, *rest)
+
+    monkeypatch.setattr(_custom_ops, "apply_repetition_penalties", counted)
+    monkeypatch.setattr(sampling, "SOME_BYTES", 4 * vocabulary * WORKED_ROW * at_once)
+    for _ in range(2):  # the second time in the same batch
+        touched.clear()
+        ours = apply_penalties(logits.clone(), asked, metadata, repeat, lists)
+        assert torch.equal(ours, theirs)
+        assert max(touched, default=0) <= at_once
+        assert sum(touched) == sum(n for n, on in zip(counts, penalised, strict=True) if on)
+
+
+TOKENS = st.lists(st.integers(-1, 2), max_size=5)
+
+
+@pytest.mark.filterwarnings("ignore")  # of what vLLM imports
+@given(
+    st.lists(st.tuples(TOKENS, TOKENS), min_size=1, max_size=4),
+    st.dictionaries(
+        st.integers(0, 3),
+        st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=3), min_size=1, max_size=3),
+        max_size=4,
+    ),
+)
+def test_bad_words_are_found_in_what_is_made_where_it_is_looked_at(
+    texts: list[tuple[list[int], list[int]]], words: dict[int, list[list[int]]]
+) -> None:
+    from vllm.v1.sample.ops.bad_words import apply_bad_words_with_drafts
+    from vllm.v1.sample.rejection_sampler import RejectionSampler
+
+    outputs, drafts = [text for text, _ in texts], [draft for _, draft in texts]
+    counts = [len(draft) for draft in drafts]
+    lists = RejectionSampler._combine_outputs_with_spec_tokens(outputs, drafts)
+    written = Written.of(outputs, drafts)
+    assert list(written) == lists and len(written) == len(lists)
+    theirs, ours = torch.zeros(sum(counts), 3), torch.zeros(sum(counts), 3)
+    apply_bad_words_with_drafts(theirs, words, lists, counts)
+    apply_bad_words_with_drafts(ours, words, written, counts)
+    assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("with_k", [True, False])
+@pytest.mark.parametrize("with_p", [True, False])
+@pytest.mark.parametrize("at_once", [1, 2, 9])
+@pytest.mark.filterwarnings("ignore")  # of what vLLM imports
+def test_top_k_and_top_p_are_vllms_own_and_sort_a_few_rows_that_ask_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, at_once: int, with_p: bool, with_k: bool
+) -> None:
+    from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p_pytorch
+
+    vocabulary = 13
+    logits = torch.randn(6, vocabulary, generator=torch.Generator().manual_seed(3))
+    k = torch.tensor([vocabulary, 2, vocabulary, 5, vocabulary, 1], dtype=torch.int32)
+    p = torch.tensor([1.0, 0.9, 0.5, 1.0, 1.0, 0.2])
+    limits = k if with_k else None, p if with_p else None
+    sorted_rows = []
+
+    def apply(rows: torch.Tensor, *limits: torch.Tensor | None) -> torch.Tensor:
+        sorted_rows.append(len(rows))
+        out: torch.Tensor = apply_top_k_top_p_pytorch(rows, *limits, allow_cpu_sync=True)
+        return out
+
+    monkeypatch.setattr(sampling, "SOME_BYTES", 4 * vocabulary * WORKED_ROW * at_once)
+    ours = sparing_others(apply)(logits.clone(), *limits)
+    theirs = apply_top_k_top_p_pytorch(logits.clone(), *limits, allow_cpu_sync=True)
+    assert torch.equal(ours, theirs)
+    asked = (with_k & (k < vocabulary)) | (with_p & (p < 1))
+    assert sum(sorted_rows) == asked.sum() and max(sorted_rows, default=0) <= at_once
+    assert k.tolist() == [vocabulary, 2, vocabulary, 5, vocabulary, 1]
+
+
+@pytest.fixture(scope="module")
+def peaks() -> dict[str, Any]:
+    """Of steps of a mended sampler with as many drafts as there is room for."""
+    return shown(str(Path(__file__).with_name("sampler_peaks.py")))
+
+
+@pytest.mark.parametrize("shape", ["even", "one long"])
+def test_a_step_takes_no_more_than_its_budget_beyond_plain_decoding(
+    peaks: dict[str, Any], shape: str
+) -> None:
+    assert len(peaks[shape]) == 10
+    for asked, (step, plain) in peaks[shape].items():
+        assert step - plain < COPIES * 1.01, asked  # a hundredth for numbers of rows and tokens

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import time
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -11,10 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from decoder.costs import LiveCosts
 from decoder.engines.vllm.adapter import RESTARTS, Adapter
 from decoder.engines.vllm.asked import text_of
+from decoder.policy.pricing import CostTable
+from decoder.room import MASK_US
 from pipelines.embedded import drafter_path, ensure_model
-from tests.decoder.simulated import model_alone
+from tests.conftest import KeepingSink
+from tests.decoder.simulated import model_alone, trusting_policy
 from tests.engines.scheduled import VOCABULARY, Scheduled
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of what vLLM imports
@@ -90,7 +95,7 @@ def test_a_router_that_says_too_much_is_cut_at_the_last_moment(late: bool) -> No
     e = engine(config(tokens=3), late=late)
     router, choose = e.worker.router, e.worker.router.choose
 
-    def rash(names: Sequence[str], *_: Any) -> Any:
+    def rash(names: Sequence[str], *_: Any, **__: Any) -> Any:
         long = [VOCABULARY + 9 if i == 2 else 5 for i in range(40)]
         return [
             d._replace(room=99, tokens=long if d.arm == "cache" else d.tokens)
@@ -101,6 +106,28 @@ def test_a_router_that_says_too_much_is_cut_at_the_last_moment(late: bool) -> No
     serve(e)
     is_whole(e)
     assert e.longest_seen == 3
+
+
+@pytest.mark.parametrize(("method", "graft"), [("suffix", 0), ("eagle3", 0), ("eagle3", 1)])
+def test_no_draft_of_any_arm_reaches_the_fewest_tokens_of_a_request(
+    method: str, graft: int
+) -> None:
+    e = engine(config(method), graft=bool(graft))
+    told, take = [], e.worker.router.observe
+
+    def noting(outcomes: Any, tokens: int, usual: bool = True) -> None:
+        told.extend((int(o.request), o.length - len(o.tokens), o.verified_len) for o in outcomes)
+        take(outcomes, tokens, usual)
+
+    e.worker.router.observe = noting  # type: ignore[method-assign]
+    for number in range(6):
+        e.ask(str(number), 40 + number, 120, min_tokens=50 + number)
+    e.run()
+    is_whole(e)
+    places = [(length - 40 - n, verified, 50 + n) for n, length, verified in told]
+    assert sum(v > 0 for w, v, least in places if w < least) > 6
+    assert sum(v > 0 for w, v, least in places if w >= least) > 6
+    assert all(w >= least or w + v < least for w, v, least in places)
 
 
 def drafted(e: Scheduled) -> list[tuple[list[str], list[int], int]]:
@@ -145,7 +172,9 @@ def test_the_router_is_told_what_was_drafted_and_what_was_verified(
     e = engine(config(method, tokens=16, **change))
     small = change.get("max_num_batched_tokens") == 20
     if small:
-        e.runner.max_num_tokens = 10_000  # the router does not know, so the scheduler cuts
+        e.runner.scheduler_config.max_num_scheduled_tokens = (
+            10_000  # the router does not know, so the scheduler cuts
+        )
     verified, told = observed(e), drafted(e)
     serve(e)
     is_whole(e)
@@ -167,6 +196,53 @@ def test_drafts_are_no_longer_than_the_step_has_room_for() -> None:
     assert not [(d, v) for _, d, v in e.told if v < d]
 
 
+@functools.lru_cache
+def looping(name: str) -> Sequence[int]:
+    """A text that says the same again and again: as much is drafted of it as may be."""
+    again = np.random.default_rng(int(name)).integers(3, VOCABULARY, 24).tolist()
+    return tuple(again * 180)
+
+
+@pytest.mark.parametrize(
+    ("batched", "newcomers", "prompt", "later"),
+    [
+        (51, 1, 30, 1),
+        (51, 4, 30, 1),
+        (51, 1, 450, 2),
+        (96, 3, 200, 2),
+        (20, 2, 40, 2),
+        (4_096, 1, 4_085, 8),
+    ],
+    ids=["one", "several", "a long one", "several long ones", "hardly any room", "in one step"],
+)
+def test_drafts_keep_no_new_request_waiting(
+    batched: int, newcomers: int, prompt: int, later: int
+) -> None:
+    """A step or two later than without drafts it has its first token, however small a step is."""
+
+    def steps(**asked: Any) -> int:
+        e = Scheduled(
+            config("suffix", tokens=16, max_num_seqs=12, max_num_batched_tokens=batched,
+                   enable_chunked_prefill=batched < 4_096, max_model_len=4_096),
+            looping, blocks=8_000,
+        )  # fmt: skip
+        for name in "123":
+            e.ask(name, 60, 3_000, **asked)
+        e.run(40)
+        new = [str(4 + number) for number in range(newcomers)]
+        for name in new:
+            e.ask(name, prompt, 8, **asked)
+        for step in range(200):
+            e.run(1)
+            if all(e.outputs[name] for name in new):
+                assert not asked or not e.longest_seen
+                return step
+        raise AssertionError("never")
+
+    without = steps(extra_args={"hvd_speculate": "off"})
+    assert steps() <= without + later
+
+
 def test_a_grammar_that_cuts_a_draft_is_not_taken_for_a_rejection() -> None:
     e = engine(config(tokens=16))
     verified = observed(e)
@@ -174,6 +250,47 @@ def test_a_grammar_that_cuts_a_draft_is_not_taken_for_a_rejection() -> None:
     serve(e)
     is_whole(e)
     assert {v for _, v, _ in verified} == {0, 1, 2} and e.longest_seen > 2
+
+
+def test_filling_the_masks_of_a_grammar_takes_no_longer_than_a_step() -> None:
+    from vllm.sampling_params import StructuredOutputsParams
+
+    def longest(plain_us: float, grammar: Any) -> int:
+        e = engine(config("suffix", tokens=16))
+        e.worker.router.turns = None
+        e.worker.router.costs = LiveCosts(CostTable("t", (1, 64), (plain_us, plain_us)), live=False)
+        for number in range(2):
+            e.ask(str(number), 40 + number, 120)
+            e.scheduler.requests[str(number)].sampling_params.structured_outputs = grammar
+        e.run(10)
+        longest = e.longest_seen
+        e.run()
+        is_whole(e)
+        return longest
+
+    bound = StructuredOutputsParams(regex=".*")
+    assert longest(100.0, None) == longest(100_000.0, bound) == 16
+    assert longest(100.0, bound) == int(100.0 / MASK_US) // 2 - 1
+
+
+def test_beside_a_prompt_drafts_are_as_short_as_their_price_says() -> None:
+    e = Scheduled(
+        config("suffix", tokens=16, max_num_batched_tokens=512, max_model_len=4_096), looping,
+        blocks=4_000,
+    )  # fmt: skip
+    router = e.worker.router
+    router.turns = None
+    router.policy = trusting_policy(hazard=0.3)  # a step is flat, and steep behind 256 tokens
+    router.costs = LiveCosts(CostTable("t", (1, 256, 4_096), (5e3, 5.5e3, 1e5)), live=False)
+    for name in "123":
+        e.ask(name, 60, 3_000)
+    e.run(40)
+    alone, e.longest_seen = e.longest_seen, 0
+    e.ask("9", 3_000, 8)
+    e.run(2)
+    e.longest_seen = 0
+    e.run(3)
+    assert not e.outputs["9"] and 0 < e.longest_seen < 8 < alone == 16
 
 
 def test_a_preempted_request_goes_on_where_it_was() -> None:
@@ -278,7 +395,9 @@ def test_tails_behind_model_drafts_are_verified_with_them(
 ) -> None:
     e = engine(config(**{"tokens": 16, **change}), graft=True, right=4, late=late)
     if "max_num_seqs" in change:
-        e.runner.max_num_tokens = 10_000  # the router does not know, so the scheduler cuts
+        e.runner.scheduler_config.max_num_scheduled_tokens = (
+            10_000  # the router does not know, so the scheduler cuts
+        )
     verified, told = observed(e), drafted(e)
     models(e)
     serve(e)
@@ -485,6 +604,7 @@ def test_requests_with_no_text_or_policy_of_their_own_are_served_without_drafts(
     field: str, value: Any
 ) -> None:
     e = engine(config("suffix"))
+    e.worker.router._sink = sink = KeepingSink()
     propose = e.adapter.propose
 
     def other(*arguments: Any) -> Any:
@@ -503,6 +623,7 @@ def test_requests_with_no_text_or_policy_of_their_own_are_served_without_drafts(
     is_whole(e)
     assert e.worker.router.counters.started == 1 and e.longest_seen > 0
     assert {v for n, _, v in e.told if n == "1"} == {0}
+    assert {event.batch_size for event in sink.events} == {2}, "they are in the step all the same"
 
 
 def test_after_its_weights_have_gone_nothing_is_drafted_or_reported(
@@ -528,6 +649,61 @@ def test_after_its_weights_have_gone_nothing_is_drafted_or_reported(
     assert e.worker.router.counters.started == e.worker.router.counters.stopped == 4
     e.adapter.close()
     assert closed == [1]
+
+
+class Ticking(SimpleNamespace):
+    """A model runner for which time passes, in ``ticks`` us, when our adapter looks at it."""
+
+    ticks = 0.0
+
+    @property
+    def max_model_len(self) -> int:  # before the router observes
+        self.ticks += 100.0
+        return 512
+
+    @property
+    def scheduler_config(self) -> Any:  # before it chooses
+        self.ticks += 20.0
+        return self.scheduler
+
+    @property
+    def effective_drafter_max_model_len(self) -> int:  # behind that
+        self.ticks += 3.0
+        return 512
+
+
+@pytest.mark.parametrize("method", ["suffix", "eagle3"])
+def test_what_the_adapter_takes_is_our_own_time_and_not_the_targets(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    e = engine(config(method, tokens=16))
+    given = dict(vars(e.runner), scheduler=e.runner.scheduler_config)
+    for name in ("max_model_len", "scheduler_config", "effective_drafter_max_model_len"):
+        given.pop(name)
+    e.runner = Ticking(**given)
+    router = e.worker.router
+    router.turns, router._sink = None, (sink := KeepingSink())
+    monkeypatch.setattr(time, "perf_counter", lambda: 1.0 + e.runner.ticks * 1e-6)
+    during, drafting = e.adapter.during_step, e.draft
+
+    def target(runner: Any) -> None:
+        e.runner.ticks += 5_000.0
+        during(runner)
+
+    def drafter(**arguments: Any) -> Any:
+        e.runner.ticks += 700.0
+        return drafting(**arguments)
+
+    monkeypatch.setattr(e.adapter, "during_step", target)
+    e.draft = drafter
+    serve(e, requests=2)
+    is_whole(e)
+    has_model = method == "eagle3"
+    own = 2 * 100.0 + 2 * 20.0 + 3.0 * has_model
+    assert np.median(router.counters.own_us) == pytest.approx(own)
+    assert np.median(router.counters.exposed_us) == pytest.approx(own)
+    took = [event.step_us for event in sink.every]
+    assert np.median(took) == pytest.approx(5_000.0 + 700.0 * has_model)
 
 
 def test_vllms_own_counters_stay_right_under_ragged_drafts() -> None:

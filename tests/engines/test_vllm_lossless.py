@@ -5,9 +5,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +12,7 @@ import pytest
 
 from pipelines.embedded import drafter_path, ensure_model
 from pipelines.workloads import WORKLOADS, prompts
+from tests.engines.plugged import run_apart
 
 pytestmark = [pytest.mark.engine, pytest.mark.long]
 
@@ -50,22 +48,11 @@ def decode(
     }
     job_file, result_file = folder / f"{name}.job.json", folder / f"{name}.json"
     job_file.write_text(json.dumps(job))
-    environment = os.environ | {
-        "VLLM_USE_V2_MODEL_RUNNER": "0",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "HVD_WORKER_ENABLED": "1" if hybrid else "0",
-        "HVD_WORKER_TELEMETRY": "0",
-        # by the clock the floor may put one arm in force for long
-        **({"HVD_WORKER_FLOOR": "0"} if sides is None else sides),
-    }
-    run = subprocess.run(
-        [sys.executable, "-m", "tests.engines.beside_plain", str(job_file), str(result_file)],
-        env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
+    # by the clock the floor may put one arm in force for long
+    decisive = {"HVD_WORKER_FLOOR": "0"} if sides is None else sides
+    switched = {"HVD_WORKER_ENABLED": str(int(hybrid))}
+    files = str(job_file), str(result_file)
+    run_apart("tests.engines.beside_plain", *files, **switched, **decisive)
     return json.loads(result_file.read_text())  # type: ignore[no-any-return]
 
 

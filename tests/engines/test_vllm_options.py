@@ -43,6 +43,13 @@ def test_labels_from_a_client_are_hashed_and_speculation_can_be_switched_off() -
     assert options.max_tokens <= 128 and _options(SamplingParams(), 128).speculate
 
 
+def test_a_request_with_a_budget_for_thinking_has_no_drafts_and_a_minimum_is_kept() -> None:
+    from vllm import SamplingParams
+
+    assert not _options(SamplingParams(thinking_token_budget=0), 128).speculate
+    assert _options(SamplingParams(max_tokens=9, min_tokens=7), 128).min_tokens == 7
+
+
 def test_no_name_that_a_client_chose_reaches_telemetry() -> None:
     from vllm import SamplingParams
 

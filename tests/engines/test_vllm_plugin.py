@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -107,3 +110,22 @@ def test_where_the_drafter_ends_cache_drafts_go_on(worker: Worker) -> None:
     ended = SimpleNamespace(max_seq_len=10**6)
     assert AROUND["_input_fits_in_drafter"](worker.original, worker.model_runner, ended) is True
     assert not worker.calls
+
+
+@pytest.mark.parametrize("given", ["", "MY_, OUR_"])
+def test_ray_copies_our_settings_to_its_workers(given: str) -> None:
+    name = "VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY"
+    script = (
+        "from decoder.engines.vllm.plugin import register; register(); register()\n"
+        "from vllm.ray.ray_env import get_env_vars_to_copy\n"
+        "print(*sorted(get_env_vars_to_copy()))"
+    )
+    ours = {"HVD_WORKER_ENABLED": "1", "HVD_WORKER_GRAFT": "1", "MY_X": "1", "OUR_X": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=os.environ | ours | {name: given},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    copied = set(done.stdout.splitlines()[-1].split())
+    assert {"HVD_WORKER_ENABLED", "HVD_WORKER_GRAFT", "HVD_WORKER_ID_KEY"} <= copied
+    assert {"MY_X", "OUR_X"} <= copied or not given

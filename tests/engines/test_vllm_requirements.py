@@ -66,7 +66,7 @@ def model(**facts: Any) -> Change:
         names = (
             "is_moe", "is_multimodal_model", "uses_mrope", "is_encoder_decoder", "is_hybrid",
             "has_inner_state", "is_diffusion", "runner_type", "enable_prompt_embeds",
-            "enable_sleep_mode", "max_model_len",
+            "enable_sleep_mode", "max_model_len", "logits_processors", "get_diff_sampling_param",
         )  # fmt: skip
         told = {name: getattr(real, name) for name in names} | facts
         object.__setattr__(config, "model_config", SimpleNamespace(**told))
@@ -177,6 +177,19 @@ CASES: dict[tuple[str, str], tuple[Callable[[], Any], Change | None]] = {
     ("--weight-transfer-config", "given"): (engine, setting("weight_transfer_config", object())),
     ("--enable-sleep-mode", "true"): (engine, model(enable_sleep_mode=True)),
     ("--kv-transfer-config", "given"): (engine, setting("kv_transfer_config", object())),
+    ("--structured-outputs-config", "backend auto, xgrammar, guidance or outlines"): (engine, None),
+    ("--structured-outputs-config", "backend lm-format-enforcer"): (
+        engine,
+        setting("structured_outputs_config.backend", "lm-format-enforcer"),
+    ),
+    ("--generation-config, --override-generation-config", "min_p above 0"): (
+        engine,
+        setting("model_config.override_generation_config", {"min_p": 0.05}),
+    ),
+    ("--logits-processors", "given, or installed as vllm.logits_processors"): (
+        engine,
+        setting("model_config.logits_processors", ["some.module:Processor"]),
+    ),
 }
 ALWAYS = {row.setting for row in REQUIREMENTS if row.values in ("any", "true or false")}
 SERVING = {row.setting for row in REQUIREMENTS if row.applies is None}
@@ -216,6 +229,53 @@ def test_vllms_second_runner_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
     with pytest.raises(EngineError, match="set VLLM_USE_V2_MODEL_RUNNER=0"):
         check(config, WorkerSettings())
+
+
+def test_a_models_own_min_p_is_refused_and_zero_of_the_operators_is_not(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text('{"min_p": 0.1, "temperature": 0.7}')
+    config = engine()
+    setting("model_config.generation_config", str(tmp_path))(config)
+    with pytest.raises(EngineError, match="override-generation-config"):
+        check(config, WorkerSettings())
+    setting("model_config.override_generation_config", {"min_p": 0})(config)
+    check(config, WorkerSettings())
+
+
+def test_logits_processors_of_other_packages_are_not_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, folder = engine(), tmp_path / "processors-1.dist-info"
+    check(config, WorkerSettings())
+    folder.mkdir()
+    (folder / "METADATA").write_text("Name: processors\nVersion: 1\n")
+    (folder / "entry_points.txt").write_text("[vllm.logits_processors]\nown = processors:Own\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(EngineError, match="without a word"):
+        check(config, WorkerSettings())
+
+
+@pytest.mark.parametrize("backend", ["auto", "xgrammar", "guidance", "outlines"])
+def test_a_grammar_that_may_be_asked_for_is_wound_back_behind_refused_drafts(backend: str) -> None:
+    from vllm.tokenizers import cached_tokenizer_from_config
+    from vllm.v1.structured_output.backend_guidance import GuidanceBackend
+    from vllm.v1.structured_output.backend_outlines import OutlinesBackend
+    from vllm.v1.structured_output.backend_types import StructuredOutputOptions
+    from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
+
+    config = engine("suffix", num_speculative_tokens=64)
+    setting("structured_outputs_config.backend", backend)(config)
+    check(config, WorkerSettings())
+    made = {"guidance": GuidanceBackend, "outlines": OutlinesBackend}.get(backend, XgrammarBackend)
+    tokenizer = cached_tokenizer_from_config(config.model_config)
+    kind = made(config, tokenizer=tokenizer, vocab_size=config.model_config.get_vocab_size())
+    grammar = kind.compile_grammar(StructuredOutputOptions.REGEX, "(red|green)( (red|green)){40}")
+    draft = tokenizer.encode("red" + " green red" * 20, add_special_tokens=False)
+    assert 40 <= len(draft) <= 64
+    for accepted in (0, 3):
+        assert grammar.validate_tokens(draft[accepted:]) == draft[accepted:]
+        assert grammar.accept_tokens("r", draft[accepted:])
+        grammar.rollback(len(draft) - 3)
+    assert grammar.validate_tokens([*draft[3:], draft[0]]) == draft[3:]
 
 
 def test_what_hvd_serve_starts_is_taken_as_it_is(caplog: pytest.LogCaptureFixture) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from typing import Any
 
 import numpy as np
@@ -159,14 +160,39 @@ def test_a_record_that_comes_again_is_counted_and_not_learned_from_again(intake:
     assert (intake.repeated, intake.sequences.duplicates) == (20, 1)
 
 
-def test_a_made_up_sequence_does_not_count_past_what_a_status_holds(intake: Intake) -> None:
+def test_a_made_up_sequence_mutes_no_life_and_counts_as_no_loss(intake: Intake) -> None:
     for n in range(3):
         record = json.loads(json.dumps(WIRE))
         record["life"] = f"{n:04x}"
-        for sequence in (0, 2**53):
+        for sequence in (0, 2**53, 1, 2, 2**40, 3, 5):
             record["sequence"] = sequence
             assert intake.admit(fetched(json.dumps(record).encode())) is not None
-    assert intake.sequences.missing == 2**53
+        assert intake.admit(fetched(json.dumps(record).encode())) is None
+    assert (intake.sequences.missing, intake.sequences.duplicates) == (3, 3)
+
+
+def test_records_of_another_feature_schema_are_counted_and_told_once_and_are_no_dead_letters(
+    intake: Intake, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(500):
+        schema = f"of %s {number}" if number >= 40 else "of the next version"
+        assert intake.admit(fetched(json.dumps({**WIRE, "schema_id": schema}).encode())) is None
+    assert intake.refused == {"schema": 500} and not intake.dead.given  # type: ignore[attr-defined]
+    assert intake.admit(fetched(b"no record")) is None
+    assert len(intake.dead.given) == 1  # type: ignore[attr-defined]
+    told = [r.getMessage() for r in caplog.records if "feature schema" in r.getMessage()]
+    assert len([each for each in told if "of the next version" in each]) == 1
+    assert len(told) < 30, "and not one for each that is made up"
+
+
+@pytest.mark.parametrize("stamp", [-(2**60), -1, 0, 1_700_000_000, 10**15, 2**60])
+def test_a_stamp_in_another_unit_refuses_no_event_and_admits_none_of_another_century(
+    intake: Intake, stamp: int
+) -> None:
+    now, later = EVENTS[0]._replace(time=time.time()), EVENTS[0]._replace(time=4e9)
+    for sequence, (event, admitted) in enumerate([(now, True), (later, False)]):
+        value = encode_batch([event], ORIGIN, sequence)
+        assert (intake.admit(Fetched(0, 0, stamp, b"w", value)) is not None) == admitted
 
 
 def test_what_was_written_by_a_worker_is_admitted_whole(intake: Intake) -> None:

@@ -90,7 +90,7 @@ def place(server: str, proxy: Proxy) -> Callable[[], Place]:
 def read_on(proxy: Proxy) -> None:
     """Until a read that was begun from now on has been answered: the next one is begun after it."""
     seen = len(proxy.calls)
-    until(lambda: len(proxy.calls) > seen + 1, "reads while an alias is being moved", 5.0)
+    until(lambda: len(proxy.calls) > seen + 1, "reads while an alias is being moved")
 
 
 def at(call: int, proxy: Proxy, does: Callable[[], None]) -> Callable[[int, str], None]:

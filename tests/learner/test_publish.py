@@ -48,14 +48,18 @@ def test_each_scope_and_role_is_numbered_by_itself(broker: Broker) -> None:
     other.close()
 
 
-def test_a_number_that_leaps_leaves_room_for_the_next(broker: Broker) -> None:
+def test_a_number_that_leaps_leaves_room_for_the_next(
+    broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
     publisher = PolicyPublisher(broker.kafka)
     publisher.publish(random_policy(scope="a"), 1)
     leapt = replace(random_policy(scope="a"), publication=LAST_PUBLICATION)
     producer = KafkaProducer(**broker.kafka.client_options())
-    producer.send(POLICY.name, key=b"a/champion", value=to_bytes(leapt)).get(10)
+    for _ in range(3):
+        producer.send(POLICY.name, key=b"a/champion", value=to_bytes(leapt)).get(10)
     producer.close()
     assert publisher.published.read(5.0) and publisher.published.last("a") is None
+    assert caplog.text.count("passed over") == 1
     assert publisher.published.term("a") == 1
     assert publisher.publish(random_policy(scope="a"), 2).publication == 2_000_001
     publisher.close()

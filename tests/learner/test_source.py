@@ -9,12 +9,16 @@ from types import SimpleNamespace
 
 import pytest
 from kafka import KafkaProducer, TopicPartition
+from kafka.admin import KafkaAdminClient, NewTopic
 
+from decoder.complaints import Complaints
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DRAFTS
+from decoder.kafka import clients
 from decoder.kafka.clients import ANSWER_MS, GLANCE_MS
 from learner import source as sources
 from learner.source import EventSource, Fetched
+from tests.conftest import until
 from tests.learner.conftest import Broker
 from tests.learner.stream import batches, consume, produce, produce_unreadable
 from tests.learner.traffic import Traffic
@@ -42,8 +46,9 @@ def test_a_new_source_reads_from_stored_offsets(broker: Broker) -> None:
 
 
 def test_what_cannot_be_unpacked_is_passed_over_counted_and_said(
-    broker: Broker, caplog: pytest.LogCaptureFixture
+    broker: Broker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(clients, "_complaints", Complaints())
     whole = batches(EVENTS)
     produce(broker.kafka, whole[:2])
     produce_unreadable(broker.kafka)
@@ -94,6 +99,85 @@ def test_an_offset_that_is_not_there_any_more_is_read_from_the_earliest(
     source.done(received)
     assert source.offsets == {0: 4} and "was made anew" in caplog.text
     source.close()
+
+
+def read_all(source: EventSource, count: int) -> list[bytes]:
+    """Values of what comes until ``count`` records have, as a learner reads them."""
+    found: list[bytes] = []
+    deadline = time.monotonic() + 30.0
+    while len(found) < count:
+        assert time.monotonic() < deadline, (len(found), source.offsets)
+        records = source.poll(0.05)
+        found += [record.value for record in records]
+        source.done(records)
+    return found
+
+
+def made_anew(broker: Broker, values: list[bytes]) -> None:
+    admin = KafkaAdminClient(**broker.kafka.client_options())
+    admin.delete_topics([DRAFTS.name])
+    admin.create_topics([NewTopic(DRAFTS.name, 1, 1)])
+    admin.close()
+    produce(broker.kafka, values)
+
+
+def numbered(prefix: str, count: int) -> list[bytes]:
+    return [f"{prefix} {number}".encode() for number in range(count)]
+
+
+def test_a_topic_made_anew_while_nobody_read_is_read_whole_however_far_it_has_grown(
+    broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    produce(broker.kafka, numbered("old", 20))
+    before = EventSource(broker.kafka, {})
+    assert before.connect(threading.Event())
+    assert read_all(before, 20) == numbered("old", 20)
+    before.close()
+    made_anew(broker, numbered("new", 50))
+    after = EventSource(broker.kafka, before.offsets, marks=before.marks)
+    assert after.connect(threading.Event())
+    assert read_all(after, 50) == numbered("new", 50)
+    assert after.offsets == {0: 50} and after.skipped == after.lag() == 0
+    assert "was made anew" in caplog.text
+    after.close()
+
+
+def test_a_topic_made_anew_under_a_reader_is_read_whole(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "PARTITIONS_SECONDS", 0.3)
+    produce(broker.kafka, numbered("old", 5))
+    source = EventSource(broker.kafka, {})
+    assert source.connect(threading.Event())
+    read_all(source, 5)
+    made_anew(broker, numbered("new", 50))
+    found: set[bytes] = set()
+    until(lambda: found.update(read_all(source, 1)) or found >= {*numbered("new", 50)})
+    until(lambda: source.offsets == {0: 50}, turn=lambda: source.done(source.poll(0.05)))
+    assert source.skipped == 0
+    source.close()
+
+
+def test_a_reader_that_looks_back_reads_nothing_twice_and_misses_nothing(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "PARTITIONS_SECONDS", 0.2)
+    source = EventSource(broker.kafka, {})
+    assert source.connect(threading.Event())
+    for turn in range(4):
+        values = numbered(f"turn {turn}", 70)
+        produce(broker.kafka, values)
+        if turn == 2:
+            produce_unreadable(broker.kafka)
+        assert read_all(source, 70) == values
+    source.done(source.poll(0.1))
+    source.close()
+    again = EventSource(broker.kafka, source.offsets, marks=source.marks)
+    assert again.connect(threading.Event())
+    produce(broker.kafka, numbered("last", 3))
+    assert read_all(again, 3) == numbered("last", 3)
+    assert (source.skipped, again.skipped, again.offsets) == (1, 0, {0: 284})
+    again.close()
 
 
 def test_what_was_removed_before_it_was_read_is_counted(caplog: pytest.LogCaptureFixture) -> None:
@@ -150,6 +234,25 @@ def test_what_retention_has_emptied_is_not_waited_for(monkeypatch: pytest.Monkey
     assert source._assign()
     source.done([])
     assert source.lag() == 0 and source.caught_up
+
+
+def test_what_retention_removes_while_it_is_looked_at_ends_no_reader(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    place, begins = TopicPartition(DRAFTS.name, 0), [3, 9]
+    record = SimpleNamespace(partition=0, offset=9, timestamp=0, key=None, value=b"next")
+    answers = SimpleNamespace(
+        partitions_for_topic=lambda topic: {0},
+        assignment=lambda: {place},
+        beginning_offsets=lambda asked, timeout_ms: {place: begins.pop(0)},
+        seek=lambda place, offset: None,
+        position=lambda place: 10,
+        poll=lambda timeout_ms: {place: [record]},
+    )
+    source = EventSource(KafkaSettings(), {0: 8}, marks={0: (5, 0, 0)})
+    monkeypatch.setattr(source, "_consumer", answers)
+    assert source._assign() and source._assign()
+    assert [each.value for each in source.poll(0.0)] == [b"next"]
 
 
 def test_a_broker_that_is_away_is_heard_to_be_silent(

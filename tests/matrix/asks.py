@@ -7,11 +7,13 @@ copy              rewrite a function: long cache drafts
 free              talk: few cache drafts
 stop              the same, ending at strings and at token ids
 penalty           greedy with penalties, bad words and a minimum of tokens
+edge              what holds from or up to a token inside a draft: fewest tokens, bad words of
+                  several tokens, allowed tokens, repetition, one token only, budgets for thinking
 certain           sampling that leaves one choice (``top_k`` 1), one answer and several
 sample            sampling with temperature, ``top_p``, ``top_k``, seeds, one answer and several
 logprobs          greedy with the probabilities of answer and prompt
-structured        a JSON schema, a regular expression, a choice, any JSON object
-tools             tool calls: automatic, required, named
+structured        a JSON schema, a regular expression, a choice, any JSON object, structural tags
+tools             tool calls: automatic, required, named, at once and in pieces
 stream            answers in pieces
 leave             answers in pieces whose reader goes away in the middle
 end               answers that run into the end of the context
@@ -175,6 +177,26 @@ def _penalties() -> Iterator[Ask]:
         yield Ask(f"penalty-{i}", _chat(messages, 32, **how))
 
 
+def _edges() -> Iterator[Ask]:
+    """Every one twice: the second has drafts of the first one's text."""
+    repeats = {"max_pattern_size": 8, "min_pattern_size": 1, "min_count": 2}
+    further: list[dict[str, Any]] = [
+        {"stop_token_ids": [198, 30, 28, 282], "min_tokens": 7},
+        {"stop_token_ids": [198, 30, 28, 282], "min_tokens": 12},
+        {"stop": [":", "\n", "."], "min_tokens": 9, "logprobs": True, "top_logprobs": 1},
+        {"bad_words": ["def", "return self", " the same", "in a"]},
+        {"allowed_token_ids": list(range(0, 6000))},
+        {"repetition_detection": repeats},
+        {"max_tokens": 1},
+        {"thinking_token_budget": 0},
+        {"thinking_token_budget": 3},
+        {"thinking_token_budget": 11},
+    ]
+    found = _of("edits", 5) + _of("chat", 5)
+    for i, (messages, how) in enumerate(zip(found * 2, further * 2, strict=True)):
+        yield Ask(f"edge-{i}", _chat(messages, **{"max_tokens": 32, **how}))
+
+
 def _certain() -> Iterator[Ask]:
     for i, messages in enumerate(_of("edits", 4)):
         one = {"temperature": 0.7, "top_k": 1, "n": 1 + 2 * (i % 2)}
@@ -215,6 +237,12 @@ def _structured() -> Iterator[Ask]:
     yield Ask("structured-3", _talk("Four dates.", 64, structured_outputs={"regex": regex}))
     choice = ["certainly not", "certainly so"]
     yield Ask("structured-4", _talk("Yes or no?", 16, structured_outputs={"choice": choice}))
+    tags = {
+        "type": "structural_tag",
+        "structures": [{"begin": "{", "schema": SCHEMA, "end": "."}],
+        "triggers": ["{"],
+    }
+    yield Ask("structured-6", _talk(person, 48, response_format=tags))
     drawn = _talk(person, 64, response_format=schema, temperature=0.9, seed=1)
     yield Ask("structured-5", drawn, exact=False)
 
@@ -223,7 +251,9 @@ def _tools() -> Iterator[Ask]:
     named = {"type": "function", "function": {"name": "read_file"}}
     for i, choice in enumerate(("auto", "required", named, "required")):
         text = f"Read the file notes-{i}.txt, please."
-        yield Ask(f"tools-{i}", _talk(text, 64, tools=[TOOL], tool_choice=choice))
+        asked = _talk(text, 64, tools=[TOOL], tool_choice=choice)
+        yield Ask(f"tools-{i}", asked)
+        yield Ask(f"tools-{i + 4}", {**asked, "stream": True})
 
 
 def _streams() -> Iterator[Ask]:
@@ -280,6 +310,6 @@ def _refused() -> Iterator[Ask]:
 
 
 KINDS: Final = (
-    _copies, _free, _stops, _penalties, _certain, _samples, _logprobs, _structured, _tools,
+    _copies, _free, _stops, _penalties, _edges, _certain, _samples, _logprobs, _structured, _tools,
     _streams, _leaves, _ends, _prefixes, _batches, _ids, _off, _refused,
 )  # fmt: skip

@@ -73,6 +73,7 @@ def _choice(choice: dict[str, Any]) -> Choice:
 
 def _streamed(client: httpx.Client, ask: Ask) -> Reply:
     tokens, text, finish = defaultdict[int, list[int]](list), "", ""
+    calls = defaultdict[int, dict[str, str]](lambda: {"name": "", "arguments": ""})
     with client.stream("POST", ask.path, json=ask.body, headers=ask.headers) as response:
         if not response.is_success:
             return Reply(response.status_code, error=response.read().decode()[:500])
@@ -88,7 +89,10 @@ def _streamed(client: httpx.Client, ask: Ask) -> Reply:
                 tokens[choice["index"]] += choice.get("token_ids") or ()
                 text += choice["delta"].get("content") or ""
                 finish = choice.get("finish_reason") or finish
+                for piece in choice["delta"].get("tool_calls") or ():
+                    for part, said in (piece.get("function") or {}).items():
+                        calls[piece["index"]][part] += said or ""
             pieces += 1
             if pieces == ask.leaves_after:
                 break
-        return Reply(response.status_code, [Choice(tokens[0], finish, text)])
+        return Reply(response.status_code, [Choice(tokens[0], finish, text, list(calls.values()))])

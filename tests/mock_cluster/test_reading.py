@@ -33,6 +33,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
+NOBODY = -1
 NOT_LEADER, NOT_AVAILABLE, FEW_REPLICAS, NOT_AUTHORISED, STORAGE = 6, 5, 19, 29, 56
 
 
@@ -149,6 +150,39 @@ def test_a_leader_that_nobody_names_for_a_while_is_read_again(
     source.close()
 
 
+def test_a_partition_without_a_leader_keeps_no_other_waiting_and_is_read_when_it_has_one(
+    cluster: MockCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, value in {"PARTITIONS_SECONDS": 0.5, "ENDS_MS": 300, "ALONE_MS": 100}.items():
+        monkeypatch.setattr(f"learner.source.{name}", value)
+    produce(cluster, 1, b"kept for later")
+    cluster.lead(DRAFTS.name, 0, 2)
+    cluster.lead(DRAFTS.name, 1, NOBODY)
+    source = EventSource(cluster.kafka, {})
+    assert source.connect(threading.Event())
+    for _ in range(3):
+        produce(cluster, 0, b"")
+        source.done(received(source, 1))
+    assert source.offsets == {0: 3}
+    until(lambda: source.silent_seconds() > 1.0, turn=lambda: source.done(source.poll(0.1)))
+    assert "partitions [1] do not answer" in caplog.text
+    cluster.lead(DRAFTS.name, 1, 1)
+    (late,) = received(source, 1)
+    source.done([late])
+    assert late.value == b"kept for later"
+    until(lambda: source.silent_seconds() == 0.0, turn=lambda: source.poll(0.1))
+    cluster.down(1)  # and under a reader
+    until(lambda: source.silent_seconds() > 1.0, turn=lambda: source.done(source.poll(0.1)))
+    produce(cluster, 0, b"the other")
+    (other,) = received(source, 1)
+    source.done([other])
+    assert other.value == b"the other"
+    cluster.up()
+    produce(cluster, 1, b"back")
+    assert [record.value for record in received(source, 1)] == [b"back"]
+    source.close()
+
+
 def test_what_is_refused_lies_with_the_dead_and_what_no_broker_takes_is_counted(
     cluster: MockCluster,
 ) -> None:
@@ -192,6 +226,27 @@ def test_of_two_learners_one_holds_a_scope_and_the_other_follows(cluster: MockCl
     assert second.term("scope") > 1
     second.close()
     assert consumed(cluster.kafka, LEASE.name)
+
+
+def test_a_compacted_topic_with_a_partition_that_nobody_leads_ends_none_of_its_readers(
+    cluster: MockCluster, publisher: PolicyPublisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for patched in ("learner.lease.RETRY_SECONDS", "decoder.feed.RETRY_S"):
+        monkeypatch.setattr(patched, 0.1)
+    cluster.lead(LEASE.name, 1, NOBODY)
+    cluster.lead(POLICY.name, 1, NOBODY)
+    lease, applied = Lease(cluster.kafka, "first"), []  # type: ignore[var-annotated]
+    feed = PolicyFeed(cluster.kafka, "scope", Admission("scope", applied.append))
+    feed.start()
+    lease.turn({"scope": 0})
+    assert not lease.known, "what lies there may hold the scope for somebody"
+    for topic in (LEASE, POLICY):
+        cluster.lead(topic.name, 1, 1)
+    until(lambda: publishes(publisher, 1))
+    until(lambda: lease.turn({"scope": 0}) or lease.holds("scope"))  # type: ignore[func-returns-value]
+    until(lambda: applied)
+    feed.close()
+    lease.close()
 
 
 def test_topics_are_left_alone_where_nobody_says_how_they_are_set(

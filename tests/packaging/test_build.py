@@ -30,17 +30,15 @@ from importlib.metadata import distribution
 from decoder.contracts.bundle import ANY_SCOPE
 from decoder.policy.first import first_policy
 from learner.registry import loadable
-from pipelines import embedded
-from pipelines.chaos import troubles
+from pipelines import embedded, telemetry
 from pipelines.drift import scenario, traffic
-from pipelines.telemetry import asked
 from pipelines.watch import page
 first_policy(ANY_SCOPE)
 drafter = embedded.drafter_path()
 assert drafter is not None and drafter.is_relative_to(home), drafter
 assert (drafter / "model.safetensors").stat().st_size > 1e6
-assert loadable.CODE.is_file() and page.TEMPLATE.is_file() and any(asked.FOLDER.glob("*.sql"))
-assert (troubles.CLOCK / "sitecustomize.py").is_file()
+sql = Path(telemetry.__file__).with_name("sql")
+assert loadable.CODE.is_file() and page.TEMPLATE.is_file() and any(sql.glob("*.sql"))
 assert any(scenario.SHIPPED.glob("*.toml"))
 found = distribution({name!r})
 assert found.version == {version!r} and found.locate_file("").resolve() == home, found

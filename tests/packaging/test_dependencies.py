@@ -140,8 +140,7 @@ POLICY = """
 import pipelines.cli, pipelines.policy.moves, pipelines.policy.options, pipelines.policy.render
 """
 TELEMETRY = """
-import pipelines.cli, pipelines.telemetry.describe, pipelines.telemetry.export
-import pipelines.telemetry.forget, pipelines.telemetry.report, pipelines.telemetry.tail
+import pipelines.cli, pipelines.telemetry.export, pipelines.telemetry.forget
 """
 BARE = """
 from pipelines.cli import main

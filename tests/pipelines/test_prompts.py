@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from decoder.contracts.errors import ModelError, SettingsError
-from pipelines.bench.decode.structure import SIGNALS, recurring_share, structure
 from pipelines.prompts import Prompt, TokenPrompt, fit, read_folder, tokenise
 
 MESSAGE = {"role": "user", "content": "Name three rivers."}
@@ -128,21 +127,3 @@ def test_a_prompt_too_long_is_skipped_or_cut_in_its_middle_and_never_to_nothing(
     assert (cut.ids, cut.cut) == ((0, 1, 7, 8, 9), 5)
     with pytest.raises(ValueError, match="more than the 0"):
         fit(given, -4, "truncate")
-
-
-def test_signals_of_a_prompt_by_hand() -> None:
-    text = 'see src/app/main.py and {"name": 1}. ' + "x" * 63
-    assert len(text) == 100
-    found = structure(text)
-    assert list(found) == list(SIGNALS)
-    assert found["file_paths"] == pytest.approx(10.0)
-    assert found["delimiters"] == pytest.approx(50.0)  # two braces, two quotes, a colon
-    assert found["schema"] == pytest.approx(10.0)
-    assert found["kilochars"] == pytest.approx(0.1)
-    assert set(structure("").values()) == {0.0}
-
-
-def test_recurring_text_is_the_share_of_runs_that_come_twice() -> None:
-    assert recurring_share("a b c d e f g") == 0.0
-    twice = "a b c d e f " * 2  # seven runs of six words, of which the first is the last
-    assert recurring_share(twice) == pytest.approx(2 / 7)

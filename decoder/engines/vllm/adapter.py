@@ -23,14 +23,14 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from decoder.complaints import Complaints
-from decoder.drafting.trees import Tokens
 from decoder.engines.vllm.asked import options_of, text_of
 from decoder.engines.vllm.drafter import MUCH, LateDrafter
 from decoder.engines.vllm.plan import Plan
 from decoder.engines.vllm.ranks import Ranks
 from decoder.engines.vllm.reading import Reading
+from decoder.policy.pricing import NOMINAL
 from decoder.requests import Committed, Decision
-from decoder.room import room
+from decoder.room import DRAFTS_SHARE, room, under_grammar
 from decoder.tenancy.identities import Identities
 
 if TYPE_CHECKING:
@@ -80,12 +80,15 @@ class Adapter:
         self._shares_blocks = shares_blocks
         self._identities = Identities.load(worker.settings) if worker is not None else None
         self._restarts: Counter[str] = Counter()
+        self._steps = 0
+        self._limits: list[int] = []  # draft tokens of each request of the step at most
         self._hits = False  # whether a request of the step under way began in others' blocks
         self._drafter_failed = self._closed = False
 
     def before_step(self, runner: Any, scheduler_output: Any) -> None:
         """Let go of the requests that ended, before their blocks serve others."""
         ended = scheduler_output.finished_req_ids
+        self._time(ours=True)
         for name in ended:
             # Ends by limit or stop token were seen when they were committed; what is left ended
             # by a stop string or by the client.
@@ -93,6 +96,7 @@ class Adapter:
                 with self._sparing("a request could not be stopped"):
                     self.worker.router.stop(name, "abort")
             self._restarts.pop(name, None)
+        self._time(ours=False)
         if self.late is None:
             return
         with self._sparing("the drafter could not read on"):
@@ -103,6 +107,9 @@ class Adapter:
             finally:
                 for name in lost:
                     self.late.end(name)
+            self._time(ours=True)
+            self.late.scheduled(scheduler_output)
+            self._time(ours=False)
             cached = scheduler_output.scheduled_cached_reqs
             self._hits = bool(cached.resumed_req_ids) or any(
                 new.num_computed_tokens for new in scheduler_output.scheduled_new_reqs
@@ -131,6 +138,7 @@ class Adapter:
         names = list(runner.input_batch.req_ids)
         if self.idle:
             return [[] for _ in names]
+        self._time(ours=True)
         longest = min(self._longest, scheduler_output.num_spec_tokens_to_schedule)
         plan = self.ranks.agree(
             len(names),
@@ -142,7 +150,7 @@ class Adapter:
         if plan.grafts:
             tails = self.ranks.agree(
                 len(names),
-                lambda: self._grafted(runner, names, plan, drafts, longest),
+                lambda: self._grafted(runner, names, plan, drafts),
                 lambda: self._count("grafting failed: this step goes on without tails"),
             )
             drafts = [[*d, *tail] for d, tail in zip(drafts, tails.given, strict=True)]
@@ -150,13 +158,14 @@ class Adapter:
             with self._sparing("the router could not be told what was drafted"):
                 ran = plan.k if any(made) else 0
                 self.worker.router.drafted(names, [len(tokens) for tokens in drafts], ran)
+        self._time(ours=False)
         return drafts
 
     def guarded(self, propose: Callable[..., Any]) -> Callable[..., Any]:
         """A drafter's ``propose``, except that a fault costs the step its model drafts alone.
 
-        What was set aside is dropped then: later drafts of running requests miss that text and may
-        be worse, and are verified like all others.
+        What was set aside is dropped then, and requests under way have no more model drafts, for
+        which the drafter would miss that text.
         """
 
         def guarded(*, next_token_ids: torch.Tensor, **arguments: Any) -> Any:
@@ -176,7 +185,7 @@ class Adapter:
         self.complaints.warning("no drafts any more: %s", why)
         self.close()  # policies, telemetry, a name among workers: all belong to other weights
         if self.late is not None:
-            self.late.clear()
+            self._drop(self.late)
 
     def close(self) -> None:
         """Send what is left; the runner is going down, or drafts no more."""
@@ -196,14 +205,16 @@ class Adapter:
         assert self.worker is not None, "only the rank that leads decides"
         router, late = self.worker.router, self.late
         verified = scheduler_output.scheduled_spec_decode_tokens
+        scheduled, step_tokens = (
+            scheduler_output.num_scheduled_tokens, scheduler_output.total_num_scheduled_tokens
+        )  # fmt: skip
         outcomes, lengths, waiting = [], {}, 0
         for row, (name, tokens) in enumerate(zip(names, sampled, strict=True)):
             state = runner.requests[name]
             with self._sparing("a request could not be taken up"):
-                text = runner.input_batch.token_ids_cpu[row]
-                self._take_up(name, state, text, len(tokens), runner.max_model_len)
+                self._take_up(row, name, len(tokens), runner)
             if not tokens:  # a prompt only partly read: nothing was committed yet
-                waiting += state.num_tokens - state.num_computed_tokens
+                waiting += state.num_tokens - state.num_computed_tokens - scheduled[name]
                 continue
             # Places kept or drafts refused by a grammar are marked with -1 by the scheduler.
             really = sum(1 for token in verified.get(name, ()) if token >= 0)
@@ -212,34 +223,53 @@ class Adapter:
         followed = [outcome.request for outcome in outcomes if outcome.request in router]
         usual = late is None or late.caught_up < MUCH
         with self._sparing("observing failed"):
-            router.observe(outcomes, scheduler_output.total_num_scheduled_tokens, usual)
+            router.observe(outcomes, step_tokens, usual)
         live = [name for name in followed if name in router]
         # An ended request's blocks may be given to a later prompt that begins alike.
         reads = self.reading is None or self.reading.wanted
         unread: set[str] = set()
         full = False  # decided here, for all ranks alike
         if late is not None:
-            told, read = scheduler_output.num_scheduled_tokens, late.would_read(names, reads)
+            read = late.would_read(names, reads)
             unread = {name for name, is_read in zip(names, read, strict=True) if not is_read}
-            full = late.full(sum(told[name] for name in names if name not in unread))
+            full = late.full(sum(scheduled[name] for name in names if name not in unread))
         catch_up = self._hits or full or bool({*followed}.difference(live, unread))
         known = runner.input_batch.vocab_size
         chosen: dict[str, Decision] = {}
         with self._sparing("choosing drafts failed: this step goes on without drafts"):
-            most = room(len(names), known, runner.max_num_tokens, waiting)
-            chosen = dict(zip(live, router.choose(live, most, unread), strict=True))
-            self._weigh_reading(scheduler_output.total_num_scheduled_tokens, len(names))
+            budget = runner.scheduler_config.max_num_scheduled_tokens
+            most = room(len(names), known, budget, waiting, full=step_tokens >= budget)
+            if not runner.scheduler_config.enable_chunked_prefill:
+                self._steps += 1  # a prompt that is read whole may need all the room there is
+                most *= self._steps % DRAFTS_SHARE > 0
+            others = len(outcomes) - len(followed)
+            beside = min(waiting, max(budget - len(live) - others, 0))
+            decisions = router.choose(live, most, unread, others=others, beside=beside)
+            chosen = dict(zip(live, decisions, strict=True))
+            self._weigh_reading(step_tokens, len(names))
+        self._limits = self._longest_of(runner, names, longest)
         end = runner.effective_drafter_max_model_len if self._has_model else 0
         given, rooms = [], []
-        for name in names:
+        for name, most in zip(names, self._limits, strict=True):
             decision = chosen.get(name, _NOTHING)
             model = decision.arm == "model"
-            left = min(decision.room, longest, end - lengths[name]) if model else 0
+            left = min(decision.room, most, end - lengths[name]) if model else 0
             rooms.append(max(left, 0))
-            tokens = decision.tokens[:longest] if decision.arm == "cache" else ()
+            tokens = decision.tokens[:most] if decision.arm == "cache" else ()
             given.append(_known(tokens, known))
         k = min(max(rooms, default=0), self.worker.settings.model_draft_tokens)
         return Plan(tuple(given), tuple(rooms), k, catch_up, bool(k) and router.grafts, reads)
+
+    def _longest_of(self, runner: Any, names: Sequence[str], longest: int) -> list[int]:
+        """Draft tokens of each request at most."""
+        assert self.worker is not None, "only the rank that leads decides"
+        table = self.worker.router.costs.table
+        asked = [runner.requests[name].sampling_params for name in names]
+        bound = [getattr(one, "structured_outputs", None) is not None for one in asked]
+        if table is NOMINAL or not any(bound):  # that has no unit of time yet
+            return [longest] * len(names)
+        few = min(longest, under_grammar(sum(bound), table.time(len(names))))
+        return [few if is_bound else longest for is_bound in bound]
 
     def _weigh_reading(self, tokens: int, rows: int) -> None:
         assert self.worker is not None, "only the rank that leads decides"
@@ -254,24 +284,23 @@ class Adapter:
         names: Sequence[str],
         plan: Plan,
         drafts: Sequence[Sequence[int]],
-        longest: int,
     ) -> Plan:
         """Tails of the model drafts in ``drafts``, as given tokens."""
         assert self.worker is not None, "only the rank that leads decides"
         chains = [() if given else d for given, d in zip(plan.given, drafts, strict=True)]
         tails = self.worker.router.graft(names, chains)
         known = runner.input_batch.vocab_size
-        cut = (tail[: longest - len(d)] for tail, d in zip(tails, drafts, strict=True))
+        limits = self._limits
+        cut = (t[: most - len(d)] for t, d, most in zip(tails, drafts, limits, strict=True))
         return replace(Plan.nothing(len(names)), given=tuple(_known(tail, known) for tail in cut))
 
-    def _take_up(
-        self, name: str, state: Any, ids: Tokens, sampled: int, max_model_len: int
-    ) -> None:
+    def _take_up(self, row: int, name: str, sampled: int, runner: Any) -> None:
         """Let the router follow a request that it does not, with the text that it has by now."""
         assert self.worker is not None, "only the rank that leads decides"
+        state, max_model_len = runner.requests[name], runner.max_model_len
         if name in self.worker.router or self._restarts.get(name, 0) >= RESTARTS:
             return
-        text = text_of(state, ids, sampled)
+        text = text_of(state, runner.input_batch.token_ids_cpu[row], sampled)
         if text is None:
             return
         if text.output:
@@ -296,30 +325,45 @@ class Adapter:
         self._drafter_failed = False
         scheduler_output.num_spec_tokens_to_schedule = plan.k
         due = bool(plan.k or plan.catch_up or self.late is None)
+        self._time(ours=False)
         try:
             drafts = self.ranks.together(due, draft)
             return [] if self._drafter_failed or not plan.k else list(drafts.tolist())
         except Exception:  # noqa: BLE001 - told by the complaints
             self._failed("the model drafter failed: this step goes on without its drafts")
             return []
+        finally:
+            self._time(ours=True)
 
     def _failed(self, what: str) -> None:
         self._drafter_failed = True
         self._count(what)
         if self.late is not None:
-            self.late.clear()
+            self._drop(self.late)
         self.ranks.fell_out()
 
     def _leave(self, late: LateDrafter, lost: Collection[str]) -> None:
         """Read what was set aside for requests that have gone, on all ranks or on none."""
         try:
             if self.ranks.uneven():
-                late.clear()
+                self._drop(late)
             with torch.inference_mode():
                 self.ranks.together(late.holds(lost), lambda: late.leave(lost))
         except Exception:
-            late.clear()
+            self._drop(late)
             raise
+
+    def _drop(self, late: LateDrafter) -> None:
+        """Drop what was set aside. Ranks that fail one at a time would judge for a while by other
+        blocks, and part at a pass: there, requests under way are drafted over what was missed.
+        """
+        late.clear(missed=self.ranks.size == 1)
+
+    def _time(self, ours: bool) -> None:
+        """Say whether what follows is done by us, or by vLLM and its drafter."""
+        if self.worker is not None:
+            underway = self.worker.router.underway
+            underway.enter() if ours else underway.leave()
 
     def _count(self, what: str) -> None:
         """Count and log the exception being handled."""

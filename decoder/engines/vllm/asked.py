@@ -51,11 +51,14 @@ def options_of(
         stop_ids=frozenset(stops),
         tenant=identity.tenant,
         workload=identity.workload,
-        speculate=str(extra.get("hvd_speculate", "on")).lower() not in _OFF,
+        # vLLM counts thinking as it was before a draft, in which it may begin or end.
+        speculate=parameters.thinking_token_budget is None
+        and str(extra.get("hvd_speculate", "on")).lower() not in _OFF,
         opaque=identity.request,
         session=identity.session,
         choice=choice,
         cache_key=identity.key,
+        min_tokens=parameters.min_tokens,
     )
 
 

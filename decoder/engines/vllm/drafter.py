@@ -5,7 +5,8 @@ of a step on a small model. Here what it would have read is set aside, and read 
 draft is wanted, when too much has gathered, or when a request ends or loses its blocks (they may
 serve a later prompt). Each token is still read once, with the hidden state the target gave it, so
 drafts are the same; and whatever a drafter's cache holds, drafts are verified. What a request says
-that is skipped is not read (``reading`` says when), and nothing is drafted for it.
+that is skipped is not read (``reading`` says when), and nothing is drafted for it, nor for one that
+begins in blocks which were not read.
 """
 
 from __future__ import annotations
@@ -22,6 +23,11 @@ from decoder.engines.vllm.reading import SAMPLE
 
 UNREAD: Final = 128
 """Tokens set aside at most: their hidden states stay in memory, and reading them takes time."""
+SEEDS: Final = 0.5
+"""Share of requests that begin in others' blocks, from which on one that does not is always read:
+what it says will be begun with, and would stay unread for as long as it is cached."""
+RECENT: Final = 1 / 8
+"""Weight of one request in that share."""
 MUCH: Final = 32
 """Tokens of earlier steps that make the step in which they are read unlike others."""
 
@@ -96,36 +102,82 @@ class LateDrafter:
         self._places: dict[str, Place] = {}
         self._last: tuple[Any, dict[str, Any]] | None = None  # of the last step set aside
         self._met: set[str] = set()
+        self._read_blocks: set[int] = set()  # of which the last to write there is, or was, read
+        self._blocks: dict[str, list[int]] = {}  # of each request, in its order
+        self._begins: dict[str, int] = {}  # how many of them were others' before
+        self._new: dict[str, int] = {}  # of those with blocks not judged yet: how many were
+        self._shared = 1.0  # of the requests that begin, those that do so in others' blocks
         self._passed_by = 0  # requests, since one was read that would have been skipped
+
+    def scheduled(self, output: Any) -> None:
+        """Take in which blocks a step gives to which requests, in the scheduler's order; ``output``
+        is its own. To be told of every step, before :meth:`meet`."""
+        group = max(getattr(self._drafter, "kv_cache_gid", 0), 0)
+        for new in output.scheduled_new_reqs:
+            self._begin(new.req_id, new.block_ids[group], new.num_computed_tokens)
+        cached = output.scheduled_cached_reqs
+        for name, blocks, computed in zip(
+            cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
+        ):
+            if name in cached.resumed_req_ids:
+                self._begin(name, blocks[group], computed)
+            elif blocks is not None:
+                held = self._blocks.setdefault(name, [])
+                self._new.setdefault(name, len(held))
+                held += blocks[group]
+
+    def _begin(self, name: str, blocks: Sequence[int], computed: int) -> None:
+        self._blocks[name] = list(blocks)
+        self._begins[name] = self._new[name] = computed // self._drafter.block_size
 
     def would_read(self, names: Sequence[str], reads: bool) -> list[bool]:
         """Which of the requests of a step are read, where those that begin with it are, or one in
-        ``SAMPLE`` of them."""
-        passed_by, found = self._passed_by, []
-        for name in names:
-            new = name not in self._met
-            passed_by += new and not reads
-            sampled = passed_by == SAMPLE
-            if sampled:
-                passed_by = 0
-            found.append(sampled or reads if new else name not in self.skipped)
-        return found
+        ``SAMPLE`` of them. None is that begins in blocks which were not read."""
+        found = self._judged(names, reads)[0]
+        return [found.get(name, name not in self.skipped) for name in names]
+
+    def _judged(self, names: Sequence[str], reads: bool) -> tuple[dict[str, bool], int]:
+        """Which of those that begin are read, and how many were passed by since one was."""
+        passed_by, found, fresh = self._passed_by, dict[str, bool](), set[int]()
+        asked = dict.fromkeys(name for name in names if name not in self._met)
+        # As the scheduler took them: one may begin in what another says in the same step.
+        for name in (
+            *(n for n in self._new if n in asked),
+            *(n for n in asked if n not in self._new),
+        ):
+            blocks, begins = self._blocks.get(name, []), self._begins.get(name)
+            read = all(b in self._read_blocks or b in fresh for b in blocks[:begins])
+            if read and not reads and (begins != 0 or self._shared < SEEDS):
+                passed_by = (passed_by + 1) % SAMPLE
+                read = not passed_by
+            found[name] = read
+            if read:
+                fresh.update(blocks[begins:])
+        return found, passed_by
 
     def meet(self, names: Sequence[str], reads: bool) -> None:
         """Decide about those of a step's requests that begin with it, as :meth:`would_read` says:
         of the same steps on all ranks."""
-        new = [name for name in names if name not in self._met]
-        found = self.would_read(new, reads)
-        if not reads:
-            self._passed_by = (self._passed_by + len(new)) % SAMPLE
-        self._met.update(new)
-        self.skipped.update(name for name, read in zip(new, found, strict=True) if not read)
+        found, self._passed_by = self._judged(names, reads)
+        self._met.update(found)
+        self.skipped.update(name for name, read in found.items() if not read)
+        for name in [name for name in self._new if name in self._met]:
+            written = self._blocks[name][self._new.pop(name) :]
+            if name in self.skipped:
+                self._read_blocks.difference_update(written)
+            else:
+                self._read_blocks.update(written)
+            if name in found and name in self._begins:
+                self._shared += ((self._begins[name] > 0) - self._shared) * RECENT
 
     def end(self, name: str) -> None:
         """Forget a request that ended or lost its blocks. Unknown names are ignored."""
         self.forget(name)
         self._met.discard(name)
         self.skipped.discard(name)
+        blocks = self._blocks.pop(name, [])
+        self._read_blocks.difference_update(blocks[self._new.pop(name, len(blocks)) :])
+        self._begins.pop(name, None)
 
     def forget(self, name: str) -> None:
         """Drop what was set aside for a request. Unknown names are ignored."""
@@ -140,8 +192,14 @@ class LateDrafter:
         """Whether so many more would be more than may wait."""
         return bool(self.unread + tokens > self._most)
 
-    def clear(self) -> None:
-        """Drop all that was set aside."""
+    def clear(self, missed: bool = False) -> None:
+        """Drop all that was set aside. Where it was ``missed``, requests under way are read no
+        more, and what they said counts as unread.
+        """
+        for name in self._met - self.skipped if missed else ():
+            own = self._blocks.get(name, [])[self._begins.get(name, 0) :]
+            self._read_blocks.difference_update(own)
+            self.skipped.add(name)
         self._pieces.clear()
         self._places.clear()
         self.unread = 0

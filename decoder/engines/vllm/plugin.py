@@ -60,6 +60,14 @@ def _is_switched_on(said: str | None) -> bool:
         ) from None
 
 
+def _reach_ray() -> None:
+    """Ray's workers get copies of named variables alone; without ours they would be stock vLLM."""
+    name = "VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY"
+    given = [part.strip() for part in os.environ.get(name, "").split(",") if part.strip()]
+    if "HVD_" not in given:
+        os.environ[name] = ",".join([*given, "HVD_"])
+
+
 def register() -> None:
     """Entry point; vLLM calls it in each of its processes, perhaps more than once.
 
@@ -70,6 +78,7 @@ def register() -> None:
     if not _is_switched_on(os.environ.get("HVD_WORKER_ENABLED")):
         return
     new_key = ensure_key(os.environ)  # before vLLM starts its other processes, which inherit it
+    _reach_ray()
     settings = WorkerSettings.load()
     key_of(settings)
     if find_spec("arctic_inference") is None:  # what vLLM itself does not bring
@@ -288,6 +297,21 @@ def _propose(
     return adapter.propose(runner, scheduler_output, sampled_token_ids, draft)
 
 
+def _validate(original: Callable[..., Any], parameters: Any, speculative_config: Any) -> None:
+    """What vLLM checks, and that no probabilities of named tokens are asked for.
+
+    Beside drafts they are not made, or end the engine: rows of its sampler differ in width then.
+    """
+    original(parameters, speculative_config)
+    if speculative_config is not None and parameters.logprob_token_ids:
+        from vllm.exceptions import VLLMValidationError
+
+        raise VLLMValidationError(
+            "logprob_token_ids are not supported beside speculative decoding: ask for logprobs.",
+            parameter="logprob_token_ids",
+        )
+
+
 AROUND: Final[dict[str, Callable[..., Any]]] = {
     "compile_or_warm_up_model": _warm_up,
     "reload_weights": _reload_weights,
@@ -297,5 +321,6 @@ AROUND: Final[dict[str, Callable[..., Any]]] = {
     "execute_model": _execute_model,
     "_input_fits_in_drafter": _input_fits_in_drafter,
     "propose_draft_token_ids": _propose,
+    "_validate_spec_decode": _validate,
 }
 """What stands around each method that is wrapped, but for ``load_model``, which takes settings."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from typing import Any, Final, Literal
 
 from decoder.contracts.errors import EngineError
@@ -28,6 +29,7 @@ HOW_TO_START: Final = (
     '"disable_eagle_block_drop": true}\''
 )
 METHODS: Final = ("eagle3", "suffix")
+_PROCESSORS: Final = "vllm.logits_processors"
 VERIFIED: Final = 128
 """Draft tokens of a request that vLLM's sampler verifies in a step; at one more it asserts, and the
 engine ends (``MAX_SPEC_LEN``)."""
@@ -83,6 +85,19 @@ def _own_suffix(config: Any) -> bool:
 def _moe_replicas(config: Any) -> bool:
     parallel = config.parallel_config
     return bool(config.model_config.is_moe) and parallel.data_parallel_size > 1
+
+
+def _has_min_p(config: Any) -> bool:
+    """Whether the model's own generation settings, or the operator's, ask for it."""
+    return float(config.model_config.get_diff_sampling_param().get("min_p") or 0.0) > 0.0
+
+
+def _has_processors(config: Any) -> bool:
+    return bool(config.model_config.logits_processors or entry_points(group=_PROCESSORS))
+
+
+def _backend(config: Any) -> str:
+    return str(config.structured_outputs_config.backend)
 
 
 def reads_with_positions_alone(config: Any) -> bool:
@@ -267,9 +282,23 @@ REQUIREMENTS: Final = (
         "a preempted request goes on where it was, and is drafted for again",
         lambda c, _: True),
     Requirement(
-        "--structured-outputs-config", "any", "accepted",
+        "--structured-outputs-config", "backend auto, xgrammar, guidance or outlines", "accepted",
         "drafts that break the grammar are cut by vLLM, and not counted as drafted",
-        lambda c, _: True),
+        lambda c, _: _backend(c) != "lm-format-enforcer"),
+    Requirement(
+        "--structured-outputs-config", "backend lm-format-enforcer", "refused",
+        'set "backend" to "auto": vLLM refuses each request that would use this one beside drafts.',
+        lambda c, _: _backend(c) == "lm-format-enforcer"),
+    Requirement(
+        "--generation-config, --override-generation-config", "min_p above 0", "refused",
+        "set --override-generation-config '{\"min_p\": 0}': vLLM refuses min_p wherever anything "
+        "drafts, so a request that left it out would be refused.",
+        lambda c, _: _has_min_p(c)),
+    Requirement(
+        "--logits-processors", "given, or installed as vllm.logits_processors", "refused",
+        "leave them out, or unset HVD_WORKER_ENABLED: wherever anything drafts, vLLM refuses those "
+        "that are given, and passes over installed ones without a word.",
+        lambda c, _: _has_processors(c)),
     Requirement(
         "--enforce-eager, cudagraph_mode", "any", "accepted",
         "steps in which requests verify drafts of different lengths run on piecewise graphs, or "
@@ -279,9 +308,6 @@ REQUIREMENTS: Final = (
         "--load-format, --quantization, --dtype, --kv-cache-dtype", "any", "accepted",
         "policies belong to the model by name and revision; costs are measured as it runs",
         lambda c, _: True),
-    Requirement(
-        "min_p, logit_bias, custom logits processors", "of a request", "refused",
-        "vLLM itself refuses them wherever anything drafts.", None),
     Requirement(
         "weights", "reloaded in place, reset, or dropped by sleep level 2", "clamped",
         "requests go on without drafts and without telemetry until the server is started anew: "

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from decoder.contracts.errors import HvdError
 from decoder.contracts.events import DraftEvent
 from decoder.router import Committed, RequestOptions
-from pipelines.bench.decode.structure import structure
-from pipelines.bench.results import Cycle, Labelled, Outcome, PromptFacts, Results, Store
-from pipelines.prompts import PromptSet, Template, TokenPrompt, TooLong, fitting
+from pipelines.bench.options import Selection
+from pipelines.bench.results import Cycle, Key, Labelled, Outcome, PromptFacts, Results, Store
+from pipelines.prompts import PromptSet, TokenPrompt, fitting
 
 if TYPE_CHECKING:
     from decoder.costs import LiveCosts
@@ -40,17 +40,9 @@ class Plan:
     """What to run on each dataset. Lengths are in tokens; ``minutes`` None is without end."""
 
     methods: tuple[Method, ...]
-    templates: tuple[Template, ...] = ("chat",)
-    limit: int = 20
-    warmup: int = 1
+    selection: Selection
     max_tokens: int = 128
-    max_prompt_tokens: int | None = None
-    too_long: TooLong = "skip"
     minutes: float | None = None
-
-    def room(self, context: int) -> int:
-        """Prompt tokens that leave place for the output in a context of ``context``."""
-        return min(context - self.max_tokens, self.max_prompt_tokens or context)
 
 
 @dataclass(frozen=True)
@@ -58,7 +50,6 @@ class Lane:
     """One dataset in one template: its prompts, and what decodes them."""
 
     measured: tuple[TokenPrompt, ...]
-    spare: tuple[TokenPrompt, ...]
     sessions: dict[str, Session]
 
 
@@ -82,16 +73,18 @@ def run(
     Args:
         tick: called before each generation, with what comes next.
     """
-    results = store.results
+    results, selection = store.results, plan.selection
     ends = time.monotonic() + 60 * plan.minutes if plan.minutes else None
     try:
         costs = warm_up_machine(engine, plan)
         lanes: dict[int, Lane] = {}
-        pairs = [(found, template) for found in sets for template in plan.templates]
-        for turn in range(plan.limit):
+        pairs = [(found, template) for found in sets for template in selection.templates]
+        for turn in range(selection.limit):
             for place, (found, template) in enumerate(pairs):
                 if place not in lanes:
-                    lanes[place] = open_lane(engine, found, template, plan, store, costs)
+                    fits = fitting(found, engine.tokenizer, template, room(engine, plan),
+                                   selection.too_long, store.problem)  # fmt: skip
+                    lanes[place] = open_lane(engine, fits, plan, results, costs)
                 lane = lanes[place]
                 if turn >= len(lane.measured) or known(lane.measured[turn], results):
                     continue
@@ -105,15 +98,20 @@ def run(
     return results
 
 
+def room(engine: ReferenceEngine, plan: Plan) -> int:
+    """Prompt tokens that leave place for the output in the model's context."""
+    context = engine.max_model_len
+    return min(context - plan.max_tokens, plan.selection.max_prompt_tokens or context)
+
+
 def known(prompt: TokenPrompt, results: Results) -> bool:
     """Whether every method of the run has decoded ``prompt`` already."""
-    found = results.outcomes.get(facts_key(prompt), {})
-    return set(results.settings["methods"]) <= set(found)
+    return set(results.settings["methods"]) <= set(results.outcomes.get(key_of(prompt), {}))
 
 
-def facts_key(prompt: TokenPrompt) -> tuple[str, str, str]:
+def key_of(prompt: TokenPrompt) -> Key:
     """How the results name ``prompt``."""
-    return prompt.prompt.dataset, prompt.template, prompt.prompt.id
+    return Key(prompt.prompt.dataset, prompt.template, prompt.prompt.id)
 
 
 def warm_up_machine(engine: ReferenceEngine, plan: Plan) -> dict[str, LiveCosts]:
@@ -140,32 +138,29 @@ def warm_up_machine(engine: ReferenceEngine, plan: Plan) -> dict[str, LiveCosts]
 
 def open_lane(
     engine: ReferenceEngine,
-    found: PromptSet,
-    template: Template,
+    prompts: Iterator[TokenPrompt],
     plan: Plan,
-    store: Store,
+    results: Results,
     costs: dict[str, LiveCosts],
 ) -> Lane:
     """Prompts and sessions of a dataset: warmed up, and brought to where an earlier run stopped."""
-    room = plan.room(engine.max_model_len)
-    fits = fitting(found, engine.tokenizer, template, room, plan.too_long, store.problem)
-    usable = list(itertools.islice(fits, plan.limit + plan.warmup))
-    measured, spare = tuple(usable[: plan.limit]), tuple(usable[plan.limit :])
+    limit = plan.selection.limit
+    usable = list(itertools.islice(prompts, limit + plan.selection.warmup))
+    measured, spare = tuple(usable[:limit]), usable[limit:]
     sessions = {m.name: opened(engine, m, costs.get(m.name)) for m in plan.methods}
-    left = [p for p in measured if not known(p, store.results)]
-    if left:
+    done = [p for p in measured if known(p, results)]
+    if len(done) < len(measured):
         plain = next((s for s in sessions.values() if not s.method.cache), None)
+        decoding = plain or next(iter(sessions.values()))
         for prompt in spare:
-            decoding = plain or next(iter(sessions.values()))
             tokens = decoding.generate(list(prompt.ids), plan.max_tokens).tokens
             for session in sessions.values():
                 if session is not decoding:
                     remember(session, prompt.ids, tokens, plan.max_tokens)
-        for prompt in measured:
-            if prompt not in left:
-                for name, outcome in store.results.outcomes[facts_key(prompt)].items():
-                    remember(sessions[name], prompt.ids, outcome.tokens, plan.max_tokens)
-    return Lane(measured, spare, sessions)
+        for prompt in done:
+            for name, outcome in results.outcomes[key_of(prompt)].items():
+                remember(sessions[name], prompt.ids, outcome.tokens, plan.max_tokens)
+    return Lane(measured, sessions)
 
 
 def opened(engine: ReferenceEngine, method: Method, costs: LiveCosts | None) -> Session:
@@ -225,57 +220,37 @@ def _measure(
             return
         if method.name == "greedy":
             output = generation.tokens
-        outcomes.append(outcome_of(prompt, method.name, generation, session.sink[before:]))
-    store.prompt(facts(prompt))
+        found = session.sink[before:]
+        outcomes.append(outcome_of(key_of(prompt), method.name, generation, found))
+    source = prompt.prompt
+    store.prompt(
+        PromptFacts(key_of(prompt), source.family, source.standin_for, len(prompt.ids), prompt.cut)
+    )
     for outcome in outcomes:
         store.outcome(outcome)
 
 
 def outcome_of(
-    prompt: TokenPrompt, method: str, generation: Generation, events: Sequence[DraftEvent]
+    key: Key, method: str, generation: Generation, events: Sequence[DraftEvent]
 ) -> Outcome:
     """The record that is kept of one generation, whose cycles had ``events``."""
+    cycles = (
+        Cycle(c.arm, c.cache_len, c.verified, c.accepted, round(c.draft_us, 1),
+              round(c.verify_us, 1))
+        for c in generation.cycles
+    )  # fmt: skip
     return Outcome(
-        dataset=prompt.prompt.dataset,
-        template=prompt.template,
-        prompt=prompt.prompt.id,
-        method=method,
-        tokens=tuple(generation.tokens),
-        cycles=tuple(
-            Cycle(
-                arm=c.arm,
-                cache_len=c.cache_len,
-                verified=c.verified,
-                accepted=c.accepted,
-                draft_us=round(c.draft_us, 1),
-                verify_us=round(c.verify_us, 1),
-            )
-            for c in generation.cycles
-        ),
-        finish=generation.finish,
-        prefill_us=generation.prefill_us,
-        decode_us=generation.decode_us,
-        drafts=tuple(
-            Labelled(e.predicted, e.accepted, bool(e.censored)) for e in events if e.draft_len
-        ),
-        model_drafts=tuple(
+        key,
+        method,
+        tuple(generation.tokens),
+        tuple(cycles),
+        generation.finish,
+        generation.prefill_us,
+        generation.decode_us,
+        tuple(Labelled(e.predicted, e.accepted, bool(e.censored)) for e in events if e.draft_len),
+        tuple(
             Labelled(e.predicted_model, e.model_accepted, False)
             for e in events
             if e.model_accepted is not None
         ),
-    )
-
-
-def facts(prompt: TokenPrompt) -> PromptFacts:
-    """The record that is kept of a measured prompt."""
-    source = prompt.prompt
-    return PromptFacts(
-        dataset=source.dataset,
-        template=prompt.template,
-        prompt=source.id,
-        family=source.family,
-        standin_for=source.standin_for,
-        tokens=len(prompt.ids),
-        cut=prompt.cut,
-        structure={k: round(v, 4) for k, v in structure(source.text).items()},
     )

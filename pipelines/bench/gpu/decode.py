@@ -13,7 +13,6 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -93,44 +92,37 @@ def _one(
     say: Say,
 ) -> dict[str, Any] | None:
     from decoder.contracts.errors import ModelError
-    from pipelines.bench import asked as wanted
     from pipelines.bench.decode import launch
     from pipelines.bench.decode import run as decode
-    from pipelines.bench.metrics import rate, summary
+    from pipelines.bench.metrics import summary
+    from pipelines.bench.options import Engine, Options, Selection
     from pipelines.bench.results import Store
     from pipelines.bench.serve.prompts import from_workloads
+    from pipelines.bench.stats import rate
 
-    choice = wanted.Asked(
-        methods=",".join(methods),
-        limit=asked.each,
+    policies = () if asked.policy is None else (asked.policy,)
+    choice = Options(
+        selection=Selection(limit=asked.each, warmup=1),
+        engine=Engine(asked.model, asked.drafter, policies, dtype, asked.device),
         max_tokens=asked.max_tokens,
-        model=asked.model,
-        drafter=asked.drafter,
-        policies=() if asked.policy is None else (asked.policy,),
-        dtype=dtype,
-        device=asked.device,
     )
-    target = wanted.target_of(choice)
     try:
-        engine, made, settings = launch.prepare(choice, target, methods)
+        ready = launch.prepare(choice, methods)
     except ModelError as error:
         learned = [m for m in methods if m.startswith("hybrid")]
         if not learned:
             raise
         methods[:] = [m for m in methods if m not in learned]
         notes.append(f"{', '.join(learned)} left out: {error}")
-        engine, made, settings = launch.prepare(choice, target, methods)
+        ready = launch.prepare(choice, methods)
     if (minutes := (deadline - time.monotonic()) / 60) <= 0:
         notes.append(f"nothing was decoded in {dtype}: the time was over.")
         return None
-    plan = decode.Plan(
-        made, limit=asked.each, warmup=1, max_tokens=asked.max_tokens, minutes=minutes
-    )
+    plan = decode.Plan(ready.methods, choice.selection, asked.max_tokens, minutes)
     with tempfile.TemporaryDirectory() as folder:
-        began = datetime.now(UTC).isoformat(timespec="seconds")
-        store = Store(Path(folder) / "generations.jsonl", settings, began)
-        sets = from_workloads(asked.each + plan.warmup)
-        results = decode.run(engine, sets, plan, store, say)
+        store = Store(Path(folder) / "generations.jsonl", ready.settings)
+        sets = from_workloads(asked.each + 1)
+        results = decode.run(ready.engine, sets, plan, store, say)
     if results.interrupted:
         raise KeyboardInterrupt
     if results.out_of_time:
@@ -140,7 +132,7 @@ def _one(
     for record in figures["overall"]:
         mine = [by[record["method"]] for by in outcomes]
         record["computed_with_graphs_tok_per_s"] = computed_rate(mine, costs)
-        record["measured_tok_per_s"] = rate(mine)
+        record["measured_tok_per_s"] = rate(o.spent for o in mine)
     return figures
 
 

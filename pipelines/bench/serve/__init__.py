@@ -1,1 +1,1 @@
-"""hvd bench serve: real servers against each other under load."""
+"""hvd bench serve: real servers against each other, by requests or by sessions of turns."""

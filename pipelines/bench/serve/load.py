@@ -10,7 +10,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -26,8 +26,7 @@ REQUEST_SECONDS: Final = 600.0
 class Reply:
     """The answer to a prompt or one of its turns; seconds count from sending. ``error``: why none.
 
-    ``arrivals_s`` holds when each token came, ``ended_s`` when the answer was over; both count from
-    the beginning of the load.
+    ``arrivals_s`` holds when each token came, from the beginning of the load.
     """
 
     prompt: str
@@ -36,8 +35,21 @@ class Reply:
     tokens: tuple[int, ...]
     error: str = ""
     arrivals_s: tuple[float, ...] = ()
-    ended_s: float = 0.0
     turn: int = 0
+
+
+@dataclass(frozen=True)
+class Load:
+    """What every request shares. ``silence_s`` is by the clock on the wall, all else by ``clock``,
+    in seconds; ``by_turns``: what a prompt's assistant says is written anew by the server."""
+
+    url: str
+    model: str
+    concurrency: int
+    max_tokens: int
+    by_turns: bool = False
+    clock: Callable[[], float] = time.perf_counter
+    silence_s: float = REQUEST_SECONDS
 
 
 def name_of(prompt: Prompt) -> str:
@@ -58,14 +70,8 @@ def turns(prompt: Prompt) -> list[tuple[Message, ...]]:
 
 def body(messages: Sequence[Message], model: str, max_tokens: int) -> dict[str, Any]:
     """The request for an answer to ``messages``: greedy, streamed, with token ids."""
-    return {
-        "model": model,
-        "messages": list(messages),
-        "temperature": 0,
-        "max_tokens": max_tokens,
-        "stream": True,
-        "return_token_ids": True,
-    }
+    shared = {"temperature": 0, "stream": True, "return_token_ids": True}
+    return {"model": model, "messages": list(messages), "max_tokens": max_tokens, **shared}
 
 
 def chunks(lines: Iterator[str]) -> Iterator[tuple[list[int], str]]:
@@ -87,81 +93,43 @@ def chunks(lines: Iterator[str]) -> Iterator[tuple[list[int], str]]:
                 yield ids or [], text or ""
 
 
-@dataclass(frozen=True)
-class Load:
-    """What every request of a load shares; ``began`` is by its ``clock``, in seconds."""
-
-    model: str
-    max_tokens: int
-    clock: Callable[[], float]
-    began: float
-
-
-def answer(
-    client: httpx.Client, load: Load, prompt: str, messages: Sequence[Message], turn: int = 0
-) -> tuple[Reply, str]:
-    """Ask for one answer and read it to the end: the reply and its text.
-
-    A failure becomes a reply with ``error``.
-    """
-    tokens: list[int] = []
-    arrivals: list[float] = []
-    text = ""
-    began = load.clock()
-    error = None
-    asked = body(messages, load.model, load.max_tokens)
-    try:
-        with client.stream("POST", "/v1/chat/completions", json=asked) as response:
-            if response.is_success:
-                for ids, more in chunks(response.iter_lines()):
-                    arrivals += [load.clock() - load.began] * len(ids)
-                    tokens += ids
-                    text += more
-            else:
-                error = f"HTTP {response.status_code}: {response.read().decode()[:300]}"
-    except (httpx.HTTPError, ValueError, KeyError) as failure:
-        error = f"{type(failure).__name__}: {failure}"
-    if error is None and not tokens:
-        error = "the answer held no token"
-    now = load.clock()
-    first = arrivals[0] + load.began if arrivals else now
-    reply = Reply(
-        prompt, first - began, now - began, tuple(tokens), error or "", tuple(arrivals),
-        now - load.began, turn,
-    )  # fmt: skip
-    return reply, text
-
-
-def answers(client: httpx.Client, load: Load, prompt: Prompt, by_turns: bool) -> Iterator[Reply]:
+def _answers(client: httpx.Client, load: Load, prompt: Prompt, began: float) -> Iterator[Reply]:
     """One reply, or one for each turn up to the first that fails."""
     said: list[Message] = []
-    for turn, heard in enumerate(turns(prompt) if by_turns else [prompt.messages]):
+    for turn, heard in enumerate(turns(prompt) if load.by_turns else [prompt.messages]):
         said += heard
-        reply, text = answer(client, load, name_of(prompt), said, turn)
-        yield reply
-        if reply.error:
+        tokens, arrivals, text, error = list[int](), list[float](), "", None
+        sent = load.clock()
+        asked = body(said, load.model, load.max_tokens)
+        try:
+            with client.stream("POST", "/v1/chat/completions", json=asked) as response:
+                if response.is_success:
+                    for ids, more in chunks(response.iter_lines()):
+                        arrivals += [load.clock()] * len(ids)
+                        tokens += ids
+                        text += more
+                else:
+                    error = f"HTTP {response.status_code}: {response.read().decode()[:300]}"
+        except (httpx.HTTPError, ValueError, KeyError) as failure:
+            error = f"{type(failure).__name__}: {failure}"
+        if error is None and not tokens:
+            error = "the answer held no token"
+        now = load.clock()
+        first, came = arrivals[0] if arrivals else now, tuple(at - began for at in arrivals)
+        times = first - sent, now - sent
+        yield Reply(name_of(prompt), *times, tuple(tokens), error or "", came, turn)
+        if error:
             return
         said.append({"role": "assistant", "content": text})
 
 
 def run(
-    url: str,
-    model: str,
-    prompts: Sequence[Prompt],
-    concurrency: int,
-    max_tokens: int,
-    done: Callable[[], object] = lambda: None,
-    by_turns: bool = False,
-    clock: Callable[[], float] = time.perf_counter,
-    silence_s: float = REQUEST_SECONDS,
+    load: Load, prompts: Sequence[Prompt], done: Callable[[], object] = lambda: None
 ) -> tuple[float, list[Reply]]:
-    """Send ``prompts`` in order, ``concurrency`` of them at a time.
+    """Send ``prompts`` in order, so many of them at a time as the load says.
 
     Args:
         done: called after each reply, from several threads, one call at a time.
-        by_turns: a prompt is a session; what its assistant says is written anew by the server.
-        clock: seconds, by which everything is timed.
-        silence_s: longest silence within one answer, by the clock on the wall.
 
     Returns:
         seconds from the first request to the end of the last answer, and the replies in the order
@@ -169,11 +137,10 @@ def run(
     """
     replies: list[list[Reply]] = [[] for _ in prompts]
     queue, lock, leaving = iter(enumerate(prompts)), threading.Lock(), threading.Event()
-
     # one for all: making another takes as long as a step
-    client = httpx.Client(
-        base_url=url, timeout=silence_s, limits=httpx.Limits(max_connections=concurrency)
-    )
+    limits = httpx.Limits(max_connections=load.concurrency)
+    client = httpx.Client(base_url=load.url, timeout=load.silence_s, limits=limits)
+    began = load.clock()
 
     def work() -> None:
         while not leaving.is_set():
@@ -181,16 +148,15 @@ def run(
                 index, prompt = next(queue, (0, None))
             if prompt is None:
                 return
-            for reply in answers(client, load, prompt, by_turns):
+            for reply in _answers(client, load, prompt, began):
                 with lock:
                     replies[index].append(reply)
                     done()
                 if leaving.is_set():
                     return
 
-    load = Load(model, max_tokens, clock, clock())
-    pool = ThreadPoolExecutor(concurrency)
-    running: list[Future[None]] = [pool.submit(work) for _ in range(concurrency)]
+    pool = ThreadPoolExecutor(load.concurrency)
+    running = [pool.submit(work) for _ in range(load.concurrency)]
     try:
         wait(running, return_when=FIRST_EXCEPTION)
     finally:
@@ -200,4 +166,4 @@ def run(
     for worker in running:
         worker.result()
     client.close()
-    return clock() - load.began, [r for session in replies for r in session]
+    return load.clock() - began, [r for session in replies for r in session]

@@ -17,7 +17,7 @@ from pipelines.serve.command import ServeOptions, speculative_config
 
 @dataclass(frozen=True)
 class Plan:
-    """A whole benchmark: ``prompts`` holds one list for each of ``concurrency``.
+    """A whole benchmark: ``levels`` are numbers of requests at a time, with the prompts for each.
 
     ``decides_by`` describes the policy that the hybrid starts with, ``policy`` if that is named.
     ``together``: all servers of a round are up at once and run in slices.
@@ -26,8 +26,7 @@ class Plan:
 
     setups: tuple[Setup, ...]
     options: ServeOptions
-    concurrency: tuple[int, ...]
-    prompts: tuple[tuple[Prompt, ...], ...]
+    levels: tuple[tuple[int, tuple[Prompt, ...]], ...]
     warm_up: tuple[Prompt, ...]
     max_tokens: int
     rounds: int = 1
@@ -44,7 +43,7 @@ class Plan:
     @property
     def requests(self) -> int:
         """How many answers a server gives if none fails."""
-        prompts = [p for level in self.prompts for p in level]
+        prompts = [p for _, level in self.levels for p in level]
         return sum(len(turns(p)) for p in prompts) if self.by_turns else len(prompts)
 
     def setting(self) -> dict[str, Any]:
@@ -61,10 +60,10 @@ class Plan:
             "environment": told(
                 {k: v for k, v in os.environ.items() if k.startswith(("HVD_", "VLLM_"))}
             ),
-            "concurrency": list(self.concurrency),
+            "concurrency": [at_once for at_once, _ in self.levels],
             "max_tokens": self.max_tokens,
             "together": [f"{SLICE_S:g} s", *sorted(names)] if self.together else False,
-            "prompts": [[self._asked(p) for p in level] for level in self.prompts],
+            "prompts": [[self._asked(p) for p in level] for _, level in self.levels],
         }
 
     def _asked(self, prompt: Prompt) -> str:

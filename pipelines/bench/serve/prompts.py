@@ -9,14 +9,21 @@ the same proportions.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
 
 from decoder.contracts.errors import SettingsError
 from pipelines import workloads
-from pipelines.prompts import Prompt, PromptSet
+from pipelines.bench.serve.load import turns
+from pipelines.prompts import Message, Prompt, PromptSet
 
-TokensOf = Callable[[Prompt], int]
-"""Length of a prompt in the model's chat template; a ValueError says why there is none."""
+FURTHER: Final = (
+    "Result of run_tests: 1 failed. Correct what you wrote last and return the whole of it.",
+    "Result of run_tests: 3 passed. Explain what you wrote last, line by line. Quote each line.",
+    "Compare all that you were shown so far in a list, with quotes.",
+)
+"""What goes on with the answer before: every other turn of the project's own sessions."""
 
 
 def from_workloads(count: int, names: Sequence[str] = ()) -> list[PromptSet]:
@@ -28,75 +35,70 @@ def from_workloads(count: int, names: Sequence[str] = ()) -> list[PromptSet]:
     if unknown := [name for name in names if name not in workloads.WORKLOADS]:
         known = ", ".join(workloads.WORKLOADS)
         raise SettingsError(f"no workload {', '.join(unknown)}: choose from {known}.")
-    return [
-        PromptSet(
-            name,
-            name,
-            tuple(
-                Prompt(p.id, name, name, p.messages)
-                for p in itertools.islice(workloads.prompts(name), count)
-            ),
-        )
-        for name in names or workloads.WORKLOADS
-    ]
+    made = []
+    for name in names or workloads.WORKLOADS:
+        found = itertools.islice(workloads.prompts(name), count)
+        prompts = tuple(Prompt(p.id, name, name, p.messages) for p in found)
+        made.append(PromptSet(name, name, prompts))
+    return made
+
+
+def sessions(count: int, count_turns: int, names: Sequence[str] = ()) -> list[PromptSet]:
+    """``count`` sessions of each workload: what an agent platform sends, turn by turn.
+
+    Every other turn brings another file, list of tools or page, the one after it goes on with the
+    answer. An assistant's message marks where the server answers; what it holds is not sent.
+
+    Raises:
+        SettingsError: an unknown workload.
+    """
+    made = []
+    for found in from_workloads(count * -(-count_turns // 2), names):
+        news, further = iter(found.prompts), itertools.cycle(FURTHER)
+        prompts = []
+        for index in range(count):
+            asks = [
+                [{"role": "user", "content": next(further)}] if turn % 2 else next(news).messages
+                for turn in range(count_turns)
+            ]
+            messages = _scripted(asks)
+            prompts.append(Prompt(f"{found.name}-{index}", found.name, "sessions", messages))
+        made.append(replace(found, prompts=tuple(prompts)))
+    return made
+
+
+def cut(found: PromptSet, count_turns: int) -> PromptSet:
+    """Anybody's conversations as sessions of ``count_turns`` at most; their answers are not sent.
+
+    What asks nothing is left out.
+    """
+    kept = [(p, asks[:count_turns]) for p in found.prompts if (asks := turns(p))]
+    return replace(found, prompts=tuple(replace(p, messages=_scripted(a)) for p, a in kept))
+
+
+def _scripted(asks: Sequence[Sequence[Message]]) -> tuple[Message, ...]:
+    messages = [m for said in asks for m in (*said, {"role": "assistant", "content": ""})]
+    return tuple(messages[:-1])
 
 
 def dealt(
-    sets: Iterable[PromptSet],
-    levels: int,
-    limit: int,
-    tokens_of: TokensOf,
-    max_tokens: int,
-    problems: list[str],
-) -> list[list[Prompt]]:
-    """``levels`` disjoint lists of ``limit`` prompts each, datasets in turn, alike in every list.
+    streams: Mapping[str, Iterator[Prompt]], wanted: Sequence[int]
+) -> list[tuple[Prompt, ...]]:
+    """Disjoint prompts, as many as ``wanted`` for each concurrency, datasets in turn in each.
 
-    Prompts longer than ``max_tokens`` are left out; a dataset that runs out is passed over from
-    then on. Both are said in ``problems``, which grows.
-
-    Raises:
-        SettingsError: too few prompts for one each.
+    A dataset that runs out is passed over from then on.
     """
-    long: dict[str, list[str]] = {}
-    streams = {s.name: _fitting(s, tokens_of, max_tokens, problems, long) for s in sets}
-    hands: list[list[Prompt]] = [[] for _ in range(levels)]
-    while streams and len(hands[0]) < limit:
-        for name in list(streams)[: limit - len(hands[0])]:
-            group = list(itertools.islice(streams[name], levels))
-            if len(group) < levels:
-                del streams[name]
+    left = dict(streams)
+    hands: list[list[Prompt]] = [[] for _ in wanted]
+    while left:
+        for name in list(left):
+            open_to = [h for h, n in zip(hands, wanted, strict=True) if len(h) < n]
+            if not open_to:
+                return [tuple(hand) for hand in hands]
+            group = list(itertools.islice(left[name], len(open_to)))
+            if len(group) < len(open_to):
+                del left[name]
                 continue
-            for hand, prompt in zip(hands, group, strict=True):
+            for hand, prompt in zip(open_to, group, strict=True):
                 hand.append(prompt)
-    problems += [
-        f"dataset {name!r}: left out for more than --max-prompt-tokens {max_tokens}: {len(ids)}, "
-        f"{ids[0]!r} the first."
-        for name, ids in long.items()
-    ]
-    if not hands[0]:
-        raise SettingsError(
-            f"the prompts do not go round: {levels} concurrencies need at least one each of no "
-            f"more than {max_tokens} tokens. Name more files, or raise --max-prompt-tokens."
-        )
-    if len(hands[0]) < limit:
-        problems.append(f"only {len(hands[0])} of {limit} prompts for each concurrency.")
-    return hands
-
-
-def _fitting(
-    of: PromptSet,
-    tokens_of: TokensOf,
-    max_tokens: int,
-    problems: list[str],
-    long: dict[str, list[str]],
-) -> Iterator[Prompt]:
-    for prompt in of.prompts:
-        try:
-            length = tokens_of(prompt)
-        except ValueError as error:
-            problems.append(f"dataset {of.name!r}, prompt {prompt.id!r} left out: {error}.")
-            continue
-        if length <= max_tokens:
-            yield prompt
-        else:
-            long.setdefault(of.name, []).append(prompt.id)
+    return [tuple(hand) for hand in hands]

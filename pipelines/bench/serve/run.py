@@ -10,39 +10,39 @@ as it is done: a run that was interrupted goes on where it stopped.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from pydantic import TypeAdapter
 from rich.console import Console
 from rich.markup import escape
 
 from decoder.contracts.errors import ProcessError
-from pipelines.bench.serve import load as serve_load
-from pipelines.bench.serve.counters import Counters, parse, settled
-from pipelines.bench.serve.cpu import session_seconds
-from pipelines.bench.serve.load import Reply
-from pipelines.bench.serve.passes import Journal, Level, ServerRun
+from pipelines.bench.journal import Journal
+from pipelines.bench.serve import load
+from pipelines.bench.serve.load import Load
 from pipelines.bench.serve.plan import Plan
-from pipelines.bench.serve.report import report
-from pipelines.bench.serve.server import Launch, Server, launch_vllm, starting
+from pipelines.bench.serve.server import Launch, Server, launch_vllm, session_seconds, starting
 from pipelines.bench.serve.setups import Setup
 from pipelines.bench.serve.slices import OwnClock, Work, in_slices
+from pipelines.bench.serve.summary import Level, ServerRun, report
 from pipelines.progress import Shown
 from pipelines.prompts import Prompt
 from pipelines.reports import write_json
 
-COUNTER_SECONDS: Final = 10.0
-"""How long the server's counters may lag behind its answers."""
+CONTRACT: Final = "hvd.bench.serve.v2"
 WARM_UP_TOKENS: Final = 16
-
-Show = Callable[[Setup, str, int], None]
-"""Takes what a setup's server is doing and how many requests it answered since."""
+_RUN: Final = TypeAdapter(ServerRun)
 
 
-def run(plan: Plan, out: Path, console: Console, launch: Launch = launch_vllm) -> dict[str, Any]:
-    """Measure what ``out`` does not hold yet, and write the report there.
+def run(
+    plan: Plan, out: Path, console: Console, launch: Launch = launch_vllm, fresh: bool = False
+) -> dict[str, Any]:
+    """Measure what is not yet kept beside ``out``, unless ``fresh``, and write the report there.
 
     A configuration whose server does not start is reported and passed over. On Ctrl-C the running
     server is stopped and the report written from the servers that had finished.
@@ -54,47 +54,62 @@ def run(plan: Plan, out: Path, console: Console, launch: Launch = launch_vllm) -
         SettingsError: ``out`` belongs to another setting, or cannot be written.
         ProcessError: not one server could be measured.
     """
-    journal = Journal(out.with_suffix(".runs.jsonl"), plan.setting())
-    names = {s.name for s in plan.setups}
-    runs = [r for r in journal.read() if r.setup in names]
+    kept: list[ServerRun] = []
+
+    def take(record: dict[str, Any]) -> None:
+        kept.append(_RUN.validate_python(record))
+
+    journal = Journal(out.with_suffix(".runs.jsonl"), CONTRACT, plan.setting(), take, fresh)
+    for problem in journal.problems:
+        console.print(f"[yellow]{escape(problem)}[/yellow]")
+    runs = [r for r in kept if r.setup in {s.name for s in plan.setups}]
     done = {(r.round, r.setup) for r in runs}
     skipped = _left_behind(plan, done)
-    logs = out.parent / f"{out.stem}-logs"
-    requests = plan.requests
     groups = list(_groups(plan, done))
-    left = sum(len(group) for _, group in groups)
+    whole = sum(len(group) for _, group in groups) * plan.requests
+    begun, logs = 0, out.parent / f"{out.stem}-logs"
     try:
         with Shown(console) as shown:
-            whole = left * requests
             for number, group in groups:
+                told = Told(shown, f"round {number + 1}/{plan.rounds}", whole, begun)
+                begun += len(group) * plan.requests
                 wanted = [setup for setup in group if setup.name not in skipped]
-                where = f"round {number + 1}/{plan.rounds}"
-                show = _shown(shown, where, whole - left * requests, whole)
-                found, failed = measure(plan, wanted, number, logs, show, launch)
+                found, failed = measure(plan, wanted, number, logs, told, launch)
                 skipped |= failed
                 for name, why in failed.items():
                     console.print(f"[red]{name} is left out:[/red] {escape(why)}")
                 for one in found:
                     runs.append(one)
-                    journal.add(one)
+                    journal.add(_RUN.dump_python(one, mode="json"))
                     rates = ", ".join(f"{v.rate:.1f} at {v.concurrency}" for v in one.levels)
                     said = f"round {number + 1} {one.setup}: {rates} tok/s"
                     console.print(said, highlight=False)
-                left -= len(group)
     except KeyboardInterrupt:
-        console.print(
-            f"stopped after {len(runs)} of {plan.rounds * len(plan.setups)} servers; the same "
-            "command goes on from there.",
-            highlight=False,
-        )
-        if runs:
-            write_json(report(plan, runs, skipped), out)
+        said = f"stopped after {len(runs)} of {plan.rounds * len(plan.setups)} servers"
+        console.print(f"{said}; the same command goes on from there.", highlight=False)
         raise
+    finally:
+        made = report(plan, runs, skipped)
+        if runs:
+            write_json(made, out)
     if not runs:
         raise ProcessError(f"no server could be measured: {next(iter(skipped.values()))}")
-    made = report(plan, runs, skipped)
-    write_json(made, out)
     return made
+
+
+@dataclass
+class Told:
+    """What a person is told of a round: ``done`` of ``whole`` requests are answered."""
+
+    shown: Shown
+    where: str
+    whole: int
+    done: int
+
+    def step(self, setup: Setup, what: str, answered: int = 0) -> None:
+        """What a setup's server does, and how many requests it answered since."""
+        self.done += answered
+        self.shown.step(f"{self.where} {setup.name}: {what}", self.done, self.whole)
 
 
 def _groups(plan: Plan, done: set[tuple[int, str]]) -> Iterator[tuple[int, list[Setup]]]:
@@ -110,17 +125,12 @@ def _groups(plan: Plan, done: set[tuple[int, str]]) -> Iterator[tuple[int, list[
 def _left_behind(plan: Plan, done: set[tuple[int, str]]) -> dict[str, str]:
     """Why configurations have no part in rounds whose servers were up together without them."""
     begun = {number for number, _ in done} if plan.together else set[int]()
-    why = "failed in a round before, beside the others: name another --json to run them all again."
+    why = "failed in a round before, beside the others: --fresh runs them all again."
     return {s.name: why for s in plan.setups if any((n, s.name) not in done for n in begun)}
 
 
 def measure(
-    plan: Plan,
-    compared: Sequence[Setup],
-    number: int,
-    logs: Path,
-    show: Show,
-    launch: Launch = launch_vllm,
+    plan: Plan, compared: Sequence[Setup], number: int, logs: Path, told: Told, launch: Launch
 ) -> tuple[list[ServerRun], dict[str, str]]:
     """Start servers, warm them up, put every concurrency to each in turn, stop them.
 
@@ -137,18 +147,17 @@ def measure(
     failed: dict[str, str] = {}
     found: dict[str, ServerRun] = {}
     servers: list[Server] = []
+    most = max(at_once for at_once, _ in plan.levels)
     with starting(plan, launch) as start:
         for setup in compared:
-            show(setup, "starting", 0)
+            told.step(setup, "starting")
             began = time.monotonic()
-            log = logs / f"{number + 1}-{setup.name}.log"
             try:
-                server = start(setup, log)
+                server = start(setup, logs / f"{number + 1}-{setup.name}.log")
                 startup = time.monotonic() - began
-                show(setup, "warming up", 0)
-                most = max(plan.concurrency)
-                _, warm = serve_load.run(server.url, plan.model, plan.warm_up, most, WARM_UP_TOKENS)
-                server.check(warm)
+                told.step(setup, "warming up")
+                warming = Load(server.url, plan.model, most, WARM_UP_TOKENS)
+                server.check(load.run(warming, plan.warm_up)[1])
             except ProcessError as error:
                 failed[setup.name] = str(error)
                 continue
@@ -156,10 +165,10 @@ def measure(
             changed = (f"{name}={value}" for name, value in setup.changes)
             policy = ", ".join([plan.decides_by, *changed]) if setup.ours else ""
             found[setup.name] = ServerRun(number, setup.name, startup, (), policy)
-        for turn, level in enumerate(zip(plan.concurrency, plan.prompts, strict=True), number):
+        for turn, (at_once, prompts) in enumerate(plan.levels, number):
             first = turn % max(len(servers), 1)
             ordered = [*servers[first:], *servers[:first]]
-            for server, measured in _level(plan, ordered, *level, show):
+            for server, measured in _level(plan, ordered, at_once, prompts, told):
                 name = server.setup.name
                 if isinstance(measured, ProcessError):
                     failed[name] = str(measured)
@@ -171,88 +180,34 @@ def measure(
 
 
 def _level(
-    plan: Plan, servers: Sequence[Server], concurrency: int, prompts: Sequence[Prompt], show: Show
+    plan: Plan, servers: Sequence[Server], at_once: int, prompts: Sequence[Prompt], told: Told
 ) -> Iterator[tuple[Server, Level | ProcessError]]:
     """Put one concurrency to all servers, in slices; of each what was measured, or why nothing."""
-    before: dict[int, tuple[Counters, float | None]] = {}
-    works: dict[int, Work[tuple[float, list[Reply]]]] = {}
+    shared = plan.model, at_once, plan.max_tokens, plan.by_turns
+    silence_s = load.REQUEST_SECONDS * len(servers)
+    answered = Counter[str]()
+
+    def measured(server: Server, clock: OwnClock) -> Level:
+        def done() -> None:
+            answered[server.setup.name] += 1
+            told.step(server.setup, f"{at_once} at a time", 1)
+
+        leader = server.child.process.pid
+        before, used = server.counters(clock), session_seconds(leader)
+        wall, replies = load.run(Load(server.url, *shared, clock, silence_s), prompts, done)
+        server.check(replies)
+        sent = sum(len(r.tokens) for r in replies)
+        after, now = server.counters(clock, before["tokens"] + sent), session_seconds(leader)
+        grown = {name: after[name] - before[name] for name in after}
+        cpu = None if now is None or used is None else now - used
+        return Level(at_once, wall, tuple(replies), grown, cpu)
+
+    def work(server: Server) -> Work[Level]:
+        return Work(partial(measured, server), lambda: answered[server.setup.name])
+
+    made = in_slices({server.child.process.pid: work(server) for server in servers})
     for server in servers:
-        pid = server.child.process.pid
-        try:
-            before[pid] = parse(server.page()), session_seconds(pid)
-        except ProcessError as error:
-            yield server, error
-            continue
-        works[pid] = _work(plan, server, concurrency, prompts, len(servers), show)
-    made = in_slices(works)
-    for server in servers:
-        pid = server.child.process.pid
-        if pid not in made:
-            continue
-        done = made[pid]
-        if isinstance(done, BaseException):
-            raise done
-        try:
-            yield server, _measured(server, concurrency, *done, *before[pid])
-        except ProcessError as error:
-            yield server, error
-
-
-def _work(
-    plan: Plan, server: Server, concurrency: int, prompts: Sequence[Prompt], beside: int, show: Show
-) -> Work[tuple[float, list[Reply]]]:
-    answered = 0
-
-    def done() -> None:
-        nonlocal answered
-        answered += 1
-        show(server.setup, f"{concurrency} at a time", 1)
-
-    def do(clock: OwnClock) -> tuple[float, list[Reply]]:
-        return serve_load.run(
-            server.url, plan.model, prompts, concurrency, plan.max_tokens, done, plan.by_turns,
-            clock, serve_load.REQUEST_SECONDS * beside,
-        )  # fmt: skip
-
-    return Work(do, lambda: answered)
-
-
-def _measured(
-    server: Server,
-    concurrency: int,
-    wall: float,
-    replies: Sequence[Reply],
-    before: Counters,
-    used: float | None,
-) -> Level:
-    server.check(replies)
-    tokens = before.tokens + sum(len(r.tokens) for r in replies)
-    counters = _counters(server, tokens).since(before)
-    now = session_seconds(server.child.process.pid)
-    cpu = None if now is None or used is None else now - used
-    return Level(concurrency, wall, tuple(replies), counters, cpu)
-
-
-def _counters(server: Server, tokens: int) -> Counters:
-    deadline = time.monotonic() + COUNTER_SECONDS
-
-    def wait() -> None:
-        if time.monotonic() > deadline:
-            raise ProcessError(
-                f"the server at {server.url} counts fewer tokens than it sent ({tokens}): is "
-                "somebody else sending to it, or were its statistics switched off?"
-            )
-        time.sleep(0.05)
-
-    return settled(server.page, tokens, wait)
-
-
-def _shown(shown: Shown, where: str, before: int, whole: int) -> Show:
-    done = before
-
-    def show(setup: Setup, what: str, answered: int) -> None:
-        nonlocal done
-        done += answered
-        shown.step(f"{where} {setup.name}: {what}", done, whole)
-
-    return show
+        found = made[server.child.process.pid]
+        if not isinstance(found, Level | ProcessError):
+            raise found
+        yield server, found

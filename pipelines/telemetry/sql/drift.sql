@@ -1,4 +1,4 @@
--- The same, as the last third of the drafts of each workload against the first: a difference of
+-- Which workloads drift? The last third of the drafts of each against the first: a difference of
 -- more than three standard errors is one that chance does not make (drafts of a request are alike,
 -- so take it as a hint).
 WITH thirds AS (

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
-import subprocess
-import sys
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +16,22 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from transformers import PreTrainedTokenizerFast
+from typer.testing import CliRunner, Result
 
 from decoder.contracts.errors import SettingsError
 from decoder.contracts.features import NUM_FEATURES
 from decoder.drafting.eagle3 import save_head
 from decoder.policy.probes import to_bytes
-from pipelines.bench.asked import Asked
 from pipelines.bench.decode import launch
+from pipelines.bench.options import Engine, Options, Selection
+from pipelines.bench.results import Results
+from pipelines.bench.serve.command import PromptOptions
+from pipelines.cli import app
 from tests.engines.tiny import VOCABULARY, learned_policy, tiny_head, tiny_target
 
 WORDS = [f"w{i}" for i in range(VOCABULARY)]
 TEMPLATE = "{% for m in messages %}w1 {{ m['content'] }} w2 {% endfor %}"
-METHODS = ["greedy", "eagle3", "eagle3-tree", "suffix", "frequency", "arctic", "hybrid", "oracle"]
+METHODS = ["greedy", "eagle3", "suffix", "frequency", "hybrid", "oracle"]
 
 
 @pytest.fixture(scope="module")
@@ -61,30 +63,29 @@ def _line(name: str, text: str) -> str:
     return json.dumps({"id": name, "family": "code", "messages": messages})
 
 
-def bench(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def bench(home: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Result:
+    """``hvd bench decode`` in this process, in the folder ``home``."""
     own = ["--prompts", "prompts", "--model", "model", "--drafter", "drafter",
-           "--policy", "policy.safetensors", "--max-tokens", "36", "--threads", "1"]  # fmt: skip
-    return subprocess.run(
-        [sys.executable, "-m", "pipelines.cli", "bench", "decode", *own, *arguments],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        cwd=home,
-        env={**os.environ, "COLUMNS": "100", "NO_COLOR": "1",
-             "PYTHONPATH": str(Path(__file__).parents[3])},
-    )  # fmt: skip
+           "--policy", "policy.safetensors", "--max-tokens", "36"]  # fmt: skip
+    monkeypatch.chdir(home)
+    return CliRunner().invoke(app, ["bench", "decode", *own, *arguments])
 
 
-def test_a_run_leaves_figures_a_report_and_its_generations(home: Path) -> None:
+def test_a_run_leaves_figures_and_its_generations(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wanted = ["--methods", ",".join(METHODS), "--limit", "2", "--datasets", "good,faulty,gone"]
-    done = bench(home, *wanted, "--out", "out", "--json", "figures/out.json", "--check")
-    assert done.returncode == 0, done.stderr
-    assert "3 prompts of 1 families, 8 methods: every output equals greedy's." in done.stderr
-    assert "dataset 'gone' left out" in done.stderr
-    assert "prompts/faulty.jsonl:1 skipped" in done.stderr
-    assert "faulty: prompt faulty/long skipped: its" in done.stderr
+    done = bench(
+        home, monkeypatch, *wanted, "--out", "out", "--json", "figures/out.json", "--check"
+    )
+    assert done.exit_code == 0, done.output
+    said = " ".join(done.output.split())
+    assert "3 prompts of 1 families, 6 methods: every output equals greedy's." in said
+    assert "dataset 'gone' left out" in said
+    assert "prompts/faulty.jsonl:1 skipped" in said
+    assert "faulty: prompt faulty/long skipped: its" in said
     figures: dict[str, Any] = json.loads((home / "figures" / "out.json").read_text())
+    assert json.loads((home / "out" / "results.json").read_text()) == figures
     records = {(r["dataset"], r["method"]): r for r in figures["records"]}
     assert set(records) == {(d, m) for d in ("good", "faulty") for m in METHODS}
     assert records["good", "suffix"]["exact"] is True
@@ -93,29 +94,30 @@ def test_a_run_leaves_figures_a_report_and_its_generations(home: Path) -> None:
     assert len(figures["problems"]) == 3
     told = figures["settings"]["policies"]["hybrid"]
     assert re.fullmatch("version 1, payoff, threshold 2, [0-9a-f]{12}", told)
-    assert (home / "out" / "report.html").stat().st_size > 10_000
-    again = bench(home, *wanted, "--out", "out", "--json", "again.json")
-    assert again.returncode == 0, again.stderr
+    again = bench(home, monkeypatch, *wanted, "--out", "out", "--json", "again.json")
+    assert again.exit_code == 0, again.output
     assert json.loads((home / "again.json").read_text())["records"] == figures["records"]
 
 
-def test_an_error_is_one_sentence_and_status_two(home: Path) -> None:
-    done = bench(home, "--methods", "greedy,gredy")
-    assert done.returncode == 2
-    assert "SettingsError: no method gredy: there are greedy, eagle3," in done.stderr
-    assert "Traceback" not in done.stderr
+def run(home: Path, said: io.StringIO | None = None, **asked: Any) -> tuple[Results, Path]:
+    """In this process; ``asked`` are fields of any of the options' records."""
+
+    def part(kind: Any, **own: Any) -> Any:
+        return kind(**own, **{f.name: asked[f.name] for f in fields(kind) if f.name in asked})
+
+    selection = part(Selection, **({} if "folder" in asked else {"folder": home / "prompts"}))
+    engine = part(Engine, model=str(home / "model"))
+    whole = part(Options, selection=selection, engine=engine, max_tokens=8)
+    return launch.launch(whole, Console(file=said or io.StringIO()))
 
 
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"prompts": Path("nowhere")}, "nowhere is not a folder"),
-        ({"template": "jinja"}, "--template jinja: choose chat, none, both."),
-        ({"too_long": "cut"}, "--too-long cut: choose skip, truncate."),
-        ({"clock": "sun"}, "--clock sun: choose wall, cpu."),
+        ({"folder": Path("nowhere")}, "nowhere is not a folder"),
         ({"clock": "cpu", "device": "cuda"}, "use it with --device cpu"),
-        ({"dtype": "int8"}, "--dtype int8: choose float32, bfloat16, float16."),
         ({"datasets": ("gone",)}, "no dataset is left to measure"),
+        ({"methods": "greedy,gredy"}, "no method gredy: there are greedy, eagle3,"),
         ({"methods": "greedy", "device": "cuda:9"}, "finds no CUDA device"),
     ],
 )
@@ -124,20 +126,28 @@ def test_what_no_run_can_be_made_of_is_said(
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(SettingsError, match=said):
-        launch.launch(Asked(**{**_own(home), **asked}), Console(file=io.StringIO()))
+        run(home, **asked)
 
 
 def test_a_check_without_greedy_proves_nothing(home: Path, tmp_path: Path) -> None:
     said = io.StringIO()
-    asked = Asked(
-        **{**_own(home), "methods": "suffix", "datasets": ("good",), "limit": 1, "out": tmp_path}
-    )
-    results, folder = launch.launch(asked, Console(file=said))
+    results, folder = run(home, said, methods="suffix", datasets=("good",), limit=1, out=tmp_path)
     assert folder == tmp_path
     assert len(results.whole()) == 1
     assert not launch.proven(results, Console(file=said))
     assert "--check compares with greedy" in said.getvalue()
 
 
-def _own(home: Path) -> dict[str, Any]:
-    return {"prompts": home / "prompts", "model": str(home / "model"), "max_tokens": 8}
+@pytest.mark.parametrize(
+    ("turns", "concurrency", "counts"), [(0, (1, 2), [1, 1]), (0, (2,), [2]), (2, (1,), [2])]
+)
+def test_servers_are_asked_prompts_that_fit_or_the_lack_of_them_is_said(
+    home: Path, turns: int, concurrency: tuple[int, ...], counts: list[int]
+) -> None:
+    asked = PromptOptions(home / "prompts", (), concurrency, 2, 90, turns)
+    levels = asked.levels(str(home / "model"))
+    assert [len(prompts) for _, prompts in levels] == counts
+    ids = [p.id for _, prompts in levels for p in prompts]
+    assert len(set(ids)) == len(ids) and "faulty/long" not in ids
+    with pytest.raises(SettingsError, match=r"are too few.*faulty\.jsonl:1 skipped"):
+        replace(asked, concurrency=(1, 8, 9), turns=1).levels(str(home / "model"))

@@ -7,19 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from decoder.contracts.errors import EngineError, ModelError, SettingsError
 from decoder.engines.reference.engine import ReferenceEngine
-from decoder.engines.reference.method import method
 from decoder.engines.reference.session import Session
 from decoder.settings import WorkerSettings
 from pipelines.bench import methods
-from pipelines.bench.decode.run import Plan, remember, rotated, run
-from pipelines.bench.metrics import differing, records
-from pipelines.bench.results import Results, Store, read
+from pipelines.bench.decode.run import Plan, run
+from pipelines.bench.metrics import differing, summary
+from pipelines.bench.options import Selection
+from pipelines.bench.results import Results, Store
 from pipelines.prompts import Prompt, PromptSet
 from tests.engines.tiny import VOCABULARY, learned_policy, tiny_engine
 
@@ -73,13 +72,15 @@ def decoded(
     wanted: list[str],
     sets: list[PromptSet] = SETS,
     seen: list[str] | None = None,
+    minutes: float | None = None,
     **plan: Any,
 ) -> Results:
     made = methods.build(wanted, POLICIES, has_drafter=True, model_len=4)
-    settings = {"methods": wanted, "templates": list(plan.get("templates", ("chat",)))}
+    selection = Selection(**plan)
+    settings = {"methods": wanted, "templates": list(selection.templates)}
     store = Store(tmp_path / "generations.jsonl", settings)
     ticks = seen if seen is not None else []
-    return run(engine, sets, Plan(made, **{"max_tokens": 40, **plan}), store, ticks.append)
+    return run(engine, sets, Plan(made, selection, 40, minutes), store, ticks.append)
 
 
 def test_every_method_gives_greedys_output_on_every_prompt(
@@ -88,7 +89,7 @@ def test_every_method_gives_greedys_output_on_every_prompt(
     found = decoded(engine, tmp_path, ALL, limit=3)
     assert len(found.whole()) == 5
     assert differing(found) == []
-    made = records(found)
+    made = summary(found)["records"]
     assert Counter(r["dataset"] for r in made) == {"one": len(ALL), "two": len(ALL)}
     assert all(r["exact"] and r["tokens"] for r in made)
     by_method = {r["method"]: r for r in made if r["dataset"] == "one"}
@@ -103,7 +104,8 @@ def test_every_method_gives_greedys_output_on_every_prompt(
         assert len(outcome.model_drafts) == verified
     for single in ("eagle3", "suffix"):
         assert by_method["oracle"]["cycles_per_1k"] <= by_method[single]["cycles_per_1k"]
-    assert read(tmp_path / "generations.jsonl").whole() == found.whole()
+    again = Store(tmp_path / "generations.jsonl", found.settings).results
+    assert again.whole() == found.whole()
 
 
 def test_methods_take_turns_and_datasets_do_as_well(
@@ -117,14 +119,6 @@ def test_methods_take_turns_and_datasets_do_as_well(
     ]  # fmt: skip
 
 
-def test_greedy_comes_first_where_an_oracle_has_to_know_its_output() -> None:
-    made = methods.build(["suffix", "oracle", "greedy"], {}, has_drafter=True, model_len=4)
-    for index in range(4):
-        order = [m.name for m in rotated(made, index)]
-        assert order[0] == "greedy"
-        assert sorted(order) == ["greedy", "oracle", "suffix"]
-
-
 def test_warm_up_prompts_fill_the_caches_and_are_not_measured(
     engine: ReferenceEngine, tmp_path: Path
 ) -> None:
@@ -135,20 +129,6 @@ def test_warm_up_prompts_fill_the_caches_and_are_not_measured(
     assert len(warm.whole()) == 1
     cycles = [len(f.whole()["one", "chat", "one/0"]["suffix"].cycles) for f in (cold, warm)]
     assert cycles[1] < cycles[0]
-
-
-def test_remembering_leaves_what_decoding_leaves(engine: ReferenceEngine) -> None:
-    """A session that was told of a generation proposes what one that made it proposes."""
-    prompt, later = [0, 1, 2, 3] * 4, [5, 6, 7, 8, 9]
-    told, made = (Session(engine, method("suffix")) for _ in range(2))
-    tokens = made.generate(prompt, 40).tokens
-    remember(told, prompt, tokens, 40)
-    assert told.sink == []
-    after = [s.generate([*later, *tokens[:4]], 30) for s in (told, made)]
-    assert [c.cache_len for c in after[0].cycles] == [c.cache_len for c in after[1].cycles]
-    plain = Session(engine, method("greedy"))
-    remember(plain, prompt, tokens, 40)
-    assert plain.sink == []
 
 
 def test_a_prompt_that_does_not_fit_is_named_and_the_next_one_taken(
@@ -224,21 +204,10 @@ def test_time_that_is_up_ends_the_run_between_prompts(
 
 
 def test_templates_are_measured_beside_each_other(engine: ReferenceEngine, tmp_path: Path) -> None:
-    found = decoded(engine, tmp_path, ["greedy"], limit=1, templates=("chat", "none"))
-    tokens = {(f.dataset, f.template): f.tokens for f in found.prompts.values()}
+    found = decoded(engine, tmp_path, ["greedy"], limit=1, template="both")
+    tokens = {f.key[:2]: f.tokens for f in found.prompts.values()}
     assert tokens["one", "chat"] == tokens["one", "none"] + 2
-    assert {r["template"] for r in records(found)} == {"chat", "none"}
-
-
-def test_a_difference_is_found(engine: ReferenceEngine, tmp_path: Path) -> None:
-    found = decoded(engine, tmp_path, ["greedy", "suffix"], SETS[:1], limit=1)
-    key = "one", "chat", "one/0"
-    tokens = found.outcomes[key]["suffix"].tokens
-    changed = (*tokens[:7], tokens[7] + 1, *tokens[8:])
-    found.outcomes[key]["suffix"] = replace(found.outcomes[key]["suffix"], tokens=changed)
-    assert differing(found) == [
-        "suffix differs from greedy on prompt one/0 of one, from output token 7 on."
-    ]
+    assert {r["template"] for r in summary(found)["records"]} == {"chat", "none"}
 
 
 def test_names_of_methods_carry_their_parameters() -> None:
@@ -262,38 +231,28 @@ def test_baselines_are_shown_the_papers_drafts_and_the_hybrid_the_workers() -> N
     assert made[-1].policy.threshold == 4.0
 
 
-def test_a_session_drafts_by_its_methods_factor(engine: ReferenceEngine) -> None:
-    """Five tokens matched: a session shows its policy as many, or twice as many."""
-    text = list(range(20, 45))
-    for made, longest in zip(
-        methods.build(["suffix", "suffix@2"], {}, False, 4), (5, 10), strict=True
-    ):
-        cache = Session(engine, made).cache
-        context = np.array([*text, 7, *text[:5]], np.int32)
-        cache.start("r", context, "")
-        cache.index()
-        draft = cache.propose("r", context, 64)
-        assert draft is not None
-        assert draft.tokens == text[5 : 5 + longest]
+@pytest.mark.parametrize(
+    ("wanted", "has_drafter", "error", "said"),
+    [
+        ("greedy,gredy,frequency:3", True, SettingsError, "no method gredy: there are greedy, "),
+        ("frequency:many", True, SettingsError, "'many' is neither a number"),
+        ("frequency:many@2", True, SettingsError, "'many' is neither a number"),
+        ("suffix@0", True, SettingsError, "is no factor above 0"),
+        ("suffix@nan", True, SettingsError, "is no factor above 0"),
+        ("suffix@1000", True, SettingsError, "is no factor above 0"),
+        ("greedy,eagle3,frequency", False, ModelError, "eagle3, frequency need a drafter"),
+        (" , ", True, SettingsError, "names none"),
+    ],
+)
+def test_what_cannot_be_a_method_is_said_in_a_sentence(
+    wanted: str, has_drafter: bool, error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        methods.build(methods.names(wanted), {}, has_drafter, 4)
 
 
-def test_what_cannot_be_a_method_is_said_in_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="no method gredy: there are greedy, "):
-        methods.names("greedy,gredy,frequency:3")
-    with pytest.raises(SettingsError, match="'many' is neither a number"):
-        methods.build(["frequency:many@2"], {}, True, 4)
-    for factor in ("0", "x", "-1", "nan", "1000"):
-        with pytest.raises(SettingsError, match="is no factor above 0"):
-            methods.build([f"suffix@{factor}"], {}, True, 4)
+def test_names_come_once_and_greedy_where_an_oracle_needs_it() -> None:
     assert methods.names("suffix@2,frequency:4@2") == ["suffix@2", "frequency:4@2"]
-    with pytest.raises(SettingsError, match="'many' is neither a number"):
-        methods.build(["frequency:many"], {}, True, 4)
-    with pytest.raises(ModelError, match="eagle3, frequency need a drafter"):
-        methods.build(["greedy", "eagle3", "frequency"], {}, False, 4)
-    with pytest.raises(SettingsError, match="names none"):
-        methods.names(" , ")
     assert methods.names("suffix,oracle,suffix") == ["greedy", "suffix", "oracle"]
-    assert methods.policy_files(["a.safetensors", "paper=b=c"]) == {
-        "": Path("a.safetensors"),
-        "paper": Path("b=c"),
-    }
+    files = methods.policy_files(["a.safetensors", "paper=b=c"])
+    assert files == {"": Path("a.safetensors"), "paper": Path("b=c")}

@@ -2,87 +2,75 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import SimpleNamespace
+from typing import Any
 
-import httpx
 import pytest
 
-from pipelines.chaos.clients import Client, answer_of
+from pipelines import machine
+from pipelines.chaos.clients import Seen, asking
+from pipelines.chaos.run import faults_of
 from pipelines.workloads import Prompt
+from tests.conftest import until
+
+PROMPT = Prompt("p", "chat", ())
+SEVEN = f"data: {json.dumps({'choices': [{'token_ids': [7]}]})}\n\n"
 
 
-@pytest.mark.parametrize("answer", ['{"error": {"code": 500}}', "[]", "null", "Not JSON"])
-def test_what_is_no_answer_is_an_error_and_the_next_one_is_asked(answer: str) -> None:
-    asked = 0
-
-    def ask(prompt: Prompt) -> tuple[int, ...]:
-        nonlocal asked
-        asked += 1
-        if asked > 1:
-            client.stopping.set()
-            return (7,)
-        return tuple(json.loads(answer)["choices"][0]["token_ids"])
-
-    client = Client(ask, [Prompt("p", "chat", ())], 0)
-    client.run()
-    assert [each.outcome for each in client.seen] == ["error", "answered"]
-    assert client.ended.is_set()
-
-
-@pytest.mark.parametrize("ending", ["abort", "length"])
-@pytest.mark.parametrize("streams", [False, True])
-def test_an_answer_that_its_server_cut_is_none(ending: str, streams: bool) -> None:
-    choice = json.dumps({"choices": [{"token_ids": [7], "finish_reason": ending}]})
-    said = f"data: {choice}\n\ndata: [DONE]\n\n" if streams else choice
+@contextmanager
+def serving(*first: Any) -> Iterator[str]:
+    """A server that gives this answer, a status and a text, and then sevens for ever."""
+    answers = itertools.chain([first], itertools.repeat((200, SEVEN)))
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            self.send_response(200)
+            status, text = next(answers)
+            self.send_response(status)
             self.end_headers()
-            self.wfile.write(said.encode())
-
-        def log_message(self, format: str, *args: object) -> None:
-            """Nothing."""
+            self.wfile.write(text.encode())
 
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.handle_request)
-        thread.start()
-        api = f"http://127.0.0.1:{server.server_port}"
-        if ending == "length":
-            assert answer_of(api, "m", Prompt("p", "chat", ()), streams) == (7,)
-        else:
-            with pytest.raises(httpx.RemoteProtocolError, match="abort after 1 tokens"):
-                answer_of(api, "m", Prompt("p", "chat", ()), streams)
-        thread.join()
+        threading.Thread(target=server.serve_forever).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
 
 
-def test_a_server_that_ends_sends_requests_away_and_they_are_sent_again() -> None:
-    asked = 0
-
-    def ask(prompt: Prompt) -> tuple[int, ...]:
-        nonlocal asked
-        asked += 1
-        if asked > 1:
-            client.stopping.set()
-        status = 503 if asked == 1 else 200
-        request = httpx.Request("POST", "http://worker")
-        httpx.Response(status, request=request).raise_for_status()
-        return (7,)
-
-    client = Client(ask, [Prompt("p", "chat", ())], 0)
-    client.run()
-    assert [(each.outcome, each.refused) for each in client.seen] == [("answered", 1)]
+@pytest.mark.parametrize(
+    ("status", "text"),
+    [(200, 'data: {"error": {}}\n\n'), (200, "data: 7\n\n"), (500, ""), (503, "it ends")],
+)
+def test_what_is_no_answer_is_an_error_or_asked_again(status: int, text: str) -> None:
+    with serving(status, text) as api, asking(api, "m", [PROMPT]) as clients:
+        until(lambda: all(len(seen) > 1 for seen in clients))
+    seen = [*itertools.chain.from_iterable(clients)]
+    assert sum(bool(each.error) for each in seen) == (status != 503)
+    assert sum(each.refused for each in seen) == (status == 503)
+    assert all(each.tokens == (() if each.error else (7,)) for each in seen)
+    with asking(f"http://127.0.0.1:{machine.free_port()}", "m", [PROMPT]) as clients:
+        pass
+    assert not any(clients), "nobody listens, and nothing fails"
 
 
-def test_an_internal_error_is_no_refusal() -> None:
-    def ask(prompt: Prompt) -> tuple[int, ...]:
-        client.stopping.set()
-        request = httpx.Request("POST", "http://worker")
-        httpx.Response(500, request=request).raise_for_status()
-        return (7,)
-
-    client = Client(ask, [Prompt("p", "chat", ())], 0)
-    client.run()
-    assert [each.outcome for each in client.seen] == ["error"]
+@pytest.mark.parametrize(
+    ("tokens", "refused", "error", "faults"),
+    [
+        ((7, 8), 0, "", []),
+        ((7, 8), 1, "", ["a request was refused"]),
+        ((7,), 0, "", ["a request failed: the answer broke off"]),
+        ((), 0, "HTTP 500", ["a request failed: HTTP 500"]),
+        ((8,), 0, "ReadError", ["a wrong answer to p"]),
+        ((7, 8, 9), 0, "", ["a wrong answer to p"]),
+    ],
+)
+def test_an_answer_is_right_or_not(tokens: Any, refused: int, error: str, faults: Any) -> None:
+    stage: Any = SimpleNamespace(answers=[(7, 8)], asked=[PROMPT])
+    seen = Seen(0.0, 1.0, tokens, error, refused=refused)
+    assert faults_of(seen, stage) == faults
+    of_one_that_dies = [fault for fault in faults if "wrong" in fault]
+    assert faults_of(seen, stage, may_fail=True, may_wait=True) == of_one_that_dies

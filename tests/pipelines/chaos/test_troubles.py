@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 import json
-import random
-from dataclasses import replace
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from pipelines.chaos.run import faults_of, make_trouble, record, scene
+from pipelines.chaos.run import make_trouble, staged
 from pipelines.chaos.standin import text_of
-from pipelines.chaos.troubles import PARTS, TAKEOVER_S, Trouble, troubles
+from pipelines.chaos.troubles import PARTS, TAKEOVER_S, TROUBLES, Trouble
 from pipelines.stack.running import TRACKING_VARIABLE
 
+ALL = {trouble.name: trouble for trouble in TROUBLES}
 HIT = (
-    "broker and worker killed",
-    "checkpoint damaged, learner killed",
     "disk full for the worker, broker away",
-    "spill damaged, worker killed",
-    "two learners, the first one held back",
+    "learner and worker ended",
+    "checkpoint damaged, learner killed",
+    "learner held back, a second one there",
+    "broker and worker killed",
 )
-ALL = {trouble.name: trouble for trouble in troubles(None, 5.0)}
 
 
-def test_every_part_and_pair_is_killed_and_heals_name_parts() -> None:
-    killed = [name for name in ALL if name.endswith("killed") and "," not in name]
-    assert len(killed) == 10
-    assert all({*trouble.heals, *trouble.kills} <= {*PARTS} for trouble in ALL.values())
+def test_every_part_and_pair_is_killed() -> None:
+    killed = {t.kills for t in TROUBLES if t.name == f"{' and '.join(t.kills)} killed"}
+    assert len(killed) == 10 and {part for names in killed for part in names} == {*PARTS}
 
 
 @pytest.mark.long
@@ -40,20 +38,17 @@ def test_what_is_hit_comes_back_and_a_wrong_answer_is_noticed(
 ) -> None:
     # without a registry server, which takes a minute to start
     monkeypatch.setenv(TRACKING_VARIABLE, f"sqlite:///{tmp_path / 'mlflow.db'}")
-    with scene(tmp_path / "stack", True, Console(quiet=True)) as made:
-        for prompt, answer in zip(made.asked, made.answers, strict=True):
+    with staged(tmp_path / "stack", True, 1, Console(quiet=True)) as stage:
+        for prompt, answer in zip(stage.asked, stage.answers, strict=True):
             assert answer == tuple(text_of(json.dumps(prompt.messages), len(answer)))
-        done = [make_trouble(made, ALL[name], random.Random(1)) for name in HIT]
-        found = record(done, made.heard, 1, True)
-        assert faults_of(found) == [] and all(i.requests > 0 for i in done)
-        _, _, full, spill, learners = done
-        assert full.account.lost > 0, "the disk was full in earnest"
-        assert spill.figures["left in files"] > 0
-        assert 0 < learners.figures["lease taken over in s"] < TAKEOVER_S
-        assert done[0].back_s.keys() == {"broker", "worker"}
-        assert 0 < found["events"]["counted"] <= found["events"]["made"]
-        spoilt = [tuple(reversed(answer)) for answer in made.answers]
-        blind = replace(made, answers=spoilt)
-        nothing = Trouble("nothing", lambda stage, draw: stage.wait(1.0), ())
-        wrong = make_trouble(blind, nothing, random.Random(1)).faults
+        done = [make_trouble(stage, ALL[name]) for name in HIT]
+        assert [fault for each in done for fault in each["faults"]] == []
+        assert all(each["requests"] > 0 for each in done)
+        full, _, _, learners, killed = done
+        assert full["events"]["lost"] > 0, "the disk was full in earnest"
+        assert 0 < learners["back s"]["second learner"] < TAKEOVER_S
+        assert killed["back s"].keys() == {"broker", "worker"}
+        assert 0 < stage.audit.counts["counted"] <= stage.audit.counts["made"]
+        stage.answers[:] = [tuple(reversed(answer)) for answer in stage.answers]
+        wrong = make_trouble(stage, Trouble("nothing", lambda stage: nullcontext()))["faults"]
         assert wrong and all("a wrong answer" in fault for fault in wrong)

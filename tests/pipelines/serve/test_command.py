@@ -245,7 +245,8 @@ def test_a_metrics_folder_that_cannot_be_written_is_named(folder: str) -> None:
 
 READ_ONLY = """
 unshare --user --map-root-user --mount sh -c 'for folder in /tmp /var/tmp /dev/shm; do
-mount -t tmpfs -o ro none $folder || exit 77; done; cd /proc; exec "$@"' sh "$@"
+mount --bind $folder $folder && mount -o remount,bind,ro $folder || exit 77; done
+cd /proc; exec "$@"' sh "$@"
 """
 
 

@@ -28,6 +28,7 @@ from tests.conftest import until
 from tests.contracts.test_events import EVENT, ORIGIN, PLAIN
 from tests.decoder.telemetry.broker import running
 from tests.decoder.telemetry.telling import tell
+from tests.pipelines.telemetry.records import mixed, produce, spread
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +43,14 @@ def written(empty: KafkaSettings) -> KafkaSettings:
     """The same with records of every kind."""
     of_worker(empty)
     of_learner(empty)
+    return empty
+
+
+@pytest.fixture
+def filled(empty: KafkaSettings) -> KafkaSettings:
+    """Only the draft records of :func:`tests.pipelines.telemetry.records.mixed`."""
+    spread(empty)
+    produce(empty, mixed())
     return empty
 
 

@@ -13,17 +13,21 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 from decoder.contracts.errors import BrokerError, SettingsError, TraceError
 from decoder.contracts.events import COLUMNS
 from decoder.contracts.features import FEATURES
 from decoder.contracts.settings import KafkaSettings
 from pipelines import machine
+from pipelines.cli import app
+from pipelines.reports import atomic_write
 from pipelines.telemetry import export as module
-from pipelines.telemetry.export import NOTE, Export, export
+from pipelines.telemetry import rows
+from pipelines.telemetry.export import NOTE, export
 from pipelines.telemetry.reading import moment
-from pipelines.telemetry.rows import Seen
-from tests.pipelines.telemetry.records import NOW, ONE, OTHER, mixed, produce, record, spread
+from pipelines.telemetry.rows import Counts, Seen
+from tests.pipelines.telemetry.records import NOW, ONE, OTHER, produce, record, spread
 
 EVENTS = [("one", n) for n in range(70)] + [("other", n) for n in range(30)]
 
@@ -45,36 +49,39 @@ def numbers_in(folder: Path) -> list[tuple[str, int]]:
     return sorted((row["worker"], row["number"]) for row in lying_in(folder))
 
 
-@pytest.fixture
-def filled(empty: KafkaSettings) -> KafkaSettings:
-    spread(empty)
-    produce(empty, mixed())
-    return empty
-
-
 def test_each_event_is_there_once_and_the_rest_is_counted(
     filled: KafkaSettings, tmp_path: Path
 ) -> None:
-    found = export(filled, tmp_path / "out", quiet)
+    counts = export(filled, tmp_path / "out", quiet).intake.counts
     assert numbers_in(tmp_path / "out") == EVENTS
-    assert found.counts.as_dict() == {
-        "records": 15, "rows": 100, "duplicates": 15, "refused": 4, "missing": 2,
-    }  # fmt: skip
+    assert counts == Counts(15, rows=100, duplicates=15, refused=4, missing=2, unreadable=0)
     row = next(r for r in lying_in(tmp_path / "out") if (r["worker"], r["number"]) == ("one", 13))
     assert (row["life"], row["accepted"], row["arm"]) == (ONE.life, 5, "cache")
     assert row["workload"] == "chat" and row["model_accepted"] is None
     assert {*COLUMNS, *(f"feature_{name}" for name in FEATURES)} < set(row)
 
 
+def test_the_command_says_what_it_wrote(
+    filled: KafkaSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HVD_KAFKA_BOOTSTRAP_SERVERS", filled.bootstrap_servers)
+    command = ["telemetry", "export", str(tmp_path / "out")]
+    told = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)
+    assert (told["rows_written"], told["files"], told["refused"]) == (100, 1, 4)
+    shown = CliRunner().invoke(app, command).stderr
+    assert "100 rows in 1 files" in shown and "15 rows came twice, 2 records missing" in shown
+
+
 def test_run_again_it_adds_what_has_come_since(filled: KafkaSettings, tmp_path: Path) -> None:
     export(filled, tmp_path / "out", quiet)
     again = export(filled, tmp_path / "out", quiet)
-    assert (again.written, len(again.files)) == (100, 1)
+    assert (again.note["rows"], again.note["files"]) == (100, ["drafts-00000.parquet"])
     produce(filled, [(2, record(OTHER, 3, 25)), (0, record(ONE, 7, 70))])
     found = export(filled, tmp_path / "out", quiet)
     further = [("one", n) for n in range(70, 80)] + [("other", n) for n in range(30, 35)]
     assert numbers_in(tmp_path / "out") == sorted(EVENTS + further)
-    assert (found.counts.duplicates, found.counts.missing, len(found.files)) == (20, 3, 2)
+    counts = found.intake.counts
+    assert (counts.duplicates, counts.missing, len(found.note["files"])) == (20, 3, 2)
 
 
 @pytest.mark.parametrize("stopped", [1, 2, 4])
@@ -95,7 +102,8 @@ def test_interrupted_anywhere_it_goes_on_from_there(
     assert 0 < len(lying_in(tmp_path / "out")) < 100  # whole files, no more and no fewer
     found = export(filled, tmp_path / "out", quiet)
     assert numbers_in(tmp_path / "out") == EVENTS
-    assert (found.counts.records, found.counts.duplicates, found.counts.missing) == (15, 15, 2)
+    counts = found.intake.counts
+    assert (counts.records, counts.duplicates, counts.missing) == (15, 15, 2)
 
 
 def one_by_one(records: Any) -> Any:
@@ -107,27 +115,31 @@ def one_by_one(records: Any) -> Any:
     return of
 
 
-def test_a_kill_between_file_and_note_writes_no_event_twice(
-    filled: KafkaSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), SystemExit()])
+@pytest.mark.parametrize("calls", range(4))
+def test_a_full_disk_or_a_kill_loses_nothing_and_writes_no_event_twice(
+    filled: KafkaSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    calls: int, error: BaseException,
+) -> None:  # fmt: skip
+    """At the first note already, in a file, and between a file and its note."""
     monkeypatch.setattr(module, "ROWS_A_FILE", 20)
     monkeypatch.setattr(module, "records", one_by_one(module.records))
-    noted, settle = [], module.settle
+    written: list[Path] = []
 
-    def killed(path: Path, write: Any) -> None:
-        noted.append(path.name)
-        if noted.count(NOTE) > 1:
+    def failing(path: Path, write: Any) -> None:
+        written.append(path)
+        if len(written) > calls:
             path.with_name(f"{path.name}.part").write_bytes(b"half a n")
-            raise SystemExit
-        settle(path, write)
+            raise error
+        atomic_write(path, write)
 
-    monkeypatch.setattr(module, "settle", killed)
-    with pytest.raises(SystemExit):
-        export(filled, tmp_path / "out", quiet)
-    monkeypatch.setattr(module, "settle", settle)
-    assert len(list((tmp_path / "out").glob("drafts-*"))) > 1
-    export(filled, tmp_path / "out", quiet)
-    assert numbers_in(tmp_path / "out") == EVENTS
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "atomic_write", failing)
+        said = "Make room and run this again" if isinstance(error, OSError) else None
+        with pytest.raises((TraceError, SystemExit), match=said):
+            export(filled, tmp_path / "out", quiet)
+    found = export(filled, tmp_path / "out", quiet)
+    assert numbers_in(tmp_path / "out") == EVENTS and found.intake.counts.records == 15
 
 
 def test_a_period_is_of_choices_and_stays_what_it_was(
@@ -138,25 +150,29 @@ def test_a_period_is_of_choices_and_stays_what_it_was(
     assert numbers_in(tmp_path / "out") == [(w, n) for w in ("one", "other") for n in range(5, 12)]
     with pytest.raises(TraceError, match="another period"):
         export(filled, tmp_path / "out", quiet)
-    assert export(filled, tmp_path / "out", quiet, (began, ended)).written == 14
-    assert export(filled, tmp_path / "none", quiet, ("1s", "")).written == 0
+    assert export(filled, tmp_path / "out", quiet, (began, ended)).note["rows"] == 14
+    assert export(filled, tmp_path / "none", quiet, ("1s", "")).note["rows"] == 0
     hour = export(filled, tmp_path / "hour", quiet, ("1h", ""))
-    assert hour.written == 100
-    assert export(filled, tmp_path / "hour", quiet, ("1h", "")).began == hour.began
+    assert hour.note["rows"] == 100
+    assert export(filled, tmp_path / "hour", quiet, ("1h", "")).note["began"] == hour.note["began"]
 
 
 def iso(at: float) -> str:
     return np.datetime64(round(at * 1000), "ms").item().isoformat() + "+00:00"
 
 
-def test_a_topic_that_was_made_anew_is_said(filled: KafkaSettings, tmp_path: Path) -> None:
+@pytest.mark.parametrize("records", [0, 20], ids=["shorter", "grown past what was read"])
+def test_a_topic_that_was_made_anew_is_said(
+    filled: KafkaSettings, tmp_path: Path, records: int
+) -> None:
     export(filled, tmp_path / "out", quiet)
     spread(filled)
+    produce(filled, [(p, record(ONE, n, 10 * n)) for n in range(records) for p in range(3)])
     with pytest.raises(BrokerError, match="made anew"):
         export(filled, tmp_path / "out", quiet)
 
 
-def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+def test_a_folder_of_something_else_is_left_alone_and_no_broker_is_said(tmp_path: Path) -> None:
     nowhere = KafkaSettings(bootstrap_servers=f"127.0.0.1:{machine.free_port()}")
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(TraceError, match="a folder of its own"):
@@ -164,22 +180,17 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / NOTE).write_text('{"format": "hvd.export.v9"}')
     with pytest.raises(TraceError, match=r"no note of an export: format 'hvd\.export\.v9'"):
         export(nowhere, tmp_path, quiet)
-    with pytest.raises(BrokerError, match="does not answer: start it"):
+    with pytest.raises(BrokerError, match="start it, or let HVD_KAFKA_BOOTSTRAP_SERVERS name"):
         export(nowhere, tmp_path / "new", quiet)
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize("text", ["", "yesterday", "10", "10 m", "-5m", "2026-13-01", "1e999d"])
-def test_what_is_no_time_is_said(text: str) -> None:
-    with pytest.raises(SettingsError, match="is no time: write 10m"):
-        moment(text, NOW)
-
-
-def test_times_are_so_long_ago_or_of_a_day() -> None:
-    assert [moment(t, 1e6) for t in ("90s", "1.5m", "2h", "1d")] == [
-        1e6 - 90, 1e6 - 90, 1e6 - 7200, 1e6 - 86400,
-    ]  # fmt: skip
-    assert moment("1970-01-02T00:00+00:00", 0.0) == 86400.0
+def test_times_are_so_long_ago_or_of_a_day_and_what_is_none_is_said() -> None:
+    found = [1e6 - moment(text, 1e6) for text in ("90s", "1.5m", "2h", "1d")]
+    assert found == [90, 90, 7200, 86400] and moment("1970-01-02T00:00+00:00", 0.0) == 86400.0
+    for text in ("", "yesterday", "10", "10 m", "-5m", "2026-13-01", "1e999d"):
+        with pytest.raises(SettingsError, match="is no time: write 10m"):
+            moment(text, NOW)
 
 
 BATCHES = st.lists(st.lists(st.integers(0, 30), min_size=1, max_size=8), max_size=12)
@@ -202,17 +213,10 @@ def test_numbers_are_new_as_a_set_of_them_says(
         seen = Seen(json.loads(json.dumps(runs)))
 
 
-def test_a_full_disk_is_said_and_loses_nothing(
-    filled: KafkaSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settle = module.settle
-
-    def full(path: Path, write: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(module, "settle", full)
-    with pytest.raises(TraceError, match="Make room and run this again"):
-        export(filled, tmp_path / "out", quiet)
-    monkeypatch.setattr(module, "settle", settle)
-    found: Export = export(filled, tmp_path / "out", quiet)
-    assert numbers_in(tmp_path / "out") == EVENTS and found.counts.records == 15
+def test_of_made_up_lives_only_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "LIVES", 50)
+    seen = rows.Seen()
+    for number in range(500):
+        assert seen.admit("live", np.array([number])).all()
+        assert seen.admit(f"made up {number}", np.array([0])).all()
+    assert not seen.admit("live", np.array([7])).any() and len(seen.runs()) == 50

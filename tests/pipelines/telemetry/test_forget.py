@@ -18,7 +18,8 @@ from decoder.contracts.topics import DEAD, DRAFTS, TRIALS
 from decoder.kafka.clients import close, open_producer
 from pipelines.cli import app
 from pipelines.telemetry.export import export
-from pipelines.telemetry.forget import pseudonyms_of
+from pipelines.telemetry.forget import Held, pseudonyms_of, sentence
+from tests import raw_batches as raw
 from tests.pipelines.telemetry.conftest import lying
 from tests.pipelines.telemetry.records import ONE, events, produce, record, spread
 
@@ -29,9 +30,7 @@ ACME = NAMES.of("tenant", "key:acme")
 
 def of_acme(sequence: int, first: int) -> bytes:
     """Ten events, half of them the tenant's."""
-    mixed = [
-        e._replace(tenant=ACME if e.number % 2 else "") for e in events(first, 10)
-    ]  # fmt: skip
+    mixed = [e._replace(tenant=ACME if e.number % 2 else "") for e in events(first, 10)]
     return encode_batch(mixed, ONE, sequence)
 
 
@@ -71,76 +70,75 @@ def test_it_says_where_a_tenant_is_and_changes_nothing(filled: KafkaSettings) ->
     assert all(each["gone_at"] > each["newest"] for each in told["held"])
     assert len(lying(filled)[DRAFTS.name]) == 6
     shown = asked("--tenant", ACME)
-    assert "Records that hold it" in shown.stdout and "HVD_LEARNER_STATE_DIR" in shown.stderr
+    assert "records hold it" in shown.stdout and "HVD_LEARNER_STATE_DIR" in shown.stderr
 
 
 def test_records_up_to_its_last_are_deleted_if_that_is_asked_for(filled: KafkaSettings) -> None:
-    refused = CliRunner().invoke(
-        app, ["telemetry", "forget", "--tenant", ACME, "--delete-records"], input="n\n"
-    )
+    command = ["telemetry", "forget", "--tenant", ACME, "--delete-records"]
+    refused = CliRunner().invoke(app, command, input="n\n")
     assert refused.exit_code == 1 and "1 records of others" in refused.output
     assert len(lying(filled)[DRAFTS.name]) == 6
-    assert json.loads(asked("--tenant", ACME, "--delete-records", "--yes", "--json").stdout)[
-        "deleted"
-    ]
+    assert json.loads(asked(*command[2:], "--yes", "--json").stdout)["deleted"]
     left = lying(filled)
-    assert not any(
-        ACME.encode() in r.value for records in left.values() for r in records if r.value
-    )
+    assert not any(ACME.encode() in (r.value or b"") for each in left.values() for r in each)
     assert sorted((r.partition, r.offset) for r in left[DRAFTS.name]) == [(0, 2), (1, 0)]
     assert f"Nothing of {ACME}" in asked("--tenant", ACME).stdout
+
+
+@pytest.mark.parametrize("stamp", [-(2**60), -1, 1_700_000_000, 10**15 * 2, 2**62])
+def test_rows_are_found_and_deleted_whatever_their_stamp(filled: KafkaSettings, stamp: int) -> None:
+    assert raw.put(filled, DRAFTS.name, raw.sound([of_acme(3, 60)], "gzip", stamp)) == [0]
+    shown = asked("--tenant", ACME, "--delete-records", "--yes")
+    assert "Deleted" in shown.stderr and "records hold it" in shown.stdout
+    assert not any(ACME.encode() in r.value for r in lying(filled)[DRAFTS.name])
+
+
+def test_a_topic_that_keeps_its_records_for_longer_than_there_are_dates_is_shown() -> None:
+    told = sentence(Held(DRAFTS.name, 0, 1, 1, 0, 1.7e9, (2**63 - 1) / 1e3))
+    assert told.endswith("; gone by: never")
 
 
 def test_an_export_loses_its_rows_and_they_do_not_come_back(
     filled: KafkaSettings, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "events"
-    export(filled, folder, lambda what, done, whole: None)
-    told = json.loads(asked("--tenant", ACME, "--export", str(folder), "--json").stdout)
+    export(filled, tmp_path, lambda what, done, whole: None)
+    told = json.loads(asked("--tenant", ACME, "--export", str(tmp_path), "--json").stdout)
     assert told["rows_of_exports"] == 15
-    assert export(filled, folder, lambda what, done, whole: None).written == 45
-    table = pq.read_table(folder / "drafts-00000.parquet")
-    assert len(table) == 45 and ACME not in table["tenant"].to_pylist()
+    assert export(filled, tmp_path, lambda what, done, whole: None).note["rows"] == 45
+    tenants = pq.read_table(tmp_path / "drafts-00000.parquet")["tenant"].to_pylist()
+    assert len(tenants) == 45 and ACME not in tenants
 
 
+@pytest.mark.usefixtures("filled")
 @pytest.mark.parametrize("hashed", ["key:acme", "header:acme", "authorization:acme", "/named:acme"])
 def test_a_tenant_is_found_by_its_name_however_a_request_said_it(
-    empty: KafkaSettings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, hashed: str
+    empty: KafkaSettings, hashed: str
 ) -> None:
-    monkeypatch.setenv("HVD_KAFKA_BOOTSTRAP_SERVERS", empty.bootstrap_servers)
-    monkeypatch.setenv("HVD_WORKER_ID_KEY", KEY)
     spread(empty)
     mine = [e._replace(tenant=NAMES.of("tenant", hashed)) for e in events(0, 4)]
     produce(empty, [(0, encode_batch(mine, ONE, 0)), (1, record(ONE, 0, 10))])
-    export(empty, tmp_path / "events", lambda what, done, whole: None)
-    told = json.loads(
-        asked("--tenant", "acme", "--export", str(tmp_path / "events"), "--json").stdout
-    )
-    assert held(told, DRAFTS.name) == [(0, 1, 0)] and told["rows_of_exports"] == 4
-    exact = json.loads(asked("--tenant", hashed, "--json").stdout)
-    assert held(exact, DRAFTS.name) == [(0, 1, 0)]
-    assert not json.loads(asked("--tenant", "acm", "--json").stdout)["held"]
+    for name, there in (("acme", [(0, 1, 0)]), (hashed, [(0, 1, 0)]), ("acm", [])):
+        assert held(json.loads(asked("--tenant", name, "--json").stdout), DRAFTS.name) == there
 
 
-def test_a_name_that_looks_like_a_pseudonym_may_be_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_may_be_a_key_and_look_like_a_pseudonym_and_without_a_key_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("HVD_WORKER_ID_KEY", KEY)
     assert {ACME, NAMES.of("tenant", f"key:{ACME}")} <= {*pseudonyms_of(ACME)}
-
-
-def test_a_name_without_a_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("HVD_WORKER_ID_KEY", raising=False)
+    monkeypatch.delenv("HVD_WORKER_ID_KEY")
     assert pseudonyms_of(ACME) == (ACME,)
     with pytest.raises(SettingsError, match="is no pseudonym") as refused:
         pseudonyms_of("acme")
     assert "acme" not in str(refused.value)  # it may be a key
 
 
-@pytest.mark.parametrize("given", ["acme\n", "acme", "acme\r\nand more\n"])
-def test_an_api_key_comes_by_standard_input_and_is_not_shown(
-    filled: KafkaSettings, given: str
-) -> None:
-    done = CliRunner().invoke(app, ["telemetry", "forget", "--tenant", "-"], input=given)
-    assert done.exit_code == 0 and "Records that hold it" in done.stdout
-    assert "acme" not in done.output
-    nobody = CliRunner().invoke(app, ["telemetry", "forget", "--tenant", "-"], input="\n")
+@pytest.mark.usefixtures("filled")
+def test_an_api_key_comes_by_standard_input_and_is_not_shown() -> None:
+    command = ["telemetry", "forget", "--tenant", "-"]
+    for given in ("acme\n", "acme", "acme\r\nand more\n"):
+        done = CliRunner().invoke(app, command, input=given)
+        assert done.exit_code == 0 and "records hold it" in done.stdout
+        assert "acme" not in done.output
+    nobody = CliRunner().invoke(app, command, input="\n")
     assert isinstance(nobody.exception, SettingsError)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -20,26 +21,20 @@ def test_records_that_were_not_asked_for_are_no_sign_of_those_that_were(
     monkeypatch.setattr(reading, "PATIENCE_S", 1.0)
     spread(empty)
     produce(empty, [(0, record(ONE, 0, 0))])
-    quiet = threading.Event()
+    quiet, came = threading.Event(), []
 
     def workers() -> None:
         for sequence in range(1, 60):
-            if quiet.wait(0.1):
-                return
-            produce(empty, [(0, record(ONE, sequence, 10 * sequence))])
+            if not quiet.wait(0.1):
+                produce(empty, [(0, record(ONE, sequence, 10 * sequence))])
 
-    thread = threading.Thread(target=workers)
-    thread.start()
-    came = []
-    try:
-        with (
-            pytest.raises(BrokerError, match="do not come any more"),
-            reading.reading(empty, "test") as consumer,
-        ):
-            for fetched in reading.records(consumer, DRAFTS, {0: range(1), 1: range(1)}):
-                came += fetched
-        assert not quiet.is_set() and thread.is_alive(), "given up only once the workers rested"
-    finally:
-        quiet.set()
-        thread.join()
+    with ThreadPoolExecutor(1) as threads, reading.reading(empty, "test") as consumer:
+        writing = threads.submit(workers)
+        try:
+            with pytest.raises(BrokerError, match="do not come any more"):
+                for fetched in reading.records(consumer, DRAFTS, {0: range(1), 1: range(1)}):
+                    came += fetched
+            assert writing.running(), "given up only once the workers rested"
+        finally:
+            quiet.set()
     assert [(r.partition, r.offset) for r in came] == [(0, 0)]

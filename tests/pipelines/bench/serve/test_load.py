@@ -1,7 +1,9 @@
-"""What the serving benchmark sends: which prompts, how many at a time, and what comes back."""
+"""What the serving benchmark sends: which prompts, how many at a time, and what is counted."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -9,58 +11,71 @@ from typing import Any
 import pytest
 
 from decoder.contracts.errors import SettingsError
-from pipelines.bench.serve.load import body, chunks, run
-from pipelines.bench.serve.prompts import dealt, from_workloads
+from pipelines.bench.serve.load import Load, body, chunks, run, turns
+from pipelines.bench.serve.prompts import cut, dealt, from_workloads, sessions
+from pipelines.bench.serve.server import parse, session_seconds
 from pipelines.prompts import Prompt, PromptSet
-from tests.pipelines.bench.serve.served import asked
+from pipelines.workloads import WORKLOADS
+from tests.pipelines.bench.serve.served import asked, said, script
 
 
-def test_every_concurrency_gets_the_same_mix_and_no_prompt_twice() -> None:
-    sets = [
-        PromptSet(name, "f", tuple(asked(f"{name}{i}", name) for i in range(5))) for name in "ab"
-    ]
-    problems: list[str] = []
-    hands = dealt(sets, 2, 3, lambda p: 1, 10, problems)
-    assert [[p.dataset for p in hand] for hand in hands] == [["a", "b", "a"]] * 2
+def words(prompt: Prompt) -> list[list[str]]:
+    return [[m["content"] for m in turn] for turn in turns(prompt)]
+
+
+@pytest.mark.parametrize(("wanted", "left"), [((3, 3), 5), ((1, 4, 8), 9)])
+def test_every_concurrency_gets_the_same_mix_and_no_prompt_twice(
+    wanted: tuple[int, ...], left: int
+) -> None:
+    sets = {name: iter([asked(f"{name}{i}", name) for i in range(left)]) for name in "ab"}
+    hands = dealt(sets, wanted)
+    assert [len(hand) for hand in hands] == list(wanted)
+    for hand in hands:
+        assert abs(sum(p.dataset == "a" for p in hand) - len(hand) / 2) <= 1
     ids = [p.id for hand in hands for p in hand]
-    assert len(set(ids)) == len(ids) == 6
-    assert problems == []
+    assert len(set(ids)) == len(ids)
 
 
-def test_prompts_that_do_not_fit_are_replaced_and_counted() -> None:
-    lengths = {"a0": 99, "a1": 5, "a2": 5, "a3": 11, "a4": -1}
-
-    def tokens_of(prompt: Prompt) -> int:
-        if lengths[prompt.id] < 0:
-            raise ValueError("the chat template refuses it")
-        return lengths[prompt.id]
-
-    sets = [PromptSet("a", "f", tuple(asked(name, "a") for name in lengths))]
-    problems: list[str] = []
-    hands = dealt(sets, 1, 3, tokens_of, 10, problems)
-    assert [p.id for p in hands[0]] == ["a1", "a2"]
-    assert problems == [
-        "dataset 'a', prompt 'a4' left out: the chat template refuses it.",
-        "dataset 'a': left out for more than --max-prompt-tokens 10: 2, 'a0' the first.",
-        "only 2 of 3 prompts for each concurrency.",
-    ]
-    with pytest.raises(SettingsError, match="do not go round"):
-        dealt(sets, 3, 1, tokens_of, 10, [])
+def test_a_dataset_that_runs_out_is_passed_over() -> None:
+    sets = {"a": iter([asked("a0", "a")]), "b": iter([asked(f"b{i}", "b") for i in range(9)])}
+    assert [p.id for p in dealt(sets, [3])[0]] == ["a0", "b0", "b1"]
+    assert dealt({"a": iter([asked("a0")])}, [3]) == [(asked("a0"),)]
 
 
-def test_the_projects_own_workloads_serve_where_no_folder_is_named() -> None:
+def test_the_projects_own_prompts_serve_where_no_folder_is_named() -> None:
     (tools,) = from_workloads(3, ["tools"])
     assert (tools.name, len(tools.prompts)) == ("tools", 3)
-    with pytest.raises(SettingsError, match="toolz"):
-        from_workloads(3, ["toolz"])
+    for unknown in (lambda: from_workloads(3, ["toolz"]), lambda: sessions(1, 1, ["toolz"])):
+        with pytest.raises(SettingsError, match=r"toolz: choose from"):
+            unknown()
 
 
-def test_requests_are_greedy_and_ask_for_token_ids() -> None:
-    sent = body(asked("hello").messages, "m", 7)
+def test_a_turn_is_what_is_said_between_two_answers() -> None:
+    talk = script("a", ">hello", "one", "two", ">yes", ">and more", "three", ">no")
+    assert words(talk) == [["one", "two"], ["three"]]
+    assert words(script("b", "one")) == [["one"]]
+    assert words(script("c", ">one")) == []
+
+
+def test_anybodys_conversations_are_cut_to_their_first_turns_and_bring_no_answers() -> None:
+    talk = script("a", "one", ">yes", "two", ">no", "three")
+    found = cut(PromptSet("d", "f", (talk, script("b", ">only an answer"))), 2)
+    assert [p.messages for p in found.prompts] == [said("one", ">", "two")]
+
+
+@pytest.mark.parametrize("kind", WORKLOADS)
+def test_own_sessions_are_reproducible_and_each_is_another(kind: str) -> None:
+    (made,) = sessions(12, 4, [kind])
+    assert [made] == sessions(12, 4, [kind])
+    assert len({p.text for p in made.prompts}) == 12
+    for one in made.prompts:
+        assert len(turns(one)) == 4
+        assert not any(m["content"] for m in one.messages if m["role"] == "assistant")
+
+
+def test_token_ids_are_asked_for_and_read_and_errors_in_the_stream_raise() -> None:
+    sent = body(said("hello"), "m", 7)
     assert (sent["temperature"], sent["max_tokens"], sent["return_token_ids"]) == (0, 7, True)
-
-
-def test_token_ids_are_read_from_the_stream_and_errors_in_it_raise() -> None:
     lines = ['data: {"choices": [{"delta": {}}]}', "", 'data: {"choices": [{"token_ids": [1, 2]}]}']
     assert list(chunks(iter([*lines, "data: [DONE]"]))) == [([1, 2], "")]
     with pytest.raises(ValueError, match="out of room"):
@@ -93,8 +108,8 @@ def test_as_many_requests_as_asked_for_are_under_way_at_a_time() -> None:
     try:
         prompts = [asked(str(i)) for i in range(9)]
         url = f"http://127.0.0.1:{server.server_port}"
-        wall, replies = run(url, "m", prompts, 3, 1)
-        stood, by_another = run(url, "m", prompts, 3, 1, clock=lambda: 5.0)
+        wall, replies = run(Load(url, "m", 3, 1), prompts)
+        stood, by_another = run(Load(url, "m", 3, 1, clock=lambda: 5.0), prompts)
     finally:
         server.shutdown()
         server.server_close()
@@ -102,10 +117,37 @@ def test_as_many_requests_as_asked_for_are_under_way_at_a_time() -> None:
     assert [r.prompt for r in replies] == [f"d:{i}" for i in range(9)]
     assert all(r.tokens == (5,) and not r.error for r in replies)
     assert 0 < max(r.ttft_s for r in replies) <= max(r.latency_s for r in replies) <= wall
-    timed = [(r.ttft_s, r.latency_s, r.ended_s, *r.arrivals_s) for r in by_another]
-    assert stood == 0.0 and {s for one in timed for s in one} == {0.0}, "all by the clock given"
+    timed = {s for r in by_another for s in (r.ttft_s, r.latency_s, *r.arrivals_s)}
+    assert (stood, timed) == (0.0, {0.0}), "all by the clock given"
 
 
 def test_a_server_that_is_not_there_is_an_error_in_the_reply() -> None:
-    _, (reply,) = run("http://127.0.0.1:9", "m", [asked("a")], 1, 1)
+    _, (reply,) = run(Load("http://127.0.0.1:9", "m", 1, 1), [asked("a")])
     assert "ConnectError" in reply.error and reply.tokens == ()
+
+
+def test_counters_of_all_engines_are_added_up_and_absent_ones_are_zero() -> None:
+    page = (
+        "# TYPE vllm:generation_tokens_total counter\n"
+        'vllm:generation_tokens_total{engine="0",model_name="m"} 10.0\n'
+        'vllm:generation_tokens_total{engine="1",model_name="m"} 5.0\n'
+        'vllm:spec_decode_num_accepted_tokens_total{engine="0"} 1.5e+01\n'
+        'vllm:spec_decode_num_accepted_tokens_per_pos_total{position="0"} 9.0\n'
+        'other:generation_tokens_total{engine="0"} 100.0\n'
+    )
+    assert parse(page) == parse("") | {"tokens": 15, "accepted": 15}
+
+
+def test_processor_time_is_that_of_all_processes_of_the_server() -> None:
+    busy = "import time\nwhile time.process_time() < 0.3: pass\nprint(flush=True); input()"
+    nested = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {busy!r}])"
+    server = subprocess.Popen(
+        [sys.executable, "-c", nested],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    assert server.stdout is not None
+    server.stdout.readline()
+    used = session_seconds(server.pid)
+    server.communicate(b"\n")
+    assert used is not None and used >= 0.3
+    assert session_seconds(server.pid) is None

@@ -8,13 +8,22 @@ import json
 import pytest
 from rich.console import Console
 
-from pipelines.bench.serve.counters import Counters
+from pipelines.bench.render import table
 from pipelines.bench.serve.load import Reply
-from pipelines.bench.serve.passes import Level, ServerRun
 from pipelines.bench.serve.setups import Setup
-from pipelines.bench.serve.summary import WIDTH, equal, figures, paired, pieces, summarise, tables
+from pipelines.bench.serve.summary import (
+    WIDTH,
+    Level,
+    ServerRun,
+    columns,
+    equal,
+    figures,
+    paired,
+    pieces,
+    summarise,
+)
+from tests.pipelines.bench.serve import served
 from tests.pipelines.bench.serve.served import EAGLE3, HYBRID, NONE, SUFFIX
-from tests.pipelines.bench.serve.served import level as lone
 
 LOOP = tuple(range(32)) * 2
 
@@ -22,13 +31,22 @@ LOOP = tuple(range(32)) * 2
 def reply(session: str, turn: int, seconds: float, tokens: tuple[int, ...] = (1, 2)) -> Reply:
     """Its first token comes after half its seconds, the others together at its end."""
     arrivals = (seconds / 2, *[seconds] * (len(tokens) - 1))
-    return Reply(session, seconds / 2, seconds, tokens, "", arrivals, seconds, turn)
+    return Reply(session, seconds / 2, seconds, tokens, "", arrivals, turn)
 
 
 def level(*replies: Reply, cpu_s: float = 4.0) -> Level:
-    tokens = sum(len(r.tokens) for r in replies)
-    counters = Counters(tokens, 100, 25, drafts=2, drafted=8, accepted=1, steps=tokens - 1)
-    return Level(1, sum(r.latency_s for r in replies), replies, counters, cpu_s)
+    return served.level(*replies, wall_s=sum(r.latency_s for r in replies), cpu_s=cpu_s)
+
+
+def lone(rate: float, tokens: tuple[int, ...] = (1, 2), concurrency: int = 1) -> Level:
+    one = Reply("d:a", 0.5, 1.5, tokens)
+    return served.level(one, wall_s=len(tokens) / rate, cpu_s=40.0 / rate, concurrency=concurrency)
+
+
+def page(records: list[dict[str, object]]) -> str:
+    console = Console(file=io.StringIO(), width=WIDTH)
+    console.print(table("", columns(records), records))
+    return console.file.getvalue()
 
 
 def test_pieces_are_what_came_at_one_time() -> None:
@@ -44,12 +62,8 @@ def test_first_turns_are_told_apart_from_warm_ones() -> None:
     assert (first["tok_per_s_each"], warm["tok_per_s_each"]) == (0.4, 1.0)
     assert warm["ms_per_token_p50"] == warm["piece_ms_p99"] == 1000
     assert warm["tokens_per_piece"] == 1.0
-
-
-def test_a_group_without_answers_has_no_figures() -> None:
-    found = figures({0: level(reply("d:a", 0, 1.0))}, "warm")
-    assert found["answers"] == 0
-    assert {v for k, v in found.items() if k not in ("answers", "tokens")} == {None}
+    nothing = figures({0: level(reply("d:a", 0, 1.0))}, "warm")
+    assert {v for k, v in nothing.items() if k not in ("answers", "tokens")} == {None}
 
 
 def test_ratios_pair_sessions_and_leave_out_what_only_one_side_answered() -> None:
@@ -80,14 +94,8 @@ def test_an_answer_that_loops_on_either_side_is_not_straight() -> None:
 
 def test_after_the_first_difference_a_session_is_compared_no_more() -> None:
     plain = {0: level(*(reply("d:a", t, 1.0) for t in range(3)), reply("d:b", 0, 1.0))}
-    other = {
-        0: level(
-            reply("d:a", 0, 1.0),
-            reply("d:a", 1, 1.0, (1, 9)),
-            reply("d:a", 2, 1.0),
-            reply("d:b", 0, 1.0),
-        )
-    }
+    parted = [reply("d:a", t, 1.0, (1, 9) if t == 1 else (1, 2)) for t in range(3)]
+    other = {0: level(*parted, reply("d:b", 0, 1.0))}
     assert equal(other, plain) == (3 - 1, 3)
     assert equal(plain, plain) == (4, 4)
 
@@ -125,10 +133,7 @@ def test_each_is_held_to_the_best_of_every_other_method() -> None:
     assert hybrid["groups"]["all"]["latency_p50_s"] == 3.0
     assert hybrid["cycles_per_1k"] == 750
     assert hybrid["prompt_tokens_cached_share"] == 0.25
-    page = Console(file=io.StringIO(), width=WIDTH)
-    for table in tables(list(records.values())):
-        page.print(table)
-    shown = page.file.getvalue()
+    shown = page([*records.values()])
     assert "suffix-k8 *" in shown and "2.00 (2.00-2.00)" in shown
 
 
@@ -139,25 +144,8 @@ def test_a_variant_is_held_to_the_hybrid_and_nobody_to_it() -> None:
     records = {r["configuration"]: r for r in summarise(runs, list(took))}
     assert records["grafts"]["against"]["hybrid"]["all"]["ratio"] == pytest.approx(2.0)
     assert list(records["hybrid"]["against"]) == ["none", "suffix", "eagle3"]
-    page = Console(file=io.StringIO(), width=WIDTH)
-    for table in tables(list(records.values())):
-        page.print(table)
-    shown = page.file.getvalue()
+    shown = page([*records.values()])
     assert "/hybrid" in shown and "/variant" not in shown and "…" not in shown
-
-
-def test_the_best_draft_length_is_chosen_for_each_concurrency() -> None:
-    small, large = Setup("suffix-k8", "suffix", 8), Setup("suffix-k64", "suffix", 64)
-    runs = [
-        ServerRun(0, "suffix-k8", 1.0, (lone(1.0), lone(9.0, concurrency=4))),
-        ServerRun(0, "suffix-k64", 1.0, (lone(2.0), lone(8.0, concurrency=4))),
-    ]
-    best = {
-        (r["concurrency"], r["configuration"])
-        for r in summarise(runs, [small, large])
-        if r["best_of_method"]
-    }
-    assert best == {(1, "suffix-k64"), (4, "suffix-k8")}
 
 
 def test_a_round_on_a_slower_machine_says_as_much_as_another() -> None:

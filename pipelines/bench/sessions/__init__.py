@@ -1,1 +1,0 @@
-"""hvd bench sessions: servers under what agents send, turn after turn over files and results."""

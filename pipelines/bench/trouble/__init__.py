@@ -1,1 +1,0 @@
-"""hvd bench trouble: what a bad drafter, cache or batch costs, and how soon that is noticed."""

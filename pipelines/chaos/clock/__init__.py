@@ -1,1 +1,0 @@
-"""A folder for PYTHONPATH: a process that starts with it has a clock that can be put on."""

@@ -1,0 +1,136 @@
+"""Every reader of every topic, where somebody wrote what they liked before and between."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from decoder.admission import Admission
+from decoder.contracts.bundle import Policy
+from decoder.contracts.settings import KafkaSettings
+from decoder.contracts.topics import DRAFTS, TRIALS
+from decoder.feed import PolicyFeed
+from learner.dead_letters import DeadLetters
+from learner.intake import Intake
+from learner.lease import Lease
+from learner.players import Players
+from learner.published import Published
+from learner.source import EventSource, Fetched
+from pipelines.cli import app
+from pipelines.telemetry.export import export
+from pipelines.watch.ledger import Ledger
+from pipelines.watch.observer import Observer
+from tests.conftest import until
+from tests.contracts.test_events import EVENT
+from tests.learner.stage import WARNINGS
+from tests.pipelines.telemetry.conftest import of_learner, of_worker
+from tests.poison import WORST, poison
+
+pytestmark = WARNINGS
+
+
+@pytest.fixture(scope="module")
+def poisoned(empty: KafkaSettings) -> KafkaSettings:
+    """A broker with a service's records of every topic, and poison before and behind them."""
+    poison(empty)
+    of_worker(empty)
+    of_learner(empty)
+    poison(empty)
+    return empty
+
+
+def read(source: EventSource) -> list[Fetched]:
+    """All that ``source`` hands on."""
+    assert source.connect(threading.Event())
+    came: list[Fetched] = []
+
+    def ended() -> bool:
+        came.extend(records := source.poll(0.05))
+        source.done(records)
+        return source.caught_up and source.lag() == 0
+
+    until(ended)
+    source.close()
+    return came
+
+
+def test_a_learner_reads_its_drafts_and_rounds(poisoned: KafkaSettings) -> None:
+    source, dead = EventSource(poisoned, {}), DeadLetters(poisoned)
+    intake = Intake(dead)
+    assert sum(a.events for r in read(source) if (a := intake.admit(r)) is not None) == 100
+    assert source.skipped >= len(WORST) and source.read_at > 0
+    dead.close()
+    rounds = read(EventSource(poisoned, {}, topic=TRIALS))
+    assert any(b"hvd.trials.v2" in record.value for record in rounds)
+
+
+def test_a_learner_reads_leases_and_policies(poisoned: KafkaSettings) -> None:
+    lease, published = Lease(poisoned, "another"), Published(poisoned)
+    until(lambda: lease.turn({"scope": 0}) or lease.holds("scope"))  # type: ignore[func-returns-value]
+    assert lease.term("scope") > 1, "it has read of the one before"
+    until(lambda: published.read(1.0))
+    assert published.last("scope") is not None
+    lease.close()
+    published.close()
+
+
+def test_a_learner_hears_who_could_play(poisoned: KafkaSettings) -> None:
+    players, scopes = Players(poisoned), set()  # type: ignore[var-annotated]
+    players.read()
+    poison(poisoned)
+    of_worker(poisoned)
+
+    def heard() -> bool:
+        players._read_at = 0.0
+        scopes.update(players.read())
+        return "scope" in scopes
+
+    until(heard)
+    players.close()
+
+
+def test_a_worker_hears_of_its_policy(poisoned: KafkaSettings) -> None:
+    applied: list[Policy] = []
+    feed = PolicyFeed(poisoned, "scope", Admission("scope", applied.append))
+    feed.start()
+    until(lambda: applied)
+    feed.close()
+
+
+@pytest.mark.parametrize("patient", [False, True])
+def test_who_looks_on_sees_on(poisoned: KafkaSettings, patient: bool) -> None:
+    ledger = Ledger()
+    observer = Observer(poisoned, ledger, since_s=3_600.0, patient=patient)
+    observer.start()
+    until(lambda: ledger.statuses and ledger.published)
+    observer.check()
+    observer.close()
+
+
+def test_it_is_exported(poisoned: KafkaSettings, tmp_path: Path) -> None:
+    found = export(poisoned, tmp_path / "events", lambda *_: None)
+    assert found.note["rows"] == 100 and found.intake.counts.unreadable >= len(WORST)
+    again = export(poisoned, tmp_path / "events", lambda *_: None)
+    assert (again.note["rows"], again.intake.counts) == (100, found.intake.counts)
+
+
+def test_a_tenant_is_forgotten(poisoned: KafkaSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HVD_KAFKA_BOOTSTRAP_SERVERS", poisoned.bootstrap_servers)
+    monkeypatch.setenv("HVD_WORKER_ID_KEY", "of these tests, long enough")
+
+    def asked(*arguments: str) -> Any:
+        command = ["telemetry", "forget", "--tenant", EVENT.tenant, *arguments]
+        done = CliRunner().invoke(app, command)
+        assert done.exit_code == 0, (done.output, done.exception)
+        return done
+
+    told = asked()
+    assert DRAFTS.name in told.stdout and "cannot be unpacked" in told.stderr
+    assert "Deleted" in asked("--delete-records", "--yes").stderr
+    left = json.loads(asked("--json").stdout)
+    assert not left["held"] and left["unreadable"], "what nobody could look into"
