@@ -91,8 +91,7 @@ def up(
     from pipelines.stack.running import Home, Ports
     from pipelines.stack.up import up as stay
 
-    var = Path("var")  # as a checkout has it
-    home = Home(var / "logs", var / "broker", Path("mlruns"), var / "learner")
+    home = Home(Path("var"), Path("mlruns"))  # as a checkout has them
     stay(Ports(api_port, kafka_port, mlflow_port), page_port, home, out)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final
 
@@ -25,7 +25,6 @@ PACKAGE: Final = "noida_db"
 START_SECONDS: Final = 30.0
 REQUEST_MS: Final = 5_000
 VARIABLE: Final = "HVD_KAFKA_BOOTSTRAP_SERVERS"
-ANOTHER: Final = f"set {VARIABLE}={{}} if that is the broker you want to use"
 EMBEDDED_LIMITS: Final = {"retention.bytes": str(8 << 20), "segment.bytes": str(1 << 20)}
 """The embedded broker holds its topics in memory and rewrites them to disk whole, three times their
 size: unlimited, 30 MB of telemetry would cost it a quarter of a core."""
@@ -61,6 +60,7 @@ def broker_part(port: int, data: Path, log: Path) -> Part:
 
     Raises:
         BrokerError: it is not installed.
+        ProcessError: the port is taken.
     """
     from learner.topics import make_right
 
@@ -73,6 +73,7 @@ def broker_part(port: int, data: Path, log: Path) -> Part:
             return False
         return True
 
+    machine.check_free(port, f"set {VARIABLE}=127.0.0.1:{port} if that is the broker to use")
     data.mkdir(parents=True, exist_ok=True)
     return Part("broker", (*arguments, "--data-dir", str(data)), log, is_ready, START_SECONDS)
 
@@ -84,7 +85,6 @@ def start_broker(port: int, data: Path, log: Path) -> Child:
         BrokerError: not installed.
         ProcessError: the port is taken, it ended, or did not answer in time.
     """
-    machine.check_free(port, ANOTHER.format(f"127.0.0.1:{port}"))
     part, children = broker_part(port, data, log), dict[str, Child]()
     try:
         child = processes.begin(part, children)
@@ -100,11 +100,8 @@ def answers(kafka: KafkaSettings) -> bool:
     from decoder.kafka.clients import AWAY, listens, open_admin
 
     logging.getLogger("kafka").setLevel(logging.CRITICAL)  # refused connections are expected here
-    try:
+    with suppress(*AWAY):
         if listens(kafka):
             with closing(open_admin(kafka, "stack", REQUEST_MS)) as admin:
-                admin.list_topics()
-            return True
-    except AWAY:
-        pass
+                return admin.list_topics() is not None
     return False

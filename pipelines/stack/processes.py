@@ -32,6 +32,14 @@ BOUND: Final = ("setpriv", "--pdeathsig", "TERM", "--")
 its port against the next start. Of util-linux; it is told when the thread that started it ends."""
 UNLESS_ORPHANED: Final = ("sh", "-c", '[ "$PPID" = "$0" ] && exec "$@"')
 """Nobody is told of a parent that had ended before: with our process id and what shall run."""
+YIELDING: Final = (
+    *("sh", "-c"),
+    "for wait in .2 .2 .2 .2 0; do { [ ! -w /proc/self/autogroup ] || echo $0 >/proc/self/autogroup"
+    '; } 2>/dev/null && break; sleep $wait; done; exec nice -n "$0" "$@"',
+)
+"""With how much and what shall run. Where Linux shares processors out by session, niceness counts
+in the own session alone, which has one itself: everybody together may write ten of these a second.
+"""
 
 
 @dataclass(frozen=True)
@@ -63,8 +71,7 @@ class Child:
 
     def ending(self) -> str:
         """How it ended, as the end of a sentence; empty while it runs."""
-        status = self.process.poll()
-        if status is None:
+        if (status := self.process.poll()) is None:
             return ""
         return f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
 
@@ -75,7 +82,11 @@ class Child:
             ProcessError: it has ended; the message holds the end of its log.
         """
         if ending := self.ending():
-            raise ProcessError(f"{self.name} {ending}. The end of {self.log}:\n{self.tail()}")
+            raise self.failure(ending)
+
+    def failure(self, what: str) -> ProcessError:
+        """That it did ``what``, with the end of its log."""
+        return ProcessError(f"{self.name} {what}. The end of {self.log}:\n{self.tail()}")
 
 
 @dataclass(frozen=True)
@@ -102,10 +113,9 @@ def begin(part: Part, children: dict[str, Child], again: bool = False) -> Child:
     Raises:
         ProcessError: the program cannot be run.
     """
+    known = part.name, part.arguments, part.log, part.environment, part.niceness
     with interrupts.held():
-        child = children[part.name] = start(
-            part.name, part.arguments, part.log, part.environment, part.niceness, again
-        )
+        child = children[part.name] = start(*known, again)
     return child
 
 
@@ -128,7 +138,7 @@ def start(
     if shutil.which(arguments[0]) is None:
         raise ProcessError(f"{name} cannot be started: {arguments[0]} is no program.")
     if niceness:
-        arguments = ["nice", "-n", str(niceness), *arguments]
+        arguments = [*YIELDING, str(niceness), *arguments]
     if shutil.which(BOUND[0]):
         arguments = [*BOUND, *UNLESS_ORPHANED, str(os.getpid()), *arguments]
     try:
@@ -136,36 +146,16 @@ def start(
         if append and log.exists() and log.stat().st_size > KEPT_BYTES:
             log.replace(log.with_name(f"{log.name}.1"))
         with log.open("ab" if append else "wb") as out:
-            begins = out.tell()
+            begins = out.tell()  # the child's writing moves it
             process = psutil.Popen(
-                arguments,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                env=None if environment is None else dict(environment),
+                arguments, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
+                env=environment,
                 # a Ctrl-C in the terminal reaches us alone: we stop the children in order
                 start_new_session=True,
-            )
+            )  # fmt: skip
+            return Child(name, process, log, begins)
     except OSError as error:
         raise ProcessError(f"{name} cannot be started: {error}") from error
-    if niceness:
-        _weigh_session(process.pid, niceness)
-    return Child(name, process, log, begins)
-
-
-def _weigh_session(pid: int, niceness: int) -> None:
-    """Let the session of ``pid`` yield to others, where Linux shares processors out by session
-    (``kernel.sched_autogroup_enabled``): there a process's own niceness counts in its session only.
-    """
-    for _ in range(5):
-        try:
-            Path(f"/proc/{pid}/autogroup").write_text(f"{niceness}\n", encoding="ascii")
-        except BlockingIOError:  # without privileges one write in a tenth of a second
-            time.sleep(POLL_SECONDS)
-        except OSError:  # no such kernel, or the child has ended
-            return
-        else:
-            return
 
 
 def wait_until(
@@ -181,10 +171,7 @@ def wait_until(
         for one in (child, *others):
             one.check()
         if time.monotonic() > deadline:
-            raise ProcessError(
-                f"{child.name} was not ready after {seconds:.0f} s. The end of {child.log}:\n"
-                f"{child.tail()}"
-            )
+            raise child.failure(f"was not ready after {seconds:.0f} s")
         time.sleep(POLL_SECONDS)
 
 

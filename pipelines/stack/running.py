@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -53,17 +54,19 @@ class Ports:
 
 @dataclass(frozen=True)
 class Home:
-    """Where a stack keeps what it writes."""
+    """Where a stack keeps what it writes: the registry's files, and below ``root`` the rest."""
 
-    logs: Path
-    broker: Path
+    root: Path
     registry: Path
-    learner: Path
 
     @classmethod
     def under(cls, root: Path) -> Home:
         """Everything below ``root``."""
-        return cls(root / "logs", root / "broker", root / "mlruns", root / "learner")
+        return cls(root, root / "mlruns")
+
+    def log(self, name: str) -> Path:
+        """Of a part."""
+        return self.root / "logs" / f"{name}.log"
 
 
 @dataclass(frozen=True)
@@ -164,18 +167,14 @@ def running(
     uri = os.environ.get(TRACKING_VARIABLE) or f"http://127.0.0.1:{ports.mlflow}"
     api = f"http://127.0.0.1:{ports.api}"
 
-    def served(name: str, arguments: Sequence[str], seconds: float, url: str) -> Part:
-        log = home.logs / f"{name}.log"
-        asked = f"{url}/health"
-        return Part(name, tuple(arguments), log, lambda: responds(asked), seconds, environment)
-
-    def begun(part: Part) -> Child:
+    def start(part: Part) -> None:
         parts[part.name] = part
-        return begin(part, children)
-
-    def ready(part: Part) -> None:
-        child = begun(part)
+        child = begin(part, children)
         processes.wait_until(child, part.is_ready, part.patience_s, list(children.values()))
+
+    def serve(name: str, arguments: Sequence[str], seconds: float, url: str) -> None:
+        answers = partial(responds, f"{url}/health")
+        start(Part(name, tuple(arguments), home.log(name), answers, seconds, environment))
 
     with interrupts.first_only():
         try:
@@ -188,9 +187,10 @@ def running(
             else:
                 kafka = broker.local(ports.kafka)
                 with _step(console, f"broker {kafka.bootstrap_servers}"):
-                    machine.check_free(ports.kafka, broker.ANOTHER.format(kafka.bootstrap_servers))
-                    ready(broker.broker_part(ports.kafka, home.broker, home.logs / "broker.log"))
-            environment = child_environment({**settings, **os.environ}, kafka, uri, home.learner)
+                    start(broker.broker_part(ports.kafka, home.root / "broker", home.log("broker")))
+            environment = child_environment(
+                {**settings, **os.environ}, kafka, uri, home.root / "learner"
+            )
             if worker_name is not None:
                 environment["HVD_WORKER_NAME"] = worker_name
             if TRACKING_VARIABLE not in os.environ:
@@ -199,17 +199,14 @@ def running(
                     machine.check_free(ports.mlflow, another)
                     home.registry.mkdir(parents=True, exist_ok=True)
                     arguments = registry_arguments(ports.mlflow, home.registry)
-                    ready(served("registry", arguments, REGISTRY_SECONDS, uri))
+                    serve("registry", arguments, REGISTRY_SECONDS, uri)
             with _step(console, f"worker {api} and learner"):
                 alone = {**environment, "OMP_NUM_THREADS": "1"}
-                log = home.logs / "learner.log"  # listens on no port, and nobody waits for it
-                begun(
-                    Part(
-                        "learner", (*HVD, "learn"), log, lambda: True, 0.0, alone, LEARNER_NICENESS
-                    )
-                )
+                learn, log = (*HVD, "learn"), home.log("learner")
+                # it listens on no port, and nobody waits for it
+                start(Part("learner", learn, log, lambda: True, 0.0, alone, LEARNER_NICENESS))
                 arguments = [*worker, "--port", str(ports.api), *serve_options]
-                ready(served("worker", arguments, WORKER_SECONDS, api))
+                serve("worker", arguments, WORKER_SECONDS, api)
             yield Stack(api, uri, kafka, embedded.SERVED_NAME, parts, children)
         finally:
             if children:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from contextlib import suppress
@@ -49,23 +50,25 @@ def greeting(stack: Stack, page: str, home: Home) -> str:
     """Where everything is, and a command for each thing worth trying first, as rich markup."""
     kafka = stack.kafka.bootstrap_servers
     messages = [{"role": "user", "content": "Name three rivers."}]
-    request = {"model": stack.model, "messages": messages, "max_tokens": 64, "temperature": 0}
+    asked = {"model": stack.model, "messages": messages, "max_tokens": 64, "temperature": 0}
+    request = f"{stack.api}/v1/chat/completions -H 'Content-Type: application/json'"
     programs = Path(os.path.relpath(Path(sys.executable).parent))  # .venv/bin, in a checkout
-    places = {
-        "API": f"{stack.api}/v1",
-        "Page": page,
-        "MLflow": for_anybody(stack.tracking_uri),
-        "Kafka": kafka,
-        "Logs": str(home.logs),
-    }
-    commands = {
-        "a request": f"curl -s {stack.api}/v1/chat/completions -H 'Content-Type: application/json' "
-        f"-d '{json.dumps(request)}'",
-        "what worker and learner say, once a second": (
-            f"{programs / 'python'} -m kafka.consumer -b {kafka} -t {STATUS.name}"
-        ),
-        "the policy before this one": f"{programs / 'hvd'} policy rollback",
-    }
-    lines = [f"{name:<8}{escape(place)}" for name, place in places.items()]
-    lines += [f"\n[dim]# {what}[/dim]\n{escape(said)}" for what, said in commands.items()]
-    return "\n".join(["", *lines, "", "What ends is started again. Ctrl-C stops everything.", ""])
+    text = f"""
+API     {stack.api}/v1
+Page    {page}
+MLflow  {for_anybody(stack.tracking_uri)}
+Kafka   {kafka}
+Logs    {home.root / "logs"}
+
+# a request
+curl -s {request} -d '{json.dumps(asked)}'
+
+# what worker and learner say, once a second
+{programs / "python"} -m kafka.consumer -b {kafka} -t {STATUS.name}
+
+# the policy before this one
+{programs / "hvd"} policy rollback
+
+What ends is started again. Ctrl-C stops everything.
+"""
+    return re.sub("^# .*", r"[dim]\g<0>[/dim]", escape(text), flags=re.M)

@@ -74,7 +74,7 @@ def _resolved(part: Any, whole: Mapping[str, Any]) -> Any:
     """``part`` with what its references lead to in their place."""
     if isinstance(part, list):
         return [_resolved(each, whole) for each in part]
-    if not isinstance(part, Mapping):
+    if not isinstance(part, dict):
         return part
     target = part.get("$ref", "")
     if isinstance(target, str) and target.startswith("#/$defs/"):
@@ -83,27 +83,22 @@ def _resolved(part: Any, whole: Mapping[str, Any]) -> Any:
 
 
 def _compared(old: Any, new: Any, where: str, named: bool = False) -> Iterator[str]:
-    """``named``: the keys are names of properties, and no words of JSON Schema."""
+    """``named``: the keys are names of properties, which may come, and no words of JSON Schema."""
     if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         for number, pair in enumerate(zip(old, new, strict=True)):
             yield from _compared(*pair, f"{where}[{number}]")
-    elif not isinstance(old, Mapping) or not isinstance(new, Mapping):
+    elif not isinstance(old, dict) or not isinstance(new, dict):
         if old != new:
             yield f"{where} went from {old} to {new}"
-    elif named:
-        for name in old:
-            if name in new:
-                yield from _compared(old[name], new[name], f"{where}.{name}")
-            else:
-                yield f"{where}: {name} is gone, or has another name"
     else:
-        yield from _compared(
-            old.get("properties", {}), new.get("properties", {}), where, named=True
-        )
-        needed, needs = set(old.get("required", ())), set(new.get("required", ()))
-        now, no = "must be there now, and was not needed", "need no longer be there"
-        for name in sorted(needed ^ needs):
-            yield f"{where}: {name} {now if name in needs else no}"
-        for key in dict.fromkeys((*old, *new)):
-            if key not in (*WORDS, "properties", "required"):
-                yield from _compared(old.get(key), new.get(key), f"{where}.{key}")
+        for key in old if named else old | new:
+            was, is_ = old.get(key), new.get(key)
+            if named and is_ is None:
+                yield f"{where}: {key} is gone, or has another name"
+            elif key == "required" and not named:
+                for name in sorted({*(was or ())} ^ {*(is_ or ())}):
+                    what = "must be there now" if name in (is_ or ()) else "need no longer be there"
+                    yield f"{where}: {name} {what}"
+            elif named or key not in WORDS:
+                is_table = key == "properties" and not named
+                yield from _compared(was, is_, where if is_table else f"{where}.{key}", is_table)

@@ -6,6 +6,7 @@ means from the page that analysts read, ``docs/telemetry.md``: the files are mad
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any, Final
@@ -44,9 +45,16 @@ def schemas(page: str) -> dict[str, Schema]:
         TRIALS.name: Round.model_json_schema(),
         SCHEMA_ID: _features(),
     }
+    # without the titles that pydantic makes of names: a property of that name is no text
+    untitled = json.loads(
+        json.dumps(made),
+        object_hook=lambda part: {
+            key: value for key, value in part.items() if key != "title" or isinstance(value, dict)
+        },
+    )
     return {
-        name: {"$schema": DIALECT, "$id": f"{name}.json", "title": name} | _untitled(schema)
-        for name, schema in made.items()
+        name: {"$schema": DIALECT, "$id": f"{name}.json", "title": name} | schema
+        for name, schema in untitled.items()
     }
 
 
@@ -117,16 +125,3 @@ def _rows(page: str, title: str) -> list[tuple[str, ...]]:
             first, *rest = (cell.strip() for cell in line.split("|")[1:-1])
             found += [(name, *rest) for name in re.findall(r"`(\w+)`", first)]
     return found
-
-
-def _untitled(schema: Any, named: bool = False) -> Any:
-    """``schema`` without the titles that pydantic makes of names. ``named``: its keys are names."""
-    if isinstance(schema, list):
-        return [_untitled(part) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    return {
-        key: _untitled(part, not named and key in ("properties", "$defs"))
-        for key, part in schema.items()
-        if named or key != "title"
-    }

