@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 import sys
 import tempfile
 import time
+from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,8 +40,8 @@ MIDDLEWARE: Final = "decoder.tenancy.middleware.TenantMiddleware"
 """Says whose a request is; what it says goes before any client's word."""
 DRAINING: Final = "decoder.engines.vllm.draining.DrainingMiddleware"
 """Sends new requests elsewhere while those under way have their ``DRAIN_SECONDS``."""
-EAGER_FLAGS: Final = ("enforce-eager", "no-enforce-eager")
-TOKENS, REQUESTS = "max-num-batched-tokens", "max-num-seqs"
+EAGER_FLAGS: Final = ("--enforce-eager", "--no-enforce-eager")
+TOKENS, REQUESTS = "--max-num-batched-tokens", "--max-num-seqs"
 STEP_TOKENS: Final = {True: 2048, False: 8192}
 """Of a step, by whether it runs on a CPU: vLLM's own defaults there and on a large GPU."""
 
@@ -75,8 +77,8 @@ def chosen(
     """
     if extra and not extra[0].startswith("-"):
         raise ModelError(f"{extra[0]} is behind no option: name a model with --model.")
-    model, host = said(extra, "model") or model, said(extra, "host") or host
-    port = port if (asked := _number(extra, "port")) is None else asked
+    model, host = said(extra, "--model") or model, said(extra, "--host") or host
+    port = port if (asked := _number(extra, "--port")) is None else asked
     named, name = None if drafter is None or drafter.lower() == "none" else drafter, None
     if model is None:
         model, name = str(embedded.ensure_model()), embedded.SERVED_NAME
@@ -85,17 +87,19 @@ def chosen(
     return ServeOptions(model, named, host, port, dtype, name, tuple(extra))
 
 
-def said(extra: Sequence[str], *names: str) -> str | None:
-    """What the last of vLLM's options of these names says; empty for one without a value, None
-    where there is none. Short ones are spelt with their dash."""
-    found = None
-    for at, argument in enumerate(extra):
-        flag, equals, value = argument.partition("=")
-        name = flag[2:].replace("_", "-") if flag.startswith("--") else flag
-        if name in names:
-            after = extra[at + 1] if at + 1 < len(extra) else "-"
-            found = value if equals else "" if after.startswith("-") else after
+def said(extra: Sequence[str], *flags: str) -> str | None:
+    """What the last of vLLM's options of these flags says; empty for one without a value, None
+    where there is none."""
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument(*flags, dest="said", nargs="?", const="")
+    spelt = [re.sub("^--[^=]+", lambda flag: flag[0].replace("_", "-"), one) for one in extra]
+    found: str | None = parser.parse_known_args(spelt)[0].said
     return found
+
+
+def _number(extra: Sequence[str], *flags: str) -> int | None:
+    told = said(extra, *flags) or ""
+    return int(told) if told.isdecimal() else None
 
 
 def check(options: ServeOptions) -> None:
@@ -124,14 +128,9 @@ def check(options: ServeOptions) -> None:
         tempfile.gettempdir()  # of vLLM's sockets
     except OSError as error:
         raise ProcessError(f"{error.strerror}: name one that can be written with TMPDIR.") from None
-    ways = (("tensor-parallel-size", "-tp"), ("pipeline-parallel-size", "-pp"))
+    ways = (("--tensor-parallel-size", "-tp"), ("--pipeline-parallel-size", "-pp"))
     machine.check_shared_room(math.prod(_number(options.extra, *way) or 1 for way in ways))
     machine.check_free(options.port, "choose another with --port", options.host)
-
-
-def _number(extra: Sequence[str], *names: str) -> int | None:
-    told = said(extra, *names) or ""
-    return int(told) if told.isdecimal() else None
 
 
 def metrics_folder(port: int) -> Path:
@@ -155,19 +154,15 @@ def empty_metrics(options: ServeOptions, environment: Mapping[str, str]) -> None
     """
     folder = Path(environment[METRICS_VARIABLE])
     try:
-        if folder != metrics_folder(options.port):
-            folder.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=folder).close()
-            return
-        folder.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        folder.parent.mkdir(exist_ok=True)
-        for other in folder.parent.iterdir():
-            # none that is starting will use it, and none that runs does
-            old = time.time() - other.stat().st_mtime > LEFT_OVER_SECONDS
-            unused = old and other.name.isdecimal() and machine.is_free(int(other.name))
-            if other == folder or unused:
-                shutil.rmtree(other)
-        folder.mkdir()
+        if folder == metrics_folder(options.port):
+            folder.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for other in folder.parent.glob("[0-9]*"):
+                # none that is starting will use it, and none that runs does
+                old = time.time() - other.stat().st_mtime > LEFT_OVER_SECONDS
+                if other == folder or (old and machine.is_free(int(other.name))):
+                    shutil.rmtree(other)
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise ProcessError(
             f"metrics cannot be kept in {folder}: {error}. Make it writable, or name an empty "
@@ -177,12 +172,13 @@ def empty_metrics(options: ServeOptions, environment: Mapping[str, str]) -> None
 
 def speculative_config(drafter: str | None) -> str:
     """vLLM's ``--speculative-config`` that the plugin takes over."""
+    size = {"num_speculative_tokens": LARGEST_DRAFT}
     if drafter is None:
-        return json.dumps({"method": "suffix", "num_speculative_tokens": LARGEST_DRAFT})
+        return json.dumps({"method": "suffix", **size})
     config = {
+        **size,
         "method": "eagle3",
         "model": drafter,
-        "num_speculative_tokens": LARGEST_DRAFT,
         # the padded batch drafts for every request; only the other one may ask for no tokens
         "disable_padded_drafter_batch": True,
         # vLLM would read a block of each shared prefix again, 128 tokens on a CPU, for one
@@ -237,7 +233,7 @@ def serve_command(
     if on_cpu and said(options.extra, *EAGER_FLAGS) is None:
         # compiling costs a minute of start-up and, with drafts of any length, wins little
         arguments.append("--enforce-eager")
-    if said(options.extra, "enable-lora") is not None:
+    if said(options.extra, "--enable-lora") is not None:
         arguments += _beside_adapters(options.extra, on_cpu)
     return [*arguments, *options.extra], env
 
@@ -250,9 +246,9 @@ def _beside_adapters(extra: Sequence[str], on_cpu: bool) -> list[str]:
     tokens, requests = _number(extra, TOKENS), _number(extra, REQUESTS)
     sizes = []
     if said(extra, REQUESTS) is None:
-        sizes += [f"--{REQUESTS}", str(max((tokens or STEP_TOKENS[on_cpu]) // each, 1))]
+        sizes += [REQUESTS, str(max((tokens or STEP_TOKENS[on_cpu]) // each, 1))]
     if said(extra, TOKENS) is None:
-        sizes += [f"--{TOKENS}", str(max((requests or 0) * each, STEP_TOKENS[on_cpu]))]
+        sizes += [TOKENS, str(max((requests or 0) * each, STEP_TOKENS[on_cpu]))]
     return sizes
 
 

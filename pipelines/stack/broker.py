@@ -18,10 +18,8 @@ from typing import Final
 from decoder.contracts.errors import BrokerError
 from decoder.contracts.settings import KafkaSettings
 from pipelines import machine
-from pipelines.stack import processes
-from pipelines.stack.processes import Child, Part
+from pipelines.stack.processes import Part
 
-PACKAGE: Final = "noida_db"
 START_SECONDS: Final = 30.0
 REQUEST_MS: Final = 5_000
 VARIABLE: Final = "HVD_KAFKA_BOOTSTRAP_SERVERS"
@@ -33,21 +31,6 @@ size: unlimited, 30 MB of telemetry would cost it a quarter of a core."""
 def is_external() -> bool:
     """Whether the environment names a broker, so that none is started here."""
     return VARIABLE in os.environ
-
-
-def program() -> str:
-    """The broker's binary, inside its package. The package's own command is a wrapper that leaves
-    the binary running when it is told to stop.
-
-    Raises:
-        BrokerError: it is not installed.
-    """
-    if (found := importlib.util.find_spec(PACKAGE)) and found.origin:
-        return str(Path(found.origin).parent / "noida-db")
-    raise BrokerError(
-        f"the embedded broker is not installed: run 'pip install noida-db', or set {VARIABLE} to a "
-        "Kafka you have."
-    )
 
 
 def local(port: int) -> KafkaSettings:
@@ -64,7 +47,15 @@ def broker_part(port: int, data: Path, log: Path) -> Part:
     """
     from learner.topics import make_right
 
-    arguments = (program(), "start", "--only", "kafka", "--kafka-port", str(port))
+    found = importlib.util.find_spec("noida_db")
+    if not (found and found.origin):
+        raise BrokerError(
+            "the embedded broker is not installed: run 'pip install noida-db', or set "
+            f"{VARIABLE} to a Kafka you have."
+        )
+    # the package's own command is a wrapper that leaves this running when it is told to stop
+    program = str(Path(found.origin).parent / "noida-db")
+    arguments = (program, "start", "--only", "kafka", "--kafka-port", str(port))
 
     def is_ready() -> bool:
         try:
@@ -76,23 +67,6 @@ def broker_part(port: int, data: Path, log: Path) -> Part:
     machine.check_free(port, f"set {VARIABLE}=127.0.0.1:{port} if that is the broker to use")
     data.mkdir(parents=True, exist_ok=True)
     return Part("broker", (*arguments, "--data-dir", str(data)), log, is_ready, START_SECONDS)
-
-
-def start_broker(port: int, data: Path, log: Path) -> Child:
-    """Start the embedded broker, without topics, and wait until it answers.
-
-    Raises:
-        BrokerError: not installed.
-        ProcessError: the port is taken, it ended, or did not answer in time.
-    """
-    part, children = broker_part(port, data, log), dict[str, Child]()
-    try:
-        child = processes.begin(part, children)
-        processes.wait_until(child, lambda: answers(local(port)), part.patience_s)
-    except BaseException:
-        processes.stop(list(children.values()))
-        raise
-    return child
 
 
 def answers(kafka: KafkaSettings) -> bool:
