@@ -91,65 +91,57 @@ class Child:
 
 @dataclass(frozen=True)
 class Part:
-    """One process of the stack, the same at its first start and at every later one.
+    """One process of a stack, the same at its first start and at every later one.
 
     ``is_ready`` asks, within seconds, whether it serves; ``patience_s`` is how long it may take
     until it does.
     """
 
     name: str
-    arguments: tuple[str, ...]
+    arguments: Sequence[str]
     log: Path
-    is_ready: Callable[[], bool]
-    patience_s: float
+    is_ready: Callable[[], bool] = lambda: True
+    patience_s: float = 0.0
     environment: Mapping[str, str] | None = None
     niceness: int = 0
 
 
 def begin(part: Part, children: dict[str, Child], again: bool = False) -> Child:
-    """Start the process of ``part`` and put it among ``children``, whatever signal comes; its log
-    goes on if it is started ``again``.
+    """:func:`start` the process of ``part`` and put it among ``children``, whatever signal comes.
 
     Raises:
         ProcessError: the program cannot be run.
     """
-    known = part.name, part.arguments, part.log, part.environment, part.niceness
     with interrupts.held():
-        child = children[part.name] = start(*known, again)
+        child = children[part.name] = start(part, again)
     return child
 
 
-def start(
-    name: str,
-    arguments: Sequence[str],
-    log: Path,
-    environment: Mapping[str, str] | None = None,
-    niceness: int = 0,
-    append: bool = False,
-) -> Child:
-    """Start ``arguments`` in the background, output to ``log``: emptied, or gone on with, of which
-    no more than :data:`KEPT_BYTES` are kept twice.
+def start(part: Part, again: bool = False) -> Child:
+    """Start ``part`` in the background; its log is emptied, or if it is started ``again`` gone on
+    with, of which no more than :data:`KEPT_BYTES` are kept twice.
 
     Raises:
         ProcessError: the program cannot be run, or its log not be written.
     """
     import psutil  # late: what starts no process does without
 
+    name, arguments, log = part.name, part.arguments, part.log
     if shutil.which(arguments[0]) is None:
         raise ProcessError(f"{name} cannot be started: {arguments[0]} is no program.")
-    if niceness:
-        arguments = [*YIELDING, str(niceness), *arguments]
+    if part.niceness:
+        arguments = [*YIELDING, str(part.niceness), *arguments]
     if shutil.which(BOUND[0]):
         arguments = [*BOUND, *UNLESS_ORPHANED, str(os.getpid()), *arguments]
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
-        if append and log.exists() and log.stat().st_size > KEPT_BYTES:
+        if again and log.exists() and log.stat().st_size > KEPT_BYTES:
             log.replace(log.with_name(f"{log.name}.1"))
-        with log.open("ab" if append else "wb") as out:
+        with log.open("ab" if again else "wb") as out:
             begins = out.tell()  # the child's writing moves it
             process = psutil.Popen(
                 arguments, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
-                env=environment,
+                env=part.environment,
                 # a Ctrl-C in the terminal reaches us alone: we stop the children in order
                 start_new_session=True,
             )  # fmt: skip

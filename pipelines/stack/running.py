@@ -175,7 +175,7 @@ def running(
 
     def serve(name: str, arguments: Sequence[str], seconds: float, url: str) -> None:
         answers = partial(responds, f"{url}/health")
-        start(Part(name, tuple(arguments), home.log(name), answers, seconds, environment))
+        start(Part(name, arguments, home.log(name), answers, seconds, environment))
 
     with interrupts.first_only():
         try:
@@ -203,9 +203,12 @@ def running(
                     serve("registry", arguments, REGISTRY_SECONDS, uri)
             with _step(console, f"worker {api} and learner"):
                 alone = {**environment, "OMP_NUM_THREADS": "1"}
-                learn, log = (*HVD, "learn"), home.log("learner")
-                # it listens on no port, and nobody waits for it
-                start(Part("learner", learn, log, lambda: True, 0.0, alone, LEARNER_NICENESS))
+                start(  # it listens on no port, and nobody waits for it
+                    Part(
+                        "learner", (*HVD, "learn"), home.log("learner"),
+                        environment=alone, niceness=LEARNER_NICENESS,
+                    )
+                )  # fmt: skip
                 arguments = [*worker, "--port", str(ports.api), *serve_options]
                 serve("worker", arguments, WORKER_SECONDS, api)
             yield Stack(api, uri, kafka, embedded.SERVED_NAME, parts, children)

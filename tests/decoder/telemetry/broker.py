@@ -19,7 +19,7 @@ from pipelines.stack import broker, processes
 def start_broker(port: int, data: Path, log: Path) -> processes.Child:
     """A broker without topics, once it answers."""
     part = broker.broker_part(port, data, log)
-    child = processes.start("broker", part.arguments, log)
+    child = processes.start(part)
     try:
         processes.wait_until(child, lambda: broker.answers(broker.local(port)), part.patience_s)
     except BaseException:

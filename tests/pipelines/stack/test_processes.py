@@ -12,6 +12,7 @@ import pytest
 
 from decoder.contracts.errors import ProcessError
 from pipelines.stack import processes
+from pipelines.stack.processes import Part
 
 STUBBORN = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
@@ -25,7 +26,9 @@ PARENT = (
 
 
 def python(code: str, log: Path, niceness: int = 0) -> processes.Child:
-    return processes.start("child", [sys.executable, "-u", "-c", code], log, niceness=niceness)
+    return processes.start(
+        Part("child", [sys.executable, "-u", "-c", code], log, niceness=niceness)
+    )
 
 
 def wrote(child: processes.Child) -> bool:
@@ -56,7 +59,7 @@ def test_a_process_that_never_gets_ready_is_reported(tmp_path) -> None:
 def test_a_program_or_a_log_that_cannot_be_had_is_named(tmp_path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(ProcessError, match="child cannot be started"):
-        processes.start("child", ["/no/such/program"], tmp_path / "log")
+        processes.start(Part("child", ["/no/such/program"], tmp_path / "log"))
     with pytest.raises(ProcessError, match="child cannot be started"):
         python("print()", tmp_path / "file" / "log")
 
@@ -98,7 +101,7 @@ def test_a_log_that_is_gone_on_with_does_not_grow_for_ever(tmp_path, monkeypatch
     monkeypatch.setattr(processes, "KEPT_BYTES", 20)
     log, command = tmp_path / "log", [sys.executable, "-c", "print('0123456789')"]
     for _ in range(5):
-        child = processes.start("child", command, log, append=True)
+        child = processes.start(Part("child", command, log), again=True)
         child.process.wait()
         assert child.tail() == "0123456789"
     assert log.stat().st_size == 11
@@ -122,7 +125,8 @@ def test_a_child_whose_parent_died_while_it_began_does_not_run(tmp_path) -> None
     late.chmod(0o755)
     code = (
         "import os, sys; from pathlib import Path; from pipelines.stack import processes; "
-        "processes.start('child', ['touch', sys.argv[1] + '/ran'], Path(sys.argv[1], 'log')); "
+        "run = ['touch', sys.argv[1] + '/ran']; "
+        "processes.start(processes.Part('child', run, Path(sys.argv[1], 'log'))); "
         "\nwhile not Path(sys.argv[1], 'began').exists(): pass\n"
         "os.kill(os.getpid(), 9)"
     )
