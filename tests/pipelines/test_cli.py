@@ -43,7 +43,7 @@ def test_help_imports_nothing_heavy() -> None:
 @pytest.mark.parametrize(
     ("arguments", "environment", "said"),
     [
-        (("--model", "/no/such"), {}, "ModelError: model /no/such: no such directory."),
+        (("--model", "/no/such"), {}, "ModelError: model /no/such is no checkpoint"),
         (("--model", "o/m"), {"HVD_KAFKA_BOOTSTRAP": "127.0.0.1:1"}, "HVD_KAFKA_BOOTSTRAP_SERVERS"),
         (("--model", "o/m"), {"HVD_WORKER_QUEUE_SIZ": "10"}, "HVD_WORKER_QUEUE_SIZE"),
         (("--prot", "8000"), {}, "--port"),
