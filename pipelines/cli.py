@@ -91,7 +91,8 @@ def up(
     from pipelines.stack.running import Home, Ports
     from pipelines.stack.up import up as stay
 
-    stay(Ports(api_port, kafka_port, mlflow_port), page_port, Home.of_checkout(), out)
+    home = Home(Path("var"), Path("mlruns"))  # as a checkout has them
+    stay(Ports(api_port, kafka_port, mlflow_port), page_port, home, out)
 
 
 @app.command()

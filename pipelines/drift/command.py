@@ -17,8 +17,7 @@ from decoder.contracts.errors import SettingsError, TraceError
 from decoder.payoff.token_classes import token_classes_of
 from decoder.policy.first import first_policy
 from pipelines import machine
-from pipelines.bundles import load_policy
-from pipelines.commas import words
+from pipelines.bench.commas import words
 from pipelines.drift.columns import NAMES
 from pipelines.drift.measure import Run
 from pipelines.drift.results import Results
@@ -27,6 +26,7 @@ from pipelines.drift.stationary import Stream, measure, totals
 from pipelines.drift.study import Plan, Recordings, Study
 from pipelines.progress import Shown
 from pipelines.replay import own
+from pipelines.replay.bundles import load_policy
 from pipelines.reports import write_json
 
 WORDS: Final = ("refit", "adaptive", "first", "frozen", "counting", "paper")

@@ -24,7 +24,6 @@ from decoder.contracts.errors import TraceError
 from decoder.contracts.events import DraftEvent
 from decoder.settings import WorkerSettings
 from learner.rows import Rows, from_events
-from pipelines.bundles import digest_of
 from pipelines.drift.learning import Learning
 from pipelines.drift.results import Results, key_of
 from pipelines.drift.scenario import Scenario, Segment
@@ -32,6 +31,7 @@ from pipelines.drift.stream import Conditions, Worker, decode
 from pipelines.drift.study import Recordings
 from pipelines.drift.traffic import KINDS, SIDE_BY_SIDE, Library, Request, lessons, traffic
 from pipelines.progress import Step
+from pipelines.replay.bundles import digest_of
 
 MOST: Final = 1_000
 """Generations of a kind, half from each side of the recordings: there are hardly more."""

@@ -15,7 +15,6 @@ from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import TraceError
 from decoder.contracts.features import FloatArray
 from decoder.settings import WorkerSettings
-from pipelines.bundles import digest_of
 from pipelines.drift import oracle
 from pipelines.drift.columns import Columns
 from pipelines.drift.learning import Learning
@@ -25,6 +24,7 @@ from pipelines.drift.scenario import Scenario, Segment
 from pipelines.drift.stream import Conditions, Decoded, decode
 from pipelines.drift.traffic import KINDS, Library, Traffic, traffic
 from pipelines.progress import Step
+from pipelines.replay.bundles import digest_of
 from pipelines.replay.traces import Trace, read, tokenizer_digest
 
 CONTEXT: Final = 8_192

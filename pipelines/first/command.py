@@ -25,7 +25,7 @@ from pipelines.first.make import GENERATIONS, Sample, card, fit, over_counting, 
 from pipelines.first.sets import ALLOWED, TraceSet, files_of, read_set
 from pipelines.first.tokenizer import trained_tokenizer
 from pipelines.progress import Shown
-from pipelines.settled import settle
+from pipelines.reports import atomic_write
 
 CONTEXT: Final = 16_384
 """Tokens that a prompt and its output may have."""
@@ -79,7 +79,7 @@ def make(asked: Asked, out: Path, console: Console) -> Policy:
         policy = fit(joined([s.rows for s in samples]))
     made_of = card(samples, asked.tokenizer or "the embedded model's", scores)
     policy = replace(policy, provenance=made_of)
-    settle(out, lambda part: part.write_bytes(to_bytes(policy)))
+    atomic_write(out, lambda part: part.write_bytes(to_bytes(policy)))
     return policy
 
 

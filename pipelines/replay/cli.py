@@ -73,9 +73,9 @@ def replay(
     training, warm-up and test.
     Example: hvd replay traces/*.jsonl --limit 200 --json
     """
-    from pipelines.bundles import load_policy
     from pipelines.embedded import load_tokenizer
     from pipelines.replay import command
+    from pipelines.replay.bundles import load_policy
     from pipelines.replay.split import Shares
     from pipelines.replay.study import Plan
 

@@ -23,11 +23,11 @@ from decoder.hindsight import Resolved
 from decoder.policy.pricing import CostTable
 from decoder.policy.rule import GRAFT
 from decoder.settings import WorkerSettings
-from pipelines.calibration import calibration
+from pipelines.replay.baseline import against_best
 from pipelines.replay.engine import hybrid, simulate
 from pipelines.replay.tally import Cycles
 from pipelines.replay.traces import Trace
-from pipelines.rival import against_best
+from pipelines.watch.calibration import calibration
 
 HYBRID: Final = "hybrid"
 GRAFTING: Final = "hybrid+graft"
