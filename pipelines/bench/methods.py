@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from decoder.contracts.errors import ModelError, SettingsError
 from pipelines.bench.commas import words
-from pipelines.replay.bundles import digest_of
+from pipelines.policy.bundles import digest_of
 
 if TYPE_CHECKING:
     from decoder.contracts.bundle import Policy

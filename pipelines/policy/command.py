@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -38,44 +37,6 @@ def list_(scope: Scope = None, as_json: Json = False) -> None:
         out.print(render.versions_table(model))
     if not models:
         err.print("No policy is registered yet: a learner makes them.")
-    return None
-
-
-@app.command()
-def diff(
-    one: Wanted,
-    other: Wanted,
-    traces: Annotated[
-        Path | None,
-        typer.Option(help="Trace file or folder; default: what 'hvd drift --record 20' makes."),
-    ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Generations of each file.")] = 20,
-    model_accepts: Annotated[
-        float, typer.Option(help="Model draft's mean accepted length, where not recorded.")
-    ] = 2.2,
-    tokenizer: Annotated[
-        str | None, typer.Option(help="Checkpoint directory or hub name; default: embedded.")
-    ] = None,
-    scope: Scope = None,
-    as_json: Json = False,
-) -> None:
-    """Two versions on recorded drafts: where they decide otherwise, and what it brought."""
-    from pipelines.embedded import load_tokenizer
-    from pipelines.first.sets import files_of
-    from pipelines.policy import compare, options, render
-    from pipelines.progress import Shown
-    from pipelines.replay import own
-
-    model = options.one_model(scope)
-    numbers = [model.version(each).number for each in (one, other)]
-    first, second = (model.registry.load(model.scope, number) for number in numbers)
-    paths, known = files_of([traces or own.folder()]), load_tokenizer(tokenizer)
-    with Shown(err) as bar:
-        found = compare.compare((first, second), paths, known, limit, model_accepts, bar.step)
-    if as_json:
-        return print_json({"versions": numbers, "recordings": found})
-    for table in render.comparison_tables(found, *(f"version {number}" for number in numbers)):
-        out.print(table)
     return None
 
 

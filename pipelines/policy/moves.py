@@ -11,8 +11,8 @@ from typing import Any, Final
 from decoder.contracts.bundle import CHAMPION
 from decoder.contracts.errors import RegistryError
 from learner.registry.moves import Move
+from pipelines.policy.bundles import load_policy
 from pipelines.policy.options import Model, person
-from pipelines.replay.bundles import load_policy
 
 PASSED: Final = ("learner", "first")
 """Origins of versions that passed the gate, or that every scope begins with."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -49,24 +48,3 @@ def versions_table(model: dict[str, Any]) -> Table:
             escape(tags.get("why") or tags.get("verdict", "")),
         )
     return table
-
-
-def comparison_tables(found: Sequence[dict[str, Any]], one: str, other: str) -> tuple[Table, Table]:
-    """Rates, a row a file; and where the two decide otherwise, most cycles first."""
-    rates = Table(
-        "recordings", caption="rate: tokens in the time of a plain step, at nominal costs"
-    )
-    for heading in (f"rate, {one}", f"rate, {other}", "ratio", "decided otherwise"):
-        rates.add_column(heading, justify="right")
-    for c in found:
-        share = sum(row["cycles"] for row in c["otherwise"]) / max(1, c["cycles_at_the_same_place"])
-        figures = (f"{rate:.3f}" for rate in (*c["rates"], c["ratio"]))
-        rates.add_row(c["name"], *figures, f"{share:.1%}")
-    compared = found[0]["cycles_at_the_same_place"]
-    apart = Table(one, other, caption=f"accepted draft tokens a cycle; {compared} cycles compared")
-    for heading in ("cycles", f"accepted, {one}", f"accepted, {other}"):
-        apart.add_column(heading, justify="right")
-    for row in found[0]["otherwise"]:
-        accepted = (f"{row[f'accepted_{side}']:.2f}" for side in ("one", "other"))
-        apart.add_row(row["one"], row["other"], str(row["cycles"]), *accepted)
-    return rates, apart

@@ -36,7 +36,7 @@ def random_plan(rng: np.random.Generator, rows: int) -> Plan:
     lengths = rng.choice([0, 0, 1, 5, INLINE // 2, INLINE], size=rows)
     given = tuple(tuple(rng.integers(0, 150_000, size=n).tolist()) for n in lengths)
     rooms = tuple(int(rng.integers(0, 9)) if not row else 0 for row in given)
-    flags = (rng.integers(0, 2, 3) == 1).tolist()
+    flags = (rng.integers(0, 2, 2) == 1).tolist()
     return Plan(given, rooms, int(rng.integers(0, 9)), *flags)
 
 

@@ -136,14 +136,14 @@ def test_ray_copies_our_settings_to_its_workers(given: str) -> None:
         "from vllm.ray.ray_env import get_env_vars_to_copy\n"
         "print(*sorted(get_env_vars_to_copy()))"
     )
-    ours = {"HVD_WORKER_ENABLED": "1", "HVD_WORKER_GRAFT": "1", "MY_X": "1", "OUR_X": "1"}
+    ours = {"HVD_WORKER_ENABLED": "1", "HVD_WORKER_FLOOR": "1", "MY_X": "1", "OUR_X": "1"}
     done = subprocess.run(
         [sys.executable, "-c", script], env=os.environ | ours | {name: given},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     copied = set(done.stdout.splitlines()[-1].split())
-    assert {"HVD_WORKER_ENABLED", "HVD_WORKER_GRAFT", "HVD_WORKER_ID_KEY"} <= copied
+    assert {"HVD_WORKER_ENABLED", "HVD_WORKER_FLOOR", "HVD_WORKER_ID_KEY"} <= copied
     assert {"MY_X", "OUR_X"} <= copied or not given
 
 

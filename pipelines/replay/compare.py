@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from rich.table import Table
 
 from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import TraceError
@@ -18,8 +19,8 @@ from decoder.payoff.token_classes import token_classes_of
 from decoder.policy.rule import ARMS
 from decoder.settings import WorkerSettings
 from pipelines.progress import Step
-from pipelines.replay.engine import hybrid, simulate
-from pipelines.replay.tally import NOTHING, Cycles
+from pipelines.replay.cycles import NOTHING, Cycles
+from pipelines.replay.engine import Simulator, hybrid
 from pipelines.replay.traces import read
 
 
@@ -41,15 +42,14 @@ def compare(
     Raises:
         TraceError: there is nothing to compare on.
     """
-    classes, settings = token_classes_of(tokenizer), WorkerSettings.load()
+    simulator = Simulator(token_classes_of(tokenizer), WorkerSettings.load(), model_accepts)
     decoded = {}
     for path in paths:
         if traces := read(path, tokenizer).traces[:limit]:
             pair = []
             for at, policy in enumerate(policies):
                 step(f"{path.stem}, {('one', 'other')[at]}", at, 2)
-                method = hybrid("policy", policy)
-                pair.append(simulate(traces, [], method, classes, settings, model_accepts)[0])
+                pair.append(simulator.decode(traces, hybrid("policy", policy))[0])
             decoded[path.stem] = pair
     if not decoded:
         raise TraceError("nothing to compare on: name recordings with --traces")
@@ -89,3 +89,24 @@ def _compared(name: str, pairs: Sequence[Sequence[Cycles]]) -> dict[str, Any]:
 def _frame(cycles: Cycles) -> pd.DataFrame:
     columns = ("trace", "position", "arm", "verified", "accepted")
     return pd.DataFrame({name: getattr(cycles, name) for name in columns})
+
+
+def tables(found: Sequence[dict[str, Any]], one: str, other: str) -> tuple[Table, Table]:
+    """Rates, a row a file; and where the two decide otherwise, most cycles first."""
+    rates = Table(
+        "recordings", caption="rate: tokens in the time of a plain step, at nominal costs"
+    )
+    for heading in (f"rate, {one}", f"rate, {other}", "ratio", "decided otherwise"):
+        rates.add_column(heading, justify="right")
+    for c in found:
+        share = sum(row["cycles"] for row in c["otherwise"]) / max(1, c["cycles_at_the_same_place"])
+        figures = (f"{rate:.3f}" for rate in (*c["rates"], c["ratio"]))
+        rates.add_row(c["name"], *figures, f"{share:.1%}")
+    compared = found[0]["cycles_at_the_same_place"]
+    apart = Table(one, other, caption=f"accepted draft tokens a cycle; {compared} cycles compared")
+    for heading in ("cycles", f"accepted, {one}", f"accepted, {other}"):
+        apart.add_column(heading, justify="right")
+    for row in found[0]["otherwise"]:
+        accepted = (f"{row[f'accepted_{side}']:.2f}" for side in ("one", "other"))
+        apart.add_row(row["one"], row["other"], str(row["cycles"]), *accepted)
+    return rates, apart
