@@ -47,12 +47,12 @@ def drift(
     Example: hvd drift --traces traces --scenario agents-to-chat --seeds 1 --json > drift.json
     """
     from decoder.policy.first import first_policy
-    from pipelines.bundles import load_policy
     from pipelines.drift import measure, stationary
     from pipelines.drift import scenario as scenarios
     from pipelines.drift.columns import seeds_and_policies
     from pipelines.drift.study import Recordings, study
     from pipelines.embedded import load_tokenizer
+    from pipelines.policy.bundles import load_policy
     from pipelines.progress import Shown
     from pipelines.replay import own
 

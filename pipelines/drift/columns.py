@@ -28,7 +28,7 @@ from decoder.contracts.errors import SettingsError
 from decoder.contracts.features import FEATURES, FloatArray
 from decoder.engines.reference.method import PAPER_FACTOR
 from decoder.settings import WHOLE_FACTOR, WorkerSettings
-from pipelines.commas import words
+from pipelines.bench.commas import words
 from pipelines.drift.scenario import Scenario
 from pipelines.drift.stream import Worker
 from pipelines.drift.traffic import Library, lessons

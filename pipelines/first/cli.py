@@ -61,9 +61,10 @@ def bootstrap(
     from pipelines.first import make as making
     from pipelines.progress import Shown
     from pipelines.replay.engine import Simulator
-    from pipelines.settled import settle
+    from pipelines.replay.traces import files_of
+    from pipelines.reports import atomic_write
 
-    place, files, allowed = bundle or SHIPPED, making.files_of(traces), licence or making.ALLOWED
+    place, files, allowed = bundle or SHIPPED, files_of(traces), licence or making.ALLOWED
     policy = read_first(place) if check else None
     ids = load_tokenizer(tokenizer)
     simulator = Simulator(token_classes_of(ids), WorkerSettings.load())
@@ -74,7 +75,7 @@ def bootstrap(
             samples = making.samples_of(sets, generations, simulator, step)
             named = tokenizer or "the embedded model's"
             policy = making.make(samples, named, simulator, step)
-            settle(place, lambda part: part.write_bytes(to_bytes(policy)))
+            atomic_write(place, lambda part: part.write_bytes(to_bytes(policy)))
         else:
             inside = {each["name"] for each in policy.provenance.get("sets", [])}
             known = making.read_sets([f for f in files if f.stem in inside], ids, allowed, step)

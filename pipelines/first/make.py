@@ -51,21 +51,6 @@ class Sample:
     rows: Rows
 
 
-def files_of(paths: Sequence[Path]) -> list[Path]:
-    """``paths`` with each directory replaced by its trace files, by name.
-
-    Raises:
-        TraceError: a directory holds none.
-    """
-    found: list[Path] = []
-    for path in paths:
-        inside = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
-        if not inside:
-            raise TraceError(f"no *.jsonl in {path}: name a folder of trace files, or files.")
-        found += inside
-    return found
-
-
 def read_sets(
     paths: Sequence[Path], tokenizer: Any, licences: Sequence[str] | None, step: Step
 ) -> dict[str, list[Trace]]:

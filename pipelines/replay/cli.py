@@ -55,8 +55,8 @@ def replay(
     from decoder.payoff.token_classes import token_classes_of
     from decoder.policy.first import first_policy
     from decoder.settings import WorkerSettings
-    from pipelines.bundles import load_policy
     from pipelines.embedded import load_tokenizer
+    from pipelines.policy.bundles import load_policy
     from pipelines.progress import Shown
     from pipelines.replay import rules, study
     from pipelines.replay.engine import Simulator
@@ -85,3 +85,42 @@ def replay(
         print_json({**found, "settings": settings, "notices": notices})
     else:
         out.print(rules.table(found))
+
+
+def diff(
+    one: Annotated[str, typer.Argument(help="A version's number, or an alias.")],
+    other: Annotated[str, typer.Argument(help="The one that it is compared with.")],
+    traces: Annotated[
+        Path | None,
+        typer.Option(help="Trace file or folder; default: what 'hvd drift --record 20' makes."),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Generations of each file.")] = 20,
+    model_accepts: Annotated[
+        float, typer.Option(help="Model draft's mean accepted length, where not recorded.")
+    ] = 2.2,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Checkpoint directory or hub name; default: embedded.")
+    ] = None,
+    scope: Annotated[
+        str | None, typer.Option(help="Scope, its first digits, or the model's name.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Two versions on recorded drafts: where they decide otherwise, and what it brought."""
+    from pipelines.embedded import load_tokenizer
+    from pipelines.policy import options
+    from pipelines.progress import Shown
+    from pipelines.replay import compare, own
+    from pipelines.replay.traces import files_of
+
+    model = options.one_model(scope)
+    numbers = [model.version(each).number for each in (one, other)]
+    first, second = (model.registry.load(model.scope, number) for number in numbers)
+    paths, known = files_of([traces or own.folder()]), load_tokenizer(tokenizer)
+    with Shown(err) as bar:
+        found = compare.compare((first, second), paths, known, limit, model_accepts, bar.step)
+    if as_json:
+        return print_json({"versions": numbers, "recordings": found})
+    for table in compare.tables(found, *(f"version {number}" for number in numbers)):
+        out.print(table)
+    return None

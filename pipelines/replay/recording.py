@@ -21,7 +21,7 @@ from pipelines.drafter.compose import FEW, load, write
 from pipelines.embedded import ensure_drafter, ensure_model
 from pipelines.progress import Step
 from pipelines.replay.traces import Trace, read
-from pipelines.settled import settle
+from pipelines.reports import atomic_write
 
 AT_ONCE: Final = 16
 """Answers written and kept together: what an interrupt loses."""
@@ -131,7 +131,7 @@ def _measured() -> CostTable:
 
 
 def _write(path: Path, text: str) -> None:
-    settle(path, lambda part: part.write_text(text, encoding="utf-8"))
+    atomic_write(path, lambda part: part.write_text(text, encoding="utf-8"))
 
 
 class _Recorder:

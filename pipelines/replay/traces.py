@@ -214,3 +214,18 @@ class _Builder:
 
 def _are_ids(value: Any) -> bool:
     return isinstance(value, list) and all(type(v) is int for v in value)
+
+
+def files_of(paths: Sequence[Path]) -> list[Path]:
+    """``paths`` with each directory replaced by its trace files, by name.
+
+    Raises:
+        TraceError: a directory holds none.
+    """
+    found: list[Path] = []
+    for path in paths:
+        inside = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+        if not inside:
+            raise TraceError(f"no *.jsonl in {path}: name a folder of trace files, or files.")
+        found += inside
+    return found

@@ -15,7 +15,7 @@ import numpy as np
 from decoder.contracts.bundle import Policy, frequency_policy
 from decoder.contracts.features import FloatArray
 from decoder.policy.estimate import predict
-from pipelines.calibration import calibration
+from pipelines.watch.calibration import calibration
 from pipelines.watch.drafts import ARMS
 from pipelines.watch.ledger import Ledger, Window
 from pipelines.watch.uplift import NAMED, RECENT, compared, course, is_bounded

@@ -18,9 +18,9 @@ from decoder.contracts.errors import TraceError
 from decoder.policy.probes import from_bytes
 from pipelines.cli import app
 from pipelines.first import make
-from pipelines.first.make import files_of, read_sets, with_drafter
+from pipelines.first.make import read_sets, with_drafter
 from pipelines.replay.model_arm import drawn_acceptance
-from pipelines.replay.traces import Trace
+from pipelines.replay.traces import Trace, files_of
 from tests.pipelines.replay.samples import copying_traces, word_tokenizer
 
 

@@ -23,8 +23,11 @@ def test_a_version_is_where_a_registry_says_that_its_model_is(tmp_path: Path) ->
     url = f"http://127.0.0.1:{(port := machine.free_port())}"
     environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     server = processes.start(
-        "registry", registry_arguments(port, tmp_path), tmp_path / "log", environment
-    )
+        processes.Part(
+            "registry", registry_arguments(port, tmp_path), tmp_path / "log",
+            environment=environment,
+        )
+    )  # fmt: skip
     try:
         processes.wait_until(server, lambda: responds(f"{url}/health"), REGISTRY_SECONDS)
         address = versions_at(url, SCOPE, "http://elsewhere")
