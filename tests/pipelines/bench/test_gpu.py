@@ -24,7 +24,7 @@ from pipelines.bench.gpu import run as gpu
 from pipelines.bench.gpu.model import Target, View, random_cache, random_model, rotation, tree_bias
 from pipelines.bench.gpu.shapes import EMBEDDED, PAPER, TINY, Shape, named
 from pipelines.bench.gpu.steps import TREE_TOKENS, prepared
-from pipelines.bench.results import Cycle, Key, Outcome
+from pipelines.bench.results import Cycle, Outcome
 from pipelines.workloads import WORKLOADS
 
 CPU, QWEN3, LLAMA = torch.device("cpu"), *TINY
@@ -198,7 +198,7 @@ def test_what_does_not_fit_into_memory_is_left_out_and_the_rest_goes_on(
 def outcome(method: str, *cycles: tuple[str, int, int]) -> Outcome:
     made = tuple(Cycle(arm, 0, verified, accepted, 0, 0) for arm, verified, accepted in cycles)
     tokens = 1 + sum(1 + accepted for _, _, accepted in cycles)
-    return Outcome(Key("d", "chat", "p"), method, tuple(range(tokens)), made, "length", 0.0, 1.0)
+    return Outcome(method, tuple(range(tokens)), made, 0.0, 1.0)
 
 
 def test_speed_with_graphs_is_computed_from_counted_cycles_and_measured_costs() -> None:
