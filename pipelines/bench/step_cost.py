@@ -121,7 +121,7 @@ class Engine:
 
     def __init__(self, requests: int = BATCH, sink: EventSink | None = None) -> None:
         """Begin with so many requests. ``sink`` is told of every cycle."""
-        self.router = make_router(first_policy(ANY_SCOPE), sink or EventQueue(0))
+        self.router = make_router(first_policy(ANY_SCOPE), sink)
         settings = WorkerSettings.load()
         self.worker: Any = SimpleNamespace(router=self.router, settings=settings, faults=0)
         self.adapter = Adapter(self.worker, LONGEST, has_model=True)
@@ -215,7 +215,8 @@ def make_router(policy: Policy, sink: EventSink | None = None) -> DraftRouter:
     # Flat to some 250 tokens, then steep: a GPU's step, where drafting for 64 requests still pays.
     table = CostTable("bench", (1, 256, 4096), (5e3, 5.5e3, 9e4), 200.0, 300.0)
     costs, floor = LiveCosts(table, live=False), Floor(True)
-    cache, sink = SuffixCache(WorkerSettings.load()), sink or EventQueue(0)
+    cache = SuffixCache(WorkerSettings.load())
+    sink = EventQueue(0) if sink is None else sink
     return DraftRouter(
         cache, policy, classes, sink, True, longest=LONGEST, costs=costs, floor=floor
     )

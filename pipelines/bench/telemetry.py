@@ -1,11 +1,11 @@
 """What telemetry costs the decoding thread, and the machine: a worker that makes 10,000 events a
 second.
 
-A thread does work of the router's kind, the steps of a few requests, for as long as a step of such
-a worker takes, and then emits the events of 64 as the router does. Stretches with and without
-events take turns, so that what else the machine does falls on both; a stretch's beginning, in which
-the last one's events are still handed over, is left out. The events go through the queue, the
-hand-over and the carrier to a real broker, and are read back and counted.
+A thread chooses for 64 requests, over and over, for as long as a step of such a worker takes, and
+then emits the step's events as the router does. Stretches with and without events take turns, so
+that what else the machine does falls on both; a stretch's beginning, in which the last one's events
+are still handed over, is left out. The events go through the queue, the hand-over and the carrier
+to a real broker, and are read back and counted.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import time
 import timeit
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,16 +24,22 @@ import numpy as np
 import psutil
 import zstandard
 
+from decoder.choice import choose
+from decoder.contracts.bundle import ANY_SCOPE
 from decoder.contracts.events import Origin, decode_batch
+from decoder.contracts.features import NUM_FEATURES
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import WorkerStatus
 from decoder.contracts.topics import DRAFTS
 from decoder.hindsight import Resolved, tell
+from decoder.policy.first import first_policy
+from decoder.policy.pricing import NOMINAL
+from decoder.rate import START
 from decoder.telemetry.handover import Handover
 from decoder.telemetry.queue import EventQueue
 from learner.topics import make_right
 from pipelines import machine
-from pipelines.bench.step_cost import BATCH, Engine, recorded
+from pipelines.bench.step_cost import BATCH, recorded
 from pipelines.stack import broker, processes
 from pipelines.stats import columns, interval
 from pipelines.telemetry.reading import reading, records, spans
@@ -40,10 +47,9 @@ from pipelines.telemetry.reading import reading, records, spans
 STRETCH_S: Final = 1.0
 SETTLE_S: Final = 0.25
 """Of a stretch's beginning: longer than an event waits before it is handed over."""
+MODEL_LEN: Final = 4
 STEPS: Final = 64
 """Steps that are really made; they are emitted again and again."""
-WORKING: Final = 4
-"""Requests of a step of the work, so that many make up the time of one of 64."""
 QUEUE: Final = 65_536
 DRAIN_S: Final = 30.0
 
@@ -89,7 +95,9 @@ def _kafka() -> Iterator[KafkaSettings]:
 def _measure(
     kafka: KafkaSettings, rate: float, seconds: float, progress: Callable[[float], None]
 ) -> dict[str, Any]:
-    queue, work = EventQueue(QUEUE), Engine(WORKING).step
+    queue, policy, rows = EventQueue(QUEUE), first_policy(ANY_SCOPE), np.arange(BATCH)
+    features = np.random.default_rng(0).random((BATCH, NUM_FEATURES), np.float32)
+    work = partial(choose, policy, features, rows, BATCH, BATCH, NOMINAL, START, MODEL_LEN)
     emit = Emitter(queue).emit
     origin = Origin("bench", "bench", f"{time.time_ns():016x}"[-16:])
 
