@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from decoder.contracts.errors import ModelError, SettingsError
 from pipelines.bundles import digest_of
@@ -98,7 +98,7 @@ def _one(name: str, policies: dict[str, Policy], model_len: int) -> Method:
         raise SettingsError(f"method {name!r}: {factor} is no factor above 0 and up to 64.")
     policy = policies[label or SHIPPED] if base in LEARNED else None
     made = method(base, policy=policy, threshold=number, k=int(number or model_len))
-    own = {"draft_factor": float(factor)} if factor else {}
+    own: dict[str, Any] = {"draft_factor": float(factor)} if factor else {}
     if base == "eagle3" and number:
         own["model_limit"] = int(number)
     return replace(made, name=name, **own)

@@ -152,9 +152,9 @@ def differing(results: Results) -> list[str]:
     """One sentence for each generation that is not greedy's, token for token."""
     found = []
     for key, prompt in results.prompts.items():
-        plain = prompt.outcomes.get("greedy")
-        for name, outcome in prompt.outcomes.items() if plain else ():
-            pairs = itertools.zip_longest(outcome.tokens, plain.tokens if plain else ())
+        for name, outcome in prompt.outcomes.items():
+            plain = prompt.outcomes.get("greedy", outcome)
+            pairs = itertools.zip_longest(outcome.tokens, plain.tokens)
             at = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
             if at is not None:
                 found.append(

@@ -31,7 +31,7 @@ from decoder.contracts.features import NUM_FEATURES
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import WorkerStatus
 from decoder.contracts.topics import DRAFTS
-from decoder.hindsight import Resolved, tell
+from decoder.hindsight import tell
 from decoder.policy.first import first_policy
 from decoder.policy.pricing import NOMINAL
 from decoder.rate import START
@@ -98,7 +98,7 @@ def _measure(
     queue, policy, rows = EventQueue(QUEUE), first_policy(ANY_SCOPE), np.arange(BATCH)
     features = np.random.default_rng(0).random((BATCH, NUM_FEATURES), np.float32)
     work = partial(choose, policy, features, rows, BATCH, BATCH, NOMINAL, START, MODEL_LEN)
-    emit = Emitter(queue).emit
+    emit = emitter(queue)
     origin = Origin("bench", "bench", f"{time.time_ns():016x}"[-16:])
 
     def status() -> WorkerStatus:
@@ -155,18 +155,15 @@ def _measure(
     }
 
 
-class Emitter:
-    """Puts the events of steps of 64 requests into ``queue``, as the router does."""
+def emitter(queue: EventQueue) -> Callable[[], None]:
+    """What puts the events of a next step of 64 requests into ``queue``, as the router does."""
+    told, number = itertools.cycle(recorded(STEPS * BATCH)), itertools.count()
 
-    def __init__(self, queue: EventQueue) -> None:
-        self._queue, self._number = queue, itertools.count()
-        self._told: Iterator[Resolved] = itertools.cycle(recorded(STEPS * BATCH))
+    def emit() -> None:
+        for _, *what in itertools.islice(told, BATCH):
+            queue.put((next(number), *what))
 
-    def emit(self) -> None:
-        """Those of the next step."""
-        put, number = self._queue.put, self._number
-        for _, *what in itertools.islice(self._told, BATCH):
-            put((next(number), *what))
+    return emit
 
 
 def _stretch(

@@ -20,7 +20,7 @@ from decoder.contracts.errors import SettingsError
 from decoder.contracts.features import NUM_FEATURES
 from decoder.drafting.eagle3 import save_head
 from decoder.policy.probes import to_bytes
-from pipelines.bench.serve.command import PromptOptions
+from pipelines.bench.serve.prompts import Asked, levels
 from pipelines.cli import app
 from tests.engines.tiny import VOCABULARY, learned_policy, tiny_head, tiny_target
 
@@ -121,10 +121,10 @@ def test_what_no_run_can_be_made_of_is_said(
 def test_servers_are_asked_prompts_that_fit_or_the_lack_of_them_is_said(
     home: Path, turns: int, concurrency: tuple[int, ...], counts: list[int]
 ) -> None:
-    asked = PromptOptions(home / "prompts", (), concurrency, 2, 90, turns)
-    levels = asked.levels(str(home / "model"))
-    assert [len(prompts) for _, prompts in levels] == counts
-    ids = [p.id for _, prompts in levels for p in prompts]
+    asked = Asked(home / "prompts", (), concurrency, 2, 90, turns)
+    put = levels(asked, str(home / "model"), [])
+    assert [len(prompts) for _, prompts in put] == counts
+    ids = [p.id for _, prompts in put for p in prompts]
     assert len(set(ids)) == len(ids) and "faulty/long" not in ids
     with pytest.raises(SettingsError, match=r"are too few.*faulty\.jsonl:1 skipped"):
-        replace(asked, concurrency=(1, 8, 9), turns=1).levels(str(home / "model"))
+        levels(replace(asked, concurrency=(1, 8, 9), turns=1), str(home / "model"), [])
