@@ -123,8 +123,8 @@ class Engine:
         """Begin with so many requests. ``sink`` is told of every cycle."""
         self.router = make_router(first_policy(ANY_SCOPE), sink)
         settings = WorkerSettings.load()
-        self.worker: Any = SimpleNamespace(router=self.router, settings=settings, faults=0)
-        self.adapter = Adapter(self.worker, LONGEST, has_model=True)
+        worker: Any = SimpleNamespace(router=self.router, settings=settings, faults=0)
+        self.worker, self.adapter = worker, Adapter(worker, LONGEST, has_model=True)
         self._writer, self._rng = Writer(0), np.random.default_rng(0)
         self._texts: dict[str, list[int]] = {}
         self._drafts: dict[str, list[int]] = {}

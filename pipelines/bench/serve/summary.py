@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
+from operator import attrgetter
 from typing import Any, Final
 
 import numpy as np
@@ -221,7 +222,7 @@ def against(mine: Rounds, theirs: Rounds) -> dict[str, Any]:
     disturbs less: medians over rounds, with their range.
     """
     found = {group: paired(mine, theirs, group) for group in GROUPS}
-    for name, of in (("rate", lambda v: v.rate), ("cpu", lambda v: v.per_cpu_s)):
+    for name, of in (("rate", attrgetter("rate")), ("cpu", attrgetter("per_cpu_s"))):
         pairs = [(of(mine[r]), of(theirs[r])) for r in mine if r in theirs]
         shared = [a / b for a, b in pairs if a and b]
         span = [min(shared), max(shared)] if shared else None
