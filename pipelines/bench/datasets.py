@@ -81,7 +81,6 @@ def load(names: Sequence[str], count: int, problems: list[str]) -> Iterator[Prom
         )
     if not hub_answers():
         problems.append("the hub cannot be reached: only datasets fetched before can be used.")
-        work_offline()
     for name in names or SOURCES:
         if name not in SOURCES:
             problems.append(f"dataset {name!r} left out: there are {', '.join(SOURCES)}.")
@@ -97,24 +96,20 @@ def load(names: Sequence[str], count: int, problems: list[str]) -> Iterator[Prom
 
 
 def hub_answers() -> bool:
-    """Whether the hub can be reached: asked once, as each dataset would try for half a minute."""
+    """Whether the hub can be reached: asked once, as each dataset would try for half a minute.
+
+    If not, this process's hub libraries use what they have fetched before, and nothing else.
+    """
+    import datasets
     import httpx
     from huggingface_hub import constants
 
     try:
         httpx.head(constants.ENDPOINT, timeout=5.0)
     except httpx.HTTPError:
+        constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
         return False
     return True
-
-
-def work_offline() -> None:
-    """Make this process's hub libraries use what they have fetched before, and nothing else."""
-    import datasets
-    from huggingface_hub import constants
-
-    constants.HF_HUB_OFFLINE = True
-    datasets.config.HF_HUB_OFFLINE = True
 
 
 def fetch(source: Source, count: int) -> list[made.Row]:
@@ -136,9 +131,9 @@ def fetch(source: Source, count: int) -> list[made.Row]:
         rows = rows.shuffle(seed=SPLIT_SEED)
         return [rows[i] for i in range(min(count, len(rows)))]
     except Exception as error:  # the library and the hub client raise dozens of kinds
-        cause = str(error).strip().splitlines()[0] if str(error).strip() else ""
+        cause = f"{type(error).__name__}: {error}".splitlines()[0][:200]
         raise ModelError(
-            f"{source.hub} cannot be loaded from the hub ({type(error).__name__}: {cause[:200]}); "
+            f"{source.hub} cannot be loaded from the hub ({cause}); "
             "check the connection, or give its prompts with --prompts."
         ) from error
 
@@ -151,12 +146,9 @@ def prompt_set(name: str, rows: Sequence[made.Row], problems: list[str]) -> Prom
             messages = source.build(row)
             if not any(m["content"].strip() for m in messages):
                 raise ValueError("the prompt is empty")
-        except KeyError as error:
-            fields = ", ".join(sorted(row))
-            problems.append(f"{name} row {number} skipped: no field {error} among {fields}.")
-            continue
-        except (ValueError, TypeError, AttributeError, IndexError, StopIteration) as error:
-            problems.append(f"{name} row {number} skipped: {error or 'not of the known layout'}.")
+        except (LookupError, ValueError, TypeError, AttributeError, StopIteration) as error:
+            fields, kind = ", ".join(sorted(row)), type(error).__name__
+            problems.append(f"{name} row {number} skipped: {kind} {error} among {fields}.")
             continue
         prompts.append(Prompt(f"{name}/{number}", name, source.family, tuple(messages)))
     if not prompts:

@@ -41,8 +41,6 @@ class Journal:
         """
         self.path, self.problems = path, list[str]()
         self.began = datetime.now(UTC).isoformat(timespec="seconds")
-        self._head: Record = {"kind": "run", "contract": contract, "began": self.began}
-        self._head["settings"] = settings
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             if fresh:
@@ -54,15 +52,17 @@ class Journal:
                     stream.write("\n")  # the last line was cut off by an interruption
         except OSError as error:
             raise SettingsError(f"results cannot be kept in {path}: {error}.") from error
-        self._empty = not text
-        lines = text.splitlines()
-        if lines:
-            self._open(lines[0], contract, settings)
-        for number, line in enumerate(lines[1:], start=2):
+        self._head: Record | None = {"contract": contract, "began": self.began}
+        self._head["settings"] = json.loads(json.dumps(settings))
+        head, *lines = text.splitlines() or [""]
+        if head:
+            self._open(head, self._head)
+            self._head = None
+        for number, line in enumerate(lines, start=2):
             try:
                 if line.strip():
                     take(json.loads(line))
-            except (ValueError, KeyError, TypeError, IndexError):
+            except (ValueError, KeyError, TypeError):
                 self.problems.append(f"{path}:{number} skipped: the line was not written whole.")
 
     def add(self, record: Record) -> None:
@@ -71,28 +71,25 @@ class Journal:
         Raises:
             SettingsError: it cannot be written.
         """
-        new = [self._head, record] if self._empty else [record]
         try:
             with self.path.open("a", encoding="utf-8") as stream:
-                for each in new:
+                for each in filter(None, (self._head, record)):
                     stream.write(json.dumps(each, separators=(",", ":")) + "\n")
         except OSError as error:
             raise SettingsError(f"results cannot be kept in {self.path}: {error}.") from error
-        self._empty = False
+        self._head = None
 
-    def _open(self, line: str, contract: str, settings: Record) -> None:
+    def _open(self, line: str, mine: Record) -> None:
         try:
             head = json.loads(line)
-            if head["contract"] != contract:
+            if head["contract"] != mine["contract"]:
                 raise ValueError(head["contract"])
-            old, self.began = dict(head["settings"]), str(head["began"])
+            old, new, self.began = dict(head["settings"]), mine["settings"], str(head["began"])
         except (ValueError, KeyError, TypeError) as error:
             raise SettingsError(
                 f"{self.path} is not a results file of this benchmark: delete it, or name another."
             ) from error
-        new = json.loads(json.dumps(settings))
-        differing = sorted(k for k in {*old, *new} if old.get(k) != new.get(k))
-        if differing:
+        if differing := sorted(k for k in {*old, *new} if old.get(k) != new.get(k)):
             raise SettingsError(
                 f"{self.path} holds a run with another {', '.join(differing)}: name another "
                 "place, or start anew with --fresh."

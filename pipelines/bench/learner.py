@@ -25,7 +25,7 @@ from learner.intake import Intake
 from learner.scopes import Scopes
 from learner.settings import LearnerSettings
 from learner.source import Fetched
-from pipelines.bench.stats import median
+from pipelines.stats import median
 
 RECORD: Final = 256
 """Events of a record, as a busy worker fills it."""
@@ -37,7 +37,6 @@ DRAFTS: Final = 0.5
 """Share of cycles with a cache draft: only these have features, and cost more."""
 PER_SECOND: Final = 50_000.0
 """Events a second by the records' own clock."""
-TEN_MILLION: Final = 10_000_000
 EARLY: Final = 1_000_000
 """Events after which the memory is looked at first: what grows from there on grows for ever."""
 _BEGAN: Final = 1_700_000_000.125
@@ -63,8 +62,7 @@ def measure(events: int, scopes: int, progress: Callable[[int], None]) -> dict[s
         for number, record in enumerate(records(-(-events // RECORD), scopes)):
             began = time.process_time()
             admitted = intake.admit(record)
-            if admitted is None:
-                raise AssertionError(f"a record that was refused: {intake.refused}")
+            assert admitted is not None, intake.refused
             scope = held.of(admitted.scope, admitted.events)
             scope.feed(admitted.rows)
             won = scope.candidate()
@@ -77,14 +75,12 @@ def measure(events: int, scopes: int, progress: Callable[[int], None]) -> dict[s
             if number * RECORD <= EARLY:
                 rss = peak_mb()
             progress((number + 1) * RECORD)
-    count, peak = -(-events // RECORD) * RECORD, peak_mb()
     return {
         "scopes": scopes,
-        "events": count,
-        "events_per_s": count / spent,
+        "events": (number + 1) * RECORD,
+        "events_per_s": (number + 1) * RECORD / spent,
         "rss_mb_after_1m": rss,
-        "rss_mb": peak,
-        "rss_mb_after_10m": peak if count >= TEN_MILLION else None,
+        "rss_mb": peak_mb(),
         "candidates": len(decided),
         "seconds_from_event_to_candidate": median(decided),
         "stream_seconds_to_first_candidate": first_at,
@@ -112,9 +108,8 @@ def records(count: int, scopes: int) -> Iterator[Fetched]:
 def _templates() -> Iterator[bytes]:
     draw = np.random.default_rng(0)
     for _ in range(TEMPLATES):
-        yield encode_batch(
-            [_event(draw, i) for i in range(RECORD)], Origin("scope", "worker", "0" * 8), 0
-        )
+        events = [_event(draw, i) for i in range(RECORD)]
+        yield encode_batch(events, Origin("scope", "worker", "0" * 8), 0)
 
 
 def _event(draw: np.random.Generator, index: int) -> DraftEvent:
@@ -127,19 +122,20 @@ def _event(draw: np.random.Generator, index: int) -> DraftEvent:
     has_draft = bool(draw.random() < DRAFTS)
     arm = ("cache", "model", "none")[int(draw.integers(3))] if has_draft else "model"
     verified = {"cache": length, "model": 3, "none": 0}[arm]
-    step_us = 20_000.0 + 300.0 * (1 + verified) + 8_000.0 * (arm == "model")
-    return DraftEvent(
-        number=index, time=_BEGAN, request=f"{index // CYCLES:024x}", tenant="", session="",
-        choice=0, workload="", cycle=index % CYCLES, position=index % CYCLES, policy_version=0,
-        publication=0, role="champion", side="", parameter=2.0, parameter_name="rate",
-        predicted=1.0, predicted_model=1.0, arm=arm, draft_len=length if has_draft else 0,
-        drafted_len=verified, verified_len=verified,
-        accepted=(length if survives else int(draw.integers(2))) if has_draft else 0,
-        label="verified" if has_draft else "", censored="",
-        model_accepted=int(draw.integers(4)) if arm == "model" else None, batch_size=1,
-        step_tokens=1 + verified, draft_us=50.0, step_us=step_us, share=1.0,
-        features=features if has_draft else None,
-    )  # fmt: skip
+    told: dict[str, Any] = dict.fromkeys(DraftEvent._fields, 0)
+    told |= dict.fromkeys(("tenant", "session", "workload", "side", "label", "censored"), "")
+    told |= {"number": index, "request": f"{index // CYCLES:024x}", "cycle": index % CYCLES}
+    told |= {"time": _BEGAN, "role": "champion", "parameter": 2.0, "parameter_name": "rate"}
+    told |= {"arm": arm, "drafted_len": verified, "verified_len": verified, "batch_size": 1}
+    told |= {"position": index % CYCLES, "predicted": 1.0, "predicted_model": 1.0, "share": 1.0}
+    told |= {"step_tokens": 1 + verified, "draft_us": 50.0, "features": None}
+    told["step_us"] = 20_000.0 + 300.0 * (1 + verified) + 8_000.0 * (arm == "model")
+    told["model_accepted"] = int(draw.integers(4)) if arm == "model" else None
+    if has_draft:
+        accepted = length if survives else int(draw.integers(2))
+        told |= {"draft_len": length, "accepted": accepted, "label": "verified"}
+        told["features"] = features
+    return DraftEvent(**told)
 
 
 def peak_mb() -> float:

@@ -1,18 +1,19 @@
 """From what a person names after ``--methods`` and ``--policy`` to decoding methods.
 
 ``frequency:4`` is the frequency rule at a score of 4, ``arctic:3`` works alike with its ``k``,
-``eagle3:2`` drafts two tokens, ``hybrid:2.5`` is the learned policy at another threshold, and
-``hybrid:paper`` decides by the bundle that was named with ``--policy paper=FILE``.
-``suffix@2`` (behind a label, if there is one) lets a cache draft have two tokens for each one
-matched: the baselines have one, Table 7 of the paper, and ``hybrid`` what the worker is set to.
+``eagle3:2`` drafts two tokens, and ``hybrid:paper`` decides by the bundle that was named with
+``--policy paper=FILE``. ``suffix@2`` (behind a label, if there is one) lets a cache draft have two
+tokens for each one matched: the baselines have one, Table 7 of the paper, and ``hybrid`` what the
+worker is set to.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from decoder.contracts.errors import ModelError, SettingsError
 from pipelines.bench.commas import words
@@ -22,15 +23,15 @@ if TYPE_CHECKING:
     from decoder.contracts.bundle import Policy
     from decoder.engines.reference.method import Method
 
-CHAIN: Final = "eagle3"
 LEARNED: Final = ("hybrid", "hybrid-tree")
-BY_LENGTH: Final = "arctic"
+NUMBERED: Final = ("eagle3", "frequency", "arctic")
 SHIPPED: Final = ""
 """Label of the policy that ``hybrid`` without a label decides by: the first policy, unless another
 is named."""
+NAME: Final = re.compile(r"(?P<base>[^:@]+)(:(?P<label>[^@]+))?(@(?P<factor>\d+(\.\d+)?))?")
 
 
-def names(text: str) -> list[str]:
+def names(text: str) -> tuple[str, ...]:
     """The method names in ``text``, separated by commas, each once; greedy where oracle needs it.
 
     Raises:
@@ -38,24 +39,18 @@ def names(text: str) -> list[str]:
     """
     from decoder.engines.reference.method import METHODS
 
-    found = list(words(text))
-    if not found:
-        raise SettingsError("--methods names none: give for example greedy,eagle3,suffix,hybrid.")
-    unknown = sorted({_base(name) for name in found} - set(METHODS))
-    if unknown:
-        raise SettingsError(f"no method {', '.join(unknown)}: there are {', '.join(METHODS)}.")
-    if "oracle" in found and "greedy" not in found:
-        found.insert(0, "greedy")
-    return found
+    found = words(text)
+    unknown = [name for name in found if re.split("[:@]", name)[0] not in METHODS]
+    if unknown or not found:
+        said = ", ".join(unknown) or "was named"
+        raise SettingsError(f"no method {said}: there are {', '.join(METHODS)}.")
+    return words(f"greedy,{text}") if "oracle" in found and "greedy" not in found else found
 
 
 def policy_files(given: Sequence[str]) -> dict[str, Path]:
     """Bundles by label: ``FILE`` stands for ``hybrid`` itself, ``label=FILE`` for that label."""
-    files = {}
-    for text in given:
-        label, separator, path = text.partition("=")
-        files[label if separator else SHIPPED] = Path(path if separator else text)
-    return files
+    pairs = (text.split("=", 1) if "=" in text else (SHIPPED, text) for text in given)
+    return {label: Path(path) for label, path in pairs}
 
 
 def describe(policy: Policy) -> str:
@@ -75,7 +70,6 @@ def build(
 
     Raises:
         SettingsError: a label is neither a number nor a policy.
-        EngineError: there is no such method.
         ModelError: a method drafts with a model and there is no drafter.
     """
     methods = tuple(_one(name, policies, model_len) for name in wanted)
@@ -91,43 +85,20 @@ def build(
 def _one(name: str, policies: dict[str, Policy], model_len: int) -> Method:
     from decoder.engines.reference.method import method
 
-    called, _, factor = name.partition("@")
-    base, _, label = called.partition(":")
-    if base in LEARNED and label in policies:
-        made = method(base, policy=policies[label])
-    elif base in LEARNED:
-        made = method(base, policy=policies.get(SHIPPED), threshold=_given(name, label))
-    elif base == CHAIN and label:
-        made = replace(method(base), model_limit=int(_given(name, label) or 1))
-    elif base == BY_LENGTH:
-        made = method(base, k=int(_given(name, label) or model_len))
-    elif base == "frequency":
-        made = method(base, threshold=_given(name, label))
-    else:
-        made = method(called)  # knows no labels, and says so
-    if factor:
-        made = replace(made, draft_factor=_factor(name, factor))
-    return replace(made, name=name)
-
-
-def _base(name: str) -> str:
-    return name.partition("@")[0].partition(":")[0]
-
-
-def _factor(name: str, text: str) -> float:
-    try:
-        found = float(text)
-    except ValueError:
-        found = 0.0
-    if not 0.0 < found < 65.0:
-        raise SettingsError(f"method {name!r}: {text!r} is no factor above 0 and up to 64.")
-    return found
-
-
-def _given(name: str, label: str) -> float | None:
-    try:
-        return float(label) if label else None
-    except ValueError:
+    said = NAME.fullmatch(name)
+    base, label, factor = (said and said.group("base", "label", "factor")) or (name, None, None)
+    number = float(label) if label and re.fullmatch(r"\d+(\.\d+)?", label) else None
+    sound = (label or SHIPPED) in policies if base in LEARNED else label is None
+    if not said or not (sound or (base in NUMBERED and number)):
         raise SettingsError(
-            f"method {name!r}: {label!r} is neither a number nor a label of --policy."
-        ) from None
+            f"method {name!r}: behind ':' comes a label of --policy (of {', '.join(LEARNED)}) or a "
+            f"number (of {', '.join(NUMBERED)}), behind '@' the factor of cache drafts."
+        )
+    if factor and not 0.0 < float(factor) <= 64.0:
+        raise SettingsError(f"method {name!r}: {factor} is no factor above 0 and up to 64.")
+    policy = policies[label or SHIPPED] if base in LEARNED else None
+    made = method(base, policy=policy, threshold=number, k=int(number or model_len))
+    own: dict[str, Any] = {"draft_factor": float(factor)} if factor else {}
+    if base == "eagle3" and number:
+        own["model_limit"] = int(number)
+    return replace(made, name=name, **own)

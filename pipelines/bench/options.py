@@ -53,16 +53,14 @@ class Engine:
 
     def __post_init__(self) -> None:
         if self.clock == "cpu" and self.device != "cpu":
-            raise SettingsError(
-                "--clock cpu does not see a device's time: use it with --device cpu."
-            )
+            raise SettingsError("--clock cpu does not see a device: use it with --device cpu.")
 
 
 @dataclass(frozen=True)
 class Options:
     """A whole run. ``minutes`` None is without end; the settings name ``out`` where it is None."""
 
-    methods: str = "greedy,eagle3,suffix,frequency,hybrid"
+    methods: tuple[str, ...] = ("greedy", "eagle3", "suffix", "frequency", "hybrid")
     selection: Selection = field(default_factory=Selection)
     engine: Engine = field(default_factory=Engine)
     max_tokens: int = 128

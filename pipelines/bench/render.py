@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from rich.box import SIMPLE
-from rich.console import JustifyMethod
+from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-Record = dict[str, Any]
-Cell = Callable[[Record], str]
+Cell = Callable[[dict[str, Any]], str]
 
 
 def number(value: float | None, digits: int = 2) -> str:
@@ -41,21 +41,17 @@ COLUMNS: Final[dict[str, Cell]] = {
 """Of ``hvd bench decode``, by method."""
 
 
-def table(title: str, columns: Mapping[str, Cell], records: Iterable[Record]) -> Table:
+def table(title: str, columns: Mapping[str, Cell], records: Iterable[dict[str, Any]]) -> Table:
     """A row for each of ``records``; the first column stands left and is not broken."""
-    made = Table(
-        title=title, title_justify="left", box=SIMPLE, padding=(0, 0), pad_edge=False,
-        show_edge=False,
-    )  # fmt: skip
+    made = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 0), show_edge=False)
     for at, name in enumerate(columns):
-        justify: JustifyMethod = "right" if at else "left"
-        made.add_column(name, justify=justify, overflow="fold", no_wrap=not at)
+        made.add_column(name, justify="right" if at else "left", overflow="fold", no_wrap=not at)
     for record in records:
         made.add_row(*(cell(record) for cell in columns.values()))
     return made
 
 
-def facts(title: str, found: Mapping[Any, Any]) -> Table:
+def facts(title: str, found: Mapping[str, Any]) -> Table:
     """The figures of one measurement by the names that ``--json`` gives them, a row each."""
     made = Table("", "", title=title, show_header=False)
     for name, value in found.items():
@@ -63,3 +59,9 @@ def facts(title: str, found: Mapping[Any, Any]) -> Table:
             said = f"{one:,.4g}" if isinstance(one, float) else "-" if one is None else f"{one}"
             made.add_row(f"{name} {key}".rstrip().replace("_", " "), said)
     return made
+
+
+def complain(console: Console, sentences: Iterable[str]) -> None:
+    """What is amiss, a line each."""
+    for sentence in sentences:
+        console.print(f"[yellow]{escape(sentence)}[/yellow]", highlight=False, soft_wrap=True)

@@ -1,19 +1,19 @@
-"""What ``hvd bench decode`` keeps of each measured prompt and each generation."""
+"""What ``hvd bench decode`` keeps of each measured prompt."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from decoder.policy.rule import ARMS
+from pydantic import TypeAdapter
+from pydantic.dataclasses import dataclass
+
 from pipelines.bench.journal import Journal, Record
 
-CONTRACT: Final = "hvd.bench.decode.v1"
+KEPT: Final = "hvd.bench.decode.prompts.v2"
 
 
-@dataclass(frozen=True, slots=True)
-class Cycle:
+class Cycle(NamedTuple):
     """One decoding cycle, as the engine's ``CycleRecord``: lengths in tokens, times in µs."""
 
     arm: str
@@ -24,16 +24,12 @@ class Cycle:
     verify_us: float
 
 
-@dataclass(frozen=True, slots=True)
-class Labelled:
-    """A draft: what was predicted of it and what became of it.
-
-    ``accepted`` is a lower bound where ``censored``.
-    """
+class Labelled(NamedTuple):
+    """A draft: what was predicted of it and what became of it, at least so where ``censored``."""
 
     predicted: float
     accepted: int
-    censored: bool
+    censored: bool = False
 
 
 class Key(NamedTuple):
@@ -46,17 +42,15 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True)
 class Outcome:
-    """One prompt decoded by one method. The first token comes with the prefill, before any cycle.
+    """A prompt decoded by one method. The first token comes with the prefill, before any cycle.
 
     ``decode_us`` runs from the end of the prefill to the last token. ``drafts`` are all cache
     drafts that were proposed, chosen or not; ``model_drafts`` those that were verified.
     """
 
-    key: Key
     method: str
     tokens: tuple[int, ...]
     cycles: tuple[Cycle, ...]
-    finish: str
     prefill_us: float
     decode_us: float
     drafts: tuple[Labelled, ...] = ()
@@ -74,92 +68,51 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class PromptFacts:
-    """A measured prompt: lengths in tokens, ``cut`` of those left out of its middle."""
+class Measured:
+    """A prompt and what every method made of it; ``cut`` of its tokens were left out of its
+    middle."""
 
     key: Key
     family: str
     standin_for: str
     tokens: int
     cut: int
+    outcomes: dict[str, Outcome]
 
 
-@dataclass
+_MEASURED: Final = TypeAdapter(Measured)
+
+
 class Results:
-    """Everything known of a run. ``outcomes`` is by prompt and then by method, in run order."""
+    """Everything known of a run; prompts in its order, each whole."""
 
-    settings: dict[str, Any]
-    began: str = ""
-    prompts: dict[Key, PromptFacts] = field(default_factory=dict)
-    outcomes: dict[Key, dict[str, Outcome]] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
-    interrupted: bool = False
-    out_of_time: bool = False
-
-    def add(self, outcome: Outcome) -> None:
-        """Take in one generation; the last of a prompt and a method counts. Mutates the results."""
-        self.outcomes.setdefault(outcome.key, {})[outcome.method] = outcome
-
-    def whole(self) -> dict[Key, dict[str, Outcome]]:
-        """Prompts that every method of the run has decoded: comparisons are over these."""
-        wanted = set(self.settings["methods"])
-        return {k: v for k, v in self.outcomes.items() if wanted <= set(v) and k in self.prompts}
-
-
-class Store:
-    """Results, and the journal that they are kept in."""
-
-    def __init__(self, path: Path, settings: dict[str, Any], fresh: bool = False) -> None:
-        """Go on with what ``path`` holds, unless ``fresh``.
+    def __init__(
+        self, settings: dict[str, Any], path: Path | None = None, fresh: bool = False
+    ) -> None:
+        """Go on with what ``path`` holds, unless ``fresh``; without one nothing is kept.
 
         Raises:
             SettingsError: see :class:`Journal`.
         """
-        self.results = Results(settings)
-        self._journal = Journal(path, CONTRACT, settings, self._take, fresh)
-        self.results.began = self._journal.began
-        self.results.problems += self._journal.problems
+        self.settings = settings
+        self.prompts: dict[Key, Measured] = {}
+        self.problems: list[str] = []
+        self.interrupted = self.out_of_time = False
+        self._journal = path and Journal(path, KEPT, settings, self._take, fresh)
+        self.began = self._journal.began if self._journal else ""
+        self.problems += self._journal.problems if self._journal else []
 
-    def prompt(self, facts: PromptFacts) -> None:
-        """Keep a measured prompt."""
-        self.results.prompts[facts.key] = facts
-        self._journal.add({"kind": "prompt", **_flat(facts)})
-
-    def outcome(self, outcome: Outcome) -> None:
-        """Keep a generation."""
-        self.results.add(outcome)
-        record = {"kind": "generation", **_flat(outcome)}
-        record["cycles"] = [
-            [ARMS.index(c.arm), c.cache_len, c.verified, c.accepted, c.draft_us, c.verify_us]
-            for c in outcome.cycles
-        ]
-        for name in ("drafts", "model_drafts"):
-            record[name] = [[d.predicted, d.accepted, d.censored] for d in record[name]]
-        self._journal.add(record)
+    def add(self, measured: Measured) -> None:
+        """Take in a prompt and keep it."""
+        self.prompts[measured.key] = measured
+        if self._journal:
+            self._journal.add(_MEASURED.dump_python(measured, mode="json"))
 
     def problem(self, sentence: str) -> None:
-        """Keep what went wrong, once."""
-        if sentence not in self.results.problems:
-            self.results.problems.append(sentence)
-            self._journal.add({"kind": "problem", "sentence": sentence})
+        """Take in what went wrong, once."""
+        if sentence not in self.problems:
+            self.problems.append(sentence)
 
     def _take(self, record: Record) -> None:
-        kind = record.pop("kind")
-        if kind == "problem":
-            self.results.problems.append(record["sentence"])
-            return
-        record["key"] = key = Key(*(record.pop(name) for name in Key._fields))
-        if kind == "prompt":
-            record.pop("structure", None)  # files of version 0.2 have it
-            self.results.prompts[key] = PromptFacts(**record)
-        elif kind == "generation":
-            record["tokens"] = tuple(record["tokens"])
-            record["cycles"] = tuple(Cycle(ARMS[arm], *rest) for arm, *rest in record["cycles"])
-            for name in ("drafts", "model_drafts"):
-                record[name] = tuple(Labelled(*row) for row in record.get(name, ()))
-            self.results.add(Outcome(**record))
-
-
-def _flat(kept: PromptFacts | Outcome) -> Record:
-    record = dict(vars(kept))
-    return {**record.pop("key")._asdict(), **record}
+        found = _MEASURED.validate_python(record)
+        self.prompts[found.key] = found

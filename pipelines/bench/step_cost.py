@@ -1,4 +1,4 @@
-"""``hvd bench decide --whole``: all that is ours in a vLLM step of 64 requests.
+"""``hvd bench decide``: all that is ours in a vLLM step of 64 requests.
 
 Real suffix trees, the shipped network, and the adapter that vLLM calls, with all that it asks of
 the router: observe, choose, drafted, settle. The text is made up, but copies as agents' text does:
@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from types import SimpleNamespace
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import torch
-from rich.table import Table
 
 from decoder.contracts.bundle import ANY_SCOPE, Policy
 from decoder.contracts.errors import EngineError
@@ -26,23 +24,27 @@ from decoder.costs import LiveCosts
 from decoder.drafting.suffix import SuffixCache
 from decoder.engines.vllm.adapter import Adapter
 from decoder.floor import Floor
+from decoder.hindsight import EventSink, Resolved
 from decoder.labels import common_prefix
 from decoder.policy.first import first_policy
 from decoder.policy.pricing import CostTable
 from decoder.router import DraftRouter
 from decoder.settings import WorkerSettings
 from decoder.telemetry.queue import EventQueue
+from pipelines.stats import median
 
 T = TypeVar("T")
 
-ADAPTER: Final = "adapter"
 DRAFTED: Final = -1
 """A token of a model draft."""
 BATCH: Final = 64
 VOCABULARY: Final = 49_152
 LONGEST: Final = 64
-PROMPTS: Final = (1_000, 32_000)
-"""Tokens of the prompts; the longer ones come while the others decode."""
+PROMPT: Final = 1_000
+LONG_PROMPT: Final = 32_000
+"""Tokens of a prompt; the longer ones come while the others decode."""
+OUTPUT: Final = 1_200
+"""Tokens of an answer; one that is done makes room for another request."""
 COPIED: Final = 0.35
 SHARED: Final = 0.15
 """Chance that a stretch is copied from the request's own text, or from the tenant's pool."""
@@ -50,40 +52,10 @@ STRETCH: Final = (20.0, 8.0)
 """Mean tokens of a copied stretch, and of a new one."""
 CHANCE: Final = 0.5
 """That a token of a model draft is accepted, given those before it."""
-STEPS: Final = 400
 SETTLED: Final = 40
 """Steps before the first that counts."""
-OUTPUT: Final = 1_200
-"""Tokens of an answer; one that is done makes room for another request."""
-LONG_PROMPTS: Final = 7
-LONG_STEPS: Final = 140
-"""Long prompts, one after the other, and steps beside each: it must be indexed by then."""
-
-
-@dataclass(frozen=True)
-class Whole:
-    """Microseconds a request of a step of ``BATCH``, of the deciding thread's processor time.
-
-    ``exposed`` is what a GPU would wait for: all but :meth:`DraftRouter.settle`.
-    ``longest_wait_for_a_prompt_ms`` is the longest that a step waited while a prompt of 32k tokens
-    was begun and indexed beside it, the median over such prompts.
-    """
-
-    step_us_per_request_batch64: float
-    p99: float
-    exposed_us_per_request: float
-    exposed_share: float
-    clock_us_per_request: float
-    us_by_verb: dict[str, float]
-    longest_wait_for_a_prompt_ms: float
-    prompt_us_per_token: float
-    tokens_per_cycle: float
-    steps: int
-
-    def as_dict(self) -> dict[str, object]:
-        """For ``--json``."""
-        return asdict(self)
-
+BESIDE: Final = 140
+"""Steps beside each long prompt: it must be indexed by then."""
 
 _WEIGHTS: Final = np.cumsum(1.0 / (np.arange(VOCABULARY) + 2.7))
 _SHARES: Final = _WEIGHTS / _WEIGHTS[-1]
@@ -116,55 +88,44 @@ class Writer:
         return found
 
 
-class _Clock:
-    """Microseconds of each part of a step, of this thread's processor time and of the clock: of
-    what is timed within another part, that has no share."""
+class Clock:
+    """Microseconds of this thread's processor time by part, without what is timed within it; and
+    by the clock of the parts that are within no other."""
 
     def __init__(self) -> None:
         self.parts: dict[str, float] = {}
-        self.wall = 0.0
-        self._within = 0.0
+        self.wall = self._within = 0.0
+        self._depth = 0
 
     def timed(self, part: str, call: Callable[..., T]) -> Callable[..., T]:
         """``call``, its time booked as ``part``."""
 
         def called(*args: Any, **kwargs: Any) -> T:
-            before, self._within = self._within, 0.0
+            before, self._within, self._depth = self._within, 0.0, self._depth + 1
             wall, own = time.perf_counter(), time.thread_time()
             made = call(*args, **kwargs)
             took = (time.thread_time() - own) * 1e6
             self.parts[part] = self.parts.get(part, 0.0) + took - self._within
-            self._within = before + took
-            self.wall += (time.perf_counter() - wall) * 1e6 * (part == ADAPTER)
+            self._within, self._depth = before + took, self._depth - 1
+            self.wall += (time.perf_counter() - wall) * 1e6 * (not self._depth)
             return made
 
         return called
 
 
-class Took(NamedTuple):
-    """Microseconds of a step: of processor time by part, and of the clock."""
-
-    parts: dict[str, float]
-    wall: float
-
-
-class _Engine:
+class Engine:
     """What the adapter sees of a vLLM whose requests go on as is known beforehand.
 
     It is vLLM's model runner and scheduler output in one; drafts of the model are of ``DRAFTED``.
     """
 
-    def __init__(self, policy: Policy, writer: Writer, seed: int) -> None:
+    def __init__(self, requests: int = BATCH, sink: EventSink | None = None) -> None:
+        """Begin with so many requests. ``sink`` is told of every cycle."""
+        self.router = make_router(first_policy(ANY_SCOPE), sink)
         settings = WorkerSettings.load()
-        self.router, self.clock = make_router(policy), _Clock()
         worker: Any = SimpleNamespace(router=self.router, settings=settings, faults=0)
         self.worker, self.adapter = worker, Adapter(worker, LONGEST, has_model=True)
-        for verb in ("observe", "choose", "drafted", "settle"):
-            timed = self.clock.timed(verb, getattr(self.router, verb))
-            setattr(self.router, verb, timed)
-        for call in ("before_step", "during_step", "propose"):
-            setattr(self.adapter, call, self.clock.timed(ADAPTER, getattr(self.adapter, call)))
-        self._writer, self._rng = writer, np.random.default_rng(seed)
+        self._writer, self._rng = Writer(0), np.random.default_rng(0)
         self._texts: dict[str, list[int]] = {}
         self._drafts: dict[str, list[int]] = {}
         self.tokens = self.cycles = 0
@@ -183,23 +144,22 @@ class _Engine:
         self.scheduled_spec_decode_tokens: dict[str, list[int]] = {}
         self.num_scheduled_tokens: dict[str, int] = {}
         self.total_num_scheduled_tokens = 0
+        for place in range(requests):
+            self.begin(f"request-{place}", PROMPT, OUTPUT)
 
     def begin(self, name: str, prompt: int, output: int, place: int | None = None) -> None:
         """Add a request with so many tokens, in the place of another that ends."""
-        text = self._writer.text(prompt + output)
-        parameters = SimpleNamespace(
-            extra_args=None,
-            stop_token_ids=None,
-            eos_token_id=None,
-            max_tokens=output,
-            min_tokens=0,
-            thinking_token_budget=None,
-        )
-        self._texts[name] = text
+        text = self._texts[name] = self._writer.text(prompt + output)
+        unset = ["extra_args", "stop_token_ids", "eos_token_id", "thinking_token_budget"]
+        asked = SimpleNamespace(**dict.fromkeys(unset), max_tokens=output, min_tokens=0)
+        unset = ["prompt_embeds", "prompt_is_token_ids", "lora_request"]
         self.requests[name] = SimpleNamespace(
-            prompt_token_ids=text[:prompt], output_token_ids=[], sampling_params=parameters,
-            prompt_embeds=None, prompt_is_token_ids=None, lora_request=None, num_tokens=prompt,
-        )  # fmt: skip
+            **dict.fromkeys(unset),
+            prompt_token_ids=text[:prompt],
+            output_token_ids=[],
+            sampling_params=asked,
+            num_tokens=prompt,
+        )
         ids = np.array(text[:prompt], np.int32)
         if place is None:
             self.names.append(name)
@@ -210,10 +170,8 @@ class _Engine:
         del self.requests[self.names[place]], self._texts[self.names[place]]
         self.names[place] = name
 
-    def step(self) -> Took:
-        """One step; its times."""
-        clock = self.clock
-        clock.parts, clock.wall = {}, 0.0
+    def step(self) -> None:
+        """One step; then new requests come in the places of those that are done."""
         drafts = {name: self._drafts.get(name, []) for name in self.names}
         self.adapter.before_step(self, self)
         self.finished_req_ids = set()
@@ -227,11 +185,9 @@ class _Engine:
         if self.worker.faults:
             raise EngineError("a step failed: see the log.")
         self._drafts = dict(zip(self.names, made, strict=True))
-        return Took(clock.parts, clock.wall)
-
-    def left(self, name: str) -> int:
-        """Tokens of its text still to come."""
-        return len(self._texts[name]) - int(self.requests[name].num_tokens)
+        for place, name in enumerate(self.names):
+            if len(self._texts[name]) - int(self.requests[name].num_tokens) <= LONGEST:
+                self.begin(f"again-{self.cycles}-{place}", PROMPT, OUTPUT, place)
 
     def _verify(self, name: str, draft: Sequence[int]) -> list[int]:
         """What a step commits of a request."""
@@ -252,104 +208,97 @@ class _Engine:
         return torch.full((len(self.names), self.num_spec_tokens_to_schedule), DRAFTED)
 
 
-def make_router(policy: Policy) -> DraftRouter:
+def make_router(policy: Policy, sink: EventSink | None = None) -> DraftRouter:
     """A worker's router with a drafter, at costs that stay as they are."""
     rng = np.random.default_rng(1)
     classes = (rng.random((VOCABULARY, len(TOKEN_CLASSES))) < 0.2).astype(np.float32)
     # Flat to some 250 tokens, then steep: a GPU's step, where drafting for 64 requests still pays.
-    costs = CostTable("bench", (1, 256, 4096), (5e3, 5.5e3, 9e4), 200.0, 300.0)
+    table = CostTable("bench", (1, 256, 4096), (5e3, 5.5e3, 9e4), 200.0, 300.0)
+    costs, floor = LiveCosts(table, live=False), Floor(True)
+    cache = SuffixCache(WorkerSettings.load())
+    sink = EventQueue(0) if sink is None else sink
     return DraftRouter(
-        SuffixCache(WorkerSettings.load()), policy, classes, EventQueue(0), True,
-        longest=LONGEST, costs=LiveCosts(costs, live=False), floor=Floor(True),
-    )  # fmt: skip
-
-
-def measure(
-    steps: int = STEPS,
-    seed: int = 0,
-    *,
-    settled: int = SETTLED,
-    long_prompts: int = LONG_PROMPTS,
-    long_steps: int = LONG_STEPS,
-) -> Whole:
-    """Decode for ``steps`` steps behind the first ``settled``; then let ``long_prompts`` come, one
-    after the other, with ``long_steps`` steps beside each."""
-    short, long = PROMPTS
-    engine = _Engine(first_policy(ANY_SCOPE), Writer(seed), seed)
-    for i in range(BATCH):
-        engine.begin(f"request-{i}", short, OUTPUT)
-    clocks = []
-    for step in range(settled + steps):
-        clock = engine.step()
-        if step >= settled:
-            clocks.append(clock)
-        _renew(engine)
-    whole = np.array([sum(c.parts.values()) for c in clocks])
-    settling = np.array([c.parts["settle"] for c in clocks])
-    tokens_per_cycle = engine.tokens / engine.cycles
-    waits, per_token = _long_prompts(engine, long, long_prompts, long_steps)
-    middle = {v: float(np.median([c.parts[v] for c in clocks])) / BATCH for v in clocks[0].parts}
-    return Whole(
-        float(np.median(whole)) / BATCH,
-        float(np.percentile(whole, 99)) / BATCH,
-        float(np.median(whole - settling)) / BATCH,
-        float(1.0 - settling.sum() / whole.sum()),
-        float(np.median([c.wall for c in clocks])) / BATCH,
-        middle,
-        waits,
-        per_token,
-        tokens_per_cycle,
-        steps,
+        cache, policy, classes, sink, True, longest=LONGEST, costs=costs, floor=floor
     )
 
 
-def _renew(engine: _Engine) -> None:
-    """Put new requests in the places of those that are done. Mutates."""
-    for place, name in enumerate(engine.names):
-        if engine.left(name) <= LONGEST:
-            engine.begin(f"again-{engine.cycles}-{place}", PROMPTS[0], OUTPUT, place)
+class _Kept(list[Resolved]):
+    put = list.append
 
 
-def _long_prompts(engine: _Engine, tokens: int, prompts: int, steps: int) -> tuple[float, float]:
-    """Longest that a step waits for a prompt's sake, ms, median over prompts; and us a token.
+def recorded(cycles: int) -> list[Resolved]:
+    """What a router tells of so many cycles of ``BATCH`` requests."""
+    kept = _Kept()
+    engine = Engine(sink=kept)
+    while len(kept) < cycles:
+        engine.step()
+    return kept[:cycles]
+
+
+def measure(steps: int, long_prompts: int, beside: int = BESIDE) -> dict[str, Any]:
+    """Decode for ``steps`` steps; then let ``long_prompts`` come, one after the other, with
+    ``beside`` steps beside each.
+
+    Returns:
+        for ``--json``: microseconds a request of a step of ``BATCH``, of the deciding thread's
+        processor time. ``exposed`` is what a GPU would wait for: all but
+        :meth:`DraftRouter.settle`. ``longest_wait_for_a_prompt_ms`` is the longest that a step
+        waited while a prompt of 32k tokens was begun and indexed beside it, the median over such
+        prompts; None of no prompts.
+    """
+    engine, clock, parts, walls = Engine(), Clock(), [], []
+    for verb in ("observe", "choose", "drafted", "settle"):
+        setattr(engine.router, verb, clock.timed(verb, getattr(engine.router, verb)))
+    for call in ("before_step", "during_step", "propose"):
+        setattr(engine.adapter, call, clock.timed("adapter", getattr(engine.adapter, call)))
+    for step in range(SETTLED + steps):
+        clock.parts, clock.wall = {}, 0.0
+        engine.step()
+        if step >= SETTLED:
+            parts.append(clock.parts)
+            walls.append(clock.wall)
+    us = {verb: np.array([p[verb] for p in parts]) / BATCH for verb in parts[0]}
+    whole = np.sum([*us.values()], axis=0)
+    per_cycle = engine.tokens / engine.cycles
+    longest, spent = _long_prompts(engine, long_prompts, beside)
+    return {
+        "step_us_per_request_batch64": float(np.median(whole)),
+        "p99": float(np.percentile(whole, 99)),
+        "exposed_us_per_request": float(np.median(whole - us["settle"])),
+        "exposed_share": float(1.0 - us["settle"].sum() / whole.sum()),
+        "clock_us_per_request": float(np.median(walls)) / BATCH,
+        "us_by_verb": {verb: float(np.median(each)) for verb, each in us.items()},
+        "longest_wait_for_a_prompt_ms": longest and longest * 1e3,
+        "prompt_us_per_token": spent and spent / LONG_PROMPT * 1e6,
+        "tokens_per_cycle": per_cycle,
+        "steps": steps,
+    }
+
+
+def _long_prompts(engine: Engine, prompts: int, beside: int) -> tuple[float | None, float | None]:
+    """Longest that a step waits for a prompt's sake, and all that it costs, in seconds: medians
+    over prompts.
 
     What is timed is beginning the request and the slices in which its prompt is indexed.
     """
-    router, cache, own = engine.router, engine.router.cache, time.thread_time
-    index, start, longest, spent = cache.index, router.start, [], []
-    slices = list[float]()
+    slices, waits, costs = list[float](), list[float](), list[float]()
 
     def timed(call: Callable[..., T]) -> Callable[..., T]:
         def called(*args: Any) -> T:
-            began = own()
+            began = time.thread_time()
             made = call(*args)
-            slices.append(own() - began)
+            slices.append(time.thread_time() - began)
             return made
 
         return called
 
-    cache.index, router.start = timed(index), timed(start)  # type: ignore[method-assign]
-    for i in range(prompts):
+    for owner, name in ((engine.router.cache, "index"), (engine.router, "start")):
+        setattr(owner, name, timed(getattr(owner, name)))
+    for place in range(prompts):
         slices.clear()
-        engine.begin(f"long-{i}", tokens, steps * LONGEST, i)
-        for _ in range(steps):
+        engine.begin(f"long-{place}", LONG_PROMPT, beside * LONGEST, place)
+        for _ in range(beside):
             engine.step()
-            _renew(engine)
-        longest.append(max(slices))
-        spent.append(sum(slices))
-    cache.index, router.start = index, start  # type: ignore[method-assign]
-    return float(np.median(longest)) * 1e3, float(np.median(spent)) / tokens * 1e6
-
-
-def table(whole: Whole) -> Table:
-    """For a terminal."""
-    shown = Table("what", "us a request", title=f"a step of {BATCH} requests, all that is ours")
-    shown.add_row("whole, median", f"{whole.step_us_per_request_batch64:.1f}")
-    shown.add_row("whole, p99", f"{whole.p99:.1f}")
-    shown.add_row("exposed (all but settle)", f"{whole.exposed_us_per_request:.1f}")
-    for verb, us in whole.us_by_verb.items():
-        shown.add_row(f"  {verb}", f"{us:.1f}")
-    shown.add_row(
-        "longest wait for a prompt of 32k, ms", f"{whole.longest_wait_for_a_prompt_ms:.2f}"
-    )
-    return shown
+        waits.append(max(slices))
+        costs.append(sum(slices))
+    return median(waits), median(costs)

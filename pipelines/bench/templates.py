@@ -20,6 +20,10 @@ def _user(*parts: str) -> list[Message]:
     return [{"role": "user", "content": "\n\n".join(part.strip() for part in parts if part)}]
 
 
+def _filled(*parts: str) -> Builder:
+    return lambda row: _user(*(part.format_map(row) for part in parts))
+
+
 def _fenced(name: str, text: str) -> str:
     return f"{name}\n```\n{text}\n```"
 
@@ -28,10 +32,9 @@ def delegate52(row: Row) -> list[Message]:
     """The first edit of a work environment: its files, then what to change."""
     start = row["metadata"].get("start_state", "basic_state")
     state = next(s for s in row["states"] if s["state_id"] == start)
-    files = [(name, row["files"][f"{start}/{name}"]) for name in state["context"]]
     return _user(
         "You edit documents for a colleague. These are the files of the work folder:",
-        *(_fenced(name, text) for name, text in files),
+        *(_fenced(name, row["files"][f"{start}/{name}"]) for name in state["context"]),
         f"The request: {state['prompts'][0]['prompt']}",
         "Write out every file that the request changes or adds, complete, under its name.",
     )
@@ -39,23 +42,11 @@ def delegate52(row: Row) -> list[Message]:
 
 def repobench(row: Row) -> list[Message]:
     """Snippets of other files, then the file to go on with."""
-    snippets = [_fenced(f"# {s['path']}", s["snippet"]) for s in row["context"]]
     code = f"{row['import_statement']}\n{row['cropped_code']}"
     return _user(
         "Parts of a Python repository that may matter:",
-        *snippets,
+        *(_fenced(f"# {s['path']}", s["snippet"]) for s in row["context"]),
         f"Continue this file from where it stops.\n{_fenced('# ' + row['file_path'], code)}",
-    )
-
-
-def swebench(row: Row) -> list[Message]:
-    """An agent's opening instruction around a real issue, after OpenHands' for SWE-bench."""
-    return _user(
-        f"A checkout of {row['repo']} at commit {row['base_commit']} lies in /workspace.",
-        f"<issue>\n{row['problem_statement'].strip()}\n</issue>",
-        "Resolve the issue in the source files; the tests are right and stay as they are. Work in "
-        "order: find the code concerned, reproduce the fault with a small script, mend it, run the "
-        "script again, and think of edge cases. Begin with the first step and the command for it.",
     )
 
 
@@ -74,32 +65,15 @@ def mbpp(row: Row) -> list[Message]:
 
 def bfcl(row: Row) -> list[Message]:
     """Functions as JSON, and the first turn of a question to answer by calling them."""
-    functions = json.loads(row["functions"])
     turns = json.loads(row["turns"])
     first = turns[0] if turns and isinstance(turns[0], list) else turns
-    spoken = [{"role": m["role"], "content": m["content"]} for m in first]
-    described = json.dumps(functions, indent=1)
     system = (
         "Answer only with calls of the functions below, written [name(argument=value, ...), ...]. "
-        "Say so where none of them fits or an argument is missing.\n\n" + described
+        "Say so where none of them fits or an argument is missing.\n\n"
+        + json.dumps(json.loads(row["functions"]), indent=1)
     )
-    return [{"role": "system", "content": system}, *(m for m in spoken if m["role"] != "system")]
-
-
-SCHEMA_FIELDS = ("context", "schema", "db_schema", "create_table_statements")
-
-
-def spider(row: Row) -> list[Message]:
-    """A database schema and a question to answer in SQL."""
-    field = next((name for name in SCHEMA_FIELDS if row.get(name)), None)
-    if field is None:
-        raise KeyError(SCHEMA_FIELDS[0])
-    schema = row[field] if isinstance(row[field], str) else "\n".join(map(str, row[field]))
-    return _user(
-        f"Database schema:\n{schema}",
-        f"Question: {row['question']}",
-        "Answer with one SQLite query.",
-    )
+    said = [{"role": m["role"], "content": m["content"]} for m in first if m["role"] != "system"]
+    return [{"role": "system", "content": system}, *said]
 
 
 def _question_over(paragraphs: Sequence[tuple[str, str]], question: str) -> list[Message]:
@@ -123,14 +97,21 @@ def musique(row: Row) -> list[Message]:
     return _question_over(paragraphs, row["question"])
 
 
-def _filled(*parts: str) -> Builder:
-    return lambda row: _user(*(part.format_map(row) for part in parts))
-
-
 fineedit = _filled(
     "Apply the edit to the text. Change nothing else and answer with the whole edited text.",
     "Edit: {edit_request}",
     "Text:\n{context}",
+)
+swebench = _filled(
+    "A checkout of {repo} at commit {base_commit} lies in /workspace.",
+    "<issue>\n{problem_statement}\n</issue>",
+    "Resolve the issue in the source files; the tests are right and stay as they are. Work in "
+    "order: find the code concerned, reproduce the fault with a small script, mend it, run the "
+    "script again, and think of edge cases. Begin with the first step and the command for it.",
+)
+"""An agent's opening instruction around a real issue, after OpenHands' for SWE-bench."""
+spider = _filled(
+    "Database schema:\n{context}", "Question: {question}", "Answer with one SQLite query."
 )
 infinitebench = _filled(
     "Read the book and answer the question after it.\n\n{context}", "Question: {input}"

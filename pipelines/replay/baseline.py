@@ -8,16 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-Spent = tuple[NDArray[np.float64], NDArray[np.float64]]
-"""Tokens [n] of each of n prompts, and the time [n] that they took."""
-
-DRAWS: Final = 2000
-SEED: Final = 42
+from pipelines.stats import Spent, interval
 
 
 @dataclass(frozen=True)
@@ -51,21 +46,6 @@ def against_best(mine: Spent, rules: Mapping[str, Spent]) -> Against | None:
         return None
     ratio = float(mine[0].sum() / mine[1].sum() / (tokens.sum() / time.sum()))
     return Against(ratio, *found, (picked[0], picked[1]))
-
-
-def interval(mine: Spent, theirs: Spent) -> tuple[float, float] | None:
-    """95% bootstrap interval of the ratio of both rates, prompts drawn anew in pairs."""
-    n = len(mine[0])
-    if n < 2:
-        return None
-    drawn = np.random.default_rng(SEED).integers(0, n, (DRAWS, n))
-    sums = np.stack([c[drawn].sum(axis=1) for c in (*mine, *theirs)])
-    tokens, time, others, other_time = sums[:, (sums[[0, 2]] > 0).all(axis=0)]
-    if not len(tokens):
-        return None
-    ratios = tokens / time / (others / other_time)
-    low, high = np.percentile(ratios, [2.5, 97.5])
-    return float(low), float(high)
 
 
 def _best(rules: Mapping[str, Spent], part: NDArray[np.bool_]) -> str:

@@ -13,21 +13,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console
-from rich.markup import escape
 
 from decoder.contracts.bundle import ANY_SCOPE, Policy
 from decoder.contracts.errors import SettingsError
 from decoder.policy.first import first_policy
-from pipelines import embedded, machine
+from pipelines import machine
 from pipelines.bench import methods
-from pipelines.bench.datasets import SOURCES, load
+from pipelines.bench.datasets import load
 from pipelines.bench.decode.run import Plan, run
-from pipelines.bench.metrics import differing
 from pipelines.bench.options import Engine, Options, Selection
-from pipelines.bench.results import Results, Store
+from pipelines.bench.render import complain
+from pipelines.bench.results import Results
 from pipelines.policy.bundles import load_policy
 from pipelines.progress import Shown
 from pipelines.prompts import PromptSet, read_folder
+from pipelines.serve.command import chosen
 
 if TYPE_CHECKING:
     from decoder.engines.reference.engine import ReferenceEngine
@@ -37,18 +37,18 @@ FOLDER: Final = Path("reports/bench")
 
 
 def prompt_sets(selection: Selection, problems: list[str]) -> list[PromptSet]:
-    """The datasets asked for, local or from the hub, in the paper's order.
+    """The datasets asked for, local or from the hub.
 
     Raises:
-        SettingsError: the folder is none, or the ``datasets`` library is missing.
+        SettingsError: there is none, the folder is none, or the ``datasets`` library is missing.
     """
     if selection.folder is not None:
         found = list(read_folder(selection.folder, selection.datasets, problems))
     else:
-        count = selection.limit + selection.warmup
-        found = list(load(selection.datasets, count, problems))
-    order = list(SOURCES)
-    return sorted(found, key=lambda s: order.index(s.name) if s.name in order else len(order))
+        found = list(load(selection.datasets, selection.limit + selection.warmup, problems))
+    if not found:
+        raise SettingsError(f"no dataset is left to measure. {' '.join(problems)}")
+    return found
 
 
 def launch(options: Options, console: Console) -> tuple[Results, Path]:
@@ -61,40 +61,27 @@ def launch(options: Options, console: Console) -> tuple[Results, Path]:
         HvdError: a setting, model or method is wrong, or no prompt at all could be used.
     """
     selection, problems = options.selection, list[str]()
-    wanted = methods.names(options.methods)
     sets = prompt_sets(selection, problems)
-    _complain(console, problems)
-    if not sets:
-        raise SettingsError("no dataset is left to measure; the lines above say why.")
-    prepared = prepare(options, wanted)
+    complain(console, problems)
+    prepared = prepare(options, options.methods)
     folder = options.out
     if folder is None:  # one that the settings give
         digest = hashlib.sha256(json.dumps(prepared.settings, sort_keys=True).encode()).hexdigest()
         folder = FOLDER / f"decode-{digest[:8]}"
-    store = Store(folder / "generations.jsonl", prepared.settings, options.fresh)
-    for problem in problems:
-        store.problem(problem)
-    told = len(store.results.problems)
+    results = Results(prepared.settings, folder / "generations.jsonl", options.fresh)
+    results.problems += problems
+    told = len(results.problems)
     plan = Plan(prepared.methods, selection, options.max_tokens, options.minutes)
     with Shown(console) as shown:
         drawn = sum(min(selection.limit, len(s.prompts)) for s in sets) * len(selection.templates)
-        left = max(0, drawn - len(store.results.whole())) * len(wanted)
+        left = max(0, drawn - len(results.prompts)) * len(options.methods)
         begun = itertools.count()
         shown.step("warming up", 0, left)
-
-        def tick(what: str) -> None:
-            shown.step(what, next(begun), left)
-
-        results = run(prepared.engine, sets, plan, store, tick)
-    _complain(console, results.problems[told:])
-    if not results.whole():
+        run(prepared.engine, sets, plan, results, lambda what: shown.step(what, next(begun), left))
+    complain(console, results.problems[told:])
+    if not results.prompts:
         raise SettingsError("no prompt was decoded by every method, so there is nothing to report.")
     return results, folder
-
-
-def _complain(console: Console, problems: Sequence[str]) -> None:
-    for problem in problems:
-        console.print(f"[yellow]{escape(problem)}[/yellow]", highlight=False, soft_wrap=True)
 
 
 @dataclass(frozen=True)
@@ -122,13 +109,18 @@ def prepare(options: Options, wanted: Sequence[str]) -> Prepared:
     asked, selection = options.engine, options.selection
     if asked.threads is not None:
         torch.set_num_threads(asked.threads)
-    model, drafter = _checkpoints(asked)
+    device = asked.device
+    if device.startswith("cuda"):
+        if not torch.cuda.is_available():
+            raise SettingsError(f"--device {device}: this PyTorch finds no CUDA device.")
+        device += f" ({torch.cuda.get_device_name(device)})"
+    found = chosen(asked.model, asked.drafter, "", 0, asked.dtype)
     policies = _policies(asked, wanted)
     settings = {
-        "model": asked.model or embedded.SERVED_NAME,
-        "drafter": _drafter_name(asked, drafter),
+        "model": found.served_name or found.model,
+        "drafter": found.drafter or "none",
         "dtype": asked.dtype,
-        "device": _device(asked.device),
+        "device": device,
         "threads": torch.get_num_threads(),
         "clock": asked.clock,
         "machine": machine.description(),
@@ -145,59 +137,18 @@ def prepare(options: Options, wanted: Sequence[str]) -> Prepared:
         "max_prompt_tokens": selection.max_prompt_tokens,
         "too_long": selection.too_long,
     }
-    engine = ReferenceEngine.load(model, drafter, dtype=asked.dtype, device=asked.device)
+    engine = ReferenceEngine.load(
+        found.model, found.drafter, dtype=asked.dtype, device=asked.device
+    )
     if asked.clock == "cpu":
         engine.clock = time.process_time  # type: ignore[method-assign]
     k = engine.settings.model_draft_tokens
     return Prepared(engine, methods.build(wanted, policies, engine.has_drafter, k), settings)
 
 
-def _checkpoints(asked: Engine) -> tuple[str, str | None]:
-    """Target and drafter: the embedded ones where nothing was named; 'none' is no drafter."""
-    named = None if asked.drafter is None or asked.drafter.lower() == "none" else asked.drafter
-    if asked.model is not None:
-        return asked.model, named
-    home, shipped = str(embedded.ensure_model()), embedded.drafter_path()
-    return home, str(shipped) if asked.drafter is None and shipped is not None else named
-
-
-def _drafter_name(asked: Engine, drafter: str | None) -> str:
-    if drafter is None or asked.drafter is not None:
-        return drafter or "none"
-    return Path(drafter).name
-
-
 def _policies(asked: Engine, wanted: Sequence[str]) -> dict[str, Policy]:
-    """By label, those that the learned methods among ``wanted`` decide by."""
+    """Those named, by label, and the first one if any of ``wanted`` needs it."""
     policies = {k: load_policy(path) for k, path in methods.policy_files(asked.policies).items()}
-    learned = [name for name in wanted if name.partition(":")[0] in methods.LEARNED]
-    unlabelled = any(name.partition(":")[2] not in policies for name in learned)
-    if unlabelled and methods.SHIPPED not in policies:
+    if methods.SHIPPED not in policies and {*methods.LEARNED} & {n.split("@")[0] for n in wanted}:
         policies[methods.SHIPPED] = first_policy(ANY_SCOPE)
     return policies
-
-
-def _device(name: str) -> str:
-    import torch
-
-    if not name.startswith("cuda"):
-        return name
-    if not torch.cuda.is_available():
-        raise SettingsError(f"--device {name}: this PyTorch finds no CUDA device.")
-    return f"{name} ({torch.cuda.get_device_name(name)})"
-
-
-def proven(results: Results, console: Console) -> bool:
-    """Say on ``console`` over how much every output equals greedy's; whether that was shown."""
-    whole, compared = results.whole(), results.settings["methods"]
-    if "greedy" not in compared:
-        console.print("[red]--check compares with greedy: name it among --methods.[/red]")
-        return False
-    wrong = {s.split(" of ")[0] for s in differing(results)}
-    families = {results.prompts[key].family for key in whole}
-    said = "every output equals greedy's." if not wrong else f"{len(wrong)} outputs differ."
-    console.print(
-        f"{len(whole)} prompts of {len(families)} families, {len(compared)} methods: {said}",
-        highlight=False,
-    )
-    return not wrong

@@ -12,13 +12,14 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Final
 
 from decoder.contracts.errors import HvdError
 from decoder.contracts.events import DraftEvent
 from decoder.router import Committed, RequestOptions
 from pipelines.bench.options import Selection
-from pipelines.bench.results import Cycle, Key, Labelled, Outcome, PromptFacts, Results, Store
+from pipelines.bench.results import Cycle, Key, Labelled, Measured, Outcome, Results
 from pipelines.prompts import PromptSet, TokenPrompt, fitting
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class Plan:
 class Lane:
     """One dataset in one template: its prompts, and what decodes them."""
 
-    measured: tuple[TokenPrompt, ...]
+    measured: list[TokenPrompt]
     sessions: dict[str, Session]
 
 
@@ -63,50 +64,43 @@ def rotated(methods: Sequence[Method], index: int) -> list[Method]:
 
 
 def run(
-    engine: ReferenceEngine, sets: Sequence[PromptSet], plan: Plan, store: Store, tick: Tick
+    engine: ReferenceEngine, sets: Sequence[PromptSet], plan: Plan, results: Results, tick: Tick
 ) -> Results:
-    """Decode every prompt of ``sets`` that ``store`` does not hold yet, one of each set in turn.
+    """Decode every prompt of ``sets`` that ``results`` do not hold yet, one of each set in turn.
 
     Ctrl-C ends it early with what is there and marks the results as interrupted; when the plan's
-    minutes are over it ends after the prompt under way.
+    minutes are over it ends after the prompt under way. Mutates ``results``.
 
     Args:
         tick: called before each generation, with what comes next.
     """
-    results, selection = store.results, plan.selection
+    asked = plan.selection
     ends = time.monotonic() + 60 * plan.minutes if plan.minutes else None
+    context = engine.max_model_len
+    room = min(context - plan.max_tokens, asked.max_prompt_tokens or context)
     try:
         costs = warm_up_machine(engine, plan)
-        lanes: dict[int, Lane] = {}
-        pairs = [(found, template) for found in sets for template in selection.templates]
-        for turn in range(selection.limit):
-            for place, (found, template) in enumerate(pairs):
-                if place not in lanes:
-                    fits = fitting(found, engine.tokenizer, template, room(engine, plan),
-                                   selection.too_long, store.problem)  # fmt: skip
-                    lanes[place] = open_lane(engine, fits, plan, results, costs)
-                lane = lanes[place]
-                if turn >= len(lane.measured) or known(lane.measured[turn], results):
-                    continue
-                if ends is not None and time.monotonic() > ends:
-                    results.out_of_time = True
-                    return results
-                order = rotated(plan.methods, turn + place)
-                _measure(lane.measured[turn], order, lane.sessions, plan, store, tick)
+        pairs = list(itertools.product(sets, asked.templates))
+
+        @cache
+        def opened_at(place: int) -> Lane:
+            found, template = pairs[place]
+            how = template, room, asked.too_long, results.problem
+            fits = fitting(found, engine.tokenizer, *how)
+            return open_lane(engine, fits, plan, results, costs)
+
+        for turn, place in itertools.product(range(asked.limit), range(len(pairs))):
+            lane = opened_at(place)
+            if turn >= len(lane.measured) or key_of(lane.measured[turn]) in results.prompts:
+                continue
+            if ends is not None and time.monotonic() > ends:
+                results.out_of_time = True
+                break
+            order = rotated(plan.methods, turn + place)
+            _measure(lane.measured[turn], order, lane.sessions, plan, results, tick)
     except KeyboardInterrupt:
         results.interrupted = True
     return results
-
-
-def room(engine: ReferenceEngine, plan: Plan) -> int:
-    """Prompt tokens that leave place for the output in the model's context."""
-    context = engine.max_model_len
-    return min(context - plan.max_tokens, plan.selection.max_prompt_tokens or context)
-
-
-def known(prompt: TokenPrompt, results: Results) -> bool:
-    """Whether every method of the run has decoded ``prompt`` already."""
-    return set(results.settings["methods"]) <= set(results.outcomes.get(key_of(prompt), {}))
 
 
 def key_of(prompt: TokenPrompt) -> Key:
@@ -125,13 +119,10 @@ def warm_up_machine(engine: ReferenceEngine, plan: Plan) -> dict[str, LiveCosts]
     from decoder.engines.reference.session import Session
 
     length, answer = MACHINE_WARM_UP
-    output: list[int] | None = None
+    prompt, output = [1 + i % 8 for i in range(length)], None
     for method in rotated(plan.methods, 0):
-        session = Session(engine, method)
-        generation = session.generate(
-            [1 + i % 8 for i in range(length)], answer, known=output if method.oracle else None
-        )
-        output = generation.tokens
+        known = output if method.oracle else None
+        output = Session(engine, method).generate(prompt, answer, known=known).tokens
     learned = [m for m in plan.methods if m.policy.kind == "survival" or m.rule is not None]
     return {m.name: LiveCosts(profile(engine, m)) for m in learned}
 
@@ -146,19 +137,19 @@ def open_lane(
     """Prompts and sessions of a dataset: warmed up, and brought to where an earlier run stopped."""
     limit = plan.selection.limit
     usable = list(itertools.islice(prompts, limit + plan.selection.warmup))
-    measured, spare = tuple(usable[:limit]), usable[limit:]
+    measured, spare = usable[:limit], usable[limit:]
     sessions = {m.name: opened(engine, m, costs.get(m.name)) for m in plan.methods}
-    done = [p for p in measured if known(p, results)]
+    done = [p for p in measured if key_of(p) in results.prompts]
     if len(done) < len(measured):
-        plain = next((s for s in sessions.values() if not s.method.cache), None)
-        decoding = plain or next(iter(sessions.values()))
+        fallback = next(iter(sessions.values()))
+        decoding = next((s for s in sessions.values() if not s.method.cache), fallback)
         for prompt in spare:
             tokens = decoding.generate(list(prompt.ids), plan.max_tokens).tokens
             for session in sessions.values():
                 if session is not decoding:
                     remember(session, prompt.ids, tokens, plan.max_tokens)
         for prompt in done:
-            for name, outcome in results.outcomes[key_of(prompt)].items():
+            for name, outcome in results.prompts[key_of(prompt)].outcomes.items():
                 remember(sessions[name], prompt.ids, outcome.tokens, plan.max_tokens)
     return Lane(measured, sessions)
 
@@ -169,8 +160,7 @@ def opened(engine: ReferenceEngine, method: Method, costs: LiveCosts | None) -> 
     from decoder.floor import Floor
 
     served = costs is not None and method.rule is None
-    floor = Floor(method.model != "none") if served else None
-    return Session(engine, method, costs=costs, floor=floor)
+    return Session(engine, method, costs, Floor(method.model != "none") if served else None)
 
 
 def remember(
@@ -200,57 +190,47 @@ def _measure(
     order: Sequence[Method],
     sessions: dict[str, Session],
     plan: Plan,
-    store: Store,
+    results: Results,
     tick: Tick,
 ) -> None:
     """``prompt`` by every method; nothing is kept of one that some method could not decode."""
-    outcomes: list[Outcome] = []
-    output: list[int] | None = None
+    source, outcomes = prompt.prompt, dict[str, Outcome]()
     for method in order:
-        tick(f"{prompt.prompt.dataset}: {method.name}")
+        tick(f"{source.dataset}: {method.name}")
         session = sessions[method.name]
         before = len(session.sink)
+        known = list(outcomes["greedy"].tokens) if method.oracle else None
         try:
-            generation = session.generate(
-                list(prompt.ids), plan.max_tokens, known=output if method.oracle else None
-            )
+            made = session.generate(list(prompt.ids), plan.max_tokens, known=known)
         except HvdError as error:
-            where = f"{prompt.prompt.dataset}: prompt {prompt.prompt.id}"
-            store.problem(f"{where} left out, {method.name} failed: {error}")
+            where = f"{source.dataset}: prompt {source.id}"
+            results.problem(f"{where} left out, {method.name} failed: {error}")
             return
-        if method.name == "greedy":
-            output = generation.tokens
-        found = session.sink[before:]
-        outcomes.append(outcome_of(key_of(prompt), method.name, generation, found))
-    source = prompt.prompt
-    store.prompt(
-        PromptFacts(key_of(prompt), source.family, source.standin_for, len(prompt.ids), prompt.cut)
-    )
-    for outcome in outcomes:
-        store.outcome(outcome)
+        outcomes[method.name] = outcome_of(method.name, made, session.sink[before:])
+    facts = source.family, source.standin_for, len(prompt.ids), prompt.cut
+    results.add(Measured(key_of(prompt), *facts, outcomes))
 
 
-def outcome_of(
-    key: Key, method: str, generation: Generation, events: Sequence[DraftEvent]
-) -> Outcome:
+def outcome_of(method: str, made: Generation, events: Sequence[DraftEvent]) -> Outcome:
     """The record that is kept of one generation, whose cycles had ``events``."""
-    cycles = (
-        Cycle(c.arm, c.cache_len, c.verified, c.accepted, round(c.draft_us, 1),
-              round(c.verify_us, 1))
-        for c in generation.cycles
-    )  # fmt: skip
+    cycles = [
+        Cycle(
+            c.arm, c.cache_len, c.verified, c.accepted, round(c.draft_us, 1), round(c.verify_us, 1)
+        )
+        for c in made.cycles
+    ]
+    drafts = [Labelled(e.predicted, e.accepted, bool(e.censored)) for e in events if e.draft_len]
+    modelled = [
+        Labelled(e.predicted_model, e.model_accepted)
+        for e in events
+        if e.model_accepted is not None
+    ]
     return Outcome(
-        key,
         method,
-        tuple(generation.tokens),
+        tuple(made.tokens),
         tuple(cycles),
-        generation.finish,
-        generation.prefill_us,
-        generation.decode_us,
-        tuple(Labelled(e.predicted, e.accepted, bool(e.censored)) for e in events if e.draft_len),
-        tuple(
-            Labelled(e.predicted_model, e.model_accepted, False)
-            for e in events
-            if e.model_accepted is not None
-        ),
+        made.prefill_us,
+        made.decode_us,
+        tuple(drafts),
+        tuple(modelled),
     )

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from decoder.contracts.errors import HvdError
@@ -96,9 +94,9 @@ def _one(
     from pipelines.bench.decode import run as decode
     from pipelines.bench.metrics import summary
     from pipelines.bench.options import Engine, Options, Selection
-    from pipelines.bench.results import Store
+    from pipelines.bench.results import Results
     from pipelines.bench.serve.prompts import from_workloads
-    from pipelines.bench.stats import rate
+    from pipelines.stats import rate
 
     policies = () if asked.policy is None else (asked.policy,)
     choice = Options(
@@ -119,16 +117,14 @@ def _one(
         notes.append(f"nothing was decoded in {dtype}: the time was over.")
         return None
     plan = decode.Plan(ready.methods, choice.selection, asked.max_tokens, minutes)
-    with tempfile.TemporaryDirectory() as folder:
-        store = Store(Path(folder) / "generations.jsonl", ready.settings)
-        sets = from_workloads(asked.each + 1)
-        results = decode.run(ready.engine, sets, plan, store, say)
+    sets = from_workloads(asked.each + 1)
+    results = decode.run(ready.engine, sets, plan, Results(ready.settings), say)
     if results.interrupted:
         raise KeyboardInterrupt
     if results.out_of_time:
-        notes.append(f"{dtype}: {len(results.whole())} prompts decoded when the time was over.")
+        notes.append(f"{dtype}: {len(results.prompts)} prompts decoded when the time was over.")
     figures = summary(results)
-    outcomes = list(results.whole().values())
+    outcomes = [p.outcomes for p in results.prompts.values()]
     for record in figures["overall"]:
         mine = [by[record["method"]] for by in outcomes]
         record["computed_with_graphs_tok_per_s"] = computed_rate(mine, costs)

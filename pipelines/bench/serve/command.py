@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
-
-if TYPE_CHECKING:
-    from pipelines.prompts import Prompt
 
 out, err = Console(), Console(stderr=True)
 
@@ -73,12 +67,12 @@ def serve(
     from decoder.policy.first import first_policy
     from pipelines.bench.commas import numbers, words
     from pipelines.bench.methods import describe
-    from pipelines.bench.render import table
+    from pipelines.bench.render import complain, table
     from pipelines.bench.serve import run as bench
     from pipelines.bench.serve.plan import Plan
-    from pipelines.bench.serve.prompts import from_workloads
+    from pipelines.bench.serve.prompts import Asked, from_workloads, levels
     from pipelines.bench.serve.setups import setups, variants
-    from pipelines.bench.serve.summary import WIDTH, columns, runs_in, unequal
+    from pipelines.bench.serve.summary import WIDTH, runs_in, shown, unequal
     from pipelines.policy.bundles import load_policy
     from pipelines.serve.command import chosen
 
@@ -94,76 +88,21 @@ def serve(
     compared = setups(words(configs), *lengths, options.drafter, variants(variant or ()))
     at_once = numbers(concurrency, "--concurrency")
     room = max_prompt_tokens - turns * max_tokens * sessions
-    asked = PromptOptions(prompts, words(names), at_once, limit, room, turns * sessions)
-    levels, warm_up = asked.levels(options.model), from_workloads(max(at_once), ["chat"])
+    asked = Asked(prompts, words(names), at_once, limit, room, turns * sessions)
+    problems: list[str] = []
+    put = levels(asked, options.model, problems)
+    complain(err, problems)
+    warm_up = from_workloads(max(at_once), ["chat"])
     decides = describe(first_policy(ANY_SCOPE) if policy is None else load_policy(policy))
     plan = Plan(
-        compared, options, levels, warm_up[0].prompts, max_tokens, rounds, policy, decides,
+        compared, options, put, warm_up[0].prompts, max_tokens, rounds, policy, decides,
         together, sessions,
     )  # fmt: skip
     made = bench.run(plan, as_json, err, fresh=fresh)
-    shown = table("", columns(made["records"]), made["records"])
-    Console(width=max(WIDTH, out.width)).print(shown)
+    records = made["records"]
+    Console(width=max(WIDTH, out.width)).print(table("", shown(records), records))
     differing = unequal(made)
-    _complain(differing)
+    complain(err, differing)
     out.print(f"Report: [bold]{as_json}[/bold]", soft_wrap=True)
-    unproven = differing or made["skipped"] or any(r["failed"] for r in made["records"])
+    unproven = differing or made["skipped"] or any(r["failed"] for r in records)
     raise typer.Exit(1 if check and unproven else 0)
-
-
-@dataclass(frozen=True)
-class PromptOptions:
-    """The prompts that are wanted, of ``room`` tokens at most; ``turns`` 0 are single requests."""
-
-    folder: Path | None
-    names: Sequence[str]
-    concurrency: Sequence[int]
-    limit: int
-    room: int
-    turns: int
-
-    def levels(self, model: str) -> tuple[tuple[int, tuple[Prompt, ...]], ...]:
-        """Each concurrency with its prompts, as long as the tokenizer of ``model`` says.
-
-        Raises:
-            SettingsError: there are too few.
-        """
-        from transformers import AutoTokenizer
-
-        from decoder.contracts.errors import SettingsError
-        from pipelines.bench.serve import prompts
-        from pipelines.prompts import PromptSet, fitting, read_folder
-
-        problems: list[str] = []
-        # with fewer than two each a concurrency is never full for long: the last ones end alone
-        wanted = [max(self.limit, 2 * n if self.turns else 0) for n in self.concurrency]
-        if self.folder is not None:
-            sets = list(read_folder(self.folder, self.names, problems))
-            sets = [prompts.cut(s, self.turns) for s in sets] if self.turns else sets
-        elif self.turns:
-            sets = prompts.sessions(sum(wanted), self.turns, self.names)
-        else:
-            sets = prompts.from_workloads(sum(wanted), self.names)
-        tokenizer = AutoTokenizer.from_pretrained(model)
-
-        def fits(found: PromptSet) -> Iterator[Prompt]:
-            usable = fitting(found, tokenizer, "chat", self.room, "skip", problems.append)
-            return (made.prompt for made in usable)
-
-        hands = prompts.dealt({s.name: fits(s) for s in sets}, wanted)
-        made = tuple(zip(self.concurrency, hands, strict=True))
-        for (at_once, hand), count in zip(made, wanted, strict=True):
-            if len(hand) < count:
-                problems.append(f"only {len(hand)} of {count} prompts for {at_once} at a time.")
-            if len(hand) < max(1, 2 * at_once * bool(self.turns)):
-                raise SettingsError(
-                    f"{len(hand)} prompts for {at_once} at a time are too few: it takes one, of "
-                    f"sessions two for each at a time. {' '.join(problems[:3])}"
-                )
-        _complain(problems)
-        return made
-
-
-def _complain(sentences: Sequence[str]) -> None:
-    for sentence in sentences:
-        err.print(f"[yellow]{escape(sentence)}[/yellow]", highlight=False, soft_wrap=True)

@@ -52,11 +52,6 @@ class Load:
     silence_s: float = REQUEST_SECONDS
 
 
-def name_of(prompt: Prompt) -> str:
-    """A name that no prompt of another dataset has."""
-    return f"{prompt.dataset}:{prompt.id}"
-
-
 def turns(prompt: Prompt) -> list[tuple[Message, ...]]:
     """What is said before each answer: the messages between those of the assistant."""
     found: list[list[Message]] = [[]]
@@ -114,10 +109,9 @@ def _answers(client: httpx.Client, load: Load, prompt: Prompt, began: float) -> 
             error = f"{type(failure).__name__}: {failure}"
         if error is None and not tokens:
             error = "the answer held no token"
-        now = load.clock()
-        first, came = arrivals[0] if arrivals else now, tuple(at - began for at in arrivals)
-        times = first - sent, now - sent
-        yield Reply(name_of(prompt), *times, tuple(tokens), error or "", came, turn)
+        now, came = load.clock(), tuple(at - began for at in arrivals)
+        times = (arrivals or [now])[0] - sent, now - sent
+        yield Reply(f"{prompt.dataset}:{prompt.id}", *times, tuple(tokens), error or "", came, turn)
         if error:
             return
         said.append({"role": "assistant", "content": text})

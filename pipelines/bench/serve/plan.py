@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from decoder.contracts.redacted import told
-from pipelines.bench.serve.load import name_of, turns
+from pipelines.bench.serve.load import turns
 from pipelines.bench.serve.setups import Setup
 from pipelines.bench.serve.slices import SLICE_S
 from pipelines.prompts import Prompt
@@ -63,9 +63,8 @@ class Plan:
             "concurrency": [at_once for at_once, _ in self.levels],
             "max_tokens": self.max_tokens,
             "together": [f"{SLICE_S:g} s", *sorted(names)] if self.together else False,
-            "prompts": [[self._asked(p) for p in level] for _, level in self.levels],
+            "prompts": [
+                [f"{p.dataset}:{p.id}" + f", {len(turns(p))} turns" * self.by_turns for p in level]
+                for _, level in self.levels
+            ],
         }
-
-    def _asked(self, prompt: Prompt) -> str:
-        name = name_of(prompt)
-        return f"{name}, {len(turns(prompt))} turns" if self.by_turns else name

@@ -9,14 +9,15 @@ the same proportions.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
 from decoder.contracts.errors import SettingsError
 from pipelines import workloads
 from pipelines.bench.serve.load import turns
-from pipelines.prompts import Message, Prompt, PromptSet
+from pipelines.prompts import Message, Prompt, PromptSet, fitting, read_folder
 
 FURTHER: Final = (
     "Result of run_tests: 1 failed. Correct what you wrote last and return the whole of it.",
@@ -81,23 +82,71 @@ def _scripted(asks: Sequence[Sequence[Message]]) -> tuple[Message, ...]:
     return tuple(messages[:-1])
 
 
-def dealt(
-    streams: Mapping[str, Iterator[Prompt]], wanted: Sequence[int]
-) -> list[tuple[Prompt, ...]]:
+@dataclass(frozen=True)
+class Asked:
+    """The prompts that are wanted, of ``room`` tokens at most; ``turns`` 0 are single requests."""
+
+    folder: Path | None
+    names: Sequence[str]
+    concurrency: Sequence[int]
+    limit: int
+    room: int
+    turns: int
+
+
+def levels(
+    asked: Asked, model: str, problems: list[str]
+) -> tuple[tuple[int, tuple[Prompt, ...]], ...]:
+    """Each concurrency with its prompts, as long as the tokenizer of ``model`` says.
+
+    What is left out becomes a sentence in ``problems``.
+
+    Raises:
+        SettingsError: there are too few.
+    """
+    from transformers import AutoTokenizer
+
+    # with fewer than two each a concurrency is never full for long: the last ones end alone
+    wanted = [max(asked.limit, 2 * n if asked.turns else 0) for n in asked.concurrency]
+    if asked.folder is not None:
+        sets = list(read_folder(asked.folder, asked.names, problems))
+        sets = [cut(s, asked.turns) for s in sets] if asked.turns else sets
+    elif asked.turns:
+        sets = sessions(sum(wanted), asked.turns, asked.names)
+    else:
+        sets = from_workloads(sum(wanted), asked.names)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+
+    def fits(found: PromptSet) -> Iterator[Prompt]:
+        usable = fitting(found, tokenizer, "chat", asked.room, "skip", problems.append)
+        return (made.prompt for made in usable)
+
+    hands = dealt([fits(found) for found in sets], wanted)
+    for at_once, hand, count in zip(asked.concurrency, hands, wanted, strict=True):
+        if len(hand) < count:
+            problems.append(f"only {len(hand)} of {count} prompts for {at_once} at a time.")
+        if len(hand) < max(1, 2 * at_once * bool(asked.turns)):
+            raise SettingsError(
+                f"{len(hand)} prompts for {at_once} at a time are too few: it takes one, of "
+                f"sessions two for each at a time. {' '.join(problems[:3])}"
+            )
+    return tuple(zip(asked.concurrency, hands, strict=True))
+
+
+def dealt(sets: Sequence[Iterator[Prompt]], wanted: Sequence[int]) -> list[tuple[Prompt, ...]]:
     """Disjoint prompts, as many as ``wanted`` for each concurrency, datasets in turn in each.
 
     A dataset that runs out is passed over from then on.
     """
-    left = dict(streams)
-    hands: list[list[Prompt]] = [[] for _ in wanted]
+    left, hands = list(sets), [list[Prompt]() for _ in wanted]
     while left:
-        for name in list(left):
+        for found in list(left):
             open_to = [h for h, n in zip(hands, wanted, strict=True) if len(h) < n]
             if not open_to:
                 return [tuple(hand) for hand in hands]
-            group = list(itertools.islice(left[name], len(open_to)))
+            group = list(itertools.islice(found, len(open_to)))
             if len(group) < len(open_to):
-                del left[name]
+                left.remove(found)
                 continue
             for hand, prompt in zip(open_to, group, strict=True):
                 hand.append(prompt)

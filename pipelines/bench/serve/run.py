@@ -11,18 +11,18 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from pydantic import TypeAdapter
 from rich.console import Console
-from rich.markup import escape
 
 from decoder.contracts.errors import ProcessError
 from pipelines.bench.journal import Journal
+from pipelines.bench.render import complain
 from pipelines.bench.serve import load
 from pipelines.bench.serve.load import Load
 from pipelines.bench.serve.plan import Plan
@@ -54,30 +54,26 @@ def run(
         SettingsError: ``out`` belongs to another setting, or cannot be written.
         ProcessError: not one server could be measured.
     """
-    kept: list[ServerRun] = []
+    runs: list[ServerRun] = []
+    names, whole = [s.name for s in plan.setups], plan.rounds * len(plan.setups)
 
     def take(record: dict[str, Any]) -> None:
-        kept.append(_RUN.validate_python(record))
+        kept = _RUN.validate_python(record)
+        runs.extend([kept] if kept.setup in names else [])
 
     journal = Journal(out.with_suffix(".runs.jsonl"), CONTRACT, plan.setting(), take, fresh)
-    for problem in journal.problems:
-        console.print(f"[yellow]{escape(problem)}[/yellow]")
-    runs = [r for r in kept if r.setup in {s.name for s in plan.setups}]
+    complain(console, journal.problems)
     done = {(r.round, r.setup) for r in runs}
     skipped = _left_behind(plan, done)
-    groups = list(_groups(plan, done))
-    whole = sum(len(group) for _, group in groups) * plan.requests
-    begun, logs = 0, out.parent / f"{out.stem}-logs"
+    logs = out.parent / f"{out.stem}-logs"
     try:
         with Shown(console) as shown:
-            for number, group in groups:
-                told = Told(shown, f"round {number + 1}/{plan.rounds}", whole, begun)
-                begun += len(group) * plan.requests
+            for number, group in _groups(plan, done):
                 wanted = [setup for setup in group if setup.name not in skipped]
-                found, failed = measure(plan, wanted, number, logs, told, launch)
+                tell = partial(_tell, shown, f"round {number + 1}/{plan.rounds}", Counter(), plan)
+                found, failed = measure(plan, wanted, number, logs, tell, launch)
                 skipped |= failed
-                for name, why in failed.items():
-                    console.print(f"[red]{name} is left out:[/red] {escape(why)}")
+                complain(console, (f"{name} is left out: {why}" for name, why in failed.items()))
                 for one in found:
                     runs.append(one)
                     journal.add(_RUN.dump_python(one, mode="json"))
@@ -85,8 +81,8 @@ def run(
                     said = f"round {number + 1} {one.setup}: {rates} tok/s"
                     console.print(said, highlight=False)
     except KeyboardInterrupt:
-        said = f"stopped after {len(runs)} of {plan.rounds * len(plan.setups)} servers"
-        console.print(f"{said}; the same command goes on from there.", highlight=False)
+        said = f"stopped after {len(runs)} of {whole} servers; the same command goes on from there."
+        console.print(said, highlight=False)
         raise
     finally:
         made = report(plan, runs, skipped)
@@ -97,19 +93,15 @@ def run(
     return made
 
 
-@dataclass
-class Told:
-    """What a person is told of a round: ``done`` of ``whole`` requests are answered."""
+Tell = Callable[[Setup, str, int], None]
+"""Told what a setup's server does, and how many requests it answered since."""
 
-    shown: Shown
-    where: str
-    whole: int
-    done: int
 
-    def step(self, setup: Setup, what: str, answered: int = 0) -> None:
-        """What a setup's server does, and how many requests it answered since."""
-        self.done += answered
-        self.shown.step(f"{self.where} {setup.name}: {what}", self.done, self.whole)
+def _tell(
+    shown: Shown, where: str, done: Counter[str], plan: Plan, setup: Setup, what: str, more: int
+) -> None:
+    done[setup.name] += more
+    shown.step(f"{where} {setup.name}: {what}", done[setup.name], plan.requests)
 
 
 def _groups(plan: Plan, done: set[tuple[int, str]]) -> Iterator[tuple[int, list[Setup]]]:
@@ -130,7 +122,7 @@ def _left_behind(plan: Plan, done: set[tuple[int, str]]) -> dict[str, str]:
 
 
 def measure(
-    plan: Plan, compared: Sequence[Setup], number: int, logs: Path, told: Told, launch: Launch
+    plan: Plan, compared: Sequence[Setup], number: int, logs: Path, tell: Tell, launch: Launch
 ) -> tuple[list[ServerRun], dict[str, str]]:
     """Start servers, warm them up, put every concurrency to each in turn, stop them.
 
@@ -150,12 +142,12 @@ def measure(
     most = max(at_once for at_once, _ in plan.levels)
     with starting(plan, launch) as start:
         for setup in compared:
-            told.step(setup, "starting")
+            tell(setup, "starting", 0)
             began = time.monotonic()
             try:
                 server = start(setup, logs / f"{number + 1}-{setup.name}.log")
                 startup = time.monotonic() - began
-                told.step(setup, "warming up")
+                tell(setup, "warming up", 0)
                 warming = Load(server.url, plan.model, most, WARM_UP_TOKENS)
                 server.check(load.run(warming, plan.warm_up)[1])
             except ProcessError as error:
@@ -168,7 +160,7 @@ def measure(
         for turn, (at_once, prompts) in enumerate(plan.levels, number):
             first = turn % max(len(servers), 1)
             ordered = [*servers[first:], *servers[:first]]
-            for server, measured in _level(plan, ordered, at_once, prompts, told):
+            for server, measured in _level(plan, ordered, at_once, prompts, tell):
                 name = server.setup.name
                 if isinstance(measured, ProcessError):
                     failed[name] = str(measured)
@@ -180,7 +172,7 @@ def measure(
 
 
 def _level(
-    plan: Plan, servers: Sequence[Server], at_once: int, prompts: Sequence[Prompt], told: Told
+    plan: Plan, servers: Sequence[Server], at_once: int, prompts: Sequence[Prompt], tell: Tell
 ) -> Iterator[tuple[Server, Level | ProcessError]]:
     """Put one concurrency to all servers, in slices; of each what was measured, or why nothing."""
     shared = plan.model, at_once, plan.max_tokens, plan.by_turns
@@ -190,7 +182,7 @@ def _level(
     def measured(server: Server, clock: OwnClock) -> Level:
         def done() -> None:
             answered[server.setup.name] += 1
-            told.step(server.setup, f"{at_once} at a time", 1)
+            tell(server.setup, f"{at_once} at a time", 1)
 
         leader = server.child.process.pid
         before, used = server.counters(clock), session_seconds(leader)

@@ -66,10 +66,10 @@ class Setup:
         return None
 
 
-ALIKE: Final = ("HVD_WORKER_ENABLED", "HVD_WORKER_TELEMETRY", "HVD_WORKER_HOLDOUT")
+ALIKE: Final = ("ENABLED", "TELEMETRY", "HOLDOUT")
 """What every server of ours is given, so that nothing but what is asked for differs."""
 _VARIANT: Final = re.compile(
-    r"(?P<name>[\w.-]{1,16}):(?P<changes>HVD_WORKER_[A-Z_]+=[^,]*(, *HVD_WORKER_[A-Z_]+=[^,]*)*)"
+    r"([\w.-]{1,16}):(HVD_WORKER_[A-Z_]+=[^,]*)(, *HVD_WORKER_[A-Z_]+=[^,]*)*"
 )
 
 
@@ -81,18 +81,17 @@ def variants(texts: Sequence[str]) -> tuple[Setup, ...]:
     """
     made = []
     for text in texts:
-        found = _VARIANT.fullmatch(text)
-        if found is None:
+        name, _, said = text.partition(":")
+        changes = dict(part.partition("=")[::2] for part in re.split(r", *", said))
+        asked = {key.removeprefix("HVD_WORKER_"): value for key, value in changes.items()}
+        if not _VARIANT.fullmatch(text) or not asked.keys().isdisjoint(ALIKE):
             raise SettingsError(
                 f"--variant {text!r}: give NAME:HVD_WORKER_...=VALUE, with commas between several "
-                "and in no value, and a name of at most 16 letters."
+                "and in no value, and a name of at most 16 letters. "
+                f"{', '.join(ALIKE)} are the same in every server."
             )
-        changes = dict(part.split("=", 1) for part in re.split(r", *", found["changes"]))
-        if same := [name for name in ALIKE if name in changes]:
-            raise SettingsError(f"--variant {text!r}: {same[0]} is the same in every server.")
-        prefix = len("HVD_WORKER_")
-        WorkerSettings.load(**{name[prefix:].lower(): value for name, value in changes.items()})
-        made.append(Setup(found["name"], "variant", changes=tuple(changes.items())))
+        WorkerSettings.load(**{key.lower(): value for key, value in asked.items()})
+        made.append(Setup(name, "variant", changes=tuple(changes.items())))
     return tuple(made)
 
 

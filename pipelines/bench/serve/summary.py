@@ -11,18 +11,24 @@ from __future__ import annotations
 import itertools
 import platform
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
+from operator import attrgetter
 from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from pipelines import machine
 from pipelines.bench.render import Cell, number
 from pipelines.bench.serve.load import Reply
 from pipelines.bench.serve.plan import Plan
 from pipelines.bench.serve.setups import BASELINES, Setup
-from pipelines.bench.stats import Spent, loops, median, over, percentile, rate, ratio_interval
+from pipelines.stats import Spent, columns, interval, loops, median, over, percentile
 
 GROUPS: Final[dict[str, Callable[[Reply], bool]]] = {
     "all": lambda reply: True,
@@ -128,23 +134,22 @@ def summarise(runs: Sequence[ServerRun], setups: Sequence[Setup]) -> list[dict[s
         }
         for setup in (s for s in setups if s.name in here):
             mine = here[setup.name]
-            others = {m: b for m, b in best.items() if m != setup.method}
-            records.append(
-                {
-                    "configuration": setup.name,
-                    "method": setup.method,
-                    "k": setup.k,
-                    "padded": setup.padded,
-                    "concurrency": concurrency,
-                    "best_of_method": best.get(setup.method) == setup.name,
-                    **_whole(mine, here.get("none", {})),
-                    "groups": {group: figures(mine, group) for group in GROUPS},
-                    "against": {
-                        method: {"configuration": other, **against(mine, here[other])}
-                        for method, other in others.items()
-                    },
-                }
-            )
+            record = {
+                "configuration": setup.name,
+                "method": setup.method,
+                "k": setup.k,
+                "padded": setup.padded,
+                "concurrency": concurrency,
+                "best_of_method": best.get(setup.method) == setup.name,
+                **_whole(mine, here.get("none", {})),
+                "groups": {group: figures(mine, group) for group in GROUPS},
+                "against": {
+                    method: {"configuration": other, **against(mine, here[other])}
+                    for method, other in best.items()
+                    if method != setup.method
+                },
+            }
+            records.append(record)
     return records
 
 
@@ -152,8 +157,7 @@ def _whole(rounds: Rounds, plain: Rounds) -> dict[str, Any]:
     """What the server counts, which knows of no turns, and what all answers have in common."""
     levels = list(rounds.values())
     answered = [r for level in levels for r in level.answered]
-    names = levels[0].counters
-    counted = {name: sum(level.counters[name] for level in levels) for name in names}
+    counted = sum((Counter(level.counters) for level in levels), Counter())
     tokens = sum(v.tokens for v in levels)
     same, compared = equal(rounds, plain)
     rates = [level.rate for level in levels]
@@ -188,7 +192,8 @@ def figures(rounds: Rounds, group: str) -> dict[str, Any]:
     first piece.
     """
     kept = [r for v in rounds.values() for r in v.answered if GROUPS[group](r)]
-    waits = [1e3 * w for r in kept for w in pieces(r)]
+    came = (itertools.pairwise(sorted(set(r.arrivals_s))) for r in kept)
+    waits = [1e3 * (after - before) for pieces in came for before, after in pieces]
     longer = [r for r in kept if len(r.tokens) > 1]
     paces = [1e3 * (r.latency_s - r.ttft_s) / (len(r.tokens) - 1) for r in longer]
     ttft, latency = [r.ttft_s for r in kept], [r.latency_s for r in kept]
@@ -209,12 +214,6 @@ def figures(rounds: Rounds, group: str) -> dict[str, Any]:
     }
 
 
-def pieces(reply: Reply) -> list[float]:
-    """Seconds between the pieces that an answer came in."""
-    came = sorted(set(reply.arrivals_s))
-    return [after - before for before, after in itertools.pairwise(came)]
-
-
 def against(mine: Rounds, theirs: Rounds) -> dict[str, Any]:
     """Ratios of one configuration's rates to another's.
 
@@ -222,43 +221,33 @@ def against(mine: Rounds, theirs: Rounds) -> dict[str, Any]:
     whole ``rate``, by the clock, and ``cpu``, by processor time, which other work on the machine
     disturbs less: medians over rounds, with their range.
     """
-    return {
-        **{group: paired(mine, theirs, group) for group in GROUPS},
-        "rate": _by_round(mine, theirs, lambda level: level.rate),
-        "cpu": _by_round(mine, theirs, lambda level: level.per_cpu_s),
-    }
-
-
-def _by_round(mine: Rounds, theirs: Rounds, of: Callable[[Level], float | None]) -> dict[str, Any]:
-    pairs = [(of(mine[r]), of(theirs[r])) for r in mine if r in theirs]
-    shared = [a / b for a, b in pairs if a and b]
-    span = [min(shared), max(shared)] if shared else None
-    return {"ratio": median(shared), "range": span, "rounds": len(shared)}
+    found = {group: paired(mine, theirs, group) for group in GROUPS}
+    for name, of in (("rate", attrgetter("rate")), ("cpu", attrgetter("per_cpu_s"))):
+        pairs = [(of(mine[r]), of(theirs[r])) for r in mine if r in theirs]
+        shared = [a / b for a, b in pairs if a and b]
+        span = [min(shared), max(shared)] if shared else None
+        found[name] = {"ratio": median(shared), "range": span, "rounds": len(shared)}
+    return found
 
 
 def paired(mine: Rounds, theirs: Rounds, group: str) -> dict[str, Any]:
     """Ratio of tokens a second over the answers of a group that both gave, paired by session."""
     left, right = _by_place(mine), _by_place(theirs)
-    kept = GROUPS[group]
-    both = [p for p in left if p in right and kept(left[p]) and kept(right[p])]
-    sessions = sorted({name for _, name, _ in both})
-    a, b = (
-        [_spent(by_place[p] for p in both if p[1] == name) for name in sessions]
-        for by_place in (left, right)
-    )
-    found = ratio_interval(a, b)
-    interval = None if found is None else list(found)
-    return {"ratio": over(rate(a), rate(b)), "interval": interval, "sessions": len(sessions)}
+    sides: list[Spent] = []
+    for one, other in ((left, right), (right, left)):
+        spent: dict[str, NDArray[np.float64]] = defaultdict(lambda: np.zeros(2))
+        for place in sorted(one.keys() & other.keys()):
+            if GROUPS[group](one[place]) and GROUPS[group](other[place]):
+                spent[place[1]] += len(one[place].tokens), one[place].latency_s
+        sides.append(columns((tokens, took) for tokens, took in spent.values()))
+    between = interval(*sides)
+    ratio = over(*(over(tokens.sum(), time.sum()) for tokens, time in sides))
+    return {"ratio": ratio, "interval": between and [*between], "sessions": len(sides[0][0])}
 
 
 def _by_place(rounds: Rounds) -> dict[tuple[int, str, int], Reply]:
     """Answers by round, session and turn."""
     return {(n, r.prompt, r.turn): r for n, level in rounds.items() for r in level.answered}
-
-
-def _spent(replies: Iterable[Reply]) -> Spent:
-    found = list(replies)
-    return sum(len(r.tokens) for r in found), 1e6 * sum(r.latency_s for r in found)
 
 
 def equal(mine: Rounds, plain: Rounds) -> tuple[int, int]:
@@ -267,15 +256,14 @@ def equal(mine: Rounds, plain: Rounds) -> tuple[int, int]:
     After the first that differs the two sessions say different things, so no later one counts.
     """
     left, right = _by_place(mine), _by_place(plain)
-    same = compared = 0
-    parted: set[tuple[int, str]] = set()
+    same, parted = 0, set[tuple[int, str]]()
     for place in sorted(left.keys() & right.keys()):
         if place[:2] not in parted:
-            compared += 1
-            same += left[place].tokens == right[place].tokens
-            if left[place].tokens != right[place].tokens:
+            if left[place].tokens == right[place].tokens:
+                same += 1
+            else:
                 parted.add(place[:2])
-    return same, compared
+    return same, same + len(parted)
 
 
 def unequal(made: dict[str, Any]) -> list[str]:
@@ -296,25 +284,25 @@ WIDTH: Final = 180
 """Characters that the table takes."""
 
 
-def columns(records: Sequence[dict[str, Any]]) -> dict[str, Cell]:
-    """Of a table of ``records``; a star marks the best of a method, which others are held to.
+def shown(records: Sequence[dict[str, Any]]) -> dict[str, Cell]:
+    """Columns of a table of ``records``; a star marks the best of a method, which others are held
+    to.
 
     ``/suffix`` and the like are ratios to the best of that method with their intervals.
     """
     found = {r["method"] for r in records}
     left_out = set() if "variant" in found else {"hybrid"}
 
-    def star(r: dict[str, Any]) -> str:
-        return str(r["configuration"]) + " *" * bool(r["best_of_method"] and r["k"])
-
-    def against_best(method: str) -> Cell:
-        return lambda r: spread(r["against"].get(method, {}).get("all"))
+    def ratio(r: dict[str, Any], method: str) -> str:
+        one = r["against"].get(method, {}).get("all", {"ratio": None, "interval": None})
+        low, high = one["interval"] or (None, None)
+        return number(one["ratio"]) + (f" ({low:.2f}-{high:.2f})" if low else "")
 
     return {
-        "configuration": star,
+        "configuration": lambda r: r["configuration"] + " *" * bool(r["best_of_method"] and r["k"]),
         "at once": lambda r: str(r["concurrency"]),
         "tok/s": lambda r: number(r["tok_per_s"], 1),
-        **{f"/{m}": against_best(m) for m in BASELINES if m in found - left_out},
+        **{f"/{m}": partial(ratio, method=m) for m in BASELINES if m in found - left_out},
         "cpu/none": lambda r: number(r["against"].get("none", {}).get("cpu", {}).get("ratio")),
         "TTFT s": lambda r: number(r["groups"]["all"]["ttft_p50_s"]),
         "warm": lambda r: number(r["groups"]["warm"]["ttft_p50_s"]),
@@ -323,10 +311,3 @@ def columns(records: Sequence[dict[str, Any]]) -> dict[str, Cell]:
         "acc.": lambda r: number(r["mean_accepted"]),
         "=none": lambda r: f"{r['equal_to_none']}/{r['compared_with_none']}",
     }
-
-
-def spread(found: dict[str, Any] | None) -> str:
-    """A ratio with its interval, where there is one."""
-    said = "-" if found is None else number(found["ratio"])
-    between = found and found["interval"]
-    return f"{said} ({between[0]:.2f}-{between[1]:.2f})" if between else said

@@ -7,7 +7,9 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
+from huggingface_hub import constants
 
 from decoder.contracts.errors import SettingsError
 from pipelines.bench import datasets
@@ -19,43 +21,23 @@ HOTPOT = {
     "context": {"title": ["One", "Two"], "sentences": [["A.", " B."], ["C.", "D."]]},
 }
 
+STATE = {"state_id": "b", "context": ["a.ledger"], "prompts": [{"prompt": "split by person"}]}
+FILES = {"b/a.ledger": "2016 Coffee $2", "distractor_context/x.md": "distractor"}
+SNIPPET = {"identifier": "f", "path": "a.py", "snippet": "def f(): ..."}
+PLACE = {"import_statement": "from a import f", "cropped_code": "x = 1", "file_path": "b.py"}
+ISSUE = {"repo": "django/django", "base_commit": "abc", "problem_statement": "It breaks."}
+TURNS = json.dumps([[{"role": "user", "content": "Is it wet in Rome?"}]])
 ROWS: dict[str, dict[str, Any]] = {
-    "delegate52": {
-        "metadata": {"start_state": "basic_state"},
-        "states": [
-            {
-                "state_id": "basic_state",
-                "context": ["a.ledger"],
-                "prompts": [{"prompt_id": "p", "prompt": "split by person"}],
-            }
-        ],
-        "files": {"basic_state/a.ledger": "2016 Coffee $2", "distractor_context/x.md": "no"},
-    },
+    "delegate52": {"metadata": {"start_state": "b"}, "states": [STATE], "files": FILES},
     "fineedit": {"context": "teh text", "edit_request": "mend the typo", "edit_content": "x"},
-    "repobench": {
-        "context": [{"identifier": "f", "path": "a.py", "snippet": "def f(): ..."}],
-        "import_statement": "from a import f",
-        "cropped_code": "x = 1",
-        "file_path": "b.py",
-        "next_line": "f()",
-    },
-    "swebench_openhands": {
-        "repo": "django/django",
-        "base_commit": "abc",
-        "problem_statement": "It breaks.",
-    },
+    "repobench": {"context": [SNIPPET], **PLACE, "next_line": "f()"},
+    "swebench_openhands": ISSUE,
     "magicoder": {"instruction": "Sort a list.", "response": "..."},
     "mbpp": {"text": "Add two numbers.", "test_list": ["assert add(1, 2) == 3"]},
-    "bfcl": {
-        "functions": json.dumps([{"name": "weather"}]),
-        "turns": json.dumps([[{"role": "user", "content": "Is it wet in Rome?"}]]),
-    },
+    "bfcl": {"functions": json.dumps([{"name": "weather"}]), "turns": TURNS},
     "spider": {"context": "CREATE TABLE t (a)", "question": "How many?", "db_id": "d"},
     "hotpotqa": HOTPOT,
-    "musique": {
-        "paragraphs": [{"idx": 0, "title": "One", "paragraph_text": "A."}],
-        "question": "Who?",
-    },
+    "musique": {"paragraphs": [{"title": "One", "paragraph_text": "A."}], "question": "Who?"},
     "2wikimultihopqa": HOTPOT,
     "infinitebench": {"context": "A whole book.", "input": "Who did it?", "answer": ["me"]},
     "cnn_dailymail": {"article": "Something happened.", "highlights": "x"},
@@ -98,7 +80,7 @@ def test_a_row_of_another_layout_is_named_with_its_fields() -> None:
     found = datasets.prompt_set("mbpp", rows, problems)
     assert found is not None
     assert [p.id for p in found.prompts] == ["mbpp/2"]
-    assert problems[0] == "mbpp row 1 skipped: no field 'text' among prompt."
+    assert problems[0] == "mbpp row 1 skipped: KeyError 'text' among prompt."
     assert problems[1].startswith("mbpp row 3 skipped: ")
 
 
@@ -128,7 +110,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         __spec__=object(),
     )
     monkeypatch.setitem(sys.modules, "datasets", module)
-    monkeypatch.setattr(datasets, "hub_answers", lambda: True)
+    monkeypatch.setattr(httpx, "head", lambda *_, **__: None)
     return held
 
 
@@ -145,18 +127,18 @@ def test_what_cannot_be_fetched_leaves_the_others(hub: dict[str, Any]) -> None:
     found = list(datasets.load(["spider", "nonsense", "alpaca"], 3, problems))
     assert [f.name for f in found] == ["alpaca"]
     assert problems[0].startswith("dataset 'spider' left out: NBAmine/xlangai-spider-with-context")
-    assert "second line" not in problems[0]
-    assert "--prompts" in problems[0]
+    assert "second line" not in problems[0] and "--prompts" in problems[0]
     assert problems[1].startswith("dataset 'nonsense' left out: there are delegate52, ")
 
 
 def test_a_hub_out_of_reach_is_said_once_and_fetched_copies_still_count(
     hub: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from huggingface_hub import constants
+    def unreachable(*_: Any, **__: Any) -> None:
+        raise httpx.ConnectError("no route")
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(datasets, "hub_answers", lambda: False)
+    monkeypatch.setattr(httpx, "head", unreachable)
     hub["tatsu-lab/alpaca"] = [ROWS["alpaca"]]
     problems: list[str] = []
     assert len(list(datasets.load(["alpaca"], 3, problems))) == 1

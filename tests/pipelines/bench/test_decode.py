@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,18 +15,18 @@ from decoder.engines.reference.session import Session
 from decoder.settings import WorkerSettings
 from pipelines.bench import methods
 from pipelines.bench.decode.run import Plan, run
-from pipelines.bench.metrics import differing, summary
+from pipelines.bench.metrics import summary
 from pipelines.bench.options import Selection
-from pipelines.bench.results import Results, Store
+from pipelines.bench.results import Results
 from pipelines.prompts import Prompt, PromptSet
 from tests.engines.tiny import VOCABULARY, learned_policy, tiny_engine
 
 WORDS = "abcdefghijkl"
-ALL = [
+ALL = (
     "greedy", "eagle3", "eagle3-tree", "suffix", "frequency:1", "arctic", "hybrid",
     "hybrid-tree", "oracle",
-]  # fmt: skip
-POLICIES = {methods.SHIPPED: learned_policy()}
+)  # fmt: skip
+POLICIES = {methods.SHIPPED: learned_policy(), "paper": replace(learned_policy(), threshold=6.0)}
 
 
 class WordTokenizer:
@@ -68,88 +67,78 @@ SETS = [
 
 def decoded(
     engine: ReferenceEngine,
-    tmp_path: Path,
-    wanted: list[str],
+    wanted: tuple[str, ...],
     sets: list[PromptSet] = SETS,
+    path: Path | None = None,
     seen: list[str] | None = None,
-    minutes: float | None = None,
-    **plan: Any,
+    **selected: Any,
 ) -> Results:
     made = methods.build(wanted, POLICIES, has_drafter=True, model_len=4)
-    selection = Selection(**plan)
-    settings = {"methods": wanted, "templates": list(selection.templates)}
-    store = Store(tmp_path / "generations.jsonl", settings)
-    ticks = seen if seen is not None else []
-    return run(engine, sets, Plan(made, selection, 40, minutes), store, ticks.append)
+    minutes, selection = selected.pop("minutes", None), Selection(**selected)
+    results = Results({"methods": list(wanted), "templates": [*selection.templates]}, path)
+    plan = Plan(made, selection, 40, minutes)
+    return run(engine, sets, plan, results, ([] if seen is None else seen).append)
 
 
-def test_every_method_gives_greedys_output_on_every_prompt(
+def test_every_method_gives_greedys_output_on_every_prompt_and_all_is_kept(
     engine: ReferenceEngine, tmp_path: Path
 ) -> None:
-    found = decoded(engine, tmp_path, ALL, limit=3)
-    assert len(found.whole()) == 5
-    assert differing(found) == []
-    made = summary(found)["records"]
-    assert Counter(r["dataset"] for r in made) == {"one": len(ALL), "two": len(ALL)}
-    assert all(r["exact"] and r["tokens"] for r in made)
-    by_method = {r["method"]: r for r in made if r["dataset"] == "one"}
+    found = decoded(engine, ALL, path=tmp_path / "kept.jsonl", limit=3)
+    assert len(found.prompts) == 5
+    made = summary(found)
+    assert made["differing"] == []
+    assert all(r["exact"] and r["tokens"] for r in made["records"])
+    by_method = {r["method"]: r for r in made["records"] if r["dataset"] == "one"}
     assert by_method["greedy"]["cycles_per_1k"] == pytest.approx(1000.0)
     assert by_method["eagle3"]["model_share"] > 0.9
-    assert by_method["suffix"]["cache_share"] > 0
-    assert by_method["suffix"]["drafts"] > 0
-    kept = [o for by in found.whole().values() for o in by.values() if o.method != "oracle"]
-    for outcome in kept:
-        assert len(outcome.drafts) == sum(c.cache_len > 0 for c in outcome.cycles)
+    assert by_method["suffix"]["cache_share"] > 0 and by_method["suffix"]["drafts"] > 0
+    for outcome in (o for p in found.prompts.values() for o in p.outcomes.values()):
         verified = sum(c.arm == "model" and c.verified > 0 for c in outcome.cycles)
-        assert len(outcome.model_drafts) == verified
+        if outcome.method != "oracle":
+            assert len(outcome.drafts) == sum(c.cache_len > 0 for c in outcome.cycles)
+            assert len(outcome.model_drafts) == verified
     for single in ("eagle3", "suffix"):
         assert by_method["oracle"]["cycles_per_1k"] <= by_method[single]["cycles_per_1k"]
-    again = Store(tmp_path / "generations.jsonl", found.settings).results
-    assert again.whole() == found.whole()
+    assert Results(found.settings, tmp_path / "kept.jsonl").prompts == found.prompts
 
 
-def test_methods_take_turns_and_datasets_do_as_well(
-    engine: ReferenceEngine, tmp_path: Path
-) -> None:
+def test_methods_take_turns_and_datasets_do_as_well(engine: ReferenceEngine) -> None:
     seen: list[str] = []
-    decoded(engine, tmp_path, ["greedy", "suffix"], seen=seen, limit=2, warmup=0)
+    decoded(engine, ("greedy", "suffix"), seen=seen, limit=2, warmup=0)
     assert seen == [
         "one: greedy", "one: suffix", "two: suffix", "two: greedy",
         "one: suffix", "one: greedy", "two: greedy", "two: suffix",
     ]  # fmt: skip
 
 
-def test_warm_up_prompts_fill_the_caches_and_are_not_measured(
-    engine: ReferenceEngine, tmp_path: Path
-) -> None:
+def test_warm_up_prompts_fill_the_caches_and_are_not_measured(engine: ReferenceEngine) -> None:
     """The spare prompt is the measured one again: warmed up, its output is in the cache."""
     twins = [prompts_of("one", "abcdefgh", "abcdefgh")]
-    cold = decoded(engine, tmp_path / "cold", ["greedy", "suffix"], twins, limit=1, warmup=0)
-    warm = decoded(engine, tmp_path / "warm", ["greedy", "suffix"], twins, limit=1, warmup=1)
-    assert len(warm.whole()) == 1
-    cycles = [len(f.whole()["one", "chat", "one/0"]["suffix"].cycles) for f in (cold, warm)]
-    assert cycles[1] < cycles[0]
+    runs = [decoded(engine, ("greedy", "suffix"), twins, limit=1, warmup=n) for n in (0, 1)]
+    cold, warm = ([*each.prompts.values()] for each in runs)
+    assert len(warm) == 1
+    assert len(warm[0].outcomes["suffix"].cycles) < len(cold[0].outcomes["suffix"].cycles)
 
 
 def test_a_prompt_that_does_not_fit_is_named_and_the_next_one_taken(
-    engine: ReferenceEngine, tmp_path: Path
+    engine: ReferenceEngine,
 ) -> None:
     sets = [prompts_of("one", "ab" * 200, "abc", "xyz")]
-    found = decoded(engine, tmp_path, ["greedy"], sets, limit=2, warmup=0)
-    assert [key[2] for key in found.whole()] == ["one/1", "one/2"]
+    found = decoded(engine, ("greedy",), sets, limit=2, warmup=0)
+    assert [key.prompt for key in found.prompts] == ["one/1", "one/2"]
     assert found.problems == [
         "one: prompt one/0 skipped: its 402 tokens are more than the 120 there is room for."
     ]
-    cut = decoded(
-        engine, tmp_path / "cut", ["greedy"], sets, limit=1, warmup=0, too_long="truncate",
-        max_prompt_tokens=20,
-    )  # fmt: skip
-    facts = cut.prompts["one", "chat", "one/0"]
-    assert (facts.tokens, facts.cut) == (20, 382)
+    asked: dict[str, Any] = {"too_long": "truncate", "max_prompt_tokens": 20, "template": "both"}
+    cut = decoded(engine, ("greedy",), sets, limit=1, warmup=0, **asked)
+    assert [(p.key.template, p.tokens, p.cut) for p in cut.prompts.values()] == [
+        ("chat", 20, 382), ("none", 20, 380),
+    ]  # fmt: skip
+    assert {r["template"] for r in summary(cut)["records"]} == {"chat", "none"}
 
 
 def test_a_prompt_one_method_fails_on_is_left_out_for_all(
-    engine: ReferenceEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: ReferenceEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = Session.generate
 
@@ -159,89 +148,67 @@ def test_a_prompt_one_method_fails_on_is_left_out_for_all(
         return real(self, prompt, *rest, **named)
 
     monkeypatch.setattr(Session, "generate", failing)
-    found = decoded(engine, tmp_path, ["greedy", "suffix"], SETS[:1], limit=3, warmup=0)
-    assert [key[2] for key in found.outcomes] == ["one/0", "one/2"]
+    found = decoded(engine, ("greedy", "suffix"), SETS[:1], limit=3, warmup=0)
+    assert [key.prompt for key in found.prompts] == ["one/0", "one/2"]
     assert found.problems == ["one: prompt one/1 left out, suffix failed: no"]
 
 
 def test_ctrl_c_keeps_what_is_there_and_the_next_run_goes_on(
     engine: ReferenceEngine, tmp_path: Path
 ) -> None:
-    wanted = ["greedy", "suffix", "hybrid"]
-    whole = decoded(engine, tmp_path / "whole", wanted, limit=2, warmup=1)
-    asked: list[str] = []
+    wanted, path = ("greedy", "suffix", "hybrid"), tmp_path / "kept.jsonl"
+    whole = decoded(engine, wanted, limit=2)
 
     class Stopping(list[str]):
         def append(self, what: str) -> None:
-            asked.append(what)
-            if len(asked) == 8:  # in the middle of the third prompt
+            super().append(what)
+            if len(self) == 8:  # in the middle of the third prompt
                 raise KeyboardInterrupt
 
-    first = decoded(engine, tmp_path, wanted, seen=Stopping(), limit=2, warmup=1)
-    assert first.interrupted
-    assert len(first.whole()) == 2
+    first = decoded(engine, wanted, path=path, seen=Stopping(), limit=2)
+    assert first.interrupted and len(first.prompts) == 2
     seen: list[str] = []
-    second = decoded(engine, tmp_path, wanted, seen=seen, limit=2, warmup=1)
-    assert not second.interrupted
-    assert len(seen) == 6
-    for key, by_method in whole.whole().items():
-        for name, outcome in by_method.items():
-            again = second.whole()[key][name]
-            assert again.tokens == outcome.tokens
-            if name == "suffix":
-                assert [c.cache_len for c in again.cycles] == [
-                    c.cache_len for c in outcome.cycles
-                ], "the resumed session's cache is not what it would have been"
+    second = decoded(engine, wanted, path=path, seen=seen, limit=2)
+    assert not second.interrupted and len(seen) == 6
+    for key, prompt in whole.prompts.items():
+        again = second.prompts[key].outcomes
+        assert {n: o.tokens for n, o in prompt.outcomes.items()} == {
+            n: o.tokens for n, o in again.items()
+        }
+        lengths = ([c.cache_len for c in o["suffix"].cycles] for o in (prompt.outcomes, again))
+        assert next(lengths) == next(lengths), "the resumed cache is not what it would have been"
 
 
-def test_time_that_is_up_ends_the_run_between_prompts(
-    engine: ReferenceEngine, tmp_path: Path
-) -> None:
-    found = decoded(engine, tmp_path, ["greedy"], limit=2, minutes=1e-9)
-    assert found.whole() == {}
-    assert found.out_of_time
-    assert not found.interrupted
+def test_time_that_is_up_ends_the_run_between_prompts(engine: ReferenceEngine) -> None:
+    found = decoded(engine, ("greedy",), limit=2, minutes=1e-9)
+    assert (found.prompts, found.out_of_time, found.interrupted) == ({}, True, False)
 
 
-def test_templates_are_measured_beside_each_other(engine: ReferenceEngine, tmp_path: Path) -> None:
-    found = decoded(engine, tmp_path, ["greedy"], limit=1, template="both")
-    tokens = {f.key[:2]: f.tokens for f in found.prompts.values()}
-    assert tokens["one", "chat"] == tokens["one", "none"] + 2
-    assert {r["template"] for r in summary(found)["records"]} == {"chat", "none"}
-
-
-def test_names_of_methods_carry_their_parameters() -> None:
-    paper = replace(learned_policy(), threshold=6.0)
-    policies = {**POLICIES, "paper": paper}
-    made = methods.build(
-        ["frequency:4.5", "arctic", "arctic:3", "hybrid:paper", "hybrid:1.5"],
-        policies, has_drafter=True, model_len=4,
-    )  # fmt: skip
-    assert [m.name for m in made][:3] == ["frequency:4.5", "arctic", "arctic:3"]
-    assert [m.policy.threshold for m in made] == [4.5, 4, 3, 6, 1.5]
-
-
-def test_baselines_are_shown_the_papers_drafts_and_the_hybrid_the_workers() -> None:
+def test_names_carry_parameters_and_baselines_are_shown_the_papers_drafts() -> None:
+    wanted = ("suffix", "frequency:4.5@0.5", "arctic", "arctic:3", "hybrid", "hybrid:paper@2")
+    made = methods.build(wanted, POLICIES, has_drafter=True, model_len=4)
+    assert tuple(m.name for m in made) == wanted
+    assert [m.policy.threshold for m in made] == [
+        0, 4.5, 4, 3, POLICIES[""].threshold, 6,
+    ]  # fmt: skip
     worker = WorkerSettings(suffix_max_factor=3.0)
-    names = ["suffix", "frequency", "arctic", "hybrid", "suffix@4", "frequency:4@0.5"]
-    made = methods.build(names, POLICIES, has_drafter=True, model_len=4)
-    factors = [m.drafting(worker).suffix_max_factor for m in made]
-    assert factors == [1.0, 1.0, 1.0, 3.0, 4.0, 0.5]
-    assert [m.name for m in made] == names
-    assert made[-1].policy.threshold == 4.0
+    assert [m.drafting(worker).suffix_max_factor for m in made] == [1.0, 0.5, 1.0, 1.0, 3.0, 2.0]
+    assert methods.build(["eagle3:2"], {}, True, 4)[0].model_limit == 2
+    assert methods.names("suffix,oracle,suffix") == ("greedy", "suffix", "oracle")
+    files = methods.policy_files(["a.safetensors", "paper=b=c"])
+    assert files == {"": Path("a.safetensors"), "paper": Path("b=c")}
 
 
 @pytest.mark.parametrize(
     ("wanted", "has_drafter", "error", "said"),
     [
         ("greedy,gredy,frequency:3", True, SettingsError, "no method gredy: there are greedy, "),
-        ("frequency:many", True, SettingsError, "'many' is neither a number"),
-        ("frequency:many@2", True, SettingsError, "'many' is neither a number"),
+        ("frequency:many@2", True, SettingsError, "'frequency:many@2': behind ':'"),
+        ("hybrid:paper", True, SettingsError, "a label of --policy"),
         ("suffix@0", True, SettingsError, "is no factor above 0"),
-        ("suffix@nan", True, SettingsError, "is no factor above 0"),
-        ("suffix@1000", True, SettingsError, "is no factor above 0"),
+        ("suffix@nan", True, SettingsError, "behind '@' the factor"),
         ("greedy,eagle3,frequency", False, ModelError, "eagle3, frequency need a drafter"),
-        (" , ", True, SettingsError, "names none"),
+        (" , ", True, SettingsError, "no method was named"),
     ],
 )
 def test_what_cannot_be_a_method_is_said_in_a_sentence(
@@ -249,10 +216,3 @@ def test_what_cannot_be_a_method_is_said_in_a_sentence(
 ) -> None:
     with pytest.raises(error, match=said):
         methods.build(methods.names(wanted), {}, has_drafter, 4)
-
-
-def test_names_come_once_and_greedy_where_an_oracle_needs_it() -> None:
-    assert methods.names("suffix@2,frequency:4@2") == ["suffix@2", "frequency:4@2"]
-    assert methods.names("suffix,oracle,suffix") == ["greedy", "suffix", "oracle"]
-    files = methods.policy_files(["a.safetensors", "paper=b=c"])
-    assert files == {"": Path("a.safetensors"), "paper": Path("b=c")}

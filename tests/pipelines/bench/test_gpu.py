@@ -22,9 +22,9 @@ from pipelines.bench.gpu import costs as gpu_costs
 from pipelines.bench.gpu import decode as gpu_decode
 from pipelines.bench.gpu import run as gpu
 from pipelines.bench.gpu.model import Target, View, random_cache, random_model, rotation, tree_bias
-from pipelines.bench.gpu.shapes import EMBEDDED, PAPER, TINY, Shape, named
-from pipelines.bench.gpu.steps import TREE_TOKENS, prepared
-from pipelines.bench.results import Cycle, Key, Outcome
+from pipelines.bench.gpu.shapes import EMBEDDED, PAPER, TINY, Shape
+from pipelines.bench.gpu.steps import prepared
+from pipelines.bench.results import Cycle, Outcome
 from pipelines.workloads import WORKLOADS
 
 CPU, QWEN3, LLAMA = torch.device("cpu"), *TINY
@@ -107,12 +107,6 @@ def test_sizes_are_those_of_the_model(shape: Shape) -> None:
     assert held == 10 * TINY[0].kv_values
 
 
-def test_the_papers_targets_have_their_published_sizes() -> None:
-    sizes = {s.name: round(s.parameters / 1e9, 1) for s in PAPER}
-    assert sizes == {"Qwen3-8B": 8.2, "Qwen3-4B": 4.0, "Llama-3.1-8B": 8.0}
-    assert round(EMBEDDED.parameters / 1e6) == 134  # norms left out
-
-
 def test_random_states_neither_vanish_nor_explode() -> None:
     target, head = random_model(replace(QWEN3, layers=12), CPU, torch.float32)
     bench = prepared(target, head, 2, 16, 4)
@@ -120,17 +114,6 @@ def test_random_states_neither_vanish_nor_explode() -> None:
         view = chain(target.shape, 16, 4)
         logits = target(torch.randint(256, (2, 4)), view, bench.caches)
     assert 0.1 < float(logits.std()) < 10
-
-
-@torch.inference_mode()
-def test_every_step_runs_and_gives_tokens_for_the_whole_batch() -> None:
-    target, head = random_model(LLAMA, CPU, torch.float32)
-    bench = prepared(target, head, 2, 16, 4)
-    assert bench.verify(4)().shape == (2, 4)
-    assert bench.verify_tree()().shape == (2, 1 + TREE_TOKENS)
-    assert bench.draft(0)().shape == (2, 1, LLAMA.hidden)
-    assert bench.draft(3)().shape == (2, 1)
-    assert bench.draft_tree()().shape == (2, TREE_TOKENS)
 
 
 @torch.inference_mode()
@@ -198,7 +181,7 @@ def test_what_does_not_fit_into_memory_is_left_out_and_the_rest_goes_on(
 def outcome(method: str, *cycles: tuple[str, int, int]) -> Outcome:
     made = tuple(Cycle(arm, 0, verified, accepted, 0, 0) for arm, verified, accepted in cycles)
     tokens = 1 + sum(1 + accepted for _, _, accepted in cycles)
-    return Outcome(Key("d", "chat", "p"), method, tuple(range(tokens)), made, "length", 0.0, 1.0)
+    return Outcome(method, tuple(range(tokens)), made, 0.0, 1.0)
 
 
 def test_speed_with_graphs_is_computed_from_counted_cycles_and_measured_costs() -> None:
@@ -299,22 +282,7 @@ def test_decoding_stops_when_the_time_is_over(
     assert found["runs"][0]["prompts"] == 2
 
 
-def test_a_model_that_is_not_there_is_said(tmp_path: Path) -> None:
-    found = gpu_decode.run(
-        decode((str(tmp_path / "nothing"), "none"), "greedy"), [], time.monotonic() + 9, print
-    )
-    assert found["runs"] == []
-    assert "nothing was decoded in float32" in found["notes"][0]
-
-
 # --- what a person asks for
-
-
-def test_shapes_are_named_alone_or_by_group() -> None:
-    assert named("paper") == PAPER
-    assert named("Qwen3-4B, tiny") == (PAPER[1], *TINY)
-    with pytest.raises(ValueError, match=r"gpt.*paper"):
-        named("gpt")
 
 
 @pytest.mark.parametrize(
@@ -330,12 +298,6 @@ def test_shapes_are_named_alone_or_by_group() -> None:
 def test_what_cannot_be_measured_is_said(change: dict[str, str], words: str) -> None:
     with pytest.raises(SettingsError, match=words):
         gpu.run(replace(gpu.Options(device="cpu", shapes="tiny"), **change))
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_it_says_how_to_try_it() -> None:
-    with pytest.raises(SettingsError, match="--device cpu --shapes tiny"):
-        gpu.run(gpu.Options())
 
 
 def test_the_report_is_whole_and_needs_torch_alone(tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipelines.replay.baseline import Spent, against_best, interval
+from pipelines.replay.baseline import against_best
+from pipelines.stats import Spent, interval
 
 
 def spent(tokens: list[float], time: list[float]) -> Spent:

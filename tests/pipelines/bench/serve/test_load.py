@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from decoder.contracts.errors import SettingsError
 from pipelines.bench.serve.load import Load, body, chunks, run, turns
-from pipelines.bench.serve.prompts import cut, dealt, from_workloads, sessions
+from pipelines.bench.serve.prompts import cut, dealt, sessions
 from pipelines.bench.serve.server import parse, session_seconds
 from pipelines.prompts import Prompt, PromptSet
 from pipelines.workloads import WORKLOADS
@@ -27,7 +26,7 @@ def words(prompt: Prompt) -> list[list[str]]:
 def test_every_concurrency_gets_the_same_mix_and_no_prompt_twice(
     wanted: tuple[int, ...], left: int
 ) -> None:
-    sets = {name: iter([asked(f"{name}{i}", name) for i in range(left)]) for name in "ab"}
+    sets = [iter([asked(f"{name}{i}", name) for i in range(left)]) for name in "ab"]
     hands = dealt(sets, wanted)
     assert [len(hand) for hand in hands] == list(wanted)
     for hand in hands:
@@ -37,17 +36,9 @@ def test_every_concurrency_gets_the_same_mix_and_no_prompt_twice(
 
 
 def test_a_dataset_that_runs_out_is_passed_over() -> None:
-    sets = {"a": iter([asked("a0", "a")]), "b": iter([asked(f"b{i}", "b") for i in range(9)])}
+    sets = [iter([asked("a0", "a")]), iter([asked(f"b{i}", "b") for i in range(9)])]
     assert [p.id for p in dealt(sets, [3])[0]] == ["a0", "b0", "b1"]
-    assert dealt({"a": iter([asked("a0")])}, [3]) == [(asked("a0"),)]
-
-
-def test_the_projects_own_prompts_serve_where_no_folder_is_named() -> None:
-    (tools,) = from_workloads(3, ["tools"])
-    assert (tools.name, len(tools.prompts)) == ("tools", 3)
-    for unknown in (lambda: from_workloads(3, ["toolz"]), lambda: sessions(1, 1, ["toolz"])):
-        with pytest.raises(SettingsError, match=r"toolz: choose from"):
-            unknown()
+    assert dealt([iter([asked("a0")])], [3]) == [(asked("a0"),)]
 
 
 def test_a_turn_is_what_is_said_between_two_answers() -> None:
@@ -119,11 +110,8 @@ def test_as_many_requests_as_asked_for_are_under_way_at_a_time() -> None:
     assert 0 < max(r.ttft_s for r in replies) <= max(r.latency_s for r in replies) <= wall
     timed = {s for r in by_another for s in (r.ttft_s, r.latency_s, *r.arrivals_s)}
     assert (stood, timed) == (0.0, {0.0}), "all by the clock given"
-
-
-def test_a_server_that_is_not_there_is_an_error_in_the_reply() -> None:
-    _, (reply,) = run(Load("http://127.0.0.1:9", "m", 1, 1), [asked("a")])
-    assert "ConnectError" in reply.error and reply.tokens == ()
+    _, (reply,) = run(Load(url, "m", 1, 1), [asked("a")])
+    assert "ConnectError" in reply.error and reply.tokens == (), "the server has gone"
 
 
 def test_counters_of_all_engines_are_added_up_and_absent_ones_are_zero() -> None:

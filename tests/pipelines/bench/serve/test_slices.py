@@ -117,16 +117,6 @@ def test_what_goes_wrong_with_one_is_told_and_the_others_go_on(servers: list[int
     assert not any(state == STOPPED for group in servers for state in states(group))
 
 
-def test_ctrl_c_leaves_nobody_stopped(servers: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(slices, "wait", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        in_slices({g: Work(lambda clock: time.sleep(0.1), int) for g in servers}, 0.05)
-    assert not any(state == STOPPED for group in servers for state in states(group))
-
-
 def test_a_benchmark_that_is_killed_leaves_nobody_stopped(servers: list[int]) -> None:
     script = (
         "import sys, time\n"

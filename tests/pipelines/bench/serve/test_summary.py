@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -15,11 +16,10 @@ from pipelines.bench.serve.summary import (
     WIDTH,
     Level,
     ServerRun,
-    columns,
     equal,
     figures,
     paired,
-    pieces,
+    shown,
     summarise,
 )
 from tests.pipelines.bench.serve import served
@@ -38,32 +38,30 @@ def level(*replies: Reply, cpu_s: float = 4.0) -> Level:
     return served.level(*replies, wall_s=sum(r.latency_s for r in replies), cpu_s=cpu_s)
 
 
-def lone(rate: float, tokens: tuple[int, ...] = (1, 2), concurrency: int = 1) -> Level:
-    one = Reply("d:a", 0.5, 1.5, tokens)
-    return served.level(one, wall_s=len(tokens) / rate, cpu_s=40.0 / rate, concurrency=concurrency)
+def run(setup: Setup, number: int, seconds: float) -> ServerRun:
+    measured = level(reply("d:a", 0, seconds), reply("d:b", 0, seconds), cpu_s=seconds)
+    return ServerRun(number, setup.name, 1.0, (measured,))
 
 
-def page(records: list[dict[str, object]]) -> str:
+def page(records: list[dict[str, Any]]) -> str:
+    json.dumps(records, allow_nan=False)
     console = Console(file=io.StringIO(), width=WIDTH)
-    console.print(table("", columns(records), records))
+    console.print(table("", shown(records), records))
     return console.file.getvalue()
 
 
-def test_pieces_are_what_came_at_one_time() -> None:
-    assert pieces(Reply("a", 1.0, 3.0, (1, 2, 3, 4), "", (1.0, 1.5, 1.5, 3.0))) == [0.5, 1.5]
-    assert pieces(Reply("a", 1.0, 1.0, (1,), "", (1.0,))) == []
-
-
-def test_first_turns_are_told_apart_from_warm_ones() -> None:
+def test_first_turns_are_told_apart_from_warm_ones_and_pieces_are_what_came_at_one_time() -> None:
     rounds = {0: level(reply("d:a", 0, 4.0), reply("d:a", 1, 2.0), reply("d:b", 0, 6.0))}
     first, warm = figures(rounds, "first"), figures(rounds, "warm")
     assert (first["answers"], warm["answers"]) == (2, 1)
     assert (first["ttft_p50_s"], warm["ttft_p50_s"]) == (2.5, 1.0)
     assert (first["tok_per_s_each"], warm["tok_per_s_each"]) == (0.4, 1.0)
     assert warm["ms_per_token_p50"] == warm["piece_ms_p99"] == 1000
-    assert warm["tokens_per_piece"] == 1.0
     nothing = figures({0: level(reply("d:a", 0, 1.0))}, "warm")
     assert {v for k, v in nothing.items() if k not in ("answers", "tokens")} == {None}
+    uneven = Reply("d:a", 1.0, 3.0, (1, 2, 3, 4), "", (1.0, 1.5, 1.5, 3.0))
+    found = figures({0: served.level(uneven, wall_s=3.0)}, "all")
+    assert (found["piece_ms_p50"], found["tokens_per_piece"]) == (1000, 4 / 3)
 
 
 def test_ratios_pair_sessions_and_leave_out_what_only_one_side_answered() -> None:
@@ -71,17 +69,14 @@ def test_ratios_pair_sessions_and_leave_out_what_only_one_side_answered() -> Non
     failed = Reply("d:a", 0.1, 0.1, (), "HTTP 400", turn=1)
     theirs = {0: level(reply("d:a", 0, 2.0), failed, reply("d:b", 0, 2.0))}
     found = paired(mine, theirs, "all")
-    assert found["sessions"] == 2
-    assert found["ratio"] == pytest.approx((4 / 3) / (4 / 4))
-    low, high = found["interval"]
-    assert (low, high) == (pytest.approx(1.0), pytest.approx(2.0)), "either session alone"
+    assert (found["sessions"], found["ratio"]) == (2, pytest.approx((4 / 3) / (4 / 4)))
+    assert found["interval"] == pytest.approx([1.0, 2.0]), "either session alone"
     assert paired(mine, theirs, "warm") == {"ratio": None, "interval": None, "sessions": 0}
 
 
 def test_rounds_of_one_session_are_one_thing_to_resample() -> None:
     mine = {r: level(reply("d:a", 0, 1.0 + r)) for r in range(5)}
-    theirs = {r: level(reply("d:a", 0, 2.0 + r)) for r in range(5)}
-    found = paired(mine, theirs, "all")
+    found = paired(mine, {r: level(reply("d:a", 0, 2.0 + r)) for r in range(5)}, "all")
     assert (found["sessions"], found["interval"]) == (1, None)
 
 
@@ -100,41 +95,27 @@ def test_after_the_first_difference_a_session_is_compared_no_more() -> None:
     assert equal(plain, plain) == (4, 4)
 
 
-def run(setup: Setup, number: int, seconds: float) -> ServerRun:
-    measured = level(reply("d:a", 0, seconds), reply("d:b", 0, seconds), cpu_s=seconds)
-    return ServerRun(number, setup.name, 1.0, (measured,))
-
-
 def test_each_is_held_to_the_best_of_every_other_method() -> None:
     slow = Setup("suffix-k64", "suffix", 64)
     took = {NONE: 8.0, SUFFIX: 4.0, slow: 5.0, EAGLE3: 6.0, HYBRID: 2.0}
     # the second round's machine is half as fast
-    runs = [
-        run(setup, number, seconds * (1 + number))
-        for number in range(2)
-        for setup, seconds in took.items()
-    ]
+    runs = [run(setup, n, seconds * (1 + n)) for n in range(2) for setup, seconds in took.items()]
     records = {r["configuration"]: r for r in summarise(runs, list(took))}
     to = records["hybrid"]["against"]
-    assert {m: t["configuration"] for m, t in to.items()} == {
-        "none": "none", "suffix": "suffix-k8", "eagle3": "eagle3-k3",
-    }  # fmt: skip
-    assert [to[m]["all"]["ratio"] for m in ("none", "suffix", "eagle3")] == pytest.approx([4, 2, 3])
+    best = {"none": "none", "suffix": "suffix-k8", "eagle3": "eagle3-k3"}
+    assert {m: t["configuration"] for m, t in to.items()} == best
+    assert [to[m]["all"]["ratio"] for m in best] == pytest.approx([4, 2, 3])
     assert to["suffix"]["cpu"] == {"ratio": 2.0, "range": [2.0, 2.0], "rounds": 2}
     assert "suffix" not in records["suffix-k8"]["against"]
-    assert [n for n, r in records.items() if r["best_of_method"]] == [
-        "none", "suffix-k8", "eagle3-k3", "hybrid",
-    ]  # fmt: skip
-    hybrid = records["hybrid"]
-    assert (hybrid["sessions"], hybrid["answers"], hybrid["tokens"]) == (4, 4, 8)
-    assert hybrid["tok_per_s"] == pytest.approx((4 / 4.0 + 4 / 8.0) / 2)
-    assert (hybrid["mean_accepted"], hybrid["mean_drafted"]) == (0.5, 4)
-    assert hybrid["steps_per_1k"] == 750
-    assert hybrid["groups"]["all"]["latency_p50_s"] == 3.0
-    assert hybrid["cycles_per_1k"] == 750
-    assert hybrid["prompt_tokens_cached_share"] == 0.25
-    shown = page([*records.values()])
-    assert "suffix-k8 *" in shown and "2.00 (2.00-2.00)" in shown
+    assert [n for n, r in records.items() if r["best_of_method"]] == [*best.values(), "hybrid"]
+    expected = {
+        "sessions": 4, "answers": 4, "tokens": 8, "tok_per_s": (4 / 4.0 + 4 / 8.0) / 2,
+        "mean_accepted": 0.5, "mean_drafted": 4, "steps_per_1k": 750, "cycles_per_1k": 750,
+        "prompt_tokens_cached_share": 0.25,
+    }  # fmt: skip
+    assert {k: records["hybrid"][k] for k in expected} == pytest.approx(expected)
+    told = page([*records.values()])
+    assert "suffix-k8 *" in told and "2.00 (2.00-2.00)" in told
 
 
 def test_a_variant_is_held_to_the_hybrid_and_nobody_to_it() -> None:
@@ -144,23 +125,15 @@ def test_a_variant_is_held_to_the_hybrid_and_nobody_to_it() -> None:
     records = {r["configuration"]: r for r in summarise(runs, list(took))}
     assert records["loose"]["against"]["hybrid"]["all"]["ratio"] == pytest.approx(2.0)
     assert list(records["hybrid"]["against"]) == ["none", "suffix", "eagle3"]
-    shown = page([*records.values()])
-    assert "/hybrid" in shown and "/variant" not in shown and "…" not in shown
+    told = page([*records.values()])
+    assert "/hybrid" in told and "/variant" not in told and "…" not in told
 
 
 def test_a_round_on_a_slower_machine_says_as_much_as_another() -> None:
-    runs = [
-        ServerRun(0, "none", 1.0, (lone(10.0),)),
-        ServerRun(0, "hybrid", 1.0, (lone(30.0, (1, 9)),)),
-        # half as fast, but for the hybrid
-        ServerRun(1, "none", 1.0, (lone(5.0),)),
-        ServerRun(1, "hybrid", 1.0, (lone(30.0),)),
-        ServerRun(0, "eagle3-k3", 1.0, (lone(5.0),)),
-    ]
+    # in the second all are half as fast, but for the hybrid
+    took = {(0, NONE): 3.0, (0, HYBRID): 1.0, (1, NONE): 6.0, (1, HYBRID): 1.0, (0, EAGLE3): 6.0}
+    runs = [run(setup, number, seconds) for (number, setup), seconds in took.items()]
     records = {r["configuration"]: r for r in summarise(runs, [NONE, EAGLE3, HYBRID])}
-    hybrid, eagle3 = records["hybrid"], records["eagle3-k3"]
-    assert hybrid["against"]["none"]["rate"] == {"ratio": 4.5, "range": [3.0, 6.0], "rounds": 2}
-    assert hybrid["against"]["none"]["cpu"] == hybrid["against"]["none"]["rate"]
-    assert eagle3["against"]["none"]["rate"] == {"ratio": 0.5, "range": [0.5, 0.5], "rounds": 1}
-    assert (hybrid["equal_to_none"], hybrid["compared_with_none"]) == (1, 2)
-    json.dumps(list(records.values()), allow_nan=False)
+    hybrid, eagle3 = (records[n]["against"]["none"] for n in ("hybrid", "eagle3-k3"))
+    assert hybrid["rate"] == hybrid["cpu"] == {"ratio": 4.5, "range": [3.0, 6.0], "rounds": 2}
+    assert eagle3["rate"] == {"ratio": 0.5, "range": [0.5, 0.5], "rounds": 1}
