@@ -47,25 +47,25 @@ def drift(
     Example: hvd drift --traces traces --scenario agents-to-chat --seeds 1 --json > drift.json
     """
     from decoder.policy.first import first_policy
-    from pipelines.drift import command
+    from pipelines.drift import measure, stationary
     from pipelines.drift import scenario as scenarios
-    from pipelines.drift.stationary import measure
-    from pipelines.drift.study import study
+    from pipelines.drift.columns import seeds_and_policies
+    from pipelines.drift.study import Recordings, study
     from pipelines.embedded import load_tokenizer
     from pipelines.policy.bundles import load_policy
     from pipelines.progress import Shown
     from pipelines.replay import own
 
-    numbers, names = command.seeds_and_policies(seeds, policies)
+    numbers, names = seeds_and_policies(seeds, policies)
     chosen = scenarios.chosen(scenario or [])
     policy = first_policy("drift") if first is None else load_policy(first)
     with Shown(err) as shown:
         if record:
             made = own.record(record, shown.step)
             err.print(f"Recordings: {made}", highlight=False, soft_wrap=True)
-        source = command.recordings(traces, load_tokenizer(tokenizer), shown.step)
+        source = Recordings(traces, load_tokenizer(tokenizer), shown.step)
         if false_alarms:
-            summary = measure(false_alarms, source, policy, shown.step)
+            summary = stationary.measure(false_alarms, source, policy, shown.step)
         else:
             summary = study(chosen, numbers, names, source, policy, shown.step)
     for notice in summary.get("notices", ()):
@@ -73,4 +73,4 @@ def drift(
     if as_json:
         print_json(summary)
     else:
-        out.print(command.alarmed(summary) if false_alarms else command.outcome(summary))
+        out.print(stationary.table(summary) if false_alarms else measure.table(summary))

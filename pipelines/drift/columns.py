@@ -24,9 +24,11 @@ from typing import Final
 import numpy as np
 
 from decoder.contracts.bundle import Policy, frequency_policy
+from decoder.contracts.errors import SettingsError
 from decoder.contracts.features import FEATURES, FloatArray
 from decoder.engines.reference.method import PAPER_FACTOR
 from decoder.settings import WHOLE_FACTOR, WorkerSettings
+from pipelines.bench.commas import words
 from pipelines.drift.scenario import Scenario
 from pipelines.drift.stream import Worker
 from pipelines.drift.traffic import Library, lessons
@@ -51,6 +53,24 @@ PAPER_FEATURES: Final = frozenset(
 )  # fmt: skip
 """The paper's Table 9."""
 _OTHER: Final = np.array([name not in PAPER_FEATURES for name in FEATURES])
+
+
+def seeds_and_policies(seeds: str, policies: str) -> tuple[list[int], list[str]]:
+    """What the options say.
+
+    Raises:
+        SettingsError: a seed or policy is none.
+    """
+    numbers = words(seeds)
+    if not numbers or not all(seed.isdecimal() for seed in numbers):
+        raise SettingsError(
+            f"--seeds {seeds!r}: give whole numbers, with commas; a seed is not negative."
+        )
+    asked = words(policies) or NAMES
+    unknown = sorted(set(asked) - set(NAMES))
+    if unknown:
+        raise SettingsError(f"no policy {unknown[0]!r}: there are {', '.join(NAMES)}.")
+    return list(map(int, numbers)), [name for name in NAMES if name in asked]
 
 
 class Columns:

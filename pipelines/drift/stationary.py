@@ -18,15 +18,15 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from rich.table import Table
 
 from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import TraceError
 from decoder.settings import WorkerSettings
 from learner.rows import Rows
 from pipelines import machine
-from pipelines.drift.learning import Learning
 from pipelines.drift.scenario import Scenario, Segment
-from pipelines.drift.stream import Worker, decode
+from pipelines.drift.stream import Learning, Worker, decode
 from pipelines.drift.study import Recordings
 from pipelines.drift.traffic import KINDS, SIDE_BY_SIDE, Request, lessons, traffic
 from pipelines.progress import Step
@@ -35,8 +35,6 @@ MOST: Final = 1_000
 """Generations of a kind, half from each side of the recordings: there are hardly more."""
 LENGTH: Final = 250_000
 """Rows of a stream."""
-TELL: Final = 500
-"""Requests between two words of how far it is."""
 
 Sessions = Sequence[Sequence[Rows]]
 """Of each session the drafts of its requests, in their order."""
@@ -119,8 +117,7 @@ def stream(
         learning.told(index, rows)
         spent += time.process_time() - began
         done, index = done + len(rows), index + 1
-        if index % TELL == 0:
-            step(f"rows of {kind}", done, length)
+        step(f"rows of {kind}", done, length)
     different = sum(len(rows) for session in sessions for rows in session)
     alarms = learning.scope.alarms
     return Stream(
@@ -157,3 +154,17 @@ def measure(rows: int, recordings: Recordings, first: Policy, step: Step) -> dic
         "streams": [asdict(each) for each in found],
         "machine": machine.description(),
     }
+
+
+def table(summary: dict[str, Any]) -> Table:
+    """Alarms by kind of text."""
+    made = Table(title="Alarms where nothing changes")
+    for name in ("text", "sessions", "rows", "alarms, cache", "alarms, model"):
+        made.add_column(name, justify="left" if name == "text" else "right")
+    for each in summary["streams"]:
+        counts = (each[name] for name in ("sessions", "rows", "cache", "model"))
+        made.add_row(each["kind"], *(f"{n:,}" for n in counts))
+    alarms = summary["alarms"]
+    whole = (summary["rows"], alarms["cache"], alarms["model"])
+    made.add_row("all", "", *(f"{n:,}" for n in whole))
+    return made

@@ -9,7 +9,7 @@ depends on the machine that replays.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,8 @@ from decoder.policy.rule import ARMS
 from decoder.router import DraftRouter
 from decoder.settings import WorkerSettings
 from learner.rows import Rows, from_events
+from learner.scope import Scope
+from learner.settings import LearnerSettings
 from pipelines.drift.scenario import PLAIN_US
 from pipelines.drift.traffic import Request
 from pipelines.replay.cycles import Cycle
@@ -34,6 +36,34 @@ from pipelines.replay.hindsight import Prices, foreseen
 
 Told = Callable[[int, Rows], Policy | None]
 """Told the number of a request that is done and its drafts; a policy to put in force, or None."""
+
+
+@dataclass
+class Learning:
+    """The learner's own scope without broker, registry or waiting, and when it said what; numbers
+    are of requests."""
+
+    scope: Scope
+    alarms: list[int] = field(default_factory=list)
+    promotions: list[int] = field(default_factory=list)
+
+    @classmethod
+    def begun(cls, champion: Policy) -> Learning:
+        """A new scope that begins with ``champion``."""
+        settings = LearnerSettings(rows_per_second=1e9)  # all: recordings outrun a clock
+        return cls(Scope("drift", settings, replace(champion, scope="drift", version=1)))
+
+    def told(self, index: int, rows: Rows) -> Policy | None:
+        """Take in the drafts of request ``index``; a policy that won. Mutates."""
+        if self.scope.feed(rows):
+            self.alarms.append(index)
+        won = self.scope.candidate()
+        if won is None:
+            return None
+        policy = replace(won.policy, version=self.scope.version + 1)
+        self.scope.crown(policy)
+        self.promotions.append(index)
+        return policy
 
 
 @dataclass(frozen=True)

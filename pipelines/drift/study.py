@@ -13,16 +13,16 @@ import torch
 
 from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import TraceError
-from decoder.contracts.features import FloatArray
+from decoder.payoff.token_classes import token_classes_of
 from decoder.settings import WorkerSettings
 from pipelines import machine
 from pipelines.drift.columns import LEARNS, Columns
-from pipelines.drift.learning import Learning
 from pipelines.drift.measure import figures
 from pipelines.drift.scenario import Scenario
-from pipelines.drift.stream import Run, decode, foresee
+from pipelines.drift.stream import Learning, Run, decode, foresee
 from pipelines.drift.traffic import KINDS, Library, traffic
 from pipelines.progress import Step
+from pipelines.replay import own
 from pipelines.replay.traces import Trace, read
 
 CONTEXT: Final = 8_192
@@ -32,16 +32,21 @@ CONTEXT: Final = 8_192
 class Recordings:
     """Trace files of a folder, read when a scenario first asks for them."""
 
-    def __init__(self, folder: Path, tokenizer: Any, token_classes: FloatArray, step: Step) -> None:
-        """Look into ``folder``.
+    def __init__(self, traces: Path | None, tokenizer: Any, step: Step) -> None:
+        """Look into ``traces``, or where the project's own are.
 
         Raises:
-            TraceError: it holds no trace files.
+            TraceError: there are no trace files.
         """
+        folder = traces or own.folder()
         self._paths = {path.stem: path for path in sorted(folder.glob("*.jsonl"))}
         if not self._paths:
-            raise TraceError(f"no trace files (*.jsonl) in {folder}.")
-        self._tokenizer, self._classes, self._step = tokenizer, token_classes, step
+            raise TraceError(
+                f"no trace files (*.jsonl) in {folder}: name a folder with --traces, or make some, "
+                "--record 60."
+            )
+        self._tokenizer, self._step = tokenizer, step
+        self._classes = token_classes_of(tokenizer)
         self._read: dict[str, list[Trace]] = {}
         self.notices: list[str] = []
 

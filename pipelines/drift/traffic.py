@@ -11,7 +11,7 @@ import zlib
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Final, Literal
 
@@ -119,13 +119,13 @@ def _stream(
     of those that came. Mutates it.
     """
     by_set = library.sessions(segment, side, draw)
-    sets = list(by_set)
-    order = iter(_in_turn([by_set[name] for name in sets]))
-    pool = [turns[0] for sessions in by_set.values() for turns in sessions]
+    # Sessions of each set in turn, until all are used.
+    order = (turns for some in zip_longest(*by_set.values()) for turns in some if turns)
     if segment.templates:
+        pool = [turns[0] for sessions in by_set.values() for turns in sessions]
         picked = [pool[i] for i in draw.permutation(len(pool))[: segment.templates]]
         made = alterations.filled_in(picked, segment.generations, library.token_classes, draw)
-        order = iter([[trace] for trace in made])
+        order = ([trace] for trace in made)
     open_sessions: deque[deque[Trace]] = deque()
     while True:
         while len(open_sessions) < SIDE_BY_SIDE:
@@ -140,14 +140,6 @@ def _stream(
         yield session.popleft()
         if session:
             open_sessions.append(session)
-
-
-def _in_turn(sets: Sequence[Sequence[list[Trace]]]) -> Iterator[list[Trace]]:
-    """Sessions of each set in turn, until all are used."""
-    for place in range(max(map(len, sets))):
-        for sessions in sets:
-            if place < len(sessions):
-                yield sessions[place]
 
 
 def _sent(

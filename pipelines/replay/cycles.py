@@ -69,13 +69,10 @@ class Cycles:
 
     def tally(self, costs: CostTable = NOMINAL) -> Tally:
         """Counts, and the time of cycles run one request at a time."""
-        time = costs.dense[1 + self.verified].sum()
-        for k, n in zip(*np.unique(self.drafted, return_counts=True), strict=True):
-            time += costs.drafting(int(k), 1) * n
         return Tally(
             len(self.arm),
             int(self.committed.sum()),
-            float(time),
+            float(self.times(costs).sum()),
             tuple(np.bincount(self.arm, minlength=len(ARMS)).tolist()),
             tuple(map(int, np.bincount(self.arm, self.accepted, len(ARMS)))),
         )

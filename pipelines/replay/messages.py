@@ -105,18 +105,12 @@ def _cut(messages: list[Message], generations: list[int], render: Any, end: str)
         pieces += [prompt[len(shown) :], text]
         shown = prompt + text
         if not after.startswith(shown):
-            return _apart(messages, generations, prompts, end)
+            return [
+                Script([prompt, messages[i]["content"], end], [1])
+                for i, prompt in zip(generations, prompts, strict=True)
+            ]
     closing = followers[-1][len(shown) :] if followers else ""
     return [Script([*pieces, closing], list(range(1, len(pieces), 2)))]
-
-
-def _apart(
-    messages: list[Message], generations: list[int], prompts: list[str], end: str
-) -> list[Script]:
-    return [
-        Script([prompt, messages[i]["content"], end], [1])
-        for i, prompt in zip(generations, prompts, strict=True)
-    ]
 
 
 def _plain(messages: list[Message], generations: list[int], end: str) -> Script:

@@ -30,6 +30,8 @@ from pipelines.watch.calibration import calibration
 
 HYBRID: Final = "hybrid"
 ORACLE: Final = "oracle"
+SHOWN: Final = ("hybrid", "oracle", "suffix", "frequency", "match4", "buckets")
+"""Rules in the table; the JSON holds all."""
 LONGER: Final = 2.0
 """Tokens of a cache draft for each one matched, where a name ends in ``@2``."""
 
@@ -154,25 +156,29 @@ def _geometric(values: Sequence[float]) -> float:
 
 
 def table(found: dict[str, Any]) -> Table:
-    """Each rule's rate over greedy's, by set."""
+    """Rates over greedy's, by set."""
     means = found["x_greedy_mean"]
-    shown = [rule for rule in means if rule != "greedy"]
+
+    def cells(over: dict[str, float]) -> list[str]:
+        model = max(rate for rule, rate in over.items() if rule.startswith("eagle3"))
+        return [f"{rate:.2f}" for rate in (*map(over.__getitem__, SHOWN), model)]
+
     rates = Table(title="Tokens a unit of time, over greedy's", caption=_CAPTION)
     rates.add_column("set", overflow="fold", min_width=10)
-    for heading in (*shown, "best", "/ best", "/ picked"):
+    for heading in (*SHOWN, "eagle3", "best", "/ best", "/ picked"):
         rates.add_column(heading, justify="right", overflow="fold")
     for name, over in found["x_greedy"].items():
         at = found["hybrid_over_picked"].get(name)
         picked = f"{at['ratio']:.3f} ({at['low']:.2f}-{at['high']:.2f})" if at else "-"
         best, ratio = found["best_rule"][name], f"{found['hybrid_over_best'][name]:.3f}"
-        rates.add_row(escape(name), *(f"{over[r]:.2f}" for r in shown), best, ratio, picked)
+        rates.add_row(escape(name), *cells(over), best, ratio, picked)
     mean = found["hybrid_over_picked_mean"]
     last = f"{found['hybrid_over_best_mean']:.3f}", "-" if mean is None else f"{mean:.3f}"
-    rates.add_row("mean", *(f"{means[r]:.3f}" for r in shown), found["best_single"], *last)
+    rates.add_row("mean", *cells(means), found["best_single"], *last)
     return rates
 
 
 _CAPTION: Final = (
-    "@2: two tokens of a draft for each one matched. / best: the hybrid over the best rule, "
+    "eagle3: its best length. @2: two draft tokens for each one matched. / best: over it, "
     "/ picked: over the one that was best on the other half of the prompts. Means are geometric."
 )

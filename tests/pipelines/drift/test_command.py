@@ -18,7 +18,7 @@ from decoder.policy.estimate import predict
 from decoder.policy.first import first_policy
 from decoder.settings import WorkerSettings
 from pipelines.cli import app
-from pipelines.drift import command
+from pipelines.drift import measure
 from pipelines.drift.columns import NAMES, PAPER_FEATURES, Columns
 from pipelines.drift.scenario import Scenario, Segment
 from pipelines.drift.stream import Worker
@@ -72,7 +72,7 @@ def test_every_policy_is_measured(drift: Callable[..., Result]) -> None:
     assert found["requests"] == 37
     assert found["changes"][0]["what"] == ["kinds", "breaks"]
     assert found["false_alarms"] >= 0
-    assert command.outcome(summary).row_count == 1
+    assert measure.table(summary).row_count == 1
     assert "small" in drift(policies="counting").stdout
 
 

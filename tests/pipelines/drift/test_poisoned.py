@@ -10,9 +10,8 @@ import pytest
 from decoder.policy.first import first_policy
 from decoder.settings import WorkerSettings
 from pipelines.drift.alterations import misleading
-from pipelines.drift.learning import Learning
 from pipelines.drift.scenario import Machine
-from pipelines.drift.stream import Worker, decode
+from pipelines.drift.stream import Learning, Worker, decode
 from pipelines.drift.traffic import Request
 from pipelines.replay.model_arm import model_acceptance
 from pipelines.replay.traces import Trace
