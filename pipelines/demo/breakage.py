@@ -1,8 +1,7 @@
-"""A demo's accident: the drafter of a running worker breaks, and is mended.
+"""A demo's fault: the drafter of a running worker breaks, and is mended.
 
-The service has no switch for it. vLLM mixes a class of one's own into its worker
-(``--worker-extension-cls``), and in its development mode calls that class's methods by HTTP; both
-are the demo's doing alone.
+The service has no switch for it: vLLM mixes a class of one's own into its worker
+(``--worker-extension-cls``), and in its development mode calls that class's methods by HTTP.
 """
 
 from __future__ import annotations

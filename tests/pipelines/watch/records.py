@@ -17,40 +17,16 @@ ORIGIN = Origin(SCOPE, WORKER, "1f" * 8)
 
 
 def event(number: int, time: float, **changes: Any) -> DraftEvent:
-    fields: dict[str, Any] = {
-        "number": number,
-        "time": time,
-        "request": "0" * 24,
-        "tenant": "",
-        "session": "",
-        "choice": 0,
-        "workload": "edits",
-        "cycle": number,
-        "position": number,
-        "policy_version": 1,
-        "publication": 1,
-        "role": "champion",
-        "side": "",
-        "parameter": 2.0,
-        "parameter_name": "threshold",
-        "predicted": 3.0,
-        "predicted_model": 1.0,
-        "arm": "cache",
-        "draft_len": 8,
-        "drafted_len": 8,
-        "verified_len": 8,
-        "accepted": 5,
-        "label": "verified",
-        "censored": "",
-        "model_accepted": None,
-        "batch_size": 1,
-        "step_tokens": 9,
-        "draft_us": 50.0,
-        "step_us": 40_000.0,
-        "share": 1.0,
-        "features": np.zeros(NUM_FEATURES, np.float32),
-    }
-    return DraftEvent(**{**fields, **changes})
+    fields: dict[str, Any] = {"number": number, "time": time, "cycle": number, "position": number}
+    fields |= {"request": "0" * 24, "tenant": "", "session": "", "choice": 0, "workload": "edits"}
+    fields |= {"policy_version": 1, "publication": 1, "role": "champion", "side": ""}
+    fields |= {"parameter": 2.0, "parameter_name": "threshold"}
+    fields |= {"predicted": 3.0, "predicted_model": 1.0, "arm": "cache", "model_accepted": None}
+    fields |= {"draft_len": 8, "drafted_len": 8, "verified_len": 8, "accepted": 5}
+    fields |= {"label": "verified", "censored": "", "batch_size": 1, "step_tokens": 9}
+    fields |= {"draft_us": 50.0, "step_us": 40_000.0, "share": 1.0}
+    fields["features"] = np.zeros(NUM_FEATURES, np.float32)
+    return DraftEvent(**fields | changes)
 
 
 def worker_status(time: float, tokens: int, **changes: Any) -> WorkerStatus:

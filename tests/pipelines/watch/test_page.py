@@ -1,3 +1,5 @@
+"""The page as a file and as it is served: what it holds, what a browser makes of it."""
+
 from __future__ import annotations
 
 import json
@@ -15,10 +17,11 @@ from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import STATUS, TRIALS
 from decoder.policy.first import first_policy
 from pipelines import machine
-from pipelines.watch.charts import tenths
+from pipelines.watch import live
 from pipelines.watch.ledger import Ledger, Phase
 from pipelines.watch.live import serving
-from pipelines.watch.page import page, record
+from pipelines.watch.page import record, render
+from tests.conftest import until
 from tests.decoder.telemetry.broker import running
 from tests.pipelines.watch.browser import needs_browser, opened, text_of
 from tests.pipelines.watch.records import (
@@ -32,35 +35,44 @@ from tests.pipelines.watch.records import (
 )
 
 RATES = {CHAMPION: 60.0, "plain": 40.0, "suffix": 55.0}
+HOSTILE = '</script><img src=x onerror="document.title=1"><b id="run">{{ 1 }}'
 
 
 def seen(name: str = "agentic") -> Ledger:
     ledger = Ledger(WORKER)
     for second in range(61):
-        changes = {"step_us": {"1": 20_000, "8": 30_000}, "policy_version": 1 + (second > 30)}
-        ledger.add_status(worker_status(1000.0 + second, 60 * second, **changes))
+        status = {"policy_version": 1 + (second > 30), "faults": 3}
+        ledger.add_status(worker_status(1000.0 + second, 60 * second, **status))
     ledger.add_drafts(batch([event(i, 1000.0 + i / 8, accepted=i % 8) for i in range(480)]))
     for one in rounds(30, 1000.0, 2.0, RATES):
         ledger.add_round(one)
     ledger.phases = [Phase(name, ("edits",), 1000.0, 1060.0)]
+    ledger.add_policy(1001.0, SCOPE, CHAMPION, first_policy(SCOPE))
+    said = {"rollout_said": "v2 is on trial", "drifts": 1, "last_drift_at": 1002.0}
+    ledger.add_status(learner_status(1002.0, 10, **said))
     return ledger
 
 
-def test_the_figures_of_a_page_are_json_and_hold_ratio_phases_and_charts() -> None:
-    figures = record(seen(), "A run")
+def test_a_page_says_what_it_is_worth_what_is_in_force_what_was_learned_and_what_is_wrong() -> None:
+    figures = record(seen(), "A run", versions="http://mlflow/versions/")
     assert json.loads(json.dumps(figures, allow_nan=False)) == figures
     assert [tile["id"] for tile in figures["tiles"]] == ["over_plain", "over_suffix"]
-    plain = figures["tiles"][0]
-    assert float(plain["value"]) == pytest.approx(1.5, rel=0.03)
-    assert "30 pairs" in plain["detail"]
+    assert float(figures["tiles"][0]["value"]) == pytest.approx(1.5, rel=0.03)
+    assert "30 pairs" in figures["tiles"][0]["detail"]
     charts = {chart["id"]: chart for chart in figures["charts"]}
-    assert charts["costs"]["data"][0]["y"] == [20.0, 30.0]
     assert sum(max(d["y"], default=0) for d in charts["arms"]["data"]) == pytest.approx(100.0)
     band, line, _ = charts["ratio"]["data"][:3]
     assert len(band["y"]) > len(line["y"]) > 5
-    texts = [a["text"] for a in charts["ratio"]["layout"]["annotations"]]
-    assert "agentic" in texts
-    assert "v2" in texts
+    marks = {s["label"]["text"] for s in charts["ratio"]["layout"]["shapes"] if "label" in s}
+    assert marks == {"agentic", "v1", "v2", "alarm"}
+    tables = {table["title"]: table["rows"] for table in figures["tables"]}
+    (phase,) = tables["Phases: what the policy in force did"]
+    assert phase[0] == "agentic" and float(phase[3]) == pytest.approx(60.0, rel=0.03)
+    links = [row[1] for row in tables["Policy versions"] if isinstance(row[1], dict)]
+    assert {"text": "v2", "href": "http://mlflow/versions/2"} in links
+    said = {row[2] for row in tables["Policy versions"]}
+    assert {"v2 is on trial", "in force on the worker"} < said
+    assert ["worker: faults", "3"] in tables["Figures"]
 
 
 def test_a_page_of_nothing_is_a_page() -> None:
@@ -69,63 +81,24 @@ def test_a_page_of_nothing_is_a_page() -> None:
     assert [tile["value"] for tile in figures["tiles"]] == ["-"]
 
 
-def test_a_worker_that_is_called_like_a_mark_of_the_template_is_shown_as_that() -> None:
-    names = ["@PLOTLY@", "@TITLE@", "@LIVE@", "@FIGURES@"]
-    shown = record(Ledger(), " ".join(names), names)
-    told = page(shown)
-    assert f"<title>{' '.join(names)}</title>" in told and len(told) > 3_000_000
-    (figures,) = re.findall("^let figures = (.*);$", told, re.MULTILINE)
-    assert json.loads(figures) == shown and shown["sentences"] == names
-
-
-def test_versions_link_to_the_registry() -> None:
-    ledger = seen()
-    ledger.add_policy(1001.0, SCOPE, CHAMPION, first_policy(SCOPE))
-    ledger.add_status(learner_status(1002.0, 10, rollout_said="v2 is on trial"))
-    tables = record(ledger, "A run", versions="http://mlflow/versions/")["tables"]
-    (versions,) = (t for t in tables if t["title"] == "Policy versions")
-    assert any(row[2] == "v2 is on trial" for row in versions["rows"])
-    links = [row[1] for row in versions["rows"] if isinstance(row[1], dict)]
-    assert {"text": "v2", "href": "http://mlflow/versions/2"} in links
-
-
-def test_tenths_foresee_what_the_policy_does() -> None:
-    import numpy as np
-
-    rng = np.random.default_rng(0)
-    policy = first_policy(SCOPE)
-    features = policy.probe_inputs[rng.integers(0, len(policy.probe_inputs), 200)]
-    said, came, counts = tenths(policy, features, rng.random(200).astype(np.float32))
-    assert said == sorted(said)
-    assert len(said) == len(came) == 10
-    assert sum(counts) == 200
-    assert tenths(policy, features[:5], np.zeros(5, np.float32)) == ([], [], [])
-
-
 @needs_browser
 @pytest.mark.parametrize("dark", [False, True])
-def test_a_browser_draws_the_page_without_a_network(tmp_path: Path, dark: bool) -> None:
+def test_a_browser_draws_the_page_without_a_network_and_runs_no_name(
+    tmp_path: Path, dark: bool
+) -> None:
     file = tmp_path / "report.html"
-    file.write_text(page(record(seen(), "A run", ["It was faster."])), encoding="utf-8")
+    told = render(record(seen(HOSTILE), HOSTILE, ["It was faster."]))
+    file.write_text(told, encoding="utf-8")
+    (figures,) = re.findall("^let figures = (.*);$", told, re.MULTILINE)
+    assert json.loads(figures)["title"] == HOSTILE and len(told) > 3_000_000
     document = opened(file.as_uri(), dark)
     assert float(text_of(document, "over_plain")) == pytest.approx(1.5, rel=0.03)
-    assert document.count("<svg") >= 7
+    assert document.count("<svg") >= 5
     assert "It was faster." in document
-    ink = "rgb(228, 231, 234)" if dark else "rgb(29, 33, 38)"
-    assert ink in document
+    assert ("rgb(228, 231, 234)" if dark else "rgb(29, 33, 38)") in document, "the ink"
     assert "default-src 'none'" in document  # what the browser itself holds the page to
-
-
-@needs_browser
-def test_names_from_outside_are_shown_and_not_run(tmp_path: Path) -> None:
-    name = '</script><img src=x onerror="document.title=1"><b id="run">'
-    file = tmp_path / "report.html"
-    file.write_text(page(record(seen(name), "A run")), encoding="utf-8")
-    document = opened(file.as_uri())
-    assert "<title>A run</title>" in document
-    assert '<b id="run"' not in document
-    assert "<img src" not in document
-    assert float(text_of(document, "over_plain")) > 1.0
+    assert '<b id="run"' not in document and "<img src" not in document
+    assert "<title>&lt;/script&gt;" in document
 
 
 @pytest.fixture(scope="module")
@@ -148,15 +121,8 @@ def produce(kafka: KafkaSettings, began: float, rates: dict[str, float]) -> None
     producer.close()
 
 
-def figures_when(url: str, pairs: int) -> dict:
-    deadline = time.monotonic() + 60.0
-    while (
-        f"{pairs} pairs"
-        not in (found := httpx.get(f"{url}/figures.json").json())["tiles"][0]["detail"]
-    ):
-        assert time.monotonic() < deadline, found["tiles"]
-        time.sleep(0.1)
-    return found
+def detail(url: str) -> str:
+    return str(httpx.get(f"{url}/figures.json").json()["tiles"][0]["detail"])
 
 
 @needs_browser
@@ -164,27 +130,61 @@ def test_a_browser_reads_the_ratio_off_the_live_page_and_sees_it_change(kafka) -
     began = time.time() - 120.0
     produce(kafka, began, RATES)  # before the page is there: it reads what the topics hold
     with serving(kafka, 0) as url:
-        first = figures_when(url, 30)
+        until(lambda: "30 pairs" in detail(url))
         document = opened(url, seconds=1.0)
         ratio = float(text_of(document, "over_plain"))
         assert ratio == pytest.approx(1.5, rel=0.03)
-        assert text_of(document, "over_plain-detail") == first["tiles"][0]["detail"]
+        assert text_of(document, "over_plain-detail") == detail(url)
         assert text_of(document, "made").startswith("live")
         produce(kafka, began + 60.0, {**RATES, CHAMPION: 40.0})
-        figures_when(url, 60)
+        until(lambda: "60 pairs" in detail(url))
         assert float(text_of(opened(url, seconds=12.0), "over_plain")) < ratio - 0.1
 
 
-def test_the_live_page_outlives_a_broker_that_is_not_there() -> None:
+@pytest.fixture
+def address() -> Iterator[str]:
     nowhere = KafkaSettings(bootstrap_servers=f"127.0.0.1:{machine.free_port()}")
-    with serving(nowhere, 0) as url:
-        assert httpx.get(url).is_success
-        assert httpx.get(f"{url}/figures.json").json()["tiles"][0]["value"] == "-"
-        assert httpx.get(f"{url}/etc/passwd").status_code == 404
+    with serving(nowhere, 0) as address:
+        yield address
 
 
-def test_a_taken_port_is_named(kafka) -> None:
-    with serving(kafka, 0) as url:
-        port = int(url.rsplit(":", 1)[1])
-        with pytest.raises(ProcessError, match=f"port {port} is taken"), serving(kafka, port):
-            pass
+def test_the_live_page_is_served_while_no_broker_is_there_and_a_taken_port_is_named(
+    address: str,
+) -> None:
+    page = httpx.get(address)
+    assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert detail(address) == "not played"
+    assert httpx.get(f"{address}/etc/passwd").status_code == 404
+    port = int(address.rsplit(":", 1)[1])
+    with pytest.raises(ProcessError, match=f"port {port} is taken"), serving(KafkaSettings(), port):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost", 200),
+        ("127.0.0.1:8000", 200),
+        ("localhost.evil.example:8000", 403),
+        ("", 403),
+    ],
+)
+def test_who_asks_by_a_strangers_name_is_refused(address: str, host: str, status: int) -> None:
+    asked = httpx.get(f"{address}/figures.json", headers={"Host": host})
+    assert asked.status_code == status
+
+
+def test_figures_that_cannot_be_computed_are_said_in_a_sentence(
+    address: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise OverflowError("year out of range")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(live, "record", broken)
+        for path in ("/", "/figures.json"):
+            answer = httpx.get(address + path)
+            assert answer.status_code == 503
+            assert answer.text == "The figures cannot be computed now: try again."
+    assert len(caplog.records) == 1, "said once a minute"
+    assert httpx.get(address).status_code == 200
