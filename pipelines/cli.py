@@ -111,14 +111,13 @@ def demo(
     What the time was too short to show is said, and no failure.
     """
     from pipelines.demo import run as whole
-    from pipelines.demo.terminal import outcome
 
     run = whole.run(minutes, err if as_json else out, from_scratch)
     page = whole.write(run, REPORTS)
     if as_json:
         print_json(run.summary)
     else:
-        out.print(outcome(run.summary, run.page))
+        out.print(whole.outcome(run))
         out.print(f"Report: [bold]{page}[/bold]")
         out.print(
             f"Registry: mlflow ui --backend-store-uri sqlite:///{whole.HOME}/mlruns/mlflow.db"

@@ -47,7 +47,5 @@ def set_broken(url: str, broken: bool) -> None:
     try:
         httpx.post(f"{url}/collective_rpc", json=body, timeout=SECONDS).raise_for_status()
     except httpx.HTTPError as error:
-        raise ProcessError(
-            f"the worker's drafter could not be {'broken' if broken else 'mended'} for the demo: "
-            f"{error}. See its log."
-        ) from error
+        what = f"the drafter could not be {'broken' if broken else 'mended'} for the demo"
+        raise ProcessError(f"{what}: {error}. See the worker's log.") from error

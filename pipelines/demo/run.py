@@ -16,21 +16,23 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
 
+from decoder.contracts.errors import ProcessError
 from pipelines.demo import breakage
 from pipelines.demo.summary import Summary, summarise
-from pipelines.demo.terminal import status_line
 from pipelines.demo.traffic import PLANS, Plan, Traffic
 from pipelines.progress import Shown
 from pipelines.reports import write_json, write_text
 from pipelines.stack.processes import wait_until
 from pipelines.stack.running import Home, Ports, Stack, running
 from pipelines.watch.ledger import Ledger
-from pipelines.watch.links import versions_at
+from pipelines.watch.live import versions_at
 from pipelines.watch.observer import Observer
 from pipelines.watch.page import Record, record, render
-from pipelines.watch.uplift import is_bounded, uplifts
+from pipelines.watch.uplift import ALL, NAMES, as_text, is_bounded, uplifts
 from pipelines.workloads import prompts
 
 DEFAULT_MINUTES: Final = 7.0
@@ -90,7 +92,7 @@ def traffic_seconds(minutes: float | None, spent: float) -> float:
 def is_clear(ledger: Ledger) -> bool:
     """Whether the running phase has pairs enough: see :data:`CLEAR`."""
     phase = ledger.phases[-1]
-    effects = [one[phase.name] for one in uplifts(list(ledger.rounds), [phase]).values()]
+    effects = uplifts(list(ledger.rounds), [phase])[phase.name].values()
     return all(
         is_bounded(e) and (e.low > 1.0 or e.high < 1.0 or e.high < CLEAR * e.low) for e in effects
     )
@@ -144,11 +146,8 @@ def run(minutes: float | None, console: Console, from_scratch: bool = False) -> 
 
 def page_of(ledger: Ledger, summary: Summary, versions: str = "") -> Record:
     """What the page of a demo shows; ``versions`` as :func:`pipelines.watch.page.record`."""
-    facts = {
-        "machine": summary["machine"],
-        "traffic": f"{summary['duration_s']:.0f} s from {summary['date']}",
-        "tokens": str(summary["tokens"]),
-    }
+    traffic = f"{summary['tokens']} tokens in {summary['duration_s']:.0f} s"
+    facts = {"machine": summary["machine"], "traffic": f"{traffic} from {summary['date']}"}
     said = [*summary["sentences"], *summary["notes"], *summary["failings"]]
     return record(ledger, "Adaptive decoding: a demo run", said, facts, versions)
 
@@ -171,19 +170,23 @@ def _run_phases(
 
 
 def _wait_until_learned(stack: Stack, ledger: Ledger, before: int) -> None:
-    """Wait until the learner has every event the worker made, or takes in no more of them."""
+    """Wait until the learner has every event the worker made, or takes in no more of them.
+
+    Raises:
+        ProcessError: worker or learner say nothing any more, or nothing of it can be read.
+    """
     quiet = time.time() + 1.5  # a status sent after the last request's labels
-    taken, deadline = 0, time.monotonic() + DRAIN_SECONDS
+    taken, deadline, is_fresh = 0, time.monotonic() + DRAIN_SECONDS, False
     while time.monotonic() < deadline:
         stack.check()
-        worker, learner = ledger.statuses[-1], ledger.learner[-1]
-        fresh = min(worker.time, learner.time) > quiet
-        if fresh and ledger.produced == ledger.consumed - before == ledger.drafts.seen:
+        is_fresh = min(ledger.statuses[-1].time, ledger.learner[-1].time) > quiet
+        if is_fresh and ledger.produced == ledger.consumed - before == ledger.drafts.seen:
             return
-        if taken < ledger.consumed + ledger.drafts.seen:
-            taken = ledger.consumed + ledger.drafts.seen
+        if taken != (taken := ledger.consumed + ledger.drafts.seen):
             deadline = time.monotonic() + DRAIN_SECONDS
         time.sleep(0.2)
+    if not is_fresh:
+        raise ProcessError(f"worker or learner report nothing any more: see their logs in {HOME}.")
 
 
 def write(run: Run, folder: Path) -> Path:
@@ -193,5 +196,29 @@ def write(run: Run, folder: Path) -> Path:
         SettingsError: they cannot be written.
     """
     write_json(run.summary, folder / "summary.json")
-    write_text(render(run.page), path := folder / "report.html")
-    return path
+    write_text(render(run.page), folder / "report.html")
+    return folder / "report.html"
+
+
+def status_line(ledger: Ledger) -> str:
+    """The state of a run in one line of text."""
+    phase = ledger.phases[-1].name if ledger.phases else "starting"
+    over = uplifts(list(ledger.rounds), ())[ALL]
+    worth = ", ".join(f"over {NAMES[side]} {as_text(whole)}" for side, whole in over.items())
+    policy = f"v{ledger.statuses[-1].policy_version}" if ledger.statuses else "-"
+    candidates = ledger.learner[-1].candidates if ledger.learner else 0
+    return (
+        f"{phase}: {worth}, policy {policy}, events {ledger.produced} made "
+        f"{ledger.consumed} learned from, candidates {candidates}"
+    )
+
+
+def outcome(run: Run) -> RenderableType:
+    """A finished run: the page's tables of phases, sentences, and what could not be told."""
+    parts: list[RenderableType] = []
+    for shown in (t for t in run.page["tables"] if t["title"].startswith("Phases")):
+        table = Table(*shown["head"], title=shown["title"], box=None, padding=(0, 1, 0, 0))
+        for row in shown["rows"]:
+            table.add_row(*row)
+        parts += [table, Text()]
+    return Group(*parts, *map(Text, (*run.summary["sentences"], *run.summary["notes"])))

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from pipelines import machine
 from pipelines.watch.ledger import Ledger
-from pipelines.watch.uplift import ALL, NAMES, as_dict, tokens_per_second, uplifts, within
+from pipelines.watch.uplift import ALL, NAMES, as_dict, rate_in, uplifts
 
 Summary = dict[str, Any]
 STARTS: Final = {"first": "the policy that ships", "counting": "nothing learned"}
@@ -30,9 +30,8 @@ def summarise(
 
     Args:
         requests: how many were ``answered`` and ``failed``, and their ``tokens``.
-        began: seconds since the epoch at which the traffic began.
-        consumed_before: events the learner had taken in before that.
-        start: what served before anything was learned, one of :data:`STARTS`.
+        began: of the traffic, seconds since the epoch; ``consumed_before``: events learned by then.
+        start: what served at first, one of :data:`STARTS`.
     """
     windows = ledger.drafts.windows([(p.began, p.ended) for p in ledger.phases])
     rounds = list(ledger.rounds)
@@ -46,9 +45,9 @@ def summarise(
         **{f"requests_{name}": requests.get(name, 0) for name in ("answered", "failed")},
         "tokens": requests.get("tokens", 0),
         "uplift": {
-            f"over_{side}": as_dict(one[ALL])
-            | {"phases": {p.name: as_dict(one[p.name]) for p in ledger.phases}}
-            for side, one in found.items()
+            f"over_{side}": as_dict(whole)
+            | {"phases": {p.name: as_dict(found[p.name][side]) for p in ledger.phases}}
+            for side, whole in found[ALL].items()
         },
         "rounds": len(rounds),
         "events_produced": ledger.produced,
@@ -63,7 +62,7 @@ def summarise(
         "phases": [
             {"name": p.name, "workloads": p.workloads, "from_s": round(p.began - began, 1)}
             | {"to_s": round(p.ended - began, 1), **asdict(window)}
-            | {"tok_per_s": tokens_per_second(within(rounds, p))}
+            | {"tok_per_s": rate_in(p, rounds)}
             for p, window in zip(ledger.phases, windows, strict=True)
         ],
         "records_refused": ledger.refused,
@@ -82,9 +81,9 @@ def _failings(summary: Summary) -> list[str]:
         "events were lost between worker and learner": summary["events_lost"],
         "faults of the worker were spared the engine: see its log": summary["worker"].get("faults"),
         "records could not be read": summary["records_refused"],
+        "events were made by the worker": "no" if not summary["events_produced"] else 0,
     }
-    made_none = [] if summary["events_produced"] else ["the worker made no events"]
-    return made_none + [f"{count} {what}" for what, count in wrong.items() if count]
+    return [f"{count} {what}" for what, count in wrong.items() if count]
 
 
 def _notes(summary: Summary) -> list[str]:
@@ -94,27 +93,25 @@ def _notes(summary: Summary) -> list[str]:
         "that went on serving."
     )
     return ([] if summary["policy_versions_applied"] else [learned]) + [
-        f"Whether it is faster than {NAMES[side.removeprefix('over_')]} cannot be told from this "
-        "run."
+        f"Whether it is faster than {_named(side)} cannot be told from this run."
         for side, one in summary["uplift"].items()
         if one["low"] is None or one["low"] <= 1.0 <= one["high"]
     ]
 
 
 def _speed(summary: Summary) -> str:
-    known = {
-        side: f"{one['ratio']:.2f} times ({one['low']:.2f} to {one['high']:.2f})"
+    known = [
+        f"{one['ratio']:.2f} ({one['low']:.2f} to {one['high']:.2f}) times those of {_named(side)}"
         for side, one in summary["uplift"].items()
         if one["low"] is not None
-    }
-    plain = known.pop("over_plain", None)
-    if plain is None:
+    ]
+    if not known:
         return "The run was too short to say how fast the service is beside plain decoding."
-    others = (f", {times} of {NAMES[side[len('over_') :]]}" for side, times in known.items())
-    return (
-        f"On the same requests the service made {plain} the tokens a second of plain decoding"
-        f"{''.join(others)}."
-    )
+    return f"On the same requests it made, in tokens a second, {' and '.join(known)}."
+
+
+def _named(comparison: str) -> str:
+    return NAMES[comparison.removeprefix("over_")]
 
 
 def _learning(summary: Summary) -> str:

@@ -88,10 +88,8 @@ class Traffic:
             ProcessError: too many in a row failed; with what the last one got.
         """
         if len(self._errors) > FAILURES_ALLOWED:
-            raise ProcessError(
-                f"{len(self._errors)} requests in a row failed at {self.url}; the last: "
-                f"{self._errors[-1]}"
-            )
+            many = f"{len(self._errors)} requests in a row failed at {self.url}"
+            raise ProcessError(f"{many}; the last: {self._errors[-1]}")
 
     def _send_all(self) -> None:
         with httpx.Client(base_url=self.url, timeout=REQUEST_SECONDS) as client:

@@ -6,7 +6,7 @@ nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, Final
 
@@ -35,50 +35,26 @@ def zone() -> str:
 
 def charts(ledger: Ledger, began: float, ended: float) -> list[Record]:
     """All charts from ``began`` to ``ended``, seconds since the epoch."""
-    width = max(MIN_WINDOW_S, (ended - began) / POINTS)
-    centres = np.arange(began + width / 2, ended, width / 2).tolist()
-    windows = ledger.drafts.windows([(t - width / 2, t + width / 2) for t in centres])
-    times = [_clock(t) for t in centres]
     span = {"type": "date", "tickformat": "%H:%M:%S", "range": [_clock(began), _clock(ended)]}
+    x = {"title": {"text": f"time of day ({zone()})"}, **span}
     marks = _marks(ledger, began, ended)
-    even: Record = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": 1, "y1": 1}
-    even["line"] = {"color": COLOURS["none"], "width": 1}
 
-    def timeline(
-        name: str, title: str, note: str, data: list[Record], y: str, *shapes: Record, **yaxis: Any
-    ) -> Record:
-        made = _chart(name, title, note, data, f"time of day ({zone()})", y)
-        made["layout"]["xaxis"] |= span
-        made["layout"]["yaxis"] |= yaxis
-        made["layout"]["shapes"] = [*marks, *shapes]
-        return made
+    def chart(name: str, title: str, note: str, y: str, data: list[Record]) -> Record:
+        layout = {"xaxis": x, "yaxis": {"title": {"text": y}}, "shapes": marks}
+        return {"id": name, "title": title, "note": note, "data": data, "layout": layout}
 
-    shares = [[100.0 * w.arm_shares[arm] for w in windows] for arm in ARMS]
-    stacked = [
-        _line(arm, times, y, COLOURS[arm], width=0.5) | {"stackgroup": "arms"}
-        for arm, y in zip(ARMS, shares, strict=True)
-    ]
-    accepted = [
-        _line(
-            f"{arm} draft",
-            times,
-            [w.accepted_by_arm[arm] if w.arm_shares[arm] else None for w in windows],
-            COLOURS[arm],
-        )
-        for arm in ("cache", "model")
-    ]
-    ratio_note = (
+    ratio = (
         "Tokens a second of the policy in force, over those of the other side, from blocks of "
         "steps played in turn on the same requests. The band holds with 95% at all times at once; "
         f"the dotted line goes by the last {RECENT} pairs. Click a name to see the others."
     )
-    arms_note = "What a cycle verified: a draft copied from the cache, one of the model, or none."
+    arms = "What a cycle verified: a draft copied from the cache, one of the model, or none."
     took = "Draft tokens that the target took, for each cycle that verified such a draft."
-    worth = "What the service is worth"
+    shares, accepted = _drafts(ledger, began, ended)
     return [
-        timeline("ratio", worth, ratio_note, _ratios(ledger), "ratio", even),
-        timeline("arms", "Arms", arms_note, stacked, "% of cycles", range=[0, 100]),
-        timeline("accepted", "Acceptance", took, accepted, "tokens / cycle", rangemode="tozero"),
+        chart("ratio", "What the service is worth", ratio, "ratio", _ratios(ledger, began, ended)),
+        chart("arms", "Arms", arms, "% of cycles", shares),
+        chart("accepted", "Acceptance", took, "tokens / cycle", accepted),
     ]
 
 
@@ -87,17 +63,29 @@ def _clock(time: float) -> str:
     return datetime.fromtimestamp(time).isoformat(timespec="milliseconds")
 
 
-def _chart(name: str, title: str, note: str, data: list[Record], x: str, y: str) -> Record:
-    layout = {"xaxis": {"title": {"text": x}}, "yaxis": {"title": {"text": y}}}
-    return {"id": name, "title": title, "note": note, "data": data, "layout": layout}
-
-
 def _line(
-    name: str, x: Sequence[Any], y: Sequence[float | None], colour: str, **line: Any
+    name: str, points: Iterable[tuple[float, float | None]], colour: str, **line: Any
 ) -> Record:
-    values = [None if value is None else round(value, 4) for value in y]
-    line = {"color": colour, "width": 2, **line}
-    return {"type": "scatter", "mode": "lines", "name": name, "x": x, "y": values, "line": line}
+    pairs = list(points)
+    values = [None if value is None else round(value, 4) for _, value in pairs]
+    drawn = {"mode": "lines", "name": name, "line": {"color": colour, "width": 2, **line}}
+    return {"type": "scatter", "x": [_clock(t) for t, _ in pairs], "y": values, **drawn}
+
+
+def _drafts(ledger: Ledger, began: float, ended: float) -> tuple[list[Record], list[Record]]:
+    """Lines of what was verified, and of what was accepted."""
+    width = max(MIN_WINDOW_S, (ended - began) / POINTS)
+    times = np.arange(began + width / 2, ended, width / 2).tolist()
+    windows = ledger.drafts.windows([(t - width / 2, t + width / 2) for t in times])
+    seen = list(zip(times, windows, strict=True))
+    shares, accepted = [], []
+    for arm in ARMS:
+        stacked = _line(arm, ((t, 100.0 * w.arm_shares[arm]) for t, w in seen), COLOURS[arm])
+        shares.append(stacked | {"stackgroup": "arms"})
+        if arm != "none":
+            took = ((t, w.accepted_by_arm[arm] if w.arm_shares[arm] else None) for t, w in seen)
+            accepted.append(_line(f"{arm} draft", took, COLOURS[arm]))
+    return shares, accepted
 
 
 def _marks(ledger: Ledger, began: float, ended: float) -> list[Record]:
@@ -117,8 +105,9 @@ def _marks(ledger: Ledger, began: float, ended: float) -> list[Record]:
     return shapes
 
 
-def _ratios(ledger: Ledger) -> list[Record]:
-    data: list[Record] = []
+def _ratios(ledger: Ledger, began: float, ended: float) -> list[Record]:
+    even = _line("even", [(began, 1.0), (ended, 1.0)], COLOURS["none"], width=1)
+    data = [even | {"showlegend": False, "hoverinfo": "skip"}]
     rounds = [r for r in list(ledger.rounds) if r.scope == ledger.scope]
     for side in compared(rounds):
         points = over_time(rounds, side, POINTS)
@@ -130,13 +119,8 @@ def _ratios(ledger: Ledger) -> list[Record]:
         shown = {"legendgroup": side, "visible": True if side == PLAIN else "legendonly"}
         so_far = ((t, e.ratio) for t, e in points)
         data += [
-            _points(label, band, colour, width=0) | filled | {"showlegend": False} | shown,
-            _points(f"{label}, so far", so_far, colour, width=3) | shown,
-            _points(f"{label}, lately", lately, colour, width=1.5, dash="dot") | shown,
+            _line(label, band, colour, width=0) | filled | {"showlegend": False} | shown,
+            _line(f"{label}, so far", so_far, colour, width=3) | shown,
+            _line(f"{label}, lately", lately, colour, width=1.5, dash="dot") | shown,
         ]
     return data
-
-
-def _points(name: str, points: Iterable[tuple[float, float]], colour: str, **line: Any) -> Record:
-    pairs = list(points)
-    return _line(name, [_clock(t) for t, _ in pairs], [y for _, y in pairs], colour, **line)

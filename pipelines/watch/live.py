@@ -10,35 +10,56 @@ from contextlib import contextmanager, suppress
 from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Final
+from urllib.parse import quote
+
+import httpx
 
 from decoder.complaints import Complaints
 from decoder.contracts.errors import ProcessError
+from decoder.contracts.redacted import for_anybody
 from decoder.contracts.settings import KafkaSettings
 from pipelines.watch.ledger import Ledger
-from pipelines.watch.links import versions_at
 from pipelines.watch.observer import Observer
 from pipelines.watch.page import Record, record, render
 
 TITLE: Final = "Adaptive decoding, live"
 HISTORY_S: Final = 3600.0
-ASK_S: Final = 30.0
-"""Between two questions to the registry where the versions of the scope are."""
 FRESH_S: Final = 4.0
 """Figures are computed anew no more often: however many look on, it costs a part of a core."""
 HOSTS: Final = ("127.0.0.1", "localhost")
 """Names it is asked by. A page of a stranger whose name leads here asks by another."""
 
 
+def versions_at(tracking_uri: str, scope: str, shown_at: str = "") -> str:
+    """Address of MLflow's page of a version, but for its number, which comes last; "" where the
+    registry is no server, does not answer, or has no model of ``scope``.
+
+    It is asked as MLflow's REST reference says: whoever only links need not import mlflow.
+
+    Args:
+        shown_at: where its pages are, if not at ``tracking_uri``.
+    """
+    if not scope or not tracking_uri.startswith("http"):
+        return ""
+    try:
+        answer = httpx.get(
+            f"{tracking_uri}/api/2.0/mlflow/registered-models/search",
+            params={"filter": f"tags.scope = '{scope}'", "max_results": "1"},
+            timeout=2.0,
+        )
+        (model,) = answer.raise_for_status().json().get("registered_models", [])
+        return f"{shown_at or for_anybody(tracking_uri)}/#/models/{quote(model['name'])}/versions/"
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError):
+        return ""
+
+
 @contextmanager
 def serving(kafka: KafkaSettings, port: int, tracking_uri: str = "") -> Iterator[str]:
-    """Serve the page on 127.0.0.1; its address. It shows the last hour, and what comes.
+    """Serve the page on 127.0.0.1, at ``port`` or a free one; its address. It shows the last hour,
+    and what comes; versions link to the registry at ``tracking_uri``.
 
     Neither a broker that is away nor a record that keeps no contract ends it. Whoever asks by
     another name than that of this machine is refused.
-
-    Args:
-        port: 0 for any that is free.
-        tracking_uri: of the registry, so that versions are links; "" for none.
 
     Raises:
         ProcessError: the port is taken.
@@ -48,12 +69,9 @@ def serving(kafka: KafkaSettings, port: int, tracking_uri: str = "") -> Iterator
     one_at_a_time = threading.Lock()
 
     @lru_cache(1)
-    def versions(scope: str, period: float) -> str:
-        return versions_at(tracking_uri, scope)
-
-    @lru_cache(1)
     def figures(period: float) -> Record:
-        return record(ledger, TITLE, versions=versions(ledger.scope, time.monotonic() // ASK_S))
+        address = versions_at(tracking_uri, ledger.scope)
+        return record(ledger, TITLE, versions=address)
 
     def respond(path: str) -> tuple[int, str, str]:
         if path not in ("/", "/figures.json"):

@@ -29,8 +29,8 @@ _complaints: Final = Complaints()
 
 
 def ingest(ledger: Ledger, topic: str, key: bytes | None, value: bytes | None, at: float) -> None:
-    """Write one record, of ``at`` in seconds since the epoch, into ``ledger``; one that keeps no
-    contract, or that cannot be taken, is counted. Never raises."""
+    """Write one record, of ``at`` in seconds since the epoch, into ``ledger``; one that cannot be
+    read is counted. Never raises."""
     try:
         if topic == POLICY.name:
             scope, _, role = (key or b"").decode(errors="replace").partition("/")
@@ -51,10 +51,9 @@ def ingest(ledger: Ledger, topic: str, key: bytes | None, value: bytes | None, a
 class Observer:
     """Reads in a thread, between :meth:`start` and :meth:`close`.
 
-    Policies are read from the beginning, statuses and rounds from ``since_s`` ago, drafts from the
-    end: they are many, and what is shown of them is of now. Where ``since_s`` is infinite all
-    topics are read whole. It goes on where it was when a broker that was away comes back; one that
-    reads whole topics begins with their beginning again.
+    Policies are read from the beginning, statuses and rounds from ``since_s`` ago, drafts, which
+    are many, from the end; all topics from the beginning where it is infinite, and again when a
+    broker that was away comes back. Else it goes on where it was.
     """
 
     def __init__(self, kafka: KafkaSettings, ledger: Ledger, since_s: float = 0.0) -> None:
@@ -108,8 +107,7 @@ class Observer:
                     consumer.seek(place, found.offset)
         for place, offset in () if is_whole else self._next.items():
             consumer.seek(place, offset)
-        for place in places:
-            self._next.setdefault(place, consumer.position(place))
+        self._next = {place: consumer.position(place) for place in places}
         while not self._closing.is_set():
             records = fetch(consumer, 0)
             for record in records:

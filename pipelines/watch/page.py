@@ -17,16 +17,7 @@ from decoder.trial.effect import Effect
 from pipelines.watch.charts import charts, zone
 from pipelines.watch.drafts import ARMS
 from pipelines.watch.ledger import Ledger
-from pipelines.watch.uplift import (
-    ALL,
-    NAMES,
-    as_text,
-    by_workload,
-    is_bounded,
-    tokens_per_second,
-    uplifts,
-    within,
-)
+from pipelines.watch.uplift import ALL, NAMES, as_text, by_workload, rate_in, uplifts
 
 TEMPLATE: Final = Path(__file__).with_name("page.html")
 SHORTEST_S: Final = 60.0
@@ -61,17 +52,12 @@ def record(
     """
     rounds = [r for r in list(ledger.rounds) if r.scope == ledger.scope]
     found = uplifts(rounds, ledger.phases)
-    by_phase = {
-        name: {side: one[name] for side, one in found.items()}
-        for name in [*(p.name for p in ledger.phases), ALL]
-    }
-    times = [s.time for s in list(ledger.statuses)] + [r.time for r in rounds]
-    ended = max(times, default=time.time())
-    began = min(times, default=ended)
+    times = [*(s.time for s in ledger.statuses), *(r.time for r in rounds)] or [time.time()]
+    began, ended = min(times), max(times)
     if ledger.phases:
         began, ended = ledger.phases[0].began, min(ended, ledger.phases[-1].ended)
     tables = [
-        _ratio_table("Phases: ratios of tokens a second", "phase", by_phase),
+        _ratio_table("Phases: ratios of tokens a second", "phase", found),
         _phase_table(ledger, rounds),
         _ratio_table("Workloads: the same at the costs in force", "workload", by_workload(rounds)),
         _version_table(ledger, versions),
@@ -81,7 +67,7 @@ def record(
         "title": title,
         "sentences": list(sentences),
         "made": f"{_moment(time.time())} {zone()}",
-        "tiles": [_tile(side, one[ALL]) for side, one in found.items()],
+        "tiles": [_tile(side, whole) for side, whole in found[ALL].items()],
         "charts": charts(ledger, began, max(ended, began + SHORTEST_S)),
         "tables": [table for table in tables if table["rows"]],
     }
@@ -105,12 +91,8 @@ def _moment(at: float) -> str:
 
 
 def _tile(side: str, whole: Effect) -> Record:
-    value, detail = "-", "not played"
-    if whole.pairs:
-        value, interval = f"{whole.ratio:.2f}", "too few for an interval"
-        if is_bounded(whole):
-            interval = f"95%: {whole.low:.2f} to {whole.high:.2f}"
-        detail = f"{interval}, {whole.pairs} pairs of blocks"
+    value = f"{whole.ratio:.2f}" if whole.pairs else "-"
+    detail = f"{as_text(whole)}, {whole.pairs} pairs of blocks" if whole.pairs else "not played"
     return {"id": f"over_{side}", "label": f"over {NAMES[side]}", "value": value, "detail": detail}
 
 
@@ -126,7 +108,7 @@ def _phase_table(ledger: Ledger, rounds: Sequence[Round]) -> Record:
     windows = ledger.drafts.windows([(p.began, p.ended) for p in ledger.phases])
     for phase, window in zip(ledger.phases, windows, strict=True):
         named = [phase.name, _moment(phase.began)[11:], ", ".join(phase.workloads)]
-        rate = f"{tokens_per_second(within(rounds, phase)):.1f}"
+        rate = f"{rate_in(phase, rounds):.1f}"
         shares = [f"{window.arm_shares[arm]:.0%}" for arm in ARMS]
         error = "-" if window.mae is None else f"{window.mae:.2f}"
         rows.append([*named, rate, *shares, f"{window.accepted_by_arm['cache']:.2f}", error])

@@ -50,23 +50,20 @@ def compared(rounds: Sequence[Round]) -> list[str]:
 
 
 def uplifts(rounds: Sequence[Round], phases: Iterable[Phase]) -> dict[str, dict[str, Effect]]:
-    """Rates over each other side's by the clock, of each phase by name and of :data:`ALL`."""
-    parts = {p.name: within(rounds, p) for p in phases}
-    parts[ALL] = list(rounds)
-    return {
-        side: {name: effect_of(part, CHAMPION, side) for name, part in parts.items()}
-        for side in compared(rounds)
-    }
+    """Rates over each other side's by the clock, by side, of each phase by its name and of
+    :data:`ALL`. A round belongs to the phase in which it ended."""
+    parts = {p.name: _within(p, rounds) for p in phases} | {ALL: list(rounds)}
+    sides = compared(rounds)
+    return {n: {s: effect_of(part, CHAMPION, s) for s in sides} for n, part in parts.items()}
 
 
-def tokens_per_second(rounds: Sequence[Round], side: str = CHAMPION) -> float:
-    """Of the blocks of ``side``, by the clock; 0 without any."""
-    blocks = [block for one in rounds if (block := one.block(side))]
+def rate_in(phase: Phase, rounds: Iterable[Round], side: str = CHAMPION) -> float:
+    """Tokens a second of ``side`` in its blocks of a phase, by the clock; 0 without any."""
+    blocks = [block for one in _within(phase, rounds) if (block := one.block(side))]
     return 1e6 * sum(b.tokens for b in blocks) / max(sum(b.us for b in blocks), 1.0)
 
 
-def within(rounds: Sequence[Round], phase: Phase) -> list[Round]:
-    """Those that ended in ``phase``."""
+def _within(phase: Phase, rounds: Iterable[Round]) -> list[Round]:
     return [one for one in rounds if phase.began <= one.time < phase.ended]
 
 

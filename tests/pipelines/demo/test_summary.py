@@ -11,9 +11,8 @@ import pytest
 from rich.console import Console
 
 from decoder.contracts.bundle import CHAMPION, frequency_policy
-from pipelines.demo.run import Run, is_clear, page_of, write
+from pipelines.demo.run import Run, is_clear, outcome, page_of, status_line, write
 from pipelines.demo.summary import Summary, summarise
-from pipelines.demo.terminal import outcome, status_line
 from pipelines.watch.ledger import Ledger, Phase
 from tests.pipelines.watch.records import (
     SCOPE,
@@ -91,7 +90,7 @@ def test_events_that_the_learner_had_before_do_not_count() -> None:
         (recorded(lost=3), 0, ["3 events were lost"]),
         (recorded(), 1, ["1 requests failed"]),
         (recorded(faults=2), 0, ["2 faults"]),
-        (Ledger(WORKER, refused=1), 0, ["made no events", "1 records could not be read"]),
+        (Ledger(WORKER, refused=1), 0, ["1 records could not be read", "no events were made"]),
     ],
 )
 def test_what_fails_a_run(ledger: Ledger, failed: int, words: list[str]) -> None:
@@ -144,7 +143,7 @@ def test_a_run_is_written_and_shown_at_every_stage(ledger: Ledger, tmp_path: Pat
     assert json.dumps(summary["sentences"][0]) in page.read_text()
     assert json.loads((tmp_path / "summary.json").read_text())["ok"] is summary["ok"]
     console = Console(width=160, record=True, file=io.StringIO())
-    console.print(status_line(ledger), outcome(run.summary, run.page))
+    console.print(status_line(ledger), outcome(run))
     shown = console.export_text()
     assert "over plain decoding" in shown and "requests none failed." in shown
     assert ("1.5" in shown) is bool(ledger.rounds)

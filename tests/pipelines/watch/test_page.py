@@ -61,7 +61,7 @@ def test_a_page_says_what_it_is_worth_what_is_in_force_what_was_learned_and_what
     assert "30 pairs" in figures["tiles"][0]["detail"]
     charts = {chart["id"]: chart for chart in figures["charts"]}
     assert sum(max(d["y"], default=0) for d in charts["arms"]["data"]) == pytest.approx(100.0)
-    band, line, _ = charts["ratio"]["data"][:3]
+    band, line, _ = charts["ratio"]["data"][1:4]
     assert len(band["y"]) > len(line["y"]) > 5
     marks = {s["label"]["text"] for s in charts["ratio"]["layout"]["shapes"] if "label" in s}
     assert marks == {"agentic", "v1", "v2", "alarm"}

@@ -11,9 +11,8 @@ from pipelines.watch.uplift import (
     as_text,
     by_workload,
     over_time,
-    tokens_per_second,
+    rate_in,
     uplifts,
-    within,
 )
 from tests.pipelines.watch.records import rounds
 
@@ -27,18 +26,18 @@ def played() -> list:
 
 def test_each_phase_has_its_own_ratio_and_the_whole_is_that_of_all() -> None:
     found = uplifts(played(), PHASES)
-    first, second, whole = (found["plain"][name] for name in ("A", "B", ALL))
+    first, second, whole = (found[name]["plain"] for name in ("A", "B", ALL))
     assert (first.ratio, second.ratio) == pytest.approx((1.5, 0.75), rel=0.05)
     assert (first.pairs, second.pairs, whole.pairs) == (40, 20, 60)
     assert whole.low < whole.ratio < whole.high
-    assert found["suffix"]["A"].ratio == pytest.approx(1.2, rel=0.05)
-    rates = [tokens_per_second(within(played(), phase)) for phase in PHASES]
-    assert rates == pytest.approx([60.0, 30.0], rel=0.05) and tokens_per_second([]) == 0.0
+    assert found["A"]["suffix"].ratio == pytest.approx(1.2, rel=0.05)
+    rates = [rate_in(phase, played()) for phase in PHASES]
+    assert rates == pytest.approx([60.0, 30.0], rel=0.05) and rate_in(PHASES[0], []) == 0.0
 
 
 def test_no_interval_is_claimed_before_there_is_one_and_no_side_that_never_played() -> None:
-    assert list(uplifts(rounds(5, 0.0, 2.0, RATES), ())) == ["plain", "suffix"]
-    none, few, many = (uplifts(rounds(n, 0.0, 1.0, RATES), ())["plain"][ALL] for n in (0, 5, 50))
+    assert list(uplifts(rounds(5, 0.0, 2.0, RATES), ())[ALL]) == ["plain", "suffix"]
+    none, few, many = (uplifts(rounds(n, 0.0, 1.0, RATES), ())[ALL]["plain"] for n in (0, 5, 50))
     assert as_text(none) == "-" and as_text(few).startswith("about 1.") and " to " in as_text(many)
     assert as_dict(none) == {"ratio": None, "low": None, "high": None, "pairs": 0}
     assert as_dict(few) == {**as_dict(none), "ratio": round(few.ratio, 4), "pairs": 5}
@@ -63,7 +62,7 @@ def test_a_workload_has_the_ratio_of_its_own_requests() -> None:
 def test_a_course_ends_with_what_is_known_now_narrows_and_the_recent_one_follows() -> None:
     points = over_time(played()[:40], "plain", 10)
     assert len(points) == 10
-    assert points[-1] == (180.0, uplifts(played()[:40], ())["plain"][ALL])
+    assert points[-1] == (180.0, uplifts(played()[:40], ())[ALL]["plain"])
     assert points[-1][1].high - points[-1][1].low < points[4][1].high - points[4][1].low
     _, last = over_time(played(), "plain", 10, RECENT)[-1]
     _, whole = over_time(played(), "plain", 10)[-1]
