@@ -148,7 +148,7 @@ def page_of(ledger: Ledger, summary: Summary, versions: str = "") -> Record:
     """What the page of a demo shows; ``versions`` as :func:`pipelines.watch.page.record`."""
     traffic = f"{summary['tokens']} tokens in {summary['duration_s']:.0f} s"
     facts = {"machine": summary["machine"], "traffic": f"{traffic} from {summary['date']}"}
-    said = [*summary["sentences"], *summary["notes"], *summary["failings"]]
+    said = summary["sentences"] + summary["notes"] + summary["failings"]
     return record(ledger, "Adaptive decoding: a demo run", said, facts, versions)
 
 
@@ -202,13 +202,12 @@ def write(run: Run, folder: Path) -> Path:
 
 def status_line(ledger: Ledger) -> str:
     """The state of a run in one line of text."""
-    phase = ledger.phases[-1].name if ledger.phases else "starting"
     over = uplifts(list(ledger.rounds), ())[ALL]
     worth = ", ".join(f"over {NAMES[side]} {as_text(whole)}" for side, whole in over.items())
     policy = f"v{ledger.statuses[-1].policy_version}" if ledger.statuses else "-"
     candidates = ledger.learner[-1].candidates if ledger.learner else 0
     return (
-        f"{phase}: {worth}, policy {policy}, events {ledger.produced} made "
+        f"{ledger.phases[-1].name}: {worth}, policy {policy}, events {ledger.produced} made "
         f"{ledger.consumed} learned from, candidates {candidates}"
     )
 

@@ -69,9 +69,10 @@ def summarise(
         "worker": ledger.statuses[-1].model_dump(mode="json") if ledger.statuses else {},
         "learner": ledger.learner[-1].model_dump(mode="json") if ledger.learner else {},
     }
-    said = {"failings": _failings(summary), "notes": _notes(summary)}
+    failings, notes = _failings(summary), _notes(summary)
     sentences = [_speed(summary), _learning(summary), _trust(summary)]
-    return {"ok": not said["failings"], **said, "sentences": sentences, **summary}
+    said = {"ok": not failings, "failings": failings, "notes": notes, "sentences": sentences}
+    return said | summary
 
 
 def _failings(summary: Summary) -> list[str]:
@@ -88,10 +89,7 @@ def _failings(summary: Summary) -> list[str]:
 
 def _notes(summary: Summary) -> list[str]:
     """What was not shown, for want of time; no fault."""
-    learned = (
-        "Nothing that was learned in these minutes was shown to be better than what served, so "
-        "that went on serving."
-    )
+    learned = "Nothing that was learned in these minutes was shown to be better than what served."
     return ([] if summary["policy_versions_applied"] else [learned]) + [
         f"Whether it is faster than {_named(side)} cannot be told from this run."
         for side, one in summary["uplift"].items()

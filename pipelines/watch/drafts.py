@@ -21,8 +21,7 @@ KEPT_NUMBERS: Final = 100_000
 """Events whose numbers are remembered: a record that is sent twice comes within seconds."""
 
 Sums = NDArray[np.float64]
-"""[7]: cycles of the three arms, draft tokens accepted in those of cache and model, the sum of
-absolute errors of predicted lengths, and of how many labels."""
+"""[7]: cycles by arm, tokens accepted of cache and model, absolute errors, and of how many."""
 
 
 @dataclass(frozen=True)

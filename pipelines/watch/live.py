@@ -31,13 +31,10 @@ HOSTS: Final = ("127.0.0.1", "localhost")
 
 
 def versions_at(tracking_uri: str, scope: str, shown_at: str = "") -> str:
-    """Address of MLflow's page of a version, but for its number, which comes last; "" where the
-    registry is no server, does not answer, or has no model of ``scope``.
+    """Address, at ``shown_at`` or the registry's own, of MLflow's page of a version, but for its
+    number, which comes last; "" where it is no server, does not answer, or has no such model.
 
     It is asked as MLflow's REST reference says: whoever only links need not import mlflow.
-
-    Args:
-        shown_at: where its pages are, if not at ``tracking_uri``.
     """
     if not scope or not tracking_uri.startswith("http"):
         return ""
@@ -70,8 +67,7 @@ def serving(kafka: KafkaSettings, port: int, tracking_uri: str = "") -> Iterator
 
     @lru_cache(1)
     def figures(period: float) -> Record:
-        address = versions_at(tracking_uri, ledger.scope)
-        return record(ledger, TITLE, versions=address)
+        return record(ledger, TITLE, versions=versions_at(tracking_uri, ledger.scope))
 
     def respond(path: str) -> tuple[int, str, str]:
         if path not in ("/", "/figures.json"):

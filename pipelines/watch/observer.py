@@ -71,8 +71,7 @@ class Observer:
     def close(self) -> None:
         """Stop reading."""
         self._closing.set()
-        if self._thread.ident is not None:
-            self._thread.join(5.0)
+        self._thread.join(5.0)
 
     def _read(self) -> None:
         while not self._closing.is_set():

@@ -103,15 +103,14 @@ def _ratio_table(title: str, head: str, rows: Mapping[str, Mapping[str, Effect]]
 
 
 def _phase_table(ledger: Ledger, rounds: Sequence[Round]) -> Record:
-    head = ["phase", "from", "workloads", "tokens / s", *ARMS, "cache accepts", "error"]
+    head = ["phase", "workloads", "tokens / s", *ARMS, "cache accepts", "error"]
     rows = []
     windows = ledger.drafts.windows([(p.began, p.ended) for p in ledger.phases])
     for phase, window in zip(ledger.phases, windows, strict=True):
-        named = [phase.name, _moment(phase.began)[11:], ", ".join(phase.workloads)]
-        rate = f"{rate_in(phase, rounds):.1f}"
-        shares = [f"{window.arm_shares[arm]:.0%}" for arm in ARMS]
-        error = "-" if window.mae is None else f"{window.mae:.2f}"
-        rows.append([*named, rate, *shares, f"{window.accepted_by_arm['cache']:.2f}", error])
+        named = [phase.name, ", ".join(phase.workloads), f"{rate_in(phase, rounds):.1f}"]
+        drafted = [f"{window.arm_shares[arm]:.0%}" for arm in ARMS]
+        drafted += [f"{window.accepted_by_arm['cache']:.2f}"]
+        rows.append([*named, *drafted, "-" if window.mae is None else f"{window.mae:.2f}"])
     return _table("Phases: what the policy in force did", head, rows)
 
 

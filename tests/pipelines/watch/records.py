@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from decoder.contracts.bundle import CHAMPION, frequency_policy
 from decoder.contracts.events import DraftEvent, EventBatch, Origin, decode_batch, encode_batch
 from decoder.contracts.features import NUM_FEATURES
 from decoder.contracts.status import LearnerStatus, WorkerStatus
 from decoder.contracts.trials import Block, Round
+from pipelines.watch.ledger import Ledger, Phase
 
 WORKER = "worker-under-test"
 SCOPE = "0123456789abcdef"
 ORIGIN = Origin(SCOPE, WORKER, "1f" * 8)
+FASTER = {CHAMPION: 60.0, "plain": 40.0, "suffix": 55.0, "first": 60.0}
+EVENTS = 480
 
 
 def event(number: int, time: float, **changes: Any) -> DraftEvent:
@@ -59,3 +64,31 @@ def rounds(
         facts = {"scope": SCOPE, "worker": WORKER, "life": ORIGIN.life, "number": number}
         made.append(Round(time=began + every * (number + 1), blocks=tuple(blocks), **facts))
     return made
+
+
+def recorded(
+    lost: int = 0,
+    last_version: int = 2,
+    rates: dict[str, float] | None = None,
+    faults: int = 0,
+    phase: str = "agentic",
+) -> Ledger:
+    """Two minutes of a run; so many events were never learned from."""
+    ledger = Ledger(WORKER)
+    for second in range(121):
+        status = {"events_made": 4 * second, "faults": faults, "policy_version": 1}
+        if second >= 60:
+            status |= {"policy_version": last_version, "policy_applied_at": 1060}
+        ledger.add_status(worker_status(1000.0 + second, 30 * second, **status))
+        ledger.add_status(learner_status(1000.0 + second, min(4 * second, EVENTS - lost)))
+    arms = ("cache", "cache", "cache", "none")
+    ledger.add_drafts(batch([event(i, 1000.0 + i / 4, arm=arms[i % 4]) for i in range(EVENTS)]))
+    start = replace(frequency_policy(SCOPE), version=1)
+    ledger.add_policy(999.0, SCOPE, CHAMPION, start)
+    learned = replace(start, version=2, provenance={"origin": "learner"})
+    ledger.add_policy(1059.0, SCOPE, CHAMPION, learned)
+    for one in rounds(60, 1000.0, 2.0, rates or FASTER):
+        ledger.add_round(one)
+    first = Phase(phase, ("edits", "tools"), 1000.0, 1060.0)
+    ledger.phases = [first, Phase("conversation", ("chat", "code"), 1060.0, 1120.0)]
+    return ledger

@@ -3,17 +3,9 @@ from __future__ import annotations
 import pytest
 
 from decoder.contracts.trials import Block, Group
+from pipelines.watch import uplift
 from pipelines.watch.ledger import Phase
-from pipelines.watch.uplift import (
-    ALL,
-    RECENT,
-    as_dict,
-    as_text,
-    by_workload,
-    over_time,
-    rate_in,
-    uplifts,
-)
+from pipelines.watch.uplift import ALL, as_dict, as_text, over_time, uplifts
 from tests.pipelines.watch.records import rounds
 
 RATES = {"champion": 60.0, "plain": 40.0, "suffix": 50.0}
@@ -31,8 +23,8 @@ def test_each_phase_has_its_own_ratio_and_the_whole_is_that_of_all() -> None:
     assert (first.pairs, second.pairs, whole.pairs) == (40, 20, 60)
     assert whole.low < whole.ratio < whole.high
     assert found["A"]["suffix"].ratio == pytest.approx(1.2, rel=0.05)
-    rates = [rate_in(phase, played()) for phase in PHASES]
-    assert rates == pytest.approx([60.0, 30.0], rel=0.05) and rate_in(PHASES[0], []) == 0.0
+    rates = [uplift.rate_in(phase, played()) for phase in PHASES]
+    assert rates == pytest.approx([60.0, 30.0], rel=0.05) and uplift.rate_in(PHASES[0], []) == 0.0
 
 
 def test_no_interval_is_claimed_before_there_is_one_and_no_side_that_never_played() -> None:
@@ -45,17 +37,14 @@ def test_no_interval_is_claimed_before_there_is_one_and_no_side_that_never_playe
 
 def test_a_workload_has_the_ratio_of_its_own_requests() -> None:
     def parted(block: Block) -> Block:
-        fast = 0.5 if block.side == "champion" else 0.25
-        parts = {"edits": fast, "chat": 1.0 - fast}
-        groups = [
-            Group(workload=w, tokens=p * block.tokens, cost_us=0.5 * block.cost_us)
-            for w, p in parts.items()
-        ]
-        return block.model_copy(update={"groups": tuple(groups)})
+        fast, cost = 0.5 if block.side == "champion" else 0.25, 0.5 * block.cost_us
+        parts = {"edits": fast * block.tokens, "chat": (1.0 - fast) * block.tokens}
+        groups = tuple(Group(workload=w, tokens=n, cost_us=cost) for w, n in parts.items())
+        return block.model_copy(update={"groups": groups})
 
     made = rounds(40, 0.0, 1.0, {"champion": 60.0, "plain": 60.0})
     made = [r.model_copy(update={"blocks": tuple(map(parted, r.blocks))}) for r in made]
-    ratios = {name: one["plain"].ratio for name, one in by_workload(made).items()}
+    ratios = {name: one["plain"].ratio for name, one in uplift.by_workload(made).items()}
     assert ratios == pytest.approx({"chat": 2.0 / 3.0, "edits": 2.0, ALL: 1.0}, rel=0.05)
 
 
@@ -64,6 +53,6 @@ def test_a_course_ends_with_what_is_known_now_narrows_and_the_recent_one_follows
     assert len(points) == 10
     assert points[-1] == (180.0, uplifts(played()[:40], ())[ALL]["plain"])
     assert points[-1][1].high - points[-1][1].low < points[4][1].high - points[4][1].low
-    _, last = over_time(played(), "plain", 10, RECENT)[-1]
+    _, last = over_time(played(), "plain", 10, uplift.RECENT)[-1]
     _, whole = over_time(played(), "plain", 10)[-1]
-    assert last.pairs == RECENT and last.ratio < whole.ratio
+    assert last.pairs == uplift.RECENT and last.ratio < whole.ratio
