@@ -12,22 +12,21 @@ from pipelines.watch import drafts, ledger
 from pipelines.watch.drafts import Drafts, Window
 from pipelines.watch.ledger import Ledger
 from tests.pipelines.watch import records
+from tests.pipelines.watch.records import ORIGIN, SCOPE, WORKER, batch, event, learner_status
 
 
 def test_arms_are_those_of_the_policy_in_force_whatever_other_sides_did() -> None:
     made = [
-        records.event(0, 101.0, side="", arm="cache", accepted=5, verified_len=4),
-        records.event(1, 101.0, side="champion", arm="model", model_accepted=2, censored="length"),
-        records.event(2, 101.2, side="champion", arm="none", predicted=4.0, accepted=3),
-        records.event(3, 101.4, arm="none", draft_len=0, accepted=0, label="", features=None),
-        records.event(4, 101.5, side="plain", arm="none"),
-        records.event(
-            5, 101.5, side="trial", arm="cache", accepted=8, role="trial", policy_version=9
-        ),
-        records.event(6, 105.0, side="", arm="model", model_accepted=1, accepted=3),
+        event(0, 101.0, side="", arm="cache", accepted=5, verified_len=4),
+        event(1, 101.0, side="champion", arm="model", model_accepted=2, censored="length"),
+        event(2, 101.2, side="champion", arm="none", predicted=4.0, accepted=3),
+        event(3, 101.4, arm="none", draft_len=0, accepted=0, label="", features=None),
+        event(4, 101.5, side="plain", arm="none"),
+        event(5, 101.5, side="trial", arm="cache", accepted=8, role="trial"),
+        event(6, 105.0, side="", arm="model", model_accepted=1, accepted=3),
     ]
-    found = Ledger(records.WORKER)
-    found.add_drafts(records.batch(made))
+    found = Ledger(WORKER)
+    found.add_drafts(batch(made))
     first, second, nothing = found.drafts.windows([(100.0, 105.0), (105.0, 110.0), (0.0, 9.0)])
     shares = {"cache": 0.25, "model": 0.25, "none": 0.5}
     assert first == Window(4, shares, {"cache": 4.0, "model": 2.0}, mae=1.5)  # of 2 and 1
@@ -37,27 +36,23 @@ def test_arms_are_those_of_the_policy_in_force_whatever_other_sides_did() -> Non
 
 
 def test_events_count_once_and_only_those_of_the_own_worker_and_scope() -> None:
-    found = Ledger(records.WORKER)
-    found.add_drafts(records.batch([records.event(0, 101.0), records.event(0, 101.0)]))
-    found.add_drafts(records.batch([records.event(0, 101.0)]))
-    found.add_drafts(
-        records.batch([records.event(1, 101.0)], replace(records.ORIGIN, worker="another"))
-    )
-    found.add_drafts(
-        records.batch([records.event(0, 102.0)], replace(records.ORIGIN, life="2e" * 8))
-    )
+    found = Ledger(WORKER)
+    found.add_drafts(batch([event(0, 101.0), event(0, 101.0)]))
+    found.add_drafts(batch([event(0, 101.0)]))
+    found.add_drafts(batch([event(1, 101.0)], replace(ORIGIN, worker="another")))
+    found.add_drafts(batch([event(0, 102.0)], replace(ORIGIN, life="2e" * 8)))
     assert found.drafts.seen == found.drafts.windows([(0.0, 200.0)])[0].events == 2
     found.add_status(records.worker_status(101.0, 0))
-    found.add_status(records.learner_status(101.0, 5))
-    found.add_status(records.learner_status(102.0, 99).model_copy(update={"scope": "other"}))
-    assert (found.consumed, found.learner[-1].scope) == (5, records.SCOPE)
+    found.add_status(learner_status(101.0, 5))
+    found.add_status(learner_status(102.0, 99).model_copy(update={"scope": "other"}))
+    assert (found.consumed, found.learner[-1].scope) == (5, SCOPE)
 
 
 def test_learned_versions_are_those_that_the_learner_made_and_that_were_in_force() -> None:
     found = records.recorded()
     made = found.published[-1].policy
-    found.add_policy(1060.5, records.SCOPE, TRIAL, replace(made, version=3))
-    found.add_policy(1061.0, records.SCOPE, TRIAL, None)
+    found.add_policy(1060.5, SCOPE, TRIAL, replace(made, version=3))
+    found.add_policy(1061.0, SCOPE, TRIAL, None)
     found.add_policy(1062.0, "another", CHAMPION, replace(made, scope="another", version=7))
     assert found.policy_switches() == [(1000.0, 1), (1060.0, 2)]
     assert found.learned_versions() == [2]
@@ -85,9 +80,9 @@ def test_made_up_lives_times_and_publications_do_not_grow_for_ever(
     monkeypatch.setattr(drafts, "KEPT_NUMBERS", 3)
     monkeypatch.setattr(ledger, "KEPT_PUBLICATIONS", 3)
     for life in range(10):
-        made = records.event(life, now + 60.0 * life)
-        found.add_drafts(records.batch([made, made], replace(records.ORIGIN, life=f"{life:x}")))
-        found.add_policy(1e15, records.SCOPE, TRIAL, None)
+        made = event(life, now + 60.0 * life)
+        found.add_drafts(batch([made, made], replace(ORIGIN, life=f"{life:x}")))
+        found.add_policy(1e15, SCOPE, TRIAL, None)
     assert found.drafts.seen == 10
     assert len(found.drafts._numbers) == len(found._published) == 3
     assert len(found.drafts._seconds) <= 7

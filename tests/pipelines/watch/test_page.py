@@ -109,12 +109,11 @@ def produce(kafka: KafkaSettings, began: float, rates: dict[str, float]) -> None
     from kafka import KafkaProducer
 
     producer = KafkaProducer(acks="all", **kafka.client_options())
-    for one in records.rounds(30, began, 1.0, rates):
-        producer.send(TRIALS.name, key=b"worker", value=one.model_dump_json().encode())
-    for second in range(31):
-        status = records.worker_status(began + second, 60 * second)
-        producer.send(STATUS.name, key=b"worker", value=status.model_dump_json().encode())
-    producer.send(TRIALS.name, key=b"worker", value=b"no round")
+    statuses = [records.worker_status(began + second, 60 * second) for second in range(31)]
+    made = {TRIALS.name: records.rounds(30, began, 1.0, rates), STATUS.name: statuses}
+    for topic, each in made.items():
+        for one in each:
+            producer.send(topic, key=b"worker", value=one.model_dump_json().encode())
     producer.flush()
     producer.close()
 
@@ -146,9 +145,7 @@ def address() -> Iterator[str]:
         yield address
 
 
-def test_the_live_page_is_served_while_no_broker_is_there_and_a_taken_port_is_named(
-    address: str,
-) -> None:
+def test_the_live_page_is_served_to_this_machine_while_no_broker_is_there(address: str) -> None:
     page = httpx.get(address)
     assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
     assert detail(address) == "not played"
@@ -156,28 +153,19 @@ def test_the_live_page_is_served_while_no_broker_is_there_and_a_taken_port_is_na
     port = int(address.rsplit(":", 1)[1])
     with pytest.raises(ProcessError, match=f"port {port} is taken"), serving(KafkaSettings(), port):
         pass
-
-
-@pytest.mark.parametrize(
-    ("host", "status"),
-    [("localhost", 200), ("127.0.0.1:80", 200), ("localhost.evil.example:80", 403), ("", 403)],
-)
-def test_who_asks_by_a_strangers_name_is_refused(address: str, host: str, status: int) -> None:
-    asked = httpx.get(f"{address}/figures.json", headers={"Host": host})
-    assert asked.status_code == status
+    for host, status in (("localhost", 200), ("localhost.evil.example:80", 403), ("", 403)):
+        asked = httpx.get(f"{address}/figures.json", headers={"Host": host})
+        assert asked.status_code == status, "a page of a stranger whose name leads here"
 
 
 def test_figures_that_cannot_be_computed_are_said_in_a_sentence(
     address: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken(*_: object, **__: object) -> None:
-        raise OverflowError("year out of range")
-
     with monkeypatch.context() as patched:
-        patched.setattr(live, "record", broken)
+        patched.setattr(live, "record", lambda *_, **__: 1 / 0)
         for path in ("/", "/figures.json"):
             answer = httpx.get(address + path)
-            assert answer.status_code == 503
-            assert answer.text == "The figures cannot be computed now: try again."
+            told = (answer.status_code, answer.text)
+            assert told == (503, "The figures cannot be computed now: try again.")
     assert len(caplog.records) == 1, "said once a minute"
     assert httpx.get(address).status_code == 200
