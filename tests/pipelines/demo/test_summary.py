@@ -29,8 +29,7 @@ def test_figures_are_of_this_run_alone_and_every_comparison_has_its_phases() -> 
     found = summarise(ledger, REQUESTS, 1000.0, consumed_before=1000)
     summary = json.loads(json.dumps(found, allow_nan=False))
     assert (summary["requests_answered"], summary["requests_failed"]) == (2, 0)
-    lost = summary["events_produced"], summary["events_consumed"], summary["events_lost"]
-    assert lost == (EVENTS, EVENTS, 0)
+    assert (summary["events_consumed"], summary["events_lost"]) == (EVENTS, 0)
     assert summary["policy_versions_applied"] == [2] and summary["worker"]["policy_version"] == 2
     for phase in summary["phases"]:
         assert phase["arm_shares"] == {"cache": 0.75, "model": 0.0, "none": 0.25}
@@ -48,9 +47,9 @@ def test_figures_are_of_this_run_alone_and_every_comparison_has_its_phases() -> 
         (recorded(), 1, "failings", "1 requests failed"),
         (recorded(faults=2), 0, "failings", "2 faults"),
         (Ledger(records.WORKER), 0, "failings", "no events were made"),
-        (recorded(last_version=1), 0, "notes", "Nothing that was learned"),
-        (recorded(rates={**FASTER, "plain": 60.0}), 0, "notes", "than plain decoding cannot be"),
-        (recorded(rates={CHAMPION: 60.0}), 0, "notes", "than plain decoding cannot be told"),
+        (recorded(version=1), 0, "notes", "Nothing that was learned"),
+        (recorded(**{**FASTER, "plain": 60.0}), 0, "notes", "than plain decoding cannot be"),
+        (recorded(champion=60.0), 0, "notes", "than plain decoding cannot be told"),
     ],
 )
 def test_a_fault_fails_a_run_and_what_time_was_too_short_to_show_does_not(
@@ -76,7 +75,7 @@ def test_three_sentences_say_what_was_shown_and_no_more() -> None:
     assert "480 draft events" in learning and "after 60 seconds" in learning
     assert "the policy that ships" in learning
     assert "480 draft events none were lost" in trust and "of 3 requests 1 failed" in trust
-    slower = summary_of(recorded(rates={**FASTER, "plain": 90.0}, lost=1))["sentences"]
+    slower = summary_of(recorded(**{**FASTER, "plain": 90.0}, lost=1))["sentences"]
     assert "slower than plain decoding in agentic, conversation" in slower[2]
     nothing = summary_of(Ledger(records.WORKER))["sentences"]
     assert len(nothing) == 3 and "too short to say" in nothing[0]

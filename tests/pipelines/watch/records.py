@@ -39,9 +39,8 @@ def worker_status(time: float, tokens: int, **changes: Any) -> WorkerStatus:
 
 
 def learner_status(time: float, consumed: int, **changes: Any) -> LearnerStatus:
-    return LearnerStatus(
-        process="learner", scope=SCOPE, time=time, events_consumed=consumed, **changes
-    )
+    said = {"process": "learner", "scope": SCOPE, "events_consumed": consumed, **changes}
+    return LearnerStatus(time=time, **said)
 
 
 def batch(events: list[DraftEvent], origin: Origin = ORIGIN) -> EventBatch:
@@ -49,16 +48,14 @@ def batch(events: list[DraftEvent], origin: Origin = ORIGIN) -> EventBatch:
     return decode_batch(encode_batch(events, origin, 0))
 
 
-def rounds(
-    count: int, began: float, every: float, rates: dict[str, float], noise: float = 0.05
-) -> list[Round]:
+def rounds(count: int, began: float, every: float, rates: dict[str, float]) -> list[Round]:
     """Rounds ``every`` so many seconds in which each side makes about ``rates`` tokens a second."""
     rng = np.random.default_rng(0)
     made = []
     for number in range(count):
         blocks = []
         for side, rate in rates.items():
-            tokens = max(1, round(rate * (1.0 + noise * rng.standard_normal())))
+            tokens = max(1, round(rate * (1.0 + 0.05 * rng.standard_normal())))
             numbers: dict[str, Any] = {"steps": 32, "requests": 3, "tokens": tokens}
             blocks.append(Block(side=side, us=1e6, cost_us=1e6, **numbers))
         facts = {"scope": SCOPE, "worker": WORKER, "life": ORIGIN.life, "number": number}
@@ -67,18 +64,14 @@ def rounds(
 
 
 def recorded(
-    lost: int = 0,
-    last_version: int = 2,
-    rates: dict[str, float] | None = None,
-    faults: int = 0,
-    phase: str = "agentic",
+    lost: int = 0, faults: int = 0, version: int = 2, phase: str = "agentic", **rates: float
 ) -> Ledger:
     """Two minutes of a run; so many events were never learned from."""
     ledger = Ledger(WORKER)
     for second in range(121):
         status = {"events_made": 4 * second, "faults": faults, "policy_version": 1}
         if second >= 60:
-            status |= {"policy_version": last_version, "policy_applied_at": 1060}
+            status |= {"policy_version": version, "policy_applied_at": 1060}
         ledger.add_status(worker_status(1000.0 + second, 30 * second, **status))
         ledger.add_status(learner_status(1000.0 + second, min(4 * second, EVENTS - lost)))
     arms = ("cache", "cache", "cache", "none")

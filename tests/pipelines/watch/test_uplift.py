@@ -53,6 +53,5 @@ def test_a_course_ends_with_what_is_known_now_narrows_and_the_recent_one_follows
     assert len(points) == 10
     assert points[-1] == (180.0, uplifts(played()[:40], ())[ALL]["plain"])
     assert points[-1][1].high - points[-1][1].low < points[4][1].high - points[4][1].low
-    _, last = over_time(played(), "plain", 10, uplift.RECENT)[-1]
-    _, whole = over_time(played(), "plain", 10)[-1]
-    assert last.pairs == uplift.RECENT and last.ratio < whole.ratio
+    lately, whole = (over_time(played(), "plain", 10, n)[-1][1] for n in (24, None))
+    assert lately.pairs == 24 and lately.ratio < whole.ratio
