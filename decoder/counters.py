@@ -29,7 +29,6 @@ class Counters:
     probes: int = 0
     asleep: int = 0  # steps in which no draft was looked for
     undrafted: int = 0  # model drafts chosen and not made
-    grafts: int = 0  # model drafts with a tail
     left_out: Counter[str] = field(default_factory=Counter)  # requests, by reason
     cycles: Counter[str] = field(default_factory=Counter)
     accepted: Counter[str] = field(default_factory=Counter)

@@ -21,7 +21,7 @@ from decoder.payoff.featurize import DraftState
 from decoder.payoff.memory import History, TenantMemories
 from decoder.payoff.model_arm import ModelArm
 from decoder.policy.rule import ARMS, CACHE, MODEL, NONE
-from decoder.requests import Committed, Cycle, Decision, Request, RequestOptions, Step, Tail
+from decoder.requests import Committed, Cycle, Decision, Request, RequestOptions, Step
 from decoder.trial.block import Groups
 from decoder.trial.sides import Shown
 
@@ -154,39 +154,6 @@ class Followed:
             left -= cycle.drafted_len
         return decisions
 
-    def chains(
-        self, names: Sequence[str], made: Sequence[Sequence[int]]
-    ) -> tuple[list[tuple[Request, Cycle, Sequence[int]]], list[int], int]:
-        """Model drafts that may bear a tail, their places in ``names``, and draft tokens of all.
-
-        A tail stands behind what the policy itself wants, and not behind a look at the drafter.
-
-        Args:
-            made: the model draft of each of ``names``, or none.
-        """
-        grown, rows, drafts = [], [], 0
-        for row, (name, chain) in enumerate(zip(names, made, strict=True)):
-            request = self.requests.get(name)
-            cycle = request.cycle if request is not None else None
-            if request is None or cycle is None or cycle.made:
-                continue
-            is_model = cycle.arm == MODEL
-            drafts += len(chain) if is_model else cycle.drafted_len
-            if is_model and cycle.wanted == MODEL and chain:
-                grown.append((request, cycle, chain))
-                rows.append(row)
-        return grown, rows, drafts
-
-    def behind(self, request: Request, chain: Sequence[int]) -> CacheDraft | None:
-        """The cache draft of ``request``, were ``chain`` committed; None where it has no room."""
-        ahead = len(chain)
-        room = request.room(self._longest) - ahead
-        if room < 1:
-            return None
-        seen = request.tokens[max(request.length - self._cache.depth, 0) : request.length]
-        context = np.concatenate([seen, np.asarray(chain, np.int32)])
-        return self._cache.propose(request.name, context, room, ahead=ahead)
-
     def drafted(self, names: Sequence[str], lengths: Sequence[int]) -> None:
         """Take in how many draft tokens each of ``names`` really has."""
         for name, length in zip(names, lengths, strict=True):
@@ -195,9 +162,6 @@ class Followed:
             if request is None or cycle is None or cycle.made:
                 continue  # one made before waits for its request to be scheduled again
             cycle.made, cycle.drafted_len = True, length
-            if (tail := cycle.tail) is not None:
-                tail.cycle.drafted_len = max(length - tail.chain, 0)
-                cycle.drafted_len -= tail.cycle.drafted_len
             if cycle.arm == MODEL:
                 if length:
                     request.drafted_at = request.length
@@ -250,26 +214,15 @@ class Followed:
         if outcome.length and not request.ended and request.length != outcome.length:
             self._leave_out(request, "length")
             return None
-        tail = None
         if cycle is not None:
             cycle.verified_len = outcome.verified_len
             self._ran(cycle, step_tokens, step_us)
-            if (tail := cycle.tail) is not None:
-                self._part(cycle, tail)
             cycle.committed = len(committed)
             self._count(request, cycle, len(outcome.tokens))
             if not cycle.draft_len:
                 self.unsettled.append((request, Label(cycle, 0, censored=False), ""))
         self._cache.extend(request.name, committed)
-        labels = request.labels
-        if cycle is not None and tail is not None and self._stands(cycle, tail):
-            # Behind the model draft, all of which was committed, its tail is a draft like others.
-            resolved = labels.commit(committed[: tail.chain])
-            labels.propose(tail.tokens, tail.cycle)
-            resolved += labels.commit(committed[tail.chain :])
-        else:
-            resolved = labels.commit(committed)
-        for label in resolved:
+        for label in request.labels.commit(committed):
             self._resolve(request, label, censored="")
         if request.ended:
             self.stop(request.name, request.ended)
@@ -286,25 +239,10 @@ class Followed:
             cycle.step = step = replace(step)
         step.tokens, step.us = tokens, us
 
-    def _part(self, cycle: Cycle, tail: Tail) -> None:
-        """Part what was verified between a model draft and its tail. Mutates both."""
-        self._ran(tail.cycle, cycle.step.tokens, cycle.step.us)
-        tail.cycle.verified_len = max(cycle.verified_len - tail.chain, 0)
-        cycle.verified_len -= tail.cycle.verified_len
-
-    def _stands(self, cycle: Cycle, tail: Tail) -> bool:
-        """Whether a verified tail stands on committed text: else nothing is known of it."""
-        return tail.cycle.verified_len > 0 and cycle.model_accepted == tail.chain
-
     def _count(self, request: Request, cycle: Cycle, reported: int) -> None:
         # Nothing verified (a draft the scheduler had no room for) is a cycle of the arm "none".
         arm = ARMS[cycle.arm if cycle.verified_len else NONE]
         accepted = min(reported - 1, cycle.committed)
-        if (tail := cycle.tail) is not None:
-            tail.accepted = max(accepted - tail.chain, 0)
-            accepted -= tail.accepted
-            self._counters.drafted["graft"] += tail.cycle.verified_len
-            self._counters.accepted["graft"] += tail.accepted
         self._counters.cycles[arm] += 1
         self._counters.drafted[arm] += cycle.verified_len
         self._counters.accepted[arm] += accepted

@@ -46,15 +46,12 @@ def outcomes_of(
             payoff, length = 0.0, 0
             drafting = drafting if cycle.drafted_len else 0.0
 
-        def drafted(total: int, sharing: int, tail: int = 0, of_tail: int = 0) -> Outcome:
-            pays = part(batch, length + tail, total, drafting, sharing, beside, dense)
-            return 1.0 + payoff + of_tail, pays
+        def drafted(total: int, sharing: int) -> Outcome:
+            return 1.0 + payoff, part(batch, length, total, drafting, sharing, beside, dense)
 
         model = drafted(k * batch, batch)
         if cycle.wanted == MODEL:
-            tail = cycle.tail
-            more = (0, 0) if tail is None else (tail.appended, tail.accepted)
-            policy = drafted(step.wanted, step.drafting, *more)
+            policy = drafted(step.wanted, step.drafting)
     if cycle.wanted == CACHE:
         policy = cache(cycle.wanted_len, step.wanted)
     return policy, none, model, cache(cycle.draft_len, step.cached)

@@ -59,18 +59,6 @@ class LabelTracker(Generic[T]):
         """Tokens matched so far by the longest unresolved draft."""
         return self._at - next(iter(self._open.values()))[0] if self._open else 0
 
-    def streak_behind(self, ahead: Sequence[int]) -> int:
-        """What :attr:`streak` would be, were ``ahead`` (at least one token) committed now."""
-        behind = self._at + len(ahead)
-        begun = (
-            self._open[number][0]
-            for text in self._texts
-            if list(text.tokens[self._at - text.begun : behind - text.begun]) == list(ahead)
-            for end, number in text.ends
-            if end > behind
-        )
-        return behind - min(begun, default=behind)
-
     def propose(self, tokens: Sequence[int], subject: T) -> None:
         """Begin to follow a draft proposed at the current position. Mutates the tracker."""
         at, self._number = self._at, self._number + 1

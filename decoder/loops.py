@@ -203,48 +203,6 @@ def spend(
     return lengths
 
 
-@compiled(
-    (MATRIX, FLOATS, WHOLES, WHOLE, WHOLES, REALS, WHOLE, WHOLE, WHOLE, WHOLE, REAL, FIXED)
-)  # fmt: skip
-def by_graft(
-    features: FloatArray,
-    weights: FloatArray,
-    widths: NDArray[np.int64],
-    draft_len: int,
-    bucket_of: NDArray[np.int64],
-    holds: NDArray[np.float64],
-    rows: int,
-    beside: int,
-    drafts: int,
-    room: int,
-    rate: float,
-    dense: NDArray[np.float64],
-) -> tuple[Lengths, FloatArray]:
-    """How much of n cache drafts to verify behind n model drafts of one step.
-
-    Args:
-        features: float32 [n, features] of the cache drafts, each with its model draft committed.
-        holds: [n], chance that each model draft is accepted whole.
-        rows: requests of the step.
-        beside: tokens of prompts that it reads.
-        drafts: draft tokens that it verifies already.
-        room: draft tokens more.
-
-    Returns:
-        lengths [n], and accepted lengths [n] expected where the model drafts hold.
-    """
-    n = len(features)
-    value = verifying(rows, dense) / (rate * rows)
-    outputs = outputs_of(features, weights, widths)
-    draft_lens = features[:, draft_len].astype(np.int64)
-    curves = curves_of(outputs, draft_lens, np.arange(n), bucket_of, n)
-    expected = np.zeros(n, np.float32)
-    for i in range(n):
-        expected[i] = curves[i].sum()
-        curves[i] *= holds[i]
-    return spend(curves, value, rows + beside + drafts, room, dense), expected
-
-
 @compiled()
 def share_out(
     curves: FloatArray,

@@ -110,27 +110,11 @@ class Step:
 
 
 @dataclass(slots=True)
-class Tail:
-    """A cache draft behind a model draft of ``chain`` tokens, as it was proposed.
-
-    ``cycle`` is its own, as if one had begun behind the model draft; it is told of where that was
-    accepted whole. ``appended`` tokens were to be verified.
-    """
-
-    tokens: Sequence[int]
-    chain: int
-    appended: int
-    cycle: Cycle
-    accepted: int = 0
-
-
-@dataclass(slots=True)
 class Cycle:
     """One request's part in a step, and what became of it; completed when the step is observed.
 
     ``row`` is its place among the requests of the step, ``draft`` among their cache drafts, -1
-    without one. What was really drafted and verified is the engine's word, of the arm's own draft;
-    what stood behind it is the ``tail``'s.
+    without one. What was really drafted and verified is the engine's word.
     """
 
     step: Step
@@ -140,11 +124,10 @@ class Cycle:
     position: int
     draft_len: int
     keys: Keys
-    drafted_len: int = 0  # of the arm's draft, as the engine made it
+    drafted_len: int = 0  # as the engine made it
     committed: int = 0
     verified_len: int = 0
     model_accepted: int | None = None
-    tail: Tail | None = None
     made: bool = False  # whether the engine has said what it drafted
 
     @property

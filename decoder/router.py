@@ -5,7 +5,6 @@ The heart of the decoder; it knows no engine. An engine calls, for each request,
     start(request, prompt, options)
     loop:  observe(requests and what was committed)   labels resolve
            choose(requests)                           the next draft of each
-           graft(requests and their model drafts)     what to verify behind these, if it grafts
            drafted(requests and their drafts)         what the engine made of that
            settle()                                   events and accounts, while the target runs
     stop(request, reason)
@@ -38,7 +37,6 @@ from decoder.drafting.suffix import STEP_TOKENS, SuffixCache
 from decoder.drafting.trees import Tokens
 from decoder.floor import Floor
 from decoder.followed import Followed, Taken
-from decoder.graft import graft
 from decoder.hindsight import EventSink, weigh
 from decoder.looks import Looks
 from decoder.payoff.featurize import featurize
@@ -73,7 +71,6 @@ class DraftRouter:
         model_draft_tokens: int = 4,
         longest: int = MAX_DRAFT,
         shorter: bool = True,
-        grafts: bool = False,
         costs: LiveCosts | None = None,
         floor: Floor | None = None,
         turns: Turns | None = None,
@@ -85,7 +82,6 @@ class DraftRouter:
             model_draft_tokens: tokens of a model draft at most, where the engine ``has_model``.
             longest: tokens of any draft at most: what the engine was started for.
             shorter: whether a survival policy may ask for fewer, as it does where that pays.
-            grafts: whether the engine asks for tails of its model drafts.
             costs: the live table; None for nominal costs that never change.
             floor: None lets the policy have its way whatever it costs, looks at nothing, and never
                 sleeps.
@@ -104,8 +100,6 @@ class DraftRouter:
         self._complaints = Complaints()
         self._model_len = min(model_draft_tokens, longest) if has_model else 0
         self._shorter = shorter
-        self.grafts = grafts and has_model
-        self._bearing: tuple[Step, int] | None = None  # the step whose model drafts may have tails
         # A first policy was made with drafters of its own: it knows nothing of this one.
         known = policy.model_payoff if policy.role != FIRST else 0.0
         self.model_arm = ModelArm(known or START, self._model_len)
@@ -278,11 +272,6 @@ class DraftRouter:
             step, proposed, states, MAX_TOKENS if most is None else most,
             whole=floor is not None and floor.in_force != "policy",
         )  # fmt: skip
-        if self.grafts:
-            mine = awake and shown == "worker" and policy.kind == "survival"
-            relieved = floor is not None and floor.in_force != "policy"
-            room = MAX_TOKENS if most is None else most
-            self._bearing = (step, room) if mine and not relieved else None
         self.counters.choose_us.append(draft_us)
         underway.settled_us = 0.0
         now = underway.spent(began)
@@ -319,35 +308,6 @@ class DraftRouter:
             self._complaints.exception(f"the side {side.name!r} plays no more: it could not choose")
             self.turns.fail(side)
         return self._wanted(None, champion, features, owners, n, rows, most, unable, beside)
-
-    def graft(self, names: Sequence[str], chains: Sequence[Sequence[int]]) -> list[list[int]]:
-        """Tokens to verify behind the model drafts of the last choice; see :mod:`decoder.graft`.
-
-        For an engine to call, where the router :attr:`grafts`, between the pass of its drafter and
-        :meth:`drafted`, which is told of drafts and tails together.
-
-        Args:
-            chains: the model draft that was made for each of ``names``; empty where none was.
-
-        Returns:
-            the tail of each, mostly empty.
-        """
-        began = self.underway.begin()
-        tails: list[list[int]] = [[] for _ in names]
-        bearing, self._bearing = self._bearing, None
-        if bearing is None:
-            return tails
-        step, room = bearing
-        grown, rows, drafts = self.followed.chains(names, chains)
-        found = graft(
-            step, grown, self.followed.behind, self._classes, self.model_arm, self.costs.table,
-            drafts, room - drafts,
-        )  # fmt: skip
-        for row, tail in zip(rows, found, strict=True):
-            tails[row] = tail
-            self.counters.grafts += bool(tail)
-        self.underway.settled(began, exposed=True)  # it is no part of what the engine took
-        return tails
 
     def drafted(self, names: Sequence[str], lengths: Sequence[int], k: int) -> None:
         """Take in what the engine made of the last choice.

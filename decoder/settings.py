@@ -88,11 +88,6 @@ class WorkerSettings(Settings):
     )
     floor: bool = Field(True, description="fall back to the best fixed arm while it is faster")
     model_draft_tokens: int = Field(4, ge=1, le=16, description="tokens of an EAGLE3 chain at most")
-    graft: bool = Field(
-        False,
-        description="verify cache drafts behind model drafts as well: for a drafter that has two "
-        "tokens accepted",
-    )
     tenants: Literal["middleware", "client", "shared"] = Field(
         "shared",
         description="who says whose a request is: the middleware, which hvd serve switches on; the "

@@ -113,7 +113,6 @@ class Worker:
             exposed_us_p50=_middle(counters.exposed_us),
             asleep=counters.asleep,
             undrafted=counters.undrafted,
-            grafts=counters.grafts,
             left_out=dict(counters.left_out),
             cache_bytes=self.router.cache.held_bytes,
             cache_evicted=self.router.cache.evicted,
@@ -217,7 +216,6 @@ def make_worker(
         costs=LiveCosts(),
         floor=Floor(has_model) if settings.floor else None,
         longest=longest,
-        grafts=settings.graft,
         turns=turns,
     )  # fmt: skip
     worker = Worker(settings, scope, router, admission, queue, turns, life)

@@ -19,7 +19,7 @@ from pipelines.drafter.cli import train_drafter
 from pipelines.drift.cli import drift
 from pipelines.first.cli import bootstrap
 from pipelines.policy.command import app as policy_app
-from pipelines.replay.cli import replay
+from pipelines.replay.cli import diff, replay
 from pipelines.reports import print_json
 from pipelines.telemetry.cli import app as telemetry_app
 
@@ -91,7 +91,8 @@ def up(
     from pipelines.stack.running import Home, Ports
     from pipelines.stack.up import up as stay
 
-    stay(Ports(api_port, kafka_port, mlflow_port), page_port, Home.of_checkout(), out)
+    home = Home(Path("var"), Path("mlruns"))  # as a checkout has them
+    stay(Ports(api_port, kafka_port, mlflow_port), page_port, home, out)
 
 
 @app.command()
@@ -159,6 +160,7 @@ def model() -> None:
     out.print(str(ensure_model()), soft_wrap=True, highlight=False)
 
 
+policy_app.command()(diff)
 for further in (train_drafter, bootstrap, replay, drift, chaos, soak):
     app.command()(further)
 

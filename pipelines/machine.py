@@ -130,6 +130,18 @@ def is_free(port: int, host: str = "127.0.0.1") -> bool:
     return True
 
 
+def check_free(port: int, otherwise: str, host: str = "127.0.0.1") -> None:
+    """Do nothing if a server could listen on ``port`` now; ``otherwise`` is what else one may do.
+
+    Raises:
+        ProcessError: it is taken.
+    """
+    if not is_free(port, host):
+        raise ProcessError(
+            f"port {port} is taken on {host}: stop what listens there, or {otherwise}."
+        )
+
+
 def free_port() -> int:
     """A port that nothing listens on at this moment."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:

@@ -1,14 +1,15 @@
-"""What a command hands to other programs: JSON on standard output, or in a file."""
+"""What a command hands to other programs: JSON on standard output, or files that appear whole."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from decoder.contracts.errors import SettingsError
-from pipelines.settled import settle
 
 
 def print_json(value: Any) -> None:
@@ -36,6 +37,19 @@ def write_text(text: str, path: Path) -> None:
             path.write_text(text, encoding="utf-8")
             return
         path.parent.mkdir(parents=True, exist_ok=True)
-        settle(path.resolve(), lambda part: part.write_text(text, encoding="utf-8"))
+        atomic_write(path.resolve(), lambda part: part.write_text(text, encoding="utf-8"))
     except OSError as error:
         raise SettingsError(f"{path} cannot be written ({error}): choose another place.") from error
+
+
+def atomic_write(path: Path, write: Callable[[Path], object]) -> None:
+    """Let ``write`` make a file beside ``path``, which takes its place once it is on the disk.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    part = path.with_name(f"{path.name}.part")
+    write(part)
+    with part.open("rb") as file:
+        os.fsync(file.fileno())
+    part.replace(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,8 @@ VOCABULARY = 32
 
 settings.register_profile("untimed", deadline=None)  # a busy machine is no fault of a property
 settings.load_profile("untimed")
+# A shell's background job ignores Ctrl-C, and so would all that the tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class KeepingSink:

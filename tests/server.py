@@ -67,7 +67,7 @@ def serving(
     """
     url = f"http://127.0.0.1:{port}"
     lasting = {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": str(IDLE_S)} | environment
-    child = processes.start("server", arguments, log, lasting)
+    child = processes.start(processes.Part("server", arguments, log, environment=lasting))
     try:
         processes.wait_until(child, lambda: responds(f"{url}/health"), WORKER_SECONDS)
         yield Server(url, child)

@@ -99,7 +99,7 @@ class WorkerStatus(BaseModel):
     exposed_us_p50: float = 0.0  # of that, what the engine waits for
     asleep: Count = 0  # steps in which no draft was looked for, since none pays
     undrafted: Count = 0  # model drafts chosen and not made
-    grafts: Count = 0  # model drafts with a tail; its tokens are those of the arm ``graft``
+    grafts: Count = 0  # of version 0.2.0: no worker counts any more
     left_out: dict[str, Count] = Field(default_factory=dict)  # requests, by reason
     cache_bytes: Count = 0  # of suffix trees, at most
     cache_evicted: Count = 0  # pieces of outputs that gave way

@@ -189,25 +189,22 @@ class SuffixCache:
         context: Tokens,
         limit: int,
         limits: Limits | None = None,
-        ahead: int = 0,
     ) -> CacheDraft | None:
         """The best continuation of ``context`` (int32 [n]) of at most ``limit`` tokens, or None.
 
         Args:
             limits: in place of its own; what later lookups find does not hang on such a one.
-            ahead: so many tokens at the end of ``context`` are not committed, and in no tree;
-                neither do later lookups hang on this one.
         """
         active = self._active[request]
         shared = active.shared
-        reach = min(active.reach + ahead, self.depth)
+        reach = min(active.reach, self.depth)
         asked = limits or Limits(reach, self.most, self.limits)
         draft, matched = better_of(
             None if active.local is None else active.local.tree,
             None if shared is None or not shared.sequences else shared.tree,
             context[-asked.depth :], min(limit, asked.most), asked.of_draft,
         )  # fmt: skip
-        if limits is None and not ahead:
+        if limits is None:
             active.reach = reach_of(matched)
         return draft
 

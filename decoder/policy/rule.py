@@ -26,8 +26,6 @@ from decoder.policy.pricing import MAX_TOKENS, CostTable, part_of, value_of
 NONE, MODEL, CACHE = range(3)
 ARMS: Final = ("none", "model", "cache")
 """Names of the arms by number, as events carry them."""
-GRAFT: Final = len(ARMS)
-"""In the place of an arm: the tail of a model draft (``decoder.graft``); no policy chooses it."""
 
 Arms = NDArray[np.int8]
 Lengths = NDArray[np.int32]

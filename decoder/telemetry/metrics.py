@@ -40,7 +40,6 @@ COUNTS: Final = {
     "probes": "Steps decided only to measure the model drafter, or a step without drafts.",
     "asleep": "Steps in which no draft was looked for, since none pays.",
     "undrafted": "Model drafts chosen and not made.",
-    "grafts": "Model drafts with a tail; its tokens are those of the arm graft.",
     "cache_evicted": "Pieces of outputs that gave way to others in the suffix caches.",
     "cache_shed": "Requests under way that lost their own suffix tree, for want of room.",
     "swaps": "Policies put in force.",

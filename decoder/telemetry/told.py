@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from decoder.contracts.events import DraftEvent
-from decoder.policy.rule import ARMS, CACHE, GRAFT, NONE
+from decoder.policy.rule import ARMS, CACHE, NONE
 
 
 class ToldStep(NamedTuple):
@@ -83,7 +83,7 @@ def events_of(told: Told) -> list[DraftEvent]:
             accepted, censored, model_accepted, predicted, predicted_model, features,
         ) = told_cycle  # fmt: skip
         step, named = steps[at], names[who]
-        seen = arm in (CACHE, GRAFT) and (accepted < verified_len or verified_len >= draft_len)
+        seen = arm == CACHE and (accepted < verified_len or verified_len >= draft_len)
         events.append(
             DraftEvent(
                 number=number,
@@ -103,7 +103,7 @@ def events_of(told: Told) -> list[DraftEvent]:
                 parameter_name=step.parameter_name,
                 predicted=predicted,
                 predicted_model=predicted_model,
-                arm=_TOLD[arm if verified_len else NONE],
+                arm=ARMS[arm if verified_len else NONE],
                 draft_len=draft_len,
                 drafted_len=max(drafted_len, verified_len),
                 verified_len=verified_len,
@@ -122,7 +122,6 @@ def events_of(told: Told) -> list[DraftEvent]:
     return events
 
 
-_TOLD: Final = (*ARMS, "graft")
 _ENCODER: Final = msgspec.msgpack.Encoder(enc_hook=np.generic.item)
 _DECODER: Final = msgspec.msgpack.Decoder()
 

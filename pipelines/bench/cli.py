@@ -86,8 +86,8 @@ def decode(
     there.
     """
     from pipelines.bench import metrics, render
+    from pipelines.bench.commas import words
     from pipelines.bench.decode import launch
-    from pipelines.commas import words
 
     selection = Selection(
         prompts, words(datasets), limit, warmup, max_prompt_tokens, too_long, template

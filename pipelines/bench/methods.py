@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from decoder.contracts.errors import ModelError, SettingsError
-from pipelines.bundles import digest_of
-from pipelines.commas import words
+from pipelines.bench.commas import words
+from pipelines.policy.bundles import digest_of
 
 if TYPE_CHECKING:
     from decoder.contracts.bundle import Policy

@@ -15,8 +15,8 @@ import numpy as np
 
 from pipelines.bench.results import CONTRACT, Cycle, Labelled, Outcome, PromptFacts, Results
 from pipelines.bench.stats import loops, over, quartiles, rate, ratio_interval
-from pipelines.calibration import calibration
-from pipelines.rival import Spent, against_best
+from pipelines.replay.baseline import Spent, against_best
+from pipelines.replay.calibration import calibration
 
 HIGH_PAYOFF: Final = 6
 """Accepted tokens from which the paper calls a cache draft high-payoff (Appendix G)."""

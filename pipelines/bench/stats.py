@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from pipelines.rival import interval
+from pipelines.replay.baseline import interval
 
 Spent = tuple[float, float]
 """Tokens, and the microseconds that they took."""

@@ -36,7 +36,6 @@ from decoder.policy.first import first_policy
 from decoder.requests import Cycle, RequestOptions, Step
 from decoder.telemetry.handover import Handover
 from decoder.telemetry.queue import EventQueue
-from learner.topics import make_right
 from pipelines import machine
 from pipelines.bench.decide import BATCH, MODEL_LEN, decide, random_classes, random_policy, states
 from pipelines.bench.stats import over, ratio_interval
@@ -85,13 +84,14 @@ def _kafka() -> Iterator[KafkaSettings]:
         yield KafkaSettings.load()
         return
     with tempfile.TemporaryDirectory() as root:
-        port = machine.free_port()
-        child = broker.start_broker(port, Path(root) / "data", Path(root) / "broker.log")
+        port, children = machine.free_port(), dict[str, processes.Child]()
+        part = broker.broker_part(port, Path(root) / "data", Path(root) / "broker.log")
         try:
-            make_right(broker.local(port))
+            child = processes.begin(part, children)
+            processes.wait_until(child, part.is_ready, part.patience_s)
             yield broker.local(port)
         finally:
-            processes.stop([child])
+            processes.stop([*children.values()])
 
 
 def _measure(

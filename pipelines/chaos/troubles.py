@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from signal import SIGKILL, SIGTERM, Signals
@@ -160,7 +160,7 @@ def _second_learner(stage: Stage) -> Iterator[None]:
     part = stage.watches["learner"].part
     environment = {**(part.environment or {}), "HVD_LEARNER_STATE_DIR": str(stage.root / "second")}
     log = part.log.with_name("second.log")
-    second = processes.start("second learner", part.arguments, log, environment, part.niceness)
+    second = processes.start(replace(part, name="second learner", log=log, environment=environment))
 
     def holds(is_holder: bool) -> bool:
         said = stage.audit.learner_of(second.process.pid)

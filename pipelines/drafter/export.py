@@ -9,7 +9,7 @@ from decoder.drafting.eagle3 import WEIGHTS, save_head
 from pipelines.drafter.acceptance import DRAFTED, Acceptance
 from pipelines.drafter.shards import Conversations
 from pipelines.drafter.train import Run, Settings
-from pipelines.settled import settle
+from pipelines.reports import atomic_write
 
 CARD = Path(__file__).with_name("card.md")
 
@@ -32,4 +32,4 @@ def export(
         drafted=DRAFTED,
         by_step=", ".join(f"{a:.2f}" for a in found.by_step),
     )
-    settle(path / "README.md", lambda part: part.write_text(card, encoding="utf-8"))
+    atomic_write(path / "README.md", lambda part: part.write_text(card, encoding="utf-8"))

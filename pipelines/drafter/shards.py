@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pipelines.settled import settle
+from pipelines.reports import atomic_write
 
 AUX_LAYERS = (2, 15, 28)
 """As vLLM counts: ``i`` is the residual stream entering layer ``i``."""
@@ -43,7 +43,7 @@ def shards(folder: Path) -> list[Path]:
 def write_shard(folder: Path, number: int, kept: Conversations) -> None:
     """Write one shard, whole or not at all."""
     name = f"{number:05d}-{sum(c.answer for c in kept)}.pt"
-    settle(folder / name, lambda part: torch.save([tuple(c) for c in kept], part))
+    atomic_write(folder / name, lambda part: torch.save([tuple(c) for c in kept], part))
 
 
 def read_shards(folder: Path) -> Conversations:

@@ -24,7 +24,7 @@ from pipelines.drafter.copying import copying_loss, learn_to_copy
 from pipelines.drafter.shards import AUX_LAYERS, Conversations
 from pipelines.drafter.unroll import Pack, unroll
 from pipelines.progress import Step
-from pipelines.settled import settle
+from pipelines.reports import atomic_write
 
 STEPS, STEP_DECAY = 3, 0.8
 """Training-time test: how far each chain is unrolled, and how a step's weight falls."""
@@ -143,7 +143,7 @@ class Run:
     def save(self, path: Path) -> None:
         """Write head, optimiser and counters as one file, whole or not at all."""
         held = {name: getattr(self, name).state_dict() for name in ("head", "optimizer")}
-        settle(path, lambda part: torch.save({**vars(self), **held}, part))
+        atomic_write(path, lambda part: torch.save({**vars(self), **held}, part))
 
     @classmethod
     def resume(cls, path: Path, target: Target, settings: Settings) -> Run:

@@ -33,16 +33,6 @@ def drift(
     tokenizer: Annotated[
         str | None, typer.Option(help="Checkpoint directory or hub name; default: embedded.")
     ] = None,
-    scale: Annotated[
-        float,
-        typer.Option(min=0.01, max=100.0, help="Times all generations: below 1 for a quick look."),
-    ] = 1.0,
-    folder: Annotated[Path, typer.Option("--out", help="Where runs are kept.")] = Path(
-        "reports/drift"
-    ),
-    resume: Annotated[
-        bool, typer.Option("--resume/--anew", help="Go on where an earlier run stopped.")
-    ] = True,
     record: Annotated[
         int,
         typer.Option(min=0, help="First let the embedded model answer, so many of each workload."),
@@ -54,31 +44,33 @@ def drift(
 ) -> None:
     """Measure what learning is worth when traffic changes, on recordings; needs no engine.
 
-    Writes results.json. What is done is kept: Ctrl-C loses one run.
-    Example: hvd drift --traces traces --scenario agents-to-chat --seeds 1
+    Example: hvd drift --traces traces --scenario agents-to-chat --seeds 1 --json > drift.json
     """
+    from decoder.policy.first import first_policy
     from pipelines.drift import command
+    from pipelines.drift import scenario as scenarios
+    from pipelines.drift.stationary import measure
+    from pipelines.drift.study import study
     from pipelines.embedded import load_tokenizer
+    from pipelines.policy.bundles import load_policy
     from pipelines.progress import Shown
+    from pipelines.replay import own
 
-    options = command.Options(traces, scenario or [], seeds, policies, scale, folder, resume)
-    if record:
-        from pipelines.replay import own
-
-        with Shown(err) as progress:
-            made = own.record(record, progress.step)
-        err.print(f"Recordings: {made}", highlight=False, soft_wrap=True)
-    if false_alarms:
-        ids = load_tokenizer(tokenizer)
-        summary = command.false_alarms(options, false_alarms, ids, command.first_of(first), err)
-        shown, written = command.alarmed(summary), "false-alarms.json"
-    else:
-        summary = command.run(options, load_tokenizer(tokenizer), command.first_of(first), err)
-        for notice in summary["notices"]:
-            err.print(escape(notice), style="yellow", highlight=False, soft_wrap=True)
-        shown, written = command.outcome(summary), "results.json"
+    numbers, names = command.seeds_and_policies(seeds, policies)
+    chosen = scenarios.chosen(scenario or [])
+    policy = first_policy("drift") if first is None else load_policy(first)
+    with Shown(err) as shown:
+        if record:
+            made = own.record(record, shown.step)
+            err.print(f"Recordings: {made}", highlight=False, soft_wrap=True)
+        source = command.recordings(traces, load_tokenizer(tokenizer), shown.step)
+        if false_alarms:
+            summary = measure(false_alarms, source, policy, shown.step)
+        else:
+            summary = study(chosen, numbers, names, source, policy, shown.step)
+    for notice in summary.get("notices", ()):
+        err.print(escape(notice), style="yellow", highlight=False, soft_wrap=True)
     if as_json:
         print_json(summary)
     else:
-        out.print(shown)
-        out.print(f"Report: [bold]{folder / written}[/bold]")
+        out.print(command.alarmed(summary) if false_alarms else command.outcome(summary))

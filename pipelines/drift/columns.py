@@ -18,7 +18,7 @@ oracle           hindsight
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -26,15 +26,12 @@ import numpy as np
 from decoder.contracts.bundle import Policy, frequency_policy
 from decoder.contracts.features import FEATURES, FloatArray
 from decoder.engines.reference.method import PAPER_FACTOR
-from decoder.policy.estimate import PAPER_THRESHOLD
 from decoder.settings import WHOLE_FACTOR, WorkerSettings
-from learner import train
-from learner.rows import Rows
 from pipelines.drift.scenario import Scenario
 from pipelines.drift.stream import Worker
 from pipelines.drift.traffic import Library, lessons
-from pipelines.replay.engine import simulate
-from pipelines.replay.survival import Part, learn, teachers
+from pipelines.replay import training
+from pipelines.replay.engine import Simulator
 from pipelines.replay.traces import Trace
 
 NAMES: Final = (
@@ -45,7 +42,6 @@ KNOWN: Final = 100
 """Generations that were there to train on before the change."""
 OTHERS: Final = 200
 """Generations like those after the change that a refit is trained on."""
-PAPER_EPOCHS: Final = 20
 PAPER_FEATURES: Final = frozenset(
     (
         "score", "match_len", "draft_len", "log_prompt_len", "log_generated_len",
@@ -57,80 +53,62 @@ PAPER_FEATURES: Final = frozenset(
 _OTHER: Final = np.array([name not in PAPER_FEATURES for name in FEATURES])
 
 
-@dataclass(frozen=True)
-class Column:
-    """A policy and how it is served; ``learns`` from what it serves."""
-
-    policy: Policy
-    worker: Worker
-    learns: bool = False
-
-
 class Columns:
-    """The policies of one scenario and seed, each trained when it is first asked for."""
+    """The policies of one scenario and seed, each trained when it is asked for.
+
+    Attributes:
+        served: settings of the workers that serve.
+    """
 
     def __init__(
         self, scenario: Scenario, library: Library, seed: int, settings: WorkerSettings,
-        first: Policy, scale: float = 1.0,
+        first: Policy,
     ) -> None:  # fmt: skip
-        """Nothing is trained yet; ``scale`` multiplies ``KNOWN`` and ``OTHERS``."""
-        served = settings
+        """Nothing is trained yet."""
+        self.served = settings
         if scenario.factor:
-            served = settings.model_copy(update={"suffix_max_factor": scenario.factor})
+            self.served = settings.model_copy(update={"suffix_max_factor": scenario.factor})
         self._scenario, self._library, self._seed = scenario, library, seed
-        self._settings, self._served, self._first = settings, served, first
-        self._known_most, self._others = round(scale * KNOWN), round(scale * OTHERS)
+        self._settings, self._first = settings, first
 
-    @property
-    def settings(self) -> WorkerSettings:
-        """Of the workers that serve."""
-        return self._served
-
-    def column(self, name: str) -> Column:
-        """The policy called ``name``, but for the oracle, which is none.
+    def column(self, name: str) -> tuple[Policy, Worker]:
+        """The policy called ``name``, but for the oracle, which is none; and how it is served.
 
         Raises:
             TraceError: there is too little to train it on.
         """
-        ours = Worker(self._served)
+        ours = Worker(self.served)
         if name == "paper":
-            factor = {"suffix_max_factor": PAPER_FACTOR}
-            drafts = self._served.model_copy(update=factor)
+            drafts = self.served.model_copy(update={"suffix_max_factor": PAPER_FACTOR})
             policy = paper(self._known(), self._library.token_classes, drafts)
-            return Column(policy, Worker(drafts, adapts=False))
+            return policy, Worker(drafts, adapts=False)
         if name == "frozen":
-            return Column(self._survival(self._known(), self._settings), ours)
+            return self._survival(self._known(), self._settings), ours
         if name == "counting":
-            factor = {"suffix_max_factor": min(self._served.suffix_max_factor, WHOLE_FACTOR)}
-            return Column(frequency_policy("drift"), Worker(self._served.model_copy(update=factor)))
+            factor = {"suffix_max_factor": min(self.served.suffix_max_factor, WHOLE_FACTOR)}
+            return frequency_policy("drift"), Worker(self.served.model_copy(update=factor))
         if name == "refit":
-            traces = lessons(self._scenario.later, self._library, self._seed, self._others)
-            return Column(self._survival(traces, self._served), ours)
-        return Column(self._first, ours, name == LEARNS)
+            traces = lessons(self._scenario.later, self._library, self._seed, OTHERS)
+            return self._survival(traces, self.served), ours
+        return self._first, ours
 
     def _known(self) -> list[Trace]:
-        return lessons([self._scenario.known], self._library, self._seed, self._known_most)
+        return lessons([self._scenario.known], self._library, self._seed, KNOWN)
 
     def _survival(self, traces: Sequence[Trace], settings: WorkerSettings) -> Policy:
-        return learn([Part(traces)], self._library.token_classes, settings, None, "drift")[0]
+        simulator = Simulator(self._library.token_classes, settings)
+        return training.survival(training.taught(simulator, traces), "drift")
 
 
 def paper(traces: Sequence[Trace], token_classes: FloatArray, settings: WorkerSettings) -> Policy:
     """The paper's policy, from the drafts that its frequency hybrid meets on ``traces``."""
-    rows = simulate(traces, [], teachers()[1], token_classes, settings)[1].rows
-    trainer = train.fit(_blind(rows), "payoff", PAPER_EPOCHS)
-    return _deaf(train.export(trainer, "drift", PAPER_THRESHOLD, rows.features))
-
-
-def _blind(rows: Rows) -> Rows:
-    features = rows.features.copy()
-    features[:, _OTHER] = 0.0
-    return replace(rows, features=features)
-
-
-def _deaf(policy: Policy) -> Policy:
-    """``policy``, which was trained on zeros in their place, without weights for other features."""
+    counting = training.teachers()[1]
+    rows = Simulator(token_classes, settings).decode(traces, counting)[1]
+    seen = rows.features.copy()
+    seen[:, _OTHER] = 0.0
+    policy = training.paper(replace(rows, features=seen), "drift")
+    # Weights of features that were always zero learned nothing, and are not.
     (weight, bias), *rest = policy.layers
     weight = weight.copy()
     weight[_OTHER] = 0.0
-    return replace(policy, layers=((weight, bias), *rest))
+    return replace(policy, layers=((weight, bias), *rest)).with_probes(rows.features)

@@ -1,150 +1,54 @@
-"""``hvd drift``: options in, progress while it runs, a page, a table or JSON out."""
+"""``hvd drift``: options in, a table out."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import torch
-from rich.console import Console
 from rich.table import Table
 
-from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import SettingsError, TraceError
 from decoder.payoff.token_classes import token_classes_of
-from decoder.policy.first import first_policy
-from pipelines import machine
-from pipelines.bundles import load_policy
-from pipelines.commas import words
+from pipelines.bench.commas import words
 from pipelines.drift.columns import NAMES
-from pipelines.drift.measure import Run
-from pipelines.drift.results import Results
-from pipelines.drift.scenario import chosen
-from pipelines.drift.stationary import Stream, measure, totals
-from pipelines.drift.study import Plan, Recordings, Study
-from pipelines.progress import Shown
+from pipelines.drift.study import Recordings
+from pipelines.progress import Step
 from pipelines.replay import own
-from pipelines.reports import write_json
 
 WORDS: Final = ("refit", "adaptive", "first", "frozen", "counting", "paper")
 """Policies of the printed table, in its order."""
 
 
-@dataclass(frozen=True)
-class Options:
-    """What was asked for on the command line; no ``traces`` are the project's own recordings."""
-
-    traces: Path | None
-    scenarios: Sequence[str]
-    seeds: str
-    policies: str
-    scale: float
-    out: Path
-    resume: bool
-
-
-def plan(options: Options) -> Plan:
-    """The plan that ``options`` ask for.
+def seeds_and_policies(seeds: str, policies: str) -> tuple[list[int], list[str]]:
+    """What the options say.
 
     Raises:
-        SettingsError: a seed, policy or scenario is none.
+        SettingsError: a seed or policy is none.
     """
-    seeds = seeds_of(options)
-    asked = words(options.policies) or NAMES
+    numbers = words(seeds)
+    if not numbers or not all(seed.isdecimal() for seed in numbers):
+        raise SettingsError(
+            f"--seeds {seeds!r}: give whole numbers, with commas; a seed is not negative."
+        )
+    asked = words(policies) or NAMES
     unknown = sorted(set(asked) - set(NAMES))
     if unknown:
         raise SettingsError(f"no policy {unknown[0]!r}: there are {', '.join(NAMES)}.")
-    policies = [name for name in NAMES if name in asked]
-    return Plan(chosen(options.scenarios), seeds, policies, options.scale)
+    return list(map(int, numbers)), [name for name in NAMES if name in asked]
 
 
-def seeds_of(options: Options) -> list[int]:
-    """The seeds that ``options`` ask for.
-
-    Raises:
-        SettingsError: they are none.
-    """
-    try:
-        seeds = [int(seed) for seed in options.seeds.split(",")]
-    except ValueError as error:
-        raise SettingsError(
-            f"--seeds {options.seeds!r}: give whole numbers with commas between them."
-        ) from error
-    if min(seeds) < 0:
-        raise SettingsError(f"--seeds {options.seeds!r}: a seed is not negative.")
-    return seeds
-
-
-def first_of(path: Path | None) -> Policy:
-    """The bundle in ``path``, or the first policy that ships.
+def recordings(traces: Path | None, tokenizer: Any, step: Step) -> Recordings:
+    """Those in ``traces``, or the project's own.
 
     Raises:
-        ModelError: there is none.
-        PolicyRefused: it is damaged, or made for other features.
+        TraceError: there are none.
     """
-    return first_policy("drift") if path is None else load_policy(path)
-
-
-def run(options: Options, tokenizer: Any, first: Policy, console: Console) -> dict[str, Any]:
-    """Run the study; writes ``results.json`` into the folder, also of what is done when it is
-    interrupted.
-
-    Raises:
-        SettingsError: the options are wrong.
-        TraceError: there are no recordings, or not one scenario can be run.
-    """
-    asked = plan(options)
-    with Shown(console) as shown:
-        source = _recordings(options, tokenizer, shown)
-        study = Study(asked, source, Results(options.out, Run, options.resume), first, shown.step)
-        try:
-            study.run()
-        finally:
-            summary = _written(study, source, asked, options.out)
-    if not study.found:
-        raise TraceError(f"nothing was measured: {study.notices[-1]}")
-    return summary
-
-
-def false_alarms(
-    options: Options, rows: int, tokenizer: Any, first: Policy, console: Console
-) -> dict[str, Any]:
-    """Count alarms in so many rows of traffic that does not change; writes ``false-alarms.json``.
-
-    Raises:
-        TraceError: there are no recordings.
-        SettingsError: what the folder holds is not of this version.
-    """
-    torch.set_num_threads(1)
-    with Shown(console) as shown:
-        source = _recordings(options, tokenizer, shown)
-        results = Results(options.out, Stream, options.resume, "streams")
-        summary = totals(measure(rows, source, results, first, shown.step))
-    summary["machine"] = machine.description()
-    write_json(summary, options.out / "false-alarms.json")
-    return summary
-
-
-def _recordings(options: Options, tokenizer: Any, shown: Shown) -> Recordings:
-    folder = options.traces or own.folder()
-    if options.traces is None and not any(folder.glob("*.jsonl")):
+    folder = traces or own.folder()
+    if traces is None and not any(folder.glob("*.jsonl")):
         raise TraceError("no recordings: name a folder with --traces, or make some, --record 60.")
-    return Recordings(folder, tokenizer, token_classes_of(tokenizer), shown.step)
-
-
-def _written(study: Study, source: Recordings, asked: Plan, folder: Path) -> dict[str, Any]:
-    notices = [*source.notices, *study.notices]
-    summary: dict[str, Any] = {
-        "scenarios": study.found,
-        "settings": {"seeds": list(asked.seeds), "policies": list(asked.policies),
-                     "scale": asked.scale, "machine": machine.description()},
-        "notices": notices,
-    }  # fmt: skip
-    write_json(summary, folder / "results.json")
-    return summary
+    return Recordings(folder, tokenizer, token_classes_of(tokenizer), step)
 
 
 def outcome(summary: dict[str, Any]) -> Table:
@@ -158,14 +62,9 @@ def outcome(summary: dict[str, Any]) -> Table:
     for scenario in dict.fromkeys(f["name"] for f in found):
         seeds = [f for f in found if f["name"] == scenario]
         shares = (_mean(seeds, name, "oracle_fraction_after") for name in policies)
-        guards = [guard(f) for f in seeds]
-        known = [g for g in guards if g is not None]
-        made.add_row(
-            scenario,
-            *shares,
-            f"{min(known):.3f}" if known else "-",
-            _mean(seeds, "oracle", "rate_after", 2),
-        )
+        known = [g for g in map(_guard, seeds) if g is not None]
+        least = f"{min(known):.3f}" if known else "-"
+        made.add_row(scenario, *shares, least, _mean(seeds, "oracle", "rate_after"))
     return made
 
 
@@ -174,18 +73,16 @@ def alarmed(summary: dict[str, Any]) -> Table:
     made = Table(title="Alarms where nothing changes")
     for name in ("text", "sessions", "rows", "alarms, cache", "alarms, model"):
         made.add_column(name, justify="left" if name == "text" else "right")
-    streams = summary["streams"]
-    for kind in dict.fromkeys(each["kind"] for each in streams):
-        of_kind = [each for each in streams if each["kind"] == kind]
-        sums = (sum(each[name] for each in of_kind) for name in ("rows", "cache", "model"))
-        made.add_row(kind, str(of_kind[0]["sessions"]), *(f"{n:,}" for n in sums))
+    for each in summary["streams"]:
+        counts = (each[name] for name in ("sessions", "rows", "cache", "model"))
+        made.add_row(each["kind"], *(f"{n:,}" for n in counts))
     alarms = summary["alarms"]
     whole = (summary["rows"], alarms["cache"], alarms["model"])
     made.add_row("all", "", *(f"{n:,}" for n in whole))
     return made
 
 
-def guard(figures: dict[str, Any]) -> float | None:
+def _guard(figures: dict[str, Any]) -> float | None:
     """Rate of the learner over the better of the first policy and the one trained before."""
     policies = figures["policies"]
     if not {"adaptive", "first", "frozen"} <= policies.keys():
@@ -194,11 +91,11 @@ def guard(figures: dict[str, Any]) -> float | None:
     return float(policies["adaptive"]["rate"] / best) if best else None
 
 
-def _mean(seeds: Sequence[dict[str, Any]], policy: str, figure: str, digits: int = 3) -> str:
+def _mean(seeds: Sequence[dict[str, Any]], policy: str, figure: str) -> str:
     values = [
         f["policies"][policy][figure] for f in seeds if figure in f["policies"].get(policy, {})
     ]
-    return f"{np.mean(values):.{digits}f}" if values else "-"
+    return f"{np.mean(values):.3f}" if values else "-"
 
 
 _CAPTION: Final = (

@@ -1,7 +1,7 @@
 """The learner in the loop: its own scope, without broker, registry or waiting.
 
 What a request told comes in when the request is done; a policy that wins the gate is in force from
-the next step on.
+the next one on.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from decoder.contracts.bundle import Policy
-from decoder.contracts.events import DraftEvent
-from learner.rows import Rows, from_events
+from learner.rows import Rows
 from learner.scope import Scope
 from learner.settings import LearnerSettings
 
@@ -33,11 +32,7 @@ class Learning:
         settings = LearnerSettings(rows_per_second=ALL)
         return cls(Scope("drift", settings, replace(champion, scope="drift", version=1)))
 
-    def told(self, index: int, events: list[DraftEvent]) -> Policy | None:
-        """Take in the events of request ``index``; a policy that won. Mutates."""
-        return self.take(index, from_events(events))
-
-    def take(self, index: int, rows: Rows) -> Policy | None:
+    def told(self, index: int, rows: Rows) -> Policy | None:
         """Take in the drafts of request ``index``; a policy that won. Mutates."""
         if self.scope.feed(rows):
             self.alarms.append(index)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -11,7 +10,8 @@ from numpy.typing import NDArray
 
 from decoder.policy.rule import ARMS
 from pipelines.drift.columns import LEARNS
-from pipelines.drift.scenario import PLAIN_US, Scenario
+from pipelines.drift.scenario import Scenario
+from pipelines.drift.stream import Run
 from pipelines.drift.traffic import Traffic
 
 LATE: Final = 150
@@ -31,151 +31,103 @@ PAIRS: Final = (
 )  # fmt: skip
 
 Mask = NDArray[np.bool_]
+Runs = Mapping[str, Run]
 
 
-@dataclass(frozen=True)
-class Run:
-    """What one policy made of a scenario's requests: tokens, times in microseconds, cycles by arm
-    in all. ``alarms`` and ``promotions`` are numbers of requests."""
+def figures(scenario: Scenario, seed: int, traffic: Traffic, runs: Runs) -> dict[str, Any]:
+    """All figures of one scenario and seed, plain JSON; rates are tokens a plain step.
 
-    tokens: Sequence[int]
-    us: Sequence[float]
-    cycles: Sequence[int]
-    alarms: Sequence[int] = ()
-    promotions: Sequence[int] = ()
-
-    def rate(self, mask: Mask) -> float:
-        """Tokens in the time of a plain step, over the requests of ``mask`` [n]."""
-        us = np.asarray(self.us)[mask].sum()
-        return float(PLAIN_US * np.asarray(self.tokens)[mask].sum() / us) if us else 0.0
-
-
-@dataclass(frozen=True)
-class Course:
-    """Where the requests of a scenario stand to its changes."""
-
-    changes: list[dict[str, Any]]
-    windows: dict[str, Mask]
-    segment: NDArray[np.int64]  # [n]
-    since: NDArray[np.int64]  # [n] requests since the last change, negative before the first
-    session: NDArray[np.int64]  # [n]
-
-
-def course(scenario: Scenario, traffic: Traffic) -> Course:
-    """Windows of requests: ``all``, the ``start``, those ``after`` the first change, and ``late``
-    after one. Where nothing changes, all are after it."""
-    n = len(traffic.requests)
+    Windows of requests are all, the ``start``, those ``after`` the first change, and ``late``
+    after one. Where nothing changes, all are after it.
+    """
     changes: list[dict[str, Any]] = [
         {"at": at, "what": what, "segment": i}
         for i, at in enumerate(traffic.begins)
         if (what := scenario.changes(i))
     ]
-    counted = np.ones(n, np.bool_)
-    since = np.full(n, -1)
+    at = np.arange(len(traffic.requests))
+    since = at if not changes else np.full(len(at), -1)
     for change in changes:
-        since[change["at"] :] = np.arange(n - change["at"])
-    if not changes:
-        since = np.arange(n)
-    names: dict[str, int] = {}
-    session = [names.setdefault(r.trace.session, len(names)) for r in traffic.requests]
-    windows = {
-        "all": counted,
-        "start": counted & (np.arange(n) < START),
-        "after": counted & (since >= 0),
-        "late": counted & (since >= LATE),
-    }
-    segment = np.array([r.segment for r in traffic.requests])
-    return Course(changes, windows, segment, since, np.array(session))
-
-
-def figures(
-    scenario: Scenario, seed: int, traffic: Traffic, runs: Mapping[str, Run]
-) -> dict[str, Any]:
-    """All figures of one scenario and seed, plain JSON; rates are tokens a plain step."""
-    found = course(scenario, traffic)
-    oracle = runs.get("oracle")
+        since[change["at"] :] = at[: len(at) - change["at"]]
+    windows = {"all": at >= 0, "start": at < START, "after": since >= 0, "late": since >= LATE}
+    windows = {name: mask for name, mask in windows.items() if mask.any()}
     policies: dict[str, dict[str, Any]] = {}
     for name, run in runs.items():
-        figure: dict[str, Any] = {}
-        for window, mask in found.windows.items():
+        figure = policies[name] = {}
+        for window, mask in windows.items():
             tail = "" if window == "all" else f"_{window}"
             figure[f"rate{tail}"] = run.rate(mask)
-            if oracle is not None and mask.any():
-                figure[f"oracle_fraction{tail}"] = run.rate(mask) / oracle.rate(mask)
-        shares = np.array(run.cycles) / max(1, sum(run.cycles))
+            if "oracle" in runs:
+                figure[f"oracle_fraction{tail}"] = run.rate(mask) / runs["oracle"].rate(mask)
+        shares = run.cycles / max(1, run.cycles.sum())
         figure["cycles_by_arm"] = dict(zip(ARMS, shares.tolist(), strict=True))
-        policies[name] = figure
+    names: dict[str, int] = {}
+    session = np.array([names.setdefault(r.trace.session, len(names)) for r in traffic.requests])
     made: dict[str, Any] = {
         "name": scenario.name,
         "seed": seed,
         "about": scenario.about,
-        "requests": len(traffic.requests),
+        "requests": len(at),
         "policies": policies,
-        "changes": found.changes,
-        "ratios": ratios(runs, found),
-    }
-    return {**made, **learned(runs, found)} if LEARNS in runs else made
-
-
-def ratios(runs: Mapping[str, Run], found: Course) -> dict[str, dict[str, list[float]]]:
-    """Of each pair and window: ratio of rates, and its 95% interval by resampling sessions
-    (paired bootstrap, Efron and Tibshirani 1993, chapter 16): requests of one share their text."""
-    made: dict[str, dict[str, list[float]]] = {}
-    for one, other in PAIRS:
-        if one in runs and other in runs:
-            made[f"{one}/{other}"] = {
-                window: _ratio(runs[one], runs[other], mask, found.session)
-                for window, mask in found.windows.items()
-                if mask.any()
+        "changes": changes,
+        "ratios": {
+            f"{one}/{other}": {
+                window: _ratio(runs[one], runs[other], mask, session)
+                for window, mask in windows.items()
             }
+            for one, other in PAIRS
+            if {one, other} <= runs.keys()
+        },
+    }
+    if LEARNS in runs:
+        made |= _learned(runs, [change["at"] for change in changes], at, windows.get("late"))
     return made
 
 
 def _ratio(one: Run, other: Run, mask: Mask, session: NDArray[np.int64]) -> list[float]:
+    """Ratio of rates and its 95% interval by resampling sessions (paired bootstrap, Efron and
+    Tibshirani 1993, chapter 16): requests of one share their text."""
     # Both commit the same tokens, so the ratio of rates is that of times.
     _, group = np.unique(session[mask], return_inverse=True)
-    mine = np.bincount(group, np.asarray(one.us)[mask])
-    theirs = np.bincount(group, np.asarray(other.us)[mask])
+    mine, theirs = np.bincount(group, one.us[mask]), np.bincount(group, other.us[mask])
     n = len(mine)
     weights = np.random.default_rng(0).multinomial(n, np.full(n, 1.0 / n), RESAMPLES)
     low, high = np.quantile((weights @ theirs) / (weights @ mine), [0.025, 0.975])
     return [float(theirs.sum() / mine.sum()), float(low), float(high)]
 
 
-def learned(runs: Mapping[str, Run], found: Course) -> dict[str, Any]:
-    """How the learner did: recoveries by change, alarms, promotions."""
-    run = runs[LEARNS]
-    recoveries = [
-        recovery(run, runs.get("refit"), found, place) for place in range(len(found.changes))
-    ]
-    true = [any(c["at"] <= at < c["at"] + NOTICED for c in found.changes) for at in run.alarms]
+def _learned(
+    runs: Runs, changes: list[int], at: NDArray[np.int64], late: Mask | None
+) -> dict[str, Any]:
+    """How the learner did: requests until it recovered, by change; alarms, promotions."""
+    run, refit = runs[LEARNS], runs.get("refit")
+    ends = [*changes[1:], len(at)]
     made: dict[str, Any] = {
-        "recovery_requests": recoveries,
-        "alarms": list(run.alarms),
-        "false_alarms": true.count(False),
-        "promotions": list(run.promotions),
+        "recovery_requests": [
+            None if refit is None else _recovery(run, refit, at, *span)
+            for span in zip(changes, ends, strict=False)
+        ],
+        "alarms": run.alarms,
+        "false_alarms": sum(
+            not any(begin <= alarm < begin + NOTICED for begin in changes) for alarm in run.alarms
+        ),
+        "promotions": run.promotions,
     }
-    late = found.windows["late"]
-    if late.any() and {"first", "refit"} <= runs.keys():
-        base, best = runs["first"].rate(late), runs["refit"].rate(late)
+    if late is not None and refit is not None and "first" in runs:
+        base, best = runs["first"].rate(late), refit.rate(late)
         made["refit_over_first"] = best / base
         if best > base:
             made["gap_recovered"] = (run.rate(late) - base) / (best - base)
     return made
 
 
-def recovery(run: Run, reference: Run | None, found: Course, place: int) -> int | None:
-    """Requests from change number ``place`` on until the rate over the ``SMOOTH`` that follow is
-    ``RECOVERED`` of the reference's on the same; None if it never is."""
-    if reference is None:
-        return None
-    begins = found.changes[place]["at"]
-    following = [c["at"] for c in found.changes[place + 1 :]]
-    until = following[0] if following else len(found.since)
-    counted = found.windows["all"]
-    at = np.arange(len(counted))
+def _recovery(
+    run: Run, reference: Run, at: NDArray[np.int64], begins: int, until: int
+) -> int | None:
+    """Requests from ``begins`` on until the rate over the ``SMOOTH`` that follow is ``RECOVERED``
+    of the reference's on the same; None if it never is before ``until``."""
     for n in range(max(1, until - begins - SMOOTH + 1)):
-        mask = counted & (at >= begins + n) & (at < min(begins + n + SMOOTH, until))
+        mask = (at >= begins + n) & (at < min(begins + n + SMOOTH, until))
         if mask.any() and run.rate(mask) >= RECOVERED * reference.rate(mask):
             return n
     return None

@@ -38,12 +38,11 @@ class Drafter(_Part):
 class Machine(_Part):
     """What steps cost, in steps of one token on the machine that scenarios begin on.
 
-    A token that is verified costs nothing up to ``flat`` of them, ``token`` each behind that; the
-    drafter takes ``draft`` each time it runs and ``draft_token`` for each token it makes.
+    A token that is verified costs ``token``; the drafter takes ``draft`` each time it runs and
+    ``draft_token`` for each token it makes.
     """
 
     plain: float = Field(default=1.0, gt=0)
-    flat: int = Field(default=1, ge=1, lt=MAX_TOKENS)
     token: float = Field(default=0.006, ge=0)
     draft: float = Field(default=0.02, ge=0)
     draft_token: float = Field(default=0.03, ge=0)
@@ -51,14 +50,11 @@ class Machine(_Part):
     @property
     def costs(self) -> CostTable:
         """The same in microseconds."""
-        last = self.plain + self.token * (MAX_TOKENS - self.flat)
-        sizes, times = [1, MAX_TOKENS], [self.plain, last]
-        if self.flat > 1:
-            sizes, times = [1, self.flat, MAX_TOKENS], [self.plain, self.plain, last]
+        last = self.plain + self.token * (MAX_TOKENS - 1)
         return CostTable(
             "scenario",
-            tuple(sizes),
-            tuple(PLAIN_US * t for t in times),
+            (1, MAX_TOKENS),
+            (PLAIN_US * self.plain, PLAIN_US * last),
             draft_us=PLAIN_US * self.draft,
             draft_token_us=PLAIN_US * self.draft_token,
         )
@@ -73,7 +69,6 @@ class Segment(_Part):
 
     kinds: tuple[str, ...] = Field(min_length=1)
     generations: int = Field(ge=1, le=100_000)
-    concurrency: int = Field(default=1, ge=1, le=512)
     machine: Machine = Machine()
     drafter: Drafter | None = None
     templates: int = Field(
@@ -124,15 +119,6 @@ class Scenario(_Part):
             if all(segment.changes_from(other) for other in found):
                 found.append(segment)
         return tuple(found)
-
-    def scaled(self, scale: float) -> Scenario:
-        """The same with ``scale`` times the generations."""
-
-        def some(segment: Segment) -> Segment:
-            fewer = max(1, round(segment.generations * scale))
-            return segment.model_copy(update={"generations": fewer})
-
-        return self.model_copy(update={"segments": tuple(map(some, self.segments))})
 
 
 def chosen(names: Sequence[str]) -> list[Scenario]:

@@ -12,32 +12,31 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from itertools import count
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 import numpy as np
+import torch
 
 from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import TraceError
-from decoder.contracts.events import DraftEvent
 from decoder.settings import WorkerSettings
-from learner.rows import Rows, from_events
-from pipelines.bundles import digest_of
+from learner.rows import Rows
+from pipelines import machine
 from pipelines.drift.learning import Learning
-from pipelines.drift.results import Results, key_of
 from pipelines.drift.scenario import Scenario, Segment
-from pipelines.drift.stream import Conditions, Worker, decode
+from pipelines.drift.stream import Worker, decode
 from pipelines.drift.study import Recordings
-from pipelines.drift.traffic import KINDS, SIDE_BY_SIDE, Library, Request, lessons, traffic
+from pipelines.drift.traffic import KINDS, SIDE_BY_SIDE, Request, lessons, traffic
 from pipelines.progress import Step
 
 MOST: Final = 1_000
 """Generations of a kind, half from each side of the recordings: there are hardly more."""
 LENGTH: Final = 250_000
-"""Rows of a stream: what an interrupt loses."""
-TELL: Final = 10_000
+"""Rows of a stream."""
+TELL: Final = 500
+"""Requests between two words of how far it is."""
 
 Sessions = Sequence[Sequence[Rows]]
 """Of each session the drafts of its requests, in their order."""
@@ -57,28 +56,28 @@ class Stream:
     cache: int
     model: int
     promotions: int
-    us_a_row: float = field(compare=False)
+    us_a_row: float
 
 
-def sessions_of(kind: str, library: Library, first: Policy, settings: WorkerSettings) -> Sessions:
+def sessions_of(kind: str, recordings: Recordings, first: Policy) -> Sessions:
     """What ``first`` meets on text of ``kind``.
 
     Raises:
         TraceError: there is none.
     """
-    scenario = _scenario(kind)
-    segment = scenario.known
+    segment, settings = Segment(kinds=(kind,), generations=MOST // 2), WorkerSettings.load()
+    scenario = Scenario(name="stationary", segments=(segment,))
+    library = recordings.library(scenario, settings.model_draft_tokens)
     requests = traffic(scenario, library, 0).requests
     requests += [Request(trace, 0) for trace in lessons([segment], library, 0, MOST // 2)]
     found: dict[str, list[Rows]] = {}
 
-    def told(index: int, events: list[DraftEvent]) -> None:
-        rows = from_events(events)
+    def told(index: int, rows: Rows) -> None:
         if len(rows):
             found.setdefault(requests[index].trace.session, []).append(rows)
 
-    conditions = [Conditions(segment.machine.costs)]
-    decode(requests, conditions, first, Worker(settings), library.token_classes, told)
+    costs = [segment.machine.costs]
+    decode(requests, costs, first, Worker(settings), library.token_classes, told)
     return list(found.values())
 
 
@@ -108,94 +107,53 @@ def _renamed(session: Sequence[Rows], draw: np.random.Generator) -> list[Rows]:
 
 
 def stream(
-    kind: str,
-    seed: int,
-    sessions: Sessions,
-    first: Policy,
-    length: int,
-    tell: Callable[[int], None],
+    kind: str, seed: int, sessions: Sessions, first: Policy, length: int, step: Step
 ) -> Stream:
-    """Feed at least ``length`` rows of ``sessions`` to a new scope; who wins is served.
-
-    Args:
-        tell: told now and then how many rows are done.
-    """
+    """Feed at least ``length`` rows of ``sessions`` to a new scope; who wins is served."""
     learning = Learning.begun(first)
     requests = resampled(sessions, np.random.default_rng([seed, len(sessions)]))
-    done = told = 0
-    spent = 0.0
-    for index in count():
+    done, spent, index = 0, 0.0, 0
+    while done < length:
         rows = next(requests)
         began = time.process_time()
-        learning.take(index, rows)
+        learning.told(index, rows)
         spent += time.process_time() - began
-        done += len(rows)
-        if done - told >= TELL:
-            told = done
-            tell(done)
-        if done >= length:
-            break
+        done, index = done + len(rows), index + 1
+        if index % TELL == 0:
+            step(f"rows of {kind}", done, length)
     different = sum(len(rows) for session in sessions for rows in session)
     alarms = learning.scope.alarms
     return Stream(
-        kind, seed, done, len(sessions), different, index + 1, alarms["cache"], alarms["model"],
+        kind, seed, done, len(sessions), different, index, alarms["cache"], alarms["model"],
         len(learning.promotions), 1e6 * spent / done,
     )  # fmt: skip
 
 
-def measure(
-    rows: int,
-    recordings: Recordings,
-    results: Results[Stream],
-    first: Policy,
-    step: Step,
-) -> list[Stream]:
-    """About ``rows`` rows in streams of ``LENGTH``, of each kind of text that is here; keeps each.
+def measure(rows: int, recordings: Recordings, first: Policy, step: Step) -> dict[str, Any]:
+    """Figures, plain JSON, of about ``rows`` rows in streams of ``LENGTH``, of each kind of text
+    that is here in turn. Sets torch to one thread.
 
     Raises:
         TraceError: there are no recordings of any kind.
     """
-    settings = WorkerSettings.load()
+    torch.set_num_threads(1)
     here = [kind for kind in KINDS if recordings.has(kind)]
     if not here:
         raise TraceError("no recordings of any kind are here: name a folder with --traces.")
-    held: dict[str, Sessions] = {}
+    streams = -(-rows // LENGTH)
     found: list[Stream] = []
-    for number in range(-(-rows // LENGTH)):
-        kind, seed = here[number % len(here)], number // len(here)
-        before = number * LENGTH
-        key = key_of(kind, str(seed), str(LENGTH), recordings.digest, digest_of(first))
-        kept = results.get(key)
-        if kept is None:
-            if kind not in held:
-                step(f"decoding {kind}", before, rows)
-                library = recordings.library(_scenario(kind), settings.model_draft_tokens)
-                held[kind] = sessions_of(kind, library, first, settings)
-
-            def tell(done: int, kind: str = kind, before: int = before) -> None:
-                step(f"rows of {kind}", before + done, rows)
-
-            kept = stream(kind, seed, held[kind], first, LENGTH, tell)
-            results.put(key, kept)
-        found.append(kept)
-    return found
-
-
-def _scenario(kind: str) -> Scenario:
-    return Scenario(name="stationary", segments=(Segment(kinds=(kind,), generations=MOST // 2),))
-
-
-def totals(found: Sequence[Stream]) -> dict[str, Any]:
-    """All figures, plain JSON."""
+    for place, kind in enumerate(here[:streams]):
+        step(f"decoding {kind}", 0, 1)
+        held = sessions_of(kind, recordings, first)
+        for seed in range(len(range(place, streams, len(here)))):
+            found.append(stream(kind, seed, held, first, LENGTH, step))
     whole = sum(each.rows for each in found)
-    alarms = {
-        "cache": sum(each.cache for each in found),
-        "model": sum(each.model for each in found),
-    }
+    alarms = {name: sum(getattr(each, name) for each in found) for name in ("cache", "model")}
     return {
         "rows": whole,
         "alarms": alarms,
-        "per_ten_million": 1e7 * sum(alarms.values()) / whole if whole else None,
-        "us_a_row": sum(each.us_a_row * each.rows for each in found) / whole if whole else None,
+        "per_ten_million": 1e7 * sum(alarms.values()) / whole,
+        "us_a_row": sum(each.us_a_row * each.rows for each in found) / whole,
         "streams": [asdict(each) for each in found],
+        "machine": machine.description(),
     }

@@ -31,8 +31,7 @@ KINDS: Final[Mapping[str, list[str]]] = tomllib.loads(
 TURNS: Final = 8
 """First turns of a session that are used, so that no single dialogue is most of a segment."""
 SIDE_BY_SIDE: Final = 4
-"""Sessions whose turns are interleaved, as those of several users are; at least as many as
-requests run at a time."""
+"""Sessions whose turns are interleaved, as those of several users are."""
 Side = Literal["serve", "train"]
 
 
@@ -129,7 +128,7 @@ def _stream(
         order = iter([[trace] for trace in made])
     open_sessions: deque[deque[Trace]] = deque()
     while True:
-        while len(open_sessions) < max(SIDE_BY_SIDE, segment.concurrency):
+        while len(open_sessions) < SIDE_BY_SIDE:
             turns = next((t for t in order if t[0].session not in used), None)
             if turns is None:
                 break

@@ -6,18 +6,21 @@ trained without that set; a refit, trained on other sessions of the very set; an
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
+import numpy as np
+from rich.table import Table
+
 from decoder.contracts.bundle import Policy
-from decoder.contracts.features import FloatArray
 from decoder.engines.reference.method import Drafting
-from decoder.settings import WorkerSettings
-from pipelines.first.make import SEED, counting, fit, rows_of, with_drafter
-from pipelines.first.sets import TraceSet
-from pipelines.replay.engine import hybrid, simulate
-from pipelines.replay.split import Shares, some_sessions, split
-from pipelines.replay.survival import EPOCHS, teachers
+from pipelines.first.make import SEED, Sample, counting, fit, rows_of, with_drafter, without
+from pipelines.progress import Step
+from pipelines.replay.engine import Simulator, hybrid
+from pipelines.replay.split import some_sessions, split
+from pipelines.replay.traces import Trace
+from pipelines.replay.training import EPOCHS, teachers
 
 REFIT: Final = 200
 """Generations that a refit learns from, or as many as the training side has."""
@@ -25,7 +28,10 @@ TESTED: Final = 200
 """Generations decoded, in whole sessions."""
 EARLY: Final = 50
 """Requests in which a new scope has learned nothing yet."""
-SHARES: Final = Shares(train=0.6, warm_up=0.0)
+TRAINED: Final = 0.6
+"""Share of the sessions that a refit learns from."""
+TRAINED_ON: Final = 500
+"""Outputs of each set that another tokenizer is trained on."""
 
 
 @dataclass(frozen=True)
@@ -53,26 +59,14 @@ class Compared:
 
     def as_dict(self) -> dict[str, Any]:
         """For ``--json``."""
-        return {
-            "name": self.name,
-            "generations": self.generations,
-            "left_out": self.left_out,
-            "of_refit": self.of_refit,
-            "over_counting": self.over_counting,
-            "rates": self.rates,
-            "early": self.early,
-        }
+        return asdict(self) | {"of_refit": self.of_refit, "over_counting": self.over_counting}
 
 
 def compare(
-    found: TraceSet,
-    first: Policy,
-    left_out: bool,
-    token_classes: FloatArray,
-    settings: WorkerSettings,
+    name: str, traces: Sequence[Trace], first: Policy, left_out: bool, simulator: Simulator,
     accepts: float,
-) -> Compared:
-    """Decode test sessions of ``found`` by the first policy, by a refit and by counting.
+) -> Compared:  # fmt: skip
+    """Decode test sessions of ``traces`` by the first policy, by a refit and by counting.
 
     Args:
         accepts: mean accepted length of model drafts where none was recorded; 0 for no drafter.
@@ -80,28 +74,66 @@ def compare(
     Raises:
         TraceError: the set's other sessions are too few to refit on.
     """
-    parts = split(found.traces, SHARES)
+    parts = split(traces, TRAINED, warm_up=0.0)
     drafter = accepts, accepts
     model: Drafting = "chain" if accepts else "none"
     by = [replace(teacher, model=model) for teacher in teachers()]
-    known = some_sessions(parts.train, REFIT)
-    refit = fit(rows_of(known, token_classes, settings, drafter, by), EPOCHS)
-    asked = with_drafter(
-        some_sessions(parts.test, TESTED), drafter, settings.model_draft_tokens, SEED
-    )
-    compared = {
-        "first": replace(hybrid("first", first), model=model),
-        "refit": replace(hybrid("refit", refit), model=model),
-        "counting": replace(counting(), model=model),
-    }
+    refit = fit(rows_of(some_sessions(parts.train, REFIT), simulator, drafter, by), EPOCHS)
+    tested, k = some_sessions(parts.test, TESTED), simulator.settings.model_draft_tokens
+    asked = with_drafter(tested, drafter, k, SEED)
+    compared = {"first": hybrid("first", first), "refit": hybrid("refit", refit),
+                "counting": counting()}  # fmt: skip
     cycles = {
-        name: simulate(asked, [], each, token_classes, settings)[0]
-        for name, each in compared.items()
+        each: simulator.decode(asked, replace(by, model=model))[0] for each, by in compared.items()
     }
-    return Compared(
-        found.name,
-        len(asked),
-        left_out,
-        {name: c.tally().rate for name, c in cycles.items()},
-        {name: c.before(EARLY).tally().rate for name, c in cycles.items()},
-    )
+    rates = {each: c.tally().rate for each, c in cycles.items()}
+    early = {each: c.before(EARLY).tally().rate for each, c in cycles.items()}
+    return Compared(name, len(asked), left_out, rates, early)
+
+
+def check(
+    policy: Policy, sets: Mapping[str, Sequence[Trace]], samples: Sequence[Sample],
+    simulator: Simulator, accepts: float, step: Step,
+) -> list[Compared]:  # fmt: skip
+    """Compare a first policy with refits and with counting on every one of ``sets``: one that it
+    was made of with a policy of the other ``samples``.
+
+    Raises:
+        TraceError: a set holds too little.
+    """
+    inside, found = {each.name for each in samples}, []
+    for done, (name, traces) in enumerate(sets.items()):
+        step(f"comparing on {name}", done, len(sets))
+        first = without(samples, name) if name in inside else policy
+        found.append(compare(name, traces, first, name in inside, simulator, accepts))
+    return found
+
+
+def own_tokenizer(known: Any, sets: Mapping[str, Sequence[Trace]], size: int) -> Any:
+    """A tokenizer of ``size`` entries like ``known``, trained on outputs of ``sets``."""
+    texts = (known.decode(trace.output) for each in sets.values() for trace in each[:TRAINED_ON])
+    return known.train_new_from_iterator(texts, size, show_progress=False)
+
+
+def figures(found: Sequence[Compared], **settings: Any) -> dict[str, Any]:
+    """All figures of a check. JSON-ready."""
+    made: dict[str, Any] = {"sets": [c.as_dict() for c in found], "settings": settings}
+    for name in ("of_refit", "over_counting"):
+        values = [getattr(c, name) for c in found]
+        made[name] = {"mean": float(np.mean(values)), "least": min(values)}
+    return made
+
+
+def table(found: Sequence[Compared]) -> Table:
+    """A check's figures, a row a set."""
+    shown = Table(caption="Tokens in the time of a plain step, nominal costs. Early: 50 requests.")
+    shown.add_column("set", overflow="fold", min_width=12)
+    for heading in ("requests", "refit", "first", "of refit", "early", "over counting"):
+        shown.add_column(heading, justify="right", no_wrap=True)
+    for c in found:
+        rates = (c.rates["refit"], c.rates["first"], c.of_refit, c.early["first"], c.over_counting)
+        shown.add_row(c.name, str(c.generations), *(f"{rate:.3f}" for rate in rates))
+    means = figures(found)
+    of_refit, over = (f"{means[name]['mean']:.3f}" for name in ("of_refit", "over_counting"))
+    shown.add_row("mean", "", "", "", of_refit, "", over)
+    return shown

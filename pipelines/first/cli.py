@@ -52,20 +52,44 @@ def bootstrap(
     refitted to each file, leaving out of its training what it is compared on.
     Example: hvd bootstrap --traces traces --check
     """
-    from decoder.policy.first import SHIPPED
-    from pipelines.first import command
-    from pipelines.first.sets import ALLOWED
+    from decoder.payoff.token_classes import token_classes_of
+    from decoder.policy.first import SHIPPED, read_first
+    from decoder.policy.probes import to_bytes
+    from decoder.settings import WorkerSettings
+    from pipelines.embedded import load_tokenizer
+    from pipelines.first import check as checks
+    from pipelines.first import make as making
+    from pipelines.progress import Shown
+    from pipelines.replay.engine import Simulator
+    from pipelines.replay.traces import files_of
+    from pipelines.reports import atomic_write
 
-    asked = command.Asked(traces, tuple(licence or ALLOWED), generations, tokenizer)
-    place = bundle or SHIPPED
+    place, files, allowed = bundle or SHIPPED, files_of(traces), licence or making.ALLOWED
+    policy = read_first(place) if check else None
+    ids = load_tokenizer(tokenizer)
+    simulator = Simulator(token_classes_of(ids), WorkerSettings.load())
+    with Shown(err) as shown:
+        step = shown.step
+        if policy is None:
+            sets = making.read_sets(files, ids, allowed, step)
+            samples = making.samples_of(sets, generations, simulator, step)
+            named = tokenizer or "the embedded model's"
+            policy = making.make(samples, named, simulator, step)
+            atomic_write(place, lambda part: part.write_bytes(to_bytes(policy)))
+        else:
+            inside = {each["name"] for each in policy.provenance.get("sets", [])}
+            known = making.read_sets([f for f in files if f.stem in inside], ids, allowed, step)
+            samples = making.samples_of(known, generations, simulator, step) if known else []
+            sets = making.read_sets(files, ids, None, step)
+            if vocabulary is not None:
+                ids = checks.own_tokenizer(ids, sets, vocabulary)
+                simulator = Simulator(token_classes_of(ids), simulator.settings)
+                sets = making.read_sets(files, ids, None, step)
+            found = checks.check(policy, sets, samples, simulator, model_accepts, step)
     if not check:
-        made = command.make(asked, place, err)
         out.print(f"wrote {place}", soft_wrap=True)
-        out.print_json(data=made.provenance)
-        return
-    found = command.check(asked, place, model_accepts, vocabulary, err)
-    if as_json:
-        figures = command.figures(found, model_accepts, vocabulary)
-        print_json(figures)
+        out.print_json(data=policy.provenance)
+    elif as_json:
+        print_json(checks.figures(found, model_accepts=model_accepts, vocabulary=vocabulary))
     else:
-        out.print(command.table(found))
+        out.print(checks.table(found))

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
+from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from decoder.contracts.bundle import ANY_SCOPE, FIRST, PROBES, Policy
 from decoder.contracts.errors import TraceError
-from decoder.contracts.features import FloatArray
 from decoder.engines.reference.method import Method
-from decoder.policy.estimate import PAPER_THRESHOLD
-from decoder.settings import WHOLE_FACTOR, WorkerSettings
-from learner import train
+from decoder.settings import WHOLE_FACTOR
 from learner.rows import Rows, hash_id, joined
-from pipelines.first.sets import TraceSet
-from pipelines.replay.engine import hybrid, simulate
+from pipelines.progress import Step
+from pipelines.replay.engine import Simulator, hybrid
 from pipelines.replay.model_arm import drawn_acceptance
 from pipelines.replay.split import some_sessions
-from pipelines.replay.survival import LEAST, teachers
-from pipelines.replay.traces import Trace
+from pipelines.replay.study import CONTEXT
+from pipelines.replay.traces import Trace, read
+from pipelines.replay.training import survival, teachers
 
+ALLOWED: Final = ("MIT", "Apache-2.0")
+"""What a row's ``license`` may say. A licence of the code alone ("Apache-2.0 (code), ... (data)")
+is another text, and none of these."""
 GENERATIONS: Final = 100
 """Taken of each set, in whole sessions: four times as many brought nothing."""
 ACCEPTS: Final = (0.0, 3.5)
@@ -44,9 +47,28 @@ class Sample:
     """What was taken of a set, and the labelled drafts of decoding it."""
 
     name: str
-    licences: tuple[str, ...]
     traces: list[Trace]
     rows: Rows
+
+
+def read_sets(
+    paths: Sequence[Path], tokenizer: Any, licences: Sequence[str] | None, step: Step
+) -> dict[str, list[Trace]]:
+    """Of each of ``paths``, by stem, the generations whose whole session is under one of
+    ``licences``, or all for None; files without any are left out.
+
+    Raises:
+        TraceError: a file cannot be read.
+    """
+    found = {}
+    for path in paths:
+        traces = read(path, tokenizer, CONTEXT, partial(step, f"reading {path.name}")).traces
+        if licences is not None:
+            barred = {t.session for t in traces if t.licence not in licences}
+            traces = [t for t in traces if t.session not in barred]
+        if traces:
+            found[path.stem] = traces
+    return found
 
 
 def with_drafter(
@@ -72,8 +94,7 @@ def with_drafter(
 
 def rows_of(
     traces: Sequence[Trace],
-    token_classes: FloatArray,
-    settings: WorkerSettings,
+    simulator: Simulator,
     accepts: tuple[float, float] = ACCEPTS,
     by: Sequence[Method] = (),
 ) -> Rows:
@@ -81,20 +102,33 @@ def rows_of(
     teachers that survival policies learn from."""
     parts = []
     for seed, teacher in enumerate(by or teachers(), start=SEED):
-        drafted = with_drafter(traces, accepts, settings.model_draft_tokens, seed)
-        parts.append(simulate(drafted, [], teacher, token_classes, settings)[1].rows)
+        drafted = with_drafter(traces, accepts, simulator.settings.model_draft_tokens, seed)
+        parts.append(simulator.decode(drafted, teacher)[1])
     return joined(parts)
 
 
-def sample(
-    found: TraceSet, generations: int, token_classes: FloatArray, settings: WorkerSettings
-) -> Sample:
-    """About ``generations`` of a set, in whole sessions chosen by hash, and their drafts, which are
-    ``LONGER`` than those that a worker with ``settings`` proposes."""
-    traces = some_sessions(found.traces, generations)
-    factor = LONGER * settings.suffix_max_factor
-    longer = settings.model_copy(update={"suffix_max_factor": factor})
-    return Sample(found.name, found.licences, traces, rows_of(traces, token_classes, longer))
+def samples_of(
+    sets: Mapping[str, Sequence[Trace]], generations: int, simulator: Simulator, step: Step
+) -> list[Sample]:
+    """About ``generations`` of each set, in whole sessions chosen by hash, and their drafts, which
+    are ``LONGER`` than those that a worker proposes.
+
+    Raises:
+        TraceError: there are fewer than two sets.
+    """
+    if len(sets) < 2:
+        raise TraceError(
+            f"{len(sets)} of the trace files have rows that may be learned from: two are needed, "
+            "so that one can be left out. Name more files, or allow more with --licence."
+        )
+    factor = LONGER * simulator.settings.suffix_max_factor
+    longer = simulator.settings.model_copy(update={"suffix_max_factor": factor})
+    samples = []
+    for done, (name, traces) in enumerate(sets.items()):
+        step(f"decoding {name}", done, len(sets))
+        some = some_sessions(traces, generations)
+        samples.append(Sample(name, some, rows_of(some, replace(simulator, settings=longer))))
+    return samples
 
 
 def fit(rows: Rows, epochs: int = EPOCHS) -> Policy:
@@ -103,13 +137,9 @@ def fit(rows: Rows, epochs: int = EPOCHS) -> Policy:
     Raises:
         TraceError: too few labelled drafts.
     """
-    if len(rows) < LEAST:
-        raise TraceError(f"the recordings give {len(rows)} labelled drafts, {LEAST} are needed.")
-    trainer = train.fit(rows, "survival", epochs)
     spread = np.linspace(0, len(rows) - 1, PROBES).astype(np.int64)  # over texts of every kind
-    policy = train.export(trainer, ANY_SCOPE, PAPER_THRESHOLD, rows.features[spread])
-    seen = rows.model_accepted[np.isfinite(rows.model_accepted)]
-    return replace(policy, role=FIRST, model_payoff=float(seen.mean()) if len(seen) else 0.0)
+    probes = rows.features[spread] if len(rows) else rows.features
+    return replace(survival(rows, ANY_SCOPE, epochs, probes), role=FIRST)
 
 
 def counting() -> Method:
@@ -126,26 +156,30 @@ def without(samples: Sequence[Sample], name: str) -> Policy:
     return fit(joined([s.rows for s in samples if s.name != name]))
 
 
-def over_counting(
-    one: Sample, policy: Policy, token_classes: FloatArray, settings: WorkerSettings
-) -> float:
+def over_counting(one: Sample, policy: Policy, simulator: Simulator) -> float:
     """The rate at which ``policy`` decodes a sample, over that of counting; nominal costs."""
-    asked = with_drafter(one.traces, ACCEPTS, settings.model_draft_tokens, SEED)
-    rates = [
-        simulate(asked, [], by, token_classes, settings)[0].tally().rate
-        for by in (hybrid("first", policy), counting())
-    ]
-    return rates[0] / rates[1]
+    asked = with_drafter(one.traces, ACCEPTS, simulator.settings.model_draft_tokens, SEED)
+    by = hybrid("first", policy), counting()
+    first, counted = (simulator.decode(asked, each)[0].tally().rate for each in by)
+    return first / counted
 
 
-def card(samples: Sequence[Sample], tokenizer: str, scores: dict[str, float]) -> dict[str, Any]:
-    """What a first policy was made of, for its provenance.
+def make(samples: Sequence[Sample], tokenizer: str, simulator: Simulator, step: Step) -> Policy:
+    """A first policy of ``samples``, scored with each of them left out; its provenance says what it
+    was made of.
 
     Args:
         tokenizer: its name.
-        scores: of each set's sample, by a policy made without that set.
+
+    Raises:
+        TraceError: too few labelled drafts.
     """
-    return {
+    scores = []
+    for done, one in enumerate(samples):
+        step(f"leaving out {one.name}", done, len(samples))
+        scores.append(over_counting(one, without(samples, one.name), simulator))
+    step("training on all", len(samples), len(samples))
+    card = {
         "made_by": "hvd bootstrap: recorded generations of many kinds, decoded cycle by cycle",
         "date": date.today().isoformat(),
         "tokenizer": tokenizer,
@@ -154,17 +188,18 @@ def card(samples: Sequence[Sample], tokenizer: str, scores: dict[str, float]) ->
         "sets": [
             {
                 "name": s.name,
-                "licence": ", ".join(s.licences) or "not stated",
+                "licence": ", ".join(sorted({t.licence for t in s.traces})) or "not stated",
                 "sessions": len({t.session for t in s.traces}),
                 "generations": len(s.traces),
                 "drafts": len(s.rows),
-                "over_counting_left_out": round(scores[s.name], 4),
+                "over_counting_left_out": round(score, 4),
             }
-            for s in samples
+            for s, score in zip(samples, scores, strict=True)
         ],
         "drafts_trained_on": sum(len(s.rows) for s in samples),
         "scores": {
-            "over_counting_left_out": round(float(np.mean(list(scores.values()))), 4),
-            "over_counting_left_out_least": round(min(scores.values()), 4),
+            "over_counting_left_out": round(float(np.mean(scores)), 4),
+            "over_counting_left_out_least": round(min(scores), 4),
         },
     }
+    return replace(fit(joined([s.rows for s in samples])), provenance=card)

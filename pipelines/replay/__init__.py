@@ -1,7 +1,7 @@
-"""Replay: recorded generations become labelled cache drafts, and any policy can be tried on them.
+"""Replay: recorded generations decoded again, by any policy.
 
-``messages``, ``tokenise`` and ``traces`` read, ``split`` parts by session, ``states`` replays every
-token position (paper, Appendix B), ``engine`` decodes a recording cycle by cycle, ``walks`` tunes
-and finds the oracle, ``foresight`` trains, ``study`` puts it together for ``hvd replay``. All
-drafts, features, labels and decisions are the decoder's own.
+``messages`` and ``traces`` read, ``split`` parts by session, ``engine`` drives the decoder's own
+router on recordings, ``hindsight`` finds the oracle, ``training`` makes policies, ``study`` and
+``rules`` put it together for ``hvd replay``. All drafts, features, labels and decisions are the
+decoder's own.
 """

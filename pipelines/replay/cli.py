@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from pipelines.reports import print_json
 
@@ -25,46 +27,22 @@ def replay(
     nominal: Annotated[
         bool, typer.Option("--nominal", help="Prompts: nominal costs, not those measured here.")
     ] = False,
-    drawn: Annotated[
-        float | None,
-        typer.Option(
-            min=0.0,
-            max=4.0,
-            help="Prompts: a drafter by lot, which has so many tokens accepted, for the real one.",
-        ),
-    ] = None,
     tokenizer: Annotated[
         str | None, typer.Option(help="Checkpoint directory or hub name; default: embedded.")
     ] = None,
-    every_token: Annotated[
-        bool,
-        typer.Option(
-            "--every-token/--cycles",
-            help="Train and measure on every token position, or on simulated cycles.",
-        ),
-    ] = True,
     model_accepts: Annotated[
-        float, typer.Option(help="Model draft's mean accepted length, where not recorded.")
+        float, typer.Option(min=0.0, help="Model draft's mean accepted length, where not recorded.")
     ] = 2.2,
     policy: Annotated[
         Path | None, typer.Option(help="Measure this bundle; default: train one.")
     ] = None,
     kind: Annotated[
-        str,
+        Literal["payoff", "survival"],
         typer.Option(help="What is trained: payoff (the paper's, by a threshold) or survival."),
     ] = "payoff",
-    train_share: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Share of sessions to train on.")
-    ] = 0.6,
-    warm_up_share: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Share of sessions that only fill the cache.")
-    ] = 0.1,
     limit: Annotated[
         int | None, typer.Option(min=1, help="Generations of each file, in whole sessions.")
     ] = None,
-    context: Annotated[
-        int, typer.Option(min=2, help="Tokens that a prompt and its output may have.")
-    ] = 16_384,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     """Try decoding policies on recorded generations; needs no model.
@@ -73,35 +51,76 @@ def replay(
     training, warm-up and test.
     Example: hvd replay traces/*.jsonl --limit 200 --json
     """
-    from pipelines.bundles import load_policy
+    from decoder.contracts.bundle import ANY_SCOPE
+    from decoder.payoff.token_classes import token_classes_of
+    from decoder.policy.first import first_policy
+    from decoder.settings import WorkerSettings
     from pipelines.embedded import load_tokenizer
-    from pipelines.replay import command
-    from pipelines.replay.split import Shares
-    from pipelines.replay.study import Plan
+    from pipelines.policy.bundles import load_policy
+    from pipelines.progress import Shown
+    from pipelines.replay import rules, study
+    from pipelines.replay.engine import Simulator
 
-    if train_share + warm_up_share >= 1.0:
-        raise typer.BadParameter("leave sessions for the test", param_hint="--train-share")
-    bundle = load_policy(policy) if policy else None
-    if prompts is not None:
-        ruled = command.by_rules(command.Asked(prompts, limit or 12, bundle, nominal, drawn), err)
-        if as_json:
-            print_json(ruled)
-        else:
-            for table in command.rule_tables(ruled):
-                out.print(table)
-        return
-    if not traces:
+    if not traces and prompts is None:
         raise typer.BadParameter("name trace files, or prompts with --prompts")
-    shares = Shares(train_share, warm_up_share)
-    if kind not in ("payoff", "survival"):
-        raise typer.BadParameter("choose payoff or survival", param_hint="--kind")
-    chosen: Literal["payoff", "survival"] = "payoff" if kind == "payoff" else "survival"
-    plan = Plan(shares, not every_token, model_accepts, limit, context, bundle, chosen)
-    reports, notices = command.run(traces, plan, load_tokenizer(tokenizer), err)
-    command.show_notices(notices, err)
+    bundle = load_policy(policy) if policy else None
+    ids, notices = load_tokenizer(tokenizer if prompts is None else None), list[str]()
+    simulator = Simulator(token_classes_of(ids), WorkerSettings.load(), model_accepts)
+    with Shown(err) as shown:
+        if prompts is not None:
+            sets, costs = study.of_prompts(prompts, ids, limit, nominal, notices, shown.step)
+            simulator = replace(simulator, costs=costs)
+            bundle = bundle or first_policy(ANY_SCOPE)
+        else:
+            sets = study.of_files(traces or [], ids, limit, notices, shown.step)
+            bundle = bundle or study.trained(sets, kind, simulator, shown.step)
+        found = study.replayed(sets, bundle, simulator, shown.step)
+    for notice in notices:
+        err.print(escape(notice), style="yellow", highlight=False, soft_wrap=True)
     if as_json:
-        figures = command.as_dict(reports, plan, notices)
-        print_json(figures)
+        settings = {
+            "model_accepts": model_accepts, "limit": limit, "costs": simulator.costs.setup,
+            "policy": f"{bundle.kind} v{bundle.version}",
+        }  # fmt: skip
+        print_json({**found, "settings": settings, "notices": notices})
     else:
-        for table in command.tables(reports):
-            out.print(table)
+        out.print(rules.table(found))
+
+
+def diff(
+    one: Annotated[str, typer.Argument(help="A version's number, or an alias.")],
+    other: Annotated[str, typer.Argument(help="The one that it is compared with.")],
+    traces: Annotated[
+        Path | None,
+        typer.Option(help="Trace file or folder; default: what 'hvd drift --record 20' makes."),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Generations of each file.")] = 20,
+    model_accepts: Annotated[
+        float, typer.Option(help="Model draft's mean accepted length, where not recorded.")
+    ] = 2.2,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Checkpoint directory or hub name; default: embedded.")
+    ] = None,
+    scope: Annotated[
+        str | None, typer.Option(help="Scope, its first digits, or the model's name.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Two versions on recorded drafts: where they decide otherwise, and what it brought."""
+    from pipelines.embedded import load_tokenizer
+    from pipelines.policy import options
+    from pipelines.progress import Shown
+    from pipelines.replay import compare, own
+    from pipelines.replay.traces import files_of
+
+    model = options.one_model(scope)
+    numbers = [model.version(each).number for each in (one, other)]
+    first, second = (model.registry.load(model.scope, number) for number in numbers)
+    paths, known = files_of([traces or own.folder()]), load_tokenizer(tokenizer)
+    with Shown(err) as bar:
+        found = compare.compare((first, second), paths, known, limit, model_accepts, bar.step)
+    if as_json:
+        return print_json({"versions": numbers, "recordings": found})
+    for table in compare.tables(found, *(f"version {number}" for number in numbers)):
+        out.print(table)
+    return None

@@ -18,11 +18,12 @@ from arctic_inference.suffix_decoding._C import SuffixTree
 from decoder.drafting.drafts import CacheDraft, Limits, better_of, reach_of
 from decoder.drafting.suffix import SuffixCache
 from decoder.settings import WorkerSettings
-from pipelines.replay.tokenise import Ids
-from pipelines.replay.traces import Trace
+from pipelines.replay.traces import Ids, Trace
 
 KEPT: Final = 2_000
 """Outputs kept for later requests, the oldest given up first."""
+UNLIMITED: Final = 1 << 20
+"""Context length of a replay: a recorded output has room, or it would not have been recorded."""
 
 
 class ContinuedTrees(SuffixDecodingCache):  # type: ignore[misc]
@@ -92,15 +93,14 @@ class DialogueCache(SuffixCache):
         context: Ids,
         limit: int,
         limits: Limits | None = None,
-        ahead: int = 0,
     ) -> CacheDraft | None:
         """The best continuation of ``context`` of at most ``limit`` tokens, or None."""
         own, shared = self.trees._local_trees[request], self.trees._global_tree
-        reach = min(self._reach[request] + ahead, self.depth)
+        reach = min(self._reach[request], self.depth)
         asked = limits or Limits(reach, self.most, self.limits)
         seen = context[-asked.depth :]
         draft, matched = better_of(own, shared, seen, min(limit, asked.most), asked.of_draft)
-        if limits is None and not ahead:
+        if limits is None:
             self._reach[request] = reach_of(matched)
         return draft
 
@@ -112,7 +112,7 @@ class DialogueCache(SuffixCache):
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A recording whose request has begun in a suffix cache, under ``name``."""
+    """A recording whose request is under way in a suffix cache, under ``name``."""
 
     index: int
     name: str
@@ -121,23 +121,27 @@ class Turn:
     output: list[int]
     text: Ids  # prompt and output, contiguous
 
-
-def turns(traces: Sequence[Trace], cache: DialogueCache, start: bool = True) -> Iterator[Turn]:
-    """Each recording in its order; its request begins before and stops after it is handed out.
-
-    Args:
-        start: false leaves beginning and stopping to what drives the cache, a router for one.
-    """
-    last = {trace.session: index for index, trace in enumerate(traces)}
-    for index, trace in enumerate(traces):
+    @classmethod
+    def of(cls, index: int, trace: Trace) -> Turn:
+        """Recording number ``index``."""
         prompt, output = np.array(trace.prompt, np.int32), np.asarray(trace.output, np.int32)
         text = np.concatenate([prompt, output])
-        turn = Turn(index, str(index), trace, prompt, output.tolist(), text)
-        cache.trees.expect(trace.session, text)
-        if start:
-            cache.start(turn.name, prompt, "")
+        return cls(index, str(index), trace, prompt, output.tolist(), text)
+
+
+def last_turns(traces: Sequence[Trace]) -> dict[str, int]:
+    """The number of each session's last turn."""
+    return {trace.session: index for index, trace in enumerate(traces)}
+
+
+def turns(traces: Sequence[Trace], cache: DialogueCache) -> Iterator[Turn]:
+    """Each recording in its order; its request begins before and stops after it is handed out."""
+    last = last_turns(traces)
+    for index, trace in enumerate(traces):
+        turn = Turn.of(index, trace)
+        cache.trees.expect(trace.session, turn.text)
+        cache.start(turn.name, turn.prompt, "")
         yield turn
-        if start:
-            cache.stop(turn.name)
+        cache.stop(turn.name)
         if last[trace.session] == index:
             cache.trees.forget(trace.session)

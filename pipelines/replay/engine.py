@@ -1,4 +1,4 @@
-"""The recorded engine: a decoder whose target and drafter are a recording.
+"""The recorded engine: a decoder whose target and drafter are recordings.
 
 Under greedy decoding the target's continuation does not depend on what was drafted, so a recorded
 output, with the model draft's accepted length at each of its positions, tells what any policy would
@@ -7,10 +7,9 @@ have committed, cycle by cycle. Drafts, features, decisions and labels are the r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
-
-import numpy as np
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
 
 from decoder.choice import choose
 from decoder.contracts.bundle import MAX_DRAFT, Policy
@@ -20,169 +19,178 @@ from decoder.contracts.features import FloatArray
 from decoder.costs import LiveCosts
 from decoder.engines.reference.method import Method
 from decoder.floor import Floor
+from decoder.hindsight import Resolved, event_of
 from decoder.labels import common_prefix
 from decoder.policy.pricing import NOMINAL, CostTable
-from decoder.policy.rule import ARMS, MODEL, NONE
+from decoder.policy.rule import ARMS, NONE
 from decoder.router import Committed, Decision, DraftRouter, EventSink, RequestOptions
 from decoder.settings import WorkerSettings
-from learner.rows import from_events, joined
-from pipelines.replay.dialogue import DialogueCache, Turn, turns
+from learner.rows import Rows, from_events
+from pipelines.replay.cycles import Cycle, Cycles
+from pipelines.replay.dialogue import UNLIMITED, DialogueCache, Turn, last_turns
 from pipelines.replay.model_arm import model_acceptance
-from pipelines.replay.states import UNLIMITED, ListSink, Progress, States
-from pipelines.replay.tally import Cycles
 from pipelines.replay.traces import Trace
-from pipelines.replay.verified import verified
 
-_ARM: Final = {name: number for number, name in enumerate(ARMS)}
+Told = Callable[[int, int], None]
+"""Told how many output tokens are decoded, and how many there are."""
 
 
-def simulate(
-    traces: Sequence[Trace],
-    warm_up: Sequence[Trace],
-    method: Method,
-    token_classes: FloatArray,
-    settings: WorkerSettings,
-    model_mean: float | None = None,
-    costs: CostTable = NOMINAL,
-    progress: Progress | None = None,
-    floor: Floor | None = None,
-    watch: EventSink | None = None,
-) -> tuple[Cycles, States]:
-    """Decode ``traces`` by ``method``, one after the other.
+class Engine:
+    """Decodes recordings one after the other by a router that is given."""
 
-    Args:
-        warm_up: decoded first, so that the cache and the memory hold them; not in the result.
-        model_mean: accepted length of model drafts where a recording does not hold it.
-        costs: what the policy believes that cycles cost, and never corrects.
-        floor: as of a worker, with its looks; None lets the policy have its way.
-        watch: is given every cycle too; requests are named by their number, warm-up included.
+    def __init__(
+        self,
+        router: DraftRouter,
+        cache: DialogueCache,
+        traces: Sequence[Trace],
+        has_model: bool = True,
+        model_mean: float | None = None,
+        usual: bool = True,
+    ) -> None:
+        """Nothing is under way yet. The router sleeps no more: that weighs this machine's time.
 
-    Returns:
-        the cycles, and the labelled cache drafts that were proposed in them.
+        Args:
+            cache: the router's.
+            model_mean: accepted length of model drafts where a recording does not hold it.
+            usual: false keeps the router from learning costs by this machine's clock, and has
+                labels told at once, not in the next step.
+        """
+        router.doze = None
+        self._router, self._cache, self._traces = router, cache, traces
+        self._has_model, self._mean, self._usual = has_model, model_mean, usual
+        self._last = last_turns(traces)
 
-    Raises:
-        TraceError: the method is none of one chain of drafts, or a recording lacks the model arm.
+    def decode(self, index: int, tenant: str = "") -> Iterator[Cycle]:
+        """The cycles of recording number ``index``, whose first token comes with its prompt; each
+        is told before the router observes what came of it, and can be dated meanwhile.
+
+        Raises:
+            TraceError: it lacks the model arm.
+        """
+        trace, router = self._traces[index], self._router
+        turn = Turn.of(index, trace)
+        model = model_acceptance(trace, self._mean).tolist() if self._has_model else []
+        self._cache.trees.expect(trace.session, turn.text)
+        options = RequestOptions(
+            trace.allowed, UNLIMITED, session=trace.session, workload=trace.workload, tenant=tenant
+        )
+        router.start(turn.name, turn.prompt, options)
+        router.observe([Committed(turn.name, turn.output[:1], 0)], 0)
+        done = 1
+        while done < len(turn.output):
+            (decision,) = router.choose([turn.name])
+            cycle = _verified(decision, turn, model, done)
+            router.drafted([turn.name], [cycle.verified], cycle.drafted)
+            yield cycle
+            made = turn.output[done : done + cycle.committed]
+            outcome = Committed(turn.name, made, cycle.verified)
+            router.observe([outcome], 1 + cycle.verified, self._usual)
+            if not self._usual:
+                router.settle()
+            done += cycle.committed
+        router.stop(turn.name, "stop")
+        router.settle()
+        if self._last[trace.session] == index:
+            self._cache.trees.forget(trace.session)
+
+
+def _verified(decision: Decision, turn: Turn, model: Sequence[int], done: int) -> Cycle:
+    """What becomes of ``decision``: a draft is compared with what was recorded."""
+    length = accepted = 0
+    if decision.arm == "cache":
+        length = len(decision.tokens)
+        accepted = common_prefix(decision.tokens, turn.output[done : done + length])
+    elif decision.arm == "model":
+        length = decision.room
+        accepted = min(model[done], length)
+    came = len(turn.output[done : done + accepted + 1])
+    arm = ARMS.index(decision.arm) if length else NONE
+    return Cycle(turn.index, done, arm, length, min(accepted, came), came)
+
+
+class _Sink:
+    """Keeps the events of cache drafts, and hands every cycle on to those who listen."""
+
+    def __init__(self, *listening: EventSink | None) -> None:
+        self.events: list[DraftEvent] = []
+        self._listening: Final = [sink for sink in listening if sink is not None]
+
+    def put(self, resolved: Resolved) -> None:
+        """Take one event."""
+        _, _, _, (cycle, _, _), _ = resolved
+        if cycle.draft_len:
+            self.events.append(event_of(resolved))
+        for sink in self._listening:
+            sink.put(resolved)
+
+
+@dataclass(frozen=True)
+class Simulator:
+    """Decodes recordings one after the other.
+
+    ``model_mean`` is the accepted length of model drafts where a recording does not hold it,
+    ``costs`` what policies believe that cycles cost, and never correct.
     """
-    if method.oracle or method.model == "tree":
-        raise TraceError(f"method {method.name!r} cannot be simulated from recordings.")
-    rule = method.rule() if method.rule is not None else None
-    cache, sink = DialogueCache(method.drafting(settings)), ListSink(rule, watch)
-    has_model = method.model == "chain"
-    longest = min(settings.model_draft_tokens, method.model_limit or MAX_DRAFT)
-    router = DraftRouter(
-        cache,
-        method.policy,
-        token_classes,
-        sink,
-        has_model,
-        model_draft_tokens=longest,
-        costs=LiveCosts(costs, live=False),
-        floor=floor,
-        grafts=bool(method.graft),
-        choice=rule or choose,
-    )
-    cycles: list[tuple[int, int, int, int, int, int, int]] = []
-    states: list[States] = [_states([], 0)]
-    for turn in turns([*warm_up, *traces], cache, start=False):
-        mine = list(Decoding(router, turn, has_model, model_mean).cycles())
-        index = turn.index - len(warm_up)
-        if index >= 0:
-            cycles += [(index, *cycle) for cycle in mine]
-            states.append(_states(sink.events, index))
-        sink.events.clear()
-        if progress is not None:
-            progress(len(turn.output))
-    trace, position, arm, lengths, accepted, committed, tail = (
-        np.array(cycles, np.int32).reshape(-1, 7).T
-    )
-    return (
-        Cycles(trace, position, arm.astype(np.int8), lengths, accepted, committed, tail),
-        States(
-            joined([s.rows for s in states]),
-            np.concatenate([s.trace for s in states]),
-            np.concatenate([s.position for s in states]),
-        ),
-    )
+
+    token_classes: FloatArray
+    settings: WorkerSettings
+    model_mean: float | None = None
+    costs: CostTable = NOMINAL
+
+    def decode(
+        self,
+        traces: Sequence[Trace],
+        method: Method,
+        warm_up: Sequence[Trace] = (),
+        told: Told | None = None,
+        floor: Floor | None = None,
+        watch: EventSink | None = None,
+    ) -> tuple[Cycles, Rows]:
+        """The cycles of ``traces`` by ``method``, and the labelled cache drafts proposed in them.
+
+        Args:
+            warm_up: decoded first, so that cache and memory hold them; not in the result.
+            floor: as of a worker, with its looks; None lets the policy have its way.
+            watch: is given every cycle too; requests are named by their number, warm-up included.
+
+        Raises:
+            TraceError: the method is none of one chain of drafts, or a recording lacks the model
+                arm.
+        """
+        if method.oracle or method.model == "tree":
+            raise TraceError(f"method {method.name!r} cannot be simulated from recordings.")
+        rule = method.rule() if method.rule is not None else None
+        cache, sink = DialogueCache(method.drafting(self.settings)), _Sink(rule, watch)
+        has_model = method.model == "chain"
+        router = DraftRouter(
+            cache,
+            method.policy,
+            self.token_classes,
+            sink,
+            has_model,
+            model_draft_tokens=min(
+                self.settings.model_draft_tokens, method.model_limit or MAX_DRAFT
+            ),
+            costs=LiveCosts(self.costs, live=False),
+            floor=floor,
+            choice=rule or choose,
+        )
+        every = [*warm_up, *traces]
+        engine = Engine(router, cache, every, has_model, self.model_mean)
+        cycles: list[Cycle] = []
+        done, whole, warm = 0, sum(len(t.output) for t in every), len(warm_up)
+        for index, trace in enumerate(every):
+            mine = list(engine.decode(index))
+            if index >= warm:
+                cycles += [c._replace(trace=index - warm) for c in mine]
+            done += len(trace.output)
+            if told is not None:
+                told(done, whole)
+        asked = [(int(e.request), e.position, e) for e in sink.events]
+        kept = sorted(((i, p, e) for i, p, e in asked if i >= warm), key=lambda each: each[:2])
+        return Cycles.of(cycles), from_events([event for *_, event in kept])
 
 
 def hybrid(name: str, policy: Policy) -> Method:
     """Cache drafts and a chain of model drafts, decided between by ``policy``."""
     return Method(name, policy, "chain")
-
-
-def _states(events: Sequence[DraftEvent], index: int) -> States:
-    ordered = sorted((e for e in events if e.draft_len), key=lambda e: e.position)
-    positions = np.array([e.position for e in ordered], np.int32)
-    return States(from_events(ordered), np.full(len(ordered), index, np.int32), positions)
-
-
-class Cycle(NamedTuple):
-    """One cycle of a recording: the columns of :class:`Cycles` behind the first."""
-
-    position: int
-    arm: int
-    verified: int
-    accepted: int
-    committed: int
-    tail: int
-
-    @property
-    def drafted(self) -> int:
-        """Tokens that the model drafter made."""
-        return self.verified - self.tail if self.arm == MODEL else 0
-
-
-class Decoding:
-    """One recording under way. A verified draft is compared with what was recorded."""
-
-    def __init__(
-        self, router: DraftRouter, turn: Turn, has_model: bool, mean: float | None
-    ) -> None:
-        self._router, self._turn = router, turn
-        self._model = model_acceptance(turn.trace, mean).tolist() if has_model else []
-        if router.grafts and turn.trace.model_drafts is None:
-            raise TraceError(
-                f"session {turn.trace.session} was recorded without the tokens of model drafts: "
-                "replay it without grafting."
-            )
-
-    def cycles(self) -> Iterator[Cycle]:
-        """Decode it: each cycle before the router observes what came of it. Mutates the router."""
-        router, turn = self._router, self._turn
-        options = RequestOptions(
-            turn.trace.allowed, UNLIMITED, session=turn.trace.session, workload=turn.trace.workload
-        )
-        router.start(turn.name, turn.prompt, options)
-        router.observe([Committed(turn.name, turn.output[:1], 0)], len(turn.prompt))
-        done = 1
-        while done < len(turn.output):
-            (decision,) = router.choose([turn.name])
-            length, accepted, tail = self._verify(decision, done)
-            committed = turn.output[done : done + accepted + 1]
-            arm, came = _ARM[decision.arm] if length else NONE, len(committed)
-            cycle = Cycle(done, arm, length, min(accepted, came), came, tail)
-            router.drafted([turn.name], [length], cycle.drafted)
-            yield cycle
-            router.observe([Committed(turn.name, committed, length)], 1 + length)
-            done += came
-        router.stop(turn.name, "stop")
-        router.settle()
-
-    def _verify(self, decision: Decision, done: int) -> tuple[int, int, int]:
-        """Draft tokens verified and accepted after ``done`` output tokens; and in a tail."""
-        output = self._turn.output
-        length, accepted = verified(decision, output, self._model, done)
-        if decision.arm != "model":
-            return length, accepted, 0
-        tail = self._tail(length, done)
-        if accepted == length:
-            accepted += common_prefix(tail, output[done + length : done + length + len(tail)])
-        return length + len(tail), accepted, len(tail)
-
-    def _tail(self, length: int, done: int) -> list[int]:
-        """What is verified behind the model draft of ``length`` tokens after ``done``."""
-        drafts = self._turn.trace.model_drafts
-        if not self._router.grafts or drafts is None or len(drafts[done]) < length:
-            return []
-        (tail,) = self._router.graft([self._turn.name], [drafts[done][:length]])
-        return tail

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -37,17 +35,6 @@ def drawn_acceptance(
         alive &= right[ahead : ahead + length]
         accepted += alive
     return accepted
-
-
-def drawn_drafter(trace: Trace, mean: float, most: int, rng: np.random.Generator) -> Trace:
-    """``trace`` as a drafter would have it that is drawn: see :func:`drawn_acceptance`.
-
-    What it is wrong about is not known, so its drafts are the true text wherever tokens are wanted.
-    """
-    output = list(trace.output)
-    accepted = drawn_acceptance(mean, most, len(output), rng)
-    drafts = [output[at : at + most] for at in range(len(output))]
-    return replace(trace, model_accepted=accepted.tolist(), model_drafts=drafts)
 
 
 def model_acceptance(trace: Trace, mean: float | None) -> NDArray[np.int32]:

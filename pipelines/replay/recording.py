@@ -1,9 +1,8 @@
 """Recordings of the embedded model's greedy answers to prompts, with the drafter's chain at every
 position: what any rule would have made of them can then be replayed, exactly and without a model.
 
-Each prompt set becomes a file of trace lines (``traces``) that also hold ``model_drafts``, the
-tokens of each position's chain. They are kept in the user's cache, and what is there is not
-recorded again, whatever else is asked for; Ctrl-C loses what is under way.
+Each prompt set becomes a file of trace lines (``traces``). They are kept in the user's cache, and
+what is there is not recorded again, whatever else is asked for; Ctrl-C loses what is under way.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
@@ -22,7 +21,7 @@ from pipelines.drafter.compose import FEW, load, write
 from pipelines.embedded import ensure_drafter, ensure_model
 from pipelines.progress import Step
 from pipelines.replay.traces import Trace, read
-from pipelines.settled import settle
+from pipelines.reports import atomic_write
 
 AT_ONCE: Final = 16
 """Answers written and kept together: what an interrupt loses."""
@@ -72,11 +71,7 @@ def traces_of(folder: Path, name: str, asked: Sequence[Ids]) -> list[Trace]:
     Raises:
         TraceError: the set was not recorded.
     """
-    path = folder / f"{name}.jsonl"
-    lines = map(json.loads, _lines_in(path))
-    drafts = {tuple(line["prompt"]): line["model_drafts"] for line in lines}
-    traces = ((tuple(trace.prompt), trace) for trace in read(path, None).traces)
-    held = {prompt: replace(trace, model_drafts=drafts[prompt]) for prompt, trace in traces}
+    held = {tuple(trace.prompt): trace for trace in read(folder / f"{name}.jsonl", None).traces}
     return [held[prompt] for prompt in map(tuple, asked) if prompt in held]
 
 
@@ -136,7 +131,7 @@ def _measured() -> CostTable:
 
 
 def _write(path: Path, text: str) -> None:
-    settle(path, lambda part: part.write_text(text, encoding="utf-8"))
+    atomic_write(path, lambda part: part.write_text(text, encoding="utf-8"))
 
 
 class _Recorder:
@@ -168,7 +163,7 @@ class _Recorder:
     def _recorded(self, name: str, asked: Sequence[Ids]) -> Iterator[str]:
         import torch
 
-        from decoder.engines.reference.recording import accepted, record_chains
+        from decoder.engines.reference import recording
 
         shown = [list(ids) for ids in asked]
         greedy, end = torch.zeros(len(shown)), self._tokenizer.eos_token_id
@@ -178,13 +173,11 @@ class _Recorder:
             made[place] = output if len(output) >= FEW else []
         for place, ids in enumerate(shown):
             output = made[place]
-            drafts = record_chains(self._engine, ids, output)
             line = {
                 "session": f"{name}-{hashlib.sha256(repr(ids).encode()).hexdigest()[:12]}",
                 "prompt": ids,
                 "output": output,
                 "max_tokens": self._plan.answer,
-                "model_accepted": accepted(drafts, output),
-                "model_drafts": drafts,
+                "model_accepted": recording.record(self._engine, ids, output),
             }
             yield json.dumps(line, separators=(",", ":"))

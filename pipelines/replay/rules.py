@@ -1,37 +1,34 @@
-"""Every rule on the same recordings: what each makes of a prompt set, and which is best.
+"""Every rule on the same recordings: what each makes of a set, and which is best.
 
-A set's recordings are decoded in their order from an empty cache, by a router that keeps what it
-learns from one to the next, as ``hvd bench decode`` does; times are those of a cost table, so a
-figure has no noise of the machine. :class:`Account` keeps, of every cycle, what was foreseen of
-both arms and what either would have brought.
+A set's recordings are decoded in their order from an empty cache, or one that holds what warms up,
+by a router that keeps what it learns from one to the next, as ``hvd bench decode`` does; times are
+those of a cost table, so a figure has no noise of the machine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.markup import escape
+from rich.table import Table
 
 from decoder.contracts.bundle import Policy
-from decoder.contracts.features import FloatArray
 from decoder.engines.reference.method import Method, method
 from decoder.floor import Floor
 from decoder.hindsight import Resolved
-from decoder.policy.pricing import CostTable
-from decoder.policy.rule import GRAFT
-from decoder.settings import WorkerSettings
-from pipelines.calibration import calibration
-from pipelines.replay.engine import hybrid, simulate
-from pipelines.replay.tally import Cycles
+from pipelines.replay.baseline import Spent, against_best
+from pipelines.replay.calibration import calibration
+from pipelines.replay.engine import Simulator, hybrid
+from pipelines.replay.hindsight import Prices, foreseen
+from pipelines.replay.model_arm import model_acceptance
 from pipelines.replay.traces import Trace
-from pipelines.rival import against_best
 
 HYBRID: Final = "hybrid"
-GRAFTING: Final = "hybrid+graft"
-"""The hybrid that appends cache drafts to its model drafts."""
+ORACLE: Final = "oracle"
 LONGER: Final = 2.0
 """Tokens of a cache draft for each one matched, where a name ends in ``@2``."""
 
@@ -48,195 +45,133 @@ def rivals(model_len: int) -> dict[str, Method]:
 
 
 @dataclass(frozen=True)
-class Account:
-    """Cycles of one rule on one set, a row each; lengths in tokens.
-
-    ``label`` is what of the cache draft of ``draft_len`` tokens would have been accepted, a lower
-    bound where ``censored``; ``truth`` the same of a model draft of full length.
-    """
-
-    trace: NDArray[np.int64]
-    position: NDArray[np.int64]
-    arm: NDArray[np.int64]
-    verified: NDArray[np.int64]
-    draft_len: NDArray[np.int64]
-    label: NDArray[np.int64]
-    censored: NDArray[np.bool_]
-    expected: FloatArray
-    model: FloatArray
-    model_len: NDArray[np.int64]
-    truth: NDArray[np.int64]
-
-
-@dataclass(frozen=True)
 class Ruled:
-    """Tokens and time of n recordings, in the unit of the cost table, and the accounts.
+    """By rule, tokens and time of n recordings, in the unit of the cost table; and by arm, model
+    and cache, the tokens the hybrid foresaw to be accepted and those that were, [m, 2]."""
 
-    ``tails`` are model drafts with a tail, tokens of tails, and those of them that were accepted.
-    """
-
-    tokens: NDArray[np.float64]
-    time: NDArray[np.float64]
-    account: Account
-    tails: tuple[int, int, int]
+    spent: Mapping[str, Spent]
+    foreseen: Mapping[str, NDArray[np.float64]]
 
     @property
-    def rate(self) -> float:
-        """Tokens committed in a unit of time."""
-        return float(self.tokens.sum() / self.time.sum())
+    def over_greedy(self) -> dict[str, float]:
+        """Tokens committed in a unit of time, over greedy's."""
+        rates = {rule: float(n.sum() / time.sum()) for rule, (n, time) in self.spent.items()}
+        return {rule: rate / rates["greedy"] for rule, rate in rates.items()}
 
 
 class _Watch:
-    """Notes of every cycle. A router's sink."""
+    """Notes of every cycle what was foreseen, and what came. A router's sink."""
 
-    def __init__(self, traces: Sequence[Trace]) -> None:
-        self._traces = traces
-        self.rows: list[tuple[float, ...]] = []
+    def __init__(self, traces: Sequence[Trace], mean: float | None, warm: int) -> None:
+        self._model = [model_acceptance(trace, mean) for trace in traces]
+        self._warm = warm
+        self.rows: dict[str, list[tuple[int, int, float, int]]] = {"cache": [], "model": []}
 
     def put(self, resolved: Resolved) -> None:
         """Take in one cycle. Mutates."""
         _, name, _, label, censored = resolved
-        index = int(name)
-        cycle = label.subject
-        if cycle.arm == GRAFT:
-            return  # a part of a cycle that is noted
-        step, known = cycle.step, self._traces[index].model_accepted
-        truth = int(known[cycle.position]) if known is not None else 0
-        self.rows.append(
-            (
-                index, cycle.position, cycle.arm, cycle.verified_len, cycle.draft_len,
-                label.accepted, bool(censored), float(step.expected[cycle.row]),
-                float(step.model[cycle.row]), step.model_len, truth,
-            )
-        )  # fmt: skip
-
-    def account(self) -> Account:
-        """All rows, in the order in which they were decoded."""
-        table = np.array(sorted(self.rows), np.float64).reshape(-1, len(fields(Account)))
-        kinds = {"censored": np.bool_, "expected": np.float32, "model": np.float32}
-        columns = zip(fields(Account), table.T, strict=True)
-        return Account(**{f.name: c.astype(kinds.get(f.name, np.int64)) for f, c in columns})
+        index, cycle = int(name), label.subject
+        if index < self._warm:
+            return
+        step, at = cycle.step, (index, cycle.position)
+        truth = min(int(self._model[index][cycle.position]), step.model_len)
+        self.rows["model"].append((*at, float(np.float32(step.model[cycle.row])), truth))
+        if cycle.draft_len and not censored:
+            cache = float(np.float32(step.expected[cycle.row])), label.accepted
+            self.rows["cache"].append((*at, *cache))
 
 
 def ruled(
-    traces: Sequence[Trace],
-    by: Method,
-    token_classes: FloatArray,
-    settings: WorkerSettings,
-    costs: CostTable,
+    traces: Sequence[Trace], policy: Policy, simulator: Simulator, warm_up: Sequence[Trace] = ()
 ) -> Ruled:
-    """Decode ``traces`` by one rule; a learned one has the floor that a worker gives it."""
-    watch = _Watch(traces)
-    floor = Floor(by.model != "none") if by.policy.kind == "survival" else None
-    cycles, _ = simulate(
-        traces, [], by, token_classes, settings, None, costs, floor=floor, watch=watch
+    """One set by every rival, by the hybrid that decides by ``policy``, with the floor that a
+    worker gives a learned one, and in hindsight."""
+    n, warm, every = len(traces), len(warm_up), [*warm_up, *traces]
+    settings, mean = simulator.settings, simulator.model_mean
+    watch, spent = _Watch(every, mean, warm), dict[str, Spent]()
+    for name, by in {**rivals(settings.model_draft_tokens), HYBRID: hybrid(HYBRID, policy)}.items():
+        learned = name == HYBRID and policy.kind == "survival"
+        cycles, _ = simulator.decode(
+            traces, by, warm_up, floor=Floor(True) if learned else None,
+            watch=watch if name == HYBRID else None,
+        )  # fmt: skip
+        spent[name] = _of(cycles.trace, n, cycles.committed, cycles.times(simulator.costs))
+    prices = [Prices(simulator.costs, settings)] * len(every)
+    best = list(foreseen(every, prices, settings, mean, warm))
+    index = np.array([c.trace - warm for c, _ in best], np.int64)
+    spent[ORACLE] = _of(index, n, [c.committed for c, _ in best], [time for _, time in best])
+    rows = {arm: np.array(sorted(r)).reshape(-1, 4)[:, 2:] for arm, r in watch.rows.items()}
+    return Ruled(spent, rows)
+
+
+def _of(trace: Any, n: int, tokens: Any, time: Any) -> Spent:
+    return (
+        np.bincount(trace, tokens, n).astype(np.float64),
+        np.bincount(trace, time, n).astype(np.float64),
     )
-    n = len(traces)
-    return Ruled(
-        np.bincount(cycles.trace, cycles.committed, n).astype(np.float64),
-        np.bincount(cycles.trace, times(cycles, costs), n).astype(np.float64),
-        watch.account(),
-        _tails(cycles),
-    )
 
 
-def _tails(cycles: Cycles) -> tuple[int, int, int]:
-    chain = cycles.verified - cycles.tail
-    accepted = np.where(cycles.tail > 0, np.maximum(cycles.accepted - chain, 0), 0)
-    return int((cycles.tail > 0).sum()), int(cycles.tail.sum()), int(accepted.sum())
-
-
-def times(cycles: Cycles, costs: CostTable) -> NDArray[np.float64]:
-    """Time of each cycle, run alone: float64 [n]."""
-    drafted = cycles.drafted
-    drafting = [costs.drafting(k, 1) for k in range(int(drafted.max(initial=0)) + 1)]
-    found: NDArray[np.float64] = costs.verifying(1 + cycles.verified) + np.array(drafting)[drafted]
-    return found
-
-
-def all_ruled(
-    traces: Sequence[Trace],
-    policy: Policy,
-    token_classes: FloatArray,
-    settings: WorkerSettings,
-    costs: CostTable,
-) -> dict[str, Ruled]:
-    """One set by every rival, and by the hybrid that decides by ``policy``, with tails and without.
-
-    Raises:
-        TraceError: the recordings do not hold their model drafts.
-    """
-    every = {
-        **rivals(settings.model_draft_tokens),
-        HYBRID: replace(hybrid(HYBRID, policy), graft=False),
-        GRAFTING: replace(hybrid(GRAFTING, policy), graft=True),
-    }
-    return {n: ruled(traces, by, token_classes, settings, costs) for n, by in every.items()}
-
-
-def summary(sets: Mapping[str, Mapping[str, Ruled]]) -> dict[str, Any]:
+def summary(sets: Mapping[str, Ruled]) -> dict[str, Any]:
     """Rates over greedy's by set and rule, and the hybrid's over the best rule of each set.
 
     ``hybrid_over_picked`` is over the rule that was best on the other half of the prompts,
-    ``hybrid_over_best_single`` over the one rule that is best over all sets together,
-    ``graft_over_hybrid`` what tails add by set.
+    ``hybrid_over_best_single`` over the one rule that is best over all sets together.
     """
-    over = {
-        name: {rule: r.rate / by["greedy"].rate for rule, r in by.items()}
-        for name, by in sets.items()
-    }
-    rules = [rule for rule in next(iter(over.values())) if rule not in (HYBRID, GRAFTING)]
-    best = {name: max(rules, key=o.__getitem__) for name, o in over.items()}
+    over = {name: each.over_greedy for name, each in sets.items()}
     means = {
-        rule: float(np.exp(np.mean([np.log(o[rule]) for o in over.values()])))
-        for rule in (*rules, HYBRID, GRAFTING)
+        rule: _geometric([o[rule] for o in over.values()]) for rule in next(iter(over.values()))
     }
+    rules = [rule for rule in means if rule not in (HYBRID, ORACLE)]
+    best = {name: max(rules, key=o.__getitem__) for name, o in over.items()}
     single = max(rules, key=means.__getitem__)
     against = {name: o[HYBRID] / o[best[name]] for name, o in over.items()}
-    added = {name: o[GRAFTING] / o[HYBRID] for name, o in over.items()}
-    spent = {
-        name: {rule: (r.tokens, r.time) for rule, r in by.items()} for name, by in sets.items()
+    picked = {
+        name: found
+        for name, each in sets.items()
+        if (found := against_best(each.spent[HYBRID], {r: each.spent[r] for r in rules}))
     }
-    found = {n: against_best(by[HYBRID], {r: by[r] for r in rules}) for n, by in spent.items()}
-    picked = {name: one for name, one in found.items() if one is not None}
+    ratios = [one.ratio for one in picked.values()]
     return {
         "x_greedy": over,
         "hybrid_over_picked": {name: asdict(one) for name, one in picked.items()},
-        "hybrid_over_picked_mean": _geometric([one.ratio for one in picked.values()]),
+        "hybrid_over_picked_mean": _geometric(ratios) if ratios else None,
         "best_rule": best,
         "hybrid_over_best": against,
         "x_greedy_mean": means,
         "hybrid_over_best_mean": _geometric(list(against.values())),
-        "graft_over_hybrid": added,
-        "graft_over_hybrid_mean": _geometric(list(added.values())),
-        "tails": {
-            name: dict(zip(("made", "verified", "accepted"), by[GRAFTING].tails, strict=True))
-            for name, by in sets.items()
-        },
         "best_single": single,
         "hybrid_over_best_single": means[HYBRID] / means[single],
         "calibration": {
-            arm: calibration(*_foreseen([by[HYBRID].account for by in sets.values()], arm))
+            arm: calibration(*np.concatenate([each.foreseen[arm] for each in sets.values()]).T)
             for arm in ("cache", "model")
         },
     }
 
 
-def _geometric(values: Sequence[float]) -> float | None:
-    return float(np.exp(np.mean(np.log(values)))) if values else None
+def _geometric(values: Sequence[float]) -> float:
+    return float(np.exp(np.mean(np.log(values))))
 
 
-def _foreseen(
-    accounts: Sequence[Account], arm: str
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """What was foreseen of one arm in every cycle, and what it was or would have been."""
-    foreseen, true = [], []
-    for a in accounts:
-        if arm == "cache":
-            kept = (a.draft_len > 0) & ~a.censored
-            foreseen.append(a.expected[kept])
-            true.append(a.label[kept])
-        else:
-            foreseen.append(a.model)
-            true.append(np.minimum(a.truth, a.model_len))
-    return np.concatenate(foreseen).astype(np.float64), np.concatenate(true).astype(np.float64)
+def table(found: dict[str, Any]) -> Table:
+    """Each rule's rate over greedy's, by set."""
+    means = found["x_greedy_mean"]
+    shown = [rule for rule in means if rule != "greedy"]
+    rates = Table(title="Tokens a unit of time, over greedy's", caption=_CAPTION)
+    rates.add_column("set", overflow="fold", min_width=10)
+    for heading in (*shown, "best", "/ best", "/ picked"):
+        rates.add_column(heading, justify="right", overflow="fold")
+    for name, over in found["x_greedy"].items():
+        at = found["hybrid_over_picked"].get(name)
+        picked = f"{at['ratio']:.3f} ({at['low']:.2f}-{at['high']:.2f})" if at else "-"
+        best, ratio = found["best_rule"][name], f"{found['hybrid_over_best'][name]:.3f}"
+        rates.add_row(escape(name), *(f"{over[r]:.2f}" for r in shown), best, ratio, picked)
+    mean = found["hybrid_over_picked_mean"]
+    last = f"{found['hybrid_over_best_mean']:.3f}", "-" if mean is None else f"{mean:.3f}"
+    rates.add_row("mean", *(f"{means[r]:.3f}" for r in shown), found["best_single"], *last)
+    return rates
+
+
+_CAPTION: Final = (
+    "@2: two tokens of a draft for each one matched. / best: the hybrid over the best rule, "
+    "/ picked: over the one that was best on the other half of the prompts. Means are geometric."
+)

@@ -7,25 +7,14 @@ keeps every session where it was.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import NamedTuple
 
 from pipelines.replay.traces import Trace
 
-Part = Literal["train", "warm-up", "test"]
 
-
-@dataclass(frozen=True)
-class Shares:
-    """Shares of the sessions, in 0..1; what is left is for testing."""
-
-    train: float = 0.6
-    warm_up: float = 0.1
-
-
-@dataclass(frozen=True)
-class Parts:
+class Parts(NamedTuple):
     """``warm_up`` fills the suffix cache before each of the others, and is never measured."""
 
     train: list[Trace]
@@ -39,39 +28,25 @@ def fraction(session: str, salt: str = "") -> float:
     return int.from_bytes(digest, "big") / 2.0**64
 
 
-def part_of(session: str, shares: Shares) -> Part:
-    """Where a session belongs."""
-    at = fraction(session)
-    if at < shares.train:
-        return "train"
-    return "warm-up" if at < shares.train + shares.warm_up else "test"
-
-
-def split(traces: Sequence[Trace], shares: Shares) -> Parts:
-    """Part ``traces``; each part keeps their order."""
-    parts: dict[Part, list[Trace]] = {"train": [], "warm-up": [], "test": []}
+def split(
+    traces: Sequence[Trace], train: float = 0.6, warm_up: float = 0.1, limit: int | None = None
+) -> Parts:
+    """``traces`` in parts of about these shares, the rest for testing, each in their order; of all
+    of them about ``limit``, in whole sessions."""
+    parts = Parts([], [], [])
     for trace in traces:
-        parts[part_of(trace.session, shares)].append(trace)
-    return Parts(parts["train"], parts["warm-up"], parts["test"])
-
-
-def limited(parts: Parts, limit: int | None, shares: Shares) -> Parts:
-    """About ``limit`` traces of all ``parts``, each by its share, in whole sessions."""
+        at = fraction(trace.session)
+        parts[0 if at < train else 1 if at < train + warm_up else 2].append(trace)
     if limit is None:
         return parts
-    test = 1.0 - shares.train - shares.warm_up
-    return Parts(
-        some_sessions(parts.train, limit * shares.train),
-        some_sessions(parts.warm_up, limit * shares.warm_up),
-        some_sessions(parts.test, limit * test),
-    )
+    shares = (train, warm_up, 1.0 - train - warm_up)
+    some = (some_sessions(p, limit * share) for p, share in zip(parts, shares, strict=True))
+    return Parts(*some)
 
 
 def some_sessions(traces: Sequence[Trace], least: float) -> list[Trace]:
     """Whole sessions, chosen by hash, until they hold ``least`` traces; in their order."""
-    sizes: dict[str, int] = {}
-    for trace in traces:
-        sizes[trace.session] = sizes.get(trace.session, 0) + 1
+    sizes = Counter(trace.session for trace in traces)
     chosen: set[str] = set()
     held = 0
     for session in sorted(sizes, key=lambda name: fraction(name, "limit")):

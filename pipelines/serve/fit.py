@@ -6,6 +6,7 @@ vLLM finds a misfit half a minute into start-up, as a shape error deep inside a 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,60 +17,45 @@ def read_config(model: str, what: str) -> dict[str, Any] | None:
     """``config.json`` of a local checkpoint directory; None for the name of a hub repository.
 
     Raises:
-        ModelError: ``model`` looks like a path and is no checkpoint directory.
+        ModelError: ``model`` is neither such a name nor a checkpoint directory.
     """
     path = Path(model).expanduser()
-    if not path.is_dir():
-        if path.exists() or path.is_absolute() or model.startswith((".", "~")):
-            raise ModelError(f"{what} {model}: no such directory. Give a checkpoint directory.")
-        if model.count("/") != 1:  # hub names are owner/name
-            raise ModelError(
-                f"{what} {model!r} is neither a directory nor a hub name such as owner/name."
-            )
+    if not path.exists() and re.fullmatch(r"[^/.~][^/]*/[^/]+", model):
         return None
-    file = path / "config.json"
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ModelError(f"{what} {model} holds no config.json: is it a checkpoint?") from error
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        if not isinstance(config, dict):
+            raise ValueError("it is no JSON object")
     except (OSError, ValueError) as error:
-        raise ModelError(f"{what}'s {file} cannot be read: {error}.") from error
-    if not isinstance(config, dict):
-        raise ModelError(f"{what}'s {file} is not a JSON object.")
+        raise ModelError(
+            f"{what} {model} is no checkpoint whose config.json can be read ({error}): give a "
+            "checkpoint directory, or a hub name such as owner/name."
+        ) from error
     return config
 
 
-def _target_numbers(config: dict[str, Any]) -> dict[str, Any]:
-    return config.get("text_config") or config  # multimodal targets nest their language model
-
-
 def check_fit(target: dict[str, Any], drafter: dict[str, Any], names: tuple[str, str]) -> None:
-    """Compare the numbers that an EAGLE3 head shares with its target.
-
-    Args:
-        names: how to call target and drafter in a message.
+    """Compare the numbers that an EAGLE3 head shares with its target; ``names`` are theirs.
 
     Raises:
         ModelError: the drafter is no EAGLE3 head, or was made for another hidden size or
             vocabulary.
     """
-    target_name, drafter_name = names
-    architectures = [str(a) for a in drafter.get("architectures") or ()]
-    if not any("eagle3" in a.lower() for a in architectures):
+    kinds = ", ".join(str(kind) for kind in drafter.get("architectures") or ())
+    if "eagle3" not in kinds.lower():
         raise ModelError(
-            f"drafter {drafter_name} is {', '.join(architectures) or 'of no known architecture'}, "
-            "not an EAGLE3 head: give an EAGLE3 checkpoint, or --drafter none."
+            f"drafter {names[1]} is {kinds or 'of no known architecture'}, not an EAGLE3 head: "
+            "give an EAGLE3 checkpoint, or --drafter none."
         )
-    numbers = _target_numbers(target)
+    # multimodal models nest the numbers of their language model
+    numbers = target.get("text_config") or target
+    head = drafter.get("transformer_layer_config") or drafter
+    head = head.get("text_config") or head
     # the head may be narrower than its target if it says which width it reads
-    head = _target_numbers(drafter.get("transformer_layer_config") or drafter)
-    read = drafter.get("target_hidden_size") or head.get("hidden_size")
-    for what, wanted, got in (
-        ("hidden size", numbers.get("hidden_size"), read),
-        ("vocabulary", numbers.get("vocab_size"), head.get("vocab_size")),
-    ):
-        if wanted is not None and got is not None and wanted != got:
+    shared = {"hidden_size": drafter.get("target_hidden_size") or head.get("hidden_size")}
+    for key, got in (shared | {"vocab_size": head.get("vocab_size")}).items():
+        if None not in (wanted := numbers.get(key), got) and wanted != got:
             raise ModelError(
-                f"drafter {drafter_name} does not fit {target_name}: its {what} is {got}, the "
-                f"target's is {wanted}. Use a drafter made for this target, or --drafter none."
+                f"drafter {names[1]} does not fit {names[0]}: its {key} is {got}, the target's is "
+                f"{wanted}. Use a drafter made for this target, or --drafter none."
             )

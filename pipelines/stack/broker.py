@@ -11,17 +11,15 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from decoder.contracts.errors import BrokerError
 from decoder.contracts.settings import KafkaSettings
 from pipelines import machine
-from pipelines.stack import processes
-from pipelines.stack.parts import Part, begin
-from pipelines.stack.processes import Child
+from pipelines.stack.processes import Part
 
-PACKAGE: Final = "noida_db"
 START_SECONDS: Final = 30.0
 REQUEST_MS: Final = 5_000
 VARIABLE: Final = "HVD_KAFKA_BOOTSTRAP_SERVERS"
@@ -35,104 +33,49 @@ def is_external() -> bool:
     return VARIABLE in os.environ
 
 
-def program() -> str:
-    """The broker's binary, inside its package. The package's own command is a wrapper that leaves
-    the binary running when it is told to stop.
-
-    Raises:
-        BrokerError: it is not installed.
-    """
-    found = importlib.util.find_spec(PACKAGE)
-    if found is None or not found.origin:
-        raise BrokerError(
-            f"the embedded broker is not installed: run 'pip install noida-db', or set {VARIABLE} "
-            "to a Kafka you have."
-        )
-    return str(Path(found.origin).parent / "noida-db")
-
-
 def local(port: int) -> KafkaSettings:
     """How to reach a broker of this machine."""
     return KafkaSettings(bootstrap_servers=f"127.0.0.1:{port}")
 
 
-def check_port(port: int) -> None:
-    """Do nothing if a broker can listen on ``port``.
-
-    Raises:
-        BrokerError: it is taken.
-    """
-    if not machine.is_free(port):
-        raise BrokerError(
-            f"port {port} is taken, so no Kafka broker can start there: stop what listens on it, "
-            f"or set {VARIABLE}=127.0.0.1:{port} if that is a broker you want to use."
-        )
-
-
 def broker_part(port: int, data: Path, log: Path) -> Part:
-    """The embedded broker; it serves once the project's topics are there.
-
-    Args:
-        data: where it keeps its topics; what is there is served again.
+    """The embedded broker over what is kept in ``data``; it serves once our topics are there.
 
     Raises:
         BrokerError: it is not installed.
+        ProcessError: the port is taken.
     """
-    arguments = (program(), "start", "--only", "kafka", "--kafka-port", str(port))
-    kafka = local(port)
+    from learner.topics import make_right
+
+    found = importlib.util.find_spec("noida_db")
+    if not (found and found.origin):
+        raise BrokerError(
+            "the embedded broker is not installed: run 'pip install noida-db', or set "
+            f"{VARIABLE} to a Kafka you have."
+        )
+    # the package's own command is a wrapper that leaves this running when it is told to stop
+    program = str(Path(found.origin).parent / "noida-db")
+    arguments = (program, "start", "--only", "kafka", "--kafka-port", str(port))
 
     def is_ready() -> bool:
-        from learner.topics import make_right
-
         try:
-            make_right(kafka, EMBEDDED_LIMITS)
+            make_right(local(port), EMBEDDED_LIMITS)
         except BrokerError:
             return False
         return True
 
+    machine.check_free(port, f"set {VARIABLE}=127.0.0.1:{port} if that is the broker to use")
     data.mkdir(parents=True, exist_ok=True)
     return Part("broker", (*arguments, "--data-dir", str(data)), log, is_ready, START_SECONDS)
 
 
-def start_broker(port: int, data: Path, log: Path) -> Child:
-    """Start the embedded broker, without topics, and wait until it answers.
-
-    Raises:
-        BrokerError: not installed, or the port is taken.
-        ProcessError: it ended, or did not answer in time.
-    """
-    check_port(port)
-    children: dict[str, Child] = {}
-    part = broker_part(port, data, log)
-    try:
-        child = begin(part, children)
-        processes.wait_until(child, lambda: answers(local(port)), part.patience_s)
-    except BaseException:
-        processes.stop(list(children.values()))
-        raise
-    return child
-
-
-def _admin(kafka: KafkaSettings) -> Any:
-    from decoder.kafka.clients import open_admin
-
-    logging.getLogger("kafka").setLevel(logging.CRITICAL)  # refused connections are expected here
-    return open_admin(kafka, "stack", REQUEST_MS)
-
-
 def answers(kafka: KafkaSettings) -> bool:
     """Whether a broker is there and lists its topics."""
-    from decoder.kafka.clients import AWAY, listens
+    from decoder.kafka.clients import AWAY, listens, open_admin
 
-    if not listens(kafka):
-        return False
-
-    try:
-        admin = _admin(kafka)
-        try:
-            admin.list_topics()
-        finally:
-            admin.close()
-    except AWAY:
-        return False
-    return True
+    logging.getLogger("kafka").setLevel(logging.CRITICAL)  # refused connections are expected here
+    with suppress(*AWAY):
+        if listens(kafka):
+            with closing(open_admin(kafka, "stack", REQUEST_MS)) as admin:
+                return admin.list_topics() is not None
+    return False

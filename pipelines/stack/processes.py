@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from decoder.contracts.errors import ProcessError
+from pipelines.stack import interrupts
 
 if TYPE_CHECKING:
     import psutil
@@ -26,13 +27,19 @@ KEPT_BYTES: Final = 16 * 2**20
 STOP_SECONDS: Final = 15.0
 """From SIGTERM to SIGKILL: a worker sends its last events and the learner its last checkpoint."""
 POLL_SECONDS: Final = 0.2
-WEIGHINGS: Final = 5
-"""Times that the kernel is asked to weigh a session."""
 BOUND: Final = ("setpriv", "--pdeathsig", "TERM", "--")
 """Killed ourselves, we can stop nobody: then the kernel tells the child, which would otherwise hold
 its port against the next start. Of util-linux; it is told when the thread that started it ends."""
 UNLESS_ORPHANED: Final = ("sh", "-c", '[ "$PPID" = "$0" ] && exec "$@"')
 """Nobody is told of a parent that had ended before: with our process id and what shall run."""
+YIELDING: Final = (
+    *("sh", "-c"),
+    "for wait in .2 .2 .2 .2 0; do { [ ! -w /proc/self/autogroup ] || echo $0 >/proc/self/autogroup"
+    '; } 2>/dev/null && break; sleep $wait; done; exec nice -n "$0" "$@"',
+)
+"""With how much and what shall run. Where Linux shares processors out by session, niceness counts
+in the own session alone, which has one itself: everybody together may write ten of these a second.
+"""
 
 
 @dataclass(frozen=True)
@@ -56,22 +63,17 @@ class Child:
 
     def tail(self, lines: int = TAIL_LINES) -> str:
         """The end of what it wrote; empty where that is nothing, or the log is gone."""
-        try:
-            with self.log.open("rb") as file:
-                file.seek(max(self.begins, self.log.stat().st_size - TAIL_BYTES))
-                text = file.read().decode("utf-8", errors="replace")
-        except OSError:
-            return ""
+        text = ""
+        with contextlib.suppress(OSError), self.log.open("rb") as file:
+            file.seek(max(self.begins, self.log.stat().st_size - TAIL_BYTES))
+            text = file.read().decode("utf-8", errors="replace")
         return "\n".join([line for line in text.splitlines() if line.strip()][-lines:])
 
     def ending(self) -> str:
         """How it ended, as the end of a sentence; empty while it runs."""
-        status = self.process.poll()
-        if status is None:
+        if (status := self.process.poll()) is None:
             return ""
-        if status < 0:
-            return f"was killed by signal {-status}"
-        return f"ended with status {status}"
+        return f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
 
     def check(self) -> None:
         """Do nothing while it runs.
@@ -80,73 +82,76 @@ class Child:
             ProcessError: it has ended; the message holds the end of its log.
         """
         if ending := self.ending():
-            raise ProcessError(f"{self.name} {ending}. The end of {self.log}:\n{self.tail()}")
+            raise self.failure(ending)
+
+    def failure(self, what: str) -> ProcessError:
+        """That it did ``what``, with the end of its log."""
+        return ProcessError(f"{self.name} {what}. The end of {self.log}:\n{self.tail()}")
 
 
-def start(
-    name: str,
-    arguments: Sequence[str],
-    log: Path,
-    environment: Mapping[str, str] | None = None,
-    niceness: int = 0,
-    append: bool = False,
-) -> Child:
-    """Start ``arguments`` in the background, output to ``log``: emptied, or gone on with, of which
-    no more than :data:`KEPT_BYTES` are kept twice.
+@dataclass(frozen=True)
+class Part:
+    """One process of a stack, the same at its first start and at every later one.
+
+    ``is_ready`` asks, within seconds, whether it serves; ``patience_s`` is how long it may take
+    until it does.
+    """
+
+    name: str
+    arguments: Sequence[str]
+    log: Path
+    is_ready: Callable[[], bool] = lambda: True
+    patience_s: float = 0.0
+    environment: Mapping[str, str] | None = None
+    niceness: int = 0
+
+
+def begin(part: Part, children: dict[str, Child], again: bool = False) -> Child:
+    """:func:`start` the process of ``part`` and put it among ``children``, whatever signal comes.
+
+    Raises:
+        ProcessError: the program cannot be run.
+    """
+    with interrupts.held():
+        child = children[part.name] = start(part, again)
+    return child
+
+
+def start(part: Part, again: bool = False) -> Child:
+    """Start ``part`` in the background; its log is emptied, or if it is started ``again`` gone on
+    with, of which no more than :data:`KEPT_BYTES` are kept twice.
 
     Raises:
         ProcessError: the program cannot be run, or its log not be written.
     """
     import psutil  # late: what starts no process does without
 
+    name, arguments, log = part.name, part.arguments, part.log
     if shutil.which(arguments[0]) is None:
         raise ProcessError(f"{name} cannot be started: {arguments[0]} is no program.")
-    if niceness:
-        arguments = ["nice", "-n", str(niceness), *arguments]
+    if part.niceness:
+        arguments = [*YIELDING, str(part.niceness), *arguments]
     if shutil.which(BOUND[0]):
         arguments = [*BOUND, *UNLESS_ORPHANED, str(os.getpid()), *arguments]
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
-        if append and log.exists() and log.stat().st_size > KEPT_BYTES:
+        if again and log.exists() and log.stat().st_size > KEPT_BYTES:
             log.replace(log.with_name(f"{log.name}.1"))
-        with log.open("ab" if append else "wb") as out:
-            begins = out.tell()
+        with log.open("ab" if again else "wb") as out:
+            begins = out.tell()  # the child's writing moves it
             process = psutil.Popen(
-                arguments,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                env=None if environment is None else dict(environment),
+                arguments, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
+                env=part.environment,
                 # a Ctrl-C in the terminal reaches us alone: we stop the children in order
                 start_new_session=True,
-            )
+            )  # fmt: skip
+            return Child(name, process, log, begins)
     except OSError as error:
         raise ProcessError(f"{name} cannot be started: {error}") from error
-    if niceness:
-        _weigh_session(process.pid, niceness)
-    return Child(name, process, log, begins)
-
-
-def _weigh_session(pid: int, niceness: int) -> None:
-    """Let the session of ``pid`` yield to others, where Linux shares processors out by session
-    (``kernel.sched_autogroup_enabled``): there a process's own niceness counts in its session only.
-    """
-    for _ in range(WEIGHINGS):
-        try:
-            Path(f"/proc/{pid}/autogroup").write_text(f"{niceness}\n", encoding="ascii")
-        except BlockingIOError:  # without privileges one write in a tenth of a second
-            time.sleep(POLL_SECONDS)
-        except OSError:  # no such kernel, or the child has ended
-            return
-        else:
-            return
 
 
 def wait_until(
-    child: Child,
-    is_ready: Callable[[], bool],
-    seconds: float,
-    others: Sequence[Child] = (),
+    child: Child, is_ready: Callable[[], bool], seconds: float, others: Sequence[Child] = ()
 ) -> None:
     """Wait until ``is_ready()``; meanwhile ``child`` and ``others`` must stay alive.
 
@@ -158,10 +163,7 @@ def wait_until(
         for one in (child, *others):
             one.check()
         if time.monotonic() > deadline:
-            raise ProcessError(
-                f"{child.name} was not ready after {seconds:.0f} s. The end of {child.log}:\n"
-                f"{child.tail()}"
-            )
+            raise child.failure(f"was not ready after {seconds:.0f} s")
         time.sleep(POLL_SECONDS)
 
 

@@ -10,9 +10,10 @@ import os
 import ssl
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -20,13 +21,11 @@ from typing import Final
 import httpx
 from rich.console import Console
 
-from decoder.contracts.errors import ProcessError
 from decoder.contracts.settings import KafkaSettings
 from learner.topics import make_right
 from pipelines import embedded, machine
 from pipelines.stack import broker, interrupts, processes
-from pipelines.stack.parts import Part, begin
-from pipelines.stack.processes import Child
+from pipelines.stack.processes import Child, Part, begin
 
 REGISTRY_SECONDS: Final = 120.0
 """A first start creates the database: a hundred migrations."""
@@ -55,22 +54,19 @@ class Ports:
 
 @dataclass(frozen=True)
 class Home:
-    """Where a stack keeps what it writes."""
+    """Where a stack keeps what it writes: the registry's files, and below ``root`` the rest."""
 
-    logs: Path
-    broker: Path
+    root: Path
     registry: Path
-    learner: Path
 
     @classmethod
     def under(cls, root: Path) -> Home:
         """Everything below ``root``."""
-        return cls(root / "logs", root / "broker", root / "mlruns", root / "learner")
+        return cls(root, root / "mlruns")
 
-    @classmethod
-    def of_checkout(cls) -> Home:
-        """The places a checkout has for it."""
-        return cls(Path("var/logs"), Path("var/broker"), Path("mlruns"), Path("var/learner"))
+    def log(self, name: str) -> Path:
+        """Of a part."""
+        return self.root / "logs" / f"{name}.log"
 
 
 @dataclass(frozen=True)
@@ -81,8 +77,8 @@ class Stack:
     tracking_uri: str
     kafka: KafkaSettings
     model: str
-    parts: Mapping[str, Part] = field(default_factory=dict)
-    children: dict[str, Child] = field(default_factory=dict)
+    parts: Mapping[str, Part]
+    children: dict[str, Child]
 
     def check(self) -> None:
         """Do nothing while all processes run.
@@ -99,10 +95,8 @@ def registry_arguments(port: int, home: Path) -> list[str]:
     a notebook or ``hvd policy`` reads the same database when nothing runs."""
     root = home.resolve()
     return [
-        *(sys.executable, "-m", "mlflow", "server"),
-        *("--host", "127.0.0.1"),
-        *("--port", str(port)),
-        *("--workers", "1"),
+        *(sys.executable, "-m", "mlflow", "server", "--workers", "1"),
+        *("--host", "127.0.0.1", "--port", str(port)),
         *("--backend-store-uri", f"sqlite:///{root / 'mlflow.db'}"),
         *("--artifacts-destination", str(root / "artifacts")),
         *("--default-artifact-root", (root / "artifacts").as_uri()),
@@ -113,15 +107,12 @@ def child_environment(
     environment: Mapping[str, str], kafka: KafkaSettings, tracking_uri: str, learner_state: Path
 ) -> dict[str, str]:
     """What every process of the stack gets: the caller's environment and where the others are."""
-    quiet = {
+    return {
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         "GIT_PYTHON_REFRESH": "quiet",
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONUNBUFFERED": "1",
-    }
-    return {
-        **quiet,
         **environment,
         broker.VARIABLE: kafka.bootstrap_servers,
         TRACKING_VARIABLE: tracking_uri,
@@ -135,9 +126,10 @@ of the system, 20 ms of a core that the server could have used."""
 
 
 def responds(url: str) -> bool:
-    """Whether an HTTP server on this machine answers ``url`` with success."""
+    """Whether an HTTP server answers ``url`` with success."""
     try:
-        return httpx.get(url, timeout=2.0, verify=PLAIN).is_success
+        verify = PLAIN if url.startswith("http:") else True
+        return httpx.get(url, timeout=2.0, verify=verify).is_success
     except (httpx.HTTPError, httpx.InvalidURL):
         return False
 
@@ -173,14 +165,17 @@ def running(
     """
     parts: dict[str, Part] = {}
     children: dict[str, Child] = {}
+    uri = os.environ.get(TRACKING_VARIABLE) or f"http://127.0.0.1:{ports.mlflow}"
+    api = f"http://127.0.0.1:{ports.api}"
 
-    def begun(part: Part) -> Child:
+    def start(part: Part) -> None:
         parts[part.name] = part
-        return begin(part, children)
-
-    def ready(part: Part) -> None:
-        child = begun(part)
+        child = begin(part, children)
         processes.wait_until(child, part.is_ready, part.patience_s, list(children.values()))
+
+    def serve(name: str, arguments: Sequence[str], seconds: float, url: str) -> None:
+        answers = partial(responds, f"{url}/health")
+        start(Part(name, arguments, home.log(name), answers, seconds, environment))
 
     with interrupts.first_only():
         try:
@@ -193,79 +188,31 @@ def running(
             else:
                 kafka = broker.local(ports.kafka)
                 with _step(console, f"broker {kafka.bootstrap_servers}"):
-                    broker.check_port(ports.kafka)
-                    ready(broker.broker_part(ports.kafka, home.broker, home.logs / "broker.log"))
-            uri = os.environ.get(TRACKING_VARIABLE) or f"http://127.0.0.1:{ports.mlflow}"
-            environment = child_environment({**settings, **os.environ}, kafka, uri, home.learner)
+                    start(broker.broker_part(ports.kafka, home.root / "broker", home.log("broker")))
+            environment = child_environment(
+                {**settings, **os.environ}, kafka, uri, home.root / "learner"
+            )
             if worker_name is not None:
                 environment["HVD_WORKER_NAME"] = worker_name
             if TRACKING_VARIABLE not in os.environ:
                 with _step(console, f"registry {uri}"):
-                    _check_registry_port(ports.mlflow)
-                    ready(_registry(ports.mlflow, home, environment))
-            api = f"http://127.0.0.1:{ports.api}"
+                    another = f"set {TRACKING_VARIABLE}={uri} if that is the registry to use"
+                    machine.check_free(ports.mlflow, another)
+                    home.registry.mkdir(parents=True, exist_ok=True)
+                    arguments = registry_arguments(ports.mlflow, home.registry)
+                    serve("registry", arguments, REGISTRY_SECONDS, uri)
             with _step(console, f"worker {api} and learner"):
-                begun(_learner(home, environment))
-                ready(
-                    _worker(
-                        (*worker, "--port", str(ports.api)), api, home, environment, serve_options
+                alone = {**environment, "OMP_NUM_THREADS": "1"}
+                start(  # it listens on no port, and nobody waits for it
+                    Part(
+                        "learner", (*HVD, "learn"), home.log("learner"),
+                        environment=alone, niceness=LEARNER_NICENESS,
                     )
-                )
+                )  # fmt: skip
+                arguments = [*worker, "--port", str(ports.api), *serve_options]
+                serve("worker", arguments, WORKER_SECONDS, api)
             yield Stack(api, uri, kafka, embedded.SERVED_NAME, parts, children)
         finally:
-            _stop(children, console)
-
-
-def _stop(children: Mapping[str, Child], console: Console) -> None:
-    if children:
-        with console.status("stopping"):
-            processes.stop([children[name] for name in STOPPED if name in children])
-
-
-def _check_registry_port(port: int) -> None:
-    if not machine.is_free(port):
-        raise ProcessError(
-            f"port {port} is taken, so MLflow cannot start there: stop what listens on it, or set "
-            f"{TRACKING_VARIABLE}=http://127.0.0.1:{port} if that is the registry you want to use."
-        )
-
-
-def _registry(port: int, home: Home, environment: Mapping[str, str]) -> Part:
-    home.registry.mkdir(parents=True, exist_ok=True)
-    return Part(
-        "registry",
-        tuple(registry_arguments(port, home.registry)),
-        home.logs / "registry.log",
-        lambda: responds(f"http://127.0.0.1:{port}/health"),
-        REGISTRY_SECONDS,
-        environment,
-    )
-
-
-def _worker(
-    command: tuple[str, ...],
-    api: str,
-    home: Home,
-    environment: Mapping[str, str],
-    options: tuple[str, ...],
-) -> Part:
-    return Part(
-        "worker",
-        (*command, *options),
-        home.logs / "worker.log",
-        lambda: responds(f"{api}/health"),
-        WORKER_SECONDS,
-        environment,
-    )
-
-
-def _learner(home: Home, environment: Mapping[str, str]) -> Part:
-    return Part(
-        "learner",
-        (*HVD, "learn"),
-        home.logs / "learner.log",
-        lambda: True,  # it listens on no port, and nobody waits for it
-        0.0,
-        {**environment, "OMP_NUM_THREADS": "1"},
-        LEARNER_NICENESS,
-    )
+            if children:
+                with console.status("stopping"):
+                    processes.stop([children[name] for name in STOPPED if name in children])

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Final, NoReturn
 
 from decoder.contracts.errors import ProcessError
 from pipelines.stack import processes
-from pipelines.stack.parts import Part, begin
-from pipelines.stack.processes import Child
+from pipelines.stack.processes import Child, Part, begin
 
 SAID_CHARACTERS: Final = 160
 """Of a log's last line: a screen's line or two."""
@@ -37,6 +37,9 @@ class Pauses:
         return min(self.first * 2.0 ** min(attempt - 1, 30), self.longest)
 
 
+PAUSES: Final = Pauses()
+
+
 @dataclass
 class Watch:
     """What is known of one part, in seconds of the monotonic clock.
@@ -46,7 +49,7 @@ class Watch:
 
     part: Part
     attempts: int = 0
-    down_since: float | None = None
+    down_since: float = field(default_factory=time.monotonic)
     serves_since: float | None = None
     due: float = 0.0
 
@@ -55,78 +58,60 @@ def keep(
     parts: Mapping[str, Part],
     children: dict[str, Child],
     say: Callable[[str], None],
-    pauses: Pauses | None = None,
+    pauses: Pauses = PAUSES,
 ) -> NoReturn:
     """Start again whatever of ``parts`` ends, until an interrupt is raised.
 
     ``children`` holds their processes; who ended is taken out, who was started is put in.
     """
-    known = pauses or Pauses()
     now = time.monotonic()
     watches = [Watch(part, serves_since=now) for part in parts.values()]
     while True:
         for watch in watches:
-            look(watch, children, say, known)
-        time.sleep(known.look)
+            look(watch, children, say, pauses)
+        time.sleep(pauses.look)
 
 
 def look(
     watch: Watch, children: dict[str, Child], say: Callable[[str], None], pauses: Pauses
 ) -> None:
     """Do what one part needs now; waits for nothing but a child that is to be stopped."""
-    part, now = watch.part, time.monotonic()
+    part, now, trouble = watch.part, time.monotonic(), ""
     child = children.get(part.name)
     if child is None:
-        if now >= watch.due:
-            _start(watch, children, say, pauses)
+        if now < watch.due:
+            return
+        watch.due = now + part.patience_s
+        try:
+            begin(part, children, again=True)
+        except ProcessError as error:
+            trouble = str(error)
     elif not child.is_alive:
+        trouble = child.ending()
+    elif watch.serves_since is not None:
+        if now - watch.serves_since >= pauses.steady:
+            watch.attempts = 0
+    elif _is_ready(part):
+        watch.serves_since = time.monotonic()
+        say(f"{part.name} runs again, {watch.serves_since - watch.down_since:.0f} s after it ended")
+    elif now > watch.due:
+        trouble = "was not ready in time"
+    if not trouble:
+        return
+    if child is not None:
         processes.stop([child])  # what it started may live on, and hold its port
         del children[part.name]
-        _failed(watch, f"{child.ending()}{_last_words(child)}", say, pauses)
-    elif watch.serves_since is None:
-        if _is_ready(part):
-            watch.serves_since = time.monotonic()
-            down = watch.serves_since - (watch.down_since or watch.serves_since)
-            watch.down_since = None
-            say(f"{part.name} runs again, {down:.0f} s after it ended")
-        elif now > watch.due:
-            processes.stop([child])
-            del children[part.name]
-            _failed(watch, f"was not ready in time{_last_words(child)}", say, pauses)
-    elif now - watch.serves_since >= pauses.steady:
-        watch.attempts = 0
+        line = "".join(c for c in child.tail(1) if c.isprintable()).strip()
+        trouble += f" ({child.log.name}: {line[:SAID_CHARACTERS]})" if line else ""
+    now = time.monotonic()
+    watch.down_since = watch.down_since if watch.serves_since is None else now
+    watch.attempts, watch.serves_since = watch.attempts + 1, None
+    pause = pauses.before(watch.attempts)
+    watch.due = now + pause
+    say(f"{part.name} {trouble}; next try in {pause:.0f} s")
 
 
 def _is_ready(part: Part) -> bool:
-    try:
+    with suppress(Exception):  # whatever a client makes of what is half there, the rest stays
         return part.is_ready()
-    except Exception:  # noqa: BLE001 -- whatever a client makes of what is half there, the rest stays
-        return False
-
-
-def _start(
-    watch: Watch, children: dict[str, Child], say: Callable[[str], None], pauses: Pauses
-) -> None:
-    watch.due = time.monotonic() + watch.part.patience_s
-    try:
-        begin(watch.part, children, again=True)
-    except ProcessError as error:
-        _failed(watch, str(error), say, pauses)
-
-
-def _failed(watch: Watch, how: str, say: Callable[[str], None], pauses: Pauses) -> None:
-    now = time.monotonic()
-    watch.attempts += 1
-    watch.serves_since = None
-    watch.down_since = now if watch.down_since is None else watch.down_since
-    pause = pauses.before(watch.attempts)
-    watch.due = now + pause
-    say(f"{watch.part.name} {how}; next try in {pause:.0f} s")
-
-
-def _last_words(child: Child) -> str:
-    line = "".join(c for c in child.tail(1) if c.isprintable()).strip()
-    if not line:
-        return ""
-    short = line if len(line) <= SAID_CHARACTERS else f"{line[:SAID_CHARACTERS]}…"
-    return f" ({child.log.name}: {short})"
+    return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from contextlib import suppress
@@ -13,7 +14,6 @@ from typing import NoReturn
 from rich.console import Console
 from rich.markup import escape
 
-from decoder.contracts.errors import ProcessError
 from decoder.contracts.redacted import for_anybody
 from decoder.contracts.topics import STATUS
 from pipelines import machine
@@ -29,9 +29,8 @@ def up(ports: Ports, page_port: int, home: Home, console: Console) -> NoReturn:
         KeyboardInterrupt: Ctrl-C, SIGTERM or SIGHUP; everything is stopped by then.
         BrokerError, ProcessError, ModelError, RegistryError: a part did not come up at first.
     """
-    if not machine.is_free(page_port):  # known before a minute has gone into the rest
-        raise ProcessError(f"port {page_port} is taken: choose another with --page-port.")
-
+    # known before a minute has gone into the rest
+    machine.check_free(page_port, "choose another with --page-port")
     with (
         running(ports, home, console) as stack,
         serving(stack.kafka, page_port, stack.tracking_uri) as page,
@@ -50,29 +49,26 @@ def say(console: Console, what: str) -> None:
 def greeting(stack: Stack, page: str, home: Home) -> str:
     """Where everything is, and a command for each thing worth trying first, as rich markup."""
     kafka = stack.kafka.bootstrap_servers
-    request = {
-        "model": stack.model,
-        "messages": [{"role": "user", "content": "Name three rivers."}],
-        "max_tokens": 64,
-        "temperature": 0,
-    }
-    places = {
-        "API": f"{stack.api}/v1",
-        "Page": page,
-        "MLflow": for_anybody(stack.tracking_uri),
-        "Kafka": kafka,
-        "Logs": str(home.logs),
-    }
+    messages = [{"role": "user", "content": "Name three rivers."}]
+    asked = {"model": stack.model, "messages": messages, "max_tokens": 64, "temperature": 0}
+    request = f"{stack.api}/v1/chat/completions -H 'Content-Type: application/json'"
     programs = Path(os.path.relpath(Path(sys.executable).parent))  # .venv/bin, in a checkout
-    commands = {
-        "a request": f"curl -s {stack.api}/v1/chat/completions -H 'Content-Type: application/json' "
-        f"-d '{json.dumps(request)}'",
-        "what worker and learner say, once a second": (
-            f"{programs / 'python'} -m kafka.consumer -b {kafka} -t {STATUS.name}"
-        ),
-        "the policy before this one": f"{programs / 'hvd'} policy rollback",
-    }
-    lines = [f"{name:<8}{escape(place)}" for name, place in places.items()]
-    for what, command in commands.items():
-        lines += ["", f"[dim]# {what}[/dim]", escape(command)]
-    return "\n".join(["", *lines, "", "What ends is started again. Ctrl-C stops everything.", ""])
+    text = f"""
+API     {stack.api}/v1
+Page    {page}
+MLflow  {for_anybody(stack.tracking_uri)}
+Kafka   {kafka}
+Logs    {home.root / "logs"}
+
+# a request
+curl -s {request} -d '{json.dumps(asked)}'
+
+# what worker and learner say, once a second
+{programs / "python"} -m kafka.consumer -b {kafka} -t {STATUS.name}
+
+# the policy before this one
+{programs / "hvd"} policy rollback
+
+What ends is started again. Ctrl-C stops everything.
+"""
+    return re.sub("^# .*", r"[dim]\g<0>[/dim]", escape(text), flags=re.M)

@@ -126,7 +126,7 @@ def schemas(
 
     Refuses a change that is no addition to the last release.
     """
-    from pipelines.telemetry.published import publish
+    from pipelines.telemetry.schemas import publish
 
     for path in publish(Path("deploy/schemas"), release):
         _say(str(path), out)

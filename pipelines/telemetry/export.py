@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 from kafka import TopicPartition
 
 from decoder.contracts.errors import BrokerError, TraceError
@@ -25,7 +24,7 @@ from decoder.contracts.topics import DRAFTS
 from learner.sequences import runs_of
 from learner.source import Mark, mark_of
 from pipelines.progress import Step
-from pipelines.settled import settle
+from pipelines.reports import atomic_write
 from pipelines.stack.interrupts import held
 from pipelines.telemetry.reading import moment, reading, records, spans
 from pipelines.telemetry.rows import Counts, Intake, Rows, Seen
@@ -161,34 +160,22 @@ def _inside(rows: Rows, note: Mapping[str, Any]) -> Rows:
     return replace(rows, wanted=wanted)
 
 
-def _table(pieces: Sequence[Rows]) -> Any:
+def _table(pieces: Iterable[Rows]) -> Any:
     """The wanted rows as columns of Arrow: features as floats, null without a draft."""
     import pyarrow as pa
 
-    batches = [piece.batch for piece in pieces]
-    counts = [len(piece) for piece in pieces]
-
-    def joined(columns: list[Any]) -> Any:
-        wanted = zip(columns, pieces, strict=True)
-        return np.concatenate([column[piece.wanted] for column, piece in wanted])
-
-    whence = [
-        asdict(b.origin) | {"partition": p.partition, "sequence": b.sequence}
-        for b, p in zip(batches, pieces, strict=True)
-    ]
-    columns: dict[str, Any] = {
-        name: np.repeat(np.array([each[name] for each in whence], object), counts)
-        for name in whence[0]
-    }
-    for name in COLUMNS:
-        if name in batches[0].names:
-            columns[name] = joined([np.array(batch.names[name], object) for batch in batches])
-        else:
-            columns[name] = joined([batch.numbers[name] for batch in batches])
-    features = joined([batch.features for batch in batches])
-    columns |= {f"feature_{name}": features[:, index] for index, name in enumerate(FEATURES)}
-    table = {name: pa.array(column, from_pandas=True) for name, column in columns.items()}
-    return pa.table({**table, "model_accepted": table["model_accepted"].cast(pa.int64())})
+    tables = []
+    for piece in pieces:
+        batch = piece.batch
+        whence = asdict(batch.origin) | {"partition": piece.partition, "sequence": batch.sequence}
+        columns: dict[str, Any] = {key: [value] * len(batch) for key, value in whence.items()}
+        columns |= {name: ({**batch.names, **batch.numbers})[name] for name in COLUMNS}
+        columns |= {f"feature_{name}": batch.features[:, at] for at, name in enumerate(FEATURES)}
+        made = pa.table({name: pa.array(each, from_pandas=True) for name, each in columns.items()})
+        tables.append(made.filter(pa.array(piece.wanted)))
+    table = pa.concat_tables(tables, promote_options="permissive")
+    at = table.column_names.index("model_accepted")
+    return table.set_column(at, "model_accepted", table["model_accepted"].cast(pa.int64()))
 
 
 def _write(folder: Path, found: Export, pieces: list[Rows], reached: Mapping[int, int]) -> None:
@@ -199,7 +186,7 @@ def _write(folder: Path, found: Export, pieces: list[Rows], reached: Mapping[int
         rows = sum(map(len, pieces))
         if rows:
             name = f"drafts-{len(note['files']):05d}.parquet"
-            write_table(folder / name, _table([piece for piece in pieces if len(piece)]))
+            write_table(folder / name, _table(filter(len, pieces)))
             note["files"].append(name)
             note["rows"] += rows
         pieces.clear()
@@ -210,7 +197,7 @@ def _write(folder: Path, found: Export, pieces: list[Rows], reached: Mapping[int
             "marks": [*found.marks.items()],
             "kept": {"seen": intake.seen.runs(), "sequences": intake.sequences.known()},
         }
-        settle(folder / NOTE, lambda part: part.write_text(json.dumps(told, indent=1)))
+        atomic_write(folder / NOTE, lambda part: part.write_text(json.dumps(told, indent=1)))
     except OSError as error:
         raise TraceError(
             f"{folder} cannot be written ({error}): what lies there is whole. Make room and run "
@@ -222,4 +209,4 @@ def write_table(path: Path, table: Any) -> None:
     """Put an Arrow ``table`` into the Parquet file at ``path``, whole or, with OSError, not."""
     import pyarrow.parquet as pq
 
-    settle(path, lambda part: pq.write_table(table, part, compression="zstd"))
+    atomic_write(path, lambda part: pq.write_table(table, part, compression="zstd"))

@@ -9,25 +9,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from kafka import TopicPartition
-from kafka.errors import KafkaError, UnknownTopicOrPartitionError
+from kafka.errors import UnknownTopicOrPartitionError
 
 from decoder.contracts.errors import BrokerError, SettingsError, TraceError
 from decoder.contracts.identity import Pseudonyms, is_pseudonym
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import TOPICS
-from decoder.kafka.clients import AWAY, close, open_admin
+from decoder.kafka.clients import AWAY, open_admin
 from decoder.kafka.unpacking import LATEST_MS
 from decoder.settings import WorkerSettings
 from decoder.tenancy.callers import spellings
 from decoder.tenancy.key import FILE_VARIABLE, VARIABLE, key_of
 from learner.topics import RETENTION, SEGMENT, SEGMENT_MS, settings_of
-from pipelines.settled import settle
+from pipelines.reports import atomic_write
 from pipelines.stack.interrupts import held
 from pipelines.telemetry.export import NOTE, write_table
 from pipelines.telemetry.reading import reading, records, spans
@@ -76,17 +77,15 @@ def pseudonyms_of(tenant: str) -> tuple[str, ...]:
     Raises:
         SettingsError: it is none, and there is no key here.
     """
-    itself = (tenant,) if is_pseudonym(tenant) else ()
-    key = key_of(WorkerSettings.load())
-    if key is not None:
-        names = Pseudonyms(key)
-        return *itself, *(names.of("tenant", text) for text in spellings(tenant))
-    if not itself:
+    found = [tenant] if is_pseudonym(tenant) else []
+    if (key := key_of(WorkerSettings.load())) is not None:
+        found += (Pseudonyms(key).of("tenant", text) for text in spellings(tenant))
+    if not found:
         raise SettingsError(
             f"what --tenant names is no pseudonym (24 hexadecimal digits): name that, or set "
             f"{VARIABLE} or {FILE_VARIABLE}, under which it is made."
         )
-    return itself
+    return tuple(found)
 
 
 def found(kafka: KafkaSettings, pseudonyms: Sequence[str]) -> tuple[list[Held], dict[str, int]]:
@@ -131,17 +130,14 @@ def delete(kafka: KafkaSettings, there: Sequence[Held]) -> None:
     Raises:
         BrokerError: the broker refuses.
     """
-    admin: Any = None
     try:
-        admin = open_admin(kafka, "forget", REQUEST_MS)
-        admin.delete_records({TopicPartition(h.topic, h.partition): h.upto for h in there})
+        with closing(open_admin(kafka, "forget", REQUEST_MS)) as admin:
+            admin.delete_records({TopicPartition(h.topic, h.partition): h.upto for h in there})
     except AWAY as error:
         raise BrokerError(
             f"Kafka at {kafka.bootstrap_servers} does not delete records ({error!r}): grant this "
             "process DELETE on the topics, or wait for their retention."
         ) from error
-    finally:
-        close(admin)
 
 
 def forget_in(folder: Path, pseudonyms: Sequence[str]) -> int:
@@ -167,7 +163,9 @@ def forget_in(folder: Path, pseudonyms: Sequence[str]) -> int:
                 told["rows"] -= len(table) - len(kept)
                 with held():
                     write_table(folder / name, kept)
-                    settle(folder / NOTE, lambda part: part.write_text(json.dumps(told, indent=1)))
+                    atomic_write(
+                        folder / NOTE, lambda part: part.write_text(json.dumps(told, indent=1))
+                    )
                 gone += len(table) - len(kept)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise TraceError(f"the export in {folder} cannot be written anew: {error}") from error
@@ -180,14 +178,11 @@ def _retentions(kafka: KafkaSettings) -> dict[str, float]:
     Kafka deletes segments whole, once the newest record in them is older than ``retention.ms``: a
     record waits for those that came up to ``segment.ms`` after it, while more are written.
     """
-    admin: Any = None
     try:
-        admin = open_admin(kafka, "forget", REQUEST_MS)
-        told = settings_of(admin)
-    except (KafkaError, OSError):
+        with closing(open_admin(kafka, "forget", REQUEST_MS)) as admin:
+            told = settings_of(admin)
+    except AWAY:
         return {}
-    finally:
-        close(admin)
     return {
         name: (age + int(settings.get(SEGMENT, SEGMENT_MS))) / 1e3
         for name, settings in told.items()

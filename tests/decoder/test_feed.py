@@ -22,8 +22,9 @@ from decoder.feed import POLL_S, PolicyFeed
 from decoder.kafka.compacted import Compacted
 from decoder.policy.probes import to_bytes
 from pipelines.machine import free_port
-from pipelines.stack import broker, processes
+from pipelines.stack import processes
 from tests.conftest import random_policy, until
+from tests.decoder.telemetry.broker import start_broker
 
 
 def bundle(version: int, publication: int, role: str = "champion", scope: str = "scope") -> bytes:
@@ -162,7 +163,7 @@ def test_a_topic_that_cannot_be_read_is_told_once_and_a_broker_that_is_away_is_n
     feed.start()
     until(lambda: len(tries) > 1)
     assert not [r for r in caplog.records if r.name.startswith("decoder")]
-    child = broker.start_broker(port, tmp_path / "data", tmp_path / "broker.log")
+    child = start_broker(port, tmp_path / "data", tmp_path / "broker.log")
     try:
         until(lambda: any(r.name.startswith("decoder") for r in caplog.records))
         before = len(tries)

@@ -30,7 +30,7 @@ from decoder.kafka.clients import close, open_admin, open_producer
 from learner.loop import ESTABLISHED
 from pipelines import embedded, machine
 from pipelines.stack import processes
-from pipelines.stack.processes import Child
+from pipelines.stack.processes import Child, Part
 from pipelines.stack.running import registry_arguments, responds
 from pipelines.workloads import prompts
 from tests import conftest
@@ -80,7 +80,7 @@ class Observed:
     def start(self, name: str, arguments: list[str], **settings: str) -> Child:
         log = self.folder / f"{name}.log"
         environment = {**self.environment, **settings}
-        child = processes.start(name, arguments, log, environment, append=True)
+        child = processes.start(Part(name, arguments, log, environment=environment), again=True)
         self.children[name] = child
         return child
 

@@ -29,6 +29,7 @@ from pipelines import embedded, machine
 from pipelines.stack import broker, processes
 from pipelines.stack.running import HVD
 from pipelines.workloads import prompts
+from tests.decoder.telemetry.broker import start_broker
 from tests.end_to_end.service import Answer, Reader, ask, embedded_scope
 from tests.server import Server, serving
 
@@ -74,7 +75,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         "VLLM_CPU_KVCACHE_SPACE": "1",
     }
     arguments = [*HVD, "serve", "--port", str(port), "--", "--max-model-len", "1024"]
-    child = broker.start_broker(kafka_port, folder / "broker", folder / "broker.log")
+    child = start_broker(kafka_port, folder / "broker", folder / "broker.log")
     reader = Reader(kafka)
     try:
         make_right(kafka)

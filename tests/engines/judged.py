@@ -66,7 +66,7 @@ def _asks(tokens: list[int], text_of: Any) -> Iterator[tuple[str, dict[str, Any]
     regex = StructuredOutputsParams(regex=r" (red|green|blue)( (red|green|blue)){3}")
     yield "structured", {"structured_outputs": regex, "min_tokens": 12}
     yield "structured", {"structured_outputs": StructuredOutputsParams(json=SCHEMA)}
-    for budget in (0, 1, 5, 9, None):
+    for budget in (None, 0, 1, 5, 9):  # none last: plain vLLM would move it into a budget's place
         yield "thinking_token_budget", {"thinking_token_budget": budget}
 
 

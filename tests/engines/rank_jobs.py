@@ -12,12 +12,15 @@ import time
 from collections.abc import Callable
 from dataclasses import astuple, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import distributed
 
+from decoder.contracts.errors import EngineError
+from decoder.engines.vllm import alike
 from decoder.engines.vllm.drafter import LateDrafter
 from decoder.engines.vllm.message import INLINE
 from decoder.engines.vllm.plan import Plan
@@ -33,7 +36,7 @@ def random_plan(rng: np.random.Generator, rows: int) -> Plan:
     lengths = rng.choice([0, 0, 1, 5, INLINE // 2, INLINE], size=rows)
     given = tuple(tuple(rng.integers(0, 150_000, size=n).tolist()) for n in lengths)
     rooms = tuple(int(rng.integers(0, 9)) if not row else 0 for row in given)
-    flags = (rng.integers(0, 2, 3) == 1).tolist()
+    flags = (rng.integers(0, 2, 2) == 1).tolist()
     return Plan(given, rooms, int(rng.integers(0, 9)), *flags)
 
 
@@ -228,7 +231,29 @@ def astray(ranks: Ranks) -> dict[str, Any]:
     return {"went": "on"}
 
 
-JOBS = {job.__name__: job for job in (agreeing, drafting, conducting, breaking, astray)}
+def meeting(ranks: Ranks) -> dict[str, Any]:
+    """The last rank is like the others, or has other settings, or is of another version, or is not
+    there; each time in a group of their own."""
+    last, told = ranks.rank == ranks.size - 1, {}
+    alike.PATIENCE_S = PATIENCE_S  # type: ignore[misc]
+    for case in ("alike", "names of its own", "settings", "version", "stock"):
+        group = distributed.new_group(list(range(ranks.size)), backend="gloo")
+        os.environ |= {"HVD_WORKER_NAME": f"{case} {ranks.rank}" if "names" in case else "worker"}
+        os.environ |= {"HVD_WORKER_SIDES": "suffix" if last and case == "settings" else "plain"}
+        other = last and case == "version"
+        alike.metadata = SimpleNamespace(version=lambda _, o=other: "0.0.1" if o else "0.0.2")
+        told[case] = ""
+        if last and case == "stock":
+            continue
+        try:
+            seat = SimpleNamespace(rank_in_group=ranks.rank, world_size=ranks.size, cpu_group=group)
+            alike.meet(seat)
+        except EngineError as error:
+            told[case] = str(error)
+    return told
+
+
+JOBS = {job.__name__: job for job in (agreeing, drafting, conducting, breaking, astray, meeting)}
 
 
 def main(job: str, rank: str, size: str, folder: str) -> None:

@@ -111,11 +111,11 @@ def _swap(router: Any) -> None:
     policies = itertools.cycle([frequency_policy(router.policy.scope, t) for t in (0.0, 1e9, 2.0)])
     choose, calls = type(router).choose, itertools.count(1)
 
-    def swapping(*arguments: Any) -> Any:
+    def swapping(*arguments: Any, **named: Any) -> Any:
         call = next(calls)
         if call % 3 == 0:
             router.policy = replace(next(policies), version=call)
-        return choose(router, *arguments)
+        return choose(router, *arguments, **named)
 
     router.choose = swapping
 

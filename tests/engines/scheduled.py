@@ -60,7 +60,6 @@ class Scheduled:
     right: int = 2
     blocks: int = 400
     late: bool = True
-    graft: bool = False
     reading: Reading | None = None
     worker: Worker = field(init=False)
 
@@ -81,7 +80,7 @@ class Scheduled:
             self.config, KVCacheConfig(self.blocks, [], [group]), self.grammar, BLOCK,
             log_stats=True,
         )  # fmt: skip
-        asked = WorkerSettings(telemetry=False, metrics=False, floor=False, graft=self.graft)
+        asked = WorkerSettings(telemetry=False, metrics=False, floor=False)
         settings = within(self.config, asked)
         longest = longest_draft(self.config)
         classes = np.zeros((VOCABULARY, 10), np.float32)

@@ -19,7 +19,7 @@ from decoder.policy.pricing import CostTable
 from decoder.room import MASK_US
 from pipelines.embedded import drafter_path, ensure_model
 from tests.conftest import KeepingSink
-from tests.decoder.simulated import model_alone, trusting_policy
+from tests.decoder.simulated import trusting_policy
 from tests.engines.scheduled import VOCABULARY, Scheduled
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of what vLLM imports
@@ -108,11 +108,9 @@ def test_a_router_that_says_too_much_is_cut_at_the_last_moment(late: bool) -> No
     assert e.longest_seen == 3
 
 
-@pytest.mark.parametrize(("method", "graft"), [("suffix", 0), ("eagle3", 0), ("eagle3", 1)])
-def test_no_draft_of_any_arm_reaches_the_fewest_tokens_of_a_request(
-    method: str, graft: int
-) -> None:
-    e = engine(config(method), graft=bool(graft))
+@pytest.mark.parametrize("method", ["suffix", "eagle3"])
+def test_no_draft_of_any_arm_reaches_the_fewest_tokens_of_a_request(method: str) -> None:
+    e = engine(config(method))
     told, take = [], e.worker.router.observe
 
     def noting(outcomes: Any, tokens: int, usual: bool = True) -> None:
@@ -384,42 +382,8 @@ def test_a_drafter_that_fails_costs_the_step_its_model_drafts_and_is_told(
     is_whole(e)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [{}, {"tokens": 5}, {"max_num_batched_tokens": 20, "max_num_seqs": 3}],
-    ids=["plain", "short drafts", "no room"],
-)
-@pytest.mark.parametrize("late", [True, False])
-def test_tails_behind_model_drafts_are_verified_with_them(
-    late: bool, change: dict[str, Any]
-) -> None:
-    e = engine(config(**{"tokens": 16, **change}), graft=True, right=4, late=late)
-    if "max_num_seqs" in change:
-        e.runner.scheduler_config.max_num_scheduled_tokens = (
-            10_000  # the router does not know, so the scheduler cuts
-        )
-    verified, told = observed(e), drafted(e)
-    models(e)
-    serve(e)
-    is_whole(e)
-    counters = e.worker.router.counters
-    assert counters.grafts > 5 and counters.accepted["graft"] > 5
-    assert e.longest_seen == max(n for _, lengths, _ in told for n in lengths)
-    assert 4 < e.longest_seen <= change.get("tokens", 16)
-    assert [(n, v) for n, v, _ in verified] == [(n, v) for n, _, v in e.told]
-    assert sum(counters.drafted.values()) == sum(v for _, v, _ in verified)
-    written = sum(len(output) for output in e.outputs.values())
-    assert sum(counters.accepted.values()) + sum(counters.cycles.values()) <= written
-
-
-def models(e: Scheduled) -> None:
-    """Take the model arm wherever there is room."""
-    e.worker.router._choice = model_alone(4)
-
-
-def test_other_ranks_propose_the_same_tails() -> None:
-    e = engine(config(tokens=16), graft=True, right=4)
-    models(e)
+def test_other_ranks_propose_the_same() -> None:
+    e = engine(config(tokens=16))
     lead, told, made = e.adapter, [], []
     agree, propose = lead.ranks.agree, lead.propose
     other = Adapter(None, 16, has_model=True)
@@ -447,27 +411,7 @@ def test_other_ranks_propose_the_same_tails() -> None:
     lead.propose = both  # type: ignore[method-assign]
     serve(e)
     is_whole(e)
-    assert e.worker.router.counters.accepted["graft"] > 5
-
-
-def test_a_graft_that_fails_costs_the_step_its_tails(caplog: pytest.LogCaptureFixture) -> None:
-    e = engine(config(tokens=16), graft=True, right=4)
-    models(e)
-    propose, rng = e.worker.router.cache.propose, np.random.default_rng(0)
-
-    def broken(*arguments: Any, ahead: int = 0) -> Any:
-        if ahead and rng.random() < 0.5:
-            raise RuntimeError("ours")
-        return propose(*arguments, ahead=ahead)
-
-    e.worker.router.cache.propose = broken  # type: ignore[method-assign]
-    with caplog.at_level(logging.ERROR, "decoder"):
-        serve(e)
-    assert e.worker.faults > 3 and caplog.text.count("RuntimeError: ours") == 1
-    assert e.worker.router.counters.accepted["model"] > 50
-    assert e.worker.router.counters.accepted["graft"] > 5
-    e.worker.faults = 0
-    is_whole(e)
+    assert min(e.worker.router.counters.accepted[arm] for arm in ("cache", "model")) > 5
 
 
 @pytest.mark.parametrize("verb", ["start", "observe", "choose", "drafted", "settle"])

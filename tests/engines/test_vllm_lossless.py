@@ -1,5 +1,5 @@
-"""In float32 the hybrid writes token for token what plain vLLM does, policies swapping beneath,
-sides deciding by turns, or cache drafts standing behind model drafts."""
+"""In float32 the hybrid writes token for token what plain vLLM does, policies swapping beneath, or
+sides deciding by turns."""
 
 from __future__ import annotations
 
@@ -72,14 +72,6 @@ def by_turns(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return decode(tmp_path_factory.mktemp("turns"), "turns", hybrid=True, sides=sides)
 
 
-@pytest.fixture(scope="module")
-def grafting(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    # Chains of two tokens, which the drafter has accepted whole often enough.
-    asked = {"HVD_WORKER_GRAFT": "1", "HVD_WORKER_MODEL_DRAFT_TOKENS": "2"}
-    always = {"HVD_WORKER_FLOOR": "0", "HVD_WORKER_HOLDOUT": "0"}
-    return decode(tmp_path_factory.mktemp("graft"), "graft", hybrid=True, sides=asked | always)
-
-
 def same(plain: dict[str, Any], other: dict[str, Any]) -> None:
     assert len(plain["tokens"]) == EACH * len(KINDS) >= 20
     for index, (expected, got) in enumerate(zip(plain["tokens"], other["tokens"], strict=True)):
@@ -104,19 +96,6 @@ def test_output_is_the_same_while_sides_alternate_every_few_steps(
     booked = sum(side["tokens"] for side in sides.values())
     made = sum(status["cycles"].values())
     assert made <= booked <= status["tokens"], "each cycle's tokens once, and no prompt's first"
-
-
-def test_output_is_the_same_with_tails_behind_model_drafts(
-    plain: dict[str, Any], grafting: dict[str, Any]
-) -> None:
-    same(plain, grafting)
-    status = grafting["status"]
-    assert status["faults"] == 0 and not status["left_out"]
-    assert status["grafts"] > 10 and status["accepted"]["graft"] > 5, status
-    told = [event for event in grafting["events"] if event["arm"] == "graft"]
-    assert told and all(event["verified_len"] > 0 for event in told)
-    made = sum(status["cycles"].values()) + sum(status["accepted"].values())
-    assert made <= status["tokens"] == sum(len(tokens) for tokens in grafting["tokens"])
 
 
 def test_every_arm_was_really_used_and_policies_really_swapped(hybrid: dict[str, Any]) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import pickle
 import subprocess
 import sys
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import cloudpickle
 import pytest
 
 from decoder.contracts.errors import EngineError
@@ -27,7 +31,7 @@ class Worker:
 
     def __init__(self, settings: Any) -> None:
         self.vllm_config = settings
-        self.model_runner = SimpleNamespace()
+        self.model_runner = SimpleNamespace(cudagraph_dispatcher=SimpleNamespace())
         self.calls: list[Any] = []
 
     def original(self, worker: Any, *args: Any, **kwargs: Any) -> str:
@@ -36,10 +40,14 @@ class Worker:
 
 
 @pytest.fixture(autouse=True)
-def one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+def one_rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     from vllm.distributed import parallel_state
 
     monkeypatch.setattr(parallel_state, "_TP", SimpleNamespace(rank_in_group=0, world_size=1))
+    ours = logging.getLogger("decoder")
+    level = ours.level
+    yield
+    ours.setLevel(level)
 
 
 @pytest.fixture
@@ -63,6 +71,14 @@ def test_weights_that_are_loaded_again_are_others(worker: Worker) -> None:
     assert result == "theirs" and worker.calls == [((), {"load_dummy_weights": True})]
     adapter = adapter_of(worker.model_runner)
     assert adapter is not None and "restart the server" in adapter.idle
+
+
+def test_what_is_told_at_start_is_heard_though_vllm_sets_up_its_logs_after_its_plugins(
+    worker: Worker, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "decoder"), caplog.at_level(logging.INFO, "vllm"):
+        _load_model(WorkerSettings(), worker.original, worker)
+        assert logging.getLogger("decoder").isEnabledFor(logging.INFO)
 
 
 @pytest.mark.parametrize(
@@ -120,12 +136,55 @@ def test_ray_copies_our_settings_to_its_workers(given: str) -> None:
         "from vllm.ray.ray_env import get_env_vars_to_copy\n"
         "print(*sorted(get_env_vars_to_copy()))"
     )
-    ours = {"HVD_WORKER_ENABLED": "1", "HVD_WORKER_GRAFT": "1", "MY_X": "1", "OUR_X": "1"}
+    ours = {"HVD_WORKER_ENABLED": "1", "HVD_WORKER_FLOOR": "1", "MY_X": "1", "OUR_X": "1"}
     done = subprocess.run(
         [sys.executable, "-c", script], env=os.environ | ours | {name: given},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     copied = set(done.stdout.splitlines()[-1].split())
-    assert {"HVD_WORKER_ENABLED", "HVD_WORKER_GRAFT", "HVD_WORKER_ID_KEY"} <= copied
+    assert {"HVD_WORKER_ENABLED", "HVD_WORKER_FLOOR", "HVD_WORKER_ID_KEY"} <= copied
     assert {"MY_X", "OUR_X"} <= copied or not given
+
+
+@pytest.mark.parametrize(
+    ("node", "says"),
+    [
+        ("pass", ""),
+        ("os.environ['HVD_WORKER_NAME'] = 'mine'", ""),
+        ("os.environ['HVD_WORKER_TENANTS'] = 'client'",
+         "rank 0 has HVD_WORKER_TENANTS client where the process that started it has "
+         "HVD_WORKER_TENANTS shared: "),
+        ("give(runner, None)", "rank 0 runs without this plugin, "),  # it was not loaded there
+        ("sys.modules['decoder'] = None", "rank 0 runs without this plugin, "),
+    ],
+)  # fmt: skip
+def test_ranks_on_other_nodes_are_asked_whether_they_draft(node: str, says: str) -> None:
+    """Each in a process of its own, which gets what vLLM sends: a pickled function."""
+    script = (
+        "import os, pickle, sys\nfrom types import SimpleNamespace\n"
+        "from decoder.engines.vllm.attached import give\n"
+        f"runner = SimpleNamespace()\ngive(runner, runner)\n{node}\n"
+        "if sys.modules['decoder'] is None:\n"
+        "    for name in [name for name in sys.modules if name.startswith('decoder.')]:\n"
+        "        del sys.modules[name]\n"
+        "asked = pickle.load(sys.stdin.buffer)\n"
+        "answer = asked(SimpleNamespace(model_runner=runner))\n"
+        "pickle.dump(answer, sys.stdout.buffer)"
+    )
+
+    class Executor:
+        def collective_rpc(self, method: Any) -> list[Any]:
+            run = subprocess.run(
+                [sys.executable, "-c", script], input=cloudpickle.dumps(method),
+                capture_output=True, check=True,
+            )  # fmt: skip
+            return [pickle.loads(run.stdout)]
+
+    raised = ""
+    try:
+        made = AROUND["get_kv_cache_specs"](lambda executor: "theirs", Executor())
+        assert made == "theirs"
+    except EngineError as error:
+        raised = str(error)
+    assert raised.startswith(says) and bool(raised) == bool(says), raised

@@ -6,7 +6,9 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ import pytest
 
 from decoder.engines.vllm.plan import Plan
 from decoder.engines.vllm.ranks import Ranks
+from pipelines.machine import free_port
 from tests.engines.rank_jobs import ROWS
 from tests.engines.two_heads import prompts, write_models
 
@@ -88,6 +91,20 @@ def test_ranks_that_cannot_agree_end_instead_of_answering(
     assert not list(tmp_path.glob("*.json"))
 
 
+def test_ranks_that_are_not_alike_find_out_without_waiting_for_each_other(tmp_path: Path) -> None:
+    first, second, last = seen("meeting", 3, tmp_path)
+    for case in ("alike", "names of its own"):
+        assert first[case] == second[case] == last[case] == ""
+    for rank, told in enumerate((first, second)):
+        assert told["settings"].startswith(
+            f"rank 2 has HVD_WORKER_SIDES ['suffix'] where rank {rank} has HVD_WORKER_SIDES "
+            "['plain']: install the same hybrid-verified-decoding on every node"
+        )
+        assert f"0.0.1 where rank {rank} has hybrid-verified-decoding 0.0.2" in told["version"]
+        assert told["stock"].startswith("rank 2 runs without this plugin, ")
+    assert last["settings"].startswith("rank 0 has HVD_WORKER_SIDES ['plain'] where rank 2 has")
+
+
 def test_a_lone_rank_talks_to_nobody() -> None:
     ranks = Ranks()
     plan = Plan(((1, 2), ()), (0, 3), 4)
@@ -133,17 +150,45 @@ def decode(
     rounds: Rounds,
     hybrid: bool,
     sides: bool = False,
+    **asked: Any,
 ) -> tuple[Any, str]:
     """What a vLLM of so many ranks makes of the rounds, None if it ends before, and its log."""
+    begun(folder, models, ranks, rounds, hybrid, sides, **asked).wait()
+    return made(folder)
+
+
+def made(folder: Path) -> tuple[Any, str]:
+    """What a process that ran in a folder has left there, None if it ended before, and its log."""
+    result = folder / "result.json"
+    return (
+        json.loads(result.read_text()) if result.exists() else None,
+        (folder / "log").read_text(),
+    )
+
+
+def begun(
+    folder: Path,
+    models: tuple[Path, Path],
+    ranks: int,
+    rounds: Rounds,
+    hybrid: bool,
+    sides: bool = False,
+    backend: str | None = None,
+    there: Mapping[str, str] = MappingProxyType({}),
+    variables: Mapping[str, str] = MappingProxyType({}),
+) -> subprocess.Popen[bytes]:
+    """A process that decodes the rounds."""
+    folder.mkdir(exist_ok=True)
     job, result = folder / "job.json", folder / "result.json"
     drafter = str(models[1]) if hybrid else None
     job.write_text(
         json.dumps(
             {"model": str(models[0]), "drafter": drafter, "ranks": ranks, "rounds": rounds,
-             "max_tokens": MAX_TOKENS}
+             "max_tokens": MAX_TOKENS, "backend": backend, "there": dict(there)}
         )
     )  # fmt: skip
-    environment = os.environ | {
+    environment = {
+        **os.environ,
         "HF_HUB_OFFLINE": "1",
         "HVD_WORKER_ENABLED": "1" if hybrid else "0",
         # it goes by the clock: on a slow machine it kept the drafter from whole rounds
@@ -158,12 +203,11 @@ def decode(
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_USE_V2_MODEL_RUNNER": "0",
+        **variables,
     }
-    run = subprocess.run(
-        [sys.executable, "-m", "tests.engines.rank_engine", str(job), str(result)],
-        env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
-    )  # fmt: skip
-    return json.loads(result.read_text()) if result.exists() else None, run.stdout
+    command = [sys.executable, "-m", "tests.engines.rank_engine", str(job), str(result)]
+    with (folder / "log").open("w") as log:
+        return subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
 
 
 @pytest.fixture(scope="module")
@@ -258,3 +302,68 @@ def test_a_pass_that_fails_on_one_rank_ends_the_engine_at_once(
     assert "rank 1 of 2 ends, and the engine with it" in log, log[-6000:]
     assert "_greedy_sample fails" in log, "and why"
     assert "died unexpectedly" in log and "timed out" not in log.split("died unexpectedly")[1]
+
+
+@pytest.mark.engine
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("there", "says"),
+    [
+        ({"HVD_WORKER_ENABLED": "0"}, "rank 0 runs without this plugin, "),
+        ({"HVD_WORKER_TENANTS": "client"}, "rank 0 has HVD_WORKER_TENANTS client where the proc"),
+    ],
+)
+def test_an_engine_whose_ranks_are_all_otherwise_does_not_start(
+    models: tuple[Path, Path], tmp_path: Path, there: dict[str, str], says: str
+) -> None:
+    """As under Ray, with nodes that lack the plugin or have variables of their own."""
+    rounds = [["plain", prompts(1)]]
+    result, log = decode(tmp_path, models, 1, rounds, hybrid=True, backend="mp", there=there)
+    assert result is None and says in log, log[-6000:]
+
+
+@pytest.mark.engine
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("other", "says"),
+    [
+        ({}, ""),
+        ({"HVD_WORKER_ENABLED": "0"}, "rank 1 runs without this plugin, "),
+        ({"HVD_WORKER_GRAFT": "1"}, "rank 1 has HVD_WORKER_GRAFT True where rank 0 has"),
+    ],
+)
+def test_ranks_that_somebody_else_starts_are_alike_or_do_not_start(
+    models: tuple[Path, Path], tmp_path: Path, other: dict[str, str], says: str
+) -> None:
+    """As torchrun starts them: each with an engine of its own."""
+    asked, port, folders = prompts(6), str(free_port()), (tmp_path / "0", tmp_path / "1")
+    both = [
+        begun(
+            folder, models, 2, [["swapping", asked]], hybrid=True, backend="external_launcher",
+            variables={
+                "RANK": folder.name, "LOCAL_RANK": folder.name, "WORLD_SIZE": "2",
+                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+                **(other if folder.name == "1" else {}),
+            },
+        )
+        for folder in folders
+    ]  # fmt: skip
+    try:
+        both[0].wait()
+        if not says:
+            both[1].wait()
+    finally:
+        for rank in both:  # a stock rank waits for the first until somebody ends it
+            rank.kill()
+            rank.wait()
+    (first, log), (second, log_there) = map(made, folders)
+    if says:
+        assert first is None and says in log, log[-6000:]
+        return
+    assert first is not None and second is not None, log[-3000:] + log_there[-3000:]
+    plain, _ = decode(tmp_path, models, 1, [["plain", asked]], hybrid=False)
+    assert first["tokens"] == second["tokens"] == plain["tokens"]
+    drafts, drafts_there = (
+        [row for _, row in result["ranks"][0][0]["proposals"]] for result in (first, second)
+    )
+    assert drafts == drafts_there and any(any(row) for row in drafts)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from decoder.engines.vllm.sampling import end_thinking, without_drafts
+from decoder.engines.vllm.sampling import end_thinking, leaving_budgets, without_drafts
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of what vLLM imports
 
@@ -33,6 +33,7 @@ def holder_of(drafted: bool) -> Any:
     from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder
 
     class Mended(ThinkingBudgetStateHolder):  # type: ignore[misc]
+        sync_batch = leaving_budgets(ThinkingBudgetStateHolder.sync_batch)
         update_state = without_drafts(ThinkingBudgetStateHolder.update_state)
         apply_to_logits = end_thinking
 
@@ -92,3 +93,23 @@ def test_thinking_ends_where_it_does_without_drafts(drafts: Drafts) -> None:
     expected = written(holder_of(drafted=False), nobody, False)
     assert any(out != text_of(i) for i, out in enumerate(expected)), "no budget was used up"
     assert written(holder_of(drafted=True), drafts, True) == expected
+
+
+def test_a_budget_ends_with_its_request_and_not_with_the_one_that_takes_its_place() -> None:
+    from vllm import SamplingParams
+    from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
+
+    device = torch.device("cpu")
+    batch = InputBatch(ROWS, 64, 64, device, VOCABULARY, [8], [8], num_spec_tokens=64)
+    batch.thinking_budget_state_holder = holder = holder_of(drafted=True)
+    for name, budget in (("ends", 0), ("moves", None)):
+        asked = SamplingParams(thinking_token_budget=budget)
+        batch.add_request(CachedRequestState(name, [0, 6, 1], [], asked, None, ([0],), 0, []))
+    batch.refresh_metadata()
+    assert holder.has_tracked_requests()
+    batch.remove_request("ends")
+    batch.condense()
+    batch.refresh_metadata()
+    assert batch.req_ids == ["moves"]
+    holder.update_state([[]], [[]])
+    assert not holder.apply_to_logits(torch.zeros(1, VOCABULARY), True, [[]]).any()

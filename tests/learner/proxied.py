@@ -91,12 +91,13 @@ def mlflow_server(home: Path, port: int) -> Iterator[str]:
     """``mlflow server`` on SQLite in ``home``; its address."""
     url = f"http://127.0.0.1:{port}"
     child = processes.start(
-        "mlflow", registry_arguments(port, home), home / "server.log",
-        {
-            **os.environ,
-            "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-            "MLFLOW_DISABLE_TELEMETRY": "true",
-        },
+        processes.Part(
+            "mlflow", registry_arguments(port, home), home / "server.log",
+            environment=os.environ | {
+                "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+                "MLFLOW_DISABLE_TELEMETRY": "true",
+            },
+        )
     )  # fmt: skip
     try:
         processes.wait_until(child, lambda: responds(f"{url}/health"), 300.0)

@@ -8,7 +8,7 @@ free              talk: few cache drafts
 stop              the same, ending at strings and at token ids
 penalty           greedy with penalties, bad words and a minimum of tokens
 edge              what holds from or up to a token inside a draft: fewest tokens, bad words of
-                  several tokens, allowed tokens, repetition, one token only, budgets for thinking
+                  several tokens, allowed tokens, repetition, one token only
 certain           sampling that leaves one choice (``top_k`` 1), one answer and several
 sample            sampling with temperature, ``top_p``, ``top_k``, seeds, one answer and several
 logprobs          greedy with the probabilities of answer and prompt
@@ -178,7 +178,10 @@ def _penalties() -> Iterator[Ask]:
 
 
 def _edges() -> Iterator[Ask]:
-    """Every one twice: the second has drafts of the first one's text."""
+    """Every one twice: the second has drafts of the first one's text.
+
+    None has a budget for thinking: plain vLLM holds others to it that come into its place.
+    """
     repeats = {"max_pattern_size": 8, "min_pattern_size": 1, "min_count": 2}
     further: list[dict[str, Any]] = [
         {"stop_token_ids": [198, 30, 28, 282], "min_tokens": 7},
@@ -188,11 +191,8 @@ def _edges() -> Iterator[Ask]:
         {"allowed_token_ids": list(range(0, 6000))},
         {"repetition_detection": repeats},
         {"max_tokens": 1},
-        {"thinking_token_budget": 0},
-        {"thinking_token_budget": 3},
-        {"thinking_token_budget": 11},
     ]
-    found = _of("edits", 5) + _of("chat", 5)
+    found = _of("edits", 5) + _of("chat", 2)
     for i, (messages, how) in enumerate(zip(found * 2, further * 2, strict=True)):
         yield Ask(f"edge-{i}", _chat(messages, **{"max_tokens": 32, **how}))
 

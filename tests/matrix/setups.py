@@ -26,9 +26,7 @@ LIMITS: Final = (
     f"--max-model-len {CONTEXT} --max-num-seqs 8 --max-num-batched-tokens 512 "
     # Room for less than eight requests at their longest: some are preempted.
     "--block-size 32 --num-gpu-blocks-override 26 "
-    "--enable-auto-tool-choice --tool-call-parser hermes "
-    # Lines think, up to a full stop, where a budget is asked for.
-    r'--reasoning-config {"reasoning_start_str":"\n","reasoning_end_str":"."}'
+    "--enable-auto-tool-choice --tool-call-parser hermes"
 )
 
 

@@ -137,7 +137,7 @@ except EngineError as told:
 
 
 POLICY = """
-import pipelines.cli, pipelines.policy.asked, pipelines.policy.moved, pipelines.policy.shown
+import pipelines.cli, pipelines.policy.moves, pipelines.policy.options, pipelines.policy.render
 """
 TELEMETRY = """
 import pipelines.cli, pipelines.telemetry.export, pipelines.telemetry.forget

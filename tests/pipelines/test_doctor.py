@@ -2,9 +2,13 @@ from __future__ import annotations
 
 import re
 import socket
+import ssl
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+import trustme
 
 from pipelines import doctor, machine
 from pipelines.stack import broker
@@ -52,25 +56,41 @@ def test_a_taken_port_is_a_note_only() -> None:
     assert all(not c.ok and not c.blocks for c in checks)
 
 
-def test_a_named_broker_that_does_not_answer_blocks(monkeypatch) -> None:
+def test_a_named_service_that_does_not_answer_blocks_and_a_file_needs_no_server(
+    monkeypatch,
+) -> None:
     address = f"127.0.0.1:{machine.free_port()}"
     monkeypatch.setenv(broker.VARIABLE, address)
     check = doctor.kafka()
-    assert (check.ok, check.blocks) == (False, True)
-    assert address in check.found
-
-
-@pytest.mark.parametrize(("uri", "ok"), [("sqlite:///mlruns/mlflow.db", True), (None, True)])
-def test_a_registry_in_a_file_needs_no_server(monkeypatch, uri, ok) -> None:
-    monkeypatch.delenv(doctor.TRACKING_VARIABLE, raising=False)
-    if uri is not None:
-        monkeypatch.setenv(doctor.TRACKING_VARIABLE, uri)
-    assert doctor.registry().ok is ok
-
-
-def test_a_named_registry_that_does_not_answer_blocks(monkeypatch) -> None:
-    monkeypatch.setenv(doctor.TRACKING_VARIABLE, f"http://127.0.0.1:{machine.free_port()}")
+    assert (check.ok, check.blocks) == (False, True) and address in check.found
+    monkeypatch.setenv(doctor.TRACKING_VARIABLE, f"http://{address}")
     assert not doctor.registry().ok
+    monkeypatch.setenv(doctor.TRACKING_VARIABLE, "sqlite:///mlruns/mlflow.db")
+    assert doctor.registry().ok
+    monkeypatch.delenv(doctor.TRACKING_VARIABLE)
+    assert doctor.registry().ok
+
+
+def test_a_registry_behind_tls_is_asked_as_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Healthy(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+
+    authority, context = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    with HTTPServer(("127.0.0.1", 0), Healthy) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        uri = f"https://127.0.0.1:{server.server_port}"
+        monkeypatch.setenv(doctor.TRACKING_VARIABLE, uri)
+        assert not doctor.registry().ok, "nobody vouches for it"
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+        assert doctor.registry().ok
+        server.shutdown()
 
 
 def test_the_doctor_says_what_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:

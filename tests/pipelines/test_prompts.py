@@ -70,29 +70,22 @@ def test_each_bad_line_is_one_sentence_with_file_and_line(tmp_path: Path) -> Non
             {"id": "e", "messages": [MESSAGE]},
         ],
     )
+    with (folder / "mixed.jsonl").open("ab") as file:
+        file.write(b"\xff\xfe\n")  # bytes that are no text
     problems: list[str] = []
     (found,) = read_folder(folder, (), problems)
     assert [p.id for p in found.prompts] == ["a", "e"]
     assert [p.split(" ", 1)[0] for p in problems] == [
-        f"{folder}/mixed.jsonl:{number}" for number in (2, 3, 4, 5, 6, 7)
+        f"{folder}/mixed.jsonl:{number}" for number in (2, 3, 4, 5, 6, 7, 10)
     ]
     for problem, words in zip(
         problems,
         ("Expecting", "not a JSON object", "no list of messages", "role and a content",
-         "prompt is empty", "was there before"),
+         "prompt is empty", "was there before", "skipped"),
         strict=True,
     ):  # fmt: skip
         assert words in problem
         assert problem.endswith(".")
-
-
-def test_bytes_that_are_no_text_cost_one_line_only(tmp_path: Path) -> None:
-    line = json.dumps({"messages": [MESSAGE]}).encode()
-    (tmp_path / "raw.jsonl").write_bytes(b"\xff\xfe\n" + line)
-    problems: list[str] = []
-    (found,) = read_folder(tmp_path, (), problems)
-    assert len(found.prompts) == 1
-    assert "raw.jsonl:1 skipped" in problems[0]
 
 
 def test_unknown_names_and_useless_files_leave_the_rest(tmp_path: Path) -> None:
@@ -113,14 +106,10 @@ def test_no_prompts_at_all_is_an_error_that_names_the_folder(tmp_path: Path, mad
         list(read_folder(folder, (), []))
 
 
-def test_the_template_can_be_left_out() -> None:
+def test_the_template_can_be_left_out_and_says_what_it_refuses() -> None:
     tokenizer = LetterTokenizer()
     assert tokenise(prompt("ab"), tokenizer, "chat").ids == (1, 97, 98, 2)
     assert tokenise(prompt("ab"), tokenizer, "none").ids == (97, 98)
-
-
-def test_a_template_that_is_missing_or_refuses_says_so() -> None:
-    tokenizer = LetterTokenizer()
     odd = Prompt("p", "set", "code", ({"role": "tool", "content": "x"},))
     with pytest.raises(ValueError, match="template refuses it: Conversations"):
         tokenise(odd, tokenizer, "chat")
@@ -129,20 +118,12 @@ def test_a_template_that_is_missing_or_refuses_says_so() -> None:
         tokenise(prompt(), tokenizer, "chat")
 
 
-def test_a_prompt_that_fits_stays_as_it_is() -> None:
-    given = TokenPrompt(prompt(), "chat", (1, 2, 3))
-    assert fit(given, 3, "skip") is given
-
-
-def test_a_prompt_too_long_is_skipped_or_cut_in_its_middle() -> None:
+def test_a_prompt_too_long_is_skipped_or_cut_in_its_middle_and_never_to_nothing() -> None:
     given = TokenPrompt(prompt(), "chat", tuple(range(10)))
+    assert fit(given, 10, "skip") is given
     with pytest.raises(ValueError, match="10 tokens are more than the 5"):
         fit(given, 5, "skip")
     cut = fit(given, 5, "truncate")
-    assert cut.ids == (0, 1, 7, 8, 9)
-    assert cut.cut == 5
-
-
-def test_no_room_is_never_truncated_to_nothing() -> None:
+    assert (cut.ids, cut.cut) == ((0, 1, 7, 8, 9), 5)
     with pytest.raises(ValueError, match="more than the 0"):
-        fit(TokenPrompt(prompt(), "chat", (1, 2, 3)), -4, "truncate")
+        fit(given, -4, "truncate")

@@ -25,6 +25,7 @@ from learner.topics import make_right
 from pipelines import embedded, machine
 from pipelines.stack import broker, processes
 from pipelines.stack.running import HVD
+from tests.decoder.telemetry.broker import start_broker
 from tests.matrix.asks import CONTEXT, Ask
 from tests.server import Server, serving
 from tests.stock_client.answers import Answer, answer, client_of, differences, outline
@@ -71,7 +72,7 @@ def hybrid(folder: Path) -> Iterator[tuple[Server, KafkaSettings]]:
         "HVD_WORKER_FLOOR": "0",
         "VLLM_CPU_KVCACHE_SPACE": "1",
     }
-    child = broker.start_broker(kafka_port, folder / "broker", folder / "broker.log")
+    child = start_broker(kafka_port, folder / "broker", folder / "broker.log")
     try:
         make_right(kafka, broker.EMBEDDED_LIMITS)
         arguments = [*HVD, "serve", "--port", str(port), *FLOAT32, "--", *LIMITS]

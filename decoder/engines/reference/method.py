@@ -31,9 +31,9 @@ class Method:
     it. An ``oracle`` chooses in hindsight: the cache draft where more of it is accepted than of
     the model draft, else the model draft; its ``policy`` is not asked. Without ``cache`` there is
     no suffix cache at all, so that a baseline pays for nothing it does not use, and nothing is
-    labelled. ``model_limit`` cuts every model draft to that many tokens. ``draft_factor`` and
-    ``graft`` stand in for the worker's ``suffix_max_factor`` and ``graft``. ``rule`` makes what
-    chooses in the place of ``policy`` and learns from every label.
+    labelled. ``model_limit`` cuts every model draft to that many tokens. ``draft_factor``
+    stands in for the worker's ``suffix_max_factor``. ``rule`` makes what chooses in the place of
+    ``policy`` and learns from every label.
     """
 
     name: str
@@ -43,13 +43,12 @@ class Method:
     cache: bool = True
     draft_factor: float | None = None
     model_limit: int | None = None
-    graft: bool | None = None
     rule: Callable[[], Buckets] | None = None
 
     def drafting(self, settings: WorkerSettings) -> WorkerSettings:
         """``settings`` with what the method has of its own."""
-        own = {"suffix_max_factor": self.draft_factor, "graft": self.graft}
-        return settings.model_copy(update={n: v for n, v in own.items() if v is not None})
+        own = {} if self.draft_factor is None else {"suffix_max_factor": self.draft_factor}
+        return settings.model_copy(update=own)
 
 
 def _counting(threshold: float) -> Policy:

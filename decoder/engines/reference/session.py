@@ -103,7 +103,6 @@ class Session:
             method.model != "none",
             model_draft_tokens=engine.longest_draft(method),
             shorter=method.model == "chain",
-            grafts=settings.graft and method.model == "chain" and method.cache,
             costs=costs,
             floor=floor,
             choice=rule or choose,
@@ -235,9 +234,6 @@ class _Request:
         decision = self._session.router.choose([self.name])[0]
         draft = self._draft(decision)
         modelled = len(draft) if decision.arm == "model" else 0
-        if modelled and self._session.router.grafts:
-            (tail,) = self._session.router.graft([self.name], [draft.tokens])
-            draft = chain([*draft.tokens, *tail])
         self._session.router.drafted([self.name], [len(draft)], modelled)
         drafted = self._engine.clock()
         position, committed = len(self.output), self._cache.length

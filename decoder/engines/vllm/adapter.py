@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -147,13 +146,6 @@ class Adapter:
         )
         made = self._made(scheduler_output, names, plan, draft)
         drafts = plan.proposals(made)
-        if plan.grafts:
-            tails = self.ranks.agree(
-                len(names),
-                lambda: self._grafted(runner, names, plan, drafts),
-                lambda: self._count("grafting failed: this step goes on without tails"),
-            )
-            drafts = [[*d, *tail] for d, tail in zip(drafts, tails.given, strict=True)]
         if self.worker is not None:
             with self._sparing("the router could not be told what was drafted"):
                 ran = plan.k if any(made) else 0
@@ -258,7 +250,7 @@ class Adapter:
             tokens = decision.tokens[:most] if decision.arm == "cache" else ()
             given.append(_known(tokens, known))
         k = min(max(rooms, default=0), self.worker.settings.model_draft_tokens)
-        return Plan(tuple(given), tuple(rooms), k, catch_up, bool(k) and router.grafts, reads)
+        return Plan(tuple(given), tuple(rooms), k, catch_up, reads)
 
     def _longest_of(self, runner: Any, names: Sequence[str], longest: int) -> list[int]:
         """Draft tokens of each request at most."""
@@ -277,22 +269,6 @@ class Adapter:
         if self.reading is not None and router.worth_us is not None:
             table = router.costs.table
             self.reading.observe(tokens, table.slope, router.worth_us, table.time(rows))
-
-    def _grafted(
-        self,
-        runner: Any,
-        names: Sequence[str],
-        plan: Plan,
-        drafts: Sequence[Sequence[int]],
-    ) -> Plan:
-        """Tails of the model drafts in ``drafts``, as given tokens."""
-        assert self.worker is not None, "only the rank that leads decides"
-        chains = [() if given else d for given, d in zip(plan.given, drafts, strict=True)]
-        tails = self.worker.router.graft(names, chains)
-        known = runner.input_batch.vocab_size
-        limits = self._limits
-        cut = (t[: most - len(d)] for t, d, most in zip(tails, drafts, limits, strict=True))
-        return replace(Plan.nothing(len(names)), given=tuple(_known(tail, known) for tail in cut))
 
     def _take_up(self, row: int, name: str, sampled: int, runner: Any) -> None:
         """Let the router follow a request that it does not, with the text that it has by now."""

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from decoder.contracts.errors import EngineError
 
+EXECUTOR: Final = "vllm.v1.executor.abstract:Executor"
 RUNNER: Final = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
 WORKER: Final = "vllm.v1.worker.gpu_worker:Worker"
 _MARK: Final = "_hvd_wrapped"
@@ -48,6 +49,10 @@ HOOKS: Final = (
     Hook(WORKER, "sleep", "level=", "before level 2, which drops the weights: likewise"),
     Hook(WORKER, "reset_weights", "", "afterwards: likewise"),
     Hook(WORKER, "shutdown", "", "before: send what is left"),
+    Hook(EXECUTOR, "get_kv_cache_specs", "",
+         "before: ask the ranks that it started whether they are as this process"),
+    Hook(EXECUTOR, "collective_rpc", "method, timeout=, args=, kwargs=, non_block=",
+         "asks them", wrapped=False),
     Hook(RUNNER, "execute_model", "scheduler_output, intermediate_tensors=",
          "before: let go of requests that ended; afterwards: work the next choice can do without"),
     Hook(RUNNER, "_input_fits_in_drafter", "common_attn_metadata",
@@ -66,6 +71,8 @@ HOOKS: Final = (
          "max_num_logprobs, metadata, logits, target_logits, bonus_logits, sampled_token_ids",
          "its rows are padded to the longest draft, so it works on some requests at a time",
          wrapped=False),
+    Hook("vllm.v1.sample.thinking_budget_state:ThinkingBudgetStateHolder", "sync_batch",
+         "batch_update", "a budget for thinking ends with its request", wrapped=False),
     Hook("vllm.v1.sample.thinking_budget_state:ThinkingBudgetStateHolder", "update_state",
          "output_token_ids, spec_token_ids, repeat_indices=",
          "thinking is counted as without drafts", wrapped=False),
@@ -79,6 +86,12 @@ HOOKS: Final = (
          "counts the vocabulary for rows of requests that asked for no penalty", wrapped=False),
     Hook("vllm.v1.sample.rejection_sampler:RejectionSampler", "_combine_outputs_with_spec_tokens",
          "spec_token_ids=", "copies what was written for each row of every request", wrapped=False),
+    Hook("vllm.v1.cudagraph_dispatcher:CudagraphDispatcher", "initialize_cudagraph_keys",
+         "cudagraph_mode, uniform_decode_query_len=",
+         "full graphs are for steps in which each request has so many tokens: one", wrapped=False),
+    Hook("vllm.v1.cudagraph_dispatcher:CudagraphDispatcher", "dispatch",
+         "num_tokens, uniform_decode=, has_lora=, num_active_loras=, valid_modes=, invalid_modes=",
+         "the log tells which graph a step runs on", wrapped=False),
     Hook("vllm.v1.core.sched.output:SchedulerOutput", "",
          "finished_req_ids, preempted_req_ids, scheduled_new_reqs, scheduled_cached_reqs, "
          "scheduled_spec_decode_tokens, num_scheduled_tokens, total_num_scheduled_tokens, "

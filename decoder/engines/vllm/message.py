@@ -1,6 +1,6 @@
 """A plan on its way from rank 0 to the others, as int32.
 
-The message holds step, rows, ``k``, ``catch_up``, ``grafts``, ``reads`` and the number of given
+The message holds step, rows, ``k``, ``catch_up``, ``reads`` and the number of given
 tokens; a number for each row, positive for given tokens and negative for a room; and the first of
 the tokens. Its length is fixed, so that ranks which disagree on the batch still notice. What is
 left of the tokens is apart.
@@ -17,7 +17,7 @@ from decoder.engines.vllm.plan import Plan
 
 Message = NDArray[np.int32]
 
-HEADER: Final = 7
+HEADER: Final = 6
 INLINE: Final = 256
 """Given tokens that the message holds: more than most steps propose, and still one packet."""
 
@@ -38,8 +38,7 @@ def write(message: Message, step: int, rows: int, plan: Plan) -> Message:
         raise ValueError(f"a plan of {len(plan.given)} rows for a step of {rows}.")
     given = np.array([token for row in plan.given for token in row], np.int32)
     held = given[:INLINE]
-    flags = plan.catch_up, plan.grafts, plan.reads
-    message[:HEADER] = step, rows, plan.k, *flags, len(given)
+    message[:HEADER] = step, rows, plan.k, plan.catch_up, plan.reads, len(given)
     message[HEADER : HEADER + rows] = [
         len(row) or -room for row, room in zip(plan.given, plan.rooms, strict=True)
     ]

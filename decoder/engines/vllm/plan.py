@@ -12,16 +12,14 @@ class Plan:
 
     ``given`` are tokens to propose as they are; in a row without, ``rooms`` says how many tokens of
     the model's draft to propose at most. The model drafter makes ``k`` tokens; with ``catch_up`` it
-    reads what was set aside even if it makes none. If it ``grafts``, a second plan follows, whose
-    given tokens go behind the model's. Requests that begin with the step are read by the drafter if
-    it ``reads``.
+    reads what was set aside even if it makes none. Requests that begin with the
+    step are read by the drafter if it ``reads``.
     """
 
     given: tuple[tuple[int, ...], ...]
     rooms: tuple[int, ...]
     k: int = 0
     catch_up: bool = False
-    grafts: bool = False
     reads: bool = True
 
     @classmethod

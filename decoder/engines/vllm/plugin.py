@@ -23,7 +23,7 @@ from decoder.contracts.errors import EngineError, SettingsError
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.trials import MODEL
 from decoder.costs import LiveCosts
-from decoder.engines.vllm import hooks, requirements
+from decoder.engines.vllm import alike, graphs, hooks, requirements
 from decoder.engines.vllm.attached import adapter_of, give
 from decoder.engines.vllm.drafter import LateDrafter
 from decoder.engines.vllm.profile import profile
@@ -61,7 +61,7 @@ def _is_switched_on(said: str | None) -> bool:
 
 
 def _reach_ray() -> None:
-    """Ray's workers get copies of named variables alone; without ours they would be stock vLLM."""
+    """Ray's workers get copies of named variables alone: without ours no start would succeed."""
     name = "VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY"
     given = [part.strip() for part in os.environ.get(name, "").split(",") if part.strip()]
     if "HVD_" not in given:
@@ -117,9 +117,13 @@ def _load_model(
 ) -> Any:
     from vllm.distributed.parallel_state import get_tp_group
 
-    if get_tp_group().rank_in_group:  # what all ranks would say alike, the first says
-        logging.getLogger("decoder").setLevel(logging.ERROR)
+    group = get_tp_group()
+    # vLLM sets up its logs after it loads plugins. What all ranks would say alike, the first says.
+    level = logging.getLogger("vllm").getEffectiveLevel()
+    logging.getLogger("decoder").setLevel(logging.ERROR if group.rank_in_group else level)
     requirements.check(self.vllm_config, settings)
+    alike.meet(group)
+    graphs.for_plain_steps(self.model_runner)
     result = original(self, *args, **kwargs)
     if (adapter := adapter_of(self.model_runner)) is not None:
         adapter.rest(_WEIGHTS)
@@ -200,11 +204,18 @@ def _worker(runner: GPUModelRunner, settings: WorkerSettings) -> Worker:
     )
 
 
+def _ask_ranks(original: Callable[..., Any], executor: Any) -> Any:
+    alike.ask(executor)
+    return original(executor)
+
+
 def _warm_up(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     result = original(self, *args, **kwargs)
     adapter = adapter_of(self.model_runner)
     if adapter is None:
         return result
+    if self.model_runner.device.type != "cpu":
+        log.info(graphs.told(self.model_runner))
     worker, costs = adapter.worker, LiveCosts()
     try:
         table = profile(self.model_runner, worker.scope if worker else "", adapter.ranks)
@@ -313,6 +324,7 @@ def _validate(original: Callable[..., Any], parameters: Any, speculative_config:
 
 
 AROUND: Final[dict[str, Callable[..., Any]]] = {
+    "get_kv_cache_specs": _ask_ranks,
     "compile_or_warm_up_model": _warm_up,
     "reload_weights": _reload_weights,
     "reset_weights": _reload_weights,

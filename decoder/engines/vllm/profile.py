@@ -17,6 +17,7 @@ from typing import Any, Final
 import torch
 
 from decoder import profiling
+from decoder.engines.vllm.graphs import sizes
 from decoder.engines.vllm.ranks import Ranks
 from decoder.engines.vllm.requirements import longest_draft
 from decoder.policy.pricing import CostTable
@@ -50,14 +51,14 @@ def profile(runner: Any, scope: str, ranks: Ranks) -> CostTable | None:
             torch.accelerator.synchronize()
 
     def step(tokens: int) -> None:
-        hidden, _ = runner._dummy_run(tokens, is_graph_capturing=True)
+        # One token is never a draft: timed as it will run, on a full graph where there is one.
+        hidden, _ = runner._dummy_run(tokens, uniform_decode=tokens == 1, is_graph_capturing=True)
         runner.model.compute_logits(hidden[:tokens])
         wait()
 
     name, most = setup_name(runner, scope), largest_step(runner)
-    graphs = graph_sizes(runner)
     seconds = CPU_SECONDS if on_cpu else profiling.SECONDS
-    timed = partial(profiling.profile, name, most=most, graphs=graphs, seconds=seconds)
+    timed = partial(profiling.profile, name, most=most, graphs=sizes(runner), seconds=seconds)
     drafter: Any = getattr(runner, "drafter", None)
     if not hasattr(drafter, "dummy_run"):
         return ranks.conduct(partial(timed, rows=(1,)), step)
@@ -81,12 +82,3 @@ def largest_step(runner: Any) -> int:
     drafts = longest_draft(runner.vllm_config) if speculative is not None else 0
     logits = tokens_of_logits(runner.model_config.get_vocab_size())
     return int(min(scheduler.max_num_seqs * (1 + drafts), runner.max_num_tokens, logits))
-
-
-def graph_sizes(runner: Any) -> tuple[int, ...]:
-    """Sizes that a step is padded to, ascending; none where the engine captures no graphs."""
-    config = runner.compilation_config
-    if runner.device.type == "cpu" or not config.cudagraph_mode:
-        return ()
-    sizes = sorted(set(config.cudagraph_capture_sizes or ()))
-    return tuple(size for size in sizes if size <= runner.max_num_tokens)

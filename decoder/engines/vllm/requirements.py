@@ -301,8 +301,8 @@ REQUIREMENTS: Final = (
         lambda c, _: _has_processors(c)),
     Requirement(
         "--enforce-eager, cudagraph_mode", "any", "accepted",
-        "steps in which requests verify drafts of different lengths run on piecewise graphs, or "
-        "eagerly where there are none",
+        "steps without drafts run on full graphs of their own size, those that verify drafts on "
+        "piecewise ones; a mode that lacks either stays, and the log tells what a step runs as",
         lambda c, _: True),
     Requirement(
         "--load-format, --quantization, --dtype, --kv-cache-dtype", "any", "accepted",

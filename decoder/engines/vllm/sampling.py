@@ -15,7 +15,9 @@
                                       others, one of which verifies 64 tokens, takes 8.5 GB where
                                       the vocabulary has 128K entries
 ``ThinkingBudgetStateHolder``         takes the places that a request has for drafts for tokens,
-                                      where it comes back after others and there are none in them
+                                      where it comes back after others and there are none in them;
+                                      holds the request that is moved into the place of one that
+                                      ended to the budget of that one
 ``apply_penalties``                   counts the vocabulary for each row of every request, and
                                       copies its output, where one request is penalised: 8.4 times
                                       the memory of the logits
@@ -68,6 +70,7 @@ def mend_sampling() -> None:
     if hasattr(sampler._get_logprobs_tensors, _MARK):
         return
     sampler._get_logprobs_tensors = in_pieces(sampler._get_logprobs_tensors)
+    ThinkingBudgetStateHolder.sync_batch = leaving_budgets(ThinkingBudgetStateHolder.sync_batch)
     ThinkingBudgetStateHolder.update_state = without_drafts(ThinkingBudgetStateHolder.update_state)
     ThinkingBudgetStateHolder.apply_to_logits = end_thinking
     sampler.apply_penalties = staticmethod(apply_penalties)
@@ -309,6 +312,24 @@ def sparing_generators(bookkeeping: Callable[..., Any]) -> Callable[..., Any]:
             batch.generators = real
 
     return spared
+
+
+def leaving_budgets(sync: Callable[..., None]) -> Callable[..., None]:
+    """A thinking budget's ``sync_batch`` that leaves none of one request to the next in its place.
+
+    vLLM tells of a place that is filled by a move only that: who was there has ended.
+    """
+
+    @functools.wraps(sync)
+    def synced(holder: Any, batch_update: Any) -> None:
+        from vllm.v1.sample.logits_processor.interface import MoveDirectionality
+
+        for _, place, direction in batch_update.moved if batch_update else ():
+            if direction == MoveDirectionality.UNIDIRECTIONAL:
+                holder._state.pop(place, None)
+        sync(holder, batch_update)
+
+    return synced
 
 
 def without_drafts(update: Callable[..., None]) -> Callable[..., None]:

@@ -25,7 +25,7 @@ from pipelines.bench.decode.run import Plan, run
 from pipelines.bench.metrics import differing
 from pipelines.bench.options import Engine, Options, Selection
 from pipelines.bench.results import Results, Store
-from pipelines.bundles import load_policy
+from pipelines.policy.bundles import load_policy
 from pipelines.progress import Shown
 from pipelines.prompts import PromptSet, read_folder
 

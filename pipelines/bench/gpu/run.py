@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from decoder.contracts.errors import HvdError, SettingsError
-from pipelines.commas import words
+from pipelines.bench.commas import words
 from pipelines.reports import write_json
 
 NOTE: Final = (

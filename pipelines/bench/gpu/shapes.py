@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from pipelines.commas import words
+from pipelines.bench.commas import words
 
 
 @dataclass(frozen=True)

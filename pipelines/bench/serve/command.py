@@ -46,7 +46,7 @@ def serve(
     policy: Annotated[Path | None, typer.Option(help="Bundle the hybrid decides by.")] = None,
     variant: Annotated[
         list[str] | None,
-        typer.Option(help="The hybrid with other settings, too: 'grafts:HVD_WORKER_GRAFT=1'."),
+        typer.Option(help="The hybrid with other settings, too: 'loose:HVD_WORKER_FLOOR=0'."),
     ] = None,
     together: Annotated[
         bool,
@@ -71,6 +71,7 @@ def serve(
     from decoder.contracts.bundle import ANY_SCOPE
     from decoder.contracts.errors import SettingsError
     from decoder.policy.first import first_policy
+    from pipelines.bench.commas import numbers, words
     from pipelines.bench.methods import describe
     from pipelines.bench.render import table
     from pipelines.bench.serve import run as bench
@@ -78,8 +79,7 @@ def serve(
     from pipelines.bench.serve.prompts import from_workloads
     from pipelines.bench.serve.setups import setups, variants
     from pipelines.bench.serve.summary import WIDTH, columns, runs_in, unequal
-    from pipelines.bundles import load_policy
-    from pipelines.commas import numbers, words
+    from pipelines.policy.bundles import load_policy
     from pipelines.serve.command import chosen
 
     if check and (runs_in(dtype) != "float32" or "none" not in words(configs)):

@@ -22,6 +22,7 @@ from pipelines.bench.serve.plan import Plan
 from pipelines.bench.serve.setups import Setup, command
 from pipelines.serve import command as serve
 from pipelines.stack import interrupts, processes
+from pipelines.stack.processes import Part
 from pipelines.stack.running import responds
 
 START_SECONDS: Final = 900.0
@@ -151,7 +152,7 @@ def starting(plan: Plan, launch: Launch) -> Iterator[Callable[[Setup, Path], Ser
         arguments, environment = launch(plan, setup, port)
         url = f"http://127.0.0.1:{port}"
         with interrupts.held():
-            child = processes.start(setup.name, arguments, log, environment)
+            child = processes.start(Part(setup.name, arguments, log, environment=environment))
             children.append(child)
         try:
             processes.wait_until(child, lambda: responds(f"{url}/health"), START_SECONDS)

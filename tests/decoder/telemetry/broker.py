@@ -16,11 +16,23 @@ from pipelines import machine
 from pipelines.stack import broker, processes
 
 
+def start_broker(port: int, data: Path, log: Path) -> processes.Child:
+    """A broker without topics, once it answers."""
+    part = broker.broker_part(port, data, log)
+    child = processes.start(part)
+    try:
+        processes.wait_until(child, lambda: broker.answers(broker.local(port)), part.patience_s)
+    except BaseException:
+        processes.stop([child])
+        raise
+    return child
+
+
 @contextmanager
 def running(folder: Path) -> Iterator[KafkaSettings]:
     """A broker with the project's topics."""
     port = machine.free_port()
-    child = broker.start_broker(port, folder / "data", folder / "broker.log")
+    child = start_broker(port, folder / "data", folder / "broker.log")
     reached = KafkaSettings(bootstrap_servers=f"127.0.0.1:{port}")
     try:
         make_right(reached)

@@ -36,10 +36,10 @@ from learner.intake import Intake
 from learner.source import EventSource
 from learner.topics import make_right
 from pipelines import machine
-from pipelines.stack import broker, processes
+from pipelines.stack import processes
 from tests.conftest import until
 from tests.contracts.test_events import EVENT, NAMES, ORIGIN, PLAIN
-from tests.decoder.telemetry.broker import batches, consumed
+from tests.decoder.telemetry.broker import batches, consumed, start_broker
 from tests.decoder.telemetry.telling import tell
 
 MOST = 1 << 30
@@ -125,7 +125,7 @@ def test_a_broker_that_comes_late_finds_everything_in_order(tmp_path: Path) -> N
     put(queue, *[EVENT, PLAIN] * 5_000)
     until(lambda: handover.accounts().spilled > 0)
     assert balanced(handover.accounts())
-    child = broker.start_broker(port, tmp_path / "data", tmp_path / "broker.log")
+    child = start_broker(port, tmp_path / "data", tmp_path / "broker.log")
     make_right(kafka)
     until(lambda: handover.accounts().sent == 10_000)
     put(queue, EVENT)
@@ -146,7 +146,7 @@ def test_what_a_life_could_not_send_the_next_one_delivers(tmp_path: Path) -> Non
     put(first, *[PLAIN] * 100)
     handover.close()
     assert handover.accounts() == Accounts(made=500, spilled=500)
-    child = broker.start_broker(port, tmp_path / "data", tmp_path / "broker.log")
+    child = start_broker(port, tmp_path / "data", tmp_path / "broker.log")
     make_right(kafka)
     second = EventQueue(1_000)
     other = handover_of(kafka, second, tmp_path / "spill", origin=of("ab"))
@@ -228,7 +228,7 @@ def test_no_carrier_outlives_its_parent_and_what_it_held_is_delivered(
             os.killpg(parent.pid, by)  # as a terminal or a service manager does
         parent.wait(30)
         carrier.wait(30)
-    child = broker.start_broker(port, tmp_path / "data", tmp_path / "broker.log")
+    child = start_broker(port, tmp_path / "data", tmp_path / "broker.log")
     make_right(kafka)
     other = handover_of(kafka, EventQueue(10), folder, origin=of("cd"))
     until(lambda: other.accounts().former == 600)
@@ -343,7 +343,7 @@ def test_with_several_partitions_readers_miss_nothing_and_requests_keep_their_or
 ) -> None:
     port = machine.free_port()
     kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{port}")
-    child = broker.start_broker(port, tmp_path / "data", tmp_path / "broker.log")
+    child = start_broker(port, tmp_path / "data", tmp_path / "broker.log")
     admin = open_admin(kafka, "test", 5_000)
     until(lambda: bool(admin.create_topics([NewTopic(DRAFTS.name, 3, 1)])))
     admin.close()
@@ -379,7 +379,7 @@ def test_with_several_partitions_readers_miss_nothing_and_requests_keep_their_or
 def test_a_broker_that_hangs_under_load_costs_no_event_and_no_order(tmp_path: Path) -> None:
     port = machine.free_port()
     kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{port}")
-    child = broker.start_broker(port, tmp_path / "data", tmp_path / "broker.log")
+    child = start_broker(port, tmp_path / "data", tmp_path / "broker.log")
     make_right(kafka)
     queue, stop = EventQueue(100_000), threading.Event()
     handover = handover_of(kafka, queue, tmp_path / "spill")

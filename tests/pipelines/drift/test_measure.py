@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from decoder.contracts.errors import SettingsError
-from pipelines.drift.measure import Run, figures
-from pipelines.drift.results import Results, key_of
+from pipelines.drift.measure import figures
 from pipelines.drift.scenario import PLAIN_US, Scenario, Segment
-from pipelines.drift.study import digest_of
+from pipelines.drift.stream import Run
 from pipelines.drift.traffic import Request, Traffic
 from pipelines.replay.traces import Trace
-from tests.conftest import random_policy
 
 BEFORE, AFTER = 60, 240
 
@@ -41,7 +37,7 @@ def run(before: float, after: float, settles: int = 0, **more: Any) -> Run:
     """Ten tokens a request at a rate; half of ``after`` for the first requests after the change."""
     rates = [before] * BEFORE + [after / 2] * settles + [after] * (AFTER - settles)
     us = [10 * PLAIN_US / rate for rate in rates]
-    return Run([10] * len(rates), us, [0, 1, 3], **more)
+    return Run(np.full(len(rates), 10), np.array(us), np.array([0, 1, 3]), **more)
 
 
 def test_rates_and_shares_are_of_the_requests_of_their_window() -> None:
@@ -63,9 +59,9 @@ def test_ratios_are_paired_and_their_intervals_hold_them() -> None:
     rng = np.random.default_rng(0)
     luck = rng.lognormal(0, 0.5, BEFORE + AFTER)
     slow = run(1.0, 1.0)
-    slow = replace(slow, us=(np.array(slow.us) * luck).tolist())
+    slow = replace(slow, us=slow.us * luck)
     noise = rng.lognormal(0, 0.02, BEFORE + AFTER)
-    fast = replace(slow, us=(np.array(slow.us) / 1.05 * noise).tolist())
+    fast = replace(slow, us=slow.us / 1.05 * noise)
     found = figures(each, 1, sent(each), {"adaptive": fast, "first": slow})
     ratio, low, high = found["ratios"]["adaptive/first"]["all"]
     assert low < ratio < high
@@ -99,34 +95,3 @@ def test_an_alarm_is_false_where_nothing_changed() -> None:
     assert calm["false_alarms"] == 6
     assert calm["changes"] == []
     assert calm["policies"]["adaptive"]["rate_after"] == calm["policies"]["adaptive"]["rate"]
-
-
-def test_runs_are_kept_and_a_line_cut_short_is_made_anew(tmp_path: Path) -> None:
-    kept = run(2.0, 3.0, alarms=[1], promotions=[])
-    Results(tmp_path, Run).put(key_of("a", "1"), kept)
-    with (tmp_path / "runs.jsonl").open("a") as file:
-        file.write('{"key": "half", "tok')
-    again = Results(tmp_path, Run)
-    assert again.get(key_of("a", "1")) == kept
-    assert again.get(key_of("a", "2")) is None
-    again.put(key_of("a", "2"), kept)
-    assert Results(tmp_path, Run).get(key_of("a", "2")) == kept
-    assert Results(tmp_path, Run, resume=False).get(key_of("a", "1")) is None
-
-
-@pytest.mark.parametrize("line", ['{"key": "k", "speed": 1}', "[]", '{"tokens": []}', "x"])
-def test_runs_of_another_version_are_refused_in_a_sentence(tmp_path: Path, line: str) -> None:
-    (tmp_path / "runs.jsonl").write_text(line + "\n")
-    with pytest.raises(SettingsError, match="not of this version: begin anew with --anew"):
-        Results(tmp_path, Run)
-
-
-def test_runs_of_policies_that_choose_otherwise_are_known_apart() -> None:
-    policy = random_policy()
-    others = (
-        replace(policy, use_model=not policy.use_model),
-        replace(policy, threshold=policy.threshold + 1.0),
-        random_policy(1),
-    )
-    assert digest_of(policy) == digest_of(replace(policy))
-    assert len({digest_of(each) for each in (policy, *others)}) == 4

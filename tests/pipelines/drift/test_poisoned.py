@@ -12,7 +12,7 @@ from decoder.settings import WorkerSettings
 from pipelines.drift.alterations import misleading
 from pipelines.drift.learning import Learning
 from pipelines.drift.scenario import Machine
-from pipelines.drift.stream import Conditions, Worker, decode
+from pipelines.drift.stream import Worker, decode
 from pipelines.drift.traffic import Request
 from pipelines.replay.model_arm import model_acceptance
 from pipelines.replay.traces import Trace
@@ -31,9 +31,9 @@ def named(trace: Trace, name: str) -> Trace:
 
 def honest_rate(requests: list[Request], learning: Learning) -> float:
     """Tokens a microsecond of the honest ones, while a learner hears of all of them."""
-    conditions, first = [Conditions(Machine().costs)], first_policy("drift")
+    costs, first = [Machine().costs], first_policy("drift")
     served = Worker(WorkerSettings())
-    found = decode(requests, conditions, first, served, token_classes(), learning.told)
+    found = decode(requests, costs, first, served, token_classes(), learning.told)
     counted = [r.tenant == HONEST for r in requests]
     return float(found.tokens[counted].sum() / found.us[counted].sum())
 

@@ -10,7 +10,7 @@ import pytest
 
 from decoder.contracts.errors import SettingsError, TraceError
 from pipelines.drift import alterations
-from pipelines.drift.scenario import Drafter, Machine, Scenario, Segment, chosen, read
+from pipelines.drift.scenario import PLAIN_US, Drafter, Machine, Scenario, Segment, chosen, read
 from pipelines.drift.traffic import KINDS, TURNS, Library, lessons, traffic
 from pipelines.replay.traces import Trace
 from tests.pipelines.replay.samples import copying_traces, dialogue, token_classes
@@ -162,8 +162,6 @@ def test_a_drafter_foresees_what_was_written_before_by_its_own_chance() -> None:
 
 
 def test_a_machine_prices_steps_as_it_says() -> None:
-    costs = Machine(plain=2.0, flat=8, token=0.5, draft=0.1, draft_token=0.2).costs
-    unit = Machine().costs.time(1)
-    assert costs.time(1) == costs.time(8) == 2 * unit
-    assert costs.time(10) == pytest.approx(3 * unit)
+    costs, unit = Machine(plain=2.0, token=0.5, draft=0.1, draft_token=0.2).costs, PLAIN_US
+    assert (costs.time(1), costs.time(3)) == pytest.approx((2 * unit, 3 * unit))
     assert costs.drafting(4, 1) == pytest.approx(0.9 * unit)

@@ -65,16 +65,12 @@ def test_a_policy_is_made_and_checked_from_the_command_line(
     policy = from_bytes((tmp_path / "first.safetensors").read_bytes(), "s")
     assert policy.scope == ANY_SCOPE
     rates = []
-    for options, settings in (
-        ((), {"model_accepts": 2.2, "vocabulary": None}),
-        (
-            ("--vocabulary", "300", "--model-accepts", "0"),
-            {"model_accepts": 0.0, "vocabulary": 300},
-        ),
-    ):
-        found = json.loads(said("--check", "--json", *options))
-        assert found["settings"] == settings
+    for accepts, vocabulary in ((2.2, None), (0.0, 300)):
+        more = () if vocabulary is None else ("--vocabulary", str(vocabulary))
+        found = json.loads(said("--check", "--json", "--model-accepts", str(accepts), *more))
+        assert found["settings"] == {"model_accepts": accepts, "vocabulary": vocabulary}
         sets = found["sets"]
+        assert found["of_refit"]["least"] == min(s["of_refit"] for s in sets)
         assert [(s["name"], s["left_out"]) for s in sets] == [
             ("a", True),
             ("b", True),

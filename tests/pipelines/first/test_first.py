@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import json
-import random
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import Result
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
+from typer.testing import CliRunner
 
 from decoder.contracts.bundle import ANY_SCOPE
-from decoder.contracts.errors import PolicyRefused, TraceError
+from decoder.contracts.errors import TraceError
 from decoder.policy.probes import from_bytes
-from pipelines.first import command
-from pipelines.first.command import Asked
-from pipelines.first.make import with_drafter
-from pipelines.first.sets import files_of, licences_of, read_set
-from pipelines.first.tokenizer import trained_tokenizer
+from pipelines.cli import app
+from pipelines.first import make
+from pipelines.first.make import read_sets, with_drafter
 from pipelines.replay.model_arm import drawn_acceptance
-from pipelines.replay.traces import Trace
+from pipelines.replay.traces import Trace, files_of
 from tests.pipelines.replay.samples import copying_traces, word_tokenizer
-
-QUIET = Console(quiet=True)
 
 
 @pytest.fixture(autouse=True)
@@ -95,12 +92,10 @@ def test_a_session_is_learned_from_if_every_row_of_it_may_be(tmp_path: Path) -> 
     ]
     path = tmp_path / "mixed.jsonl"
     path.write_text("".join(json.dumps({**r, "prompt": [1], "output": [2]}) + "\n" for r in rows))
-    path.write_text(path.read_text() + "no JSON\n[1]\n")
-    assert licences_of(path)["mixed"] == {"MIT", "not stated"}
 
     def sessions(licences: tuple[str, ...] | None) -> list[str]:
-        found = read_set(path, None, licences, 1000, lambda *_: None)
-        return [t.session for t in found.traces]
+        found = read_sets([path], None, licences, lambda *_: None)
+        return [t.session for t in found["mixed"]]
 
     assert sessions(("MIT",)) == ["free"]
     assert sessions(("MIT", "not stated")) == ["free", "mixed", "mixed"]
@@ -114,16 +109,25 @@ def test_a_folder_stands_for_its_files_and_an_empty_one_is_refused(tmp_path: Pat
         files_of([tmp_path])
 
 
+@pytest.fixture
+def bootstrap(traces: Path, tokenizer: str, tmp_path: Path) -> Callable[..., Result]:
+    asked = [
+        *("bootstrap", "--traces", str(traces), "--tokenizer", tokenizer),
+        *("--generations", "20", "--bundle", str(tmp_path / "out" / "first.safetensors")),
+    ]
+    (tmp_path / "out").mkdir()
+    return lambda *words: CliRunner().invoke(app, [*asked, *words])
+
+
 def test_the_same_traces_give_the_same_policy_and_its_card_says_what_it_was_made_of(
-    traces: Path, tokenizer: str, tmp_path: Path
+    bootstrap: Callable[..., Result], tmp_path: Path
 ) -> None:
-    out = tmp_path / "first.safetensors"
-    asked = Asked([traces], generations=20, tokenizer=tokenizer)
-    command.make(asked, out, QUIET)
-    once = out.read_bytes()
-    command.make(asked, out, QUIET)
-    assert out.read_bytes() == once
-    policy = from_bytes(once, "some scope")
+    out, held = tmp_path / "out" / "first.safetensors", []
+    for _ in range(2):
+        assert bootstrap().exit_code == 0
+        held.append(out.read_bytes())
+    assert held[0] == held[1]
+    policy = from_bytes(held[0], "some scope")
     assert (policy.scope, policy.role, policy.kind) == (ANY_SCOPE, "first", "survival")
     sets = policy.provenance["sets"]
     assert [(s["name"], s["licence"]) for s in sets] == [("a", "MIT"), ("b", "Apache-2.0")]
@@ -131,59 +135,19 @@ def test_the_same_traces_give_the_same_policy_and_its_card_says_what_it_was_made
     assert policy.provenance["drafts_trained_on"] == sum(s["drafts"] for s in sets) > 500
 
 
-def test_a_licence_that_leaves_one_set_is_refused(
-    traces: Path, tokenizer: str, tmp_path: Path
-) -> None:
-    asked = Asked([traces], licences=("MIT",), tokenizer=tokenizer)
-    with pytest.raises(TraceError, match="--licence"):
-        command.make(asked, tmp_path / "first.safetensors", QUIET)
+def test_a_licence_that_leaves_one_set_is_refused(bootstrap: Callable[..., Result]) -> None:
+    assert "--licence" in str(bootstrap("--licence", "MIT").exception)
 
 
 def test_ctrl_c_leaves_the_old_bundle_as_it_was(
-    traces: Path, tokenizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bootstrap: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out" / "first.safetensors"
-    out.parent.mkdir()
     out.write_bytes(b"the old one")
 
     def pressed(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command, "fit", pressed)
-    with pytest.raises(KeyboardInterrupt):
-        command.make(Asked([traces], generations=20, tokenizer=tokenizer), out, QUIET)
+    monkeypatch.setattr(make, "fit", pressed)
+    assert bootstrap().exit_code
     assert [p.read_bytes() for p in out.parent.iterdir()] == [b"the old one"]
-
-
-def test_a_check_leaves_out_what_the_policy_was_made_of(
-    traces: Path, tokenizer: str, tmp_path: Path
-) -> None:
-    out = tmp_path / "first.safetensors"
-    asked = Asked([traces], generations=20, tokenizer=tokenizer)
-    command.make(asked, out, QUIET)
-    found = command.check(asked, out, 1.5, None, QUIET)
-    assert [(c.name, c.left_out) for c in found] == [
-        ("a", True), ("b", True), ("c", False), ("d", False),
-    ]  # fmt: skip
-    assert all(c.generations and min(c.rates.values()) > 1.0 for c in found)
-    figures = command.figures(found, 1.5, None)
-    assert figures["of_refit"]["least"] == min(s["of_refit"] for s in figures["sets"])
-    assert json.loads(json.dumps(figures))["settings"]["model_accepts"] == 1.5
-    assert command.table(found).row_count == len(found) + 1
-
-
-def test_a_bundle_that_is_no_first_policy_is_not_checked(traces: Path, tmp_path: Path) -> None:
-    with pytest.raises(PolicyRefused, match="no first policy"):
-        command.check(Asked([traces]), tmp_path / "none.safetensors", 2.2, None, QUIET)
-
-
-def test_a_tokenizer_of_the_texts_own_is_the_same_each_time(tmp_path: Path) -> None:
-    rng = random.Random(0)
-    words = ["".join(rng.choices("abcdefgh", k=5)) for _ in range(200)]
-    path = tmp_path / "text.jsonl"
-    row = {"messages": [{"role": "user", "content": " ".join(rng.choices(words, k=5_000))}]}
-    path.write_text("not JSON\n" + json.dumps(row) + "\n" + json.dumps({"prompt": [1]}) + "\n")
-    one, other = trained_tokenizer([path], 500), trained_tokenizer([path], 500)
-    assert len(one) == 500 and one.get_vocab() == other.get_vocab()
-    ids = one("abc def", add_special_tokens=False)["input_ids"]
-    assert one.decode(ids) == "abc def"

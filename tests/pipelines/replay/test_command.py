@@ -2,42 +2,27 @@
 
 from __future__ import annotations
 
-import io
 import json
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
-from click import unstyle
-from rich.console import Console
+from click.testing import Result
 from typer.testing import CliRunner
 
-from decoder.contracts.bundle import Policy
-from decoder.contracts.errors import TraceError
-from decoder.contracts.features import FEATURES
-from decoder.policy.estimate import predict
-from learner.rows import empty
+from decoder.policy.probes import to_bytes
 from pipelines.cli import app
 from pipelines.prompts import read_folder
-from pipelines.replay import command, measure
-from pipelines.replay.foresight import GRID, Foresight, foresee
-from pipelines.replay.split import Shares, fraction
-from pipelines.replay.states import States
-from pipelines.replay.study import Plan
-from pipelines.replay.tally import Tally
-from pipelines.replay.traces import Trace
+from pipelines.replay import study
 from tests.conftest import random_policy
 from tests.pipelines.replay.samples import copying_traces, word_tokenizer
 from tests.pipelines.test_cli import hvd
 from tests.pipelines.test_prompts import LetterTokenizer
 
-TOKENIZER = word_tokenizer()
-SILENT = Console(quiet=True)
-RATES = {
-    "none", "model", "model_best", "suffix", "match4", "buckets", "frequency", "frequency_tuned",
-    "arctic", "hybrid", "hybrid_tuned", "oracle",
+RULES = {
+    "greedy", "suffix", "frequency", "match4", "buckets", "suffix@2", "frequency@2", "match4@2",
+    "eagle3:1", "eagle3:2", "eagle3:3", "eagle3:4", "hybrid", "oracle",
 }  # fmt: skip
 
 
@@ -49,147 +34,76 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     for seed, path in enumerate(paths):
         lines = [
             json.dumps({"session": t.session, "prompt": t.prompt, "output": t.output})
-            for t in copying_traces(seed, 20, 70)
+            for t in copying_traces(seed, 20, 100)
         ]
         path.write_text("\n".join([*lines, *["{"] * (seed == 0)]), encoding="utf-8")
     return paths
 
 
-def figures(paths: list[Path], plan: Plan) -> dict:  # type: ignore[type-arg]
-    reports, notices = command.run(paths, plan, TOKENIZER, SILENT)
-    return command.as_dict(reports, plan, notices)
+@pytest.fixture
+def replay(tmp_path: Path) -> Callable[..., Result]:
+    word_tokenizer().save_pretrained(tmp_path / "tokenizer")
+
+    def ran(*words: object) -> Result:
+        asked = ["replay", "--tokenizer", str(tmp_path / "tokenizer"), *map(str, words)]
+        return CliRunner().invoke(app, asked)
+
+    return ran
 
 
-@pytest.mark.parametrize("cycles", [False, True], ids=["every-token", "cycles"])
-def test_a_study_measures_each_file_and_all_together(files: list[Path], cycles: bool) -> None:
-    found = figures(files, Plan(cycles=cycles))
-    assert [f["name"] for f in found["files"]] == ["one", "two"]
-    assert set(found["rates"]) == RATES
-    assert found["states"] == sum(f["states"] for f in found["files"]) > 100
-    assert found["states_per_s"] > 0
-    assert 0 < found["mae"] < 10
-    for name in ("precision_at_6", "recall_at_6", "high_payoff_share"):
-        assert 0 < found[name] <= 1
-    for each in [found, *found["files"]]:
-        rates = each["rates"]
-        assert all(rates["oracle"] >= rate for rate in rates.values())
-        assert each["fraction_of_oracle"]["oracle"] == 1.0
-        assert rates["none"] == pytest.approx(1.0)
-        assert rates["frequency"] > rates["none"]
-    assert found["left_out"] == {"malformed": 1}
-    assert "one.jsonl:21" in found["notices"][0]
-    assert json.loads(json.dumps(found, allow_nan=False)) == found
+def figures(replay: Callable[..., Result], *words: object) -> dict[str, Any]:
+    done = replay("--json", *words)
+    assert done.exit_code == 0, done.exception
+    return json.loads(done.stdout)
 
 
-def test_the_same_study_gives_the_same_figures(files: list[Path]) -> None:
-    one, two = (figures(files[:1], Plan()) for _ in range(2))
-    for each in (one, two):
-        for part in (each, *each["files"]):
-            del part["replay_cpu_s"], part["states_per_s"]
-    assert one == two
-
-
-def test_a_bundle_is_measured_as_it_is(files: list[Path]) -> None:
-    never = replace(random_policy(), threshold=float(np.float32(1e9)))
-    found = figures(files[:1], Plan(policy=never))
-    assert found["rates"]["hybrid"] == pytest.approx(found["rates"]["model"])
-    assert found["settings"]["policy"] == "payoff v1"
-
-
-def test_a_better_drafter_makes_every_hybrid_faster(files: list[Path]) -> None:
-    slow, fast = (figures(files[:1], Plan(model_accepts=m))["rates"] for m in (0.5, 3.5))
-    for name in ("model", "frequency", "oracle"):
-        assert fast[name] > slow[name]
-    assert fast["suffix"] == slow["suffix"]
-
-
-def test_a_file_that_cannot_be_used_leaves_the_rest(files: list[Path], tmp_path: Path) -> None:
-    small = tmp_path / "small.jsonl"
-    small.write_text(json.dumps({"prompt": [5], "output": [6, 7]}), encoding="utf-8")
-    reports, notices = command.run(
-        [tmp_path / "no.jsonl", small, files[1]], Plan(), TOKENIZER, SILENT
-    )
-    assert [r.name for r in reports] == ["two"]
-    assert ["no.jsonl" in notices[0].text, "small.jsonl" in notices[1].text] == [True, True]
-
-
-def test_nothing_to_measure_is_an_error_that_says_why(files: list[Path], tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match=r"nothing to measure: cannot read .*no\.jsonl"):
-        command.run([tmp_path / "no.jsonl"], Plan(), TOKENIZER, SILENT)
-    with pytest.raises(TraceError, match="labelled drafts"):
-        command.run(files[:1], Plan(limit=4, shares=Shares(0.5, 0.0)), TOKENIZER, SILENT)
-    with pytest.raises(TraceError, match="0 to 4"):
-        command.run(files, Plan(model_accepts=7.0), TOKENIZER, SILENT)
-
-
-def test_tables_hold_the_files_and_the_whole(files: list[Path]) -> None:
-    reports, notices = command.run(files, Plan(), TOKENIZER, SILENT)
-    console = Console(record=True, width=100, file=io.StringIO())
-    for table in command.tables(reports):
-        console.print(table)
-    command.show_notices(notices * 30, console)
-    text = console.export_text()
-    for word in ("one", "two", "overall", "mean of files", "hybrid*", "P@6", "20 more lines"):
-        assert word in text
-
-
-def test_thresholds_are_tuned_on_what_a_network_has_not_seen() -> None:
-    """Labels here are noise: only who has seen them can predict them."""
-    rng = np.random.default_rng(0)
-    rows = empty(2_000)
-    rows.features[:] = rng.normal(size=rows.features.shape)
-    rows.accepted[:] = rng.integers(0, 20, 2_000)
-    rows.features[:, FEATURES.index("draft_len")] = rows.draft_len[:] = 64
-    traces = [Trace(f"s{i}", [1], [1]) for i in range(100)]
-    trace = np.arange(2_000, dtype=np.int32) % 100
-    states = States(rows, trace, np.zeros(2_000, np.int32))
-    found = foresee([(traces, states)], lambda *_: None)
-    first = np.array([fraction(t.session, "half") < 0.5 for t in traces])[trace]
-    for policy, mine in zip(found.halves, (first, ~first), strict=True):
-        guess = predict(policy, rows.features)
-        assert np.corrcoef(guess[~mine], rows.accepted[~mine])[0, 1] > 0.3
-        assert abs(np.corrcoef(guess[mine], rows.accepted[mine])[0, 1]) < 0.13  # seeded
-
-
-def test_the_threshold_is_the_one_that_decodes_fastest() -> None:
-    found = Foresight(random_policy(), (random_policy(1), random_policy(2)))
-    traces = [Trace(f"s{i}", [1], [1]) for i in range(20)]
-    seen: list[str] = []
-
-    def decode(part: Sequence[Trace], policy: Policy) -> Tally:
-        seen.extend(t.session for t in part)
-        time = 1.0 + abs(policy.threshold - 4.0)
-        return Tally(1, len(part), time, (1, 0, 0), (0, 0, 0))
-
-    assert found.tune(traces, decode) == 4.0
-    assert sorted(seen) == sorted([t.session for t in traces] * len(GRID))
-
-
-def test_figures_of_known_labels() -> None:
-    rows = empty(5)
-    rows.accepted[:] = [0, 8, 6, 2, 9]
-    rows.censored[4] = True
-    found = measure.errors(np.array([1, 7, 5, 6, 0], np.float32), rows).figures()
-    assert found == {
-        "states": 4,
-        "mae": (1 + 1 + 1 + 4) / 4,
-        "precision_at_6": 0.5,
-        "recall_at_6": 0.5,
-        "high_payoff_share": 0.5,
-    }
-
-
-def test_the_command_prints_json_and_keeps_notices_apart(files: list[Path], tmp_path: Path) -> None:
-    TOKENIZER.save_pretrained(tmp_path / "tokenizer")
-    done = hvd(
-        "replay", str(files[0]), "--tokenizer", str(tmp_path / "tokenizer"), "--json",
-        "--model-accepts", "1.5", XDG_CACHE_HOME=str(tmp_path / "cache"),
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+def test_each_file_is_decoded_by_every_rule(
+    files: list[Path], replay: Callable[..., Result]
+) -> None:
+    asked = (*files, "--model-accepts", 1.5, "--kind", "survival")
+    found, again = (figures(replay, *asked) for _ in range(2))
+    assert found == again
+    assert list(found["sets"]) == list(found["x_greedy"]) == ["one", "two"]
+    for rates in found["x_greedy"].values():
+        assert set(rates) == RULES
+        assert rates["oracle"] == max(rates.values())
+        assert rates["frequency"] > rates["greedy"] == 1.0
+    assert "one.jsonl:21: left out, not JSON" in found["notices"][0]
     assert found["settings"]["model_accepts"] == 1.5
-    assert set(found["rates"]) == RATES
-    assert "one.jsonl:21: left out, not JSON" in done.stderr
+
+
+def test_a_table_holds_the_files_and_what_is_left_out_is_told_apart(
+    files: list[Path], replay: Callable[..., Result]
+) -> None:
+    done = replay(*files)
+    assert all(word in done.stdout for word in ("one", "two", "mean"))
+    assert "one.jsonl:21" in done.stderr
+
+
+def test_a_bundle_is_measured_as_it_is(
+    files: list[Path], replay: Callable[..., Result], tmp_path: Path
+) -> None:
+    bundle = tmp_path / "bundle.safetensors"
+    bundle.write_bytes(to_bytes(random_policy()))
+    slow, fast = (
+        figures(replay, files[0], "--policy", bundle, "--model-accepts", m) for m in (0.5, 3.5)
+    )
+    assert fast["settings"]["policy"] == "payoff v1"
+    slower, faster = (each["x_greedy"]["one"] for each in (slow, fast))
+    assert all(faster[name] > slower[name] for name in ("eagle3:4", "frequency", "oracle"))
+    assert faster["suffix"] == slower["suffix"]
+
+
+def test_a_file_that_cannot_be_used_leaves_the_rest(
+    files: list[Path], replay: Callable[..., Result], tmp_path: Path
+) -> None:
+    small, gone = tmp_path / "small.jsonl", tmp_path / "no.jsonl"
+    small.write_text(json.dumps({"prompt": [5], "output": [6, 7]}), encoding="utf-8")
+    found = figures(replay, gone, small, files[1])
+    assert list(found["sets"]) == ["two"]
+    assert "no.jsonl" in found["notices"][0] and "small.jsonl" in found["notices"][1]
+    assert "nothing to measure: cannot read" in str(replay(gone).exception)
+    assert "labelled drafts" in str(replay(files[0], "--limit", 4).exception)
 
 
 def test_the_command_says_what_is_wrong_in_one_sentence(tmp_path: Path) -> None:
@@ -197,9 +111,6 @@ def test_the_command_says_what_is_wrong_in_one_sentence(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "ModelError: no tokenizer at" in done.stderr
     assert "Traceback" not in done.stderr
-    refused = CliRunner().invoke(app, ["replay", "x.jsonl", "--train-share", "0.95"])
-    assert refused.exit_code == 2
-    assert "--train-share" in unstyle(refused.output)
 
 
 def test_prompts_that_cannot_be_used_leave_the_rest(tmp_path: Path) -> None:
@@ -211,7 +122,7 @@ def test_prompts_that_cannot_be_used_leave_the_rest(tmp_path: Path) -> None:
     (tmp_path / "none.jsonl").write_text("[]\n", encoding="utf-8")
     problems: list[str] = []
     read = list(read_folder(tmp_path, (), problems))
-    found = command.prompts_of(read, 2, LetterTokenizer(), 4, problems)
+    found = study.prompts_of(read, 2, LetterTokenizer(), 4, problems)
     assert found == {"some": [(1, ord("a"), ord("f"), 2), (1, ord("c"), 2)]}
     for place, says in (("some.jsonl:1", "skipped"), ("some.jsonl:2", "messages"),
                         ("some/3", "template"), ("none", "no usable prompt")):  # fmt: skip

@@ -26,7 +26,6 @@ def line(name: str, ids: list[int], output: list[int]) -> str:
             "output": output,
             "max_tokens": PLAN.answer,
             "model_accepted": [0] * len(output),
-            "model_drafts": [[4]] * len(output),
         }
     )
 

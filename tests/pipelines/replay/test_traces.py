@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from decoder.contracts.errors import TraceError
-from pipelines.replay import traces as reading
 from pipelines.replay.messages import conversation, scripts
-from pipelines.replay.split import Shares, limited, part_of, split
+from pipelines.replay.split import split
 from pipelines.replay.traces import Trace, read
 from tests.pipelines.replay.samples import word_tokenizer
 
@@ -21,9 +20,7 @@ Write = Callable[..., Path]
 
 
 @pytest.fixture
-def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
+def write(tmp_path: Path) -> Write:
     def written(*lines: Any, name: str = "t.jsonl") -> Path:
         texts = (line if isinstance(line, str) else json.dumps(line) for line in lines)
         (tmp_path / name).write_text("\n".join(texts) + "\n", encoding="utf-8")
@@ -184,36 +181,6 @@ def test_a_file_that_is_not_there_is_an_error_of_ours(tmp_path: Path) -> None:
         read(tmp_path / "none.jsonl", TOKENIZER)
 
 
-def test_text_is_tokenised_once_for_a_file_and_a_tokenizer(
-    write: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = write(TALK, "{broken", {"prompt": "a", "output": "b"})
-    first = read(path, TOKENIZER)
-
-    def never(*_: Any) -> Any:
-        raise AssertionError("tokenised again")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(reading, "tokenise", never)
-        again = read(path, TOKENIZER)
-        with pytest.raises(AssertionError):
-            read(path, word_tokenizer("{{ messages[0]['content'] }}"))
-        with pytest.raises(AssertionError):
-            read(write(TALK), TOKENIZER)
-    assert [words(t.output) for t in again.traces] == [words(t.output) for t in first.traces]
-    assert again.notices == first.notices
-
-
-def test_a_damaged_cache_is_made_anew(write: Write) -> None:
-    path = write(TALK)
-    first = read(path, TOKENIZER)
-    (kept,) = reading.cache_directory().iterdir()
-    kept.write_bytes(kept.read_bytes()[:100])
-    assert [words(t.prompt) for t in read(path, TOKENIZER).traces] == [
-        words(t.prompt) for t in first.traces
-    ]
-
-
 def test_token_traces_need_no_tokenizer(write: Write) -> None:
     path = write({"prompt": [5, 6], "output": [7, 70000]}, {"prompt": "a", "output": "b"})
     (trace,) = read(path, None).traces
@@ -230,22 +197,16 @@ def sessions(count: int, turns: int = 2) -> list[Trace]:
 
 
 def test_a_session_is_on_one_side_whatever_else_is_there() -> None:
-    shares = Shares(0.6, 0.1)
-    parts = split(sessions(400), shares)
-    names = [{t.session for t in p} for p in (parts.train, parts.warm_up, parts.test)]
+    parts = split(sessions(400))
+    names = [{t.session for t in p} for p in parts]
     assert sum(map(len, names)) == 400
     assert [round(len(n) / 400, 1) for n in names] == [0.6, 0.1, 0.3]
-    few = split(sessions(10), shares)
-    assert {t.session for t in few.train} <= names[0]
-    assert part_of("s1", shares) == part_of("s1", Shares(0.6, 0.1))
+    assert {t.session for t in split(sessions(10)).train} <= names[0]
 
 
 def test_a_limit_takes_whole_sessions_of_every_part_in_their_order() -> None:
-    traces, shares = sessions(100), Shares(0.6, 0.1)
-    whole = split(traces, shares)
-    some, more = (limited(whole, n, shares) for n in (30, 60))
-    assert [len(p) for p in (some.train, some.warm_up, some.test)] == [18, 4, 10]
+    whole, some, more = (split(sessions(100), limit=n) for n in (None, 30, 60))
+    assert list(map(len, some)) == [18, 4, 10]
     held = {t.session for t in some.train}
     assert some.train == [t for t in whole.train if t.session in held]
     assert held < {t.session for t in more.train}
-    assert limited(whole, None, shares) == whole

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import socket
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -46,37 +48,14 @@ def after(arguments: list[str], flag: str) -> str:
     return arguments[arguments.index(flag) + 1]
 
 
-def test_with_a_drafter_both_arms_are_configured() -> None:
-    options = ServeOptions("owner/model", "owner/head", port=8123)
-    arguments, env = serve_command(options, {}, NO_FLAGS, on_cpu=True)
-    assert json.loads(after(arguments, "--speculative-config")) == {
-        "method": "eagle3",
-        "model": "owner/head",
-        "num_speculative_tokens": 64,
-        "disable_padded_drafter_batch": True,
-        "disable_eagle_block_drop": True,
-    }
-    assert after(arguments, "--port") == "8123"
-    assert env["HVD_WORKER_ENABLED"] == "1"
-    assert env["VLLM_USE_V2_MODEL_RUNNER"] == "0"
-    assert env["VLLM_CPU_KVCACHE_SPACE"] == "2"
-    assert env["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
-    assert "HF_HUB_OFFLINE" not in env
+def served(options: ServeOptions, on_cpu: bool = True, **environment: str) -> Any:
+    """Arguments and environment, on a processor without known flags."""
+    return serve_command(options, environment, NO_FLAGS, on_cpu)
 
 
-def parsed(arguments: list[str]) -> Any:
-    """As vLLM reads them."""
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
-
-    return make_arg_parser(FlexibleArgumentParser()).parse_args(arguments[3:])
-
-
-@pytest.mark.filterwarnings("ignore")  # of what vLLM imports
-def test_a_fleet_gives_requests_longer_to_end_than_ctrl_c_does() -> None:
-    longer = ServeOptions("owner/model", extra=("--shutdown-timeout=45",))
-    arguments, _ = serve_command(longer, {}, NO_FLAGS, on_cpu=True)
-    assert parsed(arguments).shutdown_timeout == 45
+def test_without_a_drafter_the_cache_drafts() -> None:
+    config = json.loads(after(served(ServeOptions("owner/model"))[0], "--speculative-config"))
+    assert config == {"method": "suffix", "num_speculative_tokens": 64}
 
 
 CONFIGURED = """
@@ -93,15 +72,24 @@ for arguments in json.loads(sys.argv[1]):
     config = made.create_engine_config(UsageContext.OPENAI_API_SERVER)
     told.append({
         "name": args.served_model_name[0], "middleware": len(args.middleware),
+        "drains": args.shutdown_timeout, "quiet": args.disable_uvicorn_access_log,
         "requests": config.scheduler_config.max_num_seqs,
         "tokens": config.scheduler_config.max_num_batched_tokens,
         "method": config.speculative_config.method,
+        "unpadded": config.speculative_config.disable_padded_drafter_batch,
+        "shares": config.speculative_config.disable_eagle_block_drop,
         "longest": config.speculative_config.num_speculative_tokens,
         "length": config.model_config.max_model_len,
     })
 print(json.dumps(told))
 """
 BESIDE = {
+    "": {
+        "method": "eagle3", "longest": 64, "unpadded": True, "shares": True, "middleware": 2,
+        "drains": 5, "quiet": True,
+    },
+    "--shutdown-timeout=45": {"drains": 45},
+    "--no-disable-uvicorn-access-log": {"quiet": False},
     "--enable-lora": {"requests": 31, "tokens": 2048},
     "--enable-lora --max-num-seqs 16": {"requests": 16, "tokens": 2048},
     "--enable_lora --max_num_seqs=200": {"requests": 200, "tokens": 13_000},
@@ -173,64 +161,39 @@ def test_an_engine_without_room_in_shared_memory_is_refused(
     assert "/dev/shm" in done.stderr and "--shm-size" in done.stderr
 
 
-@pytest.mark.filterwarnings("ignore")  # of what vLLM imports
-def test_no_request_leaves_a_line_in_the_log_unless_it_is_asked_for() -> None:
-    plain, _ = serve_command(ServeOptions("owner/model"), {}, NO_FLAGS, on_cpu=True)
-    extra = ("--no-disable-uvicorn-access-log",)
-    asked, _ = serve_command(ServeOptions("owner/model", extra=extra), {}, NO_FLAGS, on_cpu=True)
-    assert parsed(plain).disable_uvicorn_access_log
-    assert not parsed(asked).disable_uvicorn_access_log
-
-
-def test_without_a_drafter_only_the_cache_drafts() -> None:
-    arguments, _ = serve_command(ServeOptions("owner/model"), {}, NO_FLAGS, on_cpu=True)
-    assert json.loads(after(arguments, "--speculative-config")) == {
-        "method": "suffix",
-        "num_speculative_tokens": 64,
-    }
-
-
 @pytest.mark.parametrize(
     ("flags", "dtype"),
     [
-        (frozenset({"avx2"}), "float32"),
-        (frozenset({"avx2", "avx512f"}), "float32"),
-        (frozenset({"avx2", "avx512_bf16"}), "bfloat16"),
-        (frozenset({"amx_bf16"}), "bfloat16"),
+        ("avx2", "float32"),
+        ("avx2 avx512f", "float32"),
+        ("avx2 avx512_bf16", "bfloat16"),
+        ("amx_bf16", "bfloat16"),
     ],
 )
-def test_a_cpu_serves_in_the_format_it_is_fast_in(flags: frozenset[str], dtype: str) -> None:
-    arguments, _ = serve_command(ServeOptions("owner/model"), {}, flags, on_cpu=True)
+def test_a_cpu_serves_in_the_format_it_is_fast_in(monkeypatch, flags: str, dtype: str) -> None:
+    monkeypatch.setenv(machine.FLAGS_VARIABLE, flags)  # as on another processor
+    arguments, _ = serve_command(ServeOptions("owner/model"), {}, machine.cpu_flags(), on_cpu=True)
     assert after(arguments, "--dtype") == dtype
+    assert all(load() for load in (KafkaSettings.load, WorkerSettings.load, LearnerSettings.load))
 
 
-@pytest.mark.parametrize(
-    ("flags", "dtype"), [("avx2", "float32"), ("avx2 avx512_bf16", "bfloat16")]
-)
-def test_auto_can_be_tried_as_on_another_processor(monkeypatch, flags: str, dtype: str) -> None:
-    monkeypatch.setenv(machine.FLAGS_VARIABLE, flags)
-    assert machine.serving_dtype(machine.cpu_flags()) == dtype
-    check_settings = (KafkaSettings.load, WorkerSettings.load, LearnerSettings.load)
-    assert all(load() for load in check_settings), "no process refuses the variable"
+ON_A_CPU = {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 
 
-def test_what_a_person_asked_for_wins() -> None:
+def test_what_a_cpu_takes_is_set_there_unless_a_person_asked_for_else() -> None:
+    arguments, env = served(ServeOptions("owner/model", port=8123))
+    assert after(arguments, "--port") == "8123" and "--enforce-eager" in arguments
+    assert ON_A_CPU.items() <= env.items()
+    assert env["HVD_WORKER_ENABLED"] == "1" and env["VLLM_USE_V2_MODEL_RUNNER"] == "0"
+    own = {"VLLM_CPU_KVCACHE_SPACE": "16", "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
     options = ServeOptions("owner/model", dtype="bfloat16", extra=("--no-enforce-eager",))
-    environment = {"VLLM_CPU_KVCACHE_SPACE": "16", "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
-    arguments, env = serve_command(options, environment, NO_FLAGS, on_cpu=True)
+    arguments, env = served(options, **own)
     assert after(arguments, "--dtype") == "bfloat16"
-    assert "--enforce-eager" not in arguments
-    assert arguments[-1] == "--no-enforce-eager"
-    assert env["VLLM_CPU_KVCACHE_SPACE"] == "16"
-    assert env["VLLM_ENABLE_V1_MULTIPROCESSING"] == "1"
-
-
-def test_a_gpu_keeps_vllms_own_choices() -> None:
-    arguments, env = serve_command(ServeOptions("owner/model"), {}, NO_FLAGS, on_cpu=False)
-    assert after(arguments, "--dtype") == "auto"
-    assert "--enforce-eager" not in arguments
-    assert "VLLM_CPU_KVCACHE_SPACE" not in env
-    assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in env
+    assert "--enforce-eager" not in arguments and arguments[-1] == "--no-enforce-eager"
+    assert own.items() <= env.items()
+    arguments, env = served(ServeOptions("owner/model"), on_cpu=False)
+    assert after(arguments, "--dtype") == "auto" and "--enforce-eager" not in arguments
+    assert not ON_A_CPU.keys() & env.keys()
 
 
 def test_a_servers_metrics_begin_at_zero_in_a_folder_of_its_own(
@@ -238,7 +201,7 @@ def test_a_servers_metrics_begin_at_zero_in_a_folder_of_its_own(
 ) -> None:
     monkeypatch.setattr(machine, "SHARED_MEMORY", tmp_path)
     options = ServeOptions("owner/model", port=8123)
-    _, env = serve_command(options, {}, NO_FLAGS, on_cpu=True)
+    _, env = served(options)
     folder = Path(env[METRICS_VARIABLE])
     assert folder == metrics_folder(8123) and tmp_path in folder.parents
     folder.mkdir(parents=True)
@@ -257,32 +220,27 @@ def test_metrics_lie_on_a_disk_where_there_is_no_folder_in_memory_for_us(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    on_disk, user = tmp_path / "hybrid-verified-decoding", os.getuid()
     monkeypatch.setattr(machine, "SHARED_MEMORY", tmp_path / "none")
-    assert metrics_folder(1).is_relative_to(tmp_path / "hybrid-verified-decoding")
+    assert metrics_folder(1).is_relative_to(on_disk)
     monkeypatch.setattr(machine, "SHARED_MEMORY", tmp_path)
-    assert not metrics_folder(1).is_relative_to(tmp_path / "hybrid-verified-decoding")
-    other = os.getuid() + 1
-    (tmp_path / f"hybrid-verified-decoding-{other}").mkdir()
-    monkeypatch.setattr(os, "getuid", lambda: other)  # for whom that folder is somebody else's
-    assert metrics_folder(1).is_relative_to(tmp_path / "hybrid-verified-decoding")
+    assert not metrics_folder(1).is_relative_to(on_disk)
+    (tmp_path / f"hybrid-verified-decoding-{user + 1}").mkdir()
+    monkeypatch.setattr(os, "getuid", lambda: user + 1)  # for whom that folder is another's
+    assert metrics_folder(1).is_relative_to(on_disk)
 
 
 def test_a_metrics_folder_that_a_person_named_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "counter_1.db").write_bytes(b"")
-    named = {METRICS_VARIABLE: str(tmp_path)}
-    options = ServeOptions("owner/model")
-    _, env = serve_command(options, named, NO_FLAGS, on_cpu=True)
-    empty_metrics(options, env)
-    assert env[METRICS_VARIABLE] == str(tmp_path)
-    assert (tmp_path / "counter_1.db").exists()
+    _, env = served(ServeOptions("owner/model"), **{METRICS_VARIABLE: str(tmp_path)})
+    empty_metrics(ServeOptions("owner/model"), env)
+    assert env[METRICS_VARIABLE] == str(tmp_path) and (tmp_path / "counter_1.db").exists()
 
 
-@pytest.mark.parametrize("named", ["/proc/none", "/dev/null"])
-def test_a_metrics_folder_that_cannot_be_written_is_named(named: str) -> None:
-    options = ServeOptions("owner/model")
-    _, env = serve_command(options, {METRICS_VARIABLE: named}, NO_FLAGS, on_cpu=True)
-    with pytest.raises(ProcessError, match=f"{named}.*{METRICS_VARIABLE}"):
-        empty_metrics(options, env)
+@pytest.mark.parametrize("folder", ["/proc/none", "/dev/null"])
+def test_a_metrics_folder_that_cannot_be_written_is_named(folder: str) -> None:
+    with pytest.raises(ProcessError, match=f"{folder}.*{METRICS_VARIABLE}"):
+        empty_metrics(ServeOptions("owner/model"), {METRICS_VARIABLE: folder})
 
 
 READ_ONLY = """
@@ -315,15 +273,10 @@ def test_nowhere_to_keep_anything_is_one_sentence(before: tuple[str, ...], word:
     assert done.returncode > 0 and word in done.stderr and "Traceback" not in done.stderr
 
 
-def test_a_local_model_is_never_looked_up_elsewhere(tmp_path) -> None:
-    model = checkpoint(tmp_path / "model", TARGET)
-    assert serve_command(ServeOptions(model), {}, NO_FLAGS, True)[1]["HF_HUB_OFFLINE"] == "1"
-
-
 def test_another_model_runs_without_the_embedded_drafter() -> None:
     options = chosen("owner/model", None, "127.0.0.1", 8000, "auto")
     assert (options.drafter, options.served_name) == (None, None)
-    assert chosen("owner/model", "none", "127.0.0.1", 8000, "auto").drafter is None
+    assert "HF_HUB_OFFLINE" not in served(options)[1]
 
 
 def test_the_embedded_model_comes_with_its_name_and_drafter(tmp_path, monkeypatch) -> None:
@@ -336,28 +289,23 @@ def test_the_embedded_model_comes_with_its_name_and_drafter(tmp_path, monkeypatc
     assert options.served_name == "smollm2-135m"
     assert options.drafter == (str(shipped) if shipped else None)
     assert chosen(None, "none", "127.0.0.1", 8000, "auto").drafter is None
+    assert served(options)[1]["HF_HUB_OFFLINE"] == "1", "it is never looked up elsewhere"
 
 
 @pytest.mark.parametrize(
-    ("change", "word"),
-    [({"hidden_size": 1024}, "hidden size"), ({"vocab_size": 32000}, "vocabulary")],
+    ("change", "said"),
+    [
+        ({}, ""),
+        ({"hidden_size": 1024}, "does not fit.*hidden_size"),
+        ({"vocab_size": 32000}, "does not fit.*vocab_size"),
+        (TARGET, "not an EAGLE3 head"),
+    ],
 )
-def test_a_drafter_of_another_target_is_refused(tmp_path, change, word) -> None:
+def test_a_drafter_is_an_eagle3_head_made_for_its_target(tmp_path, change, said) -> None:
     model = checkpoint(tmp_path / "model", TARGET)
     head = checkpoint(tmp_path / "head", {**HEAD, **change})
-    with pytest.raises(ModelError, match=f"does not fit.*{word}"):
+    with pytest.raises(ModelError, match=said) if said else nullcontext():
         check(ServeOptions(model, head, port=machine.free_port()))
-
-
-def test_a_model_is_no_drafter(tmp_path) -> None:
-    model = checkpoint(tmp_path / "model", TARGET)
-    with pytest.raises(ModelError, match="not an EAGLE3 head"):
-        check(ServeOptions(model, model, port=machine.free_port()))
-
-
-def test_a_fitting_pair_passes(tmp_path) -> None:
-    model, head = checkpoint(tmp_path / "model", TARGET), checkpoint(tmp_path / "head", HEAD)
-    check(ServeOptions(model, head, port=machine.free_port()))
 
 
 @pytest.mark.parametrize("name", ["/missing", "./missing", "~/missing", "missing"])
@@ -366,14 +314,19 @@ def test_a_model_that_is_not_there_is_named(name: str) -> None:
         check(ServeOptions(name, port=machine.free_port()))
 
 
-def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path) -> None:
-    with pytest.raises(ModelError, match=r"no config\.json"):
-        check(ServeOptions(str(tmp_path), port=machine.free_port()))
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ModelError, match="no weights"):
-        check(ServeOptions(str(tmp_path), port=machine.free_port()))
-    (tmp_path / "config.json").write_text("not JSON")
-    with pytest.raises(ModelError, match="cannot be read"):
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (None, r"No such file.*config\.json"),
+        ("{}", "no weights"),
+        ("no JSON", r"no checkpoint whose config\.json can be read"),
+        ("[]", "no JSON object"),
+    ],
+)
+def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path, config, said) -> None:
+    if config is not None:
+        (tmp_path / "config.json").write_text(config)
+    with pytest.raises(ModelError, match=said):
         check(ServeOptions(str(tmp_path), port=machine.free_port()))
 
 
@@ -385,28 +338,17 @@ def test_a_taken_port_is_named(tmp_path) -> None:
             check(ServeOptions(model, port=port))
 
 
-def test_a_misspelt_setting_is_refused_before_anything_starts(tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("HVD_WORKER_QUEUE_SIZ", "10")
-    with pytest.raises(SettingsError, match="HVD_WORKER_QUEUE_SIZE"):
-        check(ServeOptions(checkpoint(tmp_path / "model", TARGET), port=machine.free_port()))
-
-
 def test_the_middleware_says_whose_a_request_is_unless_the_operator_wants_it_otherwise() -> None:
-    import importlib
-
-    arguments, env = serve_command(ServeOptions("owner/model"), {}, NO_FLAGS, on_cpu=True)
-    module, name = after(arguments, "--middleware").rsplit(".", 1)
+    arguments, env = served(ServeOptions("owner/model"))
+    module, name = MIDDLEWARE.rsplit(".", 1)
     assert isinstance(getattr(importlib.import_module(module), name), type)
-    assert f"{module}.{name}" == MIDDLEWARE
+    assert after(arguments, "--middleware") == MIDDLEWARE
     assert env["HVD_WORKER_TENANTS"] == "middleware"
-    own = {"HVD_WORKER_TENANTS": "client"}
-    _, env = serve_command(ServeOptions("owner/model"), own, NO_FLAGS, on_cpu=True)
-    assert env["HVD_WORKER_TENANTS"] == "client"
+    own = served(ServeOptions("owner/model"), HVD_WORKER_TENANTS="client")[1]
+    assert own["HVD_WORKER_TENANTS"] == "client"
 
 
-def test_a_key_that_is_too_short_is_refused_before_vllm_starts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_key_that_is_too_short_is_refused_before_vllm_starts(monkeypatch) -> None:
     monkeypatch.setenv("HVD_WORKER_ID_KEY", "short")
     with pytest.raises(SettingsError, match="at least 16"):
         check(ServeOptions("owner/model", port=machine.free_port()))

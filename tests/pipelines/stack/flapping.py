@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from pipelines.stack import interrupts, processes
-from pipelines.stack.parts import Part, begin
+from pipelines.stack.processes import Part, begin
 from pipelines.stack.supervision import Pauses, keep
 
 FLAPS = "import subprocess, time; subprocess.Popen(['sleep', '600']); time.sleep(0.05)"

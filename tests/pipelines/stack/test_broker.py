@@ -6,23 +6,24 @@ from pathlib import Path
 
 import pytest
 
-from decoder.contracts.errors import BrokerError
+from decoder.contracts.errors import ProcessError
 from decoder.contracts.events import encode_batch
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DRAFTS, POLICY, STATUS, TRIALS
 from learner.topics import make_right
 from pipelines import machine
-from pipelines.stack import broker, processes
+from pipelines.stack import processes
 from pipelines.watch.ledger import Ledger
 from pipelines.watch.observer import Observer, ingest
 from tests.conftest import until
+from tests.decoder.telemetry.broker import start_broker
 from tests.pipelines.watch.records import ORIGIN, SCOPE, WORKER, event, rounds, worker_status
 
 
 @pytest.fixture
 def kafka(tmp_path: Path):
     port = machine.free_port()
-    child = broker.start_broker(port, tmp_path / "data", tmp_path / "broker.log")
+    child = start_broker(port, tmp_path / "data", tmp_path / "broker.log")
     yield KafkaSettings(bootstrap_servers=f"127.0.0.1:{port}")
     processes.stop([child])
 
@@ -34,21 +35,6 @@ def produce(kafka: KafkaSettings, *records: tuple[str, bytes]) -> None:
     for topic, value in records:
         producer.send(topic, key=b"key", value=value).get(10)
     producer.close()
-
-
-def topics_of(kafka: KafkaSettings) -> set[str]:
-    from kafka import KafkaAdminClient
-
-    admin = KafkaAdminClient(**kafka.client_options())
-    names = set(admin.list_topics())
-    admin.close()
-    return names
-
-
-def test_topics_are_created_once(kafka: KafkaSettings) -> None:
-    make_right(kafka, broker.EMBEDDED_LIMITS)
-    make_right(kafka, broker.EMBEDDED_LIMITS)
-    assert {DRAFTS.name, POLICY.name, STATUS.name} <= topics_of(kafka)
 
 
 def test_an_observer_sees_what_comes_after_it_and_counts_what_keeps_no_contract(kafka) -> None:
@@ -99,11 +85,11 @@ def test_records_survive_a_restart_of_the_broker(tmp_path) -> None:
     port = machine.free_port()
     kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{port}")
     log = tmp_path / "broker.log"
-    child = broker.start_broker(port, tmp_path / "data", log)
+    child = start_broker(port, tmp_path / "data", log)
     make_right(kafka)
     produce(kafka, (POLICY.name, b"kept"))
     processes.stop([child])
-    child = broker.start_broker(port, tmp_path / "data", log)
+    child = start_broker(port, tmp_path / "data", log)
     try:
         consumer = KafkaConsumer(group_id=None, **kafka.client_options())
         place = TopicPartition(POLICY.name, 0)
@@ -125,15 +111,8 @@ def test_records_survive_a_restart_of_the_broker(tmp_path) -> None:
 def test_a_taken_port_is_named(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        with pytest.raises(BrokerError, match=f"port {port} is taken"):
-            broker.start_broker(port, tmp_path, tmp_path / "broker.log")
-
-
-def test_a_broker_that_is_not_there_is_named() -> None:
-    nowhere = KafkaSettings(bootstrap_servers=f"127.0.0.1:{machine.free_port()}")
-    assert not broker.answers(nowhere)
-    with pytest.raises(BrokerError, match=nowhere.bootstrap_servers):
-        make_right(nowhere)
+        with pytest.raises(ProcessError, match=f"port {port} is taken"):
+            start_broker(port, tmp_path, tmp_path / "broker.log")
 
 
 def test_a_deleted_policy_ends_its_role() -> None:

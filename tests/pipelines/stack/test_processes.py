@@ -12,6 +12,7 @@ import pytest
 
 from decoder.contracts.errors import ProcessError
 from pipelines.stack import processes
+from pipelines.stack.processes import Part
 
 STUBBORN = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
@@ -25,25 +26,22 @@ PARENT = (
 
 
 def python(code: str, log: Path, niceness: int = 0) -> processes.Child:
-    return processes.start("child", [sys.executable, "-u", "-c", code], log, niceness=niceness)
+    return processes.start(
+        Part("child", [sys.executable, "-u", "-c", code], log, niceness=niceness)
+    )
 
 
 def wrote(child: processes.Child) -> bool:
     return child.log.stat().st_size > 0
 
 
-def test_a_process_that_dies_is_reported_with_the_end_of_its_log(tmp_path) -> None:
-    child = python("print('first'); print('the reason'); raise SystemExit(3)", tmp_path / "log")
-    with pytest.raises(ProcessError, match=r"child ended with status 3(.|\n)*the reason"):
-        processes.wait_until(child, lambda: False, 30.0)
-
-
-def test_a_process_that_dies_while_another_starts_is_noticed(tmp_path) -> None:
-    dead = python("raise SystemExit(1)", tmp_path / "dead")
+def test_a_process_that_dies_is_reported_with_its_log_also_while_another_starts(tmp_path) -> None:
+    dead = python("print('first'); print('the reason'); raise SystemExit(3)", tmp_path / "dead")
     alive = python("import time; time.sleep(60)", tmp_path / "alive")
     try:
-        with pytest.raises(ProcessError, match="ended with status 1"):
-            processes.wait_until(alive, lambda: False, 30.0, [dead])
+        for waited, others in ((dead, []), (alive, [dead])):
+            with pytest.raises(ProcessError, match=r"child ended with status 3(.|\n)*the reason"):
+                processes.wait_until(waited, lambda: False, 30.0, others)
     finally:
         processes.stop([alive, dead])
 
@@ -58,13 +56,10 @@ def test_a_process_that_never_gets_ready_is_reported(tmp_path) -> None:
         processes.stop([child])
 
 
-def test_a_program_that_does_not_exist_is_named(tmp_path) -> None:
-    with pytest.raises(ProcessError, match="child cannot be started"):
-        processes.start("child", ["/no/such/program"], tmp_path / "log")
-
-
-def test_a_log_that_cannot_be_written_is_named(tmp_path) -> None:
+def test_a_program_or_a_log_that_cannot_be_had_is_named(tmp_path) -> None:
     (tmp_path / "file").write_text("in the way")
+    with pytest.raises(ProcessError, match="child cannot be started"):
+        processes.start(Part("child", ["/no/such/program"], tmp_path / "log"))
     with pytest.raises(ProcessError, match="child cannot be started"):
         python("print()", tmp_path / "file" / "log")
 
@@ -94,27 +89,19 @@ def runs(pid: int) -> bool:
         return False
 
 
-def test_niceness_is_given_to_the_child(tmp_path) -> None:
-    child = python("import os; print(os.nice(0))", tmp_path / "log", niceness=7)
+def test_niceness_is_given_to_the_child_and_where_linux_shares_by_session_to_that(tmp_path) -> None:
+    group = Path("/proc/self/autogroup")
+    asks = f"print(open('{group}').read().split()[-1])" if group.exists() else "print(7)"
+    child = python(f"import os; print(os.nice(0)); {asks}", tmp_path / "log", niceness=7)
     child.process.wait()
-    assert int(child.log.read_text()) == min(os.nice(0) + 7, 19)
-
-
-@pytest.mark.skipif(
-    not Path("/proc/self/autogroup").exists(), reason="takes a Linux that shares out by session"
-)
-def test_niceness_is_given_to_the_session_too(tmp_path) -> None:
-    child = python("import time; time.sleep(60)", tmp_path / "log", niceness=7)
-    group = Path(f"/proc/{child.process.pid}/autogroup").read_text()
-    processes.stop([child])
-    assert group.split()[-1] == "7"
+    assert child.log.read_text().split() == [str(min(os.nice(0) + 7, 19)), "7"]
 
 
 def test_a_log_that_is_gone_on_with_does_not_grow_for_ever(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(processes, "KEPT_BYTES", 20)
     log, command = tmp_path / "log", [sys.executable, "-c", "print('0123456789')"]
     for _ in range(5):
-        child = processes.start("child", command, log, append=True)
+        child = processes.start(Part("child", command, log), again=True)
         child.process.wait()
         assert child.tail() == "0123456789"
     assert log.stat().st_size == 11
@@ -138,7 +125,8 @@ def test_a_child_whose_parent_died_while_it_began_does_not_run(tmp_path) -> None
     late.chmod(0o755)
     code = (
         "import os, sys; from pathlib import Path; from pipelines.stack import processes; "
-        "processes.start('child', ['touch', sys.argv[1] + '/ran'], Path(sys.argv[1], 'log')); "
+        "run = ['touch', sys.argv[1] + '/ran']; "
+        "processes.start(processes.Part('child', run, Path(sys.argv[1], 'log'))); "
         "\nwhile not Path(sys.argv[1], 'began').exists(): pass\n"
         "os.kill(os.getpid(), 9)"
     )

@@ -3,13 +3,14 @@ from __future__ import annotations
 import io
 import os
 import socket
-from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from decoder.contracts.errors import ProcessError
 from decoder.contracts.settings import KafkaSettings
+from decoder.settings import WorkerSettings
+from learner.settings import LearnerSettings
 from pipelines import machine
 from pipelines.stack import broker
 from pipelines.stack.running import TRACKING_VARIABLE, Home, Ports, child_environment, running
@@ -34,28 +35,14 @@ def test_what_was_started_is_stopped_when_the_rest_cannot_start(
     assert not broker.answers(KafkaSettings(bootstrap_servers=f"127.0.0.1:{kafka_port}"))
 
 
-def test_children_learn_where_the_others_are(tmp_path: Path) -> None:
-    kafka = KafkaSettings(bootstrap_servers="127.0.0.1:19092")
+def test_children_learn_where_the_others_are_and_refuse_none_of_it(tmp_path, monkeypatch) -> None:
     environment = {"PATH": os.defpath, "TOKENIZERS_PARALLELISM": "true"}
-    env = child_environment(environment, kafka, "http://127.0.0.1:5001", tmp_path)
-    assert env[broker.VARIABLE] == "127.0.0.1:19092"
-    assert env[TRACKING_VARIABLE] == "http://127.0.0.1:5001"
-    assert env["HVD_LEARNER_STATE_DIR"] == str(tmp_path)
-    assert env["TOKENIZERS_PARALLELISM"] == "true"
-
-
-def test_children_refuse_no_setting_that_the_stack_gives_them(tmp_path, monkeypatch) -> None:
-    from decoder.settings import WorkerSettings
-    from learner.settings import LearnerSettings
-
-    given = child_environment({}, KafkaSettings(), "http://127.0.0.1:5001", tmp_path)
+    given = child_environment(environment, KafkaSettings(), "http://127.0.0.1:5001", tmp_path)
+    assert given.items() >= environment.items()
+    assert given[broker.VARIABLE] == KafkaSettings().bootstrap_servers
     for name, value in given.items():
         monkeypatch.setenv(name, value)
-    assert LearnerSettings.load().mlflow_tracking_uri == "http://127.0.0.1:5001"
-    assert KafkaSettings.load() == KafkaSettings()
+    learner = LearnerSettings.load()
+    assert learner.mlflow_tracking_uri == "http://127.0.0.1:5001"
+    assert (learner.state_dir, KafkaSettings.load()) == (tmp_path, KafkaSettings())
     WorkerSettings.load()
-
-
-def test_free_ports_differ() -> None:
-    ports = Ports.free()
-    assert len({ports.api, ports.kafka, ports.mlflow}) == 3

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from pipelines.stack import processes, supervision
-from pipelines.stack.parts import Part, begin
+from pipelines.stack.processes import Part, begin
 from pipelines.stack.supervision import Pauses, Watch, look
 from tests.conftest import until
 from tests.pipelines.stack.test_processes import runs
@@ -37,34 +37,15 @@ def children() -> Iterator[dict[str, processes.Child]]:
     processes.stop(list(made.values()))
 
 
-def part(
-    code: str,
-    folder: Path,
-    name: str = "learner",
-    is_ready: Callable[[], bool] = lambda: True,
-    patience_s: float = 60.0,
-) -> Part:
+def part(code: str, folder: Path, name: str = "learner") -> Part:
     command = (sys.executable, "-u", "-c", code)
-    return Part(name, command, folder / f"{name}.log", is_ready, patience_s)
+    return Part(name, command, folder / f"{name}.log", lambda: True, 60.0)
 
 
 def watching(
     watched: Watch, children: dict[str, processes.Child], said: list[str]
 ) -> Callable[[], None]:
     return lambda: look(watched, children, said.append, QUICK)
-
-
-def test_what_is_killed_runs_again_and_is_said_in_one_line(tmp_path, children) -> None:
-    learner, said = part(SLEEPS, tmp_path), list[str]()
-    first = begin(learner, children)
-    until(lambda: "here I am" in first.tail())
-    os.kill(first.process.pid, signal.SIGKILL)
-    until(lambda: len(said) == 2, turn=watching(Watch(learner, serves_since=0.0), children, said))
-    assert said == [
-        "learner was killed by signal 9 (learner.log: here I am); next try in 0 s",
-        "learner runs again, 0 s after it ended",
-    ]
-    assert children["learner"].is_alive and children["learner"].process.pid != first.process.pid
 
 
 def test_the_log_goes_on_and_the_end_of_a_life_is_its_own(tmp_path, children) -> None:
@@ -106,23 +87,23 @@ def raises() -> bool:
     raise ValueError("a page that is no page")
 
 
-@pytest.mark.parametrize("is_ready", [lambda: False, raises])
-def test_what_does_not_get_ready_in_time_is_stopped_and_tried_again(
-    is_ready, tmp_path, children
+@pytest.mark.parametrize(
+    ("program", "is_ready", "trouble"),
+    [
+        (sys.executable, lambda: False, "was not ready in time"),
+        (sys.executable, raises, "was not ready in time"),
+        ("/no/such/program", lambda: True, "cannot be started"),
+    ],
+)
+def test_what_does_not_start_or_get_ready_in_time_is_stopped_and_tried_again(
+    program, is_ready, trouble, tmp_path, children
 ) -> None:
-    worker = part(SLEEPS, tmp_path, "worker", is_ready, patience_s=0.1)
+    worker = Part("worker", (program, "-c", SLEEPS), tmp_path / "log", is_ready, 0.1)
     said: list[str] = []
     watched = Watch(worker, due=0.0)
     until(lambda: len(said) == 2, turn=watching(watched, children, said))
-    assert all("worker was not ready in time" in line for line in said)
+    assert all(f"worker {trouble}" in line for line in said)
     assert watched.attempts == 2
-
-
-def test_a_program_that_is_gone_is_tried_again_too(tmp_path, children) -> None:
-    gone = Part("broker", ("/no/such/program",), tmp_path / "log", lambda: True, 1.0)
-    said: list[str] = []
-    until(lambda: len(said) == 2, turn=watching(Watch(gone), children, said))
-    assert "broker cannot be started" in said[0]
 
 
 def test_a_log_line_cannot_write_to_the_terminal_and_is_cut(tmp_path, children) -> None:
@@ -138,6 +119,7 @@ def test_two_that_end_together_both_come_back_and_an_interrupt_ends_it(tmp_path,
     for one in parts.values():
         begin(one, children)
     before = {name: child.process.pid for name, child in children.items()}
+    until(lambda: all("here I am" in child.tail() for child in children.values()))
     said: list[str] = []
 
     def say(what: str) -> None:
@@ -149,6 +131,14 @@ def test_two_that_end_together_both_come_back_and_an_interrupt_ends_it(tmp_path,
         os.kill(pid, signal.SIGKILL)
     with pytest.raises(KeyboardInterrupt):
         supervision.keep(parts, children, say, QUICK)
+    assert sorted(said) == [
+        line
+        for name in parts
+        for line in (
+            f"{name} runs again, 0 s after it ended",
+            f"{name} was killed by signal 9 ({name}.log: here I am); next try in 0 s",
+        )
+    ]
     after = {name: child.process.pid for name, child in children.items()}
     assert after.keys() == before.keys() and not set(after.values()) & set(before.values())
 

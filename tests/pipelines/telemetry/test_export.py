@@ -21,7 +21,7 @@ from decoder.contracts.features import FEATURES
 from decoder.contracts.settings import KafkaSettings
 from pipelines import machine
 from pipelines.cli import app
-from pipelines.settled import settle as settles
+from pipelines.reports import atomic_write
 from pipelines.telemetry import export as module
 from pipelines.telemetry import rows
 from pipelines.telemetry.export import NOTE, export
@@ -124,17 +124,17 @@ def test_a_full_disk_or_a_kill_loses_nothing_and_writes_no_event_twice(
     """At the first note already, in a file, and between a file and its note."""
     monkeypatch.setattr(module, "ROWS_A_FILE", 20)
     monkeypatch.setattr(module, "records", one_by_one(module.records))
-    settled: list[Path] = []
+    written: list[Path] = []
 
-    def settle(path: Path, write: Any) -> None:
-        settled.append(path)
-        if len(settled) > calls:
+    def failing(path: Path, write: Any) -> None:
+        written.append(path)
+        if len(written) > calls:
             path.with_name(f"{path.name}.part").write_bytes(b"half a n")
             raise error
-        settles(path, write)
+        atomic_write(path, write)
 
     with monkeypatch.context() as patched:
-        patched.setattr(module, "settle", settle)
+        patched.setattr(module, "atomic_write", failing)
         said = "Make room and run this again" if isinstance(error, OSError) else None
         with pytest.raises((TraceError, SystemExit), match=said):
             export(filled, tmp_path / "out", quiet)

@@ -19,7 +19,7 @@ from decoder.contracts.events import COLUMNS, LIMITS, decode_batch, encode_batch
 from decoder.contracts.features import FEATURES, SCHEMA_ID
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DEAD, DRAFTS, LEASE, POLICY, STATUS, TOPICS
-from pipelines.telemetry.published import breaks, broken, files, publish
+from pipelines.telemetry.schemas import breaks, broken, files, publish
 from tests.contracts.test_events import EVENT, ORIGIN, PLAIN
 from tests.pipelines.telemetry.conftest import folder_of, lying
 

@@ -62,14 +62,14 @@ def test_servers_differ_in_speculation_alone() -> None:
 
 
 def test_a_variant_is_the_hybrid_with_other_settings() -> None:
-    asked = variants(["grafts:HVD_WORKER_GRAFT=1, HVD_WORKER_SUFFIX_MAX_FACTOR=6"])
+    asked = variants(["short:HVD_WORKER_FLOOR=0, HVD_WORKER_SUFFIX_MAX_FACTOR=6"])
     made = setups(["none", "hybrid"], [3], [8], "head", asked)
-    assert [s.name for s in made] == ["none", "hybrid", "grafts"]
-    environment = {"HVD_WORKER_GRAFT": "0", "PATH": "/bin"}
+    assert [s.name for s in made] == ["none", "hybrid", "short"]
+    environment = {"HVD_WORKER_FLOOR": "1", "PATH": "/bin"}
     ours, our_env = command(HYBRID, OPTIONS, environment, frozenset(), on_cpu=True)
     varied, env = command(made[-1], OPTIONS, environment, frozenset(), on_cpu=True)
     assert varied == ours
-    changed = {"HVD_WORKER_GRAFT": "1", "HVD_WORKER_SUFFIX_MAX_FACTOR": "6"}
+    changed = {"HVD_WORKER_FLOOR": "0", "HVD_WORKER_SUFFIX_MAX_FACTOR": "6"}
     assert env == our_env | changed
 
 
@@ -79,16 +79,16 @@ VARIANT = "NAME:HVD_WORKER_...=VALUE"
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("--variant grafts", VARIANT),
-        ("--variant grafts:GRAFT=1", VARIANT),
-        ("--variant a/b:HVD_WORKER_GRAFT=1", VARIANT),
-        ("--variant hybrid:HVD_WORKER_GRAFT=1", "'hybrid' names another"),
-        ("--variant a-name-that-is-too-long:HVD_WORKER_GRAFT=1", "at most 16 letters"),
+        ("--variant short", VARIANT),
+        ("--variant short:FLOOR=0", VARIANT),
+        ("--variant a/b:HVD_WORKER_FLOOR=1", VARIANT),
+        ("--variant hybrid:HVD_WORKER_FLOOR=1", "'hybrid' names another"),
+        ("--variant a-name-that-is-too-long:HVD_WORKER_FLOOR=1", "at most 16 letters"),
         ("--variant off:HVD_WORKER_ENABLED=0", "ENABLED is the same in every server"),
         ("--variant told:HVD_WORKER_HOLDOUT=0.5", "HOLDOUT is the same in every server"),
         ("--variant sides:HVD_WORKER_SIDES=plain,suffix", "in no value"),
-        ("--variant grafts:HVD_WORKER_GRAFTS=1", "HVD_WORKER_GRAFTS is not valid"),
-        ("--variant grafts:HVD_WORKER_GRAFT=perhaps", "HVD_WORKER_GRAFT is not valid"),
+        ("--variant short:HVD_WORKER_FLOORS=1", "HVD_WORKER_FLOORS is not valid"),
+        ("--variant short:HVD_WORKER_FLOOR=perhaps", "HVD_WORKER_FLOOR is not valid"),
         ("--configs ngram", "no configuration ngram: choose from none, suffix, eagle3, hybrid"),
         ("--configs ,", "no configuration was named"),
         ("--configs eagle3 --model owner/model", "name one with --drafter"),

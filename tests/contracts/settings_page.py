@@ -1,5 +1,7 @@
-"""The page on settings, made of the classes that read them: ``python -m pipelines.settings_page``
-writes it anew."""
+"""The page on settings, made of the classes that read them.
+
+``python -m tests.contracts.settings_page`` writes it anew.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from learner.settings import LearnerSettings
 from pipelines.cli import up
 from pipelines.machine import FLAGS_VARIABLE
 
-PAGE: Final = Path(__file__).parents[1] / "docs" / "settings.md"
+PAGE: Final = Path(__file__).parents[2] / "docs" / "settings.md"
 CLASSES: Final[dict[str, type[Settings]]] = {
     "Worker": WorkerSettings,
     "Learner": LearnerSettings,
@@ -48,7 +50,7 @@ HEAD: Final = """\
 # Settings
 
 For whoever runs the service: every variable that a process of it reads. The page is made of the
-classes that read them (`python -m pipelines.settings_page`), and a test holds the two together.
+classes that read them (`python -m tests.contracts.settings_page`), and a test holds both together.
 What has no row here is a named constant in the code.
 
 An unknown name with one of these prefixes, or a value out of its range, ends the process with one

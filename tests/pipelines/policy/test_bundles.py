@@ -8,7 +8,7 @@ import pytest
 
 from decoder.contracts.errors import ModelError, PolicyRefused
 from decoder.policy.probes import to_bytes
-from pipelines.bundles import load_policy
+from pipelines.policy.bundles import load_policy
 from tests.conftest import random_policy
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from decoder.contracts.settings import OF_NO_CLASS, Settings
-from pipelines.settings_page import CLASSES, OTHERS, PAGE, page
+from tests.contracts.settings_page import CLASSES, OTHERS, PAGE, page
 
 ROOT = Path(__file__).parents[2]
 NAMING = sorted(
@@ -27,7 +27,7 @@ def known() -> set[str]:
 
 
 def test_the_page_is_what_the_classes_say() -> None:
-    assert PAGE.read_text() == page(), "write it anew: python -m pipelines.settings_page"
+    assert PAGE.read_text() == page(), "write it anew: python -m tests.contracts.settings_page"
 
 
 def test_every_class_of_settings_is_on_it() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipelines.rival import Spent, against_best, interval
+from pipelines.replay.baseline import Spent, against_best, interval
 
 
 def spent(tokens: list[float], time: list[float]) -> Spent:
@@ -49,18 +49,14 @@ def test_an_interval_tells_what_is_so_from_what_may_be_chance() -> None:
     assert low < 1.0 < high
 
 
-def test_one_prompt_or_no_rule_compares_nothing() -> None:
-    mine = spent([10.0], [1.0])
+def test_one_prompt_no_rule_or_nothing_decoded_compares_nothing() -> None:
+    mine, empty = spent([10.0], [1.0]), spent([0, 0], [0, 0])
     assert against_best(mine, {"greedy": mine}) is None and interval(mine, mine) is None
     assert against_best(spent([1, 1], [1, 1]), {}) is None
+    assert against_best(empty, {"greedy": empty}) is None
 
 
 def test_a_prompt_that_ends_at_once_takes_no_time() -> None:
     mine = spent([0, 10, 0, 10], [0, 5, 0, 5])
     found = against_best(mine, {"greedy": spent([0, 10, 0, 10], [0, 10, 0, 10])})
     assert found is not None and found.ratio == pytest.approx(2.0)
-
-
-def test_where_nothing_was_decoded_nothing_is_compared() -> None:
-    empty = spent([0, 0], [0, 0])
-    assert against_best(empty, {"greedy": empty}) is None

@@ -1,0 +1,111 @@
+"""What a person may do to what is served; each move says who, when and why, and returns what
+``--json`` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from decoder.contracts.bundle import CHAMPION
+from decoder.contracts.errors import RegistryError
+from learner.registry.moves import Move
+from pipelines.policy.bundles import load_policy
+from pipelines.policy.options import Model, person
+
+PASSED: Final = ("learner", "first")
+"""Origins of versions that passed the gate, or that every scope begins with."""
+KEPT_TAGS: Final = ("target", "drafter")
+"""Of the model, which a version of a person's file takes over."""
+
+
+def promote(model: Model, wanted: str, why: str, *, force: bool) -> dict[str, Any]:
+    """Move alias ``champion`` to a version, or to a file, which is registered first.
+
+    Raises:
+        RegistryError: it has not passed the gate, a pin goes before it, or its artefact is
+            unusable; only the last cannot be forced.
+        PolicyRefused: the file is damaged, or of another scope or feature schema.
+    """
+    pinned, path = model.standing.pinned, Path(wanted)
+    if pinned is not None and not force:
+        raise RegistryError(
+            f"version {pinned} is pinned and would still be served: end that first with "
+            "'hvd policy unpin', or give --force to move the champion behind it"
+        )
+    version = None if path.is_file() else model.version(wanted)
+    tags = version.tags if version else {}
+    if not (force or tags.get("origin") in PASSED or "moved_at" in tags):
+        what = f"version {version.number}" if version else wanted
+        raise RegistryError(f"{what} has not passed the gate: give --force to promote it")
+    number = version.number if version else _register(model, path)
+    return _move(model, "champion", number, why or "promoted by hand")
+
+
+def rollback(model: Model, why: str) -> dict[str, Any]:
+    """Move alias ``champion`` to the version that was champion before.
+
+    Raises:
+        RegistryError: there is no champion, nothing before it, or that is gone.
+    """
+    champion = model.standing.champion
+    if champion is None:
+        raise RegistryError(f"{model.standing.name} has no champion to roll back")
+    before = predecessor(model.registry.history(model.scope), champion)
+    if before not in {version.number for version in model.versions}:
+        raise RegistryError(
+            f"{f'version {before}, now retired,' if before else 'nothing'} was champion before "
+            f"version {champion}: choose one with 'hvd policy promote'"
+        )
+    return _move(model, "champion", before, why or f"rollback of version {champion}")
+
+
+def predecessor(history: Sequence[Move], champion: int) -> int | None:
+    """What was champion before ``champion``, a move back taken for an undone one: rolling back
+    twice goes back twice."""
+    stack: list[int] = []
+    for move in history:
+        if move.alias != "champion" or move.after is None:
+            continue
+        if not stack and move.before is not None:
+            stack.append(move.before)
+        if len(stack) > 1 and move.after == stack[-2]:
+            stack.pop()
+        elif not stack or move.after != stack[-1]:
+            stack.append(move.after)
+    if stack and stack[-1] != champion:  # moved without us, as on MLflow's page
+        stack.append(champion)
+    return stack[-2] if len(stack) > 1 else None
+
+
+def pin(model: Model, wanted: str | None, why: str) -> dict[str, Any]:
+    """Let alias ``pinned`` name a version, or nothing.
+
+    Raises:
+        RegistryError: there is no such version, its artefact is unusable, or nothing to end.
+    """
+    if wanted is None and not any("pinned" in version.aliases for version in model.versions):
+        raise RegistryError(f"no version of {model.standing.name} has alias pinned")
+    return _move(model, "pinned", model.version(wanted).number if wanted else None, why)
+
+
+def _move(model: Model, alias: str, number: int | None, why: str) -> dict[str, Any]:
+    registry, scope = model.registry, model.scope
+    if number is not None:
+        registry.load(scope, number)  # refuses what no worker could read
+    if alias == "champion" and number is not None:
+        registry.promote(scope, number, {"moved_by": person(), "why": why})
+    else:
+        registry.move(scope, alias, number, person(), why)
+    ends = {"from": getattr(model.standing, alias), "to": number}
+    told = {"name": model.standing.name, "scope": scope, "alias": alias, **ends}
+    return told | {"served": registry.standing(scope).served}
+
+
+def _register(model: Model, path: Path) -> int:
+    policy = load_policy(path, model.scope)
+    policy = replace(policy, scope=model.scope, role=CHAMPION, version=0, publication=0, share=0.0)
+    tags = {"origin": "person", "made_by": person()}
+    tags |= {key: model.standing.tags[key] for key in KEPT_TAGS if key in model.standing.tags}
+    return model.registry.register(policy, {"file": path.name}, tags=tags)

@@ -1,0 +1,110 @@
+"""Decoding cycles as columns, and what they come to under a cost table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from decoder.policy.pricing import NOMINAL, CostTable
+from decoder.policy.rule import ARMS, MODEL
+
+Ints = NDArray[np.int32]
+
+
+class Cycle(NamedTuple):
+    """One cycle of recording ``trace``; lengths in tokens.
+
+    The first token of an output comes with the prompt and belongs to no cycle.
+    """
+
+    trace: int
+    position: int  # output tokens committed before
+    arm: int  # of ``decoder.policy.rule``
+    verified: int  # draft tokens
+    accepted: int  # draft tokens committed
+    committed: int  # tokens
+
+    @property
+    def drafted(self) -> int:
+        """Tokens that the model drafter made."""
+        return self.verified if self.arm == MODEL else 0
+
+
+@dataclass(frozen=True)
+class Cycles:
+    """Cycles, a row each, by recording and position: the columns of :class:`Cycle`."""
+
+    trace: Ints
+    position: Ints
+    arm: Ints
+    verified: Ints
+    accepted: Ints
+    committed: Ints
+
+    @classmethod
+    def of(cls, cycles: Iterable[Cycle]) -> Cycles:
+        """``cycles`` as columns."""
+        return cls(*np.array(list(cycles), np.int32).reshape(-1, len(Cycle._fields)).T)
+
+    @property
+    def drafted(self) -> Ints:
+        """Tokens that the model drafter made [n]."""
+        return np.where(self.arm == MODEL, self.verified, 0).astype(np.int32)
+
+    def before(self, recording: int) -> Cycles:
+        """Those of the first so many recordings."""
+        mine = self.trace < recording
+        return Cycles(*(getattr(self, f.name)[mine] for f in fields(self)))
+
+    def times(self, costs: CostTable) -> NDArray[np.float64]:
+        """Time of each cycle, run alone: float64 [n]."""
+        most = int(self.drafted.max(initial=0))
+        drafting = np.array([costs.drafting(k, 1) for k in range(most + 1)])
+        found: NDArray[np.float64] = costs.verifying(1 + self.verified) + drafting[self.drafted]
+        return found
+
+    def tally(self, costs: CostTable = NOMINAL) -> Tally:
+        """Counts, and the time of cycles run one request at a time."""
+        time = costs.dense[1 + self.verified].sum()
+        for k, n in zip(*np.unique(self.drafted, return_counts=True), strict=True):
+            time += costs.drafting(int(k), 1) * n
+        return Tally(
+            len(self.arm),
+            int(self.committed.sum()),
+            float(time),
+            tuple(np.bincount(self.arm, minlength=len(ARMS)).tolist()),
+            tuple(map(int, np.bincount(self.arm, self.accepted, len(ARMS)))),
+        )
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What a way of decoding did. ``time`` has the cost table's unit, a plain step if nominal."""
+
+    cycles: int
+    committed: int
+    time: float
+    by_arm: tuple[int, ...]  # cycles [arms]
+    accepted: tuple[int, ...]  # draft tokens accepted [arms]
+
+    @property
+    def rate(self) -> float:
+        """Tokens committed in a unit of time."""
+        return self.committed / self.time if self.time else 0.0
+
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(
+            self.cycles + other.cycles,
+            self.committed + other.committed,
+            self.time + other.time,
+            tuple(map(sum, zip(self.by_arm, other.by_arm, strict=True))),
+            tuple(map(sum, zip(self.accepted, other.accepted, strict=True))),
+        )
+
+
+_NONE: Final = (0,) * len(ARMS)
+NOTHING: Final = Tally(0, 0, 0.0, _NONE, _NONE)
