@@ -125,9 +125,9 @@ def run(minutes: float | None, console: Console, from_scratch: bool = False) -> 
         traffic = Traffic(stack.api, stack.model, ledger)
         try:
             children = stack.children
-            for name, said in {"worker": ledger.statuses, "learner": ledger.learner}.items():
+            for name, statuses in {"worker": ledger.statuses, "learner": ledger.learner}.items():
                 # rates need a reading before the traffic
-                ready = partial(bool, said)
+                ready = partial(bool, statuses)
                 wait_until(children[name], ready, REPORT_SECONDS, list(children.values()))
             before, began = ledger.consumed, time.time()
             phases = phases_for(traffic_seconds(minutes, time.monotonic() - started))
@@ -148,15 +148,15 @@ def page_of(ledger: Ledger, summary: Summary, versions: str = "") -> Record:
     """What the page of a demo shows; ``versions`` as :func:`pipelines.watch.page.record`."""
     traffic = f"{summary['tokens']} tokens in {summary['duration_s']:.0f} s"
     facts = {"machine": summary["machine"], "traffic": f"{traffic} from {summary['date']}"}
-    said = summary["sentences"] + summary["notes"] + summary["failings"]
-    return record(ledger, "Adaptive decoding: a demo run", said, facts, versions)
+    sentences = summary["sentences"] + summary["notes"] + summary["failings"]
+    return record(ledger, "Adaptive decoding: a demo run", sentences, facts, versions)
 
 
 def _run_phases(
     stack: Stack, traffic: Traffic, phases: list[tuple[Plan, float]], console: Console
 ) -> None:
     whole, earlier = sum(seconds for _, seconds in phases), 0.0
-    with Shown(console) as shown:
+    with Shown(console) as bar:
         for index, (plan, seconds) in enumerate(phases):
             breakage.set_broken(stack.api, plan.broken)
             traffic.begin(plan, seed=index)
@@ -164,7 +164,7 @@ def _run_phases(
             while (spent := time.monotonic() - began) < seconds and not is_clear(traffic.ledger):
                 stack.check()
                 traffic.check()
-                shown.step(f"{status_line(traffic.ledger)}; seconds", earlier + spent, whole)
+                bar.step(f"{status_line(traffic.ledger)}; seconds", earlier + spent, whole)
                 time.sleep(min(0.5, seconds - spent))
             earlier += seconds
 

@@ -71,8 +71,8 @@ def summarise(
     }
     failings, notes = _failings(summary), _notes(summary)
     sentences = [_speed(summary), _learning(summary), _trust(summary)]
-    said = {"ok": not failings, "failings": failings, "notes": notes, "sentences": sentences}
-    return said | summary
+    verdict = {"ok": not failings, "failings": failings, "notes": notes, "sentences": sentences}
+    return verdict | summary
 
 
 def _failings(summary: Summary) -> list[str]:

@@ -116,11 +116,11 @@ def _ratios(ledger: Ledger, began: float, ended: float) -> list[Record]:
         lately = [(t, e.ratio) for t, e in over_time(rounds, side, POINTS, RECENT) if e.pairs >= 6]
         label, colour = f"over {NAMES[side]}", COLOURS[side]
         filled = {"fill": "toself", "fillcolor": colour, "opacity": 0.22, "hoverinfo": "skip"}
-        shown = {"legendgroup": side, "visible": True if side == PLAIN else "legendonly"}
+        legend = {"legendgroup": side, "visible": True if side == PLAIN else "legendonly"}
         so_far = ((t, e.ratio) for t, e in points)
         data += [
-            _line(label, band, colour, width=0) | filled | {"showlegend": False} | shown,
-            _line(f"{label}, so far", so_far, colour, width=3) | shown,
-            _line(f"{label}, lately", lately, colour, width=1.5, dash="dot") | shown,
+            _line(label, band, colour, width=0) | filled | {"showlegend": False} | legend,
+            _line(f"{label}, so far", so_far, colour, width=3) | legend,
+            _line(f"{label}, lately", lately, colour, width=1.5, dash="dot") | legend,
         ]
     return data

@@ -121,11 +121,11 @@ def _version_table(ledger: Ledger, address: str) -> Record:
             events.append((p.time, None, f"no policy of role {p.role} any more"))
         else:
             share = f", a share of {p.policy.share:.0%}" if p.policy.share else ""
-            said = f"published as {p.role} ({p.policy.kind}){share}"
-            events.append((p.time, p.policy.version, said))
+            what = f"published as {p.role} ({p.policy.kind}){share}"
+            events.append((p.time, p.policy.version, what))
     events += [(at, v, "in force on the worker") for at, v in ledger.policy_switches()]
     events += [(at, None, "the learner says that the traffic changed") for at in ledger.alarms()]
-    events += [(at, None, said) for at, said in ledger.rollout_moves()]
+    events += [(at, None, what) for at, what in ledger.rollout_moves()]
     rows: list[list[Any]] = []
     for at, version, what in sorted(events, key=lambda e: e[0])[-60:]:
         name = "" if version is None else f"v{version}"
