@@ -135,12 +135,12 @@ def _version_table(ledger: Ledger, address: str) -> Record:
 
 
 def _facts(ledger: Ledger, more: Mapping[str, str]) -> list[list[str]]:
-    facts: dict[str, str] = {}
-    newest = 0.0
+    facts, newest = dict[str, str](), 0.0
     last: list[WorkerStatus | LearnerStatus] = [*ledger.statuses[-1:], *ledger.learner[-1:]]
     for status in last:
         names = WORKER_FACTS if isinstance(status, WorkerStatus) else LEARNER_FACTS
-        facts |= {f"{status.role}: {name}": str(getattr(status, name) or "") for name in names}
+        values = {f"{status.role}: {name}": getattr(status, name) or "" for name in names}
+        facts |= {n: str(round(v, 3) if isinstance(v, float) else v) for n, v in values.items()}
         newest = max(newest, status.time)
     facts["records that could not be read"] = str(ledger.refused or "")
     facts["newest status"] = f"{_moment(newest)} {zone()}" if newest else ""
