@@ -111,22 +111,21 @@ def demo(
     its share of nine minutes. Exit status 1: a request failed, an event was lost, or a part died.
     What the time was too short to show is said, and no failure.
     """
-    from pipelines.demo import dashboard
     from pipelines.demo import run as whole
 
     run = whole.run(minutes, err if as_json else out, from_scratch)
     page = whole.write(run, REPORTS)
     if as_json:
-        print_json(run.summary.as_dict())
+        print_json(run.summary)
     else:
-        out.print(dashboard.outcome(run.summary))
+        out.print(whole.outcome(run))
         out.print(f"Report: [bold]{page}[/bold]")
         out.print(
             f"Registry: mlflow ui --backend-store-uri sqlite:///{whole.HOME}/mlruns/mlflow.db"
         )
-    for failing in run.summary.failings:
+    for failing in run.summary["failings"]:
         err.print(f"[red]{escape(failing)}[/red]")
-    raise typer.Exit(1 if run.summary.failings else 0)
+    raise typer.Exit(1 if run.summary["failings"] else 0)
 
 
 @app.command()

@@ -16,8 +16,8 @@ import numpy as np
 
 from pipelines.bench.results import Cycle, Labelled, Measured, Outcome, Results
 from pipelines.replay.baseline import against_best
+from pipelines.replay.calibration import calibration
 from pipelines.stats import columns, interval, loops, median, over, rate
-from pipelines.watch.calibration import calibration
 
 CONTRACT: Final = "hvd.bench.decode.v1"
 HIGH_PAYOFF: Final = 6

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 import secrets
 import shutil
@@ -69,7 +70,7 @@ def staged(root: Path, standin: bool, seed: int, console: Console) -> Iterator[S
         if errors := [reply.error for reply in replies if reply.error]:
             raise ProcessError(f"a request failed before anything was done: {errors[0]}")
         answers, audit = [reply.tokens for reply in replies], TopicAudit()
-        observer = Observer(stack.kafka, audit, patient=True, whole=True)
+        observer = Observer(stack.kafka, audit, since_s=math.inf)
         observer.start()
         stage = Stage(stack, root, audit, watches, asked, answers, random.Random(seed))
         try:

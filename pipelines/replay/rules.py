@@ -21,12 +21,12 @@ from decoder.engines.reference.method import Method, method
 from decoder.floor import Floor
 from decoder.hindsight import Resolved
 from pipelines.replay.baseline import against_best
+from pipelines.replay.calibration import calibration
 from pipelines.replay.engine import Simulator, hybrid
 from pipelines.replay.hindsight import Prices, foreseen
 from pipelines.replay.model_arm import model_acceptance
 from pipelines.replay.traces import Trace
 from pipelines.stats import Spent
-from pipelines.watch.calibration import calibration
 
 HYBRID: Final = "hybrid"
 ORACLE: Final = "oracle"

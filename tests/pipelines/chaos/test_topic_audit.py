@@ -13,7 +13,7 @@ from decoder.contracts.status import LearnerStatus, WorkerStatus
 from decoder.contracts.topics import DRAFTS, POLICY, STATUS
 from decoder.policy.probes import to_bytes
 from pipelines.chaos.topic_audit import TopicAudit, adds_up
-from pipelines.watch.observer import take
+from pipelines.watch.observer import ingest
 from tests.conftest import random_policy
 from tests.learner.traffic import Traffic
 
@@ -26,7 +26,7 @@ Record = tuple[str, bytes | None]
 def audit(*records: Record) -> TopicAudit:
     made = TopicAudit()
     for topic, value in records:
-        take(made, topic, b"scope/champion", value, 0.0)
+        ingest(made, topic, b"scope/champion", value, 0.0)
     return made
 
 

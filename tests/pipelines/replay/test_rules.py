@@ -19,9 +19,9 @@ from decoder.policy.pricing import NOMINAL, CostTable
 from decoder.policy.rule import ARMS, CACHE
 from decoder.settings import WorkerSettings
 from pipelines.replay import rules
+from pipelines.replay.calibration import calibration
 from pipelines.replay.engine import Simulator, hybrid
 from pipelines.replay.traces import Trace
-from pipelines.watch.calibration import calibration
 from tests.decoder.simulated import trusting_policy
 from tests.engines.tiny import tiny_engine, tiny_prompt
 from tests.pipelines.replay.samples import copying_traces, token_classes
