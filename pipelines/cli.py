@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, NoReturn
@@ -13,13 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from decoder.contracts.errors import HvdError
-from pipelines.bench.cli import app as bench_app
-from pipelines.chaos.cli import chaos, soak
-from pipelines.drafter.cli import train_drafter
-from pipelines.drift.cli import drift
-from pipelines.first.cli import bootstrap
 from pipelines.policy.command import app as policy_app
-from pipelines.replay.cli import diff, replay
 from pipelines.reports import print_json
 from pipelines.telemetry.cli import app as telemetry_app
 
@@ -35,7 +30,6 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-app.add_typer(bench_app, name="bench")
 app.add_typer(policy_app, name="policy")
 app.add_typer(telemetry_app, name="telemetry")
 out, err = Console(), Console(stderr=True)
@@ -160,9 +154,14 @@ def model() -> None:
     out.print(str(ensure_model()), soft_wrap=True, highlight=False)
 
 
-policy_app.command()(diff)
-for further in (train_drafter, bootstrap, replay, drift, chaos, soak):
-    app.command()(further)
+# The laboratory's commands; "policy diff" joins the group of that name.
+for point in entry_points(group="hvd.commands"):
+    group, _, name = point.name.rpartition(" ")
+    further = point.load()
+    if isinstance(further, typer.Typer):
+        app.add_typer(further, name=name)
+    else:
+        (policy_app if group == "policy" else app).command(name)(further)
 
 
 def _terminated(number: int, frame: FrameType | None) -> NoReturn:

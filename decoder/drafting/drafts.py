@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from decoder.drafting.trees import Tokens
-from decoder.labels import common_prefix
 
 MARGIN: Final = 8
 """Tokens of context that a lookup takes beyond what matched last time. The text under
@@ -93,3 +93,11 @@ def better_of(
 def reach_of(matched: int) -> int:
     """Tokens of context for the lookup after one that matched so many, new ones left out."""
     return matched + MARGIN
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """Number of tokens on which ``a`` and ``b`` begin alike."""
+    shorter = min(len(a), len(b))
+    if list(a[:shorter]) == list(b[:shorter]):
+        return shorter
+    return next(i for i in range(shorter) if a[i] != b[i])

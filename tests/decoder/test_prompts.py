@@ -14,12 +14,11 @@ import numpy as np
 import pytest
 
 from decoder.contracts.bundle import ANY_SCOPE
-from decoder.drafting.drafts import Limits
-from decoder.labels import common_prefix
+from decoder.core.requests import Committed, Decision, RequestOptions
+from decoder.core.router import DraftRouter
+from decoder.drafting.drafts import Limits, common_prefix
 from decoder.policy.first import first_policy
-from decoder.requests import Committed, Decision, RequestOptions
-from decoder.router import DraftRouter
-from pipelines.bench.step_cost import CHANCE, LONGEST, Writer, make_router
+from pipelines.lab.bench.step_cost import CHANCE, LONGEST, Writer, make_router
 from tests.decoder.simulated import fixed
 from tests.decoder.simulated import make_router as bare_router
 
