@@ -60,8 +60,7 @@ class Setup:
 
 SETUPS: Final = (
     Setup("suffix", "suffix"),
-    Setup("suffix-24", "suffix", 24),
-    *(Setup(f"eagle3-{k}", "eagle3", k) for k in (3, 5, 16, 64)),
+    *(Setup(f"eagle3-{k}", "eagle3", k) for k in (3, 16, 64)),
 )
 
 
