@@ -16,15 +16,15 @@ from typing import Final
 
 import numpy as np
 
-from decoder.choice import choose
 from decoder.complaints import Complaints
 from decoder.contracts.bundle import ANY_SCOPE, CHAMPION, FIRST, LEAP, ROLES, TRIAL, Policy
 from decoder.contracts.errors import PolicyRefused
 from decoder.contracts.features import FEATURES, NUM_FEATURES
+from decoder.core.choice import choose
+from decoder.core.rate import START
 from decoder.policy.first import first_policy
 from decoder.policy.pricing import NOMINAL
 from decoder.policy.probes import from_bytes
-from decoder.rate import START
 
 log = logging.getLogger(__name__)
 

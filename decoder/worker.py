@@ -23,14 +23,14 @@ from decoder.contracts.features import SCHEMA_ID
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import SideSums, WorkerStatus
 from decoder.contracts.trials import MODEL
-from decoder.costs import LiveCosts
+from decoder.core.costs import LiveCosts
+from decoder.core.floor import Floor
+from decoder.core.hindsight import tell
+from decoder.core.router import DraftRouter
 from decoder.drafting.suffix import SuffixCache
 from decoder.feed import PolicyFeed
-from decoder.floor import Floor
-from decoder.hindsight import tell
 from decoder.policy.first import first_or_counting
 from decoder.policy.probes import from_bytes
-from decoder.router import DraftRouter
 from decoder.settings import WorkerSettings
 from decoder.telemetry.books import Accounts
 from decoder.telemetry.handover import Handover

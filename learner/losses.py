@@ -2,7 +2,7 @@
 
 One likelihood serves both. A cache draft faces one position after the other and breaks off at one
 of them, unless it is accepted whole or its label is censored: a label that is a lower bound counts
-for what it knows. What a model draft yields a worker follows by itself (``decoder.payoff``).
+for what it knows. What a model draft yields a worker follows by itself (``decoder.core.payoff``).
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, NoReturn
@@ -13,13 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from decoder.contracts.errors import HvdError
-from pipelines.bench.cli import app as bench_app
-from pipelines.chaos.cli import chaos, soak
-from pipelines.drafter.cli import train_drafter
-from pipelines.drift.cli import drift
-from pipelines.first.cli import bootstrap
 from pipelines.policy.command import app as policy_app
-from pipelines.replay.cli import diff, replay
 from pipelines.reports import print_json
 from pipelines.telemetry.cli import app as telemetry_app
 
@@ -35,7 +30,6 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-app.add_typer(bench_app, name="bench")
 app.add_typer(policy_app, name="policy")
 app.add_typer(telemetry_app, name="telemetry")
 out, err = Console(), Console(stderr=True)
@@ -111,22 +105,21 @@ def demo(
     its share of nine minutes. Exit status 1: a request failed, an event was lost, or a part died.
     What the time was too short to show is said, and no failure.
     """
-    from pipelines.demo import dashboard
     from pipelines.demo import run as whole
 
     run = whole.run(minutes, err if as_json else out, from_scratch)
     page = whole.write(run, REPORTS)
     if as_json:
-        print_json(run.summary.as_dict())
+        print_json(run.summary)
     else:
-        out.print(dashboard.outcome(run.summary))
+        out.print(whole.outcome(run))
         out.print(f"Report: [bold]{page}[/bold]")
         out.print(
             f"Registry: mlflow ui --backend-store-uri sqlite:///{whole.HOME}/mlruns/mlflow.db"
         )
-    for failing in run.summary.failings:
+    for failing in run.summary["failings"]:
         err.print(f"[red]{escape(failing)}[/red]")
-    raise typer.Exit(1 if run.summary.failings else 0)
+    raise typer.Exit(1 if run.summary["failings"] else 0)
 
 
 @app.command()
@@ -161,9 +154,14 @@ def model() -> None:
     out.print(str(ensure_model()), soft_wrap=True, highlight=False)
 
 
-policy_app.command()(diff)
-for further in (train_drafter, bootstrap, replay, drift, chaos, soak):
-    app.command()(further)
+# The laboratory's commands; "policy diff" joins the group of that name.
+for point in entry_points(group="hvd.commands"):
+    group, _, name = point.name.rpartition(" ")
+    further = point.load()
+    if isinstance(further, typer.Typer):
+        app.add_typer(further, name=name)
+    else:
+        (policy_app if group == "policy" else app).command(name)(further)
 
 
 def _terminated(number: int, frame: FrameType | None) -> NoReturn:

@@ -21,7 +21,7 @@ from decoder.contracts.bundle import Policy
 from decoder.contracts.events import DraftEvent
 from decoder.contracts.features import NUM_FEATURES, TOKEN_CLASSES
 from decoder.contracts.settings import KafkaSettings
-from decoder.hindsight import Resolved, event_of
+from decoder.core.hindsight import Resolved, event_of
 
 VOCABULARY = 32
 

@@ -28,7 +28,7 @@ from learner.settings import LearnerSettings
 from pipelines import doctor
 from pipelines.machine import free_port
 from pipelines.stack.running import TRACKING_VARIABLE
-from pipelines.watch.links import versions_at
+from pipelines.watch.live import versions_at
 from tests.conftest import random_policy
 from tests.learner.proxied import mlflow_server
 

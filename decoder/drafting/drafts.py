@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -45,3 +46,11 @@ class CacheDraft:
     local: bool = True
     rival: CacheDraft | None = None
     agreement: int = 0
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """Number of tokens on which ``a`` and ``b`` begin alike."""
+    shorter = min(len(a), len(b))
+    if list(a[:shorter]) == list(b[:shorter]):
+        return shorter
+    return next(i for i in range(shorter) if a[i] != b[i])

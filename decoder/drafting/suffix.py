@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from decoder.drafting.drafts import CacheDraft, Limits, Tokens
+from decoder.drafting.drafts import CacheDraft, Limits, Tokens, common_prefix
 from decoder.drafting.matches import (
     AFTER,
     BACK,
@@ -37,7 +37,6 @@ from decoder.drafting.matches import (
     look_up,
     new_pool,
 )
-from decoder.labels import common_prefix
 from decoder.settings import WorkerSettings
 from decoder.tenancy.shares import ALONE, Shares, owner_of
 

@@ -1,7 +1,7 @@
 """What a policy expects of drafts, and what it chooses of each.
 
 The learner tunes and gates with :func:`estimate` and :func:`decide_each`; workers run the same
-networks and the same rule, compiled for whole steps, in ``decoder.loops``.
+networks and the same rule, compiled for whole steps, in ``decoder.core.loops``.
 
 =============  ==================================  ===============================================
 kind           predicts a cache draft's payoff by  takes the cache draft

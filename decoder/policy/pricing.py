@@ -15,9 +15,9 @@ of a step's requests add up to the step. A choice **brings** committed tokens, e
 worth the time it would otherwise take (:func:`value_of`).
 
 The rule (``policy.rule``), the floor's outcomes, a worker's rate and the learner all price with
-these functions; the compiled step of a worker (``decoder.loops``) has twins of them, held equal by
-a test. A table is a measurement of one set-up (engine, models, precision, device) and says so: it
-is never applied to another.
+these functions; the compiled step of a worker (``decoder.core.loops``) has twins of them, held
+equal by a test. A table is a measurement of one set-up (engine, models, precision, device) and says
+so: it is never applied to another.
 """
 
 from __future__ import annotations

@@ -3,13 +3,13 @@
 What a choice costs and brings is defined in :mod:`decoder.policy.pricing`: a committed token is
 worth ``value = plain / (rate * batch)``, where ``plain`` is the time of a step that verifies no
 draft and ``rate`` the tokens a request gets done in such a time, the one decision parameter, which
-a worker takes from what it commits (``decoder.rate``). A choice is worth
+a worker takes from what it commits (``decoder.core.rate``). A choice is worth
 ``value * (tokens committed) - (time of the step)``; maximising it maximises the long-run rate
 (Dinkelbach's argument for ratios), and a threshold on the accepted length is the special case of
 constant costs and a constant model draft.
 
 :func:`choose_each` judges rows on their own, as the learner replays them. A worker's step, whose
-requests share one budget and one drafter, is ``decoder.choice``; on a batch of one they agree.
+requests share one budget and one drafter, is ``decoder.core.choice``; on a batch of one they agree.
 """
 
 from __future__ import annotations

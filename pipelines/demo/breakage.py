@@ -1,8 +1,7 @@
-"""A demo's accident: the drafter of a running worker breaks, and is mended.
+"""A demo's fault: the drafter of a running worker breaks, and is mended.
 
-The service has no switch for it. vLLM mixes a class of one's own into its worker
-(``--worker-extension-cls``), and in its development mode calls that class's methods by HTTP; both
-are the demo's doing alone.
+The service has no switch for it: vLLM mixes a class of one's own into its worker
+(``--worker-extension-cls``), and in its development mode calls that class's methods by HTTP.
 """
 
 from __future__ import annotations
@@ -48,7 +47,5 @@ def set_broken(url: str, broken: bool) -> None:
     try:
         httpx.post(f"{url}/collective_rpc", json=body, timeout=SECONDS).raise_for_status()
     except httpx.HTTPError as error:
-        raise ProcessError(
-            f"the worker's drafter could not be {'broken' if broken else 'mended'} for the demo: "
-            f"{error}. See its log."
-        ) from error
+        what = f"the drafter could not be {'broken' if broken else 'mended'} for the demo"
+        raise ProcessError(f"{what}: {error}. See the worker's log.") from error

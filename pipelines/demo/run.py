@@ -10,27 +10,29 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from decoder.contracts.errors import ProcessError
-from pipelines import machine
-from pipelines.demo import breakage, dashboard
-from pipelines.demo.sentences import sentences
+from pipelines.demo import breakage
 from pipelines.demo.summary import Summary, summarise
 from pipelines.demo.traffic import PLANS, Plan, Traffic
-from pipelines.reports import write_json
+from pipelines.progress import Shown
+from pipelines.reports import write_json, write_text
+from pipelines.stack.processes import wait_until
 from pipelines.stack.running import Home, Ports, Stack, running
-from pipelines.watch import page
 from pipelines.watch.ledger import Ledger
-from pipelines.watch.links import versions_at
+from pipelines.watch.live import versions_at
 from pipelines.watch.observer import Observer
-from pipelines.watch.uplift import is_bounded, uplifts
+from pipelines.watch.page import Record, record, render
+from pipelines.watch.uplift import ALL, NAMES, as_text, is_bounded, uplifts
 from pipelines.workloads import prompts
 
 DEFAULT_MINUTES: Final = 7.0
@@ -42,9 +44,10 @@ are no further apart than this factor."""
 SHORTEST_SECONDS: Final = 60.0
 ALL_PHASES_SECONDS: Final = 240.0
 """Below this, further phases would leave none of them time to learn in."""
-SETTLE_SECONDS: Final = 60.0
+DRAIN_SECONDS: Final = 60.0
 """How long the learner may take in nothing new before what it has not is called lost."""
-LINE_SECONDS: Final = 10.0
+REPORT_SECONDS: Final = 30.0
+"""Until a worker or a learner that runs has said something of itself."""
 HOME: Final = Path("var/demo")
 REGISTRY: Final = "http://127.0.0.1:5000"
 """Where ``mlflow ui`` shows the registry of a demo that is over."""
@@ -66,11 +69,10 @@ those compared."""
 
 @dataclass(frozen=True)
 class Run:
-    """A demo that is over."""
+    """A demo that is over: ``summary.json``, and what its page shows."""
 
-    ledger: Ledger
     summary: Summary
-    versions: str  # address of a version in the registry's own pages, but for its number
+    page: Record
 
 
 def phases_for(seconds: float) -> list[tuple[Plan, float]]:
@@ -89,9 +91,9 @@ def traffic_seconds(minutes: float | None, spent: float) -> float:
 
 def is_clear(ledger: Ledger) -> bool:
     """Whether the running phase has pairs enough: see :data:`CLEAR`."""
-    found = uplifts(list(ledger.rounds), ledger.phases[-1:])
-    effects = [each.phases[ledger.phases[-1].name] for each in found.values()]
-    return bool(effects) and all(
+    phase = ledger.phases[-1]
+    effects = uplifts(list(ledger.rounds), [phase])[phase.name].values()
+    return all(
         is_bounded(e) and (e.low > 1.0 or e.high < 1.0 or e.high < CLEAR * e.low) for e in effects
     )
 
@@ -115,96 +117,107 @@ def run(minutes: float | None, console: Console, from_scratch: bool = False) -> 
         for workload in {w for plan in PLANS for w in plan.workloads}:
             next(prompts(workload))  # parses the standard library, once
     settings = {**SETTINGS, **(FROM_SCRATCH if from_scratch else {}), **breakage.SETTINGS}
-    told = ", ".join(f"{k}={os.environ.get(k, v)}" for k, v in settings.items())
-    console.print(f"Set for the demo alone: {told}.", highlight=False, soft_wrap=True)
+    assigned = ", ".join(f"{k}={os.environ.get(k, v)}" for k, v in settings.items())
+    console.print(f"Set for the demo alone: {assigned}.", highlight=False, soft_wrap=True)
     with running(ports, home, console, ledger.worker, breakage.OPTIONS, settings) as stack:
         observer = Observer(stack.kafka, ledger)
         observer.start()
         traffic = Traffic(stack.api, stack.model, ledger)
         try:
-            _first_word(stack, ledger)
+            children = stack.children
+            for name, statuses in {"worker": ledger.statuses, "learner": ledger.learner}.items():
+                # rates need a reading before the traffic
+                ready = partial(bool, statuses)
+                wait_until(children[name], ready, REPORT_SECONDS, list(children.values()))
             before, began = ledger.consumed, time.time()
-            seconds = traffic_seconds(minutes, time.monotonic() - started)
-            checks = (stack.check, traffic.check, observer.check)
-            _drive(traffic, ledger, phases_for(seconds), stack.api, checks, console)
+            phases = phases_for(traffic_seconds(minutes, time.monotonic() - started))
+            _run_phases(stack, traffic, phases, console)
             with console.status("waiting until every event has reached the learner"):
                 traffic.end()
-                _settle(stack, ledger, before)
+                _wait_until_learned(stack, ledger, before)
                 versions = versions_at(stack.tracking_uri, ledger.scope, REGISTRY)
         finally:
             traffic.stopping.set()
             observer.close()
     start = os.environ.get("HVD_WORKER_START", settings.get("HVD_WORKER_START", "first"))
-    return Run(ledger, summarise(ledger, machine.description(), began, before, start), versions)
+    summary = summarise(ledger, traffic.counts, began, before, start)
+    return Run(summary, page_of(ledger, summary, versions))
 
 
-def _first_word(stack: Stack, ledger: Ledger, seconds: float = 30.0) -> None:
-    """Wait until worker and learner have reported: rates need a reading before the traffic."""
-    deadline = time.monotonic() + seconds
-    while not (ledger.statuses and ledger.learner):
-        stack.check()
-        if time.monotonic() > deadline:
-            silent = "learner" if ledger.statuses else "worker"
-            raise ProcessError(f"the {silent} runs but reports nothing: see its log in {HOME}.")
-        time.sleep(0.2)
+def page_of(ledger: Ledger, summary: Summary, versions: str = "") -> Record:
+    """What the page of a demo shows; ``versions`` as :func:`pipelines.watch.page.record`."""
+    traffic = f"{summary['tokens']} tokens in {summary['duration_s']:.0f} s"
+    facts = {"machine": summary["machine"], "traffic": f"{traffic} from {summary['date']}"}
+    sentences = summary["sentences"] + summary["notes"] + summary["failings"]
+    return record(ledger, "Adaptive decoding: a demo run", sentences, facts, versions)
 
 
-def _drive(
-    traffic: Traffic,
-    ledger: Ledger,
-    phases: list[tuple[Plan, float]],
-    api: str,
-    checks: Sequence[Callable[[], None]],
-    console: Console,
+def _run_phases(
+    stack: Stack, traffic: Traffic, phases: list[tuple[Plan, float]], console: Console
 ) -> None:
-    end = time.monotonic() + sum(seconds for _, seconds in phases)
-    status = console.status("") if console.is_terminal else nullcontext()
-    with status as shown:
-        said = time.monotonic()
+    whole, earlier = sum(seconds for _, seconds in phases), 0.0
+    with Shown(console) as bar:
         for index, (plan, seconds) in enumerate(phases):
-            breakage.set_broken(api, plan.broken)
+            breakage.set_broken(stack.api, plan.broken)
             traffic.begin(plan, seed=index)
-            deadline = time.monotonic() + seconds
-            while (now := time.monotonic()) < deadline and not is_clear(ledger):
-                for check in checks:
-                    check()
-                if shown is not None:
-                    shown.update(dashboard.line(ledger, end - now))
-                elif now - said >= LINE_SECONDS:
-                    line = dashboard.line(ledger, end - now)
-                    console.print(line, highlight=False, soft_wrap=True)
-                    said = now
-                time.sleep(min(0.5, deadline - now))
+            began = time.monotonic()
+            while (spent := time.monotonic() - began) < seconds and not is_clear(traffic.ledger):
+                stack.check()
+                traffic.check()
+                bar.step(f"{status_line(traffic.ledger)}; seconds", earlier + spent, whole)
+                time.sleep(min(0.5, seconds - spent))
+            earlier += seconds
 
 
-def _settle(stack: Stack, ledger: Ledger, before: int) -> None:
-    """Wait until the learner has every event the worker made, or takes in no more of them."""
+def _wait_until_learned(stack: Stack, ledger: Ledger, before: int) -> None:
+    """Wait until the learner has every event the worker made, or takes in no more of them.
+
+    Raises:
+        ProcessError: worker or learner say nothing any more, or nothing of it can be read.
+    """
     quiet = time.time() + 1.5  # a status sent after the last request's labels
-    taken, deadline = 0, time.monotonic() + SETTLE_SECONDS
+    taken, deadline, is_fresh = 0, time.monotonic() + DRAIN_SECONDS, False
     while time.monotonic() < deadline:
         stack.check()
-        worker, learner = ledger.statuses[-1], ledger.learner[-1]
-        fresh = min(worker.time, learner.time) > quiet
-        if fresh and ledger.produced == ledger.consumed - before == ledger.drafts.seen:
+        is_fresh = min(ledger.statuses[-1].time, ledger.learner[-1].time) > quiet
+        if is_fresh and ledger.produced == ledger.consumed - before == ledger.drafts.seen:
             return
-        if taken < ledger.consumed + ledger.drafts.seen:
-            taken = ledger.consumed + ledger.drafts.seen
-            deadline = time.monotonic() + SETTLE_SECONDS
+        if taken != (taken := ledger.consumed + ledger.drafts.seen):
+            deadline = time.monotonic() + DRAIN_SECONDS
         time.sleep(0.2)
+    if not is_fresh:
+        raise ProcessError(f"worker or learner report nothing any more: see their logs in {HOME}.")
 
 
 def write(run: Run, folder: Path) -> Path:
-    """Write ``summary.json`` and the page into ``folder``; the page's path."""
-    write_json(run.summary.as_dict(), folder / "summary.json")
-    facts = {
-        "requests": f"{run.summary.requests}, and {run.summary.requests_failed} that failed",
-        "tokens": str(run.summary.tokens),
-        "events lost": str(run.summary.events_lost),
-        "machine": run.summary.machine,
-        "traffic": f"{run.summary.duration_s:.0f} s from {run.summary.date}",
-    }
-    said = [*sentences(run.summary), *run.summary.notes, *run.summary.failings]
-    figures = page.record(run.ledger, "Adaptive decoding: a demo run", said, facts, run.versions)
-    path = folder / "report.html"
-    path.write_text(page.page(figures), encoding="utf-8")
-    return path
+    """Write ``summary.json`` and the page into ``folder``; the page's path.
+
+    Raises:
+        SettingsError: they cannot be written.
+    """
+    write_json(run.summary, folder / "summary.json")
+    write_text(render(run.page), folder / "report.html")
+    return folder / "report.html"
+
+
+def status_line(ledger: Ledger) -> str:
+    """The state of a run in one line of text."""
+    over = uplifts(list(ledger.rounds), ())[ALL]
+    worth = ", ".join(f"over {NAMES[side]} {as_text(whole)}" for side, whole in over.items())
+    policy = f"v{ledger.statuses[-1].policy_version}" if ledger.statuses else "-"
+    candidates = ledger.learner[-1].candidates if ledger.learner else 0
+    return (
+        f"{ledger.phases[-1].name}: {worth}, policy {policy}, events {ledger.produced} made "
+        f"{ledger.consumed} learned from, candidates {candidates}"
+    )
+
+
+def outcome(run: Run) -> RenderableType:
+    """A finished run: the page's tables of phases, sentences, and what could not be told."""
+    parts: list[RenderableType] = []
+    for shown in (t for t in run.page["tables"] if t["title"].startswith("Phases")):
+        table = Table(*shown["head"], title=shown["title"], box=None, padding=(0, 1, 0, 0))
+        for row in shown["rows"]:
+            table.add_row(*row)
+        parts += [table, Text()]
+    return Group(*parts, *map(Text, (*run.summary["sentences"], *run.summary["notes"])))

@@ -1,151 +1,143 @@
-"""The figures of a demo, computed from its ledger; the names are those of ``summary.json``."""
+"""The figures of a demo, computed from what was seen of it, and what they come to in sentences.
+
+The names are those of ``summary.json``. No sentence claims more than the run's intervals bear.
+"""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
-from pipelines.watch.ledger import Ledger, Window
-from pipelines.watch.uplift import NAMED, uplifts
+from pipelines import machine
+from pipelines.watch.ledger import Ledger
+from pipelines.watch.uplift import ALL, NAMES, as_dict, rate_in, uplifts
 
-
-@dataclass(frozen=True)
-class Summary:
-    """What a run came to. Shares are in 0..1, errors and accepted lengths in tokens, ratios of
-    tokens a second with the bounds of their intervals."""
-
-    date: str
-    duration_s: float
-    machine: str
-    start: str  # what it began with: "first", the policy that ships, or "counting"
-    requests: int
-    requests_failed: int
-    tokens: int
-    uplift: dict[
-        str, dict[str, Any]
-    ]  # of each comparison that was made: see pipelines.watch.uplift
-    rounds: int  # of the trial that compares them
-    events_produced: int
-    events_consumed: int
-    events_lost: int
-    events_seen: int  # by the demo's own consumer
-    events_duplicate: int
-    labels: dict[str, int]
-    policy_versions_applied: list[int]  # of those that learning made
-    policy_switches: list[dict[str, float]]
-    policies_published: int
-    swap_ms_max: float
-    choose_us_p50: float
-    phases: list[dict[str, Any]]
-    tok_per_s: dict[str, float]  # all sides together
-    arm_shares: dict[str, dict[str, float]]
-    accepted_by_arm: dict[str, dict[str, float]]
-    mae: dict[str, float | None]
-    candidates: int
-    promotions: int
-    drifts: int
-    worker_faults: int
-    refusals: dict[str, int]
-    records_refused: int  # that kept no contract
-
-    @property
-    def failings(self) -> list[str]:
-        """What went wrong; empty where nothing did."""
-        wrong = {
-            "requests failed": self.requests_failed,
-            "events were lost between worker and learner": self.events_lost,
-            "faults of the worker were spared the engine: see its log": self.worker_faults,
-            "records kept no contract": self.records_refused,
-        }
-        made_none = [] if self.events_produced else ["the worker made no events"]
-        return made_none + [f"{count} {what}" for what, count in wrong.items() if count]
-
-    @property
-    def notes(self) -> list[str]:
-        """What was not shown, for want of time; no fault."""
-        found = []
-        if not self.policy_versions_applied:
-            found.append(
-                "Nothing that was learned in these minutes was shown to be better than what "
-                "served, so that went on serving."
-            )
-        for name, one in self.uplift.items():
-            if one["low"] is None or one["low"] <= 1.0 <= one["high"]:
-                found.append(
-                    f"Whether it is faster than {NAMED[name]} cannot be told from this run."
-                )
-        return found
-
-    def as_dict(self) -> dict[str, Any]:
-        """JSON-ready, with ``ok``, ``failings`` and ``notes``."""
-        said = {"ok": not self.failings, "failings": self.failings, "notes": self.notes}
-        return {**asdict(self), **said}
+Summary = dict[str, Any]
+STARTS: Final = {"first": "the policy that ships", "counting": "nothing learned"}
 
 
 def summarise(
-    ledger: Ledger, machine: str, began: float, consumed_before: int = 0, start: str = "first"
+    ledger: Ledger,
+    requests: Mapping[str, int],
+    began: float,
+    consumed_before: int = 0,
+    start: str = "first",
 ) -> Summary:
-    """Compute the figures.
+    """The figures, JSON-ready. Shares are in 0..1, errors and accepted lengths in tokens, ratios of
+    tokens a second with the bounds of their intervals, null where they are not known.
 
     Args:
-        began: seconds since the epoch at which the traffic began.
-        consumed_before: events the learner had taken in before that.
-        start: what served before anything was learned.
+        requests: how many were ``answered`` and ``failed``, and their ``tokens``.
+        began: of the traffic, seconds since the epoch; ``consumed_before``: events learned by then.
+        start: what served at first, one of :data:`STARTS`.
     """
-    windows: dict[str, Window] = {p.name: ledger.between(p.began, p.ended) for p in ledger.phases}
-    last = ledger.statuses[-1] if ledger.statuses else None
-    learner = ledger.learner[-1] if ledger.learner else None
-    answered = [a for a in ledger.answers if not a.error]
-    ended = max((p.ended for p in ledger.phases), default=began)
+    windows = ledger.drafts.windows([(p.began, p.ended) for p in ledger.phases])
+    rounds = list(ledger.rounds)
     consumed = ledger.consumed - consumed_before
-    found = uplifts(ledger.rounds, ledger.phases)
-    return Summary(
-        date=datetime.fromtimestamp(began, UTC).isoformat(timespec="seconds"),
-        duration_s=round(ended - began, 1),
-        machine=machine,
-        start=start,
-        requests=len(answered),
-        requests_failed=len(ledger.answers) - len(answered),
-        tokens=sum(a.tokens for a in answered),
-        uplift={name: one.as_dict() for name, one in found.items()},
-        rounds=len(ledger.rounds),
-        events_produced=ledger.produced,
-        events_consumed=consumed,
-        events_lost=ledger.produced - consumed,
-        events_seen=ledger.drafts.seen,
-        events_duplicate=learner.events_duplicate if learner else 0,
-        labels=dict(sorted(ledger.drafts.labels.items())),
-        policy_versions_applied=ledger.learned_versions(),
-        policy_switches=[
+    found = uplifts(rounds, ledger.phases)
+    summary: Summary = {
+        "date": datetime.fromtimestamp(began, UTC).isoformat(timespec="seconds"),
+        "duration_s": round(max((p.ended for p in ledger.phases), default=began) - began, 1),
+        "machine": machine.description(),
+        "start": start,
+        **{f"requests_{name}": requests.get(name, 0) for name in ("answered", "failed")},
+        "tokens": requests.get("tokens", 0),
+        "uplift": {
+            f"over_{side}": as_dict(whole)
+            | {"phases": {p.name: as_dict(found[p.name][side]) for p in ledger.phases}}
+            for side, whole in found[ALL].items()
+        },
+        "rounds": len(rounds),
+        "events_produced": ledger.produced,
+        "events_consumed": consumed,
+        "events_lost": ledger.produced - consumed,
+        "events_seen": ledger.drafts.seen,
+        "policy_versions_applied": ledger.learned_versions(),
+        "policy_switches": [
             {"at_s": round(time - began, 1), "version": version}
             for time, version in ledger.policy_switches()
         ],
-        policies_published=sum(p.version is not None for p in ledger.published),
-        swap_ms_max=round(max((s.swap_ms_max for s in ledger.statuses), default=0.0), 3),
-        choose_us_p50=round(last.choose_us_p50, 1) if last else 0.0,
-        phases=[
-            {
-                "name": p.name,
-                "workloads": list(p.workloads),
-                "from_s": round(p.began - began, 1),
-                "to_s": round(p.ended - began, 1),
-                "events": windows[p.name].events,
-            }
-            for p in ledger.phases
+        "phases": [
+            {"name": p.name, "workloads": p.workloads, "from_s": round(p.began - began, 1)}
+            | {"to_s": round(p.ended - began, 1), **asdict(window)}
+            | {"tok_per_s": rate_in(p, rounds)}
+            for p, window in zip(ledger.phases, windows, strict=True)
         ],
-        tok_per_s={name: round(w.tok_per_s, 2) for name, w in windows.items()},
-        arm_shares={name: _rounded(w.arm_shares) for name, w in windows.items()},
-        accepted_by_arm={name: _rounded(w.accepted_by_arm) for name, w in windows.items()},
-        mae={name: None if w.mae is None else round(w.mae, 3) for name, w in windows.items()},
-        candidates=learner.candidates if learner else 0,
-        promotions=learner.promotions if learner else 0,
-        drifts=learner.drifts if learner else 0,
-        worker_faults=last.faults if last else 0,
-        refusals=dict(last.refusals) if last else {},
-        records_refused=ledger.refused,
+        "records_refused": ledger.refused,
+        "worker": ledger.statuses[-1].model_dump(mode="json") if ledger.statuses else {},
+        "learner": ledger.learner[-1].model_dump(mode="json") if ledger.learner else {},
+    }
+    failings, notes = _failings(summary), _notes(summary)
+    sentences = [_speed(summary), _learning(summary), _trust(summary)]
+    verdict = {"ok": not failings, "failings": failings, "notes": notes, "sentences": sentences}
+    return verdict | summary
+
+
+def _failings(summary: Summary) -> list[str]:
+    """What went wrong; empty where nothing did."""
+    wrong = {
+        "requests failed": summary["requests_failed"],
+        "events were lost between worker and learner": summary["events_lost"],
+        "faults of the worker were spared the engine: see its log": summary["worker"].get("faults"),
+        "records could not be read": summary["records_refused"],
+        "events were made by the worker": "no" if not summary["events_produced"] else 0,
+    }
+    return [f"{count} {what}" for what, count in wrong.items() if count]
+
+
+def _notes(summary: Summary) -> list[str]:
+    """What was not shown, for want of time; no fault."""
+    learned = "Nothing that was learned in these minutes was shown to be better than what served."
+    return ([] if summary["policy_versions_applied"] else [learned]) + [
+        f"Whether it is faster than {_named(side)} cannot be told from this run."
+        for side, one in summary["uplift"].items()
+        if one["low"] is None or one["low"] <= 1.0 <= one["high"]
+    ]
+
+
+def _speed(summary: Summary) -> str:
+    known = [
+        f"{one['ratio']:.2f} ({one['low']:.2f} to {one['high']:.2f}) times those of {_named(side)}"
+        for side, one in summary["uplift"].items()
+        if one["low"] is not None
+    ]
+    if not known:
+        return "The run was too short to say how fast the service is beside plain decoding."
+    return f"On the same requests it made, in tokens a second, {' and '.join(known)}."
+
+
+def _named(comparison: str) -> str:
+    return NAMES[comparison.removeprefix("over_")]
+
+
+def _learning(summary: Summary) -> str:
+    began = f"It began with {STARTS[summary['start']]}"
+    applied = summary["policy_versions_applied"]
+    if not applied:
+        tried = summary["learner"].get("candidates", 0)
+        return f"{began}, tried {tried} candidates, and put none in force."
+    first = next(s["at_s"] for s in summary["policy_switches"] if s["version"] == applied[0])
+    return (
+        f"{began}, learned from {summary['events_consumed']} draft events of its own traffic, and "
+        f"put {len(applied)} of the policies it made in force, the first after {first:.0f} seconds."
     )
 
 
-def _rounded(values: dict[str, float]) -> dict[str, float]:
-    return {name: round(value, 3) for name, value in values.items()}
+def _trust(summary: Summary) -> str:
+    plain = summary["uplift"].get("over_plain", {"phases": {}})["phases"]
+    phases = {name: one for name, one in plain.items() if one["pairs"]}
+    slower = [n for n, one in phases.items() if one["high"] is not None and one["high"] < 1.0]
+    pace = "it was compared with nothing"
+    if slower:
+        pace = f"it was slower than plain decoding in {', '.join(slower)}"
+    elif phases:
+        worst = min(phases, key=lambda name: float(phases[name]["ratio"]))
+        pace = f"its worst phase ({worst}) made {phases[worst]['ratio']:.2f} times plain decoding"
+    failed = summary["requests_failed"]
+    return (
+        f"Through {max(0, len(summary['phases']) - 1)} announced changes of traffic {pace}; of "
+        f"{summary['events_produced']} draft events {summary['events_lost'] or 'none'} were lost, "
+        f"of {summary['requests_answered'] + failed} requests {failed or 'none'} failed."
+    )

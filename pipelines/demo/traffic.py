@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import Final
 
 import httpx
 
 from decoder.contracts.errors import ProcessError
-from pipelines.watch.ledger import Answer, Ledger, Phase
+from pipelines.watch.ledger import Ledger, Phase
 from pipelines.workloads import Prompt, interleaved
 
 CONCURRENCY: Final = 3
@@ -40,38 +41,29 @@ PLANS: Final = (
 )
 
 
-def body(prompt: Prompt, model: str, max_tokens: int = MAX_TOKENS) -> dict[str, Any]:
-    """The request for ``prompt``, as the chat completions API takes it."""
-    return {
-        "model": model,
-        "messages": list(prompt.messages),
-        "temperature": 0,
-        "max_tokens": max_tokens,
-        "vllm_xargs": {"hvd_workload": prompt.workload},
-    }
-
-
-@dataclass
 class Traffic:
-    """Threads that send one request after another until stopped; they write to ``ledger``."""
+    """Threads that send one request after another to ``url`` until stopped.
 
-    url: str
-    model: str
-    ledger: Ledger
-    stopping: threading.Event = field(default_factory=threading.Event)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-    _next: Iterator[Prompt] = field(default_factory=lambda: iter(()))
-    _threads: list[threading.Thread] = field(default_factory=list)
-    _failures: int = 0
+    Phases are written into ``ledger``; ``counts`` are requests ``answered`` and ``failed``, and
+    ``tokens`` of the answers.
+    """
+
+    def __init__(self, url: str, model: str, ledger: Ledger) -> None:
+        self.url = url
+        self.model = model
+        self.ledger = ledger
+        self.counts: Counter[str] = Counter()
+        self.stopping = threading.Event()
+        self._lock = threading.Lock()
+        self._next: Iterator[Prompt] = iter(())
+        self._threads: list[threading.Thread] = []
+        self._errors: list[str] = []  # of the last requests, one after another
 
     def begin(self, plan: Plan, seed: int) -> None:
         """From now on send ``plan``'s workloads; requests under way finish as they are."""
-        now = time.time()
         with self._lock:
-            phases = self.ledger.phases
-            if phases:
-                phases[-1] = replace(phases[-1], ended=now)
-            phases.append(Phase(plan.name, plan.workloads, now))
+            self._end_phase()
+            self.ledger.phases.append(Phase(plan.name, plan.workloads, time.time()))
             self._next = interleaved(plan.workloads, seed=seed)
         while len(self._threads) < CONCURRENCY:
             thread = threading.Thread(target=self._send_all, daemon=True)
@@ -83,8 +75,11 @@ class Traffic:
         self.stopping.set()
         for thread in self._threads:
             thread.join(REQUEST_SECONDS)
-        if self.ledger.phases:
-            self.ledger.phases[-1] = replace(self.ledger.phases[-1], ended=time.time())
+        self._end_phase()
+
+    def _end_phase(self) -> None:
+        if phases := self.ledger.phases:
+            phases[-1] = replace(phases[-1], ended=time.time())
 
     def check(self) -> None:
         """Do nothing while requests succeed.
@@ -92,36 +87,37 @@ class Traffic:
         Raises:
             ProcessError: too many in a row failed; with what the last one got.
         """
-        if self._failures > FAILURES_ALLOWED:
-            raise ProcessError(
-                f"{self._failures} requests in a row failed at {self.url}; the last: "
-                f"{self.ledger.answers[-1].error}"
-            )
+        if len(self._errors) > FAILURES_ALLOWED:
+            many = f"{len(self._errors)} requests in a row failed at {self.url}"
+            raise ProcessError(f"{many}; the last: {self._errors[-1]}")
 
     def _send_all(self) -> None:
         with httpx.Client(base_url=self.url, timeout=REQUEST_SECONDS) as client:
             while not self.stopping.is_set():
-                with self._lock:
-                    prompt = next(self._next)
-                answer = send(client, prompt, self.model)
-                with self._lock:
-                    self._failures = self._failures + 1 if answer.error else 0
-                    self.ledger.answers.append(answer)
-                if answer.error:
-                    self.stopping.wait(1.0)
+                self.send(client)
 
-
-def send(client: httpx.Client, prompt: Prompt, model: str) -> Answer:
-    """One request and its answer; a failure becomes an answer with ``error``."""
-    began = time.time()
-    tokens, error = 0, ""
-    try:
-        response = client.post("/v1/chat/completions", json=body(prompt, model))
-        if response.is_success:
-            tokens = int(response.json()["usage"]["completion_tokens"])
-        else:
-            error = f"HTTP {response.status_code}: {response.text[:200]}"
-    except (httpx.HTTPError, KeyError, ValueError) as failure:
-        error = f"{type(failure).__name__}: {failure}"
-    now = time.time()
-    return Answer(prompt.workload, now, now - began, tokens, error)
+    def send(self, client: httpx.Client) -> None:
+        """Send the next request and count its outcome; after a failure wait a second."""
+        with self._lock:
+            prompt = next(self._next)
+        body = {
+            "model": self.model,
+            "messages": list(prompt.messages),
+            "temperature": 0,
+            "max_tokens": MAX_TOKENS,
+            "vllm_xargs": {"hvd_workload": prompt.workload},
+        }
+        tokens, error = 0, ""
+        try:
+            response = client.post("/v1/chat/completions", json=body)
+            if response.is_success:
+                tokens = int(response.json()["usage"]["completion_tokens"])
+            else:
+                error = f"HTTP {response.status_code}: {response.text[:200]}"
+        except (httpx.HTTPError, KeyError, ValueError) as failure:
+            error = f"{type(failure).__name__}: {failure}"
+        with self._lock:
+            self._errors = [*self._errors, error] if error else []
+            self.counts.update({"failed" if error else "answered": 1, "tokens": tokens})
+        if error:
+            self.stopping.wait(1.0)

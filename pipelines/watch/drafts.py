@@ -1,11 +1,11 @@
-"""Draft events as a page needs them: sums by second, and the last labelled drafts whole."""
+"""Draft events as a page needs them: sums by second."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections import Counter, OrderedDict
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -13,118 +13,80 @@ from numpy.typing import NDArray
 
 from decoder.contracts.bundle import CHAMPION
 from decoder.contracts.events import EventBatch
-from decoder.contracts.features import NUM_FEATURES, FloatArray
 
 ARMS: Final = ("cache", "model", "none")
 OWN: Final = ("", CHAMPION)
 """Sides of steps that the policy in force decided: outside of trials, and in its blocks of them."""
-KEPT_DRAFTS: Final = 4096
-"""Labelled drafts kept with their features; of these a calibration has tenths of some hundred."""
-KEPT_NUMBERS: Final = 40_000
-"""Numbers of events remembered for each life: a record that is sent twice comes within seconds."""
-KEPT_LIVES: Final = 64
-"""Lives whose numbers are remembered, the ones heard of last; some MB each."""
+KEPT_NUMBERS: Final = 100_000
+"""Events whose numbers are remembered: a record that is sent twice comes within seconds."""
 
 Sums = NDArray[np.float64]
-_WIDTH: Final = 7  # cycles of the three arms, tokens accepted of two, absolute error, labels
+"""[7]: cycles by arm, tokens accepted of cache and model, absolute errors, and of how many."""
 
 
-@dataclass
+@dataclass(frozen=True)
+class Window:
+    """What the policy in force made of a stretch of time."""
+
+    events: int
+    arm_shares: dict[str, float]
+    accepted_by_arm: dict[str, float]  # accepted draft tokens per cycle of that arm
+    mae: float | None  # predicted against accepted, tokens; None without a complete label
+
+
 class Drafts:
-    """What became of drafts; of steps that the policy in force decided, where not said otherwise.
+    """What became of drafts. ``seen`` are distinct events, of all sides; sums older than ``keep_s``
+    are forgotten."""
 
-    ``keep_s``: sums and versions older than this are forgotten.
-    """
-
-    keep_s: float = math.inf
-    seen: int = 0  # distinct events, of all sides
-    labels: Counter[str] = field(default_factory=Counter)  # of all sides, censored ones apart
-    versions: dict[int, float] = field(default_factory=dict)  # when each first decided
-    _seconds: dict[int, Sums] = field(default_factory=dict)
-    _numbers: OrderedDict[str, set[int]] = field(default_factory=OrderedDict)
-    _recent: list[tuple[FloatArray, FloatArray]] = field(default_factory=list)
+    def __init__(self, keep_s: float = math.inf) -> None:
+        self.keep_s = keep_s
+        self.seen = 0
+        self._seconds: dict[int, Sums] = {}
+        self._numbers: dict[tuple[str, int], None] = {}
 
     def add(self, batch: EventBatch) -> None:
         """Count the events of ``batch``, each once."""
-        fresh = self._fresh(batch.origin.life, batch.numbers["number"].tolist())
-        names, numbers = batch.names, batch.numbers
+        numbers, arms = batch.numbers, np.array(batch.names["arm"])
+        fresh = self._fresh(batch)
         self.seen += int(fresh.sum())
-        drafted = fresh & (numbers["draft_len"] > 0)
-        censored = np.array([bool(reason) for reason in names["censored"]])
-        for row in np.flatnonzero(drafted).tolist():
-            self.labels[names["label"][row] + (" censored" if censored[row] else "")] += 1
-        complete = drafted & ~censored
-        if complete.any():
-            accepted = numbers["accepted"][complete].astype(np.float32)
-            self._keep(batch.features[complete], accepted)
-        own = fresh & np.array([side in OWN for side in names["side"]])
-        self._sum(batch, own, complete)
-        known = len(self.versions)
-        for row in np.flatnonzero(own).tolist():
-            if names["role"][row] == CHAMPION:
-                version, at = int(numbers["policy_version"][row]), float(numbers["time"][row])
-                self.versions.setdefault(version, at)
-        if len(self.versions) > known and self.keep_s < math.inf:
-            self.versions = {v: at for v, at in self.versions.items() if self._is_kept(at)}
-
-    def between(self, began: float, ended: float) -> Sums:
-        """Sums [7] from ``began`` to ``ended``, seconds since the epoch, in whole seconds: cycles
-        by arm, draft tokens accepted in those of cache and model, the sum of absolute errors of
-        predicted lengths, and of how many labels."""
-        seconds = self._seconds
-        if ended - began < len(seconds):
-            near = range(math.ceil(began), math.ceil(ended))
-            inside = [sums for at in near if (sums := seconds.get(at)) is not None]
-        else:
-            inside = [sums for at, sums in list(seconds.items()) if began <= at < ended]
-        return np.sum(inside, axis=0) if inside else np.zeros(_WIDTH)
-
-    @property
-    def recent(self) -> tuple[FloatArray, FloatArray]:
-        """Features [n, features] and accepted lengths [n] of the last labelled drafts, whoever
-        decided: the label of a draft does not depend on that."""
-        pieces = list(self._recent)
-        if not pieces:
-            return np.zeros((0, NUM_FEATURES), np.float32), np.zeros(0, np.float32)
-        features, accepted = zip(*pieces, strict=True)
-        return np.concatenate(features)[-KEPT_DRAFTS:], np.concatenate(accepted)[-KEPT_DRAFTS:]
-
-    def _fresh(self, life: str, numbers: list[int]) -> NDArray[np.bool_]:
-        known = self._numbers.setdefault(life, set())
-        self._numbers.move_to_end(life)
-        if len(self._numbers) > KEPT_LIVES:
-            self._numbers.popitem(last=False)
-        fresh = np.zeros(len(numbers), np.bool_)
-        for row, number in enumerate(numbers):
-            fresh[row] = number not in known
-            known.add(number)
-        if len(known) > KEPT_NUMBERS:
-            newest = max(known)
-            self._numbers[life] = {n for n in known if n > newest - KEPT_NUMBERS // 2}
-        return fresh
-
-    def _keep(self, features: FloatArray, accepted: FloatArray) -> None:
-        self._recent.append((features, accepted))
-        while sum(len(a) for _, a in self._recent[1:]) >= KEPT_DRAFTS:
-            del self._recent[0]
-
-    def _sum(self, batch: EventBatch, own: NDArray[np.bool_], complete: NDArray[np.bool_]) -> None:
-        numbers = batch.numbers
-        arms = np.array(batch.names["arm"])
-        rows = np.zeros((len(batch), _WIDTH))
-        for column, arm in enumerate(ARMS):
-            rows[:, column] = arms == arm
-        verified = np.minimum(numbers["accepted"], numbers["verified_len"])
-        rows[:, 3] = np.where(arms == ARMS[0], verified, 0)
-        rows[:, 4] = np.where(arms == ARMS[1], np.nan_to_num(numbers["model_accepted"]), 0)
+        is_whole = np.array([not reason for reason in batch.names["censored"]], np.bool_)
+        complete = is_whole & (numbers["draft_len"] > 0)
+        from_cache = np.minimum(numbers["accepted"], numbers["verified_len"])
+        from_model = np.nan_to_num(numbers["model_accepted"])
         error = np.abs(numbers["predicted"] - numbers["accepted"])
-        rows[:, 5] = np.where(complete, error, 0.0)
-        rows[:, 6] = complete
-        for second, row in zip(numbers["time"][own].astype(int).tolist(), rows[own], strict=True):
-            self._seconds[second] = self._seconds.get(second, 0.0) + row
+        columns = [arms == arm for arm in ARMS]
+        columns += [np.where(columns[0], from_cache, 0), np.where(columns[1], from_model, 0)]
+        columns += [np.where(complete, error, 0.0), complete]
+        own = fresh & np.isin(batch.names["side"], OWN)
+        seconds, rows = numbers["time"][own].astype(int), np.column_stack(columns)[own]
+        for second in np.unique(seconds).tolist():
+            sums = rows[seconds == second].sum(axis=0, dtype=np.float64)
+            self._seconds[second] = self._seconds.get(second, 0.0) + sums
         if len(self._seconds) > 2 * self.keep_s:
-            self._seconds = {s: sums for s, sums in self._seconds.items() if self._is_kept(s)}
+            # neither too old nor of a time to come, which would never grow old
+            now = time.time()
+            kept = {s: sums for s, sums in self._seconds.items() if abs(now - s) <= self.keep_s}
+            self._seconds = kept
 
-    def _is_kept(self, at: float) -> bool:
-        """Whether it is neither too old nor of a time to come, which would never grow old."""
-        return abs(time.time() - at) <= self.keep_s
+    def windows(self, bounds: Sequence[tuple[float, float]]) -> list[Window]:
+        """What happened between each of ``bounds``, seconds since the epoch, in whole seconds."""
+        known = sorted(self._seconds.items(), key=lambda item: item[0])
+        totals = np.cumsum([np.zeros(7), *(sums for _, sums in known)], axis=0)
+        at = np.searchsorted([second for second, _ in known], np.reshape(bounds, (-1, 2)))
+        found = []
+        for *cycles, cached, drafted, error, labels in np.diff(totals[at], axis=1)[:, 0].tolist():
+            total = sum(cycles)
+            shares = {arm: n / max(total, 1.0) for arm, n in zip(ARMS, cycles, strict=True)}
+            accepted = {"cache": cached / max(cycles[0], 1.0)}
+            accepted["model"] = drafted / max(cycles[1], 1.0)
+            found.append(Window(int(total), shares, accepted, error / labels if labels else None))
+        return found
+
+    def _fresh(self, batch: EventBatch) -> NDArray[np.bool_]:
+        fresh = np.zeros(len(batch), np.bool_)
+        for row, number in enumerate(batch.numbers["number"].tolist()):
+            fresh[row] = (batch.origin.life, number) not in self._numbers
+            self._numbers[batch.origin.life, number] = None
+        while len(self._numbers) > KEPT_NUMBERS:
+            del self._numbers[next(iter(self._numbers))]
+        return fresh

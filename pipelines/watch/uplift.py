@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -14,33 +13,15 @@ from decoder.contracts.trials import PLAIN, SUFFIX, Block, Round
 from decoder.trial.effect import Effect, effect, effect_of
 from pipelines.watch.ledger import Phase
 
-OVER: Final[Mapping[str, str]] = {
-    "over_plain": PLAIN,
-    "over_suffix": SUFFIX,
-    "over_first_policy": FIRST,
+NAMES: Final[Mapping[str, str]] = {
+    PLAIN: "plain decoding",
+    SUFFIX: "stock suffix decoding",
+    FIRST: "the frozen first policy",
 }
-"""Comparisons by name, with the side that the policy in force may be compared with."""
-NAMED: Final[Mapping[str, str]] = {
-    "over_plain": "plain decoding",
-    "over_suffix": "stock suffix decoding",
-    "over_first_policy": "the frozen first policy",
-}
+"""Sides that the policy in force may be compared with, as they are called."""
+ALL: Final = "(all)"
 RECENT: Final = 24
 """Pairs of a moving estimate: a minute or two of a demo."""
-
-
-@dataclass(frozen=True)
-class Uplift:
-    """Rate over another side's, by the clock; ``at_costs`` is the same by the costs in force."""
-
-    whole: Effect
-    at_costs: Effect
-    phases: Mapping[str, Effect]
-
-    def as_dict(self) -> dict[str, Any]:
-        """JSON-ready; an end that is not known is null."""
-        phases = {name: bounds(one) for name, one in self.phases.items()}
-        return {**bounds(self.whole), "at_costs": bounds(self.at_costs), "phases": phases}
 
 
 def is_bounded(one: Effect) -> bool:
@@ -48,68 +29,66 @@ def is_bounded(one: Effect) -> bool:
     return one.low > 0.0 and math.isfinite(one.high)
 
 
-def bounds(one: Effect) -> dict[str, float | int | None]:
-    """``ratio``, ``low``, ``high`` and ``pairs``; None where there is nothing to go by."""
-    known = is_bounded(one)
-    return {
-        "ratio": round(one.ratio, 4) if one.pairs else None,
-        "low": round(one.low, 4) if known else None,
-        "high": round(one.high, 4) if known else None,
-        "pairs": one.pairs,
-    }
+def as_dict(one: Effect) -> dict[str, float | int | None]:
+    """JSON-ready: ``ratio``, ``low``, ``high`` and ``pairs``; null is not known."""
+    bounds = {"low": round(one.low, 4), "high": round(one.high, 4)} if is_bounded(one) else {}
+    ratio = round(one.ratio, 4) if one.pairs else None
+    return {"ratio": ratio, "low": None, "high": None, "pairs": one.pairs} | bounds
 
 
-def compared(rounds: Sequence[Round]) -> dict[str, str]:
-    """Those of :data:`OVER` whose side took part; where none did, plain decoding."""
+def as_text(one: Effect) -> str:
+    """``1.62 (1.51 to 1.74)``; the ratio alone while its interval is open, "-" without any."""
+    if is_bounded(one):
+        return f"{one.ratio:.2f} ({one.low:.2f} to {one.high:.2f})"
+    return f"about {one.ratio:.2f}" if one.pairs else "-"
+
+
+def compared(rounds: Sequence[Round]) -> list[str]:
+    """Those of :data:`NAMES` that took part; where none did, plain decoding."""
     played = {block.side for one in rounds for block in one.blocks}
-    found = {name: side for name, side in OVER.items() if side in played}
-    return found or {"over_plain": PLAIN}
+    return [side for side in NAMES if side in played] or [PLAIN]
 
 
-def uplifts(rounds: Sequence[Round], phases: Iterable[Phase]) -> dict[str, Uplift]:
-    """Every comparison that was made. A round belongs to the phase in which it ended."""
-    found = {}
-    stretches = list(phases)
-    for name, side in compared(rounds).items():
-        found[name] = Uplift(
-            effect_of(rounds, CHAMPION, side),
-            effect_of(rounds, CHAMPION, side, by_cost=True),
-            {
-                p.name: effect_of([r for r in rounds if _within(r, p)], CHAMPION, side)
-                for p in stretches
-            },
-        )
-    return found
+def uplifts(rounds: Sequence[Round], phases: Iterable[Phase]) -> dict[str, dict[str, Effect]]:
+    """Rates over each other side's by the clock, by side, of each phase by its name and of
+    :data:`ALL`. A round belongs to the phase in which it ended."""
+    parts = {p.name: _within(p, rounds) for p in phases} | {ALL: list(rounds)}
+    sides = compared(rounds)
+    return {n: {s: effect_of(part, CHAMPION, s) for s in sides} for n, part in parts.items()}
 
 
-def _within(one: Round, phase: Phase) -> bool:
-    return phase.began <= one.time < phase.ended
+def rate_in(phase: Phase, rounds: Iterable[Round], side: str = CHAMPION) -> float:
+    """Tokens a second of ``side`` in its blocks of a phase, by the clock; 0 without any."""
+    blocks = [block for one in _within(phase, rounds) if (block := one.block(side))]
+    return 1e6 * sum(b.tokens for b in blocks) / max(sum(b.us for b in blocks), 1.0)
+
+
+def _within(phase: Phase, rounds: Iterable[Round]) -> list[Round]:
+    return [one for one in rounds if phase.began <= one.time < phase.ended]
 
 
 def by_workload(rounds: Sequence[Round]) -> dict[str, dict[str, Effect]]:
-    """Every comparison for the requests of each workload, all tenants together, at the costs in
-    force: a step's time belongs to all its requests."""
-    names = {g.workload for r in rounds for b in r.blocks for g in b.groups}
+    """Every comparison for the requests of each workload, all tenants together, and of
+    :data:`ALL`, at the costs in force: a step's time belongs to all its requests."""
+    sides = compared(rounds)
     found: dict[str, dict[str, Effect]] = {}
-    for workload in sorted(names):
-        shares = [{b.side: _of(b, workload) for b in r.blocks} for r in rounds]
-        found[workload] = {
-            name: effect(
-                [one[CHAMPION] for one in shares if CHAMPION in one and side in one],
-                [one[side] for one in shares if CHAMPION in one and side in one],
-            )
-            for name, side in compared(rounds).items()
-        }
+    for workload in sorted({g.workload for r in rounds for b in r.blocks for g in b.groups}):
+        shares = [{b.side: _share(b, workload) for b in r.blocks} for r in rounds]
+        for side in sides:
+            both = [(one[CHAMPION], one[side]) for one in shares if {CHAMPION, side} <= one.keys()]
+            mine, other = zip(*both, strict=True) if both else ((), ())
+            found.setdefault(workload or "-", {})[side] = effect(mine, other)
+    found[ALL] = {side: effect_of(rounds, CHAMPION, side, by_cost=True) for side in sides}
     return found
 
 
-def _of(block: Block, workload: str) -> tuple[float, float]:
+def _share(block: Block, workload: str) -> tuple[float, float]:
     """Tokens and microseconds of a block that are a workload's; 0 and 0 are no pair."""
     mine = [group for group in block.groups if group.workload == workload]
     return sum(group.tokens for group in mine), sum(group.cost_us for group in mine)
 
 
-def course(
+def over_time(
     rounds: Sequence[Round], side: str, points: int, recent: int | None = None
 ) -> list[tuple[float, Effect]]:
     """The rate over ``side``'s as it was known at up to ``points`` times, oldest first.
@@ -122,17 +101,7 @@ def course(
     mine = np.array([(a.tokens, a.us) for _, a, _ in both])
     other = np.array([(b.tokens, b.us) for _, _, b in both])
     stride = max(1, math.ceil(len(both) / points))
-    seen = []
-    for end in reversed(range(len(both), 0, -stride)):
-        begin = max(0, end - (recent or end))
-        seen.append((both[end - 1][0], effect(mine[begin:end], other[begin:end])))
+    ends = reversed(range(len(both), 0, -stride))
+    slices = [(end, slice(max(0, end - (recent or end)), end)) for end in ends]
+    seen = [(both[end - 1][0], effect(mine[part], other[part])) for end, part in slices]
     return [(time, one) for time, one in seen if one.pairs]
-
-
-def shown(one: Effect) -> str:
-    """``1.62 (1.51 to 1.74)``; the ratio alone while its interval is open, "-" without any."""
-    if not one.pairs:
-        return "-"
-    if not is_bounded(one):
-        return f"about {one.ratio:.2f}"
-    return f"{one.ratio:.2f} ({one.low:.2f} to {one.high:.2f})"

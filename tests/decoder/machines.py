@@ -12,14 +12,14 @@ from functools import cache
 
 import numpy as np
 
-from decoder.choice import Chosen, choose
 from decoder.contracts.bundle import BUCKETS, Policy
 from decoder.contracts.features import FEATURES, NUM_FEATURES
-from decoder.costs import LiveCosts
+from decoder.core.choice import Chosen, choose
+from decoder.core.costs import LiveCosts
+from decoder.core.rate import LiveRate
 from decoder.policy.pricing import MAX_TOKENS, CostTable, plain_steps
 from decoder.policy.rule import CACHE, MODEL
 from decoder.policy.survival import survival, yields_of
-from decoder.rate import LiveRate
 
 K = 4
 """Tokens of a model draft at most."""

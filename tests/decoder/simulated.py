@@ -12,16 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from decoder.choice import Chosen
 from decoder.contracts.bundle import BUCKETS, Policy, frequency_policy
 from decoder.contracts.features import NUM_FEATURES
-from decoder.costs import LiveCosts
+from decoder.core.choice import Chosen
+from decoder.core.costs import LiveCosts
+from decoder.core.floor import Floor
+from decoder.core.router import Committed, DraftRouter, RequestOptions
 from decoder.drafting.suffix import SuffixCache
-from decoder.floor import Floor
 from decoder.policy.pricing import CostTable
 from decoder.policy.rule import MODEL
 from decoder.policy.survival import yields_of
-from decoder.router import Committed, DraftRouter, RequestOptions
 from decoder.settings import WorkerSettings
 from tests.conftest import VOCABULARY, KeepingSink, naive_accepted_length
 

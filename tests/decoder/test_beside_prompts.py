@@ -7,10 +7,10 @@ import itertools
 import numpy as np
 import pytest
 
-from decoder.choice import choose
 from decoder.contracts.features import FEATURES, NUM_FEATURES
+from decoder.core.choice import choose
+from decoder.core.rate import LiveRate
 from decoder.policy.pricing import MAX_TOKENS, CostTable, plain_steps
-from decoder.rate import LiveRate
 from tests.decoder.simulated import trusting_policy
 
 GPU = CostTable("gpu", (1, 256, MAX_TOKENS), (5_000.0, 5_500.0, 5_500.0 + 25.0 * 3_840))

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decoder.choice import Chosen, choose
 from decoder.contracts.bundle import BUCKETS, MAX_DRAFT, OUTPUTS, Kind, Policy
 from decoder.contracts.features import FEATURES, NUM_FEATURES
-from decoder.loops import (
+from decoder.core.choice import Chosen, choose
+from decoder.core.loops import (
     curves_of,
     draft_length,
     drafting_time,

@@ -28,7 +28,7 @@ dd if=/dev/zero of="$0/filled" bs=4k count=2 2>/dev/null
 """
 LOOPS = """
 import numpy as np
-from decoder import compiled, loops
+from decoder.core import compiled, loops
 made = compiled.compiled()(lambda a, b: a + b)  # when it is called, as most are
 print("alive", made(1, 2))
 """

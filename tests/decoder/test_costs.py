@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import isotonic_regression
 
-from decoder.costs import GRID, GUESS, REFRESH, LiveCosts
+from decoder.core.costs import GRID, GUESS, REFRESH, LiveCosts
 from decoder.policy.pricing import FEW, NOMINAL, CostTable
 
 PROFILE = CostTable("here", (1, 65), (10_000.0, 42_000.0), draft_us=0.0, draft_token_us=900.0)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from decoder.doze import FIRST_WAIT, LONGEST_WAIT, LOSS, PROBE, SPENT, Doze
+from decoder.core.doze import FIRST_WAIT, LONGEST_WAIT, LOSS, PROBE, SPENT, Doze
 
 PLAIN = 5_000.0
 STEPS = 10_000

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from decoder.contracts.bundle import Policy, frequency_policy
-from decoder.costs import LiveCosts
+from decoder.core.costs import LiveCosts
+from decoder.core.floor import PROBE_EVERY, Floor
+from decoder.core.hindsight import EventSink, Resolved, event_of
+from decoder.core.router import Committed, DraftRouter, RequestOptions
 from decoder.drafting.suffix import SuffixCache
-from decoder.floor import PROBE_EVERY, Floor
-from decoder.hindsight import EventSink, Resolved, event_of
 from decoder.policy.pricing import NOMINAL
-from decoder.router import Committed, DraftRouter, RequestOptions
 from decoder.settings import WorkerSettings
 from tests.conftest import KeepingSink
 from tests.decoder.simulated import trusting_policy

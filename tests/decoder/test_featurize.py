@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from decoder.contracts.features import FEATURES, NUM_FEATURES, TOKEN_CLASSES
-from decoder.drafting.drafts import CacheDraft
-from decoder.labels import common_prefix
-from decoder.payoff.featurize import DraftState, featurize
-from decoder.payoff.memory import SLOTS, History, TenantMemory, memory_keys
-from decoder.payoff.token_classes import token_class_table
+from decoder.core.payoff.featurize import DraftState, featurize
+from decoder.core.payoff.memory import SLOTS, History, TenantMemory, memory_keys
+from decoder.core.payoff.token_classes import token_class_table
+from decoder.drafting.drafts import CacheDraft, common_prefix
 
 
 def state(

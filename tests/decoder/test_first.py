@@ -15,7 +15,7 @@ from decoder.policy.first import first_policy, read_first
 from decoder.policy.probes import to_bytes
 from decoder.settings import WorkerSettings
 from decoder.worker import initial_policy
-from pipelines.first.make import ALLOWED
+from pipelines.lab.first.make import ALLOWED
 from tests.conftest import random_policy
 
 

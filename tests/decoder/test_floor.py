@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from decoder.costs import LiveCosts
-from decoder.floor import DOUBT, PROBE_EVERY, STRETCH, Floor, Outcome, Stretch
+from decoder.core.costs import LiveCosts
+from decoder.core.floor import DOUBT, PROBE_EVERY, STRETCH, Floor, Outcome, Stretch
+from decoder.core.router import Committed, RequestOptions
 from decoder.policy.pricing import CostTable
-from decoder.router import Committed, RequestOptions
 from tests.decoder.simulated import (
     K,
     Phase,

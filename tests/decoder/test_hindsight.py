@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from decoder.contracts.bundle import PARAMETERS
 from decoder.contracts.events import LIMITS
-from decoder.floor import OPTIONS
-from decoder.hindsight import _shared, outcomes_of
+from decoder.core.floor import OPTIONS
+from decoder.core.hindsight import _shared, outcomes_of
+from decoder.core.requests import Cycle, Step
 from decoder.policy.pricing import CostTable
 from decoder.policy.rule import CACHE, MODEL, NONE
-from decoder.requests import Cycle, Step
 
 COSTS = CostTable("t", (1, 8, 32), (10.0, 30.0, 50.0), draft_us=2.0, draft_row_us=0.5)
 K = 3

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decoder.labels import LabelTracker
+from decoder.core.labels import LabelTracker
 from tests.conftest import naive_accepted_length
 
 tokens = st.lists(st.integers(0, 2), max_size=24)

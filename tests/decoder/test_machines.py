@@ -13,10 +13,10 @@ from typing import Final
 import numpy as np
 import pytest
 
-from decoder.costs import LiveCosts
+from decoder.core.costs import LiveCosts
+from decoder.core.profiling import levels
+from decoder.core.rate import LiveRate
 from decoder.policy.pricing import CostTable
-from decoder.profiling import levels
-from decoder.rate import LiveRate
 from tests.decoder.machines import Machine, Run, best, serve
 
 STEPS: Final = 300

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from decoder.payoff.memory import ENTRY_BYTES, MEMORY_BYTES, TenantMemories, TenantMemory
+from decoder.core.payoff.memory import ENTRY_BYTES, MEMORY_BYTES, TenantMemories, TenantMemory
 from decoder.tenancy.shares import ALONE, FLOORS, cache_key
 
 BUDGET = 1 << 20

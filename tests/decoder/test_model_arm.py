@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from decoder.payoff.model_arm import FURTHEST, ModelArm, chance_at, chance_of
+from decoder.core.payoff.model_arm import FURTHEST, ModelArm, chance_at, chance_of
 from decoder.policy.survival import yields_of
 
 

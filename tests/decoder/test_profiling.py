@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
+from decoder.core.profiling import SHARE, levels, profile
 from decoder.policy.pricing import MAX_TOKENS
-from decoder.profiling import SHARE, levels, profile
 
 
 class Clock:
@@ -16,7 +16,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.ran = 0.0, list[int]()
-        monkeypatch.setattr("decoder.profiling.time.perf_counter", lambda: self.now)
+        monkeypatch.setattr("decoder.core.profiling.time.perf_counter", lambda: self.now)
 
     def step(self, seconds: Callable[[int], float]) -> Callable[[int], None]:
         def run(tokens: int) -> None:

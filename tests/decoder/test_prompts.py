@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from decoder.core.requests import Committed, RequestOptions
+from decoder.core.router import DraftRouter
 from decoder.drafting.suffix import STEP_TOKENS
-from decoder.requests import Committed, RequestOptions
-from decoder.router import DraftRouter
 from tests.decoder.simulated import fixed
 from tests.decoder.simulated import make_router as bare_router
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from decoder.rate import LEAST, LiveRate
+from decoder.core.rate import LEAST, LiveRate
 
 
 def test_it_forgets_what_it_started_from() -> None:

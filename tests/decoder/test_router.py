@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decoder.contracts.bundle import Policy, frequency_policy
-from decoder.costs import LiveCosts
+from decoder.core.costs import LiveCosts
+from decoder.core.router import Committed, DraftRouter, RequestOptions
 from decoder.drafting.suffix import SuffixCache
-from decoder.router import Committed, DraftRouter, RequestOptions
 from decoder.settings import WorkerSettings
 from tests.conftest import VOCABULARY, KeepingSink, naive_accepted_length, random_policy
 

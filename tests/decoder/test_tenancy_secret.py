@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from decoder.contracts.bundle import frequency_policy
+from decoder.core.router import Committed, DraftRouter, RequestOptions
 from decoder.drafting.suffix import SuffixCache
-from decoder.router import Committed, DraftRouter, RequestOptions
 from decoder.settings import WorkerSettings
 from decoder.tenancy.identities import Identities
 from tests.conftest import VOCABULARY, KeepingSink

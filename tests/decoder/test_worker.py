@@ -14,7 +14,7 @@ from decoder.contracts.identity import Pseudonyms, is_pseudonym
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import TRIALS
 from decoder.contracts.trials import decode_round
-from decoder.router import RequestOptions
+from decoder.core.router import RequestOptions
 from decoder.settings import WorkerSettings
 from decoder.trial.turns import WAITING
 from decoder.worker import Worker, make_worker

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from decoder.contracts.errors import ModelError
 from decoder.drafting.eagle3 import Eagle3Head, load_head, save_head
-from pipelines.drafter.unroll import Pack, unroll
+from pipelines.lab.drafter.unroll import Pack, unroll
 from tests.drafting.head import CONFIG
 
 

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decoder.drafting.drafts import CacheDraft
+from decoder.drafting.drafts import CacheDraft, common_prefix
 from decoder.drafting.suffix import PAGE_BYTES, STEP_TOKENS, Blocks, SuffixCache
-from decoder.labels import common_prefix
 from decoder.settings import WorkerSettings
 from decoder.tenancy.shares import ALONE, FLOORS, cache_key
 from tests.conftest import naive_accepted_length

@@ -22,7 +22,7 @@ import pytest
 
 from decoder.contracts.settings import KafkaSettings
 from pipelines import embedded, machine
-from pipelines.chaos.clients import Seen, answer_of, asking
+from pipelines.lab.chaos.clients import Seen, answer_of, asking
 from pipelines.stack.running import HVD, Ports, responds
 from pipelines.workloads import Prompt, prompts
 from tests import conftest

@@ -40,7 +40,7 @@ def worker_in(llm: LLM) -> Worker:
 
 def events_in(worker: Worker) -> list[DraftEvent]:
     """The events of all cycles that wait to be handed over, as the carrier would make them."""
-    from decoder.hindsight import tell
+    from decoder.core.hindsight import tell
     from decoder.telemetry.told import decode, encode, events_of
 
     return list(events_of(decode(encode(tell(worker.queue.take(1_000_000))))))

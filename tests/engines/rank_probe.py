@@ -69,7 +69,7 @@ def end(worker: Any) -> dict[str, Any]:
         "passes": _seen["passes"],
         "unread": adapter.late.unread,
         "decides": ours is not None,
-        "modules": sorted({"decoder.worker", "decoder.router", "kafka"} & set(sys.modules)),
+        "modules": sorted({"decoder.worker", "decoder.core.router", "kafka"} & set(sys.modules)),
         "threads": sorted(t.name for t in threading.enumerate()),
     }
     if ours is not None:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from decoder.contracts.settings import KafkaSettings
-from decoder.costs import LiveCosts
+from decoder.core.costs import LiveCosts
 from decoder.engines.vllm.adapter import Adapter
 from decoder.engines.vllm.drafter import LateDrafter
 from decoder.engines.vllm.reading import Reading

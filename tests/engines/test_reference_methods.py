@@ -11,11 +11,11 @@ import torch
 
 from decoder.contracts.bundle import OUTPUTS, Policy
 from decoder.contracts.features import NUM_FEATURES
-from decoder.costs import LiveCosts
+from decoder.core.costs import LiveCosts
+from decoder.core.floor import Floor
 from decoder.engines.reference.generation import Generation, Sampling
 from decoder.engines.reference.method import METHODS, Drafting, Method, method
 from decoder.engines.reference.session import Session
-from decoder.floor import Floor
 from decoder.policy.pricing import CostTable
 from decoder.trial.turns import Turns
 from tests.conftest import random_policy

@@ -18,6 +18,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from decoder.core.room import COPIES
 from decoder.engines.vllm import sampling
 from decoder.engines.vllm.sampling import (
     WORKED_ROW,
@@ -28,7 +29,6 @@ from decoder.engines.vllm.sampling import (
     sparing_generators,
     sparing_others,
 )
-from decoder.room import COPIES
 
 REGISTER = "from decoder.engines.vllm.plugin import register; register(); register()"
 UNLUCKY = "torch.Tensor.new_empty = lambda x, n: torch.full((n,), 64.0, dtype=x.dtype)"

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from decoder.costs import LiveCosts
+from decoder.core.costs import LiveCosts
+from decoder.core.room import MASK_US
 from decoder.engines.vllm.adapter import RESTARTS, Adapter
 from decoder.engines.vllm.asked import text_of
 from decoder.policy.pricing import CostTable
-from decoder.room import MASK_US
 from pipelines.embedded import drafter_path, ensure_model
 from tests.conftest import KeepingSink
 from tests.decoder.simulated import trusting_policy

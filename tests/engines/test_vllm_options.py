@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from decoder.contracts.identity import DIGITS
+from decoder.core.requests import RequestOptions
 from decoder.engines.vllm.asked import choice_of, options_of
-from decoder.requests import RequestOptions
 from decoder.tenancy.identities import Identities, Source
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of what vLLM imports

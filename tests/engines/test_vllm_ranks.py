@@ -274,7 +274,7 @@ def test_only_rank_0_has_caches_policies_telemetry_and_words(two: Any) -> None:
     for first, second in result["ranks"]:
         assert (first["rank"], first["decides"]) == (0, True)
         assert (second["rank"], second["decides"], second["modules"]) == (1, False, [])
-        assert "decoder.router" in first["modules"]
+        assert "decoder.core.router" in first["modules"]
     assert sum(round_[0]["events"] for round_ in result["ranks"]) > 50
     said = [line for line in log.splitlines() if "hybrid verified decoding: scope" in line]
     assert len(said) == 1 and "Worker_TP0" in said[0], said

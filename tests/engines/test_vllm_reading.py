@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from decoder.choice import Chosen
+from decoder.core.choice import Chosen
 from decoder.engines.vllm.reading import DEPTH, Reading, share_of
 from decoder.policy.rule import NONE
 from tests.decoder.simulated import model_alone

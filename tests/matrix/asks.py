@@ -99,13 +99,6 @@ def everything() -> list[Ask]:
     return made
 
 
-def some() -> list[Ask]:
-    """A dozen of them, one or two of a kind: enough to see whether a configuration serves."""
-    wanted = ("copy-0", "copy-1", "copy-2", "free-0", "stop-0", "certain-0", "logprobs-0")
-    also = ("structured-0", "tools-1", "leave-0", "end-0", "ids-0")
-    return [a for a in everything() if a.name in (*wanted, *also)]
-
-
 def without_speculation(ask: Ask) -> Ask:
     """The same, decoded by the target alone."""
     arguments = {**ask.body.get("vllm_xargs", {}), "hvd_speculate": "off"}

@@ -14,8 +14,8 @@ from decoder.contracts.bundle import frequency_policy
 from decoder.policy.probes import to_bytes
 from decoder.scope_id import scope_of
 from pipelines import embedded, machine
-from pipelines.bench.serve.setups import Setup as Stock
-from pipelines.bench.serve.setups import command
+from pipelines.lab.bench.serve.setups import Setup as Stock
+from pipelines.lab.bench.serve.setups import command
 from pipelines.serve.command import METRICS_VARIABLE, ServeOptions, chosen, serve_command
 from tests.matrix.asks import CONTEXT
 from tests.server import Server, serving
@@ -60,8 +60,7 @@ class Setup:
 
 SETUPS: Final = (
     Setup("suffix", "suffix"),
-    Setup("suffix-24", "suffix", 24),
-    *(Setup(f"eagle3-{k}", "eagle3", k) for k in (3, 5, 16, 64)),
+    *(Setup(f"eagle3-{k}", "eagle3", k) for k in (3, 16, 64)),
 )
 
 

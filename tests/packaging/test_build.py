@@ -31,7 +31,7 @@ from decoder.contracts.bundle import ANY_SCOPE
 from decoder.policy.first import first_policy
 from learner.registry import loadable
 from pipelines import embedded, telemetry
-from pipelines.drift import scenario, traffic
+from pipelines.lab.drift import scenario, traffic
 from pipelines.watch import page
 first_policy(ANY_SCOPE)
 drafter = embedded.drafter_path()

@@ -11,7 +11,7 @@ from typing import Final
 
 from tests.matrix.asks import Ask, everything, without_speculation
 
-LEFT_OUT: Final = ("leave", "ids")
+LEFT_OUT: Final = ("leave", "ids", "edge")
 NOT_IN_PIECES: Final = "prompt_logprobs"
 """A field that vLLM refuses in a request for a stream."""
 

@@ -13,11 +13,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.choice import Chosen, room_of
 from decoder.contracts.bundle import Policy
 from decoder.contracts.features import FEATURES, FloatArray
-from decoder.hindsight import Resolved
-from decoder.loops import draft_length, share_out, yields_of_places
+from decoder.core.choice import Chosen, room_of
+from decoder.core.hindsight import Resolved
+from decoder.core.loops import draft_length, share_out, yields_of_places
 from decoder.policy.pricing import CostTable, value_of
 
 HALVES: Final = 1024
@@ -30,7 +30,7 @@ _LOCAL, _MATCH, _LENGTH = (FEATURES.index(n) for n in ("local", "match_len", "dr
 
 
 class Buckets:
-    """Counts of one worker, in the place of :func:`decoder.choice.choose`."""
+    """Counts of one worker, in the place of :func:`decoder.core.choice.choose`."""
 
     def __init__(self) -> None:
         shape = 2, len(MATCHES) + 1, POSITIONS
@@ -71,7 +71,7 @@ class Buckets:
         most: int | None = None,
         **_: Any,
     ) -> Chosen:
-        """As :func:`decoder.choice.choose`; model drafts yield what they did lately."""
+        """As :func:`decoder.core.choice.choose`; model drafts yield what they did lately."""
         self._steps += 1
         if self._steps % HALVES == 0:
             self._accepted /= 2.0

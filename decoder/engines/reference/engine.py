@@ -6,7 +6,7 @@
     session = Session(engine, method("frequency", threshold=4.0))
     generation = session.generate(prompt_ids, max_tokens=128)
 
-Every method runs through the same :class:`~decoder.router.DraftRouter` as in vLLM, so that
+Every method runs through the same :class:`~decoder.core.router.DraftRouter` as in vLLM, so that
 decisions, labels and events are those of production. A cycle is: choose, draft, verify, accept,
 observe.
 """
@@ -24,13 +24,13 @@ from numpy.typing import NDArray
 from decoder.contracts.bundle import MAX_DRAFT
 from decoder.contracts.errors import ModelError
 from decoder.contracts.features import TOKEN_CLASSES
+from decoder.core.payoff.token_classes import token_classes_of
 from decoder.drafting.eagle3 import Eagle3Head, load_head
 from decoder.drafting.eagle3_tree import PAPER_TREE
 from decoder.engines.reference.drafter import Drafter
 from decoder.engines.reference.method import Method
 from decoder.engines.reference.packed import pack
 from decoder.engines.reference.target import Target
-from decoder.payoff.token_classes import token_classes_of
 from decoder.settings import WorkerSettings
 
 

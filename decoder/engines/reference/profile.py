@@ -6,7 +6,7 @@ from typing import Final
 
 import torch
 
-from decoder import profiling
+from decoder.core import profiling
 from decoder.drafting.tree import chain
 from decoder.engines.reference.engine import ReferenceEngine
 from decoder.engines.reference.kv_cache import KVCache

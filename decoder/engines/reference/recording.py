@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from decoder.contracts.errors import EngineError
+from decoder.drafting.drafts import common_prefix
 from decoder.drafting.eagle3_teacher import chains
 from decoder.engines.reference.engine import ReferenceEngine
-from decoder.labels import common_prefix
 
 
 def record(engine: ReferenceEngine, prompt: Sequence[int], output: Sequence[int]) -> list[int]:

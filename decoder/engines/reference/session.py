@@ -12,11 +12,14 @@ from typing import Literal, cast
 import numpy as np
 import torch
 
-from decoder.choice import choose
 from decoder.contracts.errors import EngineError
 from decoder.contracts.events import DraftEvent
-from decoder.costs import LiveCosts
-from decoder.drafting.drafts import CacheDraft, Limits, Tokens
+from decoder.core.choice import choose
+from decoder.core.costs import LiveCosts
+from decoder.core.floor import Floor
+from decoder.core.hindsight import Resolved, event_of
+from decoder.core.router import Committed, Decision, DraftRouter, RequestOptions
+from decoder.drafting.drafts import CacheDraft, Limits, Tokens, common_prefix
 from decoder.drafting.suffix import SuffixCache
 from decoder.drafting.tree import DraftTree, chain
 from decoder.engines.reference.acceptance import accept_greedy, accept_sampled, distribution
@@ -27,10 +30,6 @@ from decoder.engines.reference.kv_cache import KVCache
 from decoder.engines.reference.method import ALWAYS, NEVER, Method
 from decoder.engines.reference.recording import record
 from decoder.engines.reference.target import Read
-from decoder.floor import Floor
-from decoder.hindsight import Resolved, event_of
-from decoder.labels import common_prefix
-from decoder.router import Committed, Decision, DraftRouter, RequestOptions
 
 
 class EventLog(list[DraftEvent]):

@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from decoder.complaints import Complaints
+from decoder.core.requests import Committed, Decision
+from decoder.core.room import DRAFTS_SHARE, room, under_grammar
 from decoder.engines.vllm.asked import options_of, text_of
 from decoder.engines.vllm.drafter import MUCH, LateDrafter
 from decoder.engines.vllm.plan import Plan
 from decoder.engines.vllm.ranks import Ranks
 from decoder.engines.vllm.reading import Reading
 from decoder.policy.pricing import NOMINAL
-from decoder.requests import Committed, Decision
-from decoder.room import DRAFTS_SHARE, room, under_grammar
 from decoder.tenancy.identities import Identities
 
 if TYPE_CHECKING:

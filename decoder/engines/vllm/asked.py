@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
+from decoder.core.requests import RequestOptions
 from decoder.drafting.drafts import Tokens
-from decoder.requests import RequestOptions
 from decoder.tenancy.identities import Identities
 
 _OFF: Final = ("off", "false", "0", "no")

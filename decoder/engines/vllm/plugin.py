@@ -21,7 +21,8 @@ from decoder import orphans
 from decoder.contracts.errors import EngineError, SettingsError
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.trials import MODEL
-from decoder.costs import LiveCosts
+from decoder.core.costs import LiveCosts
+from decoder.core.payoff.token_classes import token_classes_of
 from decoder.engines.vllm import alike, graphs, hooks, requirements
 from decoder.engines.vllm.attached import adapter_of, give
 from decoder.engines.vllm.drafter import LateDrafter
@@ -29,7 +30,6 @@ from decoder.engines.vllm.profile import profile
 from decoder.engines.vllm.ranks import Ranks
 from decoder.engines.vllm.reading import Reading, share_of
 from decoder.engines.vllm.sampling import mend_sampling
-from decoder.payoff.token_classes import token_classes_of
 from decoder.policy.pricing import CostTable
 from decoder.scope_id import readable, scope_of
 from decoder.settings import WorkerSettings

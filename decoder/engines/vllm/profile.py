@@ -16,12 +16,12 @@ from typing import Any, Final
 
 import torch
 
-from decoder import profiling
+from decoder.core import profiling
+from decoder.core.room import tokens_of_logits
 from decoder.engines.vllm.graphs import sizes
 from decoder.engines.vllm.ranks import Ranks
 from decoder.engines.vllm.requirements import longest_draft
 from decoder.policy.pricing import CostTable
-from decoder.room import tokens_of_logits
 
 CPU_SECONDS: Final = 6.0
 """What a profile may take of a start without an accelerator: steps of many tokens never pay there.

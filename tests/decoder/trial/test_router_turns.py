@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from decoder.choice import Chosen, choose
 from decoder.contracts.bundle import CHAMPION, FIRST, TRIAL, Policy, frequency_policy
 from decoder.contracts.trials import MODEL, PLAIN, SUFFIX
+from decoder.core.choice import Chosen, choose
+from decoder.core.floor import Floor
+from decoder.core.router import Committed, DraftRouter, RequestOptions
 from decoder.drafting.suffix import SuffixCache
-from decoder.floor import Floor
 from decoder.policy.first import first_policy
-from decoder.router import Committed, DraftRouter, RequestOptions
 from decoder.settings import WorkerSettings
 from decoder.trial.turns import Turns
 from tests.conftest import KeepingSink, random_policy

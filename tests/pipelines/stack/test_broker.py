@@ -1,20 +1,20 @@
 from __future__ import annotations
 
+import math
 import socket
 from pathlib import Path
 
 import pytest
 
-from decoder.contracts.errors import BrokerError, ProcessError
+from decoder.contracts.errors import ProcessError
 from decoder.contracts.events import encode_batch
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DRAFTS, POLICY, STATUS, TRIALS
 from learner.topics import make_right
 from pipelines import machine
 from pipelines.stack import processes
-from pipelines.watch import observer as observer_module
 from pipelines.watch.ledger import Ledger
-from pipelines.watch.observer import Observer, take
+from pipelines.watch.observer import Observer, ingest
 from tests.conftest import until
 from tests.decoder.telemetry.broker import start_broker
 from tests.pipelines.watch.records import ORIGIN, SCOPE, WORKER, event, rounds, worker_status
@@ -43,6 +43,7 @@ def test_an_observer_sees_what_comes_after_it_and_counts_what_keeps_no_contract(
     ledger = Ledger(WORKER)
     observer = Observer(kafka, ledger)
     observer.start()
+    until(lambda: observer._next)  # its place in the topics is fixed
     produce(
         kafka,
         (DRAFTS.name, encode_batch([event(1, 2.0), event(2, 3.0)], ORIGIN, 1)),
@@ -66,26 +67,16 @@ class _Stumbling(Ledger):
         super().add_status(status)
 
 
-@pytest.mark.parametrize("patient", [True, False])
-def test_a_patient_observer_reads_on_behind_what_it_cannot_take(
-    kafka, patient, monkeypatch
-) -> None:
-    monkeypatch.setattr(observer_module, "PAUSE_S", 0.1)
+def test_an_observer_reads_on_behind_what_it_cannot_take(kafka) -> None:
     make_right(kafka)
     ledger = _Stumbling(WORKER)
-    observer = Observer(kafka, ledger, patient=patient)
+    observer = Observer(kafka, ledger, since_s=math.inf)
     observer.start()
-    until(observer._ready.is_set)
-    statuses = [worker_status(t, 60).model_dump_json().encode() for t in (3.0, 4.0)]
-    produce(kafka, (STATUS.name, statuses[0]))
-    if not patient:
-        until(lambda: observer._failure)
-        with pytest.raises(BrokerError, match="out of range"):
-            observer.check()
-        return
-    until(lambda: produce(kafka, (STATUS.name, statuses[1])) or ledger.statuses)
-    observer.check()
+    for time in (3.0, 4.0):
+        produce(kafka, (STATUS.name, worker_status(time, 60).model_dump_json().encode()))
+    until(lambda: ledger.statuses)
     observer.close()
+    assert (ledger.refused, ledger.statuses[0].time) == (1, 4.0)
 
 
 def test_records_survive_a_restart_of_the_broker(tmp_path) -> None:
@@ -127,7 +118,7 @@ def test_a_taken_port_is_named(tmp_path: Path) -> None:
 def test_a_deleted_policy_ends_its_role() -> None:
     ledger = Ledger(WORKER)
     ledger.add_status(worker_status(3.0, 60))
-    take(ledger, POLICY.name, f"{SCOPE}/trial".encode(), None, 4.0)
-    assert [(p.role, p.version) for p in ledger.published] == [("trial", None)]
-    take(ledger, STATUS.name, None, None, 5.0)
+    ingest(ledger, POLICY.name, f"{SCOPE}/trial".encode(), None, 4.0)
+    assert [(p.role, p.policy) for p in ledger.published] == [("trial", None)]
+    ingest(ledger, STATUS.name, None, None, 5.0)
     assert ledger.refused == 0

@@ -1,0 +1,1 @@
+"""One decoding cycle: what is drafted, chosen, labelled, and what it costs."""

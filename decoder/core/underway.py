@@ -1,0 +1,97 @@
+"""The step under way: who decided it, what it took, and what it came to."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from decoder.core.requests import Committed
+from decoder.policy.pricing import CostTable, step_time
+from decoder.trial.block import Groups, Made
+from decoder.trial.sides import Side
+
+
+@dataclass(slots=True)
+class Underway:
+    """A choice and the step that follows it; ``began`` and ``decided`` in seconds of the
+    performance counter, 0 where nobody waits for a step.
+
+    ``side`` decided it, if it was dealt out; ``unpaid_us`` is, of the choice, what its side's like
+    would not do. ``settled_us`` is the router's work while the target ran, as far as the engine
+    waited for it. ``own_us`` and ``exposed_us`` as in :class:`decoder.core.counters.Counters`; they
+    take in what an engine does for the router between :meth:`enter` and :meth:`leave`, and
+    ``since`` is when that began, or was last booked, 0 where it does nothing.
+    """
+
+    side: Side | None = None
+    asked: int = 0  # requests of the choice
+    drafted: int = 0  # tokens that the model drafter makes
+    began: float = 0.0
+    decided: float = 0.0
+    unpaid_us: float = 0.0
+    settled_us: float = 0.0
+    own_us: float = 0.0
+    exposed_us: float = 0.0
+    since: float = 0.0
+
+    def enter(self) -> None:
+        """From now on all is done for the router. Mutates."""
+        self.since = time.perf_counter()
+
+    def leave(self) -> None:
+        """The engine does its own again. Mutates."""
+        if self.since:
+            self.settled(self.since, exposed=True)
+            self.since = 0.0
+
+    def begin(self) -> float:
+        """The time it is now; what was done before is booked. Mutates."""
+        return self.spent(self.since) if self.since else time.perf_counter()
+
+    def spent(self, began: float) -> float:
+        """Book the router's own time since ``began``; the time it is now. Mutates."""
+        now = time.perf_counter()
+        self.own_us += (now - began) * 1e6
+        self.exposed_us += (now - began) * 1e6
+        self.since = now if self.since else 0.0
+        return now
+
+    def settled(self, began: float, exposed: bool) -> None:
+        """Book accounts and events made since ``began``. Mutates."""
+        now = time.perf_counter()
+        took = (now - began) * 1e6
+        self.since = now if self.since else 0.0
+        self.own_us += took
+        if exposed:
+            self.exposed_us += took
+            self.settled_us += took
+
+    def ran_us(self, until: float) -> float:
+        """What the engine took from the choice to ``until``; 0 where no choice stands."""
+        return (until - self.decided) * 1e6 - self.settled_us if self.decided else 0.0
+
+    def came_to(
+        self,
+        table: CostTable,
+        outcomes: Sequence[Committed],
+        tokens: int,
+        groups: Groups,
+        step_us: float,
+        until: float,
+        usual: bool,
+    ) -> Made:
+        """What the step came to, as a trial books it.
+
+        The router's own work is in it: only a side that is shown no draft pays for none of it.
+        """
+        rows = len(outcomes)
+        drafts = sum(outcome.verified_len for outcome in outcomes)
+        cost_us = step_time(table, rows, drafts, self.drafted)
+        late_us = 0.0 if usual else max(step_us - cost_us, 0.0)
+        us = step_us
+        if self.side is None or self.side.shown != "none":
+            us = (until - self.began) * 1e6 - self.unpaid_us
+            cost_us += table.proposing(rows)
+        names = tuple(outcome.request for outcome in outcomes)
+        return Made(tokens, names, us, cost_us, late_us, groups)

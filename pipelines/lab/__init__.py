@@ -1,0 +1,1 @@
+"""The laboratory: what measures, simulates and trains before anything is served."""

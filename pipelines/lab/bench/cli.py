@@ -1,0 +1,188 @@
+"""``hvd bench``: what each decoding method is worth. Each command imports when it is called."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from pipelines.lab.bench.gpu import command as gpu_cli
+from pipelines.lab.bench.options import Clock, Dtype, Engine, Options, Selection, Templates
+from pipelines.lab.bench.serve import command as serve_cli
+from pipelines.prompts import TooLong
+from pipelines.reports import print_json, write_json
+
+app = typer.Typer(
+    help="Measure decoding methods against each other.", no_args_is_help=True, add_completion=False
+)
+out, err = Console(), Console(stderr=True)
+AsJson = Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")]
+
+
+@app.command()
+def decode(
+    prompts: Annotated[
+        Path | None,
+        typer.Option(help="Folder of <dataset>.jsonl files; default: the hub's sixteen datasets."),
+    ] = None,
+    datasets: Annotated[str, typer.Option(help="Only these, separated by commas.")] = "",
+    methods: Annotated[
+        str,
+        typer.Option(
+            help="Separated by commas; 'frequency:4' sets a parameter, 'suffix@2' lengthens drafts."
+        ),
+    ] = "greedy,eagle3,suffix,frequency,arctic,hybrid,oracle",
+    limit: Annotated[int, typer.Option(min=1, help="Measured prompts of each dataset.")] = 20,
+    warmup: Annotated[
+        int, typer.Option(min=0, help="Further prompts of each that only fill the caches.")
+    ] = 1,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Output tokens of a prompt.")] = 128,
+    max_prompt_tokens: Annotated[
+        int | None, typer.Option(min=2, help="Prompts longer than this count as too long.")
+    ] = None,
+    too_long: Annotated[
+        TooLong, typer.Option(help="Skip a prompt that is too long, or truncate its middle.")
+    ] = "skip",
+    template: Annotated[
+        Templates, typer.Option(help="With a chat template, with none, or both.")
+    ] = "chat",
+    model: Annotated[
+        str | None, typer.Option(help="Checkpoint directory or hub name; default: embedded.")
+    ] = None,
+    drafter: Annotated[
+        str | None, typer.Option(help="EAGLE3 head made for the model, or 'none'.")
+    ] = None,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(help="Bundle for 'hybrid'; 'name=FILE' makes a method 'hybrid:name'."),
+    ] = None,
+    dtype: Annotated[Dtype, typer.Option(help="What is computed in.")] = "float32",
+    device: Annotated[str, typer.Option(help="A torch device.")] = "cpu",
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of torch.")] = None,
+    clock: Annotated[
+        Clock, typer.Option(help="'cpu' counts processor time, for a machine that does other work.")
+    ] = "wall",
+    save_to: Annotated[
+        Path | None, typer.Option("--out", help="Folder of generations and results.json.")
+    ] = None,
+    as_json: Annotated[
+        Path | None, typer.Option("--json", help="Write the figures to this file, too.")
+    ] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0.1, help="Start no further prompt after these.")
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Forget an earlier run there.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Exit status 1 unless all outputs equal greedy's.")
+    ] = False,
+) -> None:
+    """Methods against each other in the reference engine, prompt by prompt.
+
+    Each prompt is decoded by every method in turn, in rotating order. Figures go to --json, and
+    with the generations to --out; run again, it goes on where it stopped. Ctrl-C reports what is
+    there.
+    """
+    from decoder.contracts.errors import SettingsError
+    from pipelines.lab.bench import metrics, render
+    from pipelines.lab.bench.commas import words
+    from pipelines.lab.bench.decode.launch import launch
+    from pipelines.lab.bench.methods import names
+
+    wanted = names(methods)
+    if check and "greedy" not in wanted:
+        raise SettingsError("--check compares with greedy: name it among --methods.")
+    selection = Selection(
+        prompts, words(datasets), limit, warmup, max_prompt_tokens, too_long, template
+    )
+    engine = Engine(model, drafter, tuple(policy or ()), dtype, device, threads, clock)
+    options = Options(wanted, selection, engine, max_tokens, minutes, save_to, fresh)
+    results, folder = launch(options, err)
+    summary = metrics.summary(results)
+    for path in filter(None, (folder / "results.json", as_json)):
+        write_json(summary, path)
+    title = f"{summary['prompts']} prompts, speed over greedy's"
+    out.print(render.table(title, render.COLUMNS, summary["overall"]))
+    out.print(f"Report: [bold]{folder / 'results.json'}[/bold]", soft_wrap=True)
+    differing = summary["differing"]
+    for sentence in differing:
+        err.print(f"[red]{escape(sentence)}[/red]", highlight=False, soft_wrap=True)
+    if check and not differing:
+        err.print("Every output equals greedy's.")
+    if results.interrupted or results.out_of_time:
+        err.print("Not every prompt was decoded: the same command goes on from here.")
+    raise typer.Exit(130 if results.interrupted else int(check and bool(differing)))
+
+
+app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": False})(
+    serve_cli.serve
+)
+app.command()(gpu_cli.gpu)
+
+
+def _show(title: str, found: dict[str, Any], as_json: bool) -> None:
+    from pipelines.lab.bench.render import facts
+
+    print_json(found) if as_json else out.print(facts(title, found))
+
+
+@app.command()
+def decide(
+    steps: Annotated[int, typer.Option(min=20, help="Steps timed.")] = 300,
+    whole: Annotated[
+        bool, typer.Option("--whole", help="And how long prompts of 32k make the others wait.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """All that is ours in a vLLM step of 64 requests: microseconds a request, processor time.
+
+    Real lookups, decisions, labels, events, accounts and vLLM's adapter. Budget: 20 us a
+    request, and with --whole 2 ms of waiting.
+    """
+    from pipelines.lab.bench.step_cost import measure
+
+    _show("A step of 64 requests, all that is ours", measure(steps, 7 if whole else 0), as_json)
+
+
+@app.command()
+def learner(
+    events: Annotated[
+        int, typer.Option(min=10_000, help="Events taken in, with one scope and with ten.")
+    ] = 10_000_000,
+    as_json: AsJson = False,
+) -> None:
+    """What a learner takes in on one core, with one scope and with ten; no broker, no registry.
+
+    Aims: 50,000 events a second, and as much memory after ten million events as after one.
+    """
+    from pipelines.lab.bench.learner import measure
+    from pipelines.progress import Shown
+
+    with Shown(err) as shown:
+        one, ten = (
+            measure(events, n, partial(shown.step, f"events of {n} scopes", whole=events))
+            for n in (1, 10)
+        )
+    _show("What a learner takes in", {**one, "ten_scopes": ten}, as_json)
+
+
+@app.command()
+def telemetry(
+    rate: Annotated[float, typer.Option(min=100, help="Events a second of the worker.")] = 10_000,
+    seconds: Annotated[float, typer.Option(min=2, help="Length, half of it with events.")] = 60,
+    as_json: AsJson = False,
+) -> None:
+    """What telemetry costs the thread that decodes, and the machine; with a broker.
+
+    A thread does work of the router's kind and emits the events of 64 requests a step, in every
+    other second. Aim: it loses at most 1% of its rate at 10,000 events a second.
+    """
+    from pipelines.lab.bench.telemetry import measure
+    from pipelines.progress import Shown
+
+    with Shown(err) as shown:
+        found = measure(rate, seconds, partial(shown.step, "seconds", whole=seconds))
+    _show("Telemetry of one worker", found, as_json)

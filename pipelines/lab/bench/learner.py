@@ -1,0 +1,143 @@
+"""What a learner takes in: events a second on one core, memory, and how soon it has a candidate.
+
+Records as a worker writes them go through the learner's own intake and scopes, without a broker and
+a registry: decoding, admission, sampling, learning and judging. Times are processor time, so that a
+busy machine measures the same; making the records is not in them.
+"""
+
+from __future__ import annotations
+
+import resource
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from decoder.contracts.events import DraftEvent, Origin, encode_batch
+from decoder.contracts.features import FEATURES, NUM_FEATURES
+from decoder.contracts.settings import KafkaSettings
+from learner.dead_letters import DeadLetters
+from learner.intake import Intake
+from learner.scopes import Scopes
+from learner.settings import LearnerSettings
+from learner.source import Fetched
+from pipelines.stats import median
+
+RECORD: Final = 256
+"""Events of a record, as a busy worker fills it."""
+TEMPLATES: Final = 64
+"""Records that are really made; the others are these with other names, times and numbers."""
+CYCLES: Final = 32
+"""Of a request."""
+DRAFTS: Final = 0.5
+"""Share of cycles with a cache draft: only these have features, and cost more."""
+PER_SECOND: Final = 50_000.0
+"""Events a second by the records' own clock."""
+EARLY: Final = 1_000_000
+"""Events after which the memory is looked at first: what grows from there on grows for ever."""
+_BEGAN: Final = 1_700_000_000.125
+_SEQUENCE, _LIFE, _SCOPE = b'"sequence":0,', b'"life":"00000000"', b'"scope":"scope"'
+_TIME, _REQUESTS = b"1700000000.125", b'"00000000000000'
+
+
+def measure(events: int, scopes: int, progress: Callable[[int], None]) -> dict[str, Any]:
+    """Take in ``events`` events of ``scopes`` scopes in turns; ``progress`` hears how many are in.
+
+    Starts no process, needs no network; writes to a temporary folder.
+
+    Returns:
+        for ``--json``. ``rss_mb`` is the process's peak after so many events; candidates are
+        counted from the record that decided, and from the stream's beginning by its own clock.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        # nothing is refused, so nobody is asked for a broker
+        intake = Intake(DeadLetters(KafkaSettings(bootstrap_servers="127.0.0.1:1")))
+        held = Scopes(LearnerSettings(state_dir=Path(folder)))
+        spent, rss, decided = 0.0, 0.0, []
+        first_at: float | None = None
+        for number, record in enumerate(records(-(-events // RECORD), scopes)):
+            began = time.process_time()
+            admitted = intake.admit(record)
+            assert admitted is not None, intake.refused
+            scope = held.of(admitted.scope, admitted.events)
+            scope.feed(admitted.rows)
+            won = scope.candidate()
+            took = time.process_time() - began
+            spent += took
+            if won is not None:
+                decided.append(took)
+                first_at = number * RECORD / PER_SECOND if first_at is None else first_at
+                scope.crown(replace(won.policy, version=scope.version + 1))
+            if number * RECORD <= EARLY:
+                rss = peak_mb()
+            progress((number + 1) * RECORD)
+    return {
+        "scopes": scopes,
+        "events": (number + 1) * RECORD,
+        "events_per_s": (number + 1) * RECORD / spent,
+        "rss_mb_after_1m": rss,
+        "rss_mb": peak_mb(),
+        "candidates": len(decided),
+        "seconds_from_event_to_candidate": median(decided),
+        "stream_seconds_to_first_candidate": first_at,
+    }
+
+
+def records(count: int, scopes: int) -> Iterator[Fetched]:
+    """``count`` records of ``scopes`` workers in turns, each the only one of its scope."""
+    made = list(_templates())
+    for number in range(count):
+        scope, sequence = number % scopes, number // scopes
+        at = _BEGAN + number * RECORD / PER_SECOND
+        value = made[number % TEMPLATES]
+        for old, new in (
+            (_SEQUENCE, f'"sequence":{sequence},'),
+            (_LIFE, f'"life":"{scope:08x}"'),
+            (_SCOPE, f'"scope":"scope{scope}"'),
+            (_TIME, f"{at:.3f}"),
+            (_REQUESTS, f'"{number:014x}'),
+        ):
+            value = value.replace(old, new.encode())
+        yield Fetched(0, number, int(at * 1e3), b"worker", value)
+
+
+def _templates() -> Iterator[bytes]:
+    draw = np.random.default_rng(0)
+    for _ in range(TEMPLATES):
+        events = [_event(draw, i) for i in range(RECORD)]
+        yield encode_batch(events, Origin("scope", "worker", "0" * 8), 0)
+
+
+def _event(draw: np.random.Generator, index: int) -> DraftEvent:
+    """A cycle whose draft survives or not as one of its features says, so that there is something
+    to learn."""
+    features = draw.random(NUM_FEATURES).astype(np.float32)
+    length, survives = int(draw.integers(4, 25)), bool(draw.random() < 0.4)
+    features[FEATURES.index("draft_len")] = length
+    features[FEATURES.index("payoff_last")] = 8.0 * survives + draw.normal() * 0.5
+    has_draft = bool(draw.random() < DRAFTS)
+    arm = ("cache", "model", "none")[int(draw.integers(3))] if has_draft else "model"
+    verified = {"cache": length, "model": 3, "none": 0}[arm]
+    told: dict[str, Any] = dict.fromkeys(DraftEvent._fields, 0)
+    told |= dict.fromkeys(("tenant", "session", "workload", "side", "label", "censored"), "")
+    told |= {"number": index, "request": f"{index // CYCLES:024x}", "cycle": index % CYCLES}
+    told |= {"time": _BEGAN, "role": "champion", "parameter": 2.0, "parameter_name": "rate"}
+    told |= {"arm": arm, "drafted_len": verified, "verified_len": verified, "batch_size": 1}
+    told |= {"position": index % CYCLES, "predicted": 1.0, "predicted_model": 1.0, "share": 1.0}
+    told |= {"step_tokens": 1 + verified, "draft_us": 50.0, "features": None}
+    told["step_us"] = 20_000.0 + 300.0 * (1 + verified) + 8_000.0 * (arm == "model")
+    told["model_accepted"] = int(draw.integers(4)) if arm == "model" else None
+    if has_draft:
+        accepted = length if survives else int(draw.integers(2))
+        told |= {"draft_len": length, "accepted": accepted, "label": "verified"}
+        told["features"] = features
+    return DraftEvent(**told)
+
+
+def peak_mb() -> float:
+    """The most memory this process has had, in megabytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

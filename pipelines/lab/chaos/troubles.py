@@ -1,0 +1,197 @@
+"""A stack under trial, what is done to it, and which parts have to be seen at work after that."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from signal import SIGKILL, SIGTERM, Signals
+from typing import Final
+
+from psutil import RLIMIT_FSIZE, NoSuchProcess, Process
+
+from decoder.contracts.errors import ProcessError
+from learner.checkpoint import previous_of
+from pipelines.lab.chaos.topic_audit import TopicAudit
+from pipelines.stack import processes
+from pipelines.stack.running import Stack
+from pipelines.stack.supervision import Pauses, Watch, look
+from pipelines.workloads import Prompt
+
+PARTS: Final = ("broker", "registry", "learner", "worker")
+LOOK_S: Final = 0.1
+PATIENCE_S: Final = 600.0  # vLLM on busy cores takes minutes to start
+TAKEOVER_S: Final = 30.0  # in which another learner has to hold the lease of one that died
+
+
+@dataclass
+class Stage:
+    """A stack that is supervised as by ``hvd up``, but for what is ``held`` back; ``answers`` are
+    the right ones to ``asked``. ``said`` is what supervision said of its parts, ``back`` when each
+    that was hit was seen at work again (seconds), ``draw`` decides what is left to chance.
+    """
+
+    stack: Stack
+    root: Path
+    audit: TopicAudit
+    watches: dict[str, Watch]
+    asked: list[Prompt]
+    answers: list[tuple[int, ...]]
+    draw: random.Random
+    held: set[str] = field(default_factory=set)
+    said: list[str] = field(default_factory=list)
+    back: dict[str, float] = field(default_factory=dict)
+
+    def within(self, seconds: float, condition: Callable[[], bool] = lambda: False) -> bool:
+        """Wait for ``condition`` so long at most; whether it came true. Main thread only."""
+        end = time.monotonic() + seconds
+        while not condition():
+            if time.monotonic() > end:
+                return False
+            for name in self.watches.keys() - self.held:
+                look(self.watches[name], self.stack.children, self.said.append, Pauses())
+            time.sleep(LOOK_S)
+        return True
+
+    def until(self, what: str, condition: Callable[[], bool]) -> None:
+        """Wait for ``condition``; a ProcessError where it does not come true in time."""
+        if not self.within(PATIENCE_S, condition):
+            raise ProcessError(f"waited in vain for {what}; {'; '.join(self.said[-5:])}")
+
+    def pid(self, name: str) -> int:
+        """Of the leader of a part's processes; 0 where there is none, or it is not ready."""
+        child = self.stack.children.get(name)
+        serves = child is not None and child.is_alive and self.watches[name].serves_since
+        return child.process.pid if child is not None and serves else 0
+
+    def tree(self, name: str) -> list[Process]:
+        """The part's processes, its leader first."""
+        with suppress(NoSuchProcess):
+            leader = Process(self.pid(name))
+            return [leader, *leader.children(recursive=True)]
+        return []
+
+    @contextmanager
+    def down(self, name: str, number: Signals = SIGKILL) -> Iterator[None]:
+        """A part ends, and is not started again inside the block."""
+        self.held.add(name)
+        try:
+            self.tree(name)[0].send_signal(number)
+            self.stack.children[name].process.wait()
+            yield
+        finally:
+            self.held.discard(name)
+
+    @contextmanager
+    def done_to(
+        self, name: str, do: Callable[[Process], object], undo: Callable[[Process], object]
+    ) -> Iterator[None]:
+        """All processes of a part are put into a state, and out of it after the block."""
+        try:
+            for process in self.tree(name):
+                do(process)
+            yield
+        finally:
+            for process in self.tree(name):
+                with suppress(NoSuchProcess):
+                    undo(process)
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """``hold`` makes it, for so many ``seconds``. ``kills`` are the parts that end by it, ``hurts``
+    further ones that must be seen at work afterwards. ``drains``: the worker has time for what is
+    under way, so that clients may be sent away and no request fails.
+    """
+
+    name: str
+    hold: Callable[[Stage], AbstractContextManager[None]]
+    seconds: float = 0.0
+    kills: tuple[str, ...] = ()
+    hurts: tuple[str, ...] = ()
+    drains: bool = False
+
+
+@contextmanager
+def _sent(number: Signals, names: tuple[str, ...], stage: Stage) -> Iterator[None]:
+    for leader in [stage.tree(name)[0] for name in names]:
+        leader.send_signal(number)  # what is left of a part goes when it is started again
+    yield
+
+
+_FROZEN: Final = partial(Stage.done_to, do=Process.suspend, undo=Process.resume)
+# No file may grow, as on a full disk: a limit on their size, and EFBIG instead of ENOSPC. Python
+# ignores the signal that comes with it; other programs die of it.
+_FULL: Final = partial(
+    Stage.done_to,
+    do=lambda process: process.rlimit(RLIMIT_FSIZE, (0, process.rlimit(RLIMIT_FSIZE)[1])),
+    undo=lambda process: process.rlimit(RLIMIT_FSIZE, process.rlimit(RLIMIT_FSIZE)[1:] * 2),
+)
+# It saves what it acknowledged, so that losses show.
+_AWAY: Final = partial(Stage.down, name="broker", number=SIGTERM)
+
+
+@contextmanager
+def _full_and_away(stage: Stage) -> Iterator[None]:
+    with _FULL(stage, name="worker"), _AWAY(stage):
+        yield
+
+
+@contextmanager
+def _damaged(stage: Stage) -> Iterator[None]:
+    newest, draw = stage.root / "learner" / "checkpoint.safetensors", stage.draw
+    with stage.down("learner"):
+        for path in filter(Path.exists, (newest, previous_of(newest))[: draw.randint(1, 2)]):
+            data = bytearray(path.read_bytes())
+            for place in draw.choices(range(len(data)), k=8):
+                data[place] ^= 0xFF
+            path.write_bytes(data)
+        yield
+
+
+@contextmanager
+def _second_learner(stage: Stage) -> Iterator[None]:
+    """It waits for the lease, and gets it while the first one is held back."""
+    part = stage.watches["learner"].part
+    environment = {**(part.environment or {}), "HVD_LEARNER_STATE_DIR": str(stage.root / "second")}
+    log = part.log.with_name("second.log")
+    second = processes.start(replace(part, name="second learner", log=log, environment=environment))
+
+    def holds(is_holder: bool) -> bool:
+        said = stage.audit.learner_of(second.process.pid)
+        return said is not None and bool(said.lease) and said.holds_lease is is_holder
+
+    try:
+        stage.until("the second learner to know of the lease", lambda: holds(False))
+        with stage.down("learner"):
+            began = time.monotonic()
+            if not stage.within(TAKEOVER_S, lambda: holds(True)):
+                stage.audit.faults.append("nobody took the lease over in time")
+            stage.back["second learner"] = round(time.monotonic() - began, 1)
+        second.check()
+        yield
+    finally:
+        processes.stop([second])
+
+
+_GROUPS: Final = [*((name,) for name in PARTS), *itertools.combinations(PARTS, 2)]
+_BOTH: Final = ("learner", "worker")
+TROUBLES: Final = (
+    *(
+        Trouble(f"{' and '.join(names)} killed", partial(_sent, SIGKILL, names), kills=names)
+        for names in sorted(_GROUPS, key=lambda names: "worker" in names)
+    ),
+    Trouble("broker away for 60 s", _AWAY, 60.0, hurts=("broker", "learner")),
+    Trouble("broker frozen for 20 s", partial(_FROZEN, name="broker"), 20.0, hurts=("broker",)),
+    Trouble("learner frozen for 20 s", partial(_FROZEN, name="learner"), 20.0, hurts=("learner",)),
+    Trouble("disk full for the learner", partial(_FULL, name="learner"), 20.0, hurts=("learner",)),
+    Trouble("disk full for the worker, broker away", _full_and_away, 15.0, hurts=("broker",)),
+    Trouble("checkpoint damaged, learner killed", _damaged, kills=("learner",)),
+    Trouble("learner held back, a second one there", _second_learner, kills=("learner",)),
+    Trouble("learner and worker ended", partial(_sent, SIGTERM, _BOTH), kills=_BOTH, drains=True),
+)  # in an order in which none hides another

@@ -1,0 +1,76 @@
+"""``hvd drift``: its options; its imports are done when it is called."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from pipelines.reports import print_json
+
+out, err = Console(), Console(stderr=True)
+
+
+def drift(
+    traces: Annotated[
+        Path | None,
+        typer.Option(help="Folder of trace files (*.jsonl); default: the project's own."),
+    ] = None,
+    scenario: Annotated[
+        list[str] | None,
+        typer.Option(help="A scenario's name or file; may be given again. Default: all that ship."),
+    ] = None,
+    seeds: Annotated[str, typer.Option(help="Seeds, with commas between them.")] = "1,2,3",
+    policies: Annotated[
+        str, typer.Option(help="Policies, with commas between them; default: all.")
+    ] = "",
+    first: Annotated[
+        Path | None, typer.Option(help="First policy to start from; default: the one that ships.")
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Checkpoint directory or hub name; default: embedded.")
+    ] = None,
+    record: Annotated[
+        int,
+        typer.Option(min=0, help="First let the embedded model answer, so many of each workload."),
+    ] = 0,
+    false_alarms: Annotated[
+        int, typer.Option(min=0, help="Instead: alarms in so many drafts of unchanging traffic.")
+    ] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+) -> None:
+    """Measure what learning is worth when traffic changes, on recordings; needs no engine.
+
+    Example: hvd drift --traces traces --scenario agents-to-chat --seeds 1 --json > drift.json
+    """
+    from decoder.policy.first import first_policy
+    from pipelines.embedded import load_tokenizer
+    from pipelines.lab.drift import measure, stationary
+    from pipelines.lab.drift import scenario as scenarios
+    from pipelines.lab.drift.columns import seeds_and_policies
+    from pipelines.lab.drift.study import Recordings, study
+    from pipelines.lab.replay import own
+    from pipelines.policy.bundles import load_policy
+    from pipelines.progress import Shown
+
+    numbers, names = seeds_and_policies(seeds, policies)
+    chosen = scenarios.chosen(scenario or [])
+    policy = first_policy("drift") if first is None else load_policy(first)
+    with Shown(err) as shown:
+        if record:
+            made = own.record(record, shown.step)
+            err.print(f"Recordings: {made}", highlight=False, soft_wrap=True)
+        source = Recordings(traces, load_tokenizer(tokenizer), shown.step)
+        if false_alarms:
+            summary = stationary.measure(false_alarms, source, policy, shown.step)
+        else:
+            summary = study(chosen, numbers, names, source, policy, shown.step)
+    for notice in summary.get("notices", ()):
+        err.print(escape(notice), style="yellow", highlight=False, soft_wrap=True)
+    if as_json:
+        print_json(summary)
+    else:
+        out.print(stationary.table(summary) if false_alarms else measure.table(summary))

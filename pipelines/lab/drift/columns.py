@@ -1,0 +1,134 @@
+"""The policies that are compared: each one's making, and how it is served.
+
+===============  ==================================================================  =======
+name             policy                                                              learns
+===============  ==================================================================  =======
+paper            the paper's features and regression, threshold 6, its draft length  no
+frozen           all features, survival by the rate rule, and what a worker adapts   no
+counting         counted score against a threshold of 2: what a new scope had        no
+first            the policy that any scope begins with                               no
+adaptive         ``first``, with the learner                                         yes
+refit            as ``frozen``, trained on other traffic like that since the change  no
+oracle           hindsight
+===============  ==================================================================  =======
+
+``paper`` and ``frozen`` were trained on the traffic before the change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from decoder.contracts.bundle import Policy, frequency_policy
+from decoder.contracts.errors import SettingsError
+from decoder.contracts.features import FEATURES, FloatArray
+from decoder.engines.reference.method import PAPER_FACTOR
+from decoder.settings import WHOLE_FACTOR, WorkerSettings
+from pipelines.lab.bench.commas import words
+from pipelines.lab.drift.scenario import Scenario
+from pipelines.lab.drift.stream import Worker
+from pipelines.lab.drift.traffic import Library, lessons
+from pipelines.lab.replay import training
+from pipelines.lab.replay.engine import Simulator
+from pipelines.lab.replay.traces import Trace
+
+NAMES: Final = (
+    "paper", "frozen", "counting", "first", "adaptive", "refit", "oracle",
+)  # fmt: skip
+LEARNS: Final = "adaptive"
+KNOWN: Final = 100
+"""Generations that were there to train on before the change."""
+OTHERS: Final = 200
+"""Generations like those after the change that a refit is trained on."""
+PAPER_FEATURES: Final = frozenset(
+    (
+        "score", "match_len", "draft_len", "log_prompt_len", "log_generated_len",
+        "relative_position", "cache_share", "payoff_last", "payoff_2nd_last", "payoff_3rd_last",
+        "payoff_mean", "payoff_max", *(f for f in FEATURES if f.startswith("share_")),
+    )
+)  # fmt: skip
+"""The paper's Table 9."""
+_OTHER: Final = np.array([name not in PAPER_FEATURES for name in FEATURES])
+
+
+def seeds_and_policies(seeds: str, policies: str) -> tuple[list[int], list[str]]:
+    """What the options say.
+
+    Raises:
+        SettingsError: a seed or policy is none.
+    """
+    numbers = words(seeds)
+    if not numbers or not all(seed.isdecimal() for seed in numbers):
+        raise SettingsError(
+            f"--seeds {seeds!r}: give whole numbers, with commas; a seed is not negative."
+        )
+    asked = words(policies) or NAMES
+    unknown = sorted(set(asked) - set(NAMES))
+    if unknown:
+        raise SettingsError(f"no policy {unknown[0]!r}: there are {', '.join(NAMES)}.")
+    return list(map(int, numbers)), [name for name in NAMES if name in asked]
+
+
+class Columns:
+    """The policies of one scenario and seed, each trained when it is asked for.
+
+    Attributes:
+        served: settings of the workers that serve.
+    """
+
+    def __init__(
+        self, scenario: Scenario, library: Library, seed: int, settings: WorkerSettings,
+        first: Policy,
+    ) -> None:  # fmt: skip
+        """Nothing is trained yet."""
+        self.served = settings
+        if scenario.factor:
+            self.served = settings.model_copy(update={"suffix_max_factor": scenario.factor})
+        self._scenario, self._library, self._seed = scenario, library, seed
+        self._settings, self._first = settings, first
+
+    def column(self, name: str) -> tuple[Policy, Worker]:
+        """The policy called ``name``, but for the oracle, which is none; and how it is served.
+
+        Raises:
+            TraceError: there is too little to train it on.
+        """
+        ours = Worker(self.served)
+        if name == "paper":
+            drafts = self.served.model_copy(update={"suffix_max_factor": PAPER_FACTOR})
+            policy = paper(self._known(), self._library.token_classes, drafts)
+            return policy, Worker(drafts, adapts=False)
+        if name == "frozen":
+            return self._survival(self._known(), self._settings), ours
+        if name == "counting":
+            factor = {"suffix_max_factor": min(self.served.suffix_max_factor, WHOLE_FACTOR)}
+            return frequency_policy("drift"), Worker(self.served.model_copy(update=factor))
+        if name == "refit":
+            traces = lessons(self._scenario.later, self._library, self._seed, OTHERS)
+            return self._survival(traces, self.served), ours
+        return self._first, ours
+
+    def _known(self) -> list[Trace]:
+        return lessons([self._scenario.known], self._library, self._seed, KNOWN)
+
+    def _survival(self, traces: Sequence[Trace], settings: WorkerSettings) -> Policy:
+        simulator = Simulator(self._library.token_classes, settings)
+        return training.survival(training.taught(simulator, traces), "drift")
+
+
+def paper(traces: Sequence[Trace], token_classes: FloatArray, settings: WorkerSettings) -> Policy:
+    """The paper's policy, from the drafts that its frequency hybrid meets on ``traces``."""
+    counting = training.teachers()[1]
+    rows = Simulator(token_classes, settings).decode(traces, counting)[1]
+    seen = rows.features.copy()
+    seen[:, _OTHER] = 0.0
+    policy = training.paper(replace(rows, features=seen), "drift")
+    # Weights of features that were always zero learned nothing, and are not.
+    (weight, bias), *rest = policy.layers
+    weight = weight.copy()
+    weight[_OTHER] = 0.0
+    return replace(policy, layers=((weight, bias), *rest)).with_probes(rows.features)

@@ -1,0 +1,126 @@
+"""``hvd replay``: its options; its imports are done when it is called."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from pipelines.reports import print_json
+
+out, err = Console(), Console(stderr=True)
+
+
+def replay(
+    traces: Annotated[list[Path] | None, typer.Argument(help="Trace files: JSON Lines.")] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            help="In their place a folder of prompts: the embedded model answers them, once, and "
+            "every rule decodes the recordings."
+        ),
+    ] = None,
+    nominal: Annotated[
+        bool, typer.Option("--nominal", help="Prompts: nominal costs, not those measured here.")
+    ] = False,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Checkpoint directory or hub name; default: embedded.")
+    ] = None,
+    model_accepts: Annotated[
+        float, typer.Option(min=0.0, help="Model draft's mean accepted length, where not recorded.")
+    ] = 2.2,
+    policy: Annotated[
+        Path | None, typer.Option(help="Measure this bundle; default: train one.")
+    ] = None,
+    kind: Annotated[
+        Literal["payoff", "survival"],
+        typer.Option(help="What is trained: payoff (the paper's, by a threshold) or survival."),
+    ] = "payoff",
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Generations of each file, in whole sessions.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+) -> None:
+    """Try decoding policies on recorded generations; needs no model.
+
+    Lines hold messages, a prompt and its output, or token ids; sessions are parted by name into
+    training, warm-up and test.
+    Example: hvd replay traces/*.jsonl --limit 200 --json
+    """
+    from decoder.contracts.bundle import ANY_SCOPE
+    from decoder.core.payoff.token_classes import token_classes_of
+    from decoder.policy.first import first_policy
+    from decoder.settings import WorkerSettings
+    from pipelines.embedded import load_tokenizer
+    from pipelines.lab.replay import rules, study
+    from pipelines.lab.replay.engine import Simulator
+    from pipelines.policy.bundles import load_policy
+    from pipelines.progress import Shown
+
+    if not traces and prompts is None:
+        raise typer.BadParameter("name trace files, or prompts with --prompts")
+    bundle = load_policy(policy) if policy else None
+    ids, notices = load_tokenizer(tokenizer if prompts is None else None), list[str]()
+    simulator = Simulator(token_classes_of(ids), WorkerSettings.load(), model_accepts)
+    with Shown(err) as shown:
+        if prompts is not None:
+            sets, costs = study.of_prompts(prompts, ids, limit, nominal, notices, shown.step)
+            simulator = replace(simulator, costs=costs)
+            bundle = bundle or first_policy(ANY_SCOPE)
+        else:
+            sets = study.of_files(traces or [], ids, limit, notices, shown.step)
+            bundle = bundle or study.trained(sets, kind, simulator, shown.step)
+        found = study.replayed(sets, bundle, simulator, shown.step)
+    for notice in notices:
+        err.print(escape(notice), style="yellow", highlight=False, soft_wrap=True)
+    if as_json:
+        settings = {
+            "model_accepts": model_accepts, "limit": limit, "costs": simulator.costs.setup,
+            "policy": f"{bundle.kind} v{bundle.version}",
+        }  # fmt: skip
+        print_json({**found, "settings": settings, "notices": notices})
+    else:
+        out.print(rules.table(found))
+
+
+def diff(
+    one: Annotated[str, typer.Argument(help="A version's number, or an alias.")],
+    other: Annotated[str, typer.Argument(help="The one that it is compared with.")],
+    traces: Annotated[
+        Path | None,
+        typer.Option(help="Trace file or folder; default: what 'hvd drift --record 20' makes."),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Generations of each file.")] = 20,
+    model_accepts: Annotated[
+        float, typer.Option(help="Model draft's mean accepted length, where not recorded.")
+    ] = 2.2,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Checkpoint directory or hub name; default: embedded.")
+    ] = None,
+    scope: Annotated[
+        str | None, typer.Option(help="Scope, its first digits, or the model's name.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Two versions on recorded drafts: where they decide otherwise, and what it brought."""
+    from pipelines.embedded import load_tokenizer
+    from pipelines.lab.replay import compare, own
+    from pipelines.lab.replay.traces import files_of
+    from pipelines.policy import options
+    from pipelines.progress import Shown
+
+    model = options.one_model(scope)
+    numbers = [model.version(each).number for each in (one, other)]
+    first, second = (model.registry.load(model.scope, number) for number in numbers)
+    paths, known = files_of([traces or own.folder()]), load_tokenizer(tokenizer)
+    with Shown(err) as bar:
+        found = compare.compare((first, second), paths, known, limit, model_accepts, bar.step)
+    if as_json:
+        return print_json({"versions": numbers, "recordings": found})
+    for table in compare.tables(found, *(f"version {number}" for number in numbers)):
+        out.print(table)
+    return None

@@ -1,0 +1,194 @@
+"""The recorded engine: a decoder whose target and drafter are recordings.
+
+Under greedy decoding the target's continuation does not depend on what was drafted, so a recorded
+output, with the model draft's accepted length at each of its positions, tells what any policy would
+have committed, cycle by cycle. Drafts, features, decisions and labels are the router's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from decoder.contracts.bundle import MAX_DRAFT, Policy
+from decoder.contracts.errors import TraceError
+from decoder.contracts.events import DraftEvent
+from decoder.contracts.features import FloatArray
+from decoder.core.choice import choose
+from decoder.core.costs import LiveCosts
+from decoder.core.floor import Floor
+from decoder.core.hindsight import Resolved, event_of
+from decoder.core.router import Committed, Decision, DraftRouter, EventSink, RequestOptions
+from decoder.drafting.drafts import common_prefix
+from decoder.drafting.suffix import SuffixCache
+from decoder.engines.reference.method import Method
+from decoder.policy.pricing import NOMINAL, CostTable
+from decoder.policy.rule import ARMS, NONE
+from decoder.settings import WorkerSettings
+from learner.rows import Rows, from_events
+from pipelines.lab.replay.cycles import Cycle, Cycles
+from pipelines.lab.replay.dialogue import UNLIMITED, Turn
+from pipelines.lab.replay.model_arm import model_acceptance
+from pipelines.lab.replay.traces import Trace
+
+Told = Callable[[int, int], None]
+"""Told how many output tokens are decoded, and how many there are."""
+
+
+class Engine:
+    """Decodes recordings one after the other by a router that is given."""
+
+    def __init__(
+        self,
+        router: DraftRouter,
+        cache: SuffixCache,
+        traces: Sequence[Trace],
+        has_model: bool = True,
+        model_mean: float | None = None,
+        usual: bool = True,
+    ) -> None:
+        """Nothing is under way yet. The router sleeps no more: that weighs this machine's time.
+
+        Args:
+            cache: the router's.
+            model_mean: accepted length of model drafts where a recording does not hold it.
+            usual: false keeps the router from learning costs by this machine's clock, and has
+                labels told at once, not in the next step.
+        """
+        router.doze = None
+        self._router, self._cache, self._traces = router, cache, traces
+        self._has_model, self._mean, self._usual = has_model, model_mean, usual
+
+    def decode(self, index: int, tenant: str = "") -> Iterator[Cycle]:
+        """The cycles of recording number ``index``, whose first token comes with its prompt; each
+        is told before the router observes what came of it, and can be dated meanwhile.
+
+        Raises:
+            TraceError: it lacks the model arm.
+        """
+        trace, router = self._traces[index], self._router
+        turn = Turn.of(index, trace)
+        model = model_acceptance(trace, self._mean).tolist() if self._has_model else []
+        options = RequestOptions(
+            trace.allowed, UNLIMITED, session=trace.session, workload=trace.workload, tenant=tenant
+        )
+        router.start(turn.name, turn.prompt, options)
+        self._cache.index(None)
+        router.observe([Committed(turn.name, turn.output[:1], 0)], 0)
+        done = 1
+        while done < len(turn.output):
+            (decision,) = router.choose([turn.name])
+            cycle = _verified(decision, turn, model, done)
+            router.drafted([turn.name], [cycle.verified], cycle.drafted)
+            yield cycle
+            made = turn.output[done : done + cycle.committed]
+            outcome = Committed(turn.name, made, cycle.verified)
+            router.observe([outcome], 1 + cycle.verified, self._usual)
+            if not self._usual:
+                router.settle()
+            done += cycle.committed
+        router.stop(turn.name, "stop")
+        router.settle()
+
+
+def _verified(decision: Decision, turn: Turn, model: Sequence[int], done: int) -> Cycle:
+    """What becomes of ``decision``: a draft is compared with what was recorded."""
+    length = accepted = 0
+    if decision.arm == "cache":
+        length = len(decision.tokens)
+        accepted = common_prefix(decision.tokens, turn.output[done : done + length])
+    elif decision.arm == "model":
+        length = decision.room
+        accepted = min(model[done], length)
+    came = len(turn.output[done : done + accepted + 1])
+    arm = ARMS.index(decision.arm) if length else NONE
+    return Cycle(turn.index, done, arm, length, min(accepted, came), came)
+
+
+class _Sink:
+    """Keeps the events of cache drafts, and hands every cycle on to those who listen."""
+
+    def __init__(self, *listening: EventSink | None) -> None:
+        self.events: list[DraftEvent] = []
+        self._listening: Final = [sink for sink in listening if sink is not None]
+
+    def put(self, resolved: Resolved) -> None:
+        """Take one event."""
+        _, _, _, (cycle, _, _), _ = resolved
+        if cycle.draft_len:
+            self.events.append(event_of(resolved))
+        for sink in self._listening:
+            sink.put(resolved)
+
+
+@dataclass(frozen=True)
+class Simulator:
+    """Decodes recordings one after the other.
+
+    ``model_mean`` is the accepted length of model drafts where a recording does not hold it,
+    ``costs`` what policies believe that cycles cost, and never correct.
+    """
+
+    token_classes: FloatArray
+    settings: WorkerSettings
+    model_mean: float | None = None
+    costs: CostTable = NOMINAL
+
+    def decode(
+        self,
+        traces: Sequence[Trace],
+        method: Method,
+        warm_up: Sequence[Trace] = (),
+        told: Told | None = None,
+        floor: Floor | None = None,
+        watch: EventSink | None = None,
+    ) -> tuple[Cycles, Rows]:
+        """The cycles of ``traces`` by ``method``, and the labelled cache drafts proposed in them.
+
+        Args:
+            warm_up: decoded first, so that cache and memory hold them; not in the result.
+            floor: as of a worker, with its looks; None lets the policy have its way.
+            watch: is given every cycle too; requests are named by their number, warm-up included.
+
+        Raises:
+            TraceError: the method is none of one chain of drafts, or a recording lacks the model
+                arm.
+        """
+        if method.oracle or method.model == "tree":
+            raise TraceError(f"method {method.name!r} cannot be simulated from recordings.")
+        rule = method.rule() if method.rule is not None else None
+        cache, sink = SuffixCache(method.drafting(self.settings)), _Sink(rule, watch)
+        has_model = method.model == "chain"
+        router = DraftRouter(
+            cache,
+            method.policy,
+            self.token_classes,
+            sink,
+            has_model,
+            model_draft_tokens=min(
+                self.settings.model_draft_tokens, method.model_limit or MAX_DRAFT
+            ),
+            costs=LiveCosts(self.costs, live=False),
+            floor=floor,
+            choice=rule or choose,
+        )
+        every = [*warm_up, *traces]
+        engine = Engine(router, cache, every, has_model, self.model_mean)
+        cycles: list[Cycle] = []
+        done, whole, warm = 0, sum(len(t.output) for t in every), len(warm_up)
+        for index, trace in enumerate(every):
+            mine = list(engine.decode(index))
+            if index >= warm:
+                cycles += [c._replace(trace=index - warm) for c in mine]
+            done += len(trace.output)
+            if told is not None:
+                told(done, whole)
+        asked = [(int(e.request), e.position, e) for e in sink.events]
+        kept = sorted(((i, p, e) for i, p, e in asked if i >= warm), key=lambda each: each[:2])
+        return Cycles.of(cycles), from_events([event for *_, event in kept])
+
+
+def hybrid(name: str, policy: Policy) -> Method:
+    """Cache drafts and a chain of model drafts, decided between by ``policy``."""
+    return Method(name, policy, "chain")

@@ -1,0 +1,184 @@
+"""Every rule on the same recordings: what each makes of a set, and which is best.
+
+A set's recordings are decoded in their order from an empty cache, or one that holds what warms up,
+by a router that keeps what it learns from one to the next, as ``hvd bench decode`` does; times are
+those of a cost table, so a figure has no noise of the machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.markup import escape
+from rich.table import Table
+
+from decoder.contracts.bundle import Policy
+from decoder.core.floor import Floor
+from decoder.core.hindsight import Resolved
+from decoder.engines.reference.method import Method, method
+from pipelines.lab.replay.baseline import against_best
+from pipelines.lab.replay.calibration import calibration
+from pipelines.lab.replay.engine import Simulator, hybrid
+from pipelines.lab.replay.hindsight import Prices, foreseen
+from pipelines.lab.replay.model_arm import model_acceptance
+from pipelines.lab.replay.traces import Trace
+from pipelines.stats import Spent
+
+HYBRID: Final = "hybrid"
+ORACLE: Final = "oracle"
+SHOWN: Final = ("hybrid", "oracle", "suffix", "frequency", "match4", "buckets")
+"""Rules in the table; the JSON holds all."""
+LONGER: Final = 2.0
+"""Tokens of a cache draft for each one matched, where a name ends in ``@2``."""
+
+
+def rivals(model_len: int) -> dict[str, Method]:
+    """Every fixed rule, and counting that learns as it goes, by name."""
+    plain = ("greedy", "suffix", "frequency", "match4")
+    found = {name: method(name) for name in (*plain, "buckets")}
+    for name in plain[1:]:
+        found[f"{name}@2"] = replace(method(name), draft_factor=LONGER)
+    for k in range(1, model_len + 1):
+        found[f"eagle3:{k}"] = replace(method("eagle3"), model_limit=k)
+    return found
+
+
+@dataclass(frozen=True)
+class Ruled:
+    """By rule, tokens and time of n recordings, in the unit of the cost table; and by arm, model
+    and cache, the tokens the hybrid foresaw to be accepted and those that were, [m, 2]."""
+
+    spent: Mapping[str, Spent]
+    foreseen: Mapping[str, NDArray[np.float64]]
+
+    @property
+    def over_greedy(self) -> dict[str, float]:
+        """Tokens committed in a unit of time, over greedy's."""
+        rates = {rule: float(n.sum() / time.sum()) for rule, (n, time) in self.spent.items()}
+        return {rule: rate / rates["greedy"] for rule, rate in rates.items()}
+
+
+class _Watch:
+    """Notes of every cycle what was foreseen, and what came. A router's sink."""
+
+    def __init__(self, traces: Sequence[Trace], mean: float | None, warm: int) -> None:
+        self._model = [model_acceptance(trace, mean) for trace in traces]
+        self._warm = warm
+        self.rows: dict[str, list[tuple[int, int, float, int]]] = {"cache": [], "model": []}
+
+    def put(self, resolved: Resolved) -> None:
+        """Take in one cycle. Mutates."""
+        _, name, _, label, censored = resolved
+        index, cycle = int(name), label.subject
+        if index < self._warm:
+            return
+        step, at = cycle.step, (index, cycle.position)
+        truth = min(int(self._model[index][cycle.position]), step.model_len)
+        self.rows["model"].append((*at, float(np.float32(step.model[cycle.row])), truth))
+        if cycle.draft_len and not censored:
+            cache = float(np.float32(step.expected[cycle.row])), label.accepted
+            self.rows["cache"].append((*at, *cache))
+
+
+def ruled(
+    traces: Sequence[Trace], policy: Policy, simulator: Simulator, warm_up: Sequence[Trace] = ()
+) -> Ruled:
+    """One set by every rival, by the hybrid that decides by ``policy``, with the floor that a
+    worker gives a learned one, and in hindsight."""
+    n, warm, every = len(traces), len(warm_up), [*warm_up, *traces]
+    settings, mean = simulator.settings, simulator.model_mean
+    watch, spent = _Watch(every, mean, warm), dict[str, Spent]()
+    for name, by in {**rivals(settings.model_draft_tokens), HYBRID: hybrid(HYBRID, policy)}.items():
+        learned = name == HYBRID and policy.kind == "survival"
+        cycles, _ = simulator.decode(
+            traces, by, warm_up, floor=Floor(True) if learned else None,
+            watch=watch if name == HYBRID else None,
+        )  # fmt: skip
+        spent[name] = _of(cycles.trace, n, cycles.committed, cycles.times(simulator.costs))
+    prices = [Prices(simulator.costs, settings)] * len(every)
+    best = list(foreseen(every, prices, settings, mean, warm))
+    index = np.array([c.trace - warm for c, _ in best], np.int64)
+    spent[ORACLE] = _of(index, n, [c.committed for c, _ in best], [time for _, time in best])
+    rows = {arm: np.array(sorted(r)).reshape(-1, 4)[:, 2:] for arm, r in watch.rows.items()}
+    return Ruled(spent, rows)
+
+
+def _of(trace: Any, n: int, tokens: Any, time: Any) -> Spent:
+    return (
+        np.bincount(trace, tokens, n).astype(np.float64),
+        np.bincount(trace, time, n).astype(np.float64),
+    )
+
+
+def summary(sets: Mapping[str, Ruled]) -> dict[str, Any]:
+    """Rates over greedy's by set and rule, and the hybrid's over the best rule of each set.
+
+    ``hybrid_over_picked`` is over the rule that was best on the other half of the prompts,
+    ``hybrid_over_best_single`` over the one rule that is best over all sets together.
+    """
+    over = {name: each.over_greedy for name, each in sets.items()}
+    means = {
+        rule: _geometric([o[rule] for o in over.values()]) for rule in next(iter(over.values()))
+    }
+    rules = [rule for rule in means if rule not in (HYBRID, ORACLE)]
+    best = {name: max(rules, key=o.__getitem__) for name, o in over.items()}
+    single = max(rules, key=means.__getitem__)
+    against = {name: o[HYBRID] / o[best[name]] for name, o in over.items()}
+    picked = {
+        name: found
+        for name, each in sets.items()
+        if (found := against_best(each.spent[HYBRID], {r: each.spent[r] for r in rules}))
+    }
+    ratios = [one.ratio for one in picked.values()]
+    return {
+        "x_greedy": over,
+        "hybrid_over_picked": {name: asdict(one) for name, one in picked.items()},
+        "hybrid_over_picked_mean": _geometric(ratios) if ratios else None,
+        "best_rule": best,
+        "hybrid_over_best": against,
+        "x_greedy_mean": means,
+        "hybrid_over_best_mean": _geometric(list(against.values())),
+        "best_single": single,
+        "hybrid_over_best_single": means[HYBRID] / means[single],
+        "calibration": {
+            arm: calibration(*np.concatenate([each.foreseen[arm] for each in sets.values()]).T)
+            for arm in ("cache", "model")
+        },
+    }
+
+
+def _geometric(values: Sequence[float]) -> float:
+    return float(np.exp(np.mean(np.log(values))))
+
+
+def table(found: dict[str, Any]) -> Table:
+    """Rates over greedy's, by set."""
+    means = found["x_greedy_mean"]
+
+    def cells(over: dict[str, float]) -> list[str]:
+        model = max(rate for rule, rate in over.items() if rule.startswith("eagle3"))
+        return [f"{rate:.2f}" for rate in (*map(over.__getitem__, SHOWN), model)]
+
+    rates = Table(title="Tokens a unit of time, over greedy's", caption=_CAPTION)
+    rates.add_column("set", overflow="fold", min_width=10)
+    for heading in (*SHOWN, "eagle3", "best", "/ best", "/ picked"):
+        rates.add_column(heading, justify="right", overflow="fold")
+    for name, over in found["x_greedy"].items():
+        at = found["hybrid_over_picked"].get(name)
+        picked = f"{at['ratio']:.3f} ({at['low']:.2f}-{at['high']:.2f})" if at else "-"
+        best, ratio = found["best_rule"][name], f"{found['hybrid_over_best'][name]:.3f}"
+        rates.add_row(escape(name), *cells(over), best, ratio, picked)
+    mean = found["hybrid_over_picked_mean"]
+    last = f"{found['hybrid_over_best_mean']:.3f}", "-" if mean is None else f"{mean:.3f}"
+    rates.add_row("mean", *cells(means), found["best_single"], *last)
+    return rates
+
+
+_CAPTION: Final = (
+    "eagle3: its best length. @2: two draft tokens for each one matched. / best: over it, "
+    "/ picked: over the one that was best on the other half of the prompts. Means are geometric."
+)

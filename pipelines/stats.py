@@ -1,0 +1,70 @@
+"""Figures that every benchmark makes alike; None where there is nothing to make one of.
+
+Rates are compared by pairs: the same prompt, session or stretch of time under two methods. The
+interval of their ratio is the percentile bootstrap's, which draws the pairs anew (Efron and
+Tibshirani 1993, chapter 13).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+Spent = tuple[NDArray[np.float64], NDArray[np.float64]]
+"""Tokens [n] of each of n prompts, and the time [n] that they took."""
+
+DRAWS: Final = 2000
+SEED: Final = 42
+LOOP: Final = 32
+"""An output in which a run of this many tokens comes twice is one that loops."""
+
+
+def interval(mine: Spent, theirs: Spent) -> tuple[float, float] | None:
+    """95% interval of the ratio of both rates, prompts drawn anew in pairs; None of fewer than two,
+    or where nothing was decoded."""
+    n = len(mine[0])
+    if n < 2:
+        return None
+    drawn = np.random.default_rng(SEED).integers(0, n, (DRAWS, n))
+    sums = np.stack([c[drawn].sum(axis=1) for c in (*mine, *theirs)])
+    tokens, time, others, other_time = sums[:, (sums[[0, 2]] > 0).all(axis=0)]
+    if not len(tokens):
+        return None
+    low, high = np.percentile(tokens / time / (others / other_time), [2.5, 97.5])
+    return float(low), float(high)
+
+
+def columns(pairs: Iterable[tuple[float, float]]) -> Spent:
+    """What came as pairs of tokens and time, as columns."""
+    tokens, time = np.array(list(pairs), float).reshape(-1, 2).T
+    return tokens, time
+
+
+def rate(pairs: Iterable[tuple[float, float]]) -> float | None:
+    """Tokens a second over all pairs of tokens and microseconds."""
+    tokens, time = columns(pairs)
+    return over(1e6 * float(tokens.sum()), float(time.sum())) or None
+
+
+def over(part: float | None, whole: float | None) -> float | None:
+    """``part`` divided by ``whole``, if that is not 0."""
+    return None if part is None or not whole else part / whole
+
+
+def percentile(values: Sequence[float], percent: float) -> float | None:
+    """Of ``values``, if there are any."""
+    return float(np.percentile(values, percent)) if values else None
+
+
+def median(values: Iterable[float | None]) -> float | None:
+    """Of those ``values`` that are known."""
+    return percentile([v for v in values if v is not None], 50)
+
+
+def loops(tokens: Sequence[int]) -> bool:
+    """Whether ``tokens`` hold the same run of ``LOOP`` tokens twice, overlapping or not."""
+    runs = [tuple(tokens[start : start + LOOP]) for start in range(len(tokens) - LOOP + 1)]
+    return len(set(runs)) < len(runs)

@@ -1,0 +1,141 @@
+"""What the serving benchmark sends: which prompts, how many at a time, and what is counted."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from pipelines.lab.bench.serve.load import Load, body, chunks, run, turns
+from pipelines.lab.bench.serve.prompts import cut, dealt, sessions
+from pipelines.lab.bench.serve.server import parse, session_seconds
+from pipelines.prompts import Prompt, PromptSet
+from pipelines.workloads import WORKLOADS
+from tests.pipelines.lab.bench.serve.served import asked, said, script
+
+
+def words(prompt: Prompt) -> list[list[str]]:
+    return [[m["content"] for m in turn] for turn in turns(prompt)]
+
+
+@pytest.mark.parametrize(("wanted", "left"), [((3, 3), 5), ((1, 4, 8), 9)])
+def test_every_concurrency_gets_the_same_mix_and_no_prompt_twice(
+    wanted: tuple[int, ...], left: int
+) -> None:
+    sets = [iter([asked(f"{name}{i}", name) for i in range(left)]) for name in "ab"]
+    hands = dealt(sets, wanted)
+    assert [len(hand) for hand in hands] == list(wanted)
+    for hand in hands:
+        assert abs(sum(p.dataset == "a" for p in hand) - len(hand) / 2) <= 1
+    ids = [p.id for hand in hands for p in hand]
+    assert len(set(ids)) == len(ids)
+
+
+def test_a_dataset_that_runs_out_is_passed_over() -> None:
+    sets = [iter([asked("a0", "a")]), iter([asked(f"b{i}", "b") for i in range(9)])]
+    assert [p.id for p in dealt(sets, [3])[0]] == ["a0", "b0", "b1"]
+    assert dealt([iter([asked("a0")])], [3]) == [(asked("a0"),)]
+
+
+def test_a_turn_is_what_is_said_between_two_answers() -> None:
+    talk = script("a", ">hello", "one", "two", ">yes", ">and more", "three", ">no")
+    assert words(talk) == [["one", "two"], ["three"]]
+    assert words(script("b", "one")) == [["one"]]
+    assert words(script("c", ">one")) == []
+
+
+def test_anybodys_conversations_are_cut_to_their_first_turns_and_bring_no_answers() -> None:
+    talk = script("a", "one", ">yes", "two", ">no", "three")
+    found = cut(PromptSet("d", "f", (talk, script("b", ">only an answer"))), 2)
+    assert [p.messages for p in found.prompts] == [said("one", ">", "two")]
+
+
+@pytest.mark.parametrize("kind", WORKLOADS)
+def test_own_sessions_are_reproducible_and_each_is_another(kind: str) -> None:
+    (made,) = sessions(12, 4, [kind])
+    assert [made] == sessions(12, 4, [kind])
+    assert len({p.text for p in made.prompts}) == 12
+    for one in made.prompts:
+        assert len(turns(one)) == 4
+        assert not any(m["content"] for m in one.messages if m["role"] == "assistant")
+
+
+def test_token_ids_are_asked_for_and_read_and_errors_in_the_stream_raise() -> None:
+    sent = body(said("hello"), "m", 7)
+    assert (sent["temperature"], sent["max_tokens"], sent["return_token_ids"]) == (0, 7, True)
+    lines = ['data: {"choices": [{"delta": {}}]}', "", 'data: {"choices": [{"token_ids": [1, 2]}]}']
+    assert list(chunks(iter([*lines, "data: [DONE]"]))) == [([1, 2], "")]
+    with pytest.raises(ValueError, match="out of room"):
+        list(chunks(iter(['data: {"error": {"message": "out of room"}}'])))
+
+
+def test_as_many_requests_as_asked_for_are_under_way_at_a_time() -> None:
+    lock, barrier = threading.Lock(), threading.Barrier(3, timeout=30)
+    most = active = 0
+
+    class Meeting(BaseHTTPRequestHandler):
+        def log_message(self, *args: Any) -> None:
+            pass
+
+        def do_POST(self) -> None:
+            nonlocal most, active
+            self.rfile.read(int(self.headers["Content-Length"]))
+            with lock:
+                active += 1
+                most = max(most, active)
+            barrier.wait()  # nobody is answered before three are here
+            with lock:
+                active -= 1
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b'data: {"choices": [{"token_ids": [5]}]}\n\n')
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Meeting)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        prompts = [asked(str(i)) for i in range(9)]
+        url = f"http://127.0.0.1:{server.server_port}"
+        wall, replies = run(Load(url, "m", 3, 1), prompts)
+        stood, by_another = run(Load(url, "m", 3, 1, clock=lambda: 5.0), prompts)
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert most == 3
+    assert [r.prompt for r in replies] == [f"d:{i}" for i in range(9)]
+    assert all(r.tokens == (5,) and not r.error for r in replies)
+    assert 0 < max(r.ttft_s for r in replies) <= max(r.latency_s for r in replies) <= wall
+    timed = {s for r in by_another for s in (r.ttft_s, r.latency_s, *r.arrivals_s)}
+    assert (stood, timed) == (0.0, {0.0}), "all by the clock given"
+    _, (reply,) = run(Load(url, "m", 1, 1), [asked("a")])
+    assert "ConnectError" in reply.error and reply.tokens == (), "the server has gone"
+
+
+def test_counters_of_all_engines_are_added_up_and_absent_ones_are_zero() -> None:
+    page = (
+        "# TYPE vllm:generation_tokens_total counter\n"
+        'vllm:generation_tokens_total{engine="0",model_name="m"} 10.0\n'
+        'vllm:generation_tokens_total{engine="1",model_name="m"} 5.0\n'
+        'vllm:spec_decode_num_accepted_tokens_total{engine="0"} 1.5e+01\n'
+        'vllm:spec_decode_num_accepted_tokens_per_pos_total{position="0"} 9.0\n'
+        'other:generation_tokens_total{engine="0"} 100.0\n'
+    )
+    assert parse(page) == parse("") | {"tokens": 15, "accepted": 15}
+
+
+def test_processor_time_is_that_of_all_processes_of_the_server() -> None:
+    busy = "import time\nwhile time.process_time() < 0.3: pass\nprint(flush=True); input()"
+    nested = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {busy!r}])"
+    server = subprocess.Popen(
+        [sys.executable, "-c", nested],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    assert server.stdout is not None
+    server.stdout.readline()
+    used = session_seconds(server.pid)
+    server.communicate(b"\n")
+    assert used is not None and used >= 0.3
+    assert session_seconds(server.pid) is None

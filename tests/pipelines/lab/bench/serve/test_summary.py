@@ -1,0 +1,139 @@
+"""Figures of requests and sessions, by hand."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from pipelines.lab.bench.render import table
+from pipelines.lab.bench.serve.load import Reply
+from pipelines.lab.bench.serve.setups import Setup
+from pipelines.lab.bench.serve.summary import (
+    WIDTH,
+    Level,
+    ServerRun,
+    equal,
+    figures,
+    paired,
+    shown,
+    summarise,
+)
+from tests.pipelines.lab.bench.serve import served
+from tests.pipelines.lab.bench.serve.served import EAGLE3, HYBRID, NONE, SUFFIX
+
+LOOP = tuple(range(32)) * 2
+
+
+def reply(session: str, turn: int, seconds: float, tokens: tuple[int, ...] = (1, 2)) -> Reply:
+    """Its first token comes after half its seconds, the others together at its end."""
+    arrivals = (seconds / 2, *[seconds] * (len(tokens) - 1))
+    return Reply(session, seconds / 2, seconds, tokens, "", arrivals, turn)
+
+
+def level(*replies: Reply, cpu_s: float = 4.0) -> Level:
+    return served.level(*replies, wall_s=sum(r.latency_s for r in replies), cpu_s=cpu_s)
+
+
+def run(setup: Setup, number: int, seconds: float) -> ServerRun:
+    measured = level(reply("d:a", 0, seconds), reply("d:b", 0, seconds), cpu_s=seconds)
+    return ServerRun(number, setup.name, 1.0, (measured,))
+
+
+def page(records: list[dict[str, Any]]) -> str:
+    json.dumps(records, allow_nan=False)
+    console = Console(file=io.StringIO(), width=WIDTH)
+    console.print(table("", shown(records), records))
+    return console.file.getvalue()
+
+
+def test_first_turns_are_told_apart_from_warm_ones_and_pieces_are_what_came_at_one_time() -> None:
+    rounds = {0: level(reply("d:a", 0, 4.0), reply("d:a", 1, 2.0), reply("d:b", 0, 6.0))}
+    first, warm = figures(rounds, "first"), figures(rounds, "warm")
+    assert (first["answers"], warm["answers"]) == (2, 1)
+    assert (first["ttft_p50_s"], warm["ttft_p50_s"]) == (2.5, 1.0)
+    assert (first["tok_per_s_each"], warm["tok_per_s_each"]) == (0.4, 1.0)
+    assert warm["ms_per_token_p50"] == warm["piece_ms_p99"] == 1000
+    nothing = figures({0: level(reply("d:a", 0, 1.0))}, "warm")
+    assert {v for k, v in nothing.items() if k not in ("answers", "tokens")} == {None}
+    uneven = Reply("d:a", 1.0, 3.0, (1, 2, 3, 4), "", (1.0, 1.5, 1.5, 3.0))
+    found = figures({0: served.level(uneven, wall_s=3.0)}, "all")
+    assert (found["piece_ms_p50"], found["tokens_per_piece"]) == (1000, 4 / 3)
+
+
+def test_ratios_pair_sessions_and_leave_out_what_only_one_side_answered() -> None:
+    mine = {0: level(reply("d:a", 0, 1.0), reply("d:a", 1, 1.0), reply("d:b", 0, 2.0))}
+    failed = Reply("d:a", 0.1, 0.1, (), "HTTP 400", turn=1)
+    theirs = {0: level(reply("d:a", 0, 2.0), failed, reply("d:b", 0, 2.0))}
+    found = paired(mine, theirs, "all")
+    assert (found["sessions"], found["ratio"]) == (2, pytest.approx((4 / 3) / (4 / 4)))
+    assert found["interval"] == pytest.approx([1.0, 2.0]), "either session alone"
+    assert paired(mine, theirs, "warm") == {"ratio": None, "interval": None, "sessions": 0}
+
+
+def test_rounds_of_one_session_are_one_thing_to_resample() -> None:
+    mine = {r: level(reply("d:a", 0, 1.0 + r)) for r in range(5)}
+    found = paired(mine, {r: level(reply("d:a", 0, 2.0 + r)) for r in range(5)}, "all")
+    assert (found["sessions"], found["interval"]) == (1, None)
+
+
+def test_an_answer_that_loops_on_either_side_is_not_straight() -> None:
+    mine = {0: level(reply("d:a", 0, 1.0, LOOP), reply("d:a", 1, 1.0))}
+    theirs = {0: level(reply("d:a", 0, 9.0), reply("d:a", 1, 2.0))}
+    assert paired(mine, theirs, "straight")["ratio"] == pytest.approx(2.0)
+    assert figures(mine, "straight")["answers"] == 1
+
+
+def test_after_the_first_difference_a_session_is_compared_no_more() -> None:
+    plain = {0: level(*(reply("d:a", t, 1.0) for t in range(3)), reply("d:b", 0, 1.0))}
+    parted = [reply("d:a", t, 1.0, (1, 9) if t == 1 else (1, 2)) for t in range(3)]
+    other = {0: level(*parted, reply("d:b", 0, 1.0))}
+    assert equal(other, plain) == (3 - 1, 3)
+    assert equal(plain, plain) == (4, 4)
+
+
+def test_each_is_held_to_the_best_of_every_other_method() -> None:
+    slow = Setup("suffix-k64", "suffix", 64)
+    took = {NONE: 8.0, SUFFIX: 4.0, slow: 5.0, EAGLE3: 6.0, HYBRID: 2.0}
+    # the second round's machine is half as fast
+    runs = [run(setup, n, seconds * (1 + n)) for n in range(2) for setup, seconds in took.items()]
+    records = {r["configuration"]: r for r in summarise(runs, list(took))}
+    to = records["hybrid"]["against"]
+    best = {"none": "none", "suffix": "suffix-k8", "eagle3": "eagle3-k3"}
+    assert {m: t["configuration"] for m, t in to.items()} == best
+    assert [to[m]["all"]["ratio"] for m in best] == pytest.approx([4, 2, 3])
+    assert to["suffix"]["cpu"] == {"ratio": 2.0, "range": [2.0, 2.0], "rounds": 2}
+    assert "suffix" not in records["suffix-k8"]["against"]
+    assert [n for n, r in records.items() if r["best_of_method"]] == [*best.values(), "hybrid"]
+    expected = {
+        "sessions": 4, "answers": 4, "tokens": 8, "tok_per_s": (4 / 4.0 + 4 / 8.0) / 2,
+        "mean_accepted": 0.5, "mean_drafted": 4, "steps_per_1k": 750, "cycles_per_1k": 750,
+        "prompt_tokens_cached_share": 0.25,
+    }  # fmt: skip
+    assert {k: records["hybrid"][k] for k in expected} == pytest.approx(expected)
+    told = page([*records.values()])
+    assert "suffix-k8 *" in told and "2.00 (2.00-2.00)" in told
+
+
+def test_a_variant_is_held_to_the_hybrid_and_nobody_to_it() -> None:
+    varied = Setup("loose", "variant", changes=(("HVD_WORKER_FLOOR", "0"),))
+    took = {NONE: 8.0, SUFFIX: 4.0, EAGLE3: 4.0, HYBRID: 2.0, varied: 1.0}
+    runs = [run(setup, 0, seconds) for setup, seconds in took.items()]
+    records = {r["configuration"]: r for r in summarise(runs, list(took))}
+    assert records["loose"]["against"]["hybrid"]["all"]["ratio"] == pytest.approx(2.0)
+    assert list(records["hybrid"]["against"]) == ["none", "suffix", "eagle3"]
+    told = page([*records.values()])
+    assert "/hybrid" in told and "/variant" not in told and "…" not in told
+
+
+def test_a_round_on_a_slower_machine_says_as_much_as_another() -> None:
+    # in the second all are half as fast, but for the hybrid
+    took = {(0, NONE): 3.0, (0, HYBRID): 1.0, (1, NONE): 6.0, (1, HYBRID): 1.0, (0, EAGLE3): 6.0}
+    runs = [run(setup, number, seconds) for (number, setup), seconds in took.items()]
+    records = {r["configuration"]: r for r in summarise(runs, [NONE, EAGLE3, HYBRID])}
+    hybrid, eagle3 = (records[n]["against"]["none"] for n in ("hybrid", "eagle3-k3"))
+    assert hybrid["rate"] == hybrid["cpu"] == {"ratio": 4.5, "range": [3.0, 6.0], "rounds": 2}
+    assert eagle3["rate"] == {"ratio": 0.5, "range": [0.5, 0.5], "rounds": 1}

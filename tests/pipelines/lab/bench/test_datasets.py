@@ -1,0 +1,154 @@
+"""The sixteen datasets: rows in the hub's layouts become prompts; what is missing is named."""
+
+from __future__ import annotations
+
+import json
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from huggingface_hub import constants
+
+from decoder.contracts.errors import SettingsError
+from pipelines.lab.bench import datasets
+
+PAPERS = {"agentic", "code", "structured", "multihop_qa", "long_context", "open_ended"}
+"""Workload families of the paper's Table 8."""
+HOTPOT = {
+    "question": "Who wrote it?",
+    "context": {"title": ["One", "Two"], "sentences": [["A.", " B."], ["C.", "D."]]},
+}
+
+STATE = {"state_id": "b", "context": ["a.ledger"], "prompts": [{"prompt": "split by person"}]}
+FILES = {"b/a.ledger": "2016 Coffee $2", "distractor_context/x.md": "distractor"}
+SNIPPET = {"identifier": "f", "path": "a.py", "snippet": "def f(): ..."}
+PLACE = {"import_statement": "from a import f", "cropped_code": "x = 1", "file_path": "b.py"}
+ISSUE = {"repo": "django/django", "base_commit": "abc", "problem_statement": "It breaks."}
+TURNS = json.dumps([[{"role": "user", "content": "Is it wet in Rome?"}]])
+ROWS: dict[str, dict[str, Any]] = {
+    "delegate52": {"metadata": {"start_state": "b"}, "states": [STATE], "files": FILES},
+    "fineedit": {"context": "teh text", "edit_request": "mend the typo", "edit_content": "x"},
+    "repobench": {"context": [SNIPPET], **PLACE, "next_line": "f()"},
+    "swebench_openhands": ISSUE,
+    "magicoder": {"instruction": "Sort a list.", "response": "..."},
+    "mbpp": {"text": "Add two numbers.", "test_list": ["assert add(1, 2) == 3"]},
+    "bfcl": {"functions": json.dumps([{"name": "weather"}]), "turns": TURNS},
+    "spider": {"context": "CREATE TABLE t (a)", "question": "How many?", "db_id": "d"},
+    "hotpotqa": HOTPOT,
+    "musique": {"paragraphs": [{"title": "One", "paragraph_text": "A."}], "question": "Who?"},
+    "2wikimultihopqa": HOTPOT,
+    "infinitebench": {"context": "A whole book.", "input": "Who did it?", "answer": ["me"]},
+    "cnn_dailymail": {"article": "Something happened.", "highlights": "x"},
+    "gov_report": {"report": "A long report.", "summary": "x"},
+    "alpaca": {"instruction": "Translate.", "input": "Bonjour", "output": "Hello"},
+    "mt_bench": {"prompt": ["First turn.", "Second turn."], "category": "writing"},
+}
+
+EXPECTED = {
+    "delegate52": ["a.ledger", "2016 Coffee $2", "split by person"],
+    "repobench": ["a.py", "def f(): ...", "from a import f\nx = 1"],
+    "mbpp": ["assert add(1, 2) == 3"],
+    "hotpotqa": ["One\nA. B.", "Two\nC. D.", "Question: Who wrote it?"],
+    "spider": ["CREATE TABLE t (a)", "How many?"],
+    "alpaca": ["Translate.\n\nBonjour"],
+    "bfcl": ["weather", "Is it wet in Rome?"],
+}
+
+
+def test_all_sixteen_of_the_paper_are_there_and_of_each_family() -> None:
+    assert list(datasets.SOURCES) == list(ROWS)
+    assert {s.family for s in datasets.SOURCES.values()} == PAPERS
+    assert (datasets.PROMPTS, datasets.SPLIT_SEED) == (20, 42)
+
+
+@pytest.mark.parametrize("name", datasets.SOURCES)
+def test_a_row_becomes_a_prompt(name: str) -> None:
+    problems: list[str] = []
+    found = datasets.prompt_set(name, [ROWS[name]], problems)
+    assert problems == []
+    assert found is not None
+    text = found.prompts[0].text
+    assert all(part in text for part in EXPECTED.get(name, [])) and "distractor" not in text
+    assert found.prompts[0].messages[-1]["role"] == "user"
+
+
+def test_a_row_of_another_layout_is_named_with_its_fields() -> None:
+    problems: list[str] = []
+    rows = [{"prompt": "x"}, ROWS["mbpp"], {"text": "x", "test_list": None}]
+    found = datasets.prompt_set("mbpp", rows, problems)
+    assert found is not None
+    assert [p.id for p in found.prompts] == ["mbpp/2"]
+    assert problems[0] == "mbpp row 1 skipped: KeyError 'text' among prompt."
+    assert problems[1].startswith("mbpp row 3 skipped: ")
+
+
+class Rows(list[dict[str, Any]]):
+    """A split, in the part of the library's interface that is used."""
+
+    def shuffle(self, seed: int) -> Rows:
+        assert seed == 42
+        return Rows(reversed(self))
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A ``datasets`` library whose hub holds what the test puts there; it keeps the questions."""
+    held: dict[str, Any] = {"asked": []}
+
+    def load_dataset(path: str, name: str | None = None, **options: Any) -> Rows:
+        held["asked"].append((path, name, options["split"], options["data_files"]))
+        if path not in held:
+            raise ConnectionError(f"Couldn't reach {path}\nsecond line")
+        return Rows(held[path])
+
+    module = SimpleNamespace(
+        load_dataset=load_dataset,
+        DownloadConfig=lambda **_: None,
+        config=SimpleNamespace(HF_HUB_OFFLINE=False),
+        __spec__=object(),
+    )
+    monkeypatch.setitem(sys.modules, "datasets", module)
+    monkeypatch.setattr(httpx, "head", lambda *_, **__: None)
+    return held
+
+
+def test_the_split_is_shuffled_with_the_seed_and_cut_to_the_count(hub: dict[str, Any]) -> None:
+    hub["google-research-datasets/mbpp"] = [{**ROWS["mbpp"], "text": f"t{i}"} for i in range(9)]
+    (found,) = datasets.load(["mbpp"], 3, [])
+    assert hub["asked"] == [("google-research-datasets/mbpp", "full", "test", None)]
+    assert [p.text.split(": ")[1].split("\n")[0] for p in found.prompts] == ["t8", "t7", "t6"]
+
+
+def test_what_cannot_be_fetched_leaves_the_others(hub: dict[str, Any]) -> None:
+    hub["tatsu-lab/alpaca"] = [ROWS["alpaca"]]
+    problems: list[str] = []
+    found = list(datasets.load(["spider", "nonsense", "alpaca"], 3, problems))
+    assert [f.name for f in found] == ["alpaca"]
+    assert problems[0].startswith("dataset 'spider' left out: NBAmine/xlangai-spider-with-context")
+    assert "second line" not in problems[0] and "--prompts" in problems[0]
+    assert problems[1].startswith("dataset 'nonsense' left out: there are delegate52, ")
+
+
+def test_a_hub_out_of_reach_is_said_once_and_fetched_copies_still_count(
+    hub: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreachable(*_: Any, **__: Any) -> None:
+        raise httpx.ConnectError("no route")
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(httpx, "head", unreachable)
+    hub["tatsu-lab/alpaca"] = [ROWS["alpaca"]]
+    problems: list[str] = []
+    assert len(list(datasets.load(["alpaca"], 3, problems))) == 1
+    assert problems == ["the hub cannot be reached: only datasets fetched before can be used."]
+    assert constants.HF_HUB_OFFLINE
+
+
+def test_without_the_library_one_sentence_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(SettingsError, match=r"\[bench\].*--prompts"):
+        list(datasets.load([], 3, []))

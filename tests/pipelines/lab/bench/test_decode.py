@@ -1,0 +1,218 @@
+"""The run itself, on models of a few thousand weights: every method of the reference engine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from decoder.contracts.errors import EngineError, ModelError, SettingsError
+from decoder.engines.reference.engine import ReferenceEngine
+from decoder.engines.reference.session import Session
+from decoder.settings import WorkerSettings
+from pipelines.lab.bench import methods
+from pipelines.lab.bench.decode.run import Plan, run
+from pipelines.lab.bench.metrics import summary
+from pipelines.lab.bench.options import Selection
+from pipelines.lab.bench.results import Results
+from pipelines.prompts import Prompt, PromptSet
+from tests.engines.tiny import VOCABULARY, learned_policy, tiny_engine
+
+WORDS = "abcdefghijkl"
+ALL = (
+    "greedy", "eagle3", "eagle3-tree", "suffix", "frequency:1", "arctic", "hybrid",
+    "hybrid-tree", "oracle",
+)  # fmt: skip
+POLICIES = {methods.SHIPPED: learned_policy(), "paper": replace(learned_policy(), threshold=6.0)}
+
+
+class WordTokenizer:
+    """One letter, one token of the tiny models; the template opens and closes with an 'a'."""
+
+    chat_template = "a template"
+
+    def __call__(self, text: str) -> dict[str, list[int]]:
+        return {"input_ids": [WORDS.index(c) for c in text if c in WORDS]}
+
+    def apply_chat_template(self, messages: list[dict[str, str]], **_: Any) -> list[int]:
+        inner = [i for m in messages for i in self(m["content"])["input_ids"]]
+        return [0, *inner, 0]
+
+
+@pytest.fixture(scope="module")
+def engine() -> ReferenceEngine:
+    torch.set_num_threads(1)
+    made = tiny_engine(3)
+    assert len(WORDS) == VOCABULARY
+    made.tokenizer = WordTokenizer()
+    return made
+
+
+def prompts_of(name: str, *texts: str) -> PromptSet:
+    made = tuple(
+        Prompt(f"{name}/{i}", name, "code", ({"role": "user", "content": t},))
+        for i, t in enumerate(texts)
+    )
+    return PromptSet(name, "code", made)
+
+
+SETS = [
+    prompts_of("one", "abcabcabdabcabc", "ddeeffddeeff", "ghghghgh", "kjihkjih"),
+    prompts_of("two", "lalalalak", "abababc"),
+]
+
+
+def decoded(
+    engine: ReferenceEngine,
+    wanted: tuple[str, ...],
+    sets: list[PromptSet] = SETS,
+    path: Path | None = None,
+    seen: list[str] | None = None,
+    **selected: Any,
+) -> Results:
+    made = methods.build(wanted, POLICIES, has_drafter=True, model_len=4)
+    minutes, selection = selected.pop("minutes", None), Selection(**selected)
+    results = Results({"methods": list(wanted), "templates": [*selection.templates]}, path)
+    plan = Plan(made, selection, 40, minutes)
+    return run(engine, sets, plan, results, ([] if seen is None else seen).append)
+
+
+def test_every_method_gives_greedys_output_on_every_prompt_and_all_is_kept(
+    engine: ReferenceEngine, tmp_path: Path
+) -> None:
+    found = decoded(engine, ALL, path=tmp_path / "kept.jsonl", limit=3)
+    assert len(found.prompts) == 5
+    made = summary(found)
+    assert made["differing"] == []
+    assert all(r["exact"] and r["tokens"] for r in made["records"])
+    by_method = {r["method"]: r for r in made["records"] if r["dataset"] == "one"}
+    assert by_method["greedy"]["cycles_per_1k"] == pytest.approx(1000.0)
+    assert by_method["eagle3"]["model_share"] > 0.9
+    assert by_method["suffix"]["cache_share"] > 0 and by_method["suffix"]["drafts"] > 0
+    for outcome in (o for p in found.prompts.values() for o in p.outcomes.values()):
+        verified = sum(c.arm == "model" and c.verified > 0 for c in outcome.cycles)
+        if outcome.method != "oracle":
+            assert len(outcome.drafts) == sum(c.cache_len > 0 for c in outcome.cycles)
+            assert len(outcome.model_drafts) == verified
+    for single in ("eagle3", "suffix"):
+        assert by_method["oracle"]["cycles_per_1k"] <= by_method[single]["cycles_per_1k"]
+    assert Results(found.settings, tmp_path / "kept.jsonl").prompts == found.prompts
+
+
+def test_methods_take_turns_and_datasets_do_as_well(engine: ReferenceEngine) -> None:
+    seen: list[str] = []
+    decoded(engine, ("greedy", "suffix"), seen=seen, limit=2, warmup=0)
+    assert seen == [
+        "one: greedy", "one: suffix", "two: suffix", "two: greedy",
+        "one: suffix", "one: greedy", "two: greedy", "two: suffix",
+    ]  # fmt: skip
+
+
+def test_warm_up_prompts_fill_the_caches_and_are_not_measured(engine: ReferenceEngine) -> None:
+    """The spare prompt is the measured one again: warmed up, its output is in the cache."""
+    twins = [prompts_of("one", "abcdefgh", "abcdefgh")]
+    runs = [decoded(engine, ("greedy", "suffix"), twins, limit=1, warmup=n) for n in (0, 1)]
+    cold, warm = ([*each.prompts.values()] for each in runs)
+    assert len(warm) == 1
+    assert len(warm[0].outcomes["suffix"].cycles) < len(cold[0].outcomes["suffix"].cycles)
+
+
+def test_a_prompt_that_does_not_fit_is_named_and_the_next_one_taken(
+    engine: ReferenceEngine,
+) -> None:
+    sets = [prompts_of("one", "ab" * 200, "abc", "xyz")]
+    found = decoded(engine, ("greedy",), sets, limit=2, warmup=0)
+    assert [key.prompt for key in found.prompts] == ["one/1", "one/2"]
+    assert found.problems == [
+        "one: prompt one/0 skipped: its 402 tokens are more than the 120 there is room for."
+    ]
+    asked: dict[str, Any] = {"too_long": "truncate", "max_prompt_tokens": 20, "template": "both"}
+    cut = decoded(engine, ("greedy",), sets, limit=1, warmup=0, **asked)
+    assert [(p.key.template, p.tokens, p.cut) for p in cut.prompts.values()] == [
+        ("chat", 20, 382), ("none", 20, 380),
+    ]  # fmt: skip
+    assert {r["template"] for r in summary(cut)["records"]} == {"chat", "none"}
+
+
+def test_a_prompt_one_method_fails_on_is_left_out_for_all(
+    engine: ReferenceEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Session.generate
+
+    def failing(self: Session, prompt: list[int], *rest: Any, **named: Any) -> Any:
+        if self.method.name == "suffix" and prompt == [0, 3, 3, 4, 4, 5, 5, 3, 3, 4, 4, 5, 5, 0]:
+            raise EngineError("no")
+        return real(self, prompt, *rest, **named)
+
+    monkeypatch.setattr(Session, "generate", failing)
+    found = decoded(engine, ("greedy", "suffix"), SETS[:1], limit=3, warmup=0)
+    assert [key.prompt for key in found.prompts] == ["one/0", "one/2"]
+    assert found.problems == ["one: prompt one/1 left out, suffix failed: no"]
+
+
+def test_ctrl_c_keeps_what_is_there_and_the_next_run_goes_on(
+    engine: ReferenceEngine, tmp_path: Path
+) -> None:
+    wanted, path = ("greedy", "suffix", "hybrid"), tmp_path / "kept.jsonl"
+    whole = decoded(engine, wanted, limit=2)
+
+    class Stopping(list[str]):
+        def append(self, what: str) -> None:
+            super().append(what)
+            if len(self) == 8:  # in the middle of the third prompt
+                raise KeyboardInterrupt
+
+    first = decoded(engine, wanted, path=path, seen=Stopping(), limit=2)
+    assert first.interrupted and len(first.prompts) == 2
+    seen: list[str] = []
+    second = decoded(engine, wanted, path=path, seen=seen, limit=2)
+    assert not second.interrupted and len(seen) == 6
+    for key, prompt in whole.prompts.items():
+        again = second.prompts[key].outcomes
+        assert {n: o.tokens for n, o in prompt.outcomes.items()} == {
+            n: o.tokens for n, o in again.items()
+        }
+        lengths = ([c.cache_len for c in o["suffix"].cycles] for o in (prompt.outcomes, again))
+        assert next(lengths) == next(lengths), "the resumed cache is not what it would have been"
+
+
+def test_time_that_is_up_ends_the_run_between_prompts(engine: ReferenceEngine) -> None:
+    found = decoded(engine, ("greedy",), limit=2, minutes=1e-9)
+    assert (found.prompts, found.out_of_time, found.interrupted) == ({}, True, False)
+
+
+def test_names_carry_parameters_and_baselines_are_shown_the_papers_drafts() -> None:
+    wanted = ("suffix", "frequency:4.5@0.5", "arctic", "arctic:3", "hybrid", "hybrid:paper@2")
+    made = methods.build(wanted, POLICIES, has_drafter=True, model_len=4)
+    assert tuple(m.name for m in made) == wanted
+    assert [m.policy.threshold for m in made] == [
+        0, 4.5, 4, 3, POLICIES[""].threshold, 6,
+    ]  # fmt: skip
+    worker = WorkerSettings(suffix_max_factor=3.0)
+    assert [m.drafting(worker).suffix_max_factor for m in made] == [1.0, 0.5, 1.0, 1.0, 3.0, 2.0]
+    assert methods.build(["eagle3:2"], {}, True, 4)[0].model_limit == 2
+    assert methods.names("suffix,oracle,suffix") == ("greedy", "suffix", "oracle")
+    files = methods.policy_files(["a.safetensors", "paper=b=c"])
+    assert files == {"": Path("a.safetensors"), "paper": Path("b=c")}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "has_drafter", "error", "said"),
+    [
+        ("greedy,gredy,frequency:3", True, SettingsError, "no method gredy: there are greedy, "),
+        ("frequency:many@2", True, SettingsError, "'frequency:many@2': behind ':'"),
+        ("hybrid:paper", True, SettingsError, "a label of --policy"),
+        ("suffix@0", True, SettingsError, "is no factor above 0"),
+        ("suffix@nan", True, SettingsError, "behind '@' the factor"),
+        ("greedy,eagle3,frequency", False, ModelError, "eagle3, frequency need a drafter"),
+        (" , ", True, SettingsError, "no method was named"),
+    ],
+)
+def test_what_cannot_be_a_method_is_said_in_a_sentence(
+    wanted: str, has_drafter: bool, error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        methods.build(methods.names(wanted), {}, has_drafter, 4)

@@ -1,0 +1,143 @@
+"""The figures of a benchmark, against cases worked out by hand."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from pipelines.lab.bench import render
+from pipelines.lab.bench.metrics import measure, payoff, summary
+from pipelines.lab.bench.results import Cycle, Key, Labelled, Measured, Outcome, Results
+from pipelines.stats import LOOP, loops
+
+PLAIN, STALLED = Cycle("none", 0, 0, 0, 0.0, 1e4), Cycle("model", 0, 4, 2, 1000.0, 1e6)
+
+
+def outcome(
+    method: str, micros: float = 1e6, tokens: int = 11, cycles: tuple[Cycle, ...] = ()
+) -> Outcome:
+    """An output of ``tokens`` distinct tokens in ``micros``."""
+    return Outcome(method, tuple(range(tokens)), cycles, 5e4, micros)
+
+
+def cycle(arm: str, verified: int, accepted: int) -> Cycle:
+    return Cycle(arm, verified, verified, accepted, 1000.0, 9000.0)
+
+
+def of(*outcomes: Outcome) -> dict[str, Outcome]:
+    return {o.method: o for o in outcomes}
+
+
+def results_of(**prompts: dict[str, Outcome]) -> Results:
+    methods = list(next(iter(prompts.values())))
+    found = Results({"methods": methods, "templates": ["chat"]})
+    for name, outcomes in prompts.items():
+        found.add(Measured(Key("mbpp", "chat", name), "code", "", 7, 0, outcomes))
+    return found
+
+
+def test_a_record_by_hand() -> None:
+    """Ten tokens in four cycles: a cache draft of 3 with 3 accepted, one of 5 with 1, a chain of 4
+    with 2, and one cycle of nothing. Greedy needs ten cycles and twice the time."""
+    cycles = (cycle("cache", 3, 3), cycle("cache", 5, 1), cycle("model", 4, 2), cycle("none", 0, 0))
+    drafts = Labelled(1.0, 1), Labelled(3.0, 5), Labelled(2.0, 9, True)
+    hybrid = Outcome("hybrid", tuple(range(11)), cycles, 5e4, 1e6, drafts, drafts[:1])
+    greedy = outcome("greedy", 2e6, cycles=(cycle("none", 0, 0),) * 10)
+    found = measure([of(greedy, hybrid, outcome("oracle", 0.8e6))], "hybrid")
+    expected = {
+        "prompts": 1, "tokens": 11, "exact": True, "tok_per_s": 10.0, "speedup_vs_greedy": 2.0,
+        "fraction_of_oracle": 0.8, "cycles_per_1k": 400.0, "ms_per_cycle": 250.0,
+        "ms_per_cycle_drafting": 1.0, "mean_accepted": 6 / 4, "mean_accepted_cache": 2.0,
+        "mean_accepted_model": 2.0, "cache_share": 0.5, "model_share": 0.25, "loop_share": 0.0,
+        "prefill_ms_median": 50.0, "speedup_vs_greedy_typical": 2.5,
+    }  # fmt: skip
+    assert {name: found[name] for name in expected} == pytest.approx(expected)
+    first, second = ({"n": 1, "foreseen": x, "came": y} for x, y in ((1.0, 1.0), (3.0, 5.0)))
+    assert found["calibration"] == {"cache": [first, second], "model": [first]}, "what is known"
+
+
+def test_neither_a_stalled_cycle_nor_a_busy_minute_of_one_method_moves_the_typical_rate() -> None:
+    """Ten tokens in four cycles of 10 ms, one of them stalled for a second; then greedy's plain
+    cycles take twice as long as those of another."""
+    cycles = (cycle("model", 4, 2), STALLED, cycle("model", 4, 2), cycle("cache", 9, 4))
+    found = measure([of(outcome("hybrid", cycles=cycles))], "hybrid")
+    assert found["tok_per_s_typical"] == pytest.approx(10 / 0.04)
+    slow = (Cycle("none", 0, 0, 0, 0.0, 2e4),) * 3
+    busy = of(outcome("greedy", cycles=slow), outcome("suffix", cycles=(PLAIN,) * 3))
+    assert measure([busy], "suffix")["speedup_vs_greedy_typical"] == pytest.approx(1.0)
+
+
+def test_figures_that_cannot_be_had_are_none() -> None:
+    found = measure([of(outcome("suffix", 0.0, 1))], "suffix")
+    assert {k for k, v in found.items() if v is None} >= {
+        "tok_per_s", "speedup_vs_greedy", "fraction_of_oracle", "cycles_per_1k", "exact",
+        "tok_per_s_typical", "mean_accepted", "precision_at_6", "tok_per_s_quartiles", "looping",
+    }  # fmt: skip
+
+
+def test_medians_quartiles_and_intervals_are_over_prompts() -> None:
+    prompts = [of(outcome("greedy", 2e6), outcome("suffix", 1e6 / (i + 1))) for i in range(5)]
+    found = measure(prompts, "suffix")
+    assert found["tok_per_s_quartiles"] == pytest.approx((20.0, 30.0, 40.0))
+    assert found["speedup_vs_greedy_quartiles"] == pytest.approx((4.0, 6.0, 8.0))
+    low, high = found["speedup_vs_greedy_interval"]
+    assert 2.0 < low < found["speedup_vs_greedy"] < high < 10.0
+
+
+def test_a_rule_that_is_best_on_one_half_of_the_prompts_is_met_on_the_other() -> None:
+    fast = {"suffix": (0,), "eagle3": (1,), "hybrid": (0, 1), "greedy": ()}
+    slow = (cycle("model", 4, 0),) * 4
+    prompts = {
+        f"p{i}": of(*(outcome(m, cycles=(PLAIN,) if i in at else slow) for m, at in fast.items()))
+        for i in range(2)
+    }
+    records = {r["method"]: r for r in summary(results_of(**prompts))["records"]}
+    assert records["hybrid"]["best_rules"] == ("eagle3", "suffix")
+    assert records["hybrid"]["over_best_rule"] == pytest.approx(4.0)
+    assert records["suffix"]["over_best_rule"] is None
+
+
+def test_precision_and_recall_at_six_by_hand() -> None:
+    """Predicted 6 or more: four, of which three are. Really 6 or more: five, of which three were
+    predicted. A label cut short at 7 is high; one cut short at 5 says nothing."""
+    known = [(6.0, 6), (9.5, 20), (8.0, 1), (1.0, 6), (5.9, 8), (0.1, 0), (0.2, 5)]
+    cut = Labelled(7.0, 7, True), Labelled(9.0, 5, True)
+    assert payoff([*(Labelled(*each) for each in known), *cut]) == {
+        "drafts": 8, "high_payoff_share": 5 / 8, "selected_share": 4 / 8, "precision_at_6": 3 / 4,
+        "recall_at_6": 3 / 5,
+    }  # fmt: skip
+
+
+def test_an_output_loops_when_a_run_of_32_comes_twice_and_is_measured_apart() -> None:
+    run = list(range(LOOP))
+    assert not any(loops(straight) for straight in (run, [*run, *run[:-1]], [5] * LOOP, []))
+    assert all(loops(looping) for looping in ([*run, *run], [*run, 99, *run], [5] * (LOOP + 1)))
+    straight = of(outcome("greedy"), outcome("suffix"))
+    again = (7,) * 41
+    looping = of(Outcome("greedy", again, (), 0, 4e6), Outcome("suffix", again, (), 0, 1e6))
+    found = measure([straight, looping], "suffix")
+    assert found["loop_share"] == 0.5
+    speeds = [part["speedup_vs_greedy"] for part in (found["looping"], found["not_looping"], found)]
+    assert speeds == pytest.approx([4.0, 1.0, 2.5])
+
+
+def test_an_output_that_is_not_greedys_is_named_with_its_place() -> None:
+    right, wrong = (of(outcome("greedy"), outcome("suffix", tokens=n)) for n in (11, 4))
+    made = summary(results_of(good=right, bad=wrong))
+    (said,) = made["differing"]
+    assert said.startswith("suffix differs from greedy on prompt bad of mbpp")
+    assert said.endswith("from output token 4 on.")
+    assert [(r["dataset"], r["method"], r["prompts"], r["exact"]) for r in made["records"]] == [
+        ("mbpp", "greedy", 2, True), ("mbpp", "suffix", 2, False),
+    ]  # fmt: skip
+
+
+def test_the_terminal_shows_all_methods_within_eighty_columns() -> None:
+    methods = ["greedy", "eagle3-tree", "frequency", "hybrid"]
+    made = summary(results_of(p=of(*(outcome(m, cycles=(PLAIN,) * 10) for m in methods))))
+    console = Console(width=80, file=io.StringIO())
+    console.print(render.table("", render.COLUMNS, made["overall"]))
+    text = console.file.getvalue()
+    assert all(method in text for method in methods) and "…" not in text

@@ -1,0 +1,185 @@
+"""Training: copying is learned, acceptance is counted as decoding would, runs resume."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from decoder.drafting.eagle3 import Eagle3Head, HeadConfig, load_head
+from pipelines.lab.drafter.acceptance import DRAFTED, evaluate
+from pipelines.lab.drafter.copying import copying_loss, learn_to_copy
+from pipelines.lab.drafter.export import export
+from pipelines.lab.drafter.measure import counted, told
+from pipelines.lab.drafter.shards import Conversation, read_shards, write_shard
+from pipelines.lab.drafter.train import Run, Settings, Target, chain_rows, draft_vocabulary, train
+from pipelines.lab.drafter.unroll import Pack, unroll
+
+VOCABULARY, HIDDEN, DRAFT = 40, 32, 24
+LAYERS = (1, 2, 3)
+SHAPE = HeadConfig(HIDDEN, 48, 4, 2, 16, VOCABULARY, DRAFT, 10_000.0, 1e-6, 128, LAYERS)
+SETTINGS = Settings(LAYERS, DRAFT, 2.5, 60, learning_rate=3e-3, heldout_every=4, heldout_at_most=4)
+
+
+def tiny_head(seed: int = 0) -> Eagle3Head:
+    """A head with random weights, two groups of two query heads."""
+    torch.manual_seed(seed)
+    head = Eagle3Head(SHAPE)
+    head.set_vocabulary(torch.randperm(VOCABULARY)[:DRAFT].sort().values)
+    return head
+
+
+@pytest.fixture
+def target() -> Target:
+    """Random embeddings of a model that does not exist; nothing here runs it."""
+    torch.manual_seed(5)
+    config = SimpleNamespace(**vars(SHAPE), rope_parameters={"rope_theta": SHAPE.rope_theta})
+    return Target(torch.randn(VOCABULARY, HIDDEN), torch.ones(HIDDEN), config)
+
+
+def conversation(tokens: list[int], target: Target, prompt: int = 4) -> Conversation:
+    """States that a perfect target would have: each layer knows the token, the last the next."""
+    ids = torch.tensor(tokens)
+    here = target.embedding[ids]
+    aux = torch.cat((here, here.roll(1, 0), torch.randn_like(here)), 1)
+    final = 4 * target.embedding[ids.roll(-1)]
+    return Conversation(ids, prompt, True, aux.bfloat16(), final.bfloat16())
+
+
+def conversations(count: int, target: Target, length: int = 24) -> list[Conversation]:
+    torch.manual_seed(9)
+    return [
+        conversation(torch.randint(VOCABULARY, (length,)).tolist(), target) for _ in range(count)
+    ]
+
+
+def repeating(count: int, target: Target) -> list[Conversation]:
+    """Twelve random tokens, and the same again: the second half can be copied."""
+    torch.manual_seed(11)
+    halves = [torch.randperm(VOCABULARY)[:12].tolist() for _ in range(count)]
+    return [conversation(half * 2, target) for half in halves]
+
+
+def packed(some: list[Conversation], target: Target) -> Pack:
+    return Pack.of(some, target.embedding, torch.ones(1))
+
+
+def test_chains_start_at_every_answer_position_but_never_at_the_first_or_last(
+    target: Target,
+) -> None:
+    two = conversations(2, target)
+    assert chain_rows(two, 0.0).tolist() == [*range(3, 23), *range(27, 47)]
+    assert chain_rows(two, 1.0).tolist() == [*range(1, 23), *range(25, 47)]
+
+
+def test_the_draft_vocabulary_prefers_what_answers_hold_and_the_target_expected(
+    target: Target,
+) -> None:
+    c = conversation([3, 3, 3, 3, 7, 7, 7, 30, 30, 31], target)
+    unsure = c._replace(final=torch.zeros_like(c.final))
+    assert draft_vocabulary([unsure], 3, target.embedding).tolist() == [7, 30, 31]
+    assert draft_vocabulary([unsure], 6, target.embedding).tolist() == [0, 1, 3, 7, 30, 31]
+    expecting = c._replace(final=(4 * target.embedding[9]).expand(10, -1).bfloat16())
+    assert 9 in draft_vocabulary([expecting], 2, target.embedding).tolist()
+
+
+def test_acceptance_counts_cycles_as_decoding_would(target: Target) -> None:
+    head, words = tiny_head(3), nn.Embedding.from_pretrained(target.embedding)
+    c = conversations(1, target, 40)[0]
+    at, cycles, accepted = c.prompt - 1, 0, 0
+    while at + 2 < len(c.tokens):
+        read_so_far, answer = c.tokens[1 : at + 2], c.tokens[at + 2 :].tolist()
+        k = min(DRAFTED, len(answer))
+        drafts, _ = head.draft(words, read_so_far, c.aux[: at + 1].float(), None, k)
+        n = next((i for i in range(k) if drafts[i] != answer[i]), k)
+        cycles, accepted, at = cycles + 1, accepted + n, at + n + 1
+    found = evaluate(head, [c, c._replace(greedy=False)], target.embedding, torch.ones(1))
+    assert found.cycles == cycles
+    assert found.accepted == pytest.approx(accepted / cycles)
+    assert 0 < found.accepted < DRAFTED
+
+
+def test_what_the_stock_engine_counted_is_told_by_the_cycle() -> None:
+    def metric(name: str, **of: object) -> SimpleNamespace:
+        return SimpleNamespace(name=f"vllm:{name}", **of)
+
+    cycles = metric("spec_decode_num_drafts", value=10)
+    accepted = metric("spec_decode_num_accepted_tokens_per_pos", values=[6, 3, 1, 0])
+    assert not counted([metric("prompt_tokens", value=7)]).any()
+    assert (
+        told("qa", counted([cycles, accepted]))
+        == "qa: 1.000 accepted over 10 cycles (by place 0.60 0.30 0.10 0.00)"
+    )
+
+
+def test_learning_to_copy_raises_what_can_be_copied(target: Target) -> None:
+    head, some = tiny_head(), repeating(240, target)
+    packs = [packed(some[:160], target)]
+    packs += [packed(some[i : i + 20], target) for i in range(0, 200, 20)]
+    batch = packed(some[200:], target)
+
+    def copied() -> float:
+        """Share of copyable tokens in the draft vocabulary that step 0 ranks among five best."""
+        rows = torch.cat([torch.arange(b + 12, e - 2) for b, e in batch.spans])
+        rows = rows[head.t2d[batch.tokens[rows + 2]]]
+        with torch.no_grad():
+            ((_, _, logits),) = unroll(head, batch, rows, 1)
+        best = head.target_ids[logits.topk(5).indices]
+        return float((best == batch.tokens[rows + 2, None]).any(-1).float().mean())
+
+    before = copied()
+    learn_to_copy(head, iter(packs[:1]), strength=2.0)
+    started = copying_loss(head, batch).item()
+    head = tiny_head()
+    learn_to_copy(head, iter(packs), strength=2.0)
+    assert copying_loss(head, batch).item() < started
+    assert copied() > 2 * before
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_training_lowers_the_loss_and_resumes_where_it_stopped(
+    tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    settings, losses = replace(SETTINGS, dtype=dtype), list[float]()
+    # a clock that ticks once a look makes the run's length a number of batches
+    clock = SimpleNamespace(monotonic=itertools.count().__next__)
+    monkeypatch.setattr("pipelines.lab.drafter.train.time", clock)
+    checkpoint, whole = tmp_path / "head.pt", repeating(96, target)
+
+    def step(what: str, *_: float) -> None:
+        losses.append(float(what.partition("loss ")[2].partition(")")[0]))
+
+    run = train(target, whole, checkpoint, settings, step, lambda *_: None)
+    assert sum(losses[-5:]) < 0.9 * sum(losses[:5])
+    again = Run.resume(checkpoint, target, settings)
+    assert (again.batch, again.rows, again.best) == (run.batch, run.rows, run.best)
+    torch.testing.assert_close(again.head.state_dict(), run.head.state_dict(), rtol=0, atol=0)
+    held, kept = again.optimizer.state_dict(), run.optimizer.state_dict()
+    assert held["param_groups"] == kept["param_groups"]
+    torch.testing.assert_close(held["state"], kept["state"], rtol=0, atol=0)
+    half = replace(settings, minutes=settings.minutes / 2)
+    last = train(target, whole, checkpoint, half, step, lambda *_: None)
+    assert run.batch < last.batch < 2 * run.batch
+
+
+def test_an_exported_head_takes_unscaled_states_and_its_card_says_what_it_saw(
+    tmp_path: Path, target: Target
+) -> None:
+    write_shard(tmp_path, 0, conversations(20, target))
+    write_shard(tmp_path, 1, conversations(12, target))
+    there = read_shards(tmp_path)
+    c = there[20]
+    torch.testing.assert_close(c._asdict(), conversations(1, target)[0]._asdict(), rtol=0, atol=0)
+    run = Run.start(target, SETTINGS, there)
+    found = evaluate(run.head, [c], target.embedding, run.scale)
+    export(run, tmp_path / "head", SETTINGS, there, found)
+    head = load_head(tmp_path / "head", hidden_size=HIDDEN, vocab_size=VOCABULARY)
+    scaled = run.head.fc(c.aux.float() / run.scale)
+    torch.testing.assert_close(head.fc(c.aux.float()), scaled, rtol=0.05, atol=0.05)
+    card = (tmp_path / "head" / "README.md").read_text()
+    assert "32 conversations, 768 tokens, 640 of them in answers" in card and "rows=60" in card
