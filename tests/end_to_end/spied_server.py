@@ -10,6 +10,7 @@ import os
 import runpy
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -18,19 +19,20 @@ from decoder.drafting.suffix import SuffixCache
 
 
 def spy() -> None:
-    propose, path = SuffixCache.propose, Path(os.environ["SPIED_DRAFTS"])
+    propose, path = SuffixCache.propose_all, Path(os.environ["SPIED_DRAFTS"])
 
     def spied(
-        self: SuffixCache, request: str, context: np.ndarray, limit: int
-    ) -> CacheDraft | None:
-        draft = propose(self, request, context, limit)
-        both = [] if draft is None else [draft, draft.rival]
-        shown = {token for one in both if one is not None for token in one.tokens}
+        self: SuffixCache, requests: list[str], contexts: list[np.ndarray], *rest: Any
+    ) -> list[CacheDraft | None]:
+        drafts = propose(self, requests, contexts, *rest)
         with path.open("a") as file:
-            file.write(f"{len(shown - {*context.tolist()})}\n")
-        return draft
+            for draft, context in zip(drafts, contexts, strict=True):
+                both = [] if draft is None else [draft, draft.rival]
+                shown = {token for one in both if one is not None for token in one.tokens}
+                file.write(f"{len(shown - {*context.tolist()})}\n")
+        return drafts
 
-    SuffixCache.propose = spied  # type: ignore[method-assign]
+    SuffixCache.propose_all = spied  # type: ignore[method-assign]
 
 
 spy()  # in each process that vLLM starts from this program: the engine has one of its own
