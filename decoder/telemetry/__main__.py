@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import select
 import signal
@@ -30,6 +31,8 @@ NICENESS: Final = 5
 """Where processors are few, decoding goes first."""
 LINGER_S: Final = 0.2
 """Time in which events find company; what a dashboard sees lags by twice this much."""
+HASTE_S: Final = 0.01
+"""The same while the worker closes."""
 CLOSE_TIMEOUT_S: Final = 2.0
 """For the last events of a worker that ends."""
 
@@ -45,42 +48,52 @@ class _Lines(logging.Handler):
             print(told[2], file=sys.stderr)  # noqa: T201
 
 
+class _Input:
+    """Lines of the standard input, as they come. ``ended`` when no more will."""
+
+    def __init__(self) -> None:
+        self._unread, self._parent, self.ended = b"", os.getppid(), False
+
+    def lines(self, wait_s: float) -> list[bytes]:
+        """Those that come within that time."""
+        lines: list[bytes] = []
+        if self.ended:
+            time.sleep(wait_s)
+        elif select.select([sys.stdin], [], [], wait_s)[0]:
+            found = os.read(sys.stdin.fileno(), 1 << 16)
+            *lines, self._unread = (self._unread + found).split(b"\n")
+            self.ended = not found
+        # Somebody else may hold the parent's end of the pipe.
+        self.ended = self.ended or os.getppid() != self._parent
+        return lines
+
+
 def main() -> None:
     """Carry until the input ends."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    parent, source = os.getppid(), sys.stdin.fileno()
+    source, parent = _Input(), os.getppid()
     with contextlib.suppress(OSError, psutil.Error):
         os.nice(NICENESS)
         # An engine pins its threads, and what they start, to their processors; not its own parent.
         above = psutil.Process(parent).ppid()
         os.sched_setaffinity(0, os.sched_getaffinity(above or parent))
     logging.basicConfig(level=logging.INFO, handlers=[_Lines()], format="%(message)s")
-    unread, shipper, until, hasty = b"", None, 0.0, False
-    while True:
-        wait = 0.0 if shipper is not None and shipper.busy else LINGER_S
-        if not until and select.select([source], [], [], 0.01 if hasty else wait)[0]:
-            found = os.read(source, 1 << 16)
-            *lines, unread = (unread + found).split(b"\n")
-            for line in lines:
-                if shipper is None:
-                    shipper = _shipper(json.loads(line))
-                elif line == b"H":
-                    hasty = True
-                else:
-                    shipper.take(line[:1], line[1:])
-            until = 0.0 if found else time.monotonic() + CLOSE_TIMEOUT_S
-        if os.getppid() != parent and not until:  # somebody else may hold its end of the pipe
-            until = time.monotonic() + CLOSE_TIMEOUT_S
-        if shipper is None:
-            if until:
-                return
-            continue
+    while not (lines := source.lines(LINGER_S)):
+        if source.ended:
+            return
+    shipper, lines = _shipper(json.loads(lines[0])), lines[1:]
+    until, linger_s = math.inf, LINGER_S
+    while not source.ended or not (shipper.idle or time.monotonic() > until):
+        for line in lines:
+            if line == b"H":
+                linger_s = HASTE_S
+            else:
+                shipper.take(line[:1], line[1:])
         shipper.turn()
-        if until and (shipper.idle or time.monotonic() > until):
-            break
-        if until and not shipper.busy:
-            time.sleep(0.01)
+        lines = source.lines(0.0 if shipper.busy else linger_s)
+        if source.ended and until == math.inf:
+            until, linger_s = time.monotonic() + CLOSE_TIMEOUT_S, HASTE_S
     shipper.close()
     lost, doubtful = shipper.books.failed, shipper.books.in_doubt
     if lost or doubtful:

@@ -18,7 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import decoder
 from decoder.complaints import Complaints
@@ -161,7 +161,9 @@ class Handover:
         until = time.monotonic() + START_TIMEOUT_S
         if self._carrier is None:
             self._begin()  # one that died would have been started again a little later
-        while self._lives and not self._ring.control[BEAT] - self._beat and time.monotonic() < until:
+        while (
+            self._lives and not self._ring.control[BEAT] - self._beat and time.monotonic() < until
+        ):
             self._write()
             time.sleep(LOOK_S)
         until = time.monotonic() + CLOSE_TIMEOUT_S

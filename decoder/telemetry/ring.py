@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.contracts.events import COLUMNS, DraftEvent, Origin, encode_columns
+from decoder.contracts.events import COLUMNS, Origin, encode_columns
 from decoder.contracts.features import NUM_FEATURES
 from decoder.telemetry.books import Books
 
@@ -48,7 +48,7 @@ NAMES: Final = np.dtype([
 ROW: Final = np.dtype(
     [*OWN.descr, *STEP.descr, *NAMES.descr, ("features", np.float32, (NUM_FEATURES,))]
 )
-"""Columns as in :class:`DraftEvent`, packed; all of zeros are the features of no draft."""
+"""Columns as of a draft event, packed; features of all zeros are those of no draft."""
 SPELLED: Final = ("arm", "label", "censored", "role", "side", "parameter_name")
 """Columns that hold the number of a word; see :meth:`Ring.word`."""
 
@@ -86,7 +86,7 @@ def claim(control: NDArray[np.int64], size: int, rows: int) -> int:
 class Ring:
     """``size`` rows. ``control`` is int64, ``rows`` of dtype :data:`ROW` [size], ``fd`` the memory.
 
-    One thread writes, and one process takes. ``columns`` are strided views of ``rows``, by name.
+    One thread writes, and one process takes.
     """
 
     def __init__(self, size: int, fd: int | None = None) -> None:
@@ -110,11 +110,6 @@ class Ring:
 
     def __len__(self) -> int:
         return self._counts[HEAD] - self._counts[SETTLED]
-
-    @property
-    def columns(self) -> dict[str, NDArray[Any]]:
-        """Every column, [size] or [size, features]."""
-        return {name: self.rows[name] for name in ROW.names or ()}
 
     # --- who writes
 
@@ -198,7 +193,7 @@ class Ring:
     # --- what a row says
 
     def columns_of(self, rows: NDArray[Any]) -> tuple[dict[str, list[Any]], NDArray[np.float64]]:
-        """Columns of :class:`DraftEvent` and features, NaN where there was no draft."""
+        """Columns of a draft event and features, NaN where there was no draft."""
         words = [word.decode() for word in self._spelled.tolist()]
         told: dict[str, list[Any]] = {}
         for name in COLUMNS:
@@ -217,13 +212,6 @@ class Ring:
     def record(self, rows: NDArray[Any], origin: Origin, sequence: int) -> bytes:
         """The Kafka record of ``rows``, as :func:`encode_columns`, which raises."""
         return encode_columns(*self.columns_of(rows), origin, sequence)
-
-    def events(self) -> list[DraftEvent]:
-        """What is in the ring; for whoever looks on."""
-        rows = self.slice(self._counts[SETTLED], self._counts[HEAD])
-        columns, features = self.columns_of(rows)
-        drafts = [f.astype(np.float32) if n else None for f, n in zip(features, rows["draft_len"])]
-        return [DraftEvent(*row) for row in zip(*columns.values(), drafts, strict=True)]
 
 
 def packed(part: np.dtype[Any], values: Mapping[str, Any]) -> bytes:

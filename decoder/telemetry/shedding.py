@@ -23,7 +23,7 @@ REQUESTS: Final = 65_536
 
 
 class Shedding:
-    """Keeps about ``per_second`` events a second at most; 0 keeps all."""
+    """Keeps about ``per_second`` events a second at most."""
 
     def __init__(self, per_second: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.per_second, self._clock = per_second, clock
@@ -32,8 +32,7 @@ class Shedding:
         self._kept, self._since = 0, clock()
 
     def shares(self, requests: Sequence[str]) -> list[float]:
-        """The chance that the request of each event had to be told of; 0 where it is not. Mutates.
-        """
+        """The chance that each event's request had to be told of; 0 where it is not. Mutates."""
         shares = [self._share(request) for request in requests]
         self._kept += sum(map(bool, shares))
         self._look()

@@ -51,7 +51,9 @@ def keep_events(worker: Worker) -> Ring:
 
 def events_in(worker: Worker) -> list[DraftEvent]:
     """The events that such a worker keeps."""
-    return worker.router._sink._ring.events()  # type: ignore[attr-defined,no-any-return]
+    from tests.decoder.telemetry.telling import events_of
+
+    return events_of(worker.router._sink._ring)  # type: ignore[attr-defined]
 
 
 def worker_of(runner: Any) -> Worker:

@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
-from decoder.contracts.events import DraftEvent
-from decoder.telemetry.ring import FULL, HEAD, NAMES, OWN, SPELLED, STEP, UNREADABLE, Ring, packed
+from decoder.contracts.events import DraftEvent, Origin, decode_batch
+from decoder.telemetry.ring import (
+    FULL,
+    HEAD,
+    NAMES,
+    OWN,
+    SETTLED,
+    SPELLED,
+    STEP,
+    UNREADABLE,
+    Ring,
+    packed,
+)
 
 
 def write(ring: Ring, *events: DraftEvent) -> None:
@@ -30,3 +41,11 @@ def ring_of(*events: DraftEvent, size: int = 4096) -> Ring:
     ring = Ring(size)
     put(ring, *events)
     return ring
+
+
+def events_of(ring: Ring) -> list[DraftEvent]:
+    """The events in the ring, as whoever reads their record sees them."""
+    rows = ring.slice(int(ring.control[SETTLED]), int(ring.control[HEAD]))
+    if not len(rows):
+        return []
+    return list(decode_batch(ring.record(rows, Origin("scope", "w", "1f"), 0)).events)

@@ -40,6 +40,7 @@ from tests.contracts.test_events import EVENT, NAMES, ORIGIN, PLAIN
 from tests.decoder.telemetry.broker import batches, consumed, start_broker
 from tests.decoder.telemetry.telling import put, ring_of
 
+
 def handover_of(kafka: KafkaSettings, ring: Ring, **changes: Any) -> Handover:
     def status() -> WorkerStatus:
         accounts = handover.accounts()

@@ -23,7 +23,7 @@ from decoder.telemetry import ring as rings
 from decoder.telemetry.books import Books
 from decoder.telemetry.ring import FULL, HEAD, ROW, SETTLED, TURN, Ring
 from tests.contracts.test_events import EVENT, ORIGIN, PLAIN
-from tests.decoder.telemetry.telling import put, ring_of, write
+from tests.decoder.telemetry.telling import events_of, put, ring_of, write
 
 
 def test_a_record_of_rows_is_the_record_of_their_events_byte_for_byte() -> None:
@@ -39,17 +39,17 @@ def test_a_record_of_rows_is_the_record_of_their_events_byte_for_byte() -> None:
     value = ring.record(ring.slice(3, 7), ORIGIN, 9)
     assert value == encode_batch(events, ORIGIN, 9)
     assert list(json.loads(value)["columns"]) == list(COLUMNS)
-    assert [e[:-1] for e in ring.events()] == [e[:-1] for e in events]
+    assert [e[:-1] for e in events_of(ring)] == [e[:-1] for e in events]
 
 
 def test_order_bound_and_count() -> None:
     ring = Ring(3)
     put(ring, *[PLAIN] * 5)
-    assert [e.number for e in ring.events()] == [0, 1, 2]
+    assert [e.number for e in events_of(ring)] == [0, 1, 2]
     assert (len(ring), ring.control[HEAD], ring.control[FULL]) == (3, 3, 2)
     ring.say(Books(sent=2))
     put(ring, PLAIN)
-    assert [e.number for e in ring.events()] == [2, 5]
+    assert [e.number for e in events_of(ring)] == [2, 5]
 
 
 def spelling(size: int) -> Ring:
@@ -78,7 +78,7 @@ def test_rows_written_together_lie_there_as_if_written_one_by_one(
         for ring in (one, many):
             ring.say(Books(sent=settled))
         assert np.array_equal(one.control, many.control)
-        assert [str(e) for e in one.events()] == [str(e) for e in many.events()]
+        assert [str(e) for e in events_of(one)] == [str(e) for e in events_of(many)]
 
 
 def test_room_is_claimed_by_compiled_code_too() -> None:
@@ -165,7 +165,7 @@ def test_memory_that_an_outage_took_is_given_back() -> None:
         assert held() - before > 5_000_000
         ring.say(Books(sent=int(ring.control[HEAD]) - 7))
         assert held() - before < 2 * rings.RELEASED
-        assert {e.number for e in ring.events()} == {EVENT.number}
+        assert {e.number for e in events_of(ring)} == {EVENT.number}
 
 
 def test_a_ring_has_no_name_and_ends_with_those_who_hold_it() -> None:

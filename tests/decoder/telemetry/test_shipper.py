@@ -9,14 +9,12 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 from confluent_kafka import KafkaError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decoder.contracts.events import EventBatch, decode_batch, encode_batch
-from decoder.contracts.features import NUM_FEATURES
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DRAFTS, TRIALS
 from decoder.kafka.sender import open_sender
