@@ -49,20 +49,28 @@ def open_sender(
     Args:
         troubled: told, while somebody polls, of what goes wrong with connections.
         options: librdkafka's own, in the place of what stands here.
+
+    Raises:
+        KafkaConnectionError: there is no token, where one is needed.
+        KafkaException: librdkafka does not take the settings.
     """
     from confluent_kafka import Producer
 
-    usual = {
+    usual: dict[str, Any] = {
         "client.id": f"hvd-{purpose}",
         "acks": "all",
         "enable.idempotence": False,
         "message.timeout.ms": 0,
         "request.timeout.ms": 10_000,
         "reconnect.backoff.max.ms": 1_000,
+        "topic.metadata.refresh.interval.ms": 10_000,  # a right that was missing is seen then
         "compression.type": "zstd",
         "log.connection.close": False,
         "log_level": 2,  # what goes wrong is told by ``troubled``
         "error_cb": troubled,
     }
-    tokens = {"oauth_cb": Tokens(kafka).told} if kafka.asks_tokens else {}
-    return Producer({**options_of(kafka), **usual, **tokens, **options})
+    if kafka.asks_tokens:
+        tokens = Tokens(kafka)
+        tokens.token()  # else the client would wait for one, and not say why there is none
+        usual["oauth_cb"] = tokens.told
+    return Producer({**options_of(kafka), **usual, **options})

@@ -141,8 +141,7 @@ class Handover:
             self._complaints.exception("the last events are not handed over")
         self._bury(expected=True)
         books = self._ring.books()  # of which this is the only writer now
-        started = books.end if books.end > books.settled else books.settled
-        books.in_doubt += started - books.settled
+        books.in_doubt += max(books.end - books.settled, 0)
         books.failed += int(self._ring.control[HEAD]) - books.settled
         self._ring.say(books)
         self._lost += len(self._turns.rounds) if self._turns is not None else 0
@@ -239,16 +238,16 @@ class Handover:
         if carrier is None:
             return
         lives, beat = self._lives, int(self._ring.control[BEAT])
-        self._log()
+        self._log(carrier)
         self._silent = self._silent + 1 if beat == self._beat else 0
         self._beat = beat
         if not lives or self._silent > SILENT_TURNS:
             self._bury()
 
-    def _log(self) -> None:
-        assert self._carrier is not None and self._carrier.stdout is not None
+    def _log(self, carrier: subprocess.Popen[bytes]) -> None:
+        assert carrier.stdout is not None
         with contextlib.suppress(BlockingIOError):
-            while found := os.read(self._carrier.stdout.fileno(), 1 << 16):
+            while found := os.read(carrier.stdout.fileno(), 1 << 16):
                 self._unread += found
         *lines, self._unread = self._unread.split(b"\n")
         for line in lines:
@@ -263,9 +262,7 @@ class Handover:
         if carrier.poll() is None:
             carrier.kill()
         how = carrier.wait()
-        self._carrier = carrier
-        self._log()
-        self._carrier = None
+        self._log(carrier)
         for pipe in (carrier.stdin, carrier.stdout):
             assert pipe is not None
             with contextlib.suppress(OSError):
