@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final, Protocol
 
 from decoder.complaints import Complaints
-from decoder.contracts.events import LIMITS, VEILED, DraftEvent, veiled
+from decoder.contracts.events import LIMITS, VEILED, DraftEvent, LabelKind, veiled
 from decoder.core.floor import Floor, Outcome
 from decoder.core.labels import Label
 from decoder.core.loops import part
@@ -94,6 +94,8 @@ class RingSink:
 
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
+        self._arms = [ring.word(arm) for arm in ARMS]
+        self._labels = [ring.word(label) for label in LABELS]
         self._names: dict[int, tuple[RequestOptions, str, bytes]] = {}  # packed, by id of options
         self._complaints = Complaints()
 
@@ -103,20 +105,21 @@ class RingSink:
         try:
             step = cycle.step
             told = step.told
-            if told is None or told[0] != step.us:  # else it was told of before it had run
+            if told is None or told[0] != step.us or told[1] != step.tokens:  # it ran since
                 told = step.told = self._step(step)
             known = self._names.get(id(options))
             if known is None or known[1] != name:
                 known = self._request(name, options)
-            _, shared, features, expected, model = told
-            row, length, at = cycle.row, cycle.draft_len, cycle.draft * _BYTES
+            _, _, shared, features, expected, model = told
+            row, length, seen = cycle.row, cycle.draft_len, cycle.model_accepted
             arm, label, drafted = _seen(cycle, accepted)
-            word, seen = self._ring.word, cycle.model_accepted
             own = (
                 number, expected[row], model[row], 1.0, cycle.index, cycle.position, length,
                 drafted, cycle.verified_len, accepted, -1 if seen is None else seen,
-                word(arm), word(label), word(censored),
+                self._arms[arm], self._labels[label],
+                self._ring.word(censored) if censored else 0,
             )  # fmt: skip
+            at = cycle.draft * _BYTES
             self._ring.write(own, shared, known[2], features[at : at + _BYTES] if length else b"")
         except Exception:  # noqa: BLE001 -- told by the complaints
             self._complaints.exception("no event can be made of a cycle")
@@ -128,7 +131,8 @@ class RingSink:
             if name in values:
                 values[name] = self._ring.word(values[name])
         features = step.features.astype("f4").tobytes()
-        return step.us, packed(STEP, values), features, step.expected.tolist(), step.model.tolist()
+        foreseen = step.expected.tolist(), step.model.tolist()
+        return step.us, step.tokens, packed(STEP, values), features, *foreseen
 
     def _request(self, name: str, options: RequestOptions) -> tuple[RequestOptions, str, bytes]:
         if len(self._names) >= _REQUESTS:
@@ -140,6 +144,7 @@ class RingSink:
         return found
 
 
+LABELS: Final[tuple[LabelKind, ...]] = ("", "verified", "hindsight")
 _TELLABLE: Final = LIMITS["parameter"]
 """A threshold beyond it, which a policy may have, means as much: all or nothing."""
 _BYTES: Final = rings.ROW["features"].itemsize
@@ -148,13 +153,14 @@ _REQUESTS: Final = 4096
 """Requests whose names are kept packed."""
 
 
-def _seen(cycle: Cycle, accepted: int) -> tuple[str, str, int]:
-    """Arm, kind of label, and draft tokens made of a cycle, as its event has them."""
-    verified, length = cycle.verified_len, cycle.draft_len
-    arm = cycle.arm
-    whole = arm == CACHE and (accepted < verified or verified >= length)
-    label = ("verified" if whole else "hindsight") if length else ""
-    return ARMS[arm if verified else NONE], label, max(cycle.drafted_len, verified)
+def _seen(cycle: Cycle, accepted: int) -> tuple[int, int, int]:
+    """Arm and kind of label by number, and draft tokens made of a cycle, as its event has them."""
+    verified, length, drafted = cycle.verified_len, cycle.draft_len, cycle.drafted_len
+    arm = cycle.step.arms[cycle.row]
+    label = 2 if length else 0
+    if arm == CACHE and length and (accepted < verified or verified >= length):
+        label = 1
+    return arm if verified else NONE, label, drafted if drafted > verified else verified
 
 
 def shared(step: Step) -> dict[str, Any]:
@@ -197,12 +203,12 @@ def event_of(resolved: Resolved) -> DraftEvent:
         position=cycle.position,
         predicted=float(step.expected[cycle.row]),
         predicted_model=float(step.model[cycle.row]),
-        arm=arm,
+        arm=ARMS[arm],
         draft_len=length,
         drafted_len=drafted,
         verified_len=cycle.verified_len,
         accepted=accepted,
-        label=label,
+        label=LABELS[label],
         censored=censored,
         model_accepted=cycle.model_accepted,
         share=1.0,

@@ -64,6 +64,7 @@ def open_sender(
         "request.timeout.ms": 10_000,
         "reconnect.backoff.max.ms": 1_000,
         "topic.metadata.refresh.interval.ms": 10_000,  # a right that was missing is seen then
+        "linger.ms": 0,  # records come whole
         "compression.type": "zstd",
         "log.connection.close": False,
         "log_level": 2,  # what goes wrong is told by ``troubled``

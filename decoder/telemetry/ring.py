@@ -49,6 +49,7 @@ ROW: Final = np.dtype(
     [*OWN.descr, *STEP.descr, *NAMES.descr, ("features", np.float32, (NUM_FEATURES,))]
 )
 """Columns as of a draft event, packed; features of all zeros are those of no draft."""
+_WIDTH: Final = ROW.itemsize
 SPELLED: Final = ("arm", "label", "censored", "role", "side", "parameter_name")
 """Columns that hold the number of a word; see :meth:`Ring.word`."""
 
@@ -67,7 +68,7 @@ RELEASED: Final = 1 << 20
 def packer(kind: np.dtype[Any]) -> struct.Struct:
     """Packs the values of one row of ``kind``, in the order of its fields."""
     codes = {"i4": "i", "i8": "q", "f8": "d"}
-    parts = [code.lstrip("<|") for _, code in kind.descr]
+    parts = [kind[name].str.lstrip("<|") for name in kind.names or ()]
     return struct.Struct("<" + "".join(codes.get(p) or p[1:] + "s" for p in parts))
 
 
@@ -106,7 +107,7 @@ class Ring:
         self._spelled = np.frombuffer(self._memory, f"S{LETTERS}", WORDS, _WORDS_AT)
         self.rows = np.frombuffer(self._memory, ROW, size, _ROWS_AT)
         self._codes: dict[str, int] = {"": 0}
-        self._released = self._counts[SETTLED]
+        self._released = self._upto = self._counts[SETTLED]
 
     def __len__(self) -> int:
         return self._counts[HEAD] - self._counts[SETTLED]
@@ -134,12 +135,13 @@ class Ring:
         Raises:
             struct.error: a number does not fit; nothing was written.
         """
-        counts = self._counts
-        head = counts[HEAD]
-        if head - counts[SETTLED] >= self.size:
-            counts[FULL] += 1
-            return
-        at = _ROWS_AT + head % self.size * ROW.itemsize
+        counts, head = self._counts, self._counts[HEAD]
+        if head >= self._upto:
+            self._upto = counts[SETTLED] + self.size
+            if head >= self._upto:
+                counts[FULL] += 1
+                return
+        at = _ROWS_AT + head % self.size * _WIDTH
         _ROW.pack_into(self._memory, at, *own, step, names, features)
         counts[HEAD] = head + 1
 

@@ -161,8 +161,8 @@ def emitter(ring: Ring) -> Callable[[], None]:
     told, number = itertools.cycle(recorded(STEPS * BATCH)), itertools.count()
 
     def emit() -> None:
-        for _, *what in itertools.islice(told, BATCH):
-            sink.put((next(number), *what))
+        for _, name, options, label, censored in itertools.islice(told, BATCH):
+            sink.put((next(number), name, options, label, censored))
 
     return emit
 
