@@ -54,7 +54,10 @@ class WorkerSettings(Settings):
     telemetry: bool = Field(True, description="send events to Kafka and take policies from it")
     metrics: bool = Field(True, description="publish Prometheus metrics")
     queue_size: int = Field(
-        65_536, ge=1, description="draft events that may wait to be handed over"
+        262_144,
+        ge=1,
+        description="draft events that may wait in memory, half a KiB each, while Kafka is away; "
+        "later ones are dropped",
     )
     events_per_s: float = Field(
         0.0,
@@ -62,15 +65,6 @@ class WorkerSettings(Settings):
         le=1e9,
         description="draft events sent a second, about: above it whole requests are left out, by "
         "chance; 0 sends all",
-    )
-    spill_mib: int = Field(
-        256,
-        ge=0,
-        description="MiB of draft events kept in a file while Kafka is away; 0 keeps none",
-    )
-    spill_folder: Path = Field(
-        default_factory=lambda: user_cache() / "spill",
-        description="where that file is; the user's cache by default",
     )
     policy_file: Path | None = Field(None, description="bundle to start from, before Kafka answers")
     start: Literal["first", "counting"] = Field(

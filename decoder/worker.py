@@ -25,7 +25,7 @@ from decoder.contracts.status import SideSums, WorkerStatus
 from decoder.contracts.trials import MODEL
 from decoder.core.costs import LiveCosts
 from decoder.core.floor import Floor
-from decoder.core.hindsight import tell
+from decoder.core.hindsight import Nowhere, RingSink
 from decoder.core.router import DraftRouter
 from decoder.drafting.suffix import SuffixCache
 from decoder.feed import PolicyFeed
@@ -35,8 +35,7 @@ from decoder.settings import WorkerSettings
 from decoder.telemetry.books import Accounts
 from decoder.telemetry.handover import Handover
 from decoder.telemetry.metrics import MetricsPage
-from decoder.telemetry.queue import EventQueue
-from decoder.telemetry.spill import folder_of
+from decoder.telemetry.ring import Ring
 from decoder.trial.turns import Turns
 
 log = logging.getLogger(__name__)
@@ -50,7 +49,6 @@ class Worker:
     scope: str
     router: DraftRouter
     admission: Admission
-    queue: EventQueue
     turns: Turns
     life: str
     handover: Handover | None = None
@@ -81,14 +79,10 @@ class Worker:
             events_sent=events.sent,
             events_in_doubt=events.in_doubt,
             queue_depth=events.waiting,
-            events_spilled=events.spilled,
             events_dropped=events.dropped.total(),
             drops=dict(events.dropped),
             events_refused=dict(events.refused),
             events_failed=events.failed,
-            events_former=events.former,
-            former_lost=dict(events.former_lost),
-            former_unread=events.unread,
             carrier_deaths=events.deaths,
             policy_version=policy.version,
             publication=policy.publication,
@@ -201,7 +195,7 @@ def make_worker(
         longest: draft tokens of a request that the engine was started for.
         target, drafter: what a person calls them, for telemetry.
     """
-    queue = EventQueue(settings.queue_size if settings.telemetry else 0)
+    ring = Ring(settings.queue_size) if settings.telemetry else None
     policy, life = initial_policy(settings, scope), secrets.token_hex(8)
 
     def apply(policy: Policy) -> None:
@@ -211,20 +205,19 @@ def make_worker(
     sides = _sides(settings, has_model)
     turns = Turns(sides, settings.holdout, admission.held, first_or_counting(scope), seed=life)
     router = DraftRouter(
-        SuffixCache(settings), policy, token_classes, queue, has_model,
+        SuffixCache(settings), policy, token_classes,
+        RingSink(ring) if ring is not None else Nowhere(), has_model,
         model_draft_tokens=settings.model_draft_tokens,
         costs=LiveCosts(),
         floor=Floor(has_model) if settings.floor else None,
         longest=longest,
         turns=turns,
     )  # fmt: skip
-    worker = Worker(settings, scope, router, admission, queue, turns, life)
-    if settings.telemetry:
+    worker = Worker(settings, scope, router, admission, turns, life)
+    if ring is not None:
         origin = Origin(scope, settings.name, worker.life, target, drafter)
-        most = settings.spill_mib << 20
-        folder = folder_of(settings.spill_folder, kafka.bootstrap_servers) if most else None
         worker.handover = Handover(
-            kafka, queue, tell, origin, worker.status, turns, folder, most, settings.events_per_s
+            kafka, ring, origin, worker.status, turns, settings.events_per_s
         )  # fmt: skip
         worker.feed = PolicyFeed(kafka, scope, worker.admission)
         worker.handover.start()

@@ -119,7 +119,8 @@ FEATURE_LIMIT: Final = 1e9
 DECIMALS: Final = 5
 """Of features on the wire."""
 NAME_LENGTH: Final = 64
-_VEILED: Final[tuple[Named, ...]] = ("request", "tenant", "session", "workload")
+VEILED: Final[tuple[Named, ...]] = ("request", "tenant", "session", "workload")
+"""Columns of names, which leave as pseudonyms."""
 _OPEN: Final = ("arm", "role", "side", "parameter_name", "censored")
 _STRANGERS: Final = Pseudonyms()
 """Stands in where a name came without the pseudonym that the operator's key would give it."""
@@ -180,16 +181,32 @@ def encode_batch(events: Sequence[DraftEvent], origin: Origin, sequence: int) ->
             finds out which by halving loses no other.
     """
     *columns, features = map(list, zip(*events, strict=True))
-    named = dict(zip(COLUMNS, columns, strict=True))
     matrix = np.full((len(events), NUM_FEATURES), np.nan)
     drafts = [i for i, row in enumerate(features) if row is not None]
     try:
-        for kind in _VEILED:
-            named[kind] = _veiled(kind, named[kind])
         if drafts:
             matrix[drafts] = np.stack([features[i] for i in drafts])
-        _check(named, [n for n in named["model_accepted"] if n is not None], matrix)
-        rounded = matrix.round(DECIMALS).T.tolist()
+    except (TypeError, ValueError) as error:
+        raise EventRefused(f"draft events cannot be written: {error}") from error
+    return encode_columns(dict(zip(COLUMNS, columns, strict=True)), matrix, origin, sequence)
+
+
+def encode_columns(
+    columns: Mapping[str, list[Any]],
+    features: NDArray[np.float64],
+    origin: Origin,
+    sequence: int,
+) -> bytes:
+    """The same of lists by column, in the order of :data:`COLUMNS`.
+
+    Args:
+        features: float64 [n, features], NaN where a row had no draft.
+    """
+    try:
+        named = dict(columns)
+        for kind in VEILED:
+            named[kind] = _veiled(kind, named[kind])
+        _check(named, [n for n in named["model_accepted"] if n is not None], features)
         record = {
             "contract": CONTRACT,
             "schema_id": SCHEMA_ID,
@@ -199,9 +216,9 @@ def encode_batch(events: Sequence[DraftEvent], origin: Origin, sequence: int) ->
             "target": origin.target,
             "drafter": origin.drafter,
             "sequence": sequence,
-            "rows": len(events),
+            "rows": len(features),
             "columns": named,
-            "features": dict(zip(FEATURES, rounded, strict=True)),
+            "features": dict(zip(FEATURES, features.round(DECIMALS).T.tolist(), strict=True)),
         }
         return to_json(record, inf_nan_mode="null", fallback=np.generic.item)
     except (TypeError, ValueError, OverflowError, PydanticSerializationError) as error:
@@ -210,12 +227,15 @@ def encode_batch(events: Sequence[DraftEvent], origin: Origin, sequence: int) ->
 
 def _veiled(kind: Named, names: list[str]) -> list[str]:
     """``names`` as they may leave."""
-    veils = {n: n if _may_leave(kind, n) else _STRANGERS.of(kind, n) for n in set(names)}
+    veils = {name: veiled(kind, name) for name in set(names)}
     return [veils[name] for name in names]
 
 
-def _may_leave(kind: Named, name: str) -> bool:
-    return name == "" or is_pseudonym(name) or (kind == "workload" and is_readable(name))
+def veiled(kind: Named, name: str) -> str:
+    """``name`` as it may leave: itself, or a pseudonym of no key that anybody holds."""
+    if name == "" or is_pseudonym(name) or (kind == "workload" and is_readable(name)):
+        return name
+    return _STRANGERS.of(kind, name)
 
 
 Column = list[Any] | NDArray[Any]

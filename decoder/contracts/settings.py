@@ -118,8 +118,9 @@ class KafkaSettings(Settings):
     """How to reach the broker; the names are kafka-python's own, but for those of OAuth.
 
     With ``sasl_mechanism`` OAUTHBEARER a token is read from ``sasl_oauth_token_file`` at every
-    connection, since whoever writes it renews it, or fetched from ``sasl_oauth_token_url`` with the
-    client's id and secret (the client-credentials grant of RFC 6749).
+    connection, by a worker's producer every minute, since whoever writes it renews it, or fetched
+    from ``sasl_oauth_token_url`` with the client's id and secret (the client-credentials grant of
+    RFC 6749).
     """
 
     model_config = SettingsConfigDict(env_prefix="HVD_KAFKA_", frozen=True, extra="forbid")

@@ -44,7 +44,7 @@ class SideSums(BaseModel):
 class WorkerStatus(BaseModel):
     """One serving worker.
 
-    Every event made is in one place: sent, in doubt, waiting, spilled, dropped, refused, or failed.
+    Every event made is in one place: sent, in doubt, waiting, dropped, refused, or failed.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -66,15 +66,15 @@ class WorkerStatus(BaseModel):
     events_made: Count = 0  # one a cycle
     events_sent: Count = 0  # acknowledged by the broker
     events_in_doubt: Count = 0  # sent and never acknowledged: they may lie on the topic
-    queue_depth: Count = 0  # events waiting in memory, the ones in hand included
-    events_spilled: Count = 0  # waiting in the file that holds them while the broker is away
+    queue_depth: Count = 0  # events waiting, the ones under way included
+    events_spilled: Count = 0  # of version 0.2.0, which kept events in files
     events_dropped: Count = 0  # by the worker, for any reason
     drops: Counts = Field(default_factory=dict)  # of these, by reason
     events_refused: Counts = Field(default_factory=dict)  # for good, by reason
     events_failed: Count = 0  # left when the worker closed
-    events_former: Count = 0  # of lives that ended before: found in their files, and delivered
-    former_lost: Counts = Field(default_factory=dict)  # of such events, those that were lost
-    former_unread: Count = 0  # files of former lives that could not be read: nobody knows of what
+    events_former: Count = 0  # the same
+    former_lost: Counts = Field(default_factory=dict)  # the same
+    former_unread: Count = 0  # the same
     carrier_deaths: Count = 0  # of the process that carries events; it is started again
     policy_version: Count = 0
     publication: Count = 0  # of the policy in force; 0: it came with the worker

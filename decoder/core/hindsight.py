@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
-import numpy as np
-
-from decoder.contracts.events import LIMITS, DraftEvent
-from decoder.contracts.features import NUM_FEATURES
+from decoder.complaints import Complaints
+from decoder.contracts.events import LIMITS, VEILED, DraftEvent, LabelKind, veiled
 from decoder.core.floor import Floor, Outcome
 from decoder.core.labels import Label
 from decoder.core.loops import part
 from decoder.core.requests import Cycle, Request, RequestOptions, Step
 from decoder.policy.pricing import CostTable
-from decoder.policy.rule import CACHE, MODEL
-from decoder.telemetry.told import Told, ToldStep, events_of
+from decoder.policy.rule import ARMS, CACHE, MODEL, NONE
+from decoder.telemetry import ring as rings
+from decoder.telemetry.ring import NAMES, STEP, UNREADABLE, Ring, packed
 
 
 def outcomes_of(
@@ -70,7 +68,7 @@ def weigh(floor: Floor | None, costs: CostTable, request: Request, label: Label[
 
 
 Resolved = tuple[int, str, RequestOptions, Label[Cycle], str]
-"""A cycle of which all is known, told by :func:`tell` where decoding does not wait for it.
+"""A cycle of which all is known.
 
 How many cycles were before it in this life of the worker; the request's name and its options; the
 label of its cache draft, of 0 tokens without one; and why that is incomplete, or "". A plain tuple,
@@ -84,64 +82,137 @@ class EventSink(Protocol):
         """Take one event to be."""
 
 
-def tell(resolved: Sequence[Resolved]) -> Told:
-    """``resolved`` as it is passed on: this runs beside decoding, half a microsecond a cycle."""
-    told = Told([], [], [])
-    known: dict[int, tuple[Any, ...]] = {}
-    named: dict[int, int] = {}
-    add, last = told.cycles.append, None
-    for number, name, options, (cycle, accepted, _), censored in resolved:
-        step = cycle.step
-        if step is not last:
-            last = step
-            found = known.get(id(step))
-            if found is None:
-                rows = np.ascontiguousarray(step.features, np.float32).reshape(-1).view("B").data
-                found = (
-                    len(told.steps), rows, step.arms, step.expected.tolist(), step.model.tolist()
-                )  # fmt: skip
-                known[id(step)] = found
-                told.steps.append(_shared(step))
-            at, features, arms, expected, model = found
-        who = named.get(id(options))
-        if who is None:
-            who = named[id(options)] = len(told.names)
-            told.names.append(
-                (options.opaque or name, options.tenant, options.session, options.choice,
-                 options.workload)
+class Nowhere:
+    """A sink that keeps nothing."""
+
+    def put(self, resolved: Resolved) -> None:
+        """Take one event to be."""
+
+
+class RingSink:
+    """Writes a row for each cycle; what cannot be written is counted in the ring."""
+
+    def __init__(self, ring: Ring) -> None:
+        self._ring = ring
+        self._arms = [ring.word(arm) for arm in ARMS]
+        self._labels = [ring.word(label) for label in LABELS]
+        self._names: dict[int, tuple[RequestOptions, str, bytes]] = {}  # packed, by id of options
+        self._complaints = Complaints()
+
+    def put(self, resolved: Resolved) -> None:
+        """Write one row."""
+        number, name, options, (cycle, accepted, _), censored = resolved
+        try:
+            step = cycle.step
+            told = step.told
+            if told is None or told[0] != step.us or told[1] != step.tokens:  # it ran since
+                told = step.told = self._step(step)
+            known = self._names.get(id(options))
+            if known is None or known[1] != name:
+                known = self._request(name, options)
+            _, _, shared, features, expected, model = told
+            row, length, seen = cycle.row, cycle.draft_len, cycle.model_accepted
+            arm, label, drafted = _seen(cycle, accepted)
+            own = (
+                number, expected[row], model[row], 1.0, cycle.index, cycle.position, length,
+                drafted, cycle.verified_len, accepted, -1 if seen is None else seen,
+                self._arms[arm], self._labels[label],
+                self._ring.word(censored) if censored else 0,
             )  # fmt: skip
-        row, begin, length = cycle.row, cycle.draft * _BYTES, cycle.draft_len
-        add((
-            number, at, who, arms[row], cycle.index, cycle.position, length, cycle.drafted_len,
-            cycle.verified_len, accepted, censored, cycle.model_accepted, expected[row],
-            model[row], features[begin : begin + _BYTES] if length else None,
-        ))  # fmt: skip
-    return told
+            at = cycle.draft * _BYTES
+            self._ring.write(own, shared, known[2], features[at : at + _BYTES] if length else b"")
+        except Exception:  # noqa: BLE001 -- told by the complaints
+            self._complaints.exception("no event can be made of a cycle")
+            self._ring.control[UNREADABLE] += 1
+
+    def _step(self, step: Step) -> tuple[Any, ...]:
+        values = shared(step)
+        for name in rings.SPELLED:
+            if name in values:
+                values[name] = self._ring.word(values[name])
+        features = step.features.astype("f4").tobytes()
+        foreseen = step.expected.tolist(), step.model.tolist()
+        return step.us, step.tokens, packed(STEP, values), features, *foreseen
+
+    def _request(self, name: str, options: RequestOptions) -> tuple[RequestOptions, str, bytes]:
+        if len(self._names) >= _REQUESTS:
+            self._names.clear()
+        told = names(name, options)
+        for kind in VEILED:
+            told[kind] = veiled(kind, told[kind]).encode()
+        self._names[id(options)] = found = (options, name, packed(NAMES, told))
+        return found
 
 
+LABELS: Final[tuple[LabelKind, ...]] = ("", "verified", "hindsight")
 _TELLABLE: Final = LIMITS["parameter"]
 """A threshold beyond it, which a policy may have, means as much: all or nothing."""
-_BYTES: Final = NUM_FEATURES * 4
+_BYTES: Final = rings.ROW["features"].itemsize
 """Of a feature vector."""
+_REQUESTS: Final = 4096
+"""Requests whose names are kept packed."""
 
 
-def _shared(step: Step) -> ToldStep:
+def _seen(cycle: Cycle, accepted: int) -> tuple[int, int, int]:
+    """Arm and kind of label by number, and draft tokens made of a cycle, as its event has them."""
+    verified, length, drafted = cycle.verified_len, cycle.draft_len, cycle.drafted_len
+    arm = cycle.step.arms[cycle.row]
+    label = 2 if length else 0
+    if arm == CACHE and length and (accepted < verified or verified >= length):
+        label = 1
+    return arm if verified else NONE, label, drafted if drafted > verified else verified
+
+
+def shared(step: Step) -> dict[str, Any]:
+    """What the events of a step share, by the names of :class:`DraftEvent`."""
     policy = step.policy
-    return ToldStep(
-        time=step.wall,
-        side=step.side,
-        parameter=min(max(step.parameter, _TELLABLE[0]), _TELLABLE[1]),
-        policy_version=policy.version if policy else 0,
-        publication=policy.publication if policy else 0,
-        role=policy.role if policy else "",
-        parameter_name=policy.parameter_name if policy else "",
-        batch_size=step.batch,
-        step_tokens=step.tokens,
-        draft_us=step.draft_us,
-        step_us=step.us,
-    )
+    return {
+        "time": step.wall,
+        "side": step.side,
+        "parameter": min(max(step.parameter, _TELLABLE[0]), _TELLABLE[1]),
+        "policy_version": policy.version if policy else 0,
+        "publication": policy.publication if policy else 0,
+        "role": policy.role if policy else "",
+        "parameter_name": policy.parameter_name if policy else "",
+        "batch_size": step.batch,
+        "step_tokens": step.tokens,
+        "draft_us": step.draft_us,
+        "step_us": step.us,
+    }
+
+
+def names(name: str, options: RequestOptions) -> dict[str, Any]:
+    """What the events of a request share."""
+    return {
+        "request": options.opaque or name,
+        "tenant": options.tenant,
+        "session": options.session,
+        "workload": options.workload,
+        "choice": options.choice,
+    }
 
 
 def event_of(resolved: Resolved) -> DraftEvent:
     """The event of a cycle."""
-    return events_of(tell([resolved]))[0]
+    number, name, options, (cycle, accepted, _), censored = resolved
+    step, length = cycle.step, cycle.draft_len
+    arm, label, drafted = _seen(cycle, accepted)
+    return DraftEvent(
+        number=number,
+        cycle=cycle.index,
+        position=cycle.position,
+        predicted=float(step.expected[cycle.row]),
+        predicted_model=float(step.model[cycle.row]),
+        arm=ARMS[arm],
+        draft_len=length,
+        drafted_len=drafted,
+        verified_len=cycle.verified_len,
+        accepted=accepted,
+        label=LABELS[label],
+        censored=censored,
+        model_accepted=cycle.model_accepted,
+        share=1.0,
+        features=step.features[cycle.draft].astype("f4") if length else None,
+        **shared(step),
+        **names(name, options),
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -100,6 +100,7 @@ class Step:
     policy: Policy | None = None  # that chose
     side: str = ""  # of a trial
     beside: int = 0  # tokens of prompts that it was expected to read
+    told: Any = None  # what a sink keeps of it
 
     @property
     def serves(self) -> bool:

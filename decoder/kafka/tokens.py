@@ -16,7 +16,7 @@ FETCH_SECONDS: Final = 5.0
 RENEW_AT: Final = 0.8
 """Part of a token's life after which the next connection fetches another."""
 LIFE_SECONDS: Final = 60.0
-"""Of a token of which nobody says how long it lives."""
+"""Of a token of which nobody says how long it lives, and between two looks at a file."""
 
 
 class Tokens(AbstractTokenProvider):  # type: ignore[misc]
@@ -26,6 +26,7 @@ class Tokens(AbstractTokenProvider):  # type: ignore[misc]
         super().__init__()
         self._kafka = kafka
         self._held, self._renew_at = "", 0.0
+        self._until = 0.0
         self._lock = threading.Lock()
 
     def token(self) -> str:
@@ -43,6 +44,17 @@ class Tokens(AbstractTokenProvider):  # type: ignore[misc]
             if time.monotonic() >= self._renew_at:
                 self._fetch()
             return self._held
+
+    def told(self, settings: str) -> tuple[str, float]:
+        """A token, and until when it is not asked for again, seconds since the epoch: how
+        librdkafka asks, which keeps one for many connections. ``settings`` are not used.
+
+        Raises:
+            KafkaConnectionError: as :meth:`token`.
+        """
+        token = self.token()
+        file = self._kafka.sasl_oauth_token_file is not None
+        return token, time.time() + LIFE_SECONDS if file else self._until
 
     def _fetch(self) -> None:
         """Ask by the client-credentials grant (RFC 6749, section 4.4)."""
@@ -67,4 +79,4 @@ class Tokens(AbstractTokenProvider):  # type: ignore[misc]
             raise KafkaConnectionError(
                 redacted(f"{kafka.sasl_oauth_token_url} gives no token for Kafka: {error!r}")
             ) from None  # which names the address as it is
-        self._renew_at = time.monotonic() + RENEW_AT * life
+        self._renew_at, self._until = time.monotonic() + RENEW_AT * life, time.time() + life

@@ -33,8 +33,6 @@ COUNTS: Final = {
     "events_dropped": "Draft events that the worker dropped.",
     "events_failed": "Draft events left when the worker closed.",
     "events_in_doubt": "Draft events sent and never acknowledged.",
-    "events_former": "Draft events of former lives, found in their files and delivered.",
-    "former_unread": "Files of former lives that could not be read, with all that they held.",
     "carrier_deaths": "Deaths of the process that carries events to the broker.",
     "fallbacks": "Times the no-regret floor relieved the policy.",
     "probes": "Steps decided only to measure the model drafter, or a step without drafts.",
@@ -51,7 +49,6 @@ COUNTS_BY: Final = {
     "accepted": ("arm", "Draft tokens accepted."),
     "drops": ("reason", "Draft events that the worker dropped, by reason."),
     "events_refused": ("reason", "Draft events that the broker refused for good."),
-    "former_lost": ("reason", "Draft events of former lives that were lost with their files."),
     "refusals": ("reason", "Policy bundles refused."),
     "left_out": ("reason", "Requests left out of drafting."),
     "ignored": ("reason", "Policy bundles passed over: older, far too new, or of an unknown role."),
@@ -62,8 +59,7 @@ LEVELS: Final = {
     "threshold": "Decision parameter of a threshold policy.",
     "rate": "Decision parameter of a survival policy, tokens a plain step.",
     "advantage": "Time of the best fixed arm over the policy's, recently; above 1 is ahead.",
-    "queue_depth": "Draft events waiting in memory.",
-    "events_spilled": "Draft events waiting in the file that holds them while the broker is away.",
+    "queue_depth": "Draft events waiting, those under way included.",
     "choose_us_p50": "Microseconds to propose, predict and decide for one step, median.",
     "own_us_p50": "Microseconds of all that the router and its adapter do in a step, median.",
     "exposed_us_p50": "Microseconds of that which the engine waits for, median.",
@@ -86,10 +82,7 @@ def _gauge(name: str, meaning: str, label: str | None = None) -> Gauge:
 
 
 def publish(status: WorkerStatus, earlier: WorkerStatus | None) -> None:
-    """Put ``status`` on the page; counters grow by what came since ``earlier``.
-
-    What was in doubt may turn out to wait in a file: a counter does not fall, it stays.
-    """
+    """Put ``status`` on the page; counters grow by what came since ``earlier``."""
     worker = status.process
     for name, meaning in COUNTS.items():
         grown = getattr(status, name) - (getattr(earlier, name) if earlier else 0)

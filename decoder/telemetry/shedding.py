@@ -13,8 +13,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from decoder.contracts.events import DraftEvent
-
 LOOK_S: Final = 5.0
 """Between two looks at how many come: requests that began before the last one still speak."""
 SLACK: Final = 4.0
@@ -25,7 +23,7 @@ REQUESTS: Final = 65_536
 
 
 class Shedding:
-    """Keeps about ``per_second`` events a second at most; 0 keeps all."""
+    """Keeps about ``per_second`` events a second at most."""
 
     def __init__(self, per_second: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.per_second, self._clock = per_second, clock
@@ -33,18 +31,12 @@ class Shedding:
         self._requests: OrderedDict[str, float] = OrderedDict()  # their shares; 0: not told of
         self._kept, self._since = 0, clock()
 
-    def keep(self, events: Sequence[DraftEvent]) -> list[DraftEvent]:
-        """Those of ``events`` that are told of, with the chance that they had. Mutates."""
-        if not self.per_second:
-            return list(events)
-        kept = []
-        for event in events:
-            share = self._share(event.request)
-            if share:
-                kept.append(event if share == 1.0 else event._replace(share=share))
-        self._kept += len(kept)
+    def shares(self, requests: Sequence[str]) -> list[float]:
+        """The chance that each event's request had to be told of; 0 where it is not. Mutates."""
+        shares = [self._share(request) for request in requests]
+        self._kept += sum(map(bool, shares))
         self._look()
-        return kept
+        return shares
 
     def _share(self, request: str) -> float:
         share = self._requests.get(request)

@@ -1,368 +1,322 @@
-"""What carries events, status and rounds of trials to Kafka, in the carrier's process.
+"""What makes records of a ring's rows and sends them, in the carrier's process.
 
-At least once: a record keeps its number and its bytes until the broker has acknowledged it, and
-readers drop duplicates by life and number. While the broker is away records wait in a file. What
-the broker will never take is set aside, and the next record goes. All of it is counted: an event is
-sent, in doubt, waiting, spilled, dropped, refused or failed.
-
-The events of a request go to one partition, and of each partition one record is under way at a
-time, so that they are read in their order.
+A slice of the ring is under way at a time: it is said which, then its records are made and sent,
+and once each is acknowledged, or refused for good, the slice is settled in one stroke. A carrier
+that dies between leaves the slice to the next one, which makes the same records under the same
+numbers; readers drop those they have had. Of each partition one record is under way, so that the
+events of a request, which all go to one partition, are read in their order.
 """
 
 from __future__ import annotations
 
-import logging
-import threading
 import time
+import zlib
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, Final, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from decoder.complaints import Complaints
-from decoder.contracts.events import DraftEvent, Origin
+from decoder.contracts.errors import EventRefused
+from decoder.contracts.events import Origin
+from decoder.contracts.redacted import redacted
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DRAFTS, STATUS, TRIALS, Topic
-from decoder.kafka.clients import close, open_producer
-from decoder.telemetry import frames
+from decoder.kafka.sender import open_sender
 from decoder.telemetry.books import Books
-from decoder.telemetry.former import FormerLives
-from decoder.telemetry.frames import Frame
-from decoder.telemetry.outbox import Outbox
-from decoder.telemetry.recorder import BATCH, Recorder, value_of
+from decoder.telemetry.ring import BEAT, HEAD, Ring
 from decoder.telemetry.shedding import Shedding
-from decoder.telemetry.spill import FILE, Record, Spill, SpillError, is_damage
-from decoder.telemetry.told import decode, events_of
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from confluent_kafka import KafkaError
 
-LINGER_S: Final = 0.25
-"""Longest time an event waits for company; what a dashboard sees lags by this much."""
+BATCH: Final = 256
+"""Events a record: past this the record's size no longer amortises anything."""
+POLL_S: Final = 0.05
+"""Longest wait for an acknowledgement before what else came is looked at."""
 RETRY_S: Final = 1.0
-ACK_TIMEOUT_S: Final = 10.0
-METADATA_MS: Final = 2_000
-CLOSE_TIMEOUT_S: Final = 2.0
-ROUNDS_RETRY_S: Final = 30.0
-"""Pause after a round that did not get through: events do not wait for what may be lost."""
+METADATA_S: Final = 2.0
 ROUNDS: Final = 256
-"""Rounds held at most."""
-TOO_LARGE: Final = ("MessageSizeTooLargeError", "RecordListTooLargeError")
+"""Rounds of trials under way at most."""
+
+TOO_LARGE: Final = ("MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE")
 """Refusals that a smaller record may escape."""
+PASSING: Final = ("UNKNOWN_TOPIC_OR_PART", "SASL_AUTHENTICATION_FAILED")
+"""Of a broker's refusals, those that librdkafka gives up at and a person can mend."""
 
+GONE: Final = "_UNKNOWN_PARTITION"
 
-class Inbox:
-    """Frames that came, and whether more will; another thread fills it."""
-
-    def __init__(self) -> None:
-        self.frames: deque[Frame] = deque()
-        self.closed = False
-        self.wake = threading.Event()
-
-
-class Flight(NamedTuple):
-    """A record under way; ``spill`` is the file of the former life that it is from."""
-
-    record: Record
-    answer: Any
-    since: float
-    spill: Spill | None
+Rows = NDArray[Any]
 
 
 class Shipper:
-    """Sends what is told, in one thread. Public state: ``books``, and ``outbox`` behind them.
-
-    ``report`` is called with the books before anything is sent that they do not tell of yet, and
-    after each change.
-    """
+    """Sends what is in ``ring``, in one thread. ``books`` say what became of it."""
 
     def __init__(
-        self,
-        kafka: KafkaSettings,
-        origin: Origin,
-        books: Books,
-        report: Callable[[Books], None] = lambda books: None,
-        folder: Path | None = None,
-        most: int = 0,
-        shedding: Shedding | None = None,
+        self, kafka: KafkaSettings, origin: Origin, ring: Ring, shedding: Shedding | None = None
     ) -> None:
-        """Begin where ``books`` ended.
-
-        Args:
-            folder: of the files that hold what is spilled, at most ``most`` bytes; None holds none.
-        """
-        self.books, self._report = books, report
-        self._kafka, self._origin, self._folder = kafka, origin, folder
-        self.outbox = Outbox(books, self._spill(), most)
-        self._recorder = Recorder(origin, books, self.outbox)
-        books.ready = True
+        """Begin where the one before ended."""
+        self._kafka, self._origin, self._ring = kafka, origin, ring
         self._shedding = shedding or Shedding(0.0)
-        self._open: list[DraftEvent] = []
-        self._opened = 0.0  # when the first of them came
-        self._status = b""
-        self._rounds: deque[bytes] = deque()
-        self._round: Any = None  # the answer to the one under way
-        self._rounds_at = 0.0
-        self._partitions = 0  # that events are spread over; 0: nobody has said yet
+        self.books = ring.books()
+        self.books.limit = self.books.limit or BATCH
+        self._seen = self.books.end  # rows, a turn ago: on any processor they are whole by now
+        self._sending: dict[int, deque[Rows]] = {}  # records to be, by partition
+        self._again: set[int] = set()  # partitions whose first record is to be sent
+        self._doubtful: set[int] = set()  # partitions whose first record may lie on the topic
+        self._sequences: dict[int, int] = {}
+        self._slice = Books()  # what became of its events
+        self._limit = self.books.limit
         self._producer: Any = None
         self._retry_at = 0.0
-        self._flights: list[Flight] = []
-        self._former = FormerLives(folder, books) if folder is not None else None
+        self._status, self._telling = b"", False
+        self._rounds: deque[bytes] = deque()
+        self._rounds_flying = 0
         self._complaints = Complaints()
-        self._wake = threading.Event()
 
-    def _spill(self) -> Spill | None:
-        if self._folder is None:
-            return None
-        path = self._folder / f"{self._origin.life}{FILE}"
+    @property
+    def busy(self) -> bool:
+        """Whether there is something to do at once, or an answer to wait for."""
+        full = self._limit * max(self.books.partitions, 1)
+        return self._under_way or len(self._ring) >= full
+
+    @property
+    def idle(self) -> bool:
+        """Whether all there was is sent, or will never be."""
+        told = not (self._status or self._telling or self._rounds or self._rounds_flying)
+        return told and not len(self._ring)
+
+    @property
+    def _under_way(self) -> bool:
+        return self.books.end > self.books.settled
+
+    def take(self, kind: bytes, line: bytes) -> None:
+        """Take a status, in the place of one that was not sent yet, or a round of a trial."""
+        if kind == b"S":
+            self._status = line
+        elif len(self._rounds) + self._rounds_flying < ROUNDS:
+            self._rounds.append(line)
+        else:
+            self.books.rounds_dropped += 1
+
+    def turn(self) -> None:
+        """Take note of what was answered, and send what can be sent. Never raises."""
+        self._ring.control[BEAT] += 1
         try:
-            return Spill(path, self._origin.worker)
-        except SpillError as error:
-            if not is_damage(error):
-                log.warning("%s cannot be read now: events wait in memory, and what it holds for "
-                            "the next worker (%s)", path, error)  # fmt: skip
-                return None
-            log.warning("%s cannot be read: what it held is lost (%s)", path, error)
-            path.unlink(missing_ok=True)
-            return Spill(path, self._origin.worker)
-
-    def run(self, inbox: Inbox) -> None:
-        """Ship until the inbox is closed and all is sent, or ``CLOSE_TIMEOUT_S`` later; what is
-        left then waits in the file, or is counted as failed.
-        """
-        self._wake = inbox.wake
-        until: float | None = None
-        while True:
-            closed = inbox.closed
-            while inbox.frames:
-                self.take(inbox.frames.popleft())
-            self.step(hasten=closed)
-            if closed and not inbox.frames:
-                until = until or time.monotonic() + CLOSE_TIMEOUT_S
-                settled = not (self.outbox or self._flights or self._rounds)
-                given_up = self._producer is None and self._folder is not None
-                if settled or given_up or time.monotonic() > until:
-                    break
-            if not inbox.frames:
-                self._wake.wait(LINGER_S / 10 if self._flights or closed else LINGER_S)
-                self._wake.clear()
-        self.close()
-
-    def take(self, frame: Frame) -> None:
-        """Take what was told; never raises."""
-        if frame.kind == frames.STATUS:
-            self._status = frame.payload
-        elif frame.kind == frames.ROUND:
-            if len(self._rounds) < ROUNDS:
-                self._rounds.append(frame.payload)
-            else:
-                self.books.rounds_dropped += 1
-        elif frame.kind == frames.EVENTS:
-            self.books.taken += frame.rows
-            try:
-                events = events_of(decode(frame.payload))
-            except Exception:  # noqa: BLE001 -- told by the complaints
-                self._complaints.exception("no events can be made of what was told")
-                self.books.drop("unreadable", frame.rows)
-                return
-            kept = self._shedding.keep(events)
-            if len(kept) < len(events):
-                self.books.drop("shed", len(events) - len(kept))
-            self._opened = self._opened if self._open else time.monotonic()
-            self._open += kept
-            self.books.waiting += len(kept)
-
-    def step(self, hasten: bool = False) -> None:
-        """One turn: records of what came, what is acknowledged, what can be sent. Never raises."""
-        try:
-            self._land()
             if time.monotonic() >= self._retry_at:
-                self._connect()  # first, for it says how many partitions there are
+                self._connect()
+                for partition in list(self._again):
+                    self._next(partition)
+                if not self._sending:
+                    self._cut()
+                self._send_beside()
+            elif self._producer is None:
+                time.sleep(POLL_S)
+            if self._producer is not None:
+                self._producer.poll(POLL_S if self._under_way else 0.0)
         except Exception as error:  # noqa: BLE001 -- whatever it is, the next turn comes
             self._fail(error)
-        full = len(self._open) >= BATCH * max(self._partitions, 1)
-        if self._open and (full or hasten or time.monotonic() >= self._opened + LINGER_S):
-            opened, self._open = self._open, []
-            self._recorder.record(opened, max(self._partitions, 1))
-        self._report(self.books)
-        try:
-            if self._producer is not None and time.monotonic() >= self._retry_at:
-                self._send()
-        except Exception as error:  # noqa: BLE001 -- nor must this end it
-            self._fail(error)
-        self._report(self.books)
 
     def close(self) -> None:
-        """Put down what is left, and leave."""
-        for flight in self._flights:
-            self._landed(flight, doubtful=True)
-        self.outbox.close()
-        self.books.rounds_dropped += len(self._rounds)
-        self._report(self.books)
-        if self._former is not None:
-            self._former.close()
-        self._leave()
+        """Leave: what is not settled has failed, or is in doubt where it may have been sent."""
+        books = self.books
+        self._slice.in_doubt += sum(len(self._sending[p][0]) for p in self._doubtful)
+        self._book()
+        books.failed += int(self._ring.control[HEAD]) - books.settled
+        books.end = books.settled
+        books.rounds_dropped += len(self._rounds) + self._rounds_flying
+        self._ring.say(books)
 
-    # --- to the broker and back
+    # --- slices
 
-    def _connect(self) -> None:
-        if self._producer is None:
-            self._producer = self._make_producer()
-        if not self._partitions:
-            self._partitions = len(self._producer.partitions_for(DRAFTS.name) or {0})
+    def _cut(self) -> None:
+        """Begin a slice, or the one that a carrier before this one had begun."""
+        books, ring = self.books, self._ring
+        first = books.settled
+        if not self._under_way:
+            whole, self._seen = self._seen, int(ring.control[HEAD])
+            end = min(whole, first + self._limit * books.partitions)
+            if end == first:
+                return
+            self._draw(first, end)
+            books.end, books.limit = end, self._limit
+            ring.say(books)
+        rows = ring.slice(first, books.end)
+        self._limit, self._sequences = books.limit, dict(books.sequences)
+        kept = rows[rows["share"] > 0]
+        self._slice = Books()
+        if len(kept) < len(rows):
+            self._slice.dropped = {"shed": len(rows) - len(kept)}
+        requests, which = np.unique(kept["request"], return_inverse=True)
+        places = [zlib.crc32(request) % books.partitions for request in requests.tolist()]
+        of_each = np.array(places, np.int64)[which]
+        for partition in sorted(set(places)):
+            group = kept[of_each == partition]
+            parts = (group[at : at + self._limit] for at in range(0, len(group), self._limit))
+            self._sending[partition] = deque(parts)
+        self._again.update(self._sending)
+        if not self._sending:
+            self._settle()
+        for partition in list(self._sending):
+            self._next(partition)
 
-    def _make_producer(self) -> Any:
-        from kafka.codec import has_zstd
+    def _draw(self, first: int, end: int) -> None:
+        """Write into the rows with which chance they are told of; 0 where they are not."""
+        if not self._shedding.per_second:
+            return
+        places = np.arange(first, end) % self._ring.size
+        names = [name.decode() for name in self._ring.rows["request"][places].tolist()]
+        self._ring.rows["share"][places] *= self._shedding.shares(names)
 
-        return open_producer(
-            self._kafka,
-            "telemetry",
-            compression_type="zstd" if has_zstd() else "gzip",
-            enable_idempotence=False,  # one record of a partition in flight, readers deduplicate
-            max_block_ms=METADATA_MS,
-        )
+    def _settle(self) -> None:
+        self._book()
+        self.books.sequences = dict(self._sequences)
+        self._ring.say(self.books)
 
-    def _produce(self, topic: Topic, value: bytes, key: str, partition: int | None = None) -> Any:
-        """The answer to come; the one place where a record is handed to the client."""
-        answer = self._producer.send(
-            topic.name, key=key.encode(), value=value, partition=partition, headers=topic.headers
-        )
-        answer.add_both(lambda _: self._wake.set())
-        return answer
+    def _book(self) -> None:
+        """Add what became of the slice's events, which is counted nowhere else."""
+        books, part = self.books, self._slice
+        books.sent += part.sent
+        books.in_doubt += part.in_doubt
+        for whole, one in ((books.dropped, part.dropped), (books.refused, part.refused)):
+            for reason, events in one.items():
+                whole[reason] = whole.get(reason, 0) + events
+        self._slice = Books()
 
-    def _send(self) -> None:
-        now = time.monotonic()
-        partitions = self._producer.partitions_for(DRAFTS.name) or {0}
-        for record in self.outbox.ready():
-            if record.partition not in partitions:
-                self._complaints.warning("draft events are lost: their topic has fewer partitions")
-                self.outbox.drop(record.id, "partition")
+    # --- records
+
+    def _next(self, partition: int) -> None:
+        """Send the next record of the slice for ``partition``."""
+        waiting = self._sending[partition]
+        while waiting:
+            try:
+                number = self._sequences.get(partition, 0)
+                value = self._ring.record(waiting[0], self._origin, number)
+            except EventRefused as error:
+                if not _halve(waiting):
+                    self._complaints.warning("a draft event cannot be written: %s", error)
+                    _count(self._slice.refused, "malformed", len(waiting.popleft()))
                 continue
-            self.outbox.sent(record)
-            self._report(self.books)
-            self._fly(record, value_of(record, self.outbox.cuts), self._origin.worker, None)
-        if self._former is not None and not any(flight.spill for flight in self._flights):
-            left = self._former.oldest(partitions)
-            if left is not None:
-                value = value_of(left.record, left.spill.cuts)
-                self._fly(left.record, value, left.key, left.spill)
-        if self._rounds and self._round is None and now >= self._rounds_at:
-            self._round = self._beside(TRIALS, self._rounds[0])
-        if self._status:
-            status, self._status = self._status, b""
-            self._beside(STATUS, status)
+            refusal = self._produce(DRAFTS, value, partial(self._landed, partition), partition)
+            if refusal is None:
+                self._again.discard(partition)
+                self._doubtful.add(partition)
+                return
+            if not self._judge(partition, refusal):
+                return
+        self._again.discard(partition)
+        del self._sending[partition]
+        if not self._sending:
+            self._settle()
 
-    def _beside(self, topic: Topic, value: bytes) -> Any:
-        """The answer to what is no draft event: none waits for it, whatever becomes of it."""
-        from kafka.future import Future
+    def _landed(self, partition: int, error: KafkaError | None, message: object) -> None:
+        if self._judge(partition, error):
+            self._next(partition)
 
-        try:
-            return self._produce(topic, value, self._origin.worker)
-        except Exception as error:  # noqa: BLE001 -- told by whoever asks
-            return Future().failure(error)
-
-    def _fly(self, record: Record, value: bytes, key: str, spill: Spill | None) -> None:
-        from kafka.errors import BrokerResponseError
-        from kafka.future import Future
-
-        try:
-            answer = self._produce(DRAFTS, value, key, record.partition)
-        except BrokerResponseError as error:  # the client knows what the broker would say
-            answer = Future().failure(error)
-        except Exception:
-            if spill is None:
-                self.outbox.landed(record)
-            raise
-        self._flights.append(Flight(record, answer, time.monotonic(), spill))
-
-    def _land(self) -> None:
-        """Take note of what was answered.
-
-        Raises:
-            Exception: what has to be sent again, later.
-        """
-        waiting, late, again = [], None, None
-        for flight in self._flights:
-            if not flight.answer.is_done:
-                waiting.append(flight)
-                if time.monotonic() - flight.since > ACK_TIMEOUT_S:
-                    late = TimeoutError(f"no answer within {ACK_TIMEOUT_S:.0f} s")
-            elif flight.answer.failed():
-                again = self._refused(flight, flight.answer.exception) or again
-            else:
-                self._landed(flight)
-        self._flights = waiting
-        self._land_round()
-        if late or again:
-            raise late or again  # type: ignore[misc]
-
-    def _landed(self, flight: Flight, doubtful: bool = False) -> None:
-        record, spill = flight.record, flight.spill
-        if spill is None:
-            self.outbox.landed(record, doubtful)
-            if not doubtful:
-                self.outbox.delivered(record)
-        elif not doubtful and self._former is not None:
-            self.books.former += self._former.remove(spill, record.id)
-
-    def _refused(self, flight: Flight, error: Exception) -> Exception | None:
-        """Set a record aside for good, or cut it; else the error, after which it is sent again."""
-        from kafka.errors import BrokerResponseError, SaslAuthenticationFailedError
-
-        record, spill = flight.record, flight.spill
-        answered = isinstance(error, BrokerResponseError)
-        passing = getattr(error, "retriable", False)
-        passing = passing or isinstance(error, SaslAuthenticationFailedError)
-        if passing or not answered:
-            self._landed(flight, doubtful=True)
-            return error
-        name = type(error).__name__
-        if spill is not None and self._former is not None:
-            log.warning("%d draft events of a former life were refused: %r", record.rows, error)
-            self.books.lose_former("refused", self._former.remove(spill, record.id))
-            return None
-        self.outbox.landed(record)
-        if name in TOO_LARGE and record.rows > 1 and not self.outbox.is_doubtful(record):
-            self._recorder.cut(record)
+    def _judge(self, partition: int, error: KafkaError | None) -> bool:
+        """Take note of what became of the record under way; False where it has to be sent again."""
+        waiting = self._sending[partition]
+        events, told = len(waiting[0]), self._slice
+        name = error.name() if error is not None else ""
+        if error is not None and (error.code() < 0 or name in PASSING) and name != GONE:
+            self._again.add(partition)
+            self._fail(error)
+            return False
+        self._doubtful.discard(partition)
+        if name in TOO_LARGE and _halve(waiting):
+            self._limit = min(self._limit, len(waiting[0]))
+            return True
+        waiting.popleft()
+        if name == GONE:
+            self._complaints.warning("draft events are lost: their topic has fewer partitions")
+            _count(told.dropped, "partition", events)
+            return True
+        self._sequences[partition] = self._sequences.get(partition, 0) + 1
+        if error is None:
+            told.sent += events
         else:
-            self._complaints.warning("draft events were refused for good: %r", error)
-            self.outbox.refused(record, name.removesuffix("Error"))
+            self._complaints.warning("draft events were refused for good: %s", error)
+            _count(told.refused, name.title().replace("_", ""), events)
+        return True
+
+    def _produce(
+        self, topic: Topic, value: bytes, landed: Callable[..., None], partition: int | None = None
+    ) -> KafkaError | None:
+        """The one place where a record is handed to the client; what it says of one it refuses."""
+        from confluent_kafka import KafkaException
+
+        place = {} if partition is None else {"partition": partition}
+        try:
+            self._producer.produce(
+                topic.name, value=value, key=self._origin.worker.encode(),
+                headers=topic.headers, on_delivery=landed, **place,
+            )  # fmt: skip
+        except KafkaException as error:
+            refusal: KafkaError = error.args[0]
+            return refusal
         return None
 
-    def _land_round(self) -> None:
-        from kafka.errors import BrokerResponseError
+    def _send_beside(self) -> None:
+        """Send what is no draft event: none waits for it, whatever becomes of it."""
+        if self._status and not self._telling:
+            status, self._status = self._status, b""
+            self._telling = self._produce(STATUS, status, self._told) is None
+        while self._rounds:
+            self._rounds_flying += 1
+            refusal = self._produce(TRIALS, self._rounds.popleft(), self._round_landed)
+            if refusal is not None:
+                self._round_landed(refusal)
 
-        answer = self._round
-        if answer is None or not answer.is_done:
-            return
-        self._round = None
-        if not answer.failed():
-            self.books.rounds_sent += 1
-        else:
-            error = answer.exception
-            self._complaints.warning("a round of a trial was not sent: %r", error)
-            if not isinstance(error, BrokerResponseError) or error.retriable:
-                self._rounds_at = time.monotonic() + ROUNDS_RETRY_S
-                return
-            self.books.rounds_dropped += 1
-        self._rounds.popleft()
+    def _told(self, error: KafkaError | None, message: object) -> None:
+        self._telling = False
 
-    def _fail(self, error: Exception) -> None:
-        """The broker does not take what there is to tell: wait, and begin anew."""
-        self._complaints.warning(
-            "Kafka at %s does not take what this worker has to tell (%s: %s): serving goes on, "
-            "events wait. Start the broker or set HVD_KAFKA_BOOTSTRAP_SERVERS.",
-            self._kafka.bootstrap_servers, type(error).__name__, error,
-        )  # fmt: skip
+    def _round_landed(self, error: KafkaError | None, message: object = None) -> None:
+        self._rounds_flying -= 1
+        self.books.rounds_sent += error is None
+        self.books.rounds_dropped += error is not None
+        if error is not None:
+            self._complaints.warning("a round of a trial was not sent: %s", error)
+        self._ring.say(self.books)
+
+    # --- the broker
+
+    def _connect(self) -> None:
+        from confluent_kafka import KafkaException
+
+        if self._producer is None:
+            self._producer = open_sender(self._kafka, "telemetry", self._complain)
+        if not self.books.partitions:
+            found = self._producer.list_topics(DRAFTS.name, timeout=METADATA_S)
+            topic = found.topics[DRAFTS.name]
+            if topic.error is not None:
+                raise KafkaException(topic.error)
+            self.books.partitions = len(topic.partitions)
+
+    def _fail(self, error: object) -> None:
         self._retry_at = time.monotonic() + RETRY_S
-        self.outbox.put_down()
-        self._report(self.books)  # before the wait below: one that dies in it lost none of these
-        if not getattr(error, "retriable", False):
-            for flight in self._flights:
-                self._landed(flight, doubtful=True)
-            self._flights = []
-            self._round = None
-            self._leave()
+        self._complain(error)
 
-    def _leave(self) -> None:
-        close(self._producer)
-        self._producer = None
+    def _complain(self, error: object) -> None:
+        self._complaints.warning(
+            "Kafka at %s does not take what this worker has to tell (%s): serving goes on, "
+            "events wait. Start the broker or set HVD_KAFKA_BOOTSTRAP_SERVERS.",
+            self._kafka.bootstrap_servers, redacted(str(error)),
+        )  # fmt: skip
+
+
+def _halve(waiting: deque[Rows]) -> bool:
+    """Put two records in the place of the first; False where it is of one event."""
+    rows = waiting[0]
+    half = (len(rows) + 1) // 2
+    if half == len(rows):
+        return False
+    waiting[0] = rows[:half]
+    waiting.insert(1, rows[half:])
+    return True
+
+
+def _count(counts: dict[str, int], reason: str, events: int) -> None:
+    counts[reason] = counts.get(reason, 0) + events

@@ -39,7 +39,7 @@ SEARCHED: Final = tuple(topic for topic in TOPICS if not topic.compacted)
 ELSEWHERE: Final = (
     "Out of reach here: a learner's buffer and checkpoint, numbers without a tenant, which go as "
     "newer ones come, or with its HVD_LEARNER_STATE_DIR; a worker's caches, which end with its "
-    "process; what a worker has spilled while the broker was away: run this again when that is "
+    "process; what waits in a worker while the broker is away: run this again when that is "
     "back; copies. See docs/telemetry.md, Deleting a tenant."
 )
 

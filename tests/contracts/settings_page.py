@@ -42,7 +42,6 @@ OTHERS: Final = {
 }
 THAT_HANG: Final = {
     "name": "host and process id",
-    "spill_folder": "`~/.cache/hybrid-verified-decoding/spill`",
     "suffix_max_factor": f"`{FACTOR}`, `{WHOLE_FACTOR}` with `HVD_WORKER_START=counting`",
 }
 """Defaults that hang on the machine, or on another setting."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from decoder.contracts.bundle import PARAMETERS
 from decoder.contracts.events import LIMITS
 from decoder.core.floor import OPTIONS
-from decoder.core.hindsight import _shared, outcomes_of
+from decoder.core.hindsight import outcomes_of, shared
 from decoder.core.requests import Cycle, Step
 from decoder.policy.pricing import CostTable
 from decoder.policy.rule import CACHE, MODEL, NONE
@@ -67,4 +67,4 @@ def test_a_model_draft_that_did_not_happen_is_no_credit_to_anybody(drafted: int)
 @pytest.mark.parametrize("threshold", PARAMETERS)
 def test_every_threshold_can_be_told_of(threshold: float) -> None:
     low, high = LIMITS["parameter"]
-    assert low <= _shared(Step(0, 0, 0, 1, parameter=threshold)).parameter <= high
+    assert low <= shared(Step(0, 0, 0, 1, parameter=threshold))["parameter"] <= high

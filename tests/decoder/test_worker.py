@@ -85,7 +85,7 @@ def test_where_nothing_is_sent_nothing_is_kept_and_nothing_missed(
             break
     worker.close()
     status = worker.status()
-    assert not len(worker.queue) and sum(status.cycles.values()) > 100
+    assert sum(status.cycles.values()) > 100
     assert status.events_made == status.queue_depth == status.events_dropped == 0
     assert status.rounds_made > status.rounds_dropped == 0
 

@@ -61,7 +61,9 @@ CASES = {
         4,
         30,
     ),
-    "HvdEventsSpilling": Case({f"hvd_events_spilled{W}": "0 9x6 0x9"}, 5, 8),
+    "HvdEventsWaiting": Case(
+        {f"hvd_queue_depth{W}": "9x20", f"hvd_events_sent_total{W}": "0+5x3 15x6 20+5x10"}, 7, 12
+    ),
     "HvdCarrierDies": Case({f"hvd_carrier_deaths_total{W}": "0 0 1x30"}, 4, 20),
     "HvdPolicyRefused": Case({'hvd_refusals_total{worker="w", reason="probe"}': "_x2 1x30"}, 4, 20),
     "HvdPolicyBehind": Case(
@@ -157,11 +159,6 @@ FURTHER = [
         "HvdEventsLost",
         Case({'hvd_drops_total{worker="w", reason="queue"}': "_x2 5x40"}, 4, 30),
     ),
-    (
-        "HvdEventsLost",
-        Case({'hvd_former_lost_total{worker="w", reason="damaged"}': "_x2 5x40"}, 4, 30),
-    ),
-    ("HvdEventsLost", Case({f"hvd_former_unread_total{W}": "0 0 1x30"}, 4, 20)),
     (
         "HvdLessonsLost",  # ten minutes after a pause, the same count is no news
         Case(

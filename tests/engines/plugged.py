@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # not before the engine: it brings numba (decoder.engines.vll
     from vllm import LLM
 
     from decoder.contracts.events import DraftEvent
+    from decoder.telemetry.ring import Ring
     from decoder.worker import Worker
 
 
@@ -34,16 +35,25 @@ def engine_of(job: Mapping[str, Any]) -> LLM:
 def worker_in(llm: LLM) -> Worker:
     """The hybrid worker of an engine that runs in this process; it keeps its events from now on."""
     worker = worker_of(llm.llm_engine.model_executor.driver_worker.worker.model_runner)
-    worker.queue.size = 1_000_000
+    keep_events(worker)
     return worker
 
 
-def events_in(worker: Worker) -> list[DraftEvent]:
-    """The events of all cycles that wait to be handed over, as the carrier would make them."""
-    from decoder.core.hindsight import tell
-    from decoder.telemetry.told import decode, encode, events_of
+def keep_events(worker: Worker) -> Ring:
+    """Where the events of a worker without telemetry lie from now on."""
+    from decoder.core.hindsight import RingSink
+    from decoder.telemetry.ring import Ring
 
-    return list(events_of(decode(encode(tell(worker.queue.take(1_000_000))))))
+    ring = Ring(1_000_000)
+    worker.router._sink = RingSink(ring)
+    return ring
+
+
+def events_in(worker: Worker) -> list[DraftEvent]:
+    """The events that such a worker keeps."""
+    from tests.decoder.telemetry.telling import events_of
+
+    return events_of(worker.router._sink._ring)  # type: ignore[attr-defined]
 
 
 def worker_of(runner: Any) -> Worker:

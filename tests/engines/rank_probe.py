@@ -31,6 +31,7 @@ _seen: dict[str, Any] = {}
 def begin(worker: Any, name: str) -> None:
     """Watch this rank, and give it its faults."""
     from decoder.engines.vllm.attached import adapter_of
+    from tests.engines.plugged import keep_events
 
     runner = worker.model_runner
     adapter = adapter_of(runner)
@@ -42,7 +43,8 @@ def begin(worker: Any, name: str) -> None:
     _note_proposals(runner)
     _note_passes(runner)
     if adapter.worker is not None:
-        adapter.worker.faults, adapter.worker.queue.size = 0, 65_536
+        adapter.worker.faults = 0
+        _seen["ring"] = keep_events(adapter.worker)
         if name != "steady":
             _swap(adapter.worker.router)
     if name == "leader fails" and adapter.worker is not None:
@@ -76,7 +78,7 @@ def end(worker: Any) -> dict[str, Any]:
         counters = ours.router.counters
         told["faults"] = ours.faults
         told["cycles"], told["accepted"] = dict(counters.cycles), dict(counters.accepted)
-        told["events"] = len(ours.queue.take(1_000_000))
+        told["events"] = len(_seen["ring"])
         told["versions"] = ours.router.policy.version
         told["sides"] = {name: sums.tokens for name, sums in ours.router.turns.sums.items()}
     return told

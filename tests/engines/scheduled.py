@@ -24,6 +24,7 @@ from decoder.engines.vllm.requirements import longest_draft, within
 from decoder.settings import WorkerSettings
 from decoder.worker import Worker, make_worker
 from tests.decoder.simulated import trusting_policy
+from tests.engines.plugged import keep_events
 from tests.engines.test_vllm_drafter import Batch, Drafter
 
 BLOCK = 4
@@ -87,7 +88,7 @@ class Scheduled:
         self.worker = make_worker(
             settings, KafkaSettings(), "scope", classes, self.has_model, longest=longest
         )
-        self.worker.queue.size = 65_536
+        self.ring = keep_events(self.worker)
         self.worker.router.policy = trusting_policy()
         self.worker.router.costs = LiveCosts(live=False)  # of no time that passes here
         self.drafter = Drafter()

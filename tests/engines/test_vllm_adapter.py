@@ -577,19 +577,19 @@ def test_after_its_weights_have_gone_nothing_is_drafted_or_reported(
     for number in range(4):
         e.ask(str(number), 40 + number, 200)
     e.run(12)
-    reported = len(e.worker.queue)
+    reported = len(e.ring)
     assert e.longest_seen
     closed: list[int] = []
     real = e.worker.close
     monkeypatch.setattr(e.worker, "close", lambda: closed.append(real() or 1))  # type: ignore[func-returns-value]
     e.adapter.rest("the weights are others")
     assert closed == [1], "nor does it say any more whom it serves"
-    after = len(e.worker.queue)
+    after = len(e.ring)
     e.longest_seen, passes = 0, e.drafter.passes
     e.run()
     is_whole(e)
     assert e.longest_seen == 0 and e.drafter.passes == passes
-    assert len(e.worker.queue) == after >= reported
+    assert len(e.ring) == after >= reported
     assert e.worker.router.counters.started == e.worker.router.counters.stopped == 4
     e.adapter.close()
     assert closed == [1]

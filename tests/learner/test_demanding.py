@@ -23,6 +23,7 @@ from decoder.contracts.errors import SettingsError
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DRAFTS
 from decoder.kafka.clients import AWAY, close, fetch, open_admin, open_consumer, open_producer
+from decoder.kafka.sender import open_sender
 from decoder.kafka.tokens import Tokens
 from learner.declared import declare, read
 from tests.demanding import Demands, demanding
@@ -104,6 +105,18 @@ def issuer() -> Iterator[tuple[str, list[str]]]:
     server.server_close()
 
 
+def sends(kafka: KafkaSettings, value: bytes, seconds: float = 20.0) -> bool:
+    """Whether a worker's client gets a record through in that time."""
+    said: list[str] = []
+    sender = open_sender(kafka, "test", lambda error: said.append(str(error)))
+    sender.produce(DRAFTS.name, value=value)
+    left = sender.flush(seconds)
+    assert not any("secret" in each or PASSWORD in each for each in said)
+    assert not left or said, "it does not say what is wrong"
+    sender.purge()
+    return not left
+
+
 def exchange(kafka: KafkaSettings) -> list[bytes]:
     """What lies on the topic after each kind of client has been used once."""
     admin = open_admin(kafka, "test", 5_000)
@@ -112,12 +125,13 @@ def exchange(kafka: KafkaSettings) -> list[bytes]:
     producer = open_producer(kafka, "test", max_block_ms=5_000)
     producer.send(DRAFTS.name, value=b"numbers").get(10)
     close(producer)
+    assert sends(kafka, b"more")
     consumer = open_consumer(kafka, "test")
     consumer.subscribe([DRAFTS.name])
     found: list[bytes] = []
     for _ in range(200):
         found += [record.value for record in fetch(consumer, 50)]
-        if found:
+        if len(found) > 1:
             break
     close(consumer)
     return found
@@ -128,9 +142,10 @@ def test_a_broker_that_demands_tls_is_spoken_to(broker: Broker, papers: Papers) 
         kafka = KafkaSettings(
             bootstrap_servers=f"127.0.0.1:{port}", security_protocol="SSL", ssl_cafile=papers.ca
         )
-        assert exchange(kafka) == [b"numbers"]
+        assert exchange(kafka) == [b"numbers", b"more"]
         with pytest.raises(AWAY):  # one whose certificate nobody vouches for is not
             open_admin(kafka.model_copy(update={"ssl_cafile": None}), "test", 2_000)
+        assert not sends(kafka.model_copy(update={"ssl_cafile": None}), b"never", 2.0)
 
 
 def test_one_that_demands_a_certificate_gets_it_from_a_key_under_a_password(
@@ -145,10 +160,11 @@ def test_one_that_demands_a_certificate_gets_it_from_a_key_under_a_password(
     with demanding(broker.port, Demands(papers.mutual)) as port:
         where = f"127.0.0.1:{port}"
         kafka = KafkaSettings(bootstrap_servers=where, ssl_password=PASSWORD, **given)
-        assert exchange(kafka) == [b"numbers"]
+        assert exchange(kafka) == [b"numbers", b"more"]
         bare = KafkaSettings(bootstrap_servers=where, security_protocol="SSL", ssl_cafile=papers.ca)
         with pytest.raises(AWAY):
             open_admin(bare, "test", 2_000)
+        assert not sends(bare, b"never", 2.0)
     for wrong in ({}, {"ssl_password": "wrong"}):
         with pytest.raises(SettingsError, match="is HVD_KAFKA_SSL_PASSWORD its password"):
             KafkaSettings.load(**given, **wrong)
@@ -166,9 +182,11 @@ def test_one_that_demands_a_password(mechanism: str, broker: Broker, papers: Pap
             sasl_plain_password="secret",
             ssl_cafile=papers.ca,
         )
-        assert exchange(kafka) == [b"numbers"]
+        assert exchange(kafka) == [b"numbers", b"more"]
+        other = kafka.model_copy(update={"sasl_plain_password": "another secret"})
         with pytest.raises(AWAY):
-            open_admin(kafka.model_copy(update={"sasl_plain_password": "other"}), "test", 2_000)
+            open_admin(other, "test", 2_000)
+        assert not sends(other, b"never", 2.0)
         bare = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
         with pytest.raises(AWAY):
             open_admin(bare, "test", 2_000)
@@ -187,10 +205,11 @@ def test_one_that_demands_a_token_gets_what_a_file_holds_now(
             sasl_mechanism="OAUTHBEARER",
             sasl_oauth_token_file=file,
         )
-        assert exchange(kafka) == [b"numbers"]
+        assert exchange(kafka) == [b"numbers", b"more"]
         file.write_text("stale")
         with pytest.raises(AWAY):
             open_admin(kafka, "test", 2_000)
+        assert not sends(kafka, b"never", 2.0)
         file.unlink()
         with pytest.raises(AWAY):
             open_admin(kafka, "test", 2_000)
@@ -213,11 +232,13 @@ def test_or_fetches_it_once_for_all_connections_of_a_client(
             sasl_oauth_client_secret="secret",
             sasl_oauth_scope="kafka",
         )
-        assert exchange(kafka) == [b"numbers"]
-        assert len(issued) == 3  # an admin client, a producer and a consumer
+        assert exchange(kafka) == [b"numbers", b"more"]
+        assert len(issued) == 4  # an admin client, two producers and a consumer
         other = kafka.model_copy(update={"sasl_oauth_client_secret": "other"})
         with pytest.raises(AWAY, match="gives no token for Kafka"):
             Tokens(other).token()
+        with pytest.raises(AWAY, match="gives no token for Kafka"):
+            sends(other, b"never")
 
 
 def test_topics_are_as_declared(bare_broker: Broker) -> None:

@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from decoder.contracts.events import DraftEvent, EventBatch, decode_batch, encode_batch
 from decoder.contracts.topics import DRAFTS, STATUS
-from decoder.telemetry.books import Accounts, Books
-from decoder.telemetry.queue import EventQueue
-from decoder.telemetry.recorder import BATCH
-from decoder.telemetry.shipper import Shipper
+from decoder.telemetry.books import Accounts
+from decoder.telemetry.ring import HEAD, Ring
+from decoder.telemetry.shipper import BATCH, Shipper
 from pipelines.telemetry.rows import Intake
 from tests.contracts.test_events import EVENT, ORIGIN, PLAIN
 from tests.decoder.telemetry.broker import batches, consumed
-from tests.decoder.telemetry.telling import frame
-from tests.decoder.telemetry.test_handover import handover_of, put, until
-from tests.decoder.telemetry.test_shipper import numbered
+from tests.decoder.telemetry.telling import put, ring_of
+from tests.decoder.telemetry.test_handover import handover_of, until
+from tests.decoder.telemetry.test_shipper import ship
 from tests.mock_cluster.cluster import DISCONNECT, PRODUCE, MockCluster
-
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
 
 NOT_LEADER, TIMED_OUT, TOO_LARGE = 6, 7, 10
 FEW_REPLICAS, FEW_REPLICAS_AFTER_APPEND = 19, 20
@@ -35,28 +26,9 @@ NOT_AUTHORISED, INVALID_RECORD, STORAGE = 29, 87, 56
 PARTITIONS = 2
 
 
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An answer is waited for a second, not ten."""
-    monkeypatch.setattr("decoder.telemetry.shipper.ACK_TIMEOUT_S", 1.0)
-
-
-def spread(count: int, first: int = 0) -> list[DraftEvent]:
+def spread(count: int) -> list[DraftEvent]:
     """Events of seven requests, which lie on both partitions."""
-    events = [(EVENT, PLAIN)[n % 2]._replace(request=f"{n % 7:024x}") for n in range(count)]
-    return numbered(events, first)
-
-
-def ship(shipper: Shipper, done: Callable[[], bool]) -> None:
-    """Turn until it comes true, without the pauses after a failure; the books add up each time."""
-    deadline = time.monotonic() + 30.0
-    while not done():
-        assert time.monotonic() < deadline, f"it never came true: {shipper.books}"
-        shipper._retry_at = 0.0
-        shipper.step(hasten=True)
-        books = shipper.books
-        assert books.taken == books.settled + books.waiting + books.spilled
-        time.sleep(0.01)
+    return [(EVENT, PLAIN)[n % 2]._replace(request=f"{n % 7:024x}") for n in range(count)]
 
 
 def in_order(found: list[EventBatch]) -> bool:
@@ -74,9 +46,9 @@ def numbers(found: list[EventBatch]) -> list[int]:
 
 
 def test_a_worker_is_read_by_a_client_of_another_make(cluster: MockCluster) -> None:
-    queue = EventQueue(10_000)
-    handover = handover_of(cluster.kafka, queue)
-    put(queue, *spread(1_400))
+    ring = Ring(10_000)
+    handover = handover_of(cluster.kafka, ring)
+    put(ring, *spread(1_400))
     until(lambda: handover.accounts().sent == 1_400)
     handover.close()
     assert handover.accounts() == Accounts(made=1_400, sent=1_400)
@@ -86,6 +58,7 @@ def test_a_worker_is_read_by_a_client_of_another_make(cluster: MockCluster) -> N
     while sum(len(batch.events) for batch in found) < 1_400:
         (record,) = consumer.consume(1, 30.0)
         assert record.error() is None and record.headers() == DRAFTS.headers
+        assert record.key() == ORIGIN.worker.encode()
         found.append(decode_batch(record.value()))
     consumer.close()
     assert numbers(found) == list(range(1_400)) and in_order(found)
@@ -104,23 +77,15 @@ def test_a_worker_is_read_by_a_client_of_another_make(cluster: MockCluster) -> N
     ],
     ids=lambda errors: "-".join(map(str, dict.fromkeys(errors))),
 )
-@pytest.mark.parametrize("spills", [True, False], ids=["file", "memory"])
-def test_what_passes_costs_no_event_and_no_order(
-    cluster: MockCluster, tmp_path: Path, errors: list[int], spills: bool
-) -> None:
-    folder = tmp_path / "spill" if spills else None
-    if folder is not None:
-        folder.mkdir()
-    shipper = Shipper(cluster.kafka, ORIGIN, Books(), folder=folder, most=1 << 30)
-    shipper.take(frame(spread(10)))
+def test_what_passes_costs_no_event_and_no_order(cluster: MockCluster, errors: list[int]) -> None:
+    ring = ring_of(*spread(10))
+    shipper = Shipper(cluster.kafka, ORIGIN, ring)
     ship(shipper, lambda: shipper.books.sent == 10)
     cluster.answer(PRODUCE, *errors)
-    shipper.take(frame(spread(2 * BATCH, 10)))
-    shipper.step(hasten=True)
-    shipper.take(frame(spread(BATCH, 10 + 2 * BATCH)))
+    put(ring, *spread(3 * BATCH))
     ship(shipper, lambda: shipper.books.sent == 10 + 3 * BATCH)
     shipper.close()
-    assert shipper.books.settled == shipper.books.sent, "none is lost or in doubt"
+    assert ring.books().settled == ring.books().sent, "none is lost or in doubt"
     found = batches(cluster.kafka)
     assert numbers(found) == list(range(10 + 3 * BATCH)) and in_order(found)
 
@@ -132,23 +97,28 @@ def test_what_passes_costs_no_event_and_no_order(
 def test_what_is_refused_for_good_is_counted_by_its_reason_and_the_rest_comes(
     cluster: MockCluster, error: int, reason: str
 ) -> None:
-    shipper = Shipper(cluster.kafka, ORIGIN, Books())
+    """A right that was missing counts as missing until the client asks for the topic again."""
+    ring = ring_of(*[PLAIN] * 5)
+    shipper = Shipper(cluster.kafka, ORIGIN, ring)
     cluster.answer(PRODUCE, error)
-    shipper.take(frame(numbered([PLAIN] * 5)))
     ship(shipper, lambda: shipper.books.settled == 5)
-    shipper.take(frame(numbered([PLAIN] * 7, 5)))
-    ship(shipper, lambda: shipper.books.sent == 7)
+    assert ring.books().refused == {reason: 5}
+    while not shipper.books.sent:
+        put(ring, PLAIN)
+        ship(shipper, lambda: shipper.idle)
     shipper.close()
-    assert shipper.books.refused == {reason: 5}
-    assert numbers(batches(cluster.kafka)) == list(range(5, 12))
+    books = ring.books()
+    made = int(ring.control[HEAD])
+    assert books.refused.keys() == {reason} and books.sent + books.refused[reason] == made
+    assert numbers(batches(cluster.kafka)) == list(range(made))[-books.sent :]
 
 
 def test_a_record_that_brokers_find_too_large_comes_in_two(cluster: MockCluster) -> None:
-    shipper = Shipper(cluster.kafka, ORIGIN, Books())
+    ring = ring_of(*[PLAIN] * 50)
+    shipper = Shipper(cluster.kafka, ORIGIN, ring)
     cluster.answer(PRODUCE, TOO_LARGE)
-    shipper.take(frame(numbered([PLAIN] * 50)))
-    shipper.step(hasten=True)
-    shipper.take(frame(numbered([PLAIN] * 3, 50)))
+    ship(shipper, lambda: shipper.books.sent == 50)
+    put(ring, *[PLAIN] * 3)
     ship(shipper, lambda: shipper.books.sent == 53)
     shipper.close()
     found = batches(cluster.kafka)
@@ -158,47 +128,51 @@ def test_a_record_that_brokers_find_too_large_comes_in_two(cluster: MockCluster)
 
 
 def test_a_leader_that_moves_costs_no_event_and_no_order(cluster: MockCluster) -> None:
-    shipper = Shipper(cluster.kafka, ORIGIN, Books())
+    ring = Ring(4 * BATCH)
+    shipper = Shipper(cluster.kafka, ORIGIN, ring)
     for turn in range(4):
         for partition in range(PARTITIONS):
             cluster.lead(DRAFTS.name, partition, 1 + (turn + partition) % 2)
-        shipper.take(frame(spread(BATCH, turn * BATCH)))
+        put(ring, *spread(BATCH))
         ship(shipper, lambda sent=(turn + 1) * BATCH: shipper.books.sent == sent)  # type: ignore[misc]
     shipper.close()
     found = batches(cluster.kafka)
     assert numbers(found) == list(range(4 * BATCH)) and in_order(found)
 
 
-def test_brokers_that_go_and_come_find_everything(cluster: MockCluster, tmp_path: Path) -> None:
-    shipper = Shipper(cluster.kafka, ORIGIN, Books(), folder=tmp_path, most=1 << 30)
+def test_brokers_that_go_and_come_find_everything(cluster: MockCluster) -> None:
+    ring = Ring(2_000)
+    shipper = Shipper(cluster.kafka, ORIGIN, ring)
     for made in (0, 1_000):
-        shipper.take(frame(spread(300, made)))
+        put(ring, *spread(300))
         ship(shipper, lambda m=made: shipper.books.sent > m)  # type: ignore[misc]
         cluster.down()
-        shipper.take(frame(spread(700, made + 300)))
-        ship(shipper, lambda: shipper.books.spilled >= 700)
+        put(ring, *spread(700))
+        for _ in range(40):
+            shipper.turn()
         cluster.up()
         ship(shipper, lambda m=made: shipper.books.sent == m + 1_000)  # type: ignore[misc]
     shipper.close()
     found = batches(cluster.kafka)
     assert set(numbers(found)) == set(range(2_000)) and in_order(found)
-    assert {batch.sequence for batch in found} == set(range(max(b.sequence for b in found) + 1))
-    assert not list(tmp_path.iterdir()), "nothing is left behind"
+    places = {(b.sequence, b.events[0].request) for b in found}
+    assert len({sequence for sequence, _ in places}) > 2
 
 
 def test_a_record_whose_acknowledgement_is_lost_lies_there_again_under_its_number(
     cluster: MockCluster,
 ) -> None:
-    shipper = Shipper(cluster.kafka, ORIGIN, Books())
-    shipper.take(frame(numbered([PLAIN] * 5)))
+    ring = ring_of(*[PLAIN] * 5)
+    shipper = Shipper(cluster.kafka, ORIGIN, ring)
     ship(shipper, lambda: shipper.books.sent == 5)
+    asked = cluster.asked(PRODUCE)
     cluster.delay(60_000)
-    shipper.take(frame(numbered([PLAIN] * 5, 5)))
-    ship(shipper, lambda: shipper.books.flying == 5)
-    until(lambda: cluster.asked(PRODUCE) == 2)
+    put(ring, *[PLAIN] * 5)
+    ship(shipper, lambda: cluster.asked(PRODUCE) > asked)
     cluster.down()
-    ship(shipper, lambda: not shipper.books.flying)
-    assert shipper.books.waiting == 5 and not shipper.books.in_doubt
+    for _ in range(5):
+        shipper.turn()
+    assert len(ring) == 5 and not ring.books().in_doubt
     cluster.delay(0)
     cluster.up()
     ship(shipper, lambda: shipper.books.sent == 10)
@@ -211,14 +185,13 @@ def test_a_record_whose_acknowledgement_is_lost_lies_there_again_under_its_numbe
 
 
 def test_what_a_worker_that_ends_has_no_answer_for_is_in_doubt(cluster: MockCluster) -> None:
-    queue = EventQueue(100)
-    handover = handover_of(cluster.kafka, queue)
-    put(queue, *spread(5))
+    ring = Ring(100)
+    handover = handover_of(cluster.kafka, ring)
+    put(ring, *spread(5))
     until(lambda: handover.accounts().sent == 5)
     cluster.delay(60_000)
-    put(queue, *[PLAIN] * 10)
+    put(ring, *[PLAIN] * 10)
     handover.close()
-    found = handover.accounts()
-    assert found == Accounts(made=15, sent=5, in_doubt=10)
+    assert handover.accounts() == Accounts(made=15, sent=5, in_doubt=10)
     cluster.delay(0)
     assert numbers(batches(cluster.kafka)) == list(range(15)), "here they lie"

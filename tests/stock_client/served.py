@@ -67,7 +67,6 @@ def hybrid(folder: Path) -> Iterator[tuple[Server, KafkaSettings]]:
     kafka = broker.local(kafka_port)
     environment = os.environ | {
         broker.VARIABLE: kafka.bootstrap_servers,
-        "HVD_WORKER_SPILL_FOLDER": str(folder / "spill"),
         # What is pushed decides: the floor would relieve a policy that never or always drafts.
         "HVD_WORKER_FLOOR": "0",
         "VLLM_CPU_KVCACHE_SPACE": "1",

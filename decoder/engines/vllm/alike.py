@@ -18,7 +18,7 @@ from decoder.settings import WorkerSettings
 
 PATIENCE_S: Final = 60.0
 """How long a rank is waited for. All have just made their group, and have read no weights yet."""
-_OWN: Final = {"enabled", "name", "policy_file", "spill_folder", "id_key", "id_key_file"}
+_OWN: Final = {"enabled", "name", "policy_file", "id_key", "id_key_file"}
 """What ranks may differ in: names of the machine's own, and a key that each has made itself."""
 _PACKAGE: Final = "hybrid-verified-decoding"
 

@@ -23,7 +23,7 @@ from decoder.contracts.errors import EngineError
 from decoder.contracts.features import TOKEN_CLASSES
 from decoder.core.costs import LiveCosts
 from decoder.core.floor import Floor
-from decoder.core.hindsight import EventSink, Resolved
+from decoder.core.hindsight import EventSink, Nowhere, Resolved
 from decoder.core.router import DraftRouter
 from decoder.drafting.drafts import common_prefix
 from decoder.drafting.suffix import SuffixCache
@@ -31,7 +31,6 @@ from decoder.engines.vllm.adapter import Adapter
 from decoder.policy.first import first_policy
 from decoder.policy.pricing import CostTable
 from decoder.settings import WorkerSettings
-from decoder.telemetry.queue import EventQueue
 from pipelines.stats import median
 
 T = TypeVar("T")
@@ -217,9 +216,8 @@ def make_router(policy: Policy, sink: EventSink | None = None) -> DraftRouter:
     table = CostTable("bench", (1, 256, 4096), (5e3, 5.5e3, 9e4), 200.0, 300.0)
     costs, floor = LiveCosts(table, live=False), Floor(True)
     cache = SuffixCache(WorkerSettings.load())
-    sink = EventQueue(0) if sink is None else sink
     return DraftRouter(
-        cache, policy, classes, sink, True, longest=LONGEST, costs=costs, floor=floor
+        cache, policy, classes, sink or Nowhere(), True, longest=LONGEST, costs=costs, floor=floor
     )
 
 

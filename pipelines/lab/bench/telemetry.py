@@ -4,8 +4,8 @@ second.
 A thread chooses for 64 requests, over and over, for as long as a step of such a worker takes, and
 then emits the step's events as the router does. Stretches with and without events take turns, so
 that what else the machine does falls on both; a stretch's beginning, in which the last one's events
-are still handed over, is left out. The events go through the queue, the hand-over and the carrier
-to a real broker, and are read back and counted.
+are still sent, is left out. The events go through the ring and the carrier to a real broker, and
+are read back and counted.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import WorkerStatus
 from decoder.contracts.topics import DRAFTS
 from decoder.core.choice import choose
-from decoder.core.hindsight import tell
+from decoder.core.hindsight import RingSink
 from decoder.core.rate import START
 from decoder.policy.first import first_policy
 from decoder.policy.pricing import NOMINAL
 from decoder.telemetry.handover import Handover
-from decoder.telemetry.queue import EventQueue
+from decoder.telemetry.ring import HEAD, Ring
 from pipelines import machine
 from pipelines.lab.bench.step_cost import BATCH, recorded
 from pipelines.stack import broker, processes
@@ -95,17 +95,17 @@ def _kafka() -> Iterator[KafkaSettings]:
 def _measure(
     kafka: KafkaSettings, rate: float, seconds: float, progress: Callable[[float], None]
 ) -> dict[str, Any]:
-    queue, policy, rows = EventQueue(QUEUE), first_policy(ANY_SCOPE), np.arange(BATCH)
+    ring, policy, rows = Ring(QUEUE), first_policy(ANY_SCOPE), np.arange(BATCH)
     features = np.random.default_rng(0).random((BATCH, NUM_FEATURES), np.float32)
     work = partial(choose, policy, features, rows, BATCH, BATCH, NOMINAL, START, MODEL_LEN)
-    emit = emitter(queue)
+    emit = emitter(ring)
     origin = Origin("bench", "bench", f"{time.time_ns():016x}"[-16:])
 
     def status() -> WorkerStatus:
         made = handover.accounts().made
         return WorkerStatus(process="bench", scope="bench", time=time.time(), events_made=made)
 
-    handover = Handover(kafka, queue, tell, origin, status)
+    handover = Handover(kafka, ring, origin, status)
     with reading(kafka, "bench") as consumer:
         before = spans(consumer, DRAFTS)
     handover.start()
@@ -114,7 +114,7 @@ def _measure(
     rounds = max(1, round(BATCH / rate / float(took)))
     assert handover.pid is not None
     carrier = psutil.Process(handover.pid)
-    queued, handing = queue.made, handover.processor_s
+    queued, handing = int(ring.control[HEAD]), handover.processor_s
     carrying = sum(carrier.cpu_times()[:2])
     emitting: list[float] = []
     means: dict[bool, list[float]] = {True: [], False: []}
@@ -125,7 +125,7 @@ def _measure(
             progress(time.monotonic() - began)
     lasted = time.monotonic() - began
     _until(lambda: not handover.accounts().waiting, lambda: time.sleep(0.05))
-    events = queue.made - queued
+    events = int(ring.control[HEAD]) - queued
     carrying, handing = sum(carrier.cpu_times()[:2]) - carrying, handover.processor_s - handing
     handover.close()
     accounts = handover.accounts()
@@ -155,13 +155,14 @@ def _measure(
     }
 
 
-def emitter(queue: EventQueue) -> Callable[[], None]:
-    """What puts the events of a next step of 64 requests into ``queue``, as the router does."""
+def emitter(ring: Ring) -> Callable[[], None]:
+    """What puts the events of a next step of 64 requests into ``ring``, as the router does."""
+    sink = RingSink(ring)
     told, number = itertools.cycle(recorded(STEPS * BATCH)), itertools.count()
 
     def emit() -> None:
-        for _, *what in itertools.islice(told, BATCH):
-            queue.put((next(number), *what))
+        for _, name, options, label, censored in itertools.islice(told, BATCH):
+            sink.put((next(number), name, options, label, censored))
 
     return emit
 

@@ -57,8 +57,7 @@ def staged(root: Path, standin: bool, seed: int, console: Console) -> Iterator[S
     """
     root = root.resolve()
     shutil.rmtree(root, ignore_errors=True)  # an earlier run's events would be counted
-    own = {"HVD_WORKER_SPILL_FOLDER": str(root / "spill")}
-    own["HVD_KAFKA_POLICY_KEY"] = secrets.token_hex(16)
+    own = {"HVD_KAFKA_POLICY_KEY": secrets.token_hex(16)}
     worker = (HVD[0], "-m", "pipelines.lab.chaos.standin") if standin else (*HVD, "serve")
     options = () if standin else ("--", f"--shutdown-timeout={DRAIN_S}")
     asked = [prompt for kind in KINDS for prompt in itertools.islice(prompts(kind), 4)]
@@ -212,7 +211,7 @@ def _sample(stage: Stage) -> dict[str, float]:
     heard, late = stage.audit.spoke, time.monotonic() - 30.0
     found: dict[str, float] = {
         f"worker: {SILENT}": float(heard[worker.process] < late),
-        "worker: events waiting": worker.queue_depth + worker.events_spilled,
+        "worker: events waiting": worker.queue_depth,
         f"learner: {SILENT}": float(heard[learner.process] < late),
         "learner: events behind": learner.lag_events,
     }

@@ -115,7 +115,7 @@ class TopicAudit(Ledger):
             "made": said.events_made,
             "delivered": len(self.numbers[life]),
             "in doubt": said.events_in_doubt,
-            "waiting": said.queue_depth + said.events_spilled,
+            "waiting": said.queue_depth,
             "lost": said.events_dropped + said.events_failed + sum(said.events_refused.values()),
         }
         return {name: count - before.get(name, 0) for name, count in now.items()}

@@ -1,29 +1,51 @@
-"""Events as cycles are told, for tests that begin with events."""
+"""Events as rows of a ring, for tests that begin with events."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from decoder.contracts.events import DraftEvent
-from decoder.policy.rule import ARMS
-from decoder.telemetry import frames, told
-from decoder.telemetry.frames import Frame
-from decoder.telemetry.told import Told, ToldCycle, ToldNames, ToldStep
-
-
-def tell(events: Sequence[DraftEvent]) -> Told:
-    """What :func:`told.events_of` makes ``events`` of."""
-    steps = [ToldStep(*(getattr(e, name) for name in ToldStep._fields)) for e in events]
-    names = [ToldNames(*(getattr(e, name) for name in ToldNames._fields)) for e in events]
-    cycles = []
-    for place, e in enumerate(events):
-        features = e.features.tobytes() if e.features is not None else None
-        own = {name: getattr(e, name) for name in ToldCycle._fields if hasattr(e, name)}
-        own |= {"step": place, "names": place, "arm": ARMS.index(e.arm), "features": features}
-        cycles.append(ToldCycle(**own))
-    return Told(steps, names, cycles)
+from decoder.contracts.events import DraftEvent, Origin, decode_batch
+from decoder.telemetry.ring import (
+    FULL,
+    HEAD,
+    NAMES,
+    OWN,
+    SETTLED,
+    SPELLED,
+    STEP,
+    UNREADABLE,
+    Ring,
+    packed,
+)
 
 
-def frame(events: Sequence[DraftEvent]) -> Frame:
-    """The frame that holds ``events``."""
-    return Frame(frames.EVENTS, len(events), told.encode(tell(events)))
+def write(ring: Ring, *events: DraftEvent) -> None:
+    """Write a row for each event, as it is."""
+    for event in events:
+        told = event._asdict()
+        told |= {name: ring.word(told[name]) for name in SPELLED}
+        told |= {name: told[name].encode() for name in NAMES.names[:-1]}
+        told["model_accepted"] = -1 if event.model_accepted is None else event.model_accepted
+        features = b"" if event.features is None else event.features.tobytes()
+        own = tuple(told[name] for name in OWN.names)
+        ring.write(own, packed(STEP, told), packed(NAMES, told), features)
+
+
+def put(ring: Ring, *events: DraftEvent) -> None:
+    """The same, each with its number in the life of the ring."""
+    for event in events:
+        made = ring.control[HEAD] + ring.control[FULL] + ring.control[UNREADABLE]
+        write(ring, event._replace(number=int(made)))
+
+
+def ring_of(*events: DraftEvent, size: int = 4096) -> Ring:
+    """A ring that holds ``events``."""
+    ring = Ring(size)
+    put(ring, *events)
+    return ring
+
+
+def events_of(ring: Ring) -> list[DraftEvent]:
+    """The events in the ring, as whoever reads their record sees them."""
+    rows = ring.slice(int(ring.control[SETTLED]), int(ring.control[HEAD]))
+    if not len(rows):
+        return []
+    return list(decode_batch(ring.record(rows, Origin("scope", "w", "1f"), 0)).events)

@@ -22,18 +22,20 @@ def request(name: object) -> list[DraftEvent]:
     return [PLAIN._replace(request=opaque, cycle=cycle) for cycle in range(CYCLES)]
 
 
+def keep(shed: Shedding, events: list[DraftEvent]) -> list[DraftEvent]:
+    """What is told of ``events``, with the chance that each had."""
+    shares = shed.shares([event.request for event in events])
+    return [e._replace(share=share) for e, share in zip(events, shares, strict=True) if share]
+
+
 def run(shed: Shedding, clock: Clock, requests: int, looks: int) -> list[list[DraftEvent]]:
     """Of each look the events kept, of so many new requests told of cycle by cycle."""
     kept = []
     for look in range(looks):
         came = [request(f"{look}.{number}") for number in range(requests)]
         clock.now += LOOK_S
-        kept.append(shed.keep([event for cycle in zip(*came, strict=True) for event in cycle]))
+        kept.append(keep(shed, [event for cycle in zip(*came, strict=True) for event in cycle]))
     return kept
-
-
-def test_without_a_rate_all_are_kept() -> None:
-    assert len(Shedding(0.0).keep(request("a") * 1000)) == 1000 * CYCLES
 
 
 def test_whole_requests_are_kept_and_their_shares_make_up_for_the_others() -> None:
@@ -55,9 +57,9 @@ def test_a_request_under_way_stays_as_it_was_drawn() -> None:
     clock = Clock()
     shed = Shedding(100.0, clock)
     first, *rest = request("first")
-    assert shed.keep([first]) == [first]
+    assert keep(shed, [first]) == [first]
     run(shed, clock, requests=400, looks=6)
-    assert shed.halvings and shed.keep(rest) == rest
+    assert shed.halvings and keep(shed, rest) == rest
 
 
 def test_the_share_comes_back_when_the_load_goes() -> None:
@@ -66,11 +68,11 @@ def test_the_share_comes_back_when_the_load_goes() -> None:
     run(shed, clock, requests=400, looks=6)
     run(shed, clock, requests=1, looks=20)
     assert shed.halvings == 0
-    assert {event.share for event in shed.keep(request("later"))} == {1.0}
+    assert {event.share for event in keep(shed, request("later"))} == {1.0}
 
 
 def test_what_is_remembered_is_bounded() -> None:
     shed = Shedding(1e9)
     for number in range(shedding.REQUESTS + 10):
-        shed.keep([PLAIN._replace(request=str(number))])
+        shed.shares([str(number)])
     assert len(shed._requests) == shedding.REQUESTS

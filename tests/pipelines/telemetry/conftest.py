@@ -16,7 +16,6 @@ from decoder.contracts.status import LearnerStatus, WorkerStatus
 from decoder.contracts.topics import TOPICS
 from decoder.policy.first import first_policy
 from decoder.telemetry.handover import Handover
-from decoder.telemetry.queue import EventQueue
 from decoder.trial.block import Account
 from decoder.trial.sides import Side
 from decoder.trial.turns import Played, Turns
@@ -27,7 +26,7 @@ from learner.source import Fetched
 from tests.conftest import until
 from tests.contracts.test_events import EVENT, ORIGIN, PLAIN
 from tests.decoder.telemetry.broker import running
-from tests.decoder.telemetry.telling import tell
+from tests.decoder.telemetry.telling import ring_of
 from tests.pipelines.telemetry.records import mixed, produce, spread
 
 
@@ -56,9 +55,7 @@ def filled(empty: KafkaSettings) -> KafkaSettings:
 
 def of_worker(kafka: KafkaSettings) -> None:
     """Events, a round of a trial, and statuses."""
-    queue = EventQueue(1000)
-    for event in [EVENT, PLAIN] * 50:
-        queue.put(event._replace(number=queue.made))
+    ring = ring_of(*[EVENT, PLAIN] * 50)
     policy = first_policy(ORIGIN.scope)
     turns = Turns((), 0.0, {}, policy, seed=1)
     account = Account(Side("first", policy), groups={("", "edits"): [3.0, 1.0]})
@@ -68,10 +65,10 @@ def of_worker(kafka: KafkaSettings) -> None:
         made: dict[str, Any] = {"cycles": {"cache": 50, "model": 50}, "step_us": {"8": 30_000}}
         sums: Any = {"first": {"steps": 3, "tokens": 4.5, "us": 9.0, "cost_us": 8.0}}
         return WorkerStatus(
-            process="w", scope="scope", time=time.time(), sides=sums, events_made=queue.made, **made
+            process="w", scope="scope", time=time.time(), sides=sums, events_made=100, **made
         )
 
-    handover = Handover(kafka, queue, tell, ORIGIN, status, turns)
+    handover = Handover(kafka, ring, ORIGIN, status, turns)
     handover.start()
     until(lambda: handover.accounts().sent == 100 and handover.accounts().rounds_sent == 1)
     handover.close()
