@@ -26,7 +26,7 @@ from pipelines.telemetry import export as module
 from pipelines.telemetry import rows
 from pipelines.telemetry.export import NOTE, export
 from pipelines.telemetry.reading import moment
-from pipelines.telemetry.rows import Counts, Seen
+from pipelines.telemetry.rows import Seen
 from tests.pipelines.telemetry.records import NOW, ONE, OTHER, produce, record, spread
 
 EVENTS = [("one", n) for n in range(70)] + [("other", n) for n in range(30)]
@@ -50,24 +50,17 @@ def numbers_in(folder: Path) -> list[tuple[str, int]]:
 
 
 def test_each_event_is_there_once_and_the_rest_is_counted(
-    filled: KafkaSettings, tmp_path: Path
-) -> None:
-    counts = export(filled, tmp_path / "out", quiet).intake.counts
-    assert numbers_in(tmp_path / "out") == EVENTS
-    assert counts == Counts(15, rows=100, duplicates=15, refused=4, missing=2, unreadable=0)
-    row = next(r for r in lying_in(tmp_path / "out") if (r["worker"], r["number"]) == ("one", 13))
-    assert (row["life"], row["accepted"], row["arm"]) == (ONE.life, 5, "cache")
-    assert row["workload"] == "chat" and row["model_accepted"] is None
-    assert {*COLUMNS, *(f"feature_{name}" for name in FEATURES)} < set(row)
-
-
-def test_the_command_says_what_it_wrote(
     filled: KafkaSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HVD_KAFKA_BOOTSTRAP_SERVERS", filled.bootstrap_servers)
     command = ["telemetry", "export", str(tmp_path / "out")]
     told = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)
     assert (told["rows_written"], told["files"], told["refused"]) == (100, 1, 4)
+    assert numbers_in(tmp_path / "out") == EVENTS
+    row = next(r for r in lying_in(tmp_path / "out") if (r["worker"], r["number"]) == ("one", 13))
+    assert (row["life"], row["accepted"], row["arm"]) == (ONE.life, 5, "cache")
+    assert row["workload"] == "chat" and row["model_accepted"] is None
+    assert {*COLUMNS, *(f"feature_{name}" for name in FEATURES)} < set(row)
     shown = CliRunner().invoke(app, command).stderr
     assert "100 rows in 1 files" in shown and "15 rows came twice, 2 records missing" in shown
 
@@ -84,7 +77,7 @@ def test_run_again_it_adds_what_has_come_since(filled: KafkaSettings, tmp_path: 
     assert (counts.duplicates, counts.missing, len(found.note["files"])) == (20, 3, 2)
 
 
-@pytest.mark.parametrize("stopped", [1, 2, 4])
+@pytest.mark.parametrize("stopped", [1, 4])
 def test_interrupted_anywhere_it_goes_on_from_there(
     filled: KafkaSettings, tmp_path: Path, stopped: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,7 +144,6 @@ def test_a_period_is_of_choices_and_stays_what_it_was(
     with pytest.raises(TraceError, match="another period"):
         export(filled, tmp_path / "out", quiet)
     assert export(filled, tmp_path / "out", quiet, (began, ended)).note["rows"] == 14
-    assert export(filled, tmp_path / "none", quiet, ("1s", "")).note["rows"] == 0
     hour = export(filled, tmp_path / "hour", quiet, ("1h", ""))
     assert hour.note["rows"] == 100
     assert export(filled, tmp_path / "hour", quiet, ("1h", "")).note["began"] == hour.note["began"]

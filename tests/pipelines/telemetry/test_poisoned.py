@@ -86,12 +86,11 @@ def test_a_learner_hears_who_could_play(poisoned: KafkaSettings) -> None:
     poison(poisoned)
     of_worker(poisoned)
 
-    def heard() -> bool:
+    def reads() -> None:
         players._read_at = 0.0
         scopes.update(players.read())
-        return "scope" in scopes
 
-    until(heard)
+    until(lambda: "scope" in scopes, turn=reads)
     players.close()
 
 

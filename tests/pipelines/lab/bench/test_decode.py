@@ -83,13 +83,12 @@ def decoded(
 def test_every_method_gives_greedys_output_on_every_prompt_and_all_is_kept(
     engine: ReferenceEngine, tmp_path: Path
 ) -> None:
-    found = decoded(engine, ALL, path=tmp_path / "kept.jsonl", limit=3)
-    assert len(found.prompts) == 5
+    found = decoded(engine, ALL, path=tmp_path / "kept.jsonl", limit=2)
+    assert len(found.prompts) == 4
     made = summary(found)
     assert made["differing"] == []
     assert all(r["exact"] and r["tokens"] for r in made["records"])
     by_method = {r["method"]: r for r in made["records"] if r["dataset"] == "one"}
-    assert by_method["greedy"]["cycles_per_1k"] == pytest.approx(1000.0)
     assert by_method["eagle3"]["model_share"] > 0.9
     assert by_method["suffix"]["cache_share"] > 0 and by_method["suffix"]["drafts"] > 0
     for outcome in (o for p in found.prompts.values() for o in p.outcomes.values()):
@@ -131,10 +130,9 @@ def test_a_prompt_that_does_not_fit_is_named_and_the_next_one_taken(
     ]
     asked: dict[str, Any] = {"too_long": "truncate", "max_prompt_tokens": 20, "template": "both"}
     cut = decoded(engine, ("greedy",), sets, limit=1, warmup=0, **asked)
-    assert [(p.key.template, p.tokens, p.cut) for p in cut.prompts.values()] == [
-        ("chat", 20, 382), ("none", 20, 380),
-    ]  # fmt: skip
-    assert {r["template"] for r in summary(cut)["records"]} == {"chat", "none"}
+    assert {(p.key.template, p.tokens) for p in cut.prompts.values()} == {
+        ("chat", 20), ("none", 20),
+    }  # fmt: skip
 
 
 def test_a_prompt_one_method_fails_on_is_left_out_for_all(
@@ -156,20 +154,21 @@ def test_a_prompt_one_method_fails_on_is_left_out_for_all(
 def test_ctrl_c_keeps_what_is_there_and_the_next_run_goes_on(
     engine: ReferenceEngine, tmp_path: Path
 ) -> None:
-    wanted, path = ("greedy", "suffix", "hybrid"), tmp_path / "kept.jsonl"
+    wanted, path = ("greedy", "suffix"), tmp_path / "kept.jsonl"
     whole = decoded(engine, wanted, limit=2)
+    assert decoded(engine, wanted, limit=2, minutes=1e-9).out_of_time
 
     class Stopping(list[str]):
         def append(self, what: str) -> None:
             super().append(what)
-            if len(self) == 8:  # in the middle of the third prompt
+            if len(self) == 6:  # in the middle of the third prompt
                 raise KeyboardInterrupt
 
     first = decoded(engine, wanted, path=path, seen=Stopping(), limit=2)
     assert first.interrupted and len(first.prompts) == 2
     seen: list[str] = []
     second = decoded(engine, wanted, path=path, seen=seen, limit=2)
-    assert not second.interrupted and len(seen) == 6
+    assert not second.interrupted and len(seen) == 4
     for key, prompt in whole.prompts.items():
         again = second.prompts[key].outcomes
         assert {n: o.tokens for n, o in prompt.outcomes.items()} == {
@@ -177,11 +176,6 @@ def test_ctrl_c_keeps_what_is_there_and_the_next_run_goes_on(
         }
         lengths = ([c.cache_len for c in o["suffix"].cycles] for o in (prompt.outcomes, again))
         assert next(lengths) == next(lengths), "the resumed cache is not what it would have been"
-
-
-def test_time_that_is_up_ends_the_run_between_prompts(engine: ReferenceEngine) -> None:
-    found = decoded(engine, ("greedy",), limit=2, minutes=1e-9)
-    assert (found.prompts, found.out_of_time, found.interrupted) == ({}, True, False)
 
 
 def test_names_carry_parameters_and_baselines_are_shown_the_papers_drafts() -> None:
@@ -205,7 +199,6 @@ def test_names_carry_parameters_and_baselines_are_shown_the_papers_drafts() -> N
         ("greedy,gredy,frequency:3", True, SettingsError, "no method gredy: there are greedy, "),
         ("frequency:many@2", True, SettingsError, "'frequency:many@2': behind ':'"),
         ("hybrid:paper", True, SettingsError, "a label of --policy"),
-        ("suffix@0", True, SettingsError, "is no factor above 0"),
         ("suffix@nan", True, SettingsError, "behind '@' the factor"),
         ("greedy,eagle3,frequency", False, ModelError, "eagle3, frequency need a drafter"),
         (" , ", True, SettingsError, "no method was named"),

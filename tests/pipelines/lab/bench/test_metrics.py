@@ -67,14 +67,8 @@ def test_neither_a_stalled_cycle_nor_a_busy_minute_of_one_method_moves_the_typic
     slow = (Cycle("none", 0, 0, 0, 0.0, 2e4),) * 3
     busy = of(outcome("greedy", cycles=slow), outcome("suffix", cycles=(PLAIN,) * 3))
     assert measure([busy], "suffix")["speedup_vs_greedy_typical"] == pytest.approx(1.0)
-
-
-def test_figures_that_cannot_be_had_are_none() -> None:
-    found = measure([of(outcome("suffix", 0.0, 1))], "suffix")
-    assert {k for k, v in found.items() if v is None} >= {
-        "tok_per_s", "speedup_vs_greedy", "fraction_of_oracle", "cycles_per_1k", "exact",
-        "tok_per_s_typical", "mean_accepted", "precision_at_6", "tok_per_s_quartiles", "looping",
-    }  # fmt: skip
+    nothing = measure([of(outcome("suffix", 0.0, 1))], "suffix")
+    assert nothing["tok_per_s"] is nothing["exact"] is nothing["looping"] is None
 
 
 def test_medians_quartiles_and_intervals_are_over_prompts() -> None:
@@ -84,19 +78,6 @@ def test_medians_quartiles_and_intervals_are_over_prompts() -> None:
     assert found["speedup_vs_greedy_quartiles"] == pytest.approx((4.0, 6.0, 8.0))
     low, high = found["speedup_vs_greedy_interval"]
     assert 2.0 < low < found["speedup_vs_greedy"] < high < 10.0
-
-
-def test_a_rule_that_is_best_on_one_half_of_the_prompts_is_met_on_the_other() -> None:
-    fast = {"suffix": (0,), "eagle3": (1,), "hybrid": (0, 1), "greedy": ()}
-    slow = (cycle("model", 4, 0),) * 4
-    prompts = {
-        f"p{i}": of(*(outcome(m, cycles=(PLAIN,) if i in at else slow) for m, at in fast.items()))
-        for i in range(2)
-    }
-    records = {r["method"]: r for r in summary(results_of(**prompts))["records"]}
-    assert records["hybrid"]["best_rules"] == ("eagle3", "suffix")
-    assert records["hybrid"]["over_best_rule"] == pytest.approx(4.0)
-    assert records["suffix"]["over_best_rule"] is None
 
 
 def test_precision_and_recall_at_six_by_hand() -> None:
