@@ -50,14 +50,11 @@ def test_an_interval_tells_what_is_so_from_what_may_be_chance() -> None:
     assert low < 1.0 < high
 
 
-def test_one_prompt_no_rule_or_nothing_decoded_compares_nothing() -> None:
+def test_one_prompt_no_rule_or_nothing_decoded_compares_nothing_and_an_end_at_once_little() -> None:
     mine, empty = spent([10.0], [1.0]), spent([0, 0], [0, 0])
     assert against_best(mine, {"greedy": mine}) is None and interval(mine, mine) is None
     assert against_best(spent([1, 1], [1, 1]), {}) is None
     assert against_best(empty, {"greedy": empty}) is None
-
-
-def test_a_prompt_that_ends_at_once_takes_no_time() -> None:
     mine = spent([0, 10, 0, 10], [0, 5, 0, 5])
     found = against_best(mine, {"greedy": spent([0, 10, 0, 10], [0, 10, 0, 10])})
-    assert found is not None and found.ratio == pytest.approx(2.0)
+    assert found is not None and found.ratio == pytest.approx(2.0), "it takes no time"

@@ -37,6 +37,9 @@ def methods() -> list[Method]:
     return [*named, hybrid("hybrid", random_policy())]
 
 
+ARMS = {"greedy": {NONE}, "eagle3": {MODEL}, "suffix": {NONE, CACHE}, "frequency": {MODEL, CACHE}}
+
+
 @pytest.mark.parametrize("by", methods(), ids=lambda m: m.name)
 def test_cycles_write_the_recorded_output_whatever_is_chosen(by: Method) -> None:
     traces = [*copying_traces(1), *dialogue(2)]
@@ -47,21 +50,13 @@ def test_cycles_write_the_recorded_output_whatever_is_chosen(by: Method) -> None
         assert cycles.position[mine][0] == 1
         assert following[-1] == len(trace.output)
         np.testing.assert_array_equal(following[:-1], cycles.position[mine][1:])
+    assert set(cycles.arm.tolist()) <= ARMS.get(by.name, {NONE, MODEL, CACHE})
     assert (cycles.accepted <= cycles.verified).all()
     assert (cycles.accepted <= cycles.committed).all()
     assert (cycles.committed <= cycles.accepted + 1).all()
 
 
-def test_arms_are_those_the_method_has() -> None:
-    traces = copying_traces(4)
-    seen = {m.name: set(run(traces, m).arm.tolist()) for m in methods()}
-    assert seen["greedy"] == {NONE}
-    assert seen["eagle3"] == {MODEL}
-    assert seen["suffix"] == {NONE, CACHE}
-    assert seen["frequency"] == {MODEL, CACHE}
-
-
-def test_a_model_draft_accepts_what_was_recorded() -> None:
+def test_a_model_draft_accepts_what_was_recorded_and_none_reaches_behind_the_limit() -> None:
     (trace,) = copying_traces(3, 1, 40)
     recorded = [i % (K + 1) for i in range(40)]
     trace = Trace("s", trace.prompt, trace.output, model_accepted=recorded)
@@ -69,30 +64,22 @@ def test_a_model_draft_accepts_what_was_recorded() -> None:
     assert len(cycles.position) > 8
     for position, accepted in zip(cycles.position, cycles.accepted, strict=True):
         assert accepted == min(recorded[position], 40 - position)
-
-
-def test_no_draft_reaches_behind_the_limit_of_the_request() -> None:
-    (trace,) = copying_traces(3, 1, 40)
     cycles = run([Trace("s", trace.prompt, trace.output, allowed=40)], method("frequency"))
     assert (cycles.position + cycles.verified + 1 <= 40).all()
 
 
-@pytest.mark.parametrize("mean", [0.0, 1.0, 2.2, 3.7, 4.0])
+@given(st.floats(0.0, 4.0))
 def test_a_constant_acceptance_has_its_mean_on_every_stretch(mean: float) -> None:
-    accepted = constant_acceptance(mean, 1000)
+    accepted = constant_acceptance(mean, 400)
     assert set(accepted) <= {int(mean), int(mean) + 1}
-    for begin in range(0, 990, 7):
+    for begin in range(0, 390, 7):
         stretch = accepted[begin : begin + 10]
         assert abs(stretch.sum() - 10 * mean) < 1.001
 
 
-def test_a_recording_without_a_model_arm_needs_an_assumption() -> None:
-    (trace,) = copying_traces(1, 1)
+def test_a_recording_without_a_model_arm_an_oracle_and_a_tree_are_refused() -> None:
     with pytest.raises(TraceError, match="--model-accepts"):
-        model_acceptance(trace, None)
-
-
-def test_an_oracle_or_a_tree_is_refused() -> None:
+        model_acceptance(copying_traces(1, 1)[0], None)
     for name in ("oracle", "eagle3-tree"):
         with pytest.raises(TraceError, match=name):
             run(copying_traces(1), method(name))
@@ -122,7 +109,7 @@ def test_what_warms_up_is_in_the_cache_and_not_counted() -> None:
     assert cycles.committed.sum() == len(last.output) - 1
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6)
 @given(seed=st.integers(0, 1000), accepts=st.sampled_from([0.0, 1.3, 2.2, 4.0]))
 def test_no_rule_beats_the_oracle(seed: int, accepts: float) -> None:
     traces = [*copying_traces(seed, 3, 40, allowed=41), *dialogue(seed, 2)]
@@ -144,22 +131,3 @@ def test_the_oracle_takes_in_each_cycle_what_commits_most_for_its_time() -> None
         if cycle.position + cycle.committed < 60:  # behind the end it does not see
             assert cycle.verified == cycle.accepted
             assert cycle.committed / time >= least / NOMINAL.dense[least] - 1e-9
-
-
-def test_the_simulator_ends_where_the_engine_stops() -> None:
-    from decoder.engines.reference.recording import record
-    from decoder.engines.reference.session import Session
-    from tests.engines.tiny import tiny_engine, tiny_prompt
-
-    engine, prompt = tiny_engine(2), tiny_prompt(2)
-    output = Session(engine, method("greedy")).generate(prompt, 60).tokens
-    stop = frozenset({output[40]})
-    for name in ("eagle3", "suffix", "frequency"):
-        made = Session(engine, method(name)).generate(prompt, 60, stop_ids=stop)
-        assert made.finish == "stop"
-        recorded = record(engine, prompt, made.tokens)
-        trace = Trace("s", prompt, made.tokens, allowed=60, model_accepted=recorded)
-        cycles, _ = Simulator(engine.token_classes, engine.settings).decode([trace], method(name))
-        assert [(c.position, c.verified, c.accepted) for c in made.cycles] == list(
-            zip(cycles.position, cycles.verified, cycles.accepted, strict=True)
-        )
