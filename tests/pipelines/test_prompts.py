@@ -88,22 +88,19 @@ def test_each_bad_line_is_one_sentence_with_file_and_line(tmp_path: Path) -> Non
         assert problem.endswith(".")
 
 
-def test_unknown_names_and_useless_files_leave_the_rest(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path, good=[{"messages": [MESSAGE]}], empty=["{}"])
+def test_unknown_names_and_useless_files_leave_the_rest_and_no_prompts_are_an_error(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "prompts"
+    for make in (lambda: None, folder.mkdir):
+        make()
+        with pytest.raises(SettingsError, match=str(folder)):
+            list(read_folder(folder, (), []))
+    folder_of(folder, good=[{"messages": [MESSAGE]}], empty=["{}"])
     problems: list[str] = []
     found = list(read_folder(folder, ("good", "empty", "gone"), problems))
     assert [f.name for f in found] == ["good"]
-    assert any("'gone' left out" in p for p in problems)
-    assert any("'empty' left out" in p for p in problems)
-
-
-@pytest.mark.parametrize("made", [True, False])
-def test_no_prompts_at_all_is_an_error_that_names_the_folder(tmp_path: Path, made: bool) -> None:
-    folder = tmp_path / "prompts"
-    if made:
-        folder.mkdir()
-    with pytest.raises(SettingsError, match=str(folder)):
-        list(read_folder(folder, (), []))
+    assert all(any(f"'{name}' left out" in p for p in problems) for name in ("gone", "empty"))
 
 
 def test_the_template_can_be_left_out_and_says_what_it_refuses() -> None:

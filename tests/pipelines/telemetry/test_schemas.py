@@ -16,7 +16,7 @@ from jsonschema import Draft202012Validator
 from decoder.contracts.bundle import Header
 from decoder.contracts.errors import ContractError, EventRefused
 from decoder.contracts.events import COLUMNS, LIMITS, decode_batch, encode_batch
-from decoder.contracts.features import FEATURES, SCHEMA_ID
+from decoder.contracts.features import SCHEMA_ID
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DEAD, DRAFTS, LEASE, POLICY, TOPICS
 from pipelines.telemetry.schemas import breaks, broken, files, publish
@@ -40,11 +40,7 @@ def test_the_published_file_is_what_the_code_says(name: str) -> None:
     said = "run: hvd telemetry schemas"
     assert (FOLDER / name).read_text(encoding="utf-8") == FILES[name], said
     Draft202012Validator.check_schema(SCHEMAS[name.removesuffix(".json")])
-
-
-def test_what_was_released_is_only_added_to() -> None:
-    assert {f"{t.name}.json" for t in TOPICS} <= {p.name for p in FOLDER.glob("released/*.json")}
-    assert broken(FOLDER, FILES) == []
+    assert (FOLDER / "released" / name).exists() and broken(FOLDER, FILES) == [], "only added to"
 
 
 def test_real_records_keep_their_schemas(written: KafkaSettings) -> None:
@@ -62,11 +58,6 @@ def test_real_records_keep_their_schemas(written: KafkaSettings) -> None:
             if topic == DRAFTS.name:
                 KEEPS[SCHEMA_ID].validate(told["features"])
     assert seen == {topic.name for topic in TOPICS}
-
-
-def test_features_are_in_their_order_and_no_others() -> None:
-    assert SCHEMAS[SCHEMA_ID]["required"] == list(FEATURES)
-    assert not KEEPS[SCHEMA_ID].is_valid({**RECORD["features"], "another": [1.0, None]})
 
 
 @pytest.mark.parametrize("column", sorted(LIMITS))

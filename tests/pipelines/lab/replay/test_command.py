@@ -17,7 +17,7 @@ from pipelines.cli import app
 from pipelines.lab.replay import study
 from pipelines.prompts import read_folder
 from tests.conftest import random_policy
-from tests.pipelines.lab.replay.samples import copying_traces, word_tokenizer
+from tests.pipelines.lab.replay.samples import word_tokenizer, write_traces
 from tests.pipelines.test_prompts import LetterTokenizer
 
 RULES = {
@@ -30,13 +30,9 @@ RULES = {
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Two files of twenty recordings; the first also has a line that is broken."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    paths = [tmp_path / "one.jsonl", tmp_path / "two.jsonl"]
-    for seed, path in enumerate(paths):
-        lines = [
-            json.dumps({"session": t.session, "prompt": t.prompt, "output": t.output})
-            for t in copying_traces(seed, 20, 80)
-        ]
-        path.write_text("\n".join([*lines, *["{"] * (seed == 0)]), encoding="utf-8")
+    paths = [write_traces(tmp_path / f"{n}.jsonl", i, 20, 80) for i, n in enumerate(("one", "two"))]
+    with paths[0].open("a") as first:
+        first.write("{")
     return paths
 
 
