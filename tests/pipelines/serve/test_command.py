@@ -154,20 +154,16 @@ def test_an_engine_without_room_in_shared_memory_is_refused(
     assert "/dev/shm" in done.stderr and "--shm-size" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("flags", "dtype"), [("avx2 avx512f", "float32"), ("amx_bf16", "bfloat16")]
-)
-def test_a_cpu_serves_in_the_format_it_is_fast_in(monkeypatch, flags: str, dtype: str) -> None:
-    monkeypatch.setenv(machine.FLAGS_VARIABLE, flags)  # as on another processor
-    arguments, _ = serve_command(ServeOptions("owner/model"), {}, machine.cpu_flags(), on_cpu=True)
-    assert after(arguments, "--dtype") == dtype
-    assert all(load() for load in (KafkaSettings.load, WorkerSettings.load, LearnerSettings.load))
-
-
 ON_A_CPU = {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 
 
-def test_what_a_cpu_takes_is_set_there_unless_a_person_asked_for_else() -> None:
+def test_what_a_cpu_takes_is_set_there_unless_a_person_asked_for_else(monkeypatch) -> None:
+    for flags, dtype in (("avx2 avx512f", "float32"), ("amx_bf16", "bfloat16")):
+        monkeypatch.setenv(machine.FLAGS_VARIABLE, flags)  # as on another processor
+        options = ServeOptions("owner/model")
+        arguments, _ = serve_command(options, {}, machine.cpu_flags(), on_cpu=True)
+        assert after(arguments, "--dtype") == dtype
+    assert all(load() for load in (KafkaSettings.load, WorkerSettings.load, LearnerSettings.load))
     arguments, env = served(ServeOptions("owner/model", port=8123))
     assert after(arguments, "--port") == "8123" and "--enforce-eager" in arguments
     assert ON_A_CPU.items() <= env.items()
@@ -313,7 +309,9 @@ def test_what_is_no_checkpoint_or_port_to_be_had_is_named(tmp_path) -> None:
             check(ServeOptions(model, port=port))
 
 
-def test_the_middleware_says_whose_a_request_is_unless_the_operator_wants_it_otherwise() -> None:
+def test_the_middleware_says_whose_a_request_is_unless_the_operator_wants_it_otherwise(
+    monkeypatch,
+) -> None:
     arguments, env = served(ServeOptions("owner/model"))
     module, name = MIDDLEWARE.rsplit(".", 1)
     assert isinstance(getattr(importlib.import_module(module), name), type)
@@ -321,9 +319,6 @@ def test_the_middleware_says_whose_a_request_is_unless_the_operator_wants_it_oth
     assert env["HVD_WORKER_TENANTS"] == "middleware"
     own = served(ServeOptions("owner/model"), HVD_WORKER_TENANTS="client")[1]
     assert own["HVD_WORKER_TENANTS"] == "client"
-
-
-def test_a_key_that_is_too_short_is_refused_before_vllm_starts(monkeypatch) -> None:
     monkeypatch.setenv("HVD_WORKER_ID_KEY", "short")
     with pytest.raises(SettingsError, match="at least 16"):
         check(ServeOptions("owner/model", port=machine.free_port()))

@@ -14,11 +14,8 @@ from typer.testing import CliRunner
 from decoder.contracts.errors import ModelError
 from decoder.policy.probes import to_bytes
 from pipelines.cli import app
-from pipelines.lab.replay import study
-from pipelines.prompts import read_folder
 from tests.conftest import random_policy
 from tests.pipelines.lab.replay.samples import word_tokenizer, write_traces
-from tests.pipelines.test_prompts import LetterTokenizer
 
 RULES = {
     "greedy", "suffix", "frequency", "match4", "buckets", "suffix@2", "frequency@2", "match4@2",
@@ -96,19 +93,3 @@ def test_a_file_that_cannot_be_used_leaves_the_rest(
     assert "labelled drafts" in str(replay(files[0], "--limit", 4).exception)
     refused = replay(files[0], "--tokenizer", tmp_path).exception
     assert isinstance(refused, ModelError) and "no tokenizer at" in str(refused)
-
-
-def test_prompts_that_cannot_be_used_leave_the_rest(tmp_path: Path) -> None:
-    def line(text: str, role: str = "user") -> str:
-        return json.dumps({"messages": [{"role": role, "content": text}]})
-
-    lines = ["no JSON", '{"prompt": "?"}', line("ab", role="judge"), line("abcdef"), line("c")]
-    (tmp_path / "some.jsonl").write_text("\n".join([*lines, line("d")]), encoding="utf-8")
-    (tmp_path / "none.jsonl").write_text("[]\n", encoding="utf-8")
-    problems: list[str] = []
-    read = list(read_folder(tmp_path, (), problems))
-    found = study.prompts_of(read, 2, LetterTokenizer(), 4, problems)
-    assert found == {"some": [(1, ord("a"), ord("f"), 2), (1, ord("c"), 2)]}
-    for place, says in (("some.jsonl:1", "skipped"), ("some.jsonl:2", "messages"),
-                        ("some/3", "template"), ("none", "no usable prompt")):  # fmt: skip
-        assert any(place in told and says in told for told in problems)
