@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 from pathlib import Path
 from typing import Any
@@ -66,19 +67,18 @@ def test_a_learner_hears_who_could_play_and_of_rounds(poisoned: KafkaSettings) -
     players.close()
 
 
-def test_a_worker_hears_of_its_policy_and_who_looks_on_sees_on(
-    poisoned: KafkaSettings, since_s: float
-) -> None:
+def test_a_worker_hears_of_its_policy_and_who_looks_on_sees_on(poisoned: KafkaSettings) -> None:
     applied: list[Policy] = []
     feed = PolicyFeed(poisoned, "scope", Admission("scope", applied.append))
     feed.start()
     until(lambda: applied)
     feed.close()
-    ledger = Ledger()
-    observer = Observer(poisoned, ledger, since_s)
-    observer.start()
-    until(lambda: ledger.statuses and ledger.published)
-    observer.close()
+    for since_s in (3_600.0, math.inf):
+        ledger = Ledger()
+        observer = Observer(poisoned, ledger, since_s)
+        observer.start()
+        until(lambda seen=ledger: seen.statuses and seen.published)
+        observer.close()
 
 
 def test_it_is_exported(poisoned: KafkaSettings, tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_every_policy_is_measured(drift: Callable[..., Result]) -> None:
         ({"seeds": "-1"}, "not negative"),
         ({"policies": "best"}, "no policy 'best'"),
         ({"traces": None}, "name a folder with --traces, or make some"),
-        ({"scenario": "agents-to-chat"}, "left out, no recordings of kind agentic"),
+        ({"scenario": "numbered-records"}, "left out, no recordings of kind service"),
         ({"first": "gone"}, "cannot be read"),
     ],
 )

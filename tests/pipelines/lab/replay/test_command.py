@@ -25,9 +25,9 @@ RULES = {
 
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Two files of twenty recordings; the first also has a line that is broken."""
+    """Two files of recordings; the first also has a line that is broken."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    paths = [write_traces(tmp_path / f"{n}.jsonl", i, 20, 80) for i, n in enumerate(("one", "two"))]
+    paths = [write_traces(tmp_path / f"{n}.jsonl", i, 24, 80) for i, n in enumerate(("one", "two"))]
     with paths[0].open("a") as first:
         first.write("{")
     return paths
@@ -60,7 +60,7 @@ def test_each_file_is_decoded_by_every_rule(
         assert set(rates) == RULES
         assert rates["oracle"] == max(rates.values())
         assert rates["frequency"] > rates["greedy"] == 1.0
-    assert "one.jsonl:21: left out, not JSON" in found["notices"][0]
+    assert "one.jsonl:25: left out, not JSON" in found["notices"][0]
     assert found["settings"]["model_accepts"] == 1.5
 
 
@@ -89,7 +89,7 @@ def test_a_file_that_cannot_be_used_leaves_the_rest(
     assert "nothing to measure: cannot read" in str(replay(gone).exception)
     shown = replay(*files)
     assert all(word in shown.stdout for word in ("one", "two", "mean"))
-    assert "one.jsonl:21" in shown.stderr
+    assert "one.jsonl:25" in shown.stderr
     assert "labelled drafts" in str(replay(files[0], "--limit", 4).exception)
     refused = replay(files[0], "--tokenizer", tmp_path).exception
     assert isinstance(refused, ModelError) and "no tokenizer at" in str(refused)

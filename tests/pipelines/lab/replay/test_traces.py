@@ -70,7 +70,7 @@ def test_a_prompt_with_its_output_and_token_ids(write: Write) -> None:
     assert (words(one.output), one.model_accepted) == ("b c <|end|>", None)
     assert (words(two.prompt), words(two.output)) == ("red green", "blue <|end|>")
     assert (three.prompt.tolist(), three.output.tolist()) == ([5, 6], [7, 8])
-    assert list(three.model_accepted or ()) == [0, 2]
+    assert three.model_accepted is not None and list(three.model_accepted) == [0, 2]
     assert (two.session, three.session, three.allowed) == ("2", "3", 64)
     (only_ids,) = read(path, None).traces
     assert list(only_ids.output) == [7, 8], "it needs no tokenizer"
