@@ -35,6 +35,7 @@ def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(embedded, "ensure_model", lambda: path)
     monkeypatch.setattr(compose, "AT_ONCE", 8)
     monkeypatch.setattr(compose, "LONGEST_ANSWER", 40)
+    monkeypatch.setattr(compose, "INSTRUCTION", 8)
     monkeypatch.setattr(train, "COPY_SIZES", (6, 2))
     return path
 
