@@ -1,7 +1,7 @@
 """Cache drafts: continuations copied from the prompt or from earlier outputs.
 
-SuffixDecoding (arXiv 2411.04975) over :mod:`decoder.drafting.matches`. A request has an index of
-its own text, and what it shares it shares under a key: a tenant, or a tenant and a salt. One key's
+SuffixDecoding (arXiv 2411.04975) over :mod:`decoder.drafting.pages`. A request has an index of its
+own text, and what it shares it shares under a key: a tenant, or a tenant and a salt. One key's
 text never becomes another's draft. All text lies in one pool of bounded bytes, and a tenant has its
 fair share of it.
 """
@@ -17,9 +17,9 @@ from typing import Final
 import numpy as np
 
 from decoder.drafting.drafts import CacheDraft, Limits, Tokens, common_prefix
-from decoder.drafting.matches import (
+from decoder.drafting.matches import BACK, look_up
+from decoder.drafting.pages import (
     AFTER,
-    BACK,
     BEFORE,
     BEGIN,
     END,
@@ -34,7 +34,6 @@ from decoder.drafting.matches import (
     first_page,
     give_page,
     give_stream,
-    look_up,
     new_pool,
 )
 from decoder.settings import WorkerSettings

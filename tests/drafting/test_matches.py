@@ -12,22 +12,18 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from decoder.drafting.matches import (
-    BACK,
+from decoder.drafting.matches import BACK, FULL, MOST, WORK, look_up
+from decoder.drafting.pages import (
     END,
     FILLED,
     FREE,
     FRESH,
-    FULL,
-    MOST,
     ORDERS,
     PAGE,
-    WORK,
     append,
     close_page,
     give_page,
     give_stream,
-    look_up,
     new_pool,
     slot_before,
 )
