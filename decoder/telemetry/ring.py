@@ -164,8 +164,8 @@ class Ring:
         at = _BLOCKS_AT + (counts[TURN] + 1) % 2 * BLOCK
         self._memory[at : at + 4 + len(told)] = struct.pack("<I", len(told)) + told
         counts[TURN] += 1
-        counts[SETTLED] = books.settled
-        self._release()
+        self._release(books.settled)
+        counts[SETTLED] = books.settled  # from now on the places are the writer's
 
     def books(self) -> Books:
         """What was said last; for any process, at any time."""
@@ -177,10 +177,9 @@ class Ring:
                 break
         return msgspec.json.decode(told, type=Books) if told else Books()
 
-    def _release(self) -> None:
-        """Give back the memory of what was settled."""
-        width, size, page = ROW.itemsize, self.size, mmap.PAGESIZE
-        settled = self._counts[SETTLED]
+    def _release(self, settled: int) -> None:
+        """Give back the memory of rows before number ``settled``."""
+        width, size, page = _WIDTH, self.size, mmap.PAGESIZE
         if (settled - self._released) * width < RELEASED:
             return
         first, end = self._released % size, settled % size

@@ -63,6 +63,7 @@ class Shipper:
         self._shedding = shedding or Shedding(0.0)
         self.books = ring.books()
         self.books.limit = self.books.limit or BATCH
+        ring.say(self.books)  # of one that died in saying so, all is done that follows
         self._seen = self.books.end  # rows, a turn ago: on any processor they are whole by now
         self._sending: dict[int, deque[Rows]] = {}  # records to be, by partition
         self._again: set[int] = set()  # partitions whose first record is to be sent

@@ -168,6 +168,31 @@ def test_memory_that_an_outage_took_is_given_back() -> None:
         assert {e.number for e in events_of(ring)} == {EVENT.number}
 
 
+def test_a_full_ring_that_is_written_while_it_is_freed_keeps_every_row() -> None:
+    """What is given back to the system must be nobody's yet."""
+    ring, stop, size = Ring(6_000), threading.Event(), 6_000
+    row = ring_of(EVENT).slice(0, 1)
+
+    def produce() -> None:
+        rows = np.repeat(row, 500)
+        while not stop.is_set():
+            rows["number"] = np.arange(500) + ring.control[HEAD]
+            if len(ring) <= size - 500:
+                ring.extend(rows)
+
+    thread = threading.Thread(target=produce)
+    thread.start()
+    other, seen = Ring(size, os.dup(ring.fd)), 0
+    while seen < 400_000:
+        upto = int(other.control[HEAD])
+        assert np.array_equal(other.slice(seen, upto)["number"], np.arange(seen, upto))
+        seen = upto
+        if len(other) > size - 500:
+            other.say(Books(sent=seen))
+    stop.set()
+    thread.join()
+
+
 def test_a_ring_has_no_name_and_ends_with_those_who_hold_it() -> None:
     named = {*Path("/dev/shm").iterdir()} if Path("/dev/shm").is_dir() else set()
     before = len(list(Path("/proc/self/fd").iterdir()))
