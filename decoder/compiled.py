@@ -8,7 +8,10 @@ for the next process. Where there is no numba they run as they are written.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 try:
@@ -49,12 +52,33 @@ FLOATS_3: Final = _of.float32[:, :, ::1]
 WHOLES_2: Final = _of.int64[:, ::1]
 WHOLES_3: Final = _of.int64[:, :, ::1]
 REALS_2: Final = _of.float64[:, ::1]
+SMALLS: Final = _of.int8[::1]
+BYTES: Final = _of.types.Array(_of.uint8, 1, "C", readonly=True)
+BYTES_2: Final = _of.uint8[:, ::1]
+YESES: Final = _of.boolean[::1]
 """Types of arguments: arrays are contiguous; a ``FIXED`` one is only read."""
 
 
 def record(kind: type, *fields: Any) -> Any:
     """The type of a named tuple whose fields are of these types."""
     return _of.types.NamedTuple(fields, kind)
+
+
+def rows_of(kind: Any) -> Any:
+    """The type of an array of rows of the structured dtype ``kind``."""
+    return numba.from_dtype(kind)[::1] if numba is not None else None
+
+
+@cache
+def _stamp() -> str:
+    """Of all sources that are compiled, or have constants that are: what is kept of a function
+    holds those of other files that it calls."""
+    root, stamp = Path(__file__).parent, hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        source = path.read_bytes()
+        if b"@compiled(" in source or path.parent.name in ("contracts", "policy"):
+            stamp.update(source)
+    return stamp.hexdigest()
 
 
 def _if_there_is_room(keep: Callable[..., None]) -> Callable[..., None]:
@@ -81,8 +105,7 @@ def _if_it_can_be_read(cache: Any) -> Callable[..., Any]:
 def compiled(signature: tuple[Any, ...] | None = None) -> Callable[[F], F]:
     """Compile a function at once for arguments of ``signature``, or when a caller needs it.
 
-    What is kept on disk is keyed by the function's own file: a constant of another file comes in
-    as an argument, unless it never changes (the numbers of the arms).
+    What is kept on disk is keyed by every file that is compiled or has constants that are.
     """
 
     def decorate(function: F) -> F:
@@ -93,6 +116,8 @@ def compiled(signature: tuple[Any, ...] | None = None) -> Callable[[F], F]:
             made = numba.njit(cache=True, **options)(function)
         except RuntimeError:  # no folder to keep it in: compiled again in every process
             made = numba.njit(**options)(function)
+        if (kept := getattr(made._cache, "_cache_file", None)) is not None:
+            kept._source_stamp = _stamp()
         made._cache.load_overload = _if_it_can_be_read(made._cache)
         made._cache.save_overload = _if_there_is_room(made._cache.save_overload)
         if signature:

@@ -24,8 +24,8 @@ from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import SideSums, WorkerStatus
 from decoder.contracts.trials import MODEL
 from decoder.core.costs import LiveCosts
-from decoder.core.floor import Floor
-from decoder.core.hindsight import Nowhere, RingSink
+from decoder.core.guards.floor import Floor
+from decoder.core.events import Sink
 from decoder.core.router import DraftRouter
 from decoder.drafting.suffix import SuffixCache
 from decoder.feed import PolicyFeed
@@ -206,7 +206,7 @@ def make_worker(
     turns = Turns(sides, settings.holdout, admission.held, first_or_counting(scope), seed=life)
     router = DraftRouter(
         SuffixCache(settings), policy, token_classes,
-        RingSink(ring) if ring is not None else Nowhere(), has_model,
+        Sink(ring), has_model,
         model_draft_tokens=settings.model_draft_tokens,
         costs=LiveCosts(),
         floor=Floor(has_model) if settings.floor else None,

@@ -11,8 +11,8 @@ import pytest
 
 from decoder.contracts.bundle import Policy, frequency_policy
 from decoder.core.costs import LiveCosts
-from decoder.core.floor import PROBE_EVERY, Floor
-from decoder.core.hindsight import EventSink, Resolved, event_of
+from decoder.core.guards.floor import PROBE_EVERY, Floor
+from decoder.core.events import EventSink, Resolved, event_of
 from decoder.core.router import Committed, DraftRouter, RequestOptions
 from decoder.drafting.suffix import SuffixCache
 from decoder.policy.pricing import NOMINAL
@@ -190,8 +190,8 @@ def test_caches_stay_within_their_bytes_while_the_router_sleeps(
         SuffixCache(settings),
         floor=Floor(True),
     )
-    assert router.doze is not None
-    router.doze.awake = False
+    assert router.pause is not None
+    router.pause.awake = False
     rng = np.random.default_rng(0)
     names = [f"r{i}" for i in range(8)]
     for name in names:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from decoder.core.costs import LiveCosts
-from decoder.core.floor import DOUBT, PROBE_EVERY, STRETCH, Floor, Outcome, Stretch
+from decoder.core.guards.floor import DOUBT, PROBE_EVERY, STRETCH, Floor, Outcome, Stretch
 from decoder.core.router import Committed, RequestOptions
 from decoder.policy.pricing import CostTable
 from tests.decoder.simulated import (

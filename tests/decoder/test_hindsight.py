@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from decoder.contracts.bundle import PARAMETERS
 from decoder.contracts.events import LIMITS
-from decoder.core.floor import OPTIONS
-from decoder.core.hindsight import outcomes_of, shared
+from decoder.core.guards.floor import OPTIONS
+from decoder.core.events import outcomes_of, shared
 from decoder.core.requests import Cycle, Step
 from decoder.policy.pricing import CostTable
 from decoder.policy.rule import CACHE, MODEL, NONE

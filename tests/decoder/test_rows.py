@@ -9,7 +9,7 @@ import pytest
 
 from decoder.contracts.events import decode_batch, encode_batch
 from decoder.contracts.identity import is_pseudonym
-from decoder.core.hindsight import Resolved, RingSink, event_of
+from decoder.core.events import Resolved, RingSink, event_of
 from decoder.core.requests import RequestOptions
 from decoder.core.router import DraftRouter
 from decoder.drafting.suffix import SuffixCache

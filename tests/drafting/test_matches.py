@@ -37,7 +37,7 @@ class Texts:
     def __init__(self, pages: int = 400, buckets: int = 256) -> None:
         self.pool = new_pool(pages + 1, 4 * buckets, 5)
         for index in range(4):
-            self.pool.indexes[index + 1] = index * buckets, buckets - 1
+            self.pool.indexes[index + 1, :2] = index * buckets, buckets - 1
         self.streams: dict[tuple[int, int], list[int]] = {}
         self.written: list[
             tuple[int, int, int, int]

@@ -31,7 +31,7 @@ from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import WorkerStatus
 from decoder.contracts.topics import DRAFTS
 from decoder.core.choice import choose
-from decoder.core.hindsight import RingSink
+from decoder.core.events import RingSink
 from decoder.core.rate import START
 from decoder.policy.first import first_policy
 from decoder.policy.pricing import NOMINAL

@@ -17,8 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from decoder.contracts.bundle import Policy
-from decoder.core.floor import Floor
-from decoder.core.hindsight import Resolved
+from decoder.core.guards.floor import Floor
 from decoder.engines.reference.method import Method, method
 from pipelines.lab.replay.baseline import against_best
 from pipelines.lab.replay.calibration import calibration
@@ -70,18 +69,17 @@ class _Watch:
         self._warm = warm
         self.rows: dict[str, list[tuple[int, int, float, int]]] = {"cache": [], "model": []}
 
-    def put(self, resolved: Resolved) -> None:
-        """Take in one cycle. Mutates."""
-        _, name, _, label, censored = resolved
-        index, cycle = int(name), label.subject
-        if index < self._warm:
-            return
-        step, at = cycle.step, (index, cycle.position)
-        truth = min(int(self._model[index][cycle.position]), step.model_len)
-        self.rows["model"].append((*at, float(np.float32(step.model[cycle.row])), truth))
-        if cycle.draft_len and not censored:
-            cache = float(np.float32(step.expected[cycle.row])), label.accepted
-            self.rows["cache"].append((*at, *cache))
+    def put(self, rows: NDArray[Any]) -> None:
+        """Take in cycles. Mutates."""
+        for row in rows:
+            index, position = int(row["request"]), int(row["position"])
+            if index < self._warm:
+                continue
+            truth = min(int(self._model[index][position]), int(row["model_len"]))
+            self.rows["model"].append((index, position, float(row["predicted_model"]), truth))
+            if row["draft_len"] and not row["censored"]:
+                cache = float(row["predicted"]), int(row["accepted"])
+                self.rows["cache"].append((index, position, *cache))
 
 
 def ruled(
