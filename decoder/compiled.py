@@ -76,7 +76,7 @@ def _stamp() -> str:
     root, stamp = Path(__file__).parent, hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         source = path.read_bytes()
-        if b"@compiled(" in source or path.parent.name in ("contracts", "policy"):
+        if b"decoder.compiled" in source or path.parent.name in ("contracts", "policy"):
             stamp.update(source)
     return stamp.hexdigest()
 

@@ -102,7 +102,7 @@ def new_table(slots: int, cycles: int, longest: int) -> Table:
 
 def raw_of(rows: NDArray[Any]) -> NDArray[np.uint8]:
     """The bytes of rows of a structured dtype: [n, bytes]."""
-    return rows.view(np.uint8).reshape(len(rows), -1)
+    return rows.view(np.uint8).reshape(len(rows), rows.dtype.itemsize)
 
 
 class RequestTable:
