@@ -78,11 +78,24 @@ def _if_it_can_be_read(cache: Any) -> Callable[..., Any]:
     return tried
 
 
+def _sources(made: Any) -> set[Any]:
+    """What a compiled function is made of: its own file, and what it takes from others', which
+    numba does not look at: their files, and constants."""
+    function = made.py_func
+    sources = {made._cache._cache_file._source_stamp}
+    for name in function.__code__.co_names:
+        taken = function.__globals__.get(name)
+        sources |= getattr(taken, "sources", set())
+        if isinstance(taken, int | float | tuple):
+            sources.add((name, repr(taken)))
+    return sources
+
+
 def compiled(signature: tuple[Any, ...] | None = None) -> Callable[[F], F]:
     """Compile a function at once for arguments of ``signature``, or when a caller needs it.
 
-    What is kept on disk is keyed by the function's own file: a constant of another file comes in
-    as an argument, unless it never changes (the numbers of the arms).
+    What is kept on disk is made anew when the function's file, that of a compiled function it
+    calls or a number it takes from another changes.
     """
 
     def decorate(function: F) -> F:
@@ -91,6 +104,7 @@ def compiled(signature: tuple[Any, ...] | None = None) -> Callable[[F], F]:
         options = {"nogil": True, "error_model": "numpy"}
         try:
             made = numba.njit(cache=True, **options)(function)
+            made.sources = made._cache._cache_file._source_stamp = _sources(made)
         except RuntimeError:  # no folder to keep it in: compiled again in every process
             made = numba.njit(**options)(function)
         made._cache.load_overload = _if_it_can_be_read(made._cache)

@@ -82,13 +82,13 @@ class Blocks:
 
 @dataclass(slots=True)
 class _Index:
-    """A row of the pool's ``indexes``, and how many pages are in it. One without pages has no
-    buckets, and its ``size`` is -1."""
+    """A row of the pool's ``indexes``, and how many pages are in it. Its buckets are 2**``size``;
+    one without pages has none, and one that found none takes nobody's: its ``size`` is 0."""
 
     row: int
     owner: str
     pages: int = 0
-    size: int = -1
+    size: int = 0
 
 
 @dataclass(slots=True)
@@ -141,6 +141,7 @@ class SuffixCache:
         size = max((pages * PAGE).bit_length(), LEAST)
         self._pool = new_pool(pages + 1, 1 << size, 256)
         self._blocks = Blocks(size)
+        self._blocks.take(LEAST)  # nobody's
         self._rows = list(range(255, 0, -1))
         self._shares = Shares(self._budget, clock)
         self._active: dict[str, _Active] = {}
@@ -305,22 +306,16 @@ class SuffixCache:
             asked.of_draft, tokens, probs, sizes, scores,
         )  # fmt: skip
         drafts: list[CacheDraft | None] = []
-        for row, ((own, match), (theirs, their_match)) in enumerate(sizes.tolist()):
-            score, their_score = scores[row].tolist()
-            mine = (
+        for row, found in enumerate(sizes.tolist()):
+            own, theirs = (
                 CacheDraft(
-                    tokens[row, 0, :own].tolist(), probs[row, 0, :own].tolist(), score, match
+                    tokens[row, k, :size].tolist(), probs[row, k, :size].tolist(),
+                    scores.item(row, k), match, local=not k,
                 )
-                if own else None
+                if size else None
+                for k, (size, match) in enumerate(found)
             )  # fmt: skip
-            other = (
-                CacheDraft(
-                    tokens[row, 1, :theirs].tolist(), probs[row, 1, :theirs].tolist(), their_score,
-                    their_match, local=False,
-                )
-                if theirs else None
-            )  # fmt: skip
-            drafts.append(_better(mine, other))
+            drafts.append(_better(own, theirs))
         return drafts
 
     def stop(self, request: str) -> None:
@@ -355,7 +350,7 @@ class SuffixCache:
         held = np.where(last > 0, self._pool.links[last, FILLED], PAGE)
         self._make_room(int(((held + lengths - 1) // PAGE).sum()))
         for index, length in zip(indexes, lengths.tolist(), strict=True):
-            if index.size < 0:
+            if not index.size:
                 self._grow(index, length)
         opened, rows = np.empty_like(until), np.array([i.row for i in indexes], np.int64)
         append_all(self._pool, rows, last, np.asarray(tokens, np.int32), until, opened)
@@ -377,18 +372,21 @@ class SuffixCache:
         return [page for page in reversed(pages) if page]
 
     def _grow(self, index: _Index, tokens: int) -> None:
-        """Give an index a bucket for each two of so many tokens, or more.
+        """Give an index a bucket for each two of so many tokens, or more; fewer if there are none.
 
         A bucket's newest position stands in each of those that it becomes: their chains go on
         through it, past what is another's now.
         """
-        size = max((tokens - 1).bit_length() - 1, LEAST)
-        begin, old = self._blocks.take(size), index.size
-        if begin < 0:
-            return
+        old, size = index.size, max((tokens - 1).bit_length() - 1, LEAST)
         heads, row = self._pool.heads, self._pool.indexes[index.row]
+        while (begin := self._blocks.take(size)) < 0:
+            size -= 1
+            if size <= old:
+                if not old:
+                    row[:] = 0
+                return
         block = heads[begin : begin + (1 << size)]
-        if old < 0:
+        if not old:
             block[:] = 0
         else:
             was = heads[row[BEGIN] : row[BEGIN] + (1 << old)]
@@ -400,9 +398,9 @@ class SuffixCache:
         """Book that an index lost pages; without any it needs no buckets."""
         index.pages -= pages
         self._shares.grow(index.owner, -pages * PAGE_BYTES)
-        if not index.pages and index.size >= 0:
+        if not index.pages and index.size:
             self._blocks.give(int(self._pool.indexes[index.row, BEGIN]), index.size)
-            index.size = -1
+            index.size = 0
 
     def _new_row(self) -> int:
         if not self._rows:
