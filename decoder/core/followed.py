@@ -6,6 +6,7 @@ One whose text is not the engine's, or whose bookkeeping fails, is left out by i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -102,11 +103,11 @@ class Followed:
         if shown == "none":
             found.drafts.extend([None] * len(found.rooms))
             return found
-        try:
+        with suppress(Exception):  # of one of them: which it is, is told below
             found.drafts.extend(self._drafts(found.requests, found.rooms, shown))
-        except Exception:  # noqa: BLE001 - of one of them: which it is, is told below
-            for request, room in zip(found.requests, found.rooms, strict=True):
-                found.drafts.append(self._alone(request, room, shown))
+            return found
+        for request, room in zip(found.requests, found.rooms, strict=True):
+            found.drafts.append(self._alone(request, room, shown))
         return found
 
     def _drafts(
