@@ -9,22 +9,25 @@ from __future__ import annotations
 import os
 import runpy
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from decoder.drafting.drafts import CacheDraft
-from decoder.drafting.suffix import SuffixCache
+from decoder.engines.vllm import plugin
+
+Proposing = Callable[..., list[CacheDraft | None]]
 
 
-def spy() -> None:
-    propose, path = SuffixCache.propose_all, Path(os.environ["SPIED_DRAFTS"])
+def spied(propose: Proposing) -> Proposing:
+    path = Path(os.environ["SPIED_DRAFTS"])
 
-    def spied(
-        self: SuffixCache, requests: list[str], contexts: list[np.ndarray], *rest: Any
+    def proposing(
+        cache: Any, requests: list[str], contexts: list[np.ndarray], *rest: Any
     ) -> list[CacheDraft | None]:
-        drafts = propose(self, requests, contexts, *rest)
+        drafts = propose(cache, requests, contexts, *rest)
         with path.open("a") as file:
             for draft, context in zip(drafts, contexts, strict=True):
                 both = [] if draft is None else [draft, draft.rival]
@@ -32,7 +35,19 @@ def spy() -> None:
                 file.write(f"{len(shown - {*context.tolist()})}\n")
         return drafts
 
-    SuffixCache.propose_all = spied  # type: ignore[method-assign]
+    return proposing
+
+
+def spy() -> None:
+    make = plugin._adapter
+
+    def made(*arguments: Any) -> Any:
+        from decoder.drafting.suffix import SuffixCache  # as late as the plugin: it brings numba
+
+        SuffixCache.propose_all = spied(SuffixCache.propose_all)  # type: ignore[method-assign]
+        return make(*arguments)
+
+    plugin._adapter = made
 
 
 spy()  # in each process that vLLM starts from this program: the engine has one of its own
