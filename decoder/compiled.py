@@ -8,10 +8,7 @@ for the next process. Where there is no numba they run as they are written.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections.abc import Callable
-from functools import cache
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
 try:
@@ -69,18 +66,6 @@ def rows_of(kind: Any) -> Any:
     return numba.from_dtype(kind)[::1] if numba is not None else None
 
 
-@cache
-def _stamp() -> str:
-    """Of all sources that are compiled, or have constants that are: what is kept of a function
-    holds those of other files that it calls."""
-    root, stamp = Path(__file__).parent, hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        source = path.read_bytes()
-        if b"decoder.compiled" in source or path.parent.name in ("contracts", "policy"):
-            stamp.update(source)
-    return stamp.hexdigest()
-
-
 def _if_there_is_room(keep: Callable[..., None]) -> Callable[..., None]:
     def tried(*arguments: Any) -> None:
         with contextlib.suppress(OSError):  # a full disk: compiled again in every process, too
@@ -102,10 +87,24 @@ def _if_it_can_be_read(cache: Any) -> Callable[..., Any]:
     return tried
 
 
+def _sources(made: Any) -> set[Any]:
+    """What a compiled function is made of: its own file, and what it takes from others', which
+    numba does not look at: their files, and constants."""
+    function = made.py_func
+    sources = {made._cache._cache_file._source_stamp}
+    for name in function.__code__.co_names:
+        taken = function.__globals__.get(name)
+        sources |= getattr(taken, "sources", set())
+        if isinstance(taken, int | float | tuple):
+            sources.add((name, repr(taken)))
+    return sources
+
+
 def compiled(signature: tuple[Any, ...] | None = None) -> Callable[[F], F]:
     """Compile a function at once for arguments of ``signature``, or when a caller needs it.
 
-    What is kept on disk is keyed by every file that is compiled or has constants that are.
+    What is kept on disk is made anew when the function's file, that of a compiled function it
+    calls or a number it takes from another changes.
     """
 
     def decorate(function: F) -> F:
@@ -114,10 +113,9 @@ def compiled(signature: tuple[Any, ...] | None = None) -> Callable[[F], F]:
         options = {"nogil": True, "error_model": "numpy"}
         try:
             made = numba.njit(cache=True, **options)(function)
+            made.sources = made._cache._cache_file._source_stamp = _sources(made)
         except RuntimeError:  # no folder to keep it in: compiled again in every process
             made = numba.njit(**options)(function)
-        if (kept := getattr(made._cache, "_cache_file", None)) is not None:
-            kept._source_stamp = _stamp()
         made._cache.load_overload = _if_it_can_be_read(made._cache)
         made._cache.save_overload = _if_there_is_room(made._cache.save_overload)
         if signature:

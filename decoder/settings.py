@@ -111,8 +111,8 @@ class WorkerSettings(Settings):
     suffix_min_prob: float = Field(
         0.1, ge=0, le=1, description="counted chance below which a cache draft does not go on"
     )
-    cache_gib: float = Field(
-        2.0, gt=0, le=4096, description="GiB that text to copy from takes, of all tenants together"
+    cache_gib: float = Field(  # positions of more would not be int32
+        2.0, gt=0, le=56, description="GiB that text to copy from takes, of all tenants together"
     )
 
     @field_validator("sides", mode="before")

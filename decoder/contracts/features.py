@@ -38,7 +38,7 @@ LOGGED: Final = (
     "log_score",
     "log_match",
     "log_len",
-    "log_rival_score",  # of the other tree's draft; 0 if it has none
+    "log_rival_score",  # of the other text's draft; 0 if it has none
     "log_rival_match",
     "log_rival_len",
     "log_agreement",  # tokens on which both texts' drafts begin alike
@@ -64,7 +64,7 @@ FEATURES: Final = (
     "rival_prob_1",
     "agreement_share",  # agreement / draft_len
     "disagree",  # 1: both texts have a draft and differ in its first token
-    "local",  # 1: the draft comes from the request's own tree
+    "local",  # 1: the draft comes from the request's own text
     # decode state
     "relative_position",  # generated / allowed tokens
     # recent history, over labels resolved before this draft was proposed

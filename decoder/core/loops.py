@@ -2,8 +2,7 @@
 calling it.
 
 Network, survival and prices (:func:`verifying`, :func:`drafting_time`, :func:`part`) are twins of
-what ``decoder.policy`` says in numpy; tests hold each to its original. All are in one file, since
-what is kept on disk of each is renewed when its own file changes, and only then.
+what ``decoder.policy`` says in numpy; tests hold each to its original.
 """
 
 from __future__ import annotations

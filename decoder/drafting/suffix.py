@@ -62,11 +62,12 @@ MEMORIES: Final = 16
 
 @dataclass(slots=True)
 class _Index:
-    """A row of the pool's ``indexes``. One without pages has no buckets: its ``size`` is -1."""
+    """A row of the pool's ``indexes``. Its buckets are 2**``size``; one without pages has none, and
+    one that found none takes nobody's: its ``size`` is 0."""
 
     row: int
     owner: str
-    size: int = -1
+    size: int = 0
 
 
 @dataclass(slots=True)
@@ -115,6 +116,7 @@ class SuffixCache:
         size = max((pages * PAGE).bit_length(), LEAST)
         self.pool: Pool = new_pool(pages + 1, 1 << size, 256)
         self._blocks = Blocks(size)
+        self._blocks.take(LEAST)  # nobody's
         self._rows = list(range(255, 0, -1))
         self._shares = Shares(self._budget, clock)
         self._active: dict[str, _Active] = {}
@@ -275,7 +277,7 @@ class SuffixCache:
         page, count = int(self.pool.indexes[own, stream]), len(tokens)
         filled = int(self.pool.links[page, FILLED]) if page else PAGE
         self._make_room((filled + count - 1) // PAGE)
-        if index.size < 0:
+        if not index.size:
             self._grow(index, count)
         before = int(self.pool.counts[CLOCK])
         last = append(self.pool, index.row, page, tokens)
@@ -299,18 +301,21 @@ class SuffixCache:
         return [page for page in reversed(pages) if page]
 
     def _grow(self, index: _Index, tokens: int) -> None:
-        """Give an index a bucket for each two of so many tokens, or more.
+        """Give an index a bucket for each two of so many tokens, or more; fewer if there are none.
 
         A bucket's newest position stands in each of those that it becomes: their chains go on
         through it, past what is another's now.
         """
-        size = max((tokens - 1).bit_length() - 1, LEAST)
-        begin, old = self._blocks.take(size), index.size
-        if begin < 0:
-            return
+        old, size = index.size, max((tokens - 1).bit_length() - 1, LEAST)
         heads, row = self.pool.heads, self.pool.indexes[index.row]
+        while (begin := self._blocks.take(size)) < 0:
+            size -= 1
+            if size <= old:
+                if not old:
+                    row[: MASK + 1] = 0
+                return
         block = heads[begin : begin + (1 << size)]
-        if old < 0:
+        if not old:
             block[:] = 0
         else:
             was = heads[row[BEGIN] : row[BEGIN] + (1 << old)]
@@ -322,9 +327,9 @@ class SuffixCache:
         """Book that an index lost pages; without any it needs no buckets."""
         self.pool.indexes[index.row, PAGES] -= pages
         self._shares.grow(index.owner, -pages * PAGE_BYTES)
-        if not self.pool.indexes[index.row, PAGES] and index.size >= 0:
+        if not self.pool.indexes[index.row, PAGES] and index.size:
             self._blocks.give(int(self.pool.indexes[index.row, BEGIN]), index.size)
-            index.size = -1
+            index.size = 0
 
     def _new_row(self) -> int:
         if not self._rows:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from decoder.drafting.drafts import CacheDraft, common_prefix
 from decoder.drafting.blocks import Blocks
-from decoder.drafting.suffix import PAGE_BYTES, STEP_TOKENS, SuffixCache
+from decoder.drafting.suffix import LEAST, PAGE_BYTES, STEP_TOKENS, SuffixCache
 from decoder.settings import WorkerSettings
 from decoder.tenancy.shares import ALONE, FLOORS, cache_key
 from tests.conftest import naive_accepted_length
@@ -142,7 +142,8 @@ def test_text_comes_and_goes_and_the_books_are_even() -> None:
         pass
     assert cache.held_bytes == 0 and not links.any()
     assert not cache._active and not cache._shared and not len(cache._shares)
-    assert [len(free) for free in cache._blocks._free][-1] == 1
+    size = len(cache._blocks._free) - 1
+    assert [len(free) for free in cache._blocks._free] == [0] * LEAST + [1] * (size - LEAST) + [0]
     assert len(cache._rows) == 255
 
 
@@ -186,6 +187,23 @@ def test_a_request_for_which_there_is_no_room_keeps_its_newest_text() -> None:
     cache.extend("r", [1, 2, 3, 1, 2])
     draft = cache.propose("r", array([1, 2, 3, 1, 2]), 10)
     assert draft is not None and draft.tokens[0] == 3
+
+
+def test_texts_that_were_long_leave_room_for_those_that_come() -> None:
+    """Each keeps the buckets of a text that filled the pool, and the next one finds fewer."""
+    cache = SuffixCache(WorkerSettings(cache_gib=MIB / 2))
+    for i in range(16):
+        cache.start(str(i), array([1]), cache_key("t", str(i)))
+        text = some(i, 20_000)
+        for at in range(0, len(text), 400):
+            cache.extend(str(i), text[at : at + 400])
+            cache.index()
+        draft = cache.propose(str(i), array(text[-60:-50]), 10)
+        assert draft is not None and draft.tokens == text[-50:-40]
+    for i in range(16):
+        cache.stop(str(i))
+    finish(cache, "after", some(20, 400), "t")
+    assert drawn(cache, some(20, 400)[:10], "t") is not None
 
 
 @given(tokens, tokens)

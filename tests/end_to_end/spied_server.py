@@ -12,11 +12,23 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from decoder.core.router import DraftRouter
-from tests.engines.trials import drafts_in
+from decoder.engines.vllm import plugin
 
 
 def spy() -> None:
+    make = plugin._adapter
+
+    def made(*arguments: Any) -> Any:
+        spy_on_the_router()
+        return make(*arguments)
+
+    plugin._adapter = made
+
+
+def spy_on_the_router() -> None:
+    from decoder.core.router import DraftRouter  # as late as the plugin: it brings numba
+    from tests.engines.trials import drafts_in
+
     path, texts = Path(os.environ["SPIED_DRAFTS"]), dict[str, set[int]]()
     start, observe, choose = DraftRouter.start, DraftRouter.observe, DraftRouter.choose
 
