@@ -98,9 +98,9 @@ class Shipper:
         """Take a status, in the place of one that was not sent yet, or a round of a trial."""
         if kind == b"S":
             self._status = line
-        elif len(self._rounds) + self._rounds_flying < ROUNDS:
+        elif kind == b"R" and len(self._rounds) + self._rounds_flying < ROUNDS:
             self._rounds.append(line)
-        else:
+        elif kind == b"R":
             self.books.rounds_dropped += 1
 
     def turn(self) -> None:
@@ -168,9 +168,9 @@ class Shipper:
         """Write into the rows with which chance they are told of; 0 where they are not."""
         if not self._shedding.per_second:
             return
-        places = np.arange(first, end) % self._ring.size
-        names = [name.decode() for name in self._ring.rows["request"][places].tolist()]
-        self._ring.rows["share"][places] *= self._shedding.shares(names)
+        places = self._ring.places(first, end)
+        requests = self._ring.rows["request"][places].tolist()
+        self._ring.rows["share"][places] *= self._shedding.shares(requests)
 
     def _settle(self) -> None:
         self._book()
