@@ -27,8 +27,11 @@ VOCABULARY = 32
 
 settings.register_profile("untimed", deadline=None)  # a busy machine is no fault of a property
 settings.load_profile("untimed")
-# A shell's background job ignores Ctrl-C, and so would all that the tests start and interrupt.
-signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_sessionstart() -> None:
+    """A shell's background job ignores Ctrl-C, and so would all that the tests interrupt."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class KeepingSink:

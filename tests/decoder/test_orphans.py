@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 FAMILY = """
-import multiprocessing, signal, sys, time
+import multiprocessing, os, signal, sys, time
 from decoder.orphans import watch
 
 def child(deaf, grandchild):
@@ -21,7 +21,7 @@ def child(deaf, grandchild):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if grandchild:
         context.Process(target=child, args=(deaf, False)).start()
-    print(multiprocessing.current_process().pid, flush=True)
+    os.write(1, b"%d\\n" % os.getpid())  # in one piece: both write to one pipe
     time.sleep(600)
 
 context = multiprocessing.get_context(sys.argv[1])

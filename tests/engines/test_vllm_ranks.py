@@ -329,7 +329,7 @@ def test_an_engine_whose_ranks_are_all_otherwise_does_not_start(
     [
         ({}, ""),
         ({"HVD_WORKER_ENABLED": "0"}, "rank 1 runs without this plugin, "),
-        ({"HVD_WORKER_FLOOR": "0"}, "rank 1 has HVD_WORKER_FLOOR False where rank 0 has"),
+        ({"HVD_WORKER_HOLDOUT": "0.5"}, "rank 1 has HVD_WORKER_HOLDOUT 0.5 where rank 0 has"),
     ],
 )
 def test_ranks_that_somebody_else_starts_are_alike_or_do_not_start(

@@ -131,6 +131,7 @@ def test_what_is_in_force_stays_where_its_version_is_gone(
     assert champion is not None
     step_until(lambda: serves() and learner.scopes.awake[SCOPE].version == champion)
     assert stage.registry.digest(SCOPE, champion) == digest_of(SERVED)
+    step_until(lambda: any("no champion any more" in line for line in lines(caplog)))
     assert sum("no champion any more" in line for line in lines(caplog)) == 1
 
 

@@ -54,56 +54,44 @@ def test_a_folder_gives_one_set_a_file(tmp_path: Path) -> None:
     assert mbpp.prompts[0].text == "Name three rivers."
 
 
+GOOD = {"id": "a", "messages": [MESSAGE]}
+BAD = [
+    ("{not json", "Expecting"),
+    ([1, 2], "not a JSON object"),
+    ({"id": "b"}, "no list of messages"),
+    ({"id": "c", "messages": [{"role": "user", "content": 7}]}, "role and a content"),
+    ({"id": "d", "messages": [{"role": "user", "content": "  "}]}, "prompt is empty"),
+    (GOOD, "was there before"),
+]
+
+
 def test_each_bad_line_is_one_sentence_with_file_and_line(tmp_path: Path) -> None:
-    good = {"id": "a", "messages": [MESSAGE]}
-    folder = folder_of(
-        tmp_path,
-        mixed=[
-            good,
-            "{not json",
-            "[1, 2]",
-            {"id": "b"},
-            {"id": "c", "messages": [{"role": "user", "content": 7}]},
-            {"id": "d", "messages": [{"role": "user", "content": "  "}]},
-            good,
-            "",
-            {"id": "e", "messages": [MESSAGE]},
-        ],
-    )
+    lines = [GOOD, *(line for line, _ in BAD), "", {**GOOD, "id": "e"}]
+    folder = folder_of(tmp_path, mixed=lines)
     with (folder / "mixed.jsonl").open("ab") as file:
         file.write(b"\xff\xfe\n")  # bytes that are no text
     problems: list[str] = []
     (found,) = read_folder(folder, (), problems)
     assert [p.id for p in found.prompts] == ["a", "e"]
-    assert [p.split(" ", 1)[0] for p in problems] == [
-        f"{folder}/mixed.jsonl:{number}" for number in (2, 3, 4, 5, 6, 7, 10)
-    ]
-    for problem, words in zip(
-        problems,
-        ("Expecting", "not a JSON object", "no list of messages", "role and a content",
-         "prompt is empty", "was there before", "skipped"),
-        strict=True,
-    ):  # fmt: skip
+    expected = [*((n, words) for n, (_, words) in enumerate(BAD, 2)), (10, "skipped")]
+    for problem, (number, words) in zip(problems, expected, strict=True):
+        assert problem.startswith(f"{folder}/mixed.jsonl:{number} ") and problem.endswith(".")
         assert words in problem
-        assert problem.endswith(".")
 
 
-def test_unknown_names_and_useless_files_leave_the_rest(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path, good=[{"messages": [MESSAGE]}], empty=["{}"])
+def test_unknown_names_and_useless_files_leave_the_rest_and_no_prompts_are_an_error(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "prompts"
+    for make in (lambda: None, folder.mkdir):
+        make()
+        with pytest.raises(SettingsError, match=str(folder)):
+            list(read_folder(folder, (), []))
+    folder_of(folder, good=[{"messages": [MESSAGE]}], empty=["{}"])
     problems: list[str] = []
     found = list(read_folder(folder, ("good", "empty", "gone"), problems))
     assert [f.name for f in found] == ["good"]
-    assert any("'gone' left out" in p for p in problems)
-    assert any("'empty' left out" in p for p in problems)
-
-
-@pytest.mark.parametrize("made", [True, False])
-def test_no_prompts_at_all_is_an_error_that_names_the_folder(tmp_path: Path, made: bool) -> None:
-    folder = tmp_path / "prompts"
-    if made:
-        folder.mkdir()
-    with pytest.raises(SettingsError, match=str(folder)):
-        list(read_folder(folder, (), []))
+    assert all(any(f"'{name}' left out" in p for p in problems) for name in ("gone", "empty"))
 
 
 def test_the_template_can_be_left_out_and_says_what_it_refuses() -> None:

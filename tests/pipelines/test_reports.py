@@ -1,15 +1,18 @@
-"""Reports in files: whole or not at all, where a person said, and refused in a sentence."""
+"""Reports in files, and how far long work is."""
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import threading
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from decoder.contracts.errors import SettingsError
+from pipelines.progress import LINE_SECONDS, Shown
 from pipelines.reports import write_json
 
 
@@ -36,3 +39,40 @@ def test_a_report_goes_into_a_pipe_and_leaves_it_one(tmp_path: Path) -> None:
 def test_what_cannot_be_written_is_told_with_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"cannot be written .*: choose another place"):
         write_json({}, tmp_path)
+
+
+class Clock:
+    """Seconds that pass when they are told to."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_where_no_bar_can_be_drawn_a_line_comes_now_and_then_with_the_pace_of_its_stage() -> None:
+    log, clock = io.StringIO(), Clock()
+    with Shown(Console(file=log, width=20, get_time=clock)) as shown:
+        for done in range(7):  # the first comes after a while: short work says nothing
+            clock.now = done * LINE_SECONDS / 2
+            shown.step("recording [chat], tokens", 1000 * done, 6000)
+        for done in range(3):
+            shown.step("second", done, 9)
+            clock.now += 2 * LINE_SECONDS
+    assert log.getvalue().splitlines() == [
+        "recording [chat], tokens: 2,000 of 6,000, about 1 min left",
+        "recording [chat], tokens: 4,000 of 6,000, about 1 min left",
+        "recording [chat], tokens: 6,000 of 6,000",
+        "second: 1 of 9",
+        "second: 2 of 9, about 7 min left",
+    ]
+
+
+def test_a_terminal_gets_a_bar_and_no_lines() -> None:
+    terminal, clock = io.StringIO(), Clock()
+    console = Console(file=terminal, force_terminal=True, width=100, get_time=clock)
+    with Shown(console) as shown:
+        clock.now = LINE_SECONDS
+        shown.step("reading [a/b]", 1, 2)
+    assert "reading [a/b]" in terminal.getvalue() and "1/2" in terminal.getvalue()
+    assert "1 of 2" not in terminal.getvalue()

@@ -4,7 +4,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -13,10 +12,11 @@ import pytest
 from decoder.contracts.errors import ProcessError
 from pipelines.stack import processes
 from pipelines.stack.processes import Part
+from tests.conftest import until
 
 STUBBORN = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
-    "print('up'); time.sleep(60)"
+    "print('waiting for godot'); time.sleep(60)"
 )
 PARENT = (
     "import subprocess, sys, time; "
@@ -46,14 +46,17 @@ def test_a_process_that_dies_is_reported_with_its_log_also_while_another_starts(
         processes.stop([alive, dead])
 
 
-def test_a_process_that_never_gets_ready_is_reported(tmp_path) -> None:
-    child = python("import time; print('waiting for godot'); time.sleep(60)", tmp_path / "log")
+def test_a_process_that_never_gets_ready_is_reported_and_killed_if_it_ignores_sigterm(
+    tmp_path,
+) -> None:
+    child = python(STUBBORN, tmp_path / "log")
     try:
         processes.wait_until(child, lambda: wrote(child), 30.0)
         with pytest.raises(ProcessError, match=r"not ready after 0 s(.|\n)*godot"):
             processes.wait_until(child, lambda: False, 0.2)
     finally:
-        processes.stop([child])
+        processes.stop([child], seconds=0.2)
+    assert not child.is_alive
 
 
 def test_a_program_or_a_log_that_cannot_be_had_is_named(tmp_path) -> None:
@@ -64,22 +67,12 @@ def test_a_program_or_a_log_that_cannot_be_had_is_named(tmp_path) -> None:
         python("print()", tmp_path / "file" / "log")
 
 
-def test_what_ignores_sigterm_is_killed(tmp_path) -> None:
-    child = python(STUBBORN, tmp_path / "log")
-    processes.wait_until(child, lambda: wrote(child), 30.0)
-    processes.stop([child], seconds=0.2)
-    assert not child.is_alive
-
-
 def test_the_children_of_a_child_end_with_it(tmp_path) -> None:
     child = python(PARENT, tmp_path / "log")
     processes.wait_until(child, lambda: wrote(child), 30.0)
     grandchild = int(child.log.read_text())
     processes.stop([child])
-    deadline = time.monotonic() + 60.0
-    while runs(grandchild):
-        assert time.monotonic() < deadline, "the grandchild is still there"
-        time.sleep(0.05)
+    until(lambda: not runs(grandchild), "the end of the grandchild")
 
 
 def runs(pid: int) -> bool:

@@ -1,19 +1,33 @@
+"""What hvd up starts, what it says, and what it stops."""
+
 from __future__ import annotations
 
+import contextlib
 import io
+import math
 import os
 import socket
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from decoder.contracts.errors import ProcessError
+from decoder.contracts.events import encode_batch
 from decoder.contracts.settings import KafkaSettings
+from decoder.contracts.topics import DRAFTS, POLICY, STATUS, TRIALS
 from decoder.settings import WorkerSettings
 from learner.settings import LearnerSettings
+from learner.topics import make_right
 from pipelines import machine
-from pipelines.stack import broker
+from pipelines.stack import broker, processes
 from pipelines.stack.running import TRACKING_VARIABLE, Home, Ports, child_environment, running
+from pipelines.stack.up import say
+from pipelines.watch.ledger import Ledger
+from pipelines.watch.observer import Observer, ingest
+from tests.conftest import until
+from tests.decoder.telemetry.broker import start_broker
+from tests.pipelines.watch.records import ORIGIN, SCOPE, WORKER, event, rounds, worker_status
 
 
 def test_what_was_started_is_stopped_when_the_rest_cannot_start(
@@ -46,3 +60,83 @@ def test_children_learn_where_the_others_are_and_refuse_none_of_it(tmp_path, mon
     assert learner.mlflow_tracking_uri == "http://127.0.0.1:5001"
     assert (learner.state_dir, KafkaSettings.load()) == (tmp_path, KafkaSettings())
     WorkerSettings.load()
+
+
+def test_a_terminal_that_nobody_reads_ends_nothing(capsys) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    pipe = os.fdopen(writer, "w", buffering=1)
+    for _ in range(2):
+        say(Console(file=pipe), "broker ended with status 1; [next] try in 1 s")
+    with contextlib.suppress(BrokenPipeError):
+        pipe.close()
+    say(Console(file=pipe), "after the end")
+    say(Console(), "broker runs again")
+    assert "broker runs again" in capsys.readouterr().out
+
+
+class _Stumbling(Ledger):
+    """Cannot take the status of one second."""
+
+    def add_status(self, status) -> None:
+        if status.time == 3.0:
+            raise OverflowError("out of range")
+        super().add_status(status)
+
+
+def produce(kafka: KafkaSettings, *records: tuple[str, bytes]) -> None:
+    from kafka import KafkaProducer
+
+    producer = KafkaProducer(acks="all", **kafka.client_options())
+    for topic, value in records:
+        producer.send(topic, key=b"key", value=value).get(10)
+    producer.close()
+
+
+def test_an_observer_reads_on_whatever_comes_and_records_survive_a_restart_of_the_broker(
+    tmp_path: Path,
+) -> None:
+    port, data, log = machine.free_port(), tmp_path / "data", tmp_path / "broker.log"
+    kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{port}")
+    said = {second: worker_status(second, 60).model_dump_json().encode() for second in (3.0, 4.0)}
+    (one,) = rounds(1, 3.0, 1.0, {"champion": 40.0})
+    broker = start_broker(port, data, log)
+    try:
+        make_right(kafka)
+        produce(kafka, (DRAFTS.name, encode_batch([event(0, 1.0)], ORIGIN, 0)))
+        ledger = _Stumbling(WORKER)
+        observer = Observer(kafka, ledger)
+        observer.start()
+        until(lambda: observer._next)  # its place in the topics is fixed
+        produce(
+            kafka,
+            (DRAFTS.name, encode_batch([event(1, 2.0), event(2, 3.0)], ORIGIN, 1)),
+            (DRAFTS.name, b"not an event"),
+            (STATUS.name, said[3.0]),
+            (STATUS.name, said[4.0]),
+            (POLICY.name, b"not a bundle"),
+            (TRIALS.name, one.model_dump_json().encode()),
+        )
+        until(lambda: ledger.drafts.seen == 2 and ledger.statuses and ledger.rounds)
+        until(lambda: ledger.refused == 3, "two that keep no contract, and one that is not taken")
+        observer.close()
+        assert [status.time for status in ledger.statuses] == [4.0]
+        assert ledger.rounds[0].blocks[0].side == "champion"
+        processes.stop([broker])
+        broker = start_broker(port, data, log)
+        whole = Ledger(WORKER)
+        observer = Observer(kafka, whole, since_s=math.inf)
+        observer.start()
+        until(lambda: (whole.drafts.seen, len(whole.statuses), whole.refused) == (3, 2, 2))
+        observer.close()
+    finally:
+        processes.stop([broker])
+
+
+def test_a_deleted_policy_ends_its_role() -> None:
+    ledger = Ledger(WORKER)
+    ledger.add_status(worker_status(3.0, 60))
+    ingest(ledger, POLICY.name, f"{SCOPE}/trial".encode(), None, 4.0)
+    assert [(p.role, p.policy) for p in ledger.published] == [("trial", None)]
+    ingest(ledger, STATUS.name, None, None, 5.0)
+    assert ledger.refused == 0

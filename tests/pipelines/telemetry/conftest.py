@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kafka import KafkaConsumer, TopicPartition
 
 from decoder.contracts.errors import EventRefused
 from decoder.contracts.settings import KafkaSettings
@@ -23,6 +22,7 @@ from learner.dead_letters import DeadLetters
 from learner.lease import Lease
 from learner.publish import PolicyPublisher, StatusProducer
 from learner.source import Fetched
+from pipelines.telemetry.reading import reading, records, spans
 from tests.conftest import until
 from tests.contracts.test_events import EVENT, ORIGIN, PLAIN
 from tests.decoder.telemetry.broker import running
@@ -94,21 +94,13 @@ def of_learner(kafka: KafkaSettings) -> None:
 
 def lying(kafka: KafkaSettings) -> dict[str, list[Any]]:
     """Every record that lies there, by topic."""
-    consumer: Any = KafkaConsumer(group_id=None, **kafka.client_options())
-    places = [
-        TopicPartition(topic.name, partition)
-        for topic in TOPICS
-        for partition in consumer.partitions_for_topic(topic.name) or ()
-    ]
-    consumer.assign(places)
-    consumer.seek_to_beginning()
-    ends = consumer.end_offsets(places)
-    found: dict[str, list[Any]] = {topic.name: [] for topic in TOPICS}
-    while any(consumer.position(place) < end for place, end in ends.items()):
-        for place, records in consumer.poll(timeout_ms=200).items():
-            found[place.topic] += records
-    consumer.close()
-    return found
+    with reading(kafka, "test") as consumer:
+        return {
+            topic.name: [
+                r for came in records(consumer, topic, spans(consumer, topic)) for r in came
+            ]
+            for topic in TOPICS
+        }
 
 
 def folder_of(name: str) -> Path:

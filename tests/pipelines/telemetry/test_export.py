@@ -4,6 +4,8 @@ stopped."""
 from __future__ import annotations
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,14 +21,15 @@ from decoder.contracts.errors import BrokerError, SettingsError, TraceError
 from decoder.contracts.events import COLUMNS
 from decoder.contracts.features import FEATURES
 from decoder.contracts.settings import KafkaSettings
+from decoder.contracts.topics import DRAFTS
 from pipelines import machine
 from pipelines.cli import app
 from pipelines.reports import atomic_write
 from pipelines.telemetry import export as module
-from pipelines.telemetry import rows
+from pipelines.telemetry import reading, rows
 from pipelines.telemetry.export import NOTE, export
 from pipelines.telemetry.reading import moment
-from pipelines.telemetry.rows import Counts, Seen
+from pipelines.telemetry.rows import Seen
 from tests.pipelines.telemetry.records import NOW, ONE, OTHER, produce, record, spread
 
 EVENTS = [("one", n) for n in range(70)] + [("other", n) for n in range(30)]
@@ -50,24 +53,17 @@ def numbers_in(folder: Path) -> list[tuple[str, int]]:
 
 
 def test_each_event_is_there_once_and_the_rest_is_counted(
-    filled: KafkaSettings, tmp_path: Path
-) -> None:
-    counts = export(filled, tmp_path / "out", quiet).intake.counts
-    assert numbers_in(tmp_path / "out") == EVENTS
-    assert counts == Counts(15, rows=100, duplicates=15, refused=4, missing=2, unreadable=0)
-    row = next(r for r in lying_in(tmp_path / "out") if (r["worker"], r["number"]) == ("one", 13))
-    assert (row["life"], row["accepted"], row["arm"]) == (ONE.life, 5, "cache")
-    assert row["workload"] == "chat" and row["model_accepted"] is None
-    assert {*COLUMNS, *(f"feature_{name}" for name in FEATURES)} < set(row)
-
-
-def test_the_command_says_what_it_wrote(
     filled: KafkaSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HVD_KAFKA_BOOTSTRAP_SERVERS", filled.bootstrap_servers)
     command = ["telemetry", "export", str(tmp_path / "out")]
     told = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)
     assert (told["rows_written"], told["files"], told["refused"]) == (100, 1, 4)
+    assert numbers_in(tmp_path / "out") == EVENTS
+    row = next(r for r in lying_in(tmp_path / "out") if (r["worker"], r["number"]) == ("one", 13))
+    assert (row["life"], row["accepted"], row["arm"]) == (ONE.life, 5, "cache")
+    assert row["workload"] == "chat" and row["model_accepted"] is None
+    assert {*COLUMNS, *(f"feature_{name}" for name in FEATURES)} < set(row)
     shown = CliRunner().invoke(app, command).stderr
     assert "100 rows in 1 files" in shown and "15 rows came twice, 2 records missing" in shown
 
@@ -84,28 +80,6 @@ def test_run_again_it_adds_what_has_come_since(filled: KafkaSettings, tmp_path: 
     assert (counts.duplicates, counts.missing, len(found.note["files"])) == (20, 3, 2)
 
 
-@pytest.mark.parametrize("stopped", [1, 2, 4])
-def test_interrupted_anywhere_it_goes_on_from_there(
-    filled: KafkaSettings, tmp_path: Path, stopped: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "ROWS_A_FILE", 20)
-    monkeypatch.setattr(module, "records", one_by_one(module.records))
-    calls = []
-
-    def interrupt(what: str, done: int, whole: int) -> None:
-        calls.append(done)
-        if len(calls) == stopped:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        export(filled, tmp_path / "out", interrupt)
-    assert 0 < len(lying_in(tmp_path / "out")) < 100  # whole files, no more and no fewer
-    found = export(filled, tmp_path / "out", quiet)
-    assert numbers_in(tmp_path / "out") == EVENTS
-    counts = found.intake.counts
-    assert (counts.records, counts.duplicates, counts.missing) == (15, 15, 2)
-
-
 def one_by_one(records: Any) -> Any:
     """The same records, each by itself, as from a broker that has them not all at hand."""
 
@@ -115,9 +89,12 @@ def one_by_one(records: Any) -> Any:
     return of
 
 
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), SystemExit()])
+FULL = OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("error", [FULL, SystemExit(), KeyboardInterrupt()])
 @pytest.mark.parametrize("calls", range(4))
-def test_a_full_disk_or_a_kill_loses_nothing_and_writes_no_event_twice(
+def test_a_full_disk_a_kill_or_ctrl_c_loses_nothing_and_writes_no_event_twice(
     filled: KafkaSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     calls: int, error: BaseException,
 ) -> None:  # fmt: skip
@@ -136,10 +113,11 @@ def test_a_full_disk_or_a_kill_loses_nothing_and_writes_no_event_twice(
     with monkeypatch.context() as patched:
         patched.setattr(module, "atomic_write", failing)
         said = "Make room and run this again" if isinstance(error, OSError) else None
-        with pytest.raises((TraceError, SystemExit), match=said):
+        with pytest.raises((TraceError, SystemExit, KeyboardInterrupt), match=said):
             export(filled, tmp_path / "out", quiet)
-    found = export(filled, tmp_path / "out", quiet)
-    assert numbers_in(tmp_path / "out") == EVENTS and found.intake.counts.records == 15
+    counts = export(filled, tmp_path / "out", quiet).intake.counts
+    assert numbers_in(tmp_path / "out") == EVENTS
+    assert (counts.records, counts.duplicates, counts.missing) == (15, 15, 2)
 
 
 def test_a_period_is_of_choices_and_stays_what_it_was(
@@ -151,7 +129,6 @@ def test_a_period_is_of_choices_and_stays_what_it_was(
     with pytest.raises(TraceError, match="another period"):
         export(filled, tmp_path / "out", quiet)
     assert export(filled, tmp_path / "out", quiet, (began, ended)).note["rows"] == 14
-    assert export(filled, tmp_path / "none", quiet, ("1s", "")).note["rows"] == 0
     hour = export(filled, tmp_path / "hour", quiet, ("1h", ""))
     assert hour.note["rows"] == 100
     assert export(filled, tmp_path / "hour", quiet, ("1h", "")).note["began"] == hour.note["began"]
@@ -220,3 +197,29 @@ def test_of_made_up_lives_only_so_many_are_remembered(monkeypatch: pytest.Monkey
         assert seen.admit("live", np.array([number])).all()
         assert seen.admit(f"made up {number}", np.array([0])).all()
     assert not seen.admit("live", np.array([7])).any() and len(seen.runs()) == 50
+
+
+def test_records_that_were_not_asked_for_are_no_sign_of_those_that_were(
+    empty: KafkaSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing lies on the second partition, and the first one never rests."""
+    monkeypatch.setattr(reading, "PATIENCE_S", 1.0)
+    spread(empty)
+    produce(empty, [(0, record(ONE, 0, 0))])
+    quiet, came = threading.Event(), []
+
+    def workers() -> None:
+        for sequence in range(1, 60):
+            if not quiet.wait(0.1):
+                produce(empty, [(0, record(ONE, sequence, 10 * sequence))])
+
+    with ThreadPoolExecutor(1) as threads, reading.reading(empty, "test") as consumer:
+        writing = threads.submit(workers)
+        try:
+            with pytest.raises(BrokerError, match="do not come any more"):
+                for fetched in reading.records(consumer, DRAFTS, {0: range(1), 1: range(1)}):
+                    came += fetched
+            assert writing.running(), "given up only once the workers rested"
+        finally:
+            quiet.set()
+    assert [(r.partition, r.offset) for r in came] == [(0, 0)]

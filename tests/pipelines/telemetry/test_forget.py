@@ -85,17 +85,14 @@ def test_records_up_to_its_last_are_deleted_if_that_is_asked_for(filled: KafkaSe
     assert f"Nothing of {ACME}" in asked("--tenant", ACME).stdout
 
 
-@pytest.mark.parametrize("stamp", [-(2**60), -1, 1_700_000_000, 10**15 * 2, 2**62])
+@pytest.mark.parametrize("stamp", [-(2**60), 1_700_000_000, 2**62])
 def test_rows_are_found_and_deleted_whatever_their_stamp(filled: KafkaSettings, stamp: int) -> None:
     assert raw.put(filled, DRAFTS.name, raw.sound([of_acme(3, 60)], "gzip", stamp)) == [0]
     shown = asked("--tenant", ACME, "--delete-records", "--yes")
     assert "Deleted" in shown.stderr and "records hold it" in shown.stdout
-    assert not any(ACME.encode() in r.value for r in lying(filled)[DRAFTS.name])
-
-
-def test_a_topic_that_keeps_its_records_for_longer_than_there_are_dates_is_shown() -> None:
     told = sentence(Held(DRAFTS.name, 0, 1, 1, 0, 1.7e9, (2**63 - 1) / 1e3))
-    assert told.endswith("; gone by: never")
+    assert told.endswith("; gone by: never"), "kept for longer than there are dates"
+    assert not any(ACME.encode() in r.value for r in lying(filled)[DRAFTS.name])
 
 
 def test_an_export_loses_its_rows_and_they_do_not_come_back(
@@ -109,23 +106,14 @@ def test_an_export_loses_its_rows_and_they_do_not_come_back(
     assert len(tenants) == 45 and ACME not in tenants
 
 
-@pytest.mark.usefixtures("filled")
-@pytest.mark.parametrize("hashed", ["key:acme", "header:acme", "authorization:acme", "/named:acme"])
-def test_a_tenant_is_found_by_its_name_however_a_request_said_it(
-    empty: KafkaSettings, hashed: str
-) -> None:
-    spread(empty)
-    mine = [e._replace(tenant=NAMES.of("tenant", hashed)) for e in events(0, 4)]
-    produce(empty, [(0, encode_batch(mine, ONE, 0)), (1, record(ONE, 0, 10))])
-    for name, there in (("acme", [(0, 1, 0)]), (hashed, [(0, 1, 0)]), ("acm", [])):
-        assert held(json.loads(asked("--tenant", name, "--json").stdout), DRAFTS.name) == there
-
-
-def test_a_name_may_be_a_key_and_look_like_a_pseudonym_and_without_a_key_is_refused(
+def test_a_tenant_is_known_by_its_name_however_a_request_said_it_and_without_a_key_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("HVD_WORKER_ID_KEY", KEY)
     assert {ACME, NAMES.of("tenant", f"key:{ACME}")} <= {*pseudonyms_of(ACME)}
+    said = ("key:acme", "header:acme", "authorization:acme", "/named:acme")
+    assert {NAMES.of("tenant", name) for name in said} <= {*pseudonyms_of("acme")}
+    assert NAMES.of("tenant", "key:acme") not in pseudonyms_of("acm")
     monkeypatch.delenv("HVD_WORKER_ID_KEY")
     assert pseudonyms_of(ACME) == (ACME,)
     with pytest.raises(SettingsError, match="is no pseudonym") as refused:
@@ -136,7 +124,7 @@ def test_a_name_may_be_a_key_and_look_like_a_pseudonym_and_without_a_key_is_refu
 @pytest.mark.usefixtures("filled")
 def test_an_api_key_comes_by_standard_input_and_is_not_shown() -> None:
     command = ["telemetry", "forget", "--tenant", "-"]
-    for given in ("acme\n", "acme", "acme\r\nand more\n"):
+    for given in ("acme", "acme\r\nand more\n"):
         done = CliRunner().invoke(app, command, input=given)
         assert done.exit_code == 0 and "records hold it" in done.stdout
         assert "acme" not in done.output

@@ -1,19 +1,27 @@
-"""What the page on telemetry gives an analyst to run runs, on a real topic."""
+"""What the page on telemetry gives an analyst to run runs, and answers what a plain loop does."""
 
 from __future__ import annotations
 
 import json
+import random
 import re
 import shutil
 import subprocess
+from contextlib import chdir
+from pathlib import Path
+from typing import Any
 
+import duckdb
+import pyarrow.parquet as pq
 import pytest
 
-from decoder.contracts.events import COLUMNS
+from decoder.contracts.events import COLUMNS, DraftEvent, encode_batch
 from decoder.contracts.features import FEATURES
 from decoder.contracts.settings import KafkaSettings
+from pipelines.telemetry.export import export
 from tests.pipelines.telemetry.conftest import folder_of, of_learner
-from tests.pipelines.telemetry.records import HOSTILE, mixed, produce, spread
+from tests.pipelines.telemetry.records import HOSTILE, ONE, mixed, produce, spread
+from tests.pipelines.watch.records import event
 
 PAGE = (folder_of("docs") / "telemetry.md").read_text(encoding="utf-8")
 TOOLS = ("kcat", "jq")
@@ -66,3 +74,147 @@ def test_the_reader_of_a_plain_client_prints_each_event_once(
     lines = capsys.readouterr().out.splitlines()
     assert "2 records of one are missing" in lines
     assert len(lines) == 101
+
+
+(BLOCK,) = re.findall(r"```python\n([^`]*duckdb.*?)```", PAGE, re.DOTALL)
+QUESTIONS = ("pays", "drift", "calibration", "regret", "batch")
+Rows = list[dict[str, Any]]
+
+PLAIN_US, TOKEN_US, DRAFTER_US = 20_000.0, 500.0, 9_000.0
+COUNT = 1_200
+
+
+def step_us(batch: int, tokens: int, arm: str) -> float:
+    return PLAIN_US + TOKEN_US * tokens + (DRAFTER_US if arm == "model" else 0.0)
+
+
+def made(number: int, rng: random.Random) -> DraftEvent:
+    """Long drafts in edits, short ones in chat, whose accepted length rises halfway; whichever arm,
+    by lot; some requests end before the label is known, and some steps are a trial's."""
+    edits, arm = rng.random() < 0.5, rng.choice(["cache", "model", "none"])
+    late = number > COUNT // 2
+    accepted = rng.randint(4, 8) if edits else rng.randint(0, 2) + 3 * late
+    batch = rng.choice([1, 2, 8])
+    ran = {"cache": rng.choice([4, 8]), "model": 3, "none": 0}[arm]
+    tokens = batch + ran
+    features = event(0, 0.0).features
+    assert features is not None
+    features[FEATURES.index("match_len")] = 12.0 if edits else 3.0
+    return event(
+        number, 1e9 + number, accepted=accepted, draft_len=8, verified_len=ran, arm=arm,
+        batch_size=batch, step_tokens=tokens, step_us=step_us(batch, tokens, arm),
+        workload="edits" if edits else "chat", predicted=6.0 if edits else 1.0,
+        predicted_model=2.0, model_accepted=rng.randint(0, 3) if arm == "model" else None,
+        censored="abort" if number % 50 == 0 else "", side="plain" if number % 40 == 1 else "",
+        features=features,
+    )  # fmt: skip
+
+
+EVENTS = [made(number, random.Random(number)) for number in range(COUNT)]
+
+
+@pytest.fixture(scope="module")
+def folder(empty: KafkaSettings, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An export, and a file that an interrupted one left and its note does not name."""
+    spread(empty, 1)
+    cuts = range(0, COUNT, 100)
+    produce(empty, [(0, encode_batch(EVENTS[c : c + 100], ONE, c // 100)) for c in cuts])
+    path = tmp_path_factory.mktemp("export") / "events"
+    export(empty, path, lambda what, done, whole: None)
+    (path / "drafts-00001.parquet").write_bytes((path / "drafts-00000.parquet").read_bytes())
+    return path
+
+
+def asked(folder: Path) -> dict[str, Rows]:
+    """Every question's rows, by what the page gives an analyst to run."""
+    found = dict[str, Rows]()
+    with chdir(folder):
+        for name in QUESTIONS:
+            told: dict[str, Any] = {}
+            exec(BLOCK.replace('"regret"', f'"{name}"').replace("print(answer)", ""), told)
+            answer = told["answer"]
+            found[name] = [dict(zip(answer.columns, r, strict=True)) for r in answer.fetchall()]
+    return found
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> dict[str, Rows]:
+    return asked(folder)
+
+
+def only(rows: Rows, **values: Any) -> Rows:
+    return [row for row in rows if values.items() <= row.items()]
+
+
+def plain_us(batch: int) -> float:
+    return (PLAIN_US + TOKEN_US * batch) / batch
+
+
+def test_regret_is_what_a_loop_says(found: dict[str, Rows]) -> None:
+    own = [e for e in EVENTS if not e.side]
+
+    def committed(e: DraftEvent) -> int:
+        taken = min(e.accepted, e.verified_len) if e.arm == "cache" else e.model_accepted or 0
+        return 1 + (taken if e.arm != "none" else 0)
+
+    worth = sum(e.step_us / e.batch_size for e in own) / sum(map(committed, own))
+    regrets: dict[str, list[float]] = {}
+    for e in (e for e in own if not e.censored):
+        plain = plain_us(e.batch_size)
+        shares = sorted(x.step_us / x.batch_size for x in EVENTS
+                        if x.batch_size == e.batch_size and x.arm == "model")  # fmt: skip
+        model = (shares[len(shares) // 2] + shares[(len(shares) - 1) // 2]) / 2
+        brings = [worth - plain, (1 + e.accepted) * worth - plain - e.accepted * TOKEN_US]
+        chosen = brings[0]
+        if e.arm == "cache":
+            chosen = committed(e) * worth - plain - e.verified_len * TOKEN_US
+        if e.model_accepted is not None:
+            chosen = (1 + e.model_accepted) * worth - model
+            brings.append(chosen)
+        regrets.setdefault(e.arm, []).append(max(brings) - chosen)
+    for arm, each in regrets.items():
+        (row,) = only(found["regret"], chosen=arm)
+        assert row["cycles"] == len(each)
+        assert row["regret_us"] == pytest.approx(sum(each) / len(each), rel=1e-6)
+    assert min(min(each) for each in regrets.values()) >= 0.0
+
+
+def test_payoffs_drift_tenths_and_costs_are_of_the_events(found: dict[str, Rows]) -> None:
+    mine = [e for e in EVENTS if e.workload == "chat" and not e.censored]
+    times = sum(1 + 8 * TOKEN_US / plain_us(e.batch_size) for e in mine)
+    (row,) = only(found["pays"], what="workload", value="chat")
+    assert row["cache_pays"] == pytest.approx(sum(1 + e.accepted for e in mine) / times, rel=1e-6)
+    apart = {row["workload"]: row["standard_errors"] for row in found["drift"]}
+    assert apart["chat"] > 10 and abs(apart["edits"]) < 3
+    cache = only(found["calibration"], arm="cache")
+    assert len(cache) == 10 and cache[0]["expected"] == 1.0
+    verified = [e for e in EVENTS if e.arm == "model" and not e.censored and not e.side]
+    assert sum(r["drafts"] for r in only(found["calibration"], arm="model")) == len(verified)
+    (row,) = only(found["batch"], batch=8, arm="none")
+    assert row["step_ms"] == step_us(8, 8, "none") / 1e3
+
+
+def test_an_export_that_began_before_there_was_a_share_is_one_in_which_nothing_was_shed(
+    folder: Path, found: dict[str, Rows], tmp_path: Path
+) -> None:
+    whole = pq.read_table(folder / "drafts-00000.parquet")
+    pq.write_table(whole[:600].drop(["share"]), tmp_path / "a.parquet")
+    pq.write_table(whole[600:], tmp_path / "b.parquet")
+    for names in (["a.parquet"], ["a.parquet", "b.parquet"]):
+        (tmp_path / "export.json").write_text(json.dumps({"files": names}))
+        now = asked(tmp_path)
+        with chdir(tmp_path):
+            assert duckdb.sql("FROM drafts SELECT DISTINCT share").fetchall() == [(1.0,)]
+    for name, column in (("regret", "regret_us"), ("pays", "cache_pays")):
+        expected = [row[column] for row in found[name]]
+        assert [row[column] for row in now[name]] == pytest.approx(expected, rel=1e-6), name
+
+
+def test_an_event_without_a_draft_answers_every_question(
+    empty: KafkaSettings, tmp_path: Path
+) -> None:
+    spread(empty, 1)
+    none = {"draft_len": 0, "features": None, "label": "", "accepted": 0, "verified_len": 0}
+    produce(empty, [(0, encode_batch([event(0, 1e9, arm="none", **none)], ONE, 0))])
+    export(empty, tmp_path, lambda what, done, whole: None)
+    assert asked(tmp_path).keys() == {*QUESTIONS}

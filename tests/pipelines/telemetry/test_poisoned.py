@@ -16,11 +16,7 @@ from decoder.contracts.bundle import Policy
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DRAFTS, TRIALS
 from decoder.feed import PolicyFeed
-from learner.dead_letters import DeadLetters
-from learner.intake import Intake
-from learner.lease import Lease
 from learner.players import Players
-from learner.published import Published
 from learner.source import EventSource, Fetched
 from pipelines.cli import app
 from pipelines.telemetry.export import export
@@ -45,10 +41,9 @@ def poisoned(empty: KafkaSettings) -> KafkaSettings:
     return empty
 
 
-def read(source: EventSource) -> list[Fetched]:
-    """All that ``source`` hands on."""
+def test_a_learner_hears_who_could_play_and_of_rounds(poisoned: KafkaSettings) -> None:
+    source, came = EventSource(poisoned, {}, topic=TRIALS), list[Fetched]()
     assert source.connect(threading.Event())
-    came: list[Fetched] = []
 
     def ended() -> bool:
         came.extend(records := source.poll(0.05))
@@ -57,59 +52,33 @@ def read(source: EventSource) -> list[Fetched]:
 
     until(ended)
     source.close()
-    return came
-
-
-def test_a_learner_reads_its_drafts_and_rounds(poisoned: KafkaSettings) -> None:
-    source, dead = EventSource(poisoned, {}), DeadLetters(poisoned)
-    intake = Intake(dead)
-    assert sum(a.events for r in read(source) if (a := intake.admit(r)) is not None) == 100
-    assert source.skipped >= len(WORST) and source.read_at > 0
-    dead.close()
-    rounds = read(EventSource(poisoned, {}, topic=TRIALS))
-    assert any(b"hvd.trials.v2" in record.value for record in rounds)
-
-
-def test_a_learner_reads_leases_and_policies(poisoned: KafkaSettings) -> None:
-    lease, published = Lease(poisoned, "another"), Published(poisoned)
-    until(lambda: lease.turn({"scope": 0}) or lease.holds("scope"))  # type: ignore[func-returns-value]
-    assert lease.term("scope") > 1, "it has read of the one before"
-    until(lambda: published.read(1.0))
-    assert published.last("scope") is not None
-    lease.close()
-    published.close()
-
-
-def test_a_learner_hears_who_could_play(poisoned: KafkaSettings) -> None:
-    players, scopes = Players(poisoned), set()  # type: ignore[var-annotated]
+    assert source.skipped >= len(WORST)
+    assert any(b"hvd.trials.v2" in record.value for record in came)
+    players, scopes = Players(poisoned), set[str]()
     players.read()
     poison(poisoned)
     of_worker(poisoned)
 
-    def heard() -> bool:
+    def reads() -> None:
         players._read_at = 0.0
         scopes.update(players.read())
-        return "scope" in scopes
 
-    until(heard)
+    until(lambda: "scope" in scopes, turn=reads)
     players.close()
 
 
-def test_a_worker_hears_of_its_policy(poisoned: KafkaSettings) -> None:
+def test_a_worker_hears_of_its_policy_and_who_looks_on_sees_on(poisoned: KafkaSettings) -> None:
     applied: list[Policy] = []
     feed = PolicyFeed(poisoned, "scope", Admission("scope", applied.append))
     feed.start()
     until(lambda: applied)
     feed.close()
-
-
-@pytest.mark.parametrize("since_s", [3_600.0, math.inf])
-def test_who_looks_on_sees_on(poisoned: KafkaSettings, since_s: float) -> None:
-    ledger = Ledger()
-    observer = Observer(poisoned, ledger, since_s)
-    observer.start()
-    until(lambda: ledger.statuses and ledger.published)
-    observer.close()
+    for since_s in (3_600.0, math.inf):
+        ledger = Ledger()
+        observer = Observer(poisoned, ledger, since_s)
+        observer.start()
+        until(lambda seen=ledger: seen.statuses and seen.published)
+        observer.close()
 
 
 def test_it_is_exported(poisoned: KafkaSettings, tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ from jsonschema import Draft202012Validator
 from decoder.contracts.bundle import Header
 from decoder.contracts.errors import ContractError, EventRefused
 from decoder.contracts.events import COLUMNS, LIMITS, decode_batch, encode_batch
-from decoder.contracts.features import FEATURES, SCHEMA_ID
+from decoder.contracts.features import SCHEMA_ID
 from decoder.contracts.settings import KafkaSettings
-from decoder.contracts.topics import DEAD, DRAFTS, LEASE, POLICY, STATUS, TOPICS
+from decoder.contracts.topics import DEAD, DRAFTS, LEASE, POLICY, TOPICS
 from pipelines.telemetry.schemas import breaks, broken, files, publish
 from tests.contracts.test_events import EVENT, ORIGIN, PLAIN
 from tests.pipelines.telemetry.conftest import folder_of, lying
@@ -40,11 +40,7 @@ def test_the_published_file_is_what_the_code_says(name: str) -> None:
     said = "run: hvd telemetry schemas"
     assert (FOLDER / name).read_text(encoding="utf-8") == FILES[name], said
     Draft202012Validator.check_schema(SCHEMAS[name.removesuffix(".json")])
-
-
-def test_what_was_released_is_only_added_to() -> None:
-    assert {f"{t.name}.json" for t in TOPICS} <= {p.name for p in FOLDER.glob("released/*.json")}
-    assert broken(FOLDER, FILES) == []
+    assert (FOLDER / "released" / name).exists() and broken(FOLDER, FILES) == [], "only added to"
 
 
 def test_real_records_keep_their_schemas(written: KafkaSettings) -> None:
@@ -54,27 +50,14 @@ def test_real_records_keep_their_schemas(written: KafkaSettings) -> None:
             headers = {key: value.decode() for key, value in record.headers}
             features = SCHEMA_ID if topic in (DRAFTS.name, POLICY.name) else None
             assert (headers["schema"], headers.get("schema_id")) == (topic, features)
-            told: Any = None
-            if topic == DEAD.name:
-                told = headers
-            elif topic == POLICY.name:
-                told = metadata(record.value) if record.value else None
-            else:
-                told = json.loads(record.value)
-            if told is not None:
+            reads = {DEAD.name: lambda _, told=headers: told, POLICY.name: metadata}
+            if record.value:
+                told: Any = reads.get(topic, json.loads)(record.value)
                 KEEPS[topic].validate(told)
                 seen.add(topic)
             if topic == DRAFTS.name:
                 KEEPS[SCHEMA_ID].validate(told["features"])
     assert seen == {topic.name for topic in TOPICS}
-
-
-def test_columns_say_what_they_mean_and_features_are_in_their_order() -> None:
-    columns = SCHEMAS[DRAFTS.name]["$defs"]["DraftColumns"]["properties"]
-    assert list(columns) == list(COLUMNS)
-    assert all(len(column["description"]) > 5 for column in columns.values())
-    assert SCHEMAS[SCHEMA_ID]["required"] == list(FEATURES)
-    assert not KEEPS[SCHEMA_ID].is_valid({**RECORD["features"], "another": [1.0, None]})
 
 
 @pytest.mark.parametrize("column", sorted(LIMITS))
@@ -135,26 +118,21 @@ NEEDED = SCHEMAS[DRAFTS.name]["$defs"]["DraftColumns"]["required"]
     [
         ((), {}, ""),
         (AT, {"probability": {"type": "array", "items": {"type": "number"}}}, ""),
-        (("properties",), {"model": {"type": "string"}}, ""),
         ((*AT, "draft_len"), {"description": "in other words"}, ""),
         (AT, {"draft_len": ..., "length": LEN}, "draft_len is gone, or has another name"),
         ((*AT, "draft_len", "items"), {"type": "number"},
          "columns.draft_len.items.type went from integer to number"),
         ((*AT, "draft_len", "items"), {"maximum": 9}, "maximum went from 512 to 9"),
-        ((*AT, "draft_len", "items"), {"maximum": ...}, "maximum went from 512 to None"),
         ((*AT, "label", "items"), {"enum": ["verified"]}, "label.items.enum went"),
-        ((*AT, "model_accepted", "items"), {"anyOf": [{}]}, "items.anyOf went"),
         (TABLE, {"required": [*NEEDED, "new"]}, "new must be there now"),
         (TABLE, {"required": NEEDED[1:]}, "need no longer be there"),
         ((), {"additionalProperties": False}, "additionalProperties went from None to False"),
-        (("$defs", "WorkerStatus", "properties", "cycles", "additionalProperties"),
-         {"type": "string"}, "cycles.additionalProperties.type went"),
     ],
 )  # fmt: skip
 def test_a_property_may_come_and_nothing_else_may_change(
     path: tuple[str, ...], to: dict[str, Any], said: str
 ) -> None:
-    before = SCHEMAS[STATUS.name if "WorkerStatus" in path else DRAFTS.name]
+    before = SCHEMAS[DRAFTS.name]
     part = schema = copy.deepcopy(before)
     for key in path:
         part = part[key]

@@ -24,9 +24,9 @@ from pipelines.cli import app
 from pipelines.lab.bench.serve.prompts import Asked, levels
 from tests.engines.tiny import VOCABULARY, learned_policy, tiny_head, tiny_target
 
-WORDS = [f"w{i}" for i in range(VOCABULARY)]
 TEMPLATE = "{% for m in messages %}w1 {{ m['content'] }} w2 {% endfor %}"
-METHODS = ["greedy", "eagle3", "suffix", "frequency", "hybrid", "oracle"]
+METHODS = ["greedy", "eagle3", "eagle3-tree", "suffix", "frequency:1", "arctic", "hybrid",
+           "hybrid-tree", "oracle"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +34,10 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A target with its tokenizer, a drafter, a policy and two prompt files, one with faults."""
     folder = tmp_path_factory.mktemp("bench")
     tiny_target(3).save_pretrained(folder / "model")
-    words = Tokenizer(WordLevel({w: i for i, w in enumerate(WORDS)}, unk_token="w0"))
-    words.pre_tokenizer = Whitespace()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token=None, unk_token="w0")
+    words = {f"w{i}": i for i in range(VOCABULARY)}
+    backend = Tokenizer(WordLevel(words, unk_token="w0"))
+    backend.pre_tokenizer = Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=None, unk_token="w0")
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(folder / "model")
     save_head(tiny_head(3), folder / "drafter")
@@ -89,6 +90,10 @@ def test_a_run_leaves_figures_and_its_generations(
     assert records["good", "suffix"]["exact"] is True
     assert records["good", "suffix"]["tok_per_s"] > 0
     assert records["good", "greedy"]["speedup_vs_greedy"] == 1.0
+    assert records["good", "eagle3"]["model_share"] > 0.9 and records["good", "suffix"]["drafts"]
+    for single in ("eagle3", "suffix"):
+        oracle, other = (records["good", name]["cycles_per_1k"] for name in ("oracle", single))
+        assert oracle <= other
     assert len(figures["problems"]) == 3
     told = figures["settings"]["policies"]["hybrid"]
     assert re.fullmatch("version 1, payoff, threshold 2, [0-9a-f]{12}", told)
@@ -102,7 +107,6 @@ def test_a_run_leaves_figures_and_its_generations(
     [
         ("--prompts nowhere", "nowhere is not a folder"),
         ("--clock cpu --device cuda", "use it with --device cpu"),
-        ("--datasets gone", "no dataset is left to measure"),
         ("--methods greedy --device cuda:9", "finds no CUDA device"),
         ("--methods suffix --check", "--check compares with greedy"),
     ],

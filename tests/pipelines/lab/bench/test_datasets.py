@@ -14,8 +14,6 @@ from huggingface_hub import constants
 from decoder.contracts.errors import SettingsError
 from pipelines.lab.bench import datasets
 
-PAPERS = {"agentic", "code", "structured", "multihop_qa", "long_context", "open_ended"}
-"""Workload families of the paper's Table 8."""
 HOTPOT = {
     "question": "Who wrote it?",
     "context": {"title": ["One", "Two"], "sentences": [["A.", " B."], ["C.", "D."]]},
@@ -57,31 +55,16 @@ EXPECTED = {
 }
 
 
-def test_all_sixteen_of_the_paper_are_there_and_of_each_family() -> None:
-    assert list(datasets.SOURCES) == list(ROWS)
-    assert {s.family for s in datasets.SOURCES.values()} == PAPERS
-    assert (datasets.PROMPTS, datasets.SPLIT_SEED) == (20, 42)
-
-
 @pytest.mark.parametrize("name", datasets.SOURCES)
-def test_a_row_becomes_a_prompt(name: str) -> None:
+def test_a_row_becomes_a_prompt_and_one_of_another_layout_is_named(name: str) -> None:
+    assert len(datasets.SOURCES) == 16, "the paper's"
     problems: list[str] = []
-    found = datasets.prompt_set(name, [ROWS[name]], problems)
-    assert problems == []
-    assert found is not None
+    found = datasets.prompt_set(name, [{"another": "x"}, ROWS[name]], problems)
+    assert found is not None and len(found.prompts) == len(problems) == 1
+    assert problems[0].startswith(f"{name} row 1 skipped: ") and "another" in problems[0]
     text = found.prompts[0].text
     assert all(part in text for part in EXPECTED.get(name, [])) and "distractor" not in text
     assert found.prompts[0].messages[-1]["role"] == "user"
-
-
-def test_a_row_of_another_layout_is_named_with_its_fields() -> None:
-    problems: list[str] = []
-    rows = [{"prompt": "x"}, ROWS["mbpp"], {"text": "x", "test_list": None}]
-    found = datasets.prompt_set("mbpp", rows, problems)
-    assert found is not None
-    assert [p.id for p in found.prompts] == ["mbpp/2"]
-    assert problems[0] == "mbpp row 1 skipped: KeyError 'text' among prompt."
-    assert problems[1].startswith("mbpp row 3 skipped: ")
 
 
 class Rows(list[dict[str, Any]]):
@@ -114,18 +97,14 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return held
 
 
-def test_the_split_is_shuffled_with_the_seed_and_cut_to_the_count(hub: dict[str, Any]) -> None:
+def test_the_split_is_shuffled_with_the_seed_cut_to_the_count_and_what_lacks_leaves_the_others(
+    hub: dict[str, Any],
+) -> None:
     hub["google-research-datasets/mbpp"] = [{**ROWS["mbpp"], "text": f"t{i}"} for i in range(9)]
-    (found,) = datasets.load(["mbpp"], 3, [])
-    assert hub["asked"] == [("google-research-datasets/mbpp", "full", "test", None)]
-    assert [p.text.split(": ")[1].split("\n")[0] for p in found.prompts] == ["t8", "t7", "t6"]
-
-
-def test_what_cannot_be_fetched_leaves_the_others(hub: dict[str, Any]) -> None:
-    hub["tatsu-lab/alpaca"] = [ROWS["alpaca"]]
     problems: list[str] = []
-    found = list(datasets.load(["spider", "nonsense", "alpaca"], 3, problems))
-    assert [f.name for f in found] == ["alpaca"]
+    (found,) = datasets.load(["spider", "nonsense", "mbpp"], 3, problems)
+    assert hub["asked"][-1] == ("google-research-datasets/mbpp", "full", "test", None)
+    assert [p.text.split(": ")[1].split("\n")[0] for p in found.prompts] == ["t8", "t7", "t6"]
     assert problems[0].startswith("dataset 'spider' left out: NBAmine/xlangai-spider-with-context")
     assert "second line" not in problems[0] and "--prompts" in problems[0]
     assert problems[1].startswith("dataset 'nonsense' left out: there are delegate52, ")
@@ -144,11 +123,6 @@ def test_a_hub_out_of_reach_is_said_once_and_fetched_copies_still_count(
     assert len(list(datasets.load(["alpaca"], 3, problems))) == 1
     assert problems == ["the hub cannot be reached: only datasets fetched before can be used."]
     assert constants.HF_HUB_OFFLINE
-
-
-def test_without_the_library_one_sentence_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(SettingsError, match=r"\[bench\].*--prompts"):
         list(datasets.load([], 3, []))

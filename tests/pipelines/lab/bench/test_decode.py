@@ -15,17 +15,12 @@ from decoder.engines.reference.session import Session
 from decoder.settings import WorkerSettings
 from pipelines.lab.bench import methods
 from pipelines.lab.bench.decode.run import Plan, run
-from pipelines.lab.bench.metrics import summary
 from pipelines.lab.bench.options import Selection
 from pipelines.lab.bench.results import Results
 from pipelines.prompts import Prompt, PromptSet
 from tests.engines.tiny import VOCABULARY, learned_policy, tiny_engine
 
 WORDS = "abcdefghijkl"
-ALL = (
-    "greedy", "eagle3", "eagle3-tree", "suffix", "frequency:1", "arctic", "hybrid",
-    "hybrid-tree", "oracle",
-)  # fmt: skip
 POLICIES = {methods.SHIPPED: learned_policy(), "paper": replace(learned_policy(), threshold=6.0)}
 
 
@@ -80,28 +75,6 @@ def decoded(
     return run(engine, sets, plan, results, ([] if seen is None else seen).append)
 
 
-def test_every_method_gives_greedys_output_on_every_prompt_and_all_is_kept(
-    engine: ReferenceEngine, tmp_path: Path
-) -> None:
-    found = decoded(engine, ALL, path=tmp_path / "kept.jsonl", limit=3)
-    assert len(found.prompts) == 5
-    made = summary(found)
-    assert made["differing"] == []
-    assert all(r["exact"] and r["tokens"] for r in made["records"])
-    by_method = {r["method"]: r for r in made["records"] if r["dataset"] == "one"}
-    assert by_method["greedy"]["cycles_per_1k"] == pytest.approx(1000.0)
-    assert by_method["eagle3"]["model_share"] > 0.9
-    assert by_method["suffix"]["cache_share"] > 0 and by_method["suffix"]["drafts"] > 0
-    for outcome in (o for p in found.prompts.values() for o in p.outcomes.values()):
-        verified = sum(c.arm == "model" and c.verified > 0 for c in outcome.cycles)
-        if outcome.method != "oracle":
-            assert len(outcome.drafts) == sum(c.cache_len > 0 for c in outcome.cycles)
-            assert len(outcome.model_drafts) == verified
-    for single in ("eagle3", "suffix"):
-        assert by_method["oracle"]["cycles_per_1k"] <= by_method[single]["cycles_per_1k"]
-    assert Results(found.settings, tmp_path / "kept.jsonl").prompts == found.prompts
-
-
 def test_methods_take_turns_and_datasets_do_as_well(engine: ReferenceEngine) -> None:
     seen: list[str] = []
     decoded(engine, ("greedy", "suffix"), seen=seen, limit=2, warmup=0)
@@ -118,23 +91,6 @@ def test_warm_up_prompts_fill_the_caches_and_are_not_measured(engine: ReferenceE
     cold, warm = ([*each.prompts.values()] for each in runs)
     assert len(warm) == 1
     assert len(warm[0].outcomes["suffix"].cycles) < len(cold[0].outcomes["suffix"].cycles)
-
-
-def test_a_prompt_that_does_not_fit_is_named_and_the_next_one_taken(
-    engine: ReferenceEngine,
-) -> None:
-    sets = [prompts_of("one", "ab" * 200, "abc", "xyz")]
-    found = decoded(engine, ("greedy",), sets, limit=2, warmup=0)
-    assert [key.prompt for key in found.prompts] == ["one/1", "one/2"]
-    assert found.problems == [
-        "one: prompt one/0 skipped: its 402 tokens are more than the 120 there is room for."
-    ]
-    asked: dict[str, Any] = {"too_long": "truncate", "max_prompt_tokens": 20, "template": "both"}
-    cut = decoded(engine, ("greedy",), sets, limit=1, warmup=0, **asked)
-    assert [(p.key.template, p.tokens, p.cut) for p in cut.prompts.values()] == [
-        ("chat", 20, 382), ("none", 20, 380),
-    ]  # fmt: skip
-    assert {r["template"] for r in summary(cut)["records"]} == {"chat", "none"}
 
 
 def test_a_prompt_one_method_fails_on_is_left_out_for_all(
@@ -156,20 +112,21 @@ def test_a_prompt_one_method_fails_on_is_left_out_for_all(
 def test_ctrl_c_keeps_what_is_there_and_the_next_run_goes_on(
     engine: ReferenceEngine, tmp_path: Path
 ) -> None:
-    wanted, path = ("greedy", "suffix", "hybrid"), tmp_path / "kept.jsonl"
+    wanted, path = ("greedy", "suffix"), tmp_path / "kept.jsonl"
     whole = decoded(engine, wanted, limit=2)
+    assert decoded(engine, wanted, limit=2, minutes=1e-9).out_of_time
 
     class Stopping(list[str]):
         def append(self, what: str) -> None:
             super().append(what)
-            if len(self) == 8:  # in the middle of the third prompt
+            if len(self) == 6:  # in the middle of the third prompt
                 raise KeyboardInterrupt
 
     first = decoded(engine, wanted, path=path, seen=Stopping(), limit=2)
     assert first.interrupted and len(first.prompts) == 2
     seen: list[str] = []
     second = decoded(engine, wanted, path=path, seen=seen, limit=2)
-    assert not second.interrupted and len(seen) == 6
+    assert not second.interrupted and len(seen) == 4
     for key, prompt in whole.prompts.items():
         again = second.prompts[key].outcomes
         assert {n: o.tokens for n, o in prompt.outcomes.items()} == {
@@ -177,11 +134,6 @@ def test_ctrl_c_keeps_what_is_there_and_the_next_run_goes_on(
         }
         lengths = ([c.cache_len for c in o["suffix"].cycles] for o in (prompt.outcomes, again))
         assert next(lengths) == next(lengths), "the resumed cache is not what it would have been"
-
-
-def test_time_that_is_up_ends_the_run_between_prompts(engine: ReferenceEngine) -> None:
-    found = decoded(engine, ("greedy",), limit=2, minutes=1e-9)
-    assert (found.prompts, found.out_of_time, found.interrupted) == ({}, True, False)
 
 
 def test_names_carry_parameters_and_baselines_are_shown_the_papers_drafts() -> None:
@@ -197,22 +149,12 @@ def test_names_carry_parameters_and_baselines_are_shown_the_papers_drafts() -> N
     assert methods.names("suffix,oracle,suffix") == ("greedy", "suffix", "oracle")
     files = methods.policy_files(["a.safetensors", "paper=b=c"])
     assert files == {"": Path("a.safetensors"), "paper": Path("b=c")}
-
-
-@pytest.mark.parametrize(
-    ("wanted", "has_drafter", "error", "said"),
-    [
-        ("greedy,gredy,frequency:3", True, SettingsError, "no method gredy: there are greedy, "),
-        ("frequency:many@2", True, SettingsError, "'frequency:many@2': behind ':'"),
-        ("hybrid:paper", True, SettingsError, "a label of --policy"),
-        ("suffix@0", True, SettingsError, "is no factor above 0"),
-        ("suffix@nan", True, SettingsError, "behind '@' the factor"),
-        ("greedy,eagle3,frequency", False, ModelError, "eagle3, frequency need a drafter"),
-        (" , ", True, SettingsError, "no method was named"),
-    ],
-)
-def test_what_cannot_be_a_method_is_said_in_a_sentence(
-    wanted: str, has_drafter: bool, error: type[Exception], said: str
-) -> None:
-    with pytest.raises(error, match=said):
-        methods.build(methods.names(wanted), {}, has_drafter, 4)
+    for asked, has_drafter, said in (
+        ("greedy,gredy,frequency:3", True, "no method gredy: there are greedy, "),
+        ("frequency:many@2", True, "'frequency:many@2': behind ':'"),
+        ("hybrid:paper", True, "a label of --policy"),
+        ("suffix@nan", True, "behind '@' the factor"),
+        ("greedy,eagle3,frequency", False, "eagle3, frequency need a drafter"),
+    ):
+        with pytest.raises((SettingsError, ModelError), match=said):
+            methods.build(methods.names(asked), {}, has_drafter, 4)

@@ -6,29 +6,17 @@ import json
 
 from typer.testing import CliRunner
 
-from decoder.contracts.events import decode_batch
 from pipelines.cli import app
 from pipelines.lab.bench import step_cost
-from pipelines.lab.bench.learner import RECORD, records
-
-
-def test_records_are_of_many_requests_and_moments() -> None:
-    read = [decode_batch(record.value) for record in records(6, scopes=2)]
-    assert [(b.origin.scope, b.sequence) for b in read] == [
-        ("scope0", 0), ("scope1", 0), ("scope0", 1), ("scope1", 1), ("scope0", 2), ("scope1", 2),
-    ]  # fmt: skip
-    assert all(len(batch) == RECORD for batch in read)
-    assert len({name for batch in read for name in batch.names["request"]}) == 6 * RECORD // 32
-    times = [float(batch.numbers["time"][0]) for batch in read]
-    assert times == sorted(set(times)) and {b.origin.life for b in read} == {"0" * 8, "0" * 7 + "1"}
+from pipelines.lab.bench.learner import RECORD
 
 
 def test_the_command_prints_what_it_measured() -> None:
-    done = CliRunner().invoke(app, ["bench", "learner", "--events", "20000", "--json"])
+    done = CliRunner().invoke(app, ["bench", "learner", "--events", "10000", "--json"])
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     for run in (found, found["ten_scopes"]):
-        assert run["events"] == -(-20_000 // RECORD) * RECORD and run["events_per_s"] > 0
+        assert run["events"] == -(-10_000 // RECORD) * RECORD and run["events_per_s"] > 0
         assert run["rss_mb"] >= run["rss_mb_after_1m"] > 0
     assert (found["scopes"], found["ten_scopes"]["scopes"]) == (1, 10)
 
@@ -38,13 +26,6 @@ def test_a_step_has_every_part_of_ours_in_it_and_prompts_are_waited_for() -> Non
     assert set(whole["us_by_verb"]) == {"observe", "choose", "drafted", "settle", "adapter"}
     assert all(us > 0.0 for us in whole["us_by_verb"].values())
     assert whole["tokens_per_cycle"] > 1.2 and whole["longest_wait_for_a_prompt_ms"] > 0.0
-
-
-def test_what_a_step_takes_is_shown_in_a_table() -> None:
+    assert [number for number, *_ in step_cost.recorded(65)] == list(range(65))
     shown = CliRunner().invoke(app, ["bench", "decide", "--steps", "20"])
     assert shown.exit_code == 0 and "us by verb observe" in shown.output, shown.output
-
-
-def test_what_telemetry_emits_is_what_a_router_told() -> None:
-    told = step_cost.recorded(65)
-    assert [number for number, *_ in told] == list(range(65))

@@ -1,4 +1,4 @@
-"""Training: copying is learned, acceptance is counted as decoding would, runs resume."""
+"""Drafters: conversations keep the target's states, copying is learned, runs resume."""
 
 from __future__ import annotations
 
@@ -10,15 +10,71 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from decoder.drafting.eagle3 import Eagle3Head, HeadConfig, load_head
+from pipelines import embedded
+from pipelines.lab.drafter import compose
 from pipelines.lab.drafter.acceptance import DRAFTED, evaluate
+from pipelines.lab.drafter.asks import asks
+from pipelines.lab.drafter.compose import write
 from pipelines.lab.drafter.copying import copying_loss, learn_to_copy
 from pipelines.lab.drafter.export import export
-from pipelines.lab.drafter.measure import counted, told
 from pipelines.lab.drafter.shards import Conversation, read_shards, write_shard
-from pipelines.lab.drafter.train import Run, Settings, Target, chain_rows, draft_vocabulary, train
+from pipelines.lab.drafter.train import Run, Settings, Target, train
 from pipelines.lab.drafter.unroll import Pack, unroll
+
+STATES, END = (0, 1, 3), 2
+
+
+@pytest.fixture(scope="module")
+def llama() -> LlamaForCausalLM:
+    """A random Llama with tied embeddings."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True}
+    return LlamaForCausalLM(LlamaConfig(**sizes, **heads, initializer_range=0.3)).eval()
+
+
+@torch.no_grad()
+def expected(model: LlamaForCausalLM, tokens: list[int]) -> torch.Tensor:
+    """(tokens, layers + 1, hidden) by one pass over a whole text alone."""
+    found = model.model(torch.tensor([tokens]), use_cache=False, output_hidden_states=True)
+    return torch.stack([*(found.hidden_states[i][0] for i in STATES), found[0][0]], 1)
+
+
+def test_every_conversation_keeps_the_states_of_its_own_tokens(
+    llama: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts of all lengths share passes, are read in pieces and end one after the other."""
+    monkeypatch.setattr(compose, "PROMPT_TOKENS", 5)
+    torch.manual_seed(1)
+    prompts = [torch.randint(64, (1 + 2 * i,)).tolist() for i in range(12)]
+    temperatures = 0.7 * (torch.arange(12) % 2)
+    done = list(write(llama, prompts, temperatures, END, 30, STATES))
+    assert sorted(place for place, _, _ in done) == list(range(12))
+    assert len({len(text) - len(prompts[place]) for place, text, _ in done}) > 2
+    for place, text, states in done:
+        answer = text[len(prompts[place]) :]
+        assert text[: len(prompts[place])] == prompts[place]
+        assert END not in answer[:-1] and (answer[-1] == END or len(answer) == 30)
+        wanted = expected(llama, text[:-1])
+        torch.testing.assert_close(states, wanted.bfloat16(), rtol=0.01, atol=0.01)
+        if not temperatures[place]:
+            likeliest = llama.lm_head(wanted[:, -1]).argmax(-1)
+            assert likeliest[-len(answer) :].tolist() == answer
+
+
+def test_asks_repeat_with_their_seed_and_hold_open_and_whole_prompts() -> None:
+    tokenizer = AutoTokenizer.from_pretrained(embedded.ensure_model())
+    first, again, other = (list(itertools.islice(asks(tokenizer, seed), 99)) for seed in (1, 1, 2))
+    assert first == again != other
+    assert {whole for _, whole in first} == {True, False}
+    for ids, whole in first:
+        text = tokenizer.decode(ids)
+        assert text.startswith("<|im_start|>")
+        assert text.endswith("<|im_start|>assistant\n") == whole
+
 
 VOCABULARY, HIDDEN, DRAFT = 40, 32, 24
 LAYERS = (1, 2, 3)
@@ -69,25 +125,6 @@ def packed(some: list[Conversation], target: Target) -> Pack:
     return Pack.of(some, target.embedding, torch.ones(1))
 
 
-def test_chains_start_at_every_answer_position_but_never_at_the_first_or_last(
-    target: Target,
-) -> None:
-    two = conversations(2, target)
-    assert chain_rows(two, 0.0).tolist() == [*range(3, 23), *range(27, 47)]
-    assert chain_rows(two, 1.0).tolist() == [*range(1, 23), *range(25, 47)]
-
-
-def test_the_draft_vocabulary_prefers_what_answers_hold_and_the_target_expected(
-    target: Target,
-) -> None:
-    c = conversation([3, 3, 3, 3, 7, 7, 7, 30, 30, 31], target)
-    unsure = c._replace(final=torch.zeros_like(c.final))
-    assert draft_vocabulary([unsure], 3, target.embedding).tolist() == [7, 30, 31]
-    assert draft_vocabulary([unsure], 6, target.embedding).tolist() == [0, 1, 3, 7, 30, 31]
-    expecting = c._replace(final=(4 * target.embedding[9]).expand(10, -1).bfloat16())
-    assert 9 in draft_vocabulary([expecting], 2, target.embedding).tolist()
-
-
 def test_acceptance_counts_cycles_as_decoding_would(target: Target) -> None:
     head, words = tiny_head(3), nn.Embedding.from_pretrained(target.embedding)
     c = conversations(1, target, 40)[0]
@@ -102,19 +139,6 @@ def test_acceptance_counts_cycles_as_decoding_would(target: Target) -> None:
     assert found.cycles == cycles
     assert found.accepted == pytest.approx(accepted / cycles)
     assert 0 < found.accepted < DRAFTED
-
-
-def test_what_the_stock_engine_counted_is_told_by_the_cycle() -> None:
-    def metric(name: str, **of: object) -> SimpleNamespace:
-        return SimpleNamespace(name=f"vllm:{name}", **of)
-
-    cycles = metric("spec_decode_num_drafts", value=10)
-    accepted = metric("spec_decode_num_accepted_tokens_per_pos", values=[6, 3, 1, 0])
-    assert not counted([metric("prompt_tokens", value=7)]).any()
-    assert (
-        told("qa", counted([cycles, accepted]))
-        == "qa: 1.000 accepted over 10 cycles (by place 0.60 0.30 0.10 0.00)"
-    )
 
 
 def test_learning_to_copy_raises_what_can_be_copied(target: Target) -> None:
@@ -141,11 +165,10 @@ def test_learning_to_copy_raises_what_can_be_copied(target: Target) -> None:
     assert copied() > 2 * before
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_training_lowers_the_loss_and_resumes_where_it_stopped(
-    tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch, dtype: str
+    tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings, losses = replace(SETTINGS, dtype=dtype), list[float]()
+    settings, losses = replace(SETTINGS, dtype="bfloat16"), list[float]()
     # a clock that ticks once a look makes the run's length a number of batches
     clock = SimpleNamespace(monotonic=itertools.count().__next__)
     monkeypatch.setattr("pipelines.lab.drafter.train.time", clock)

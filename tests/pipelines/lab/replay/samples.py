@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,6 +39,17 @@ def copying_traces(seed: int, count: int = 6, length: int = 60, **more: Any) -> 
     return [Trace(f"s{i}", text(20), text(length), **more) for i in range(count)]
 
 
+def write_traces(path: Path, seed: int, count: int, length: int) -> Path:
+    """Recordings in token ids, a line each."""
+    lines = [
+        json.dumps({"session": f"{path.stem}{i}", "prompt": t.prompt, "output": t.output})
+        for i, t in enumerate(copying_traces(seed, count, length))
+    ]
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
 def dialogue(seed: int, turns: int = 4) -> list[Trace]:
     """One session: each prompt is the one before with its output and something new."""
     made: list[Trace] = []
@@ -59,10 +72,8 @@ def word_tokenizer(template: str | None = CHAT_TEMPLATE) -> Any:
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        unk_token="?",
-        eos_token="<|end|>",
+        tokenizer_object=backend, unk_token="?", eos_token="<|end|>",
         additional_special_tokens=marks[:4],
-    )
+    )  # fmt: skip
     tokenizer.chat_template = template
     return tokenizer

@@ -11,14 +11,11 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from decoder.contracts.errors import ModelError
 from decoder.policy.probes import to_bytes
 from pipelines.cli import app
-from pipelines.lab.replay import study
-from pipelines.prompts import read_folder
 from tests.conftest import random_policy
-from tests.pipelines.lab.replay.samples import copying_traces, word_tokenizer
-from tests.pipelines.test_cli import hvd
-from tests.pipelines.test_prompts import LetterTokenizer
+from tests.pipelines.lab.replay.samples import word_tokenizer, write_traces
 
 RULES = {
     "greedy", "suffix", "frequency", "match4", "buckets", "suffix@2", "frequency@2", "match4@2",
@@ -28,15 +25,11 @@ RULES = {
 
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Two files of twenty recordings; the first also has a line that is broken."""
+    """Two files of recordings; the first also has a line that is broken."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    paths = [tmp_path / "one.jsonl", tmp_path / "two.jsonl"]
-    for seed, path in enumerate(paths):
-        lines = [
-            json.dumps({"session": t.session, "prompt": t.prompt, "output": t.output})
-            for t in copying_traces(seed, 20, 100)
-        ]
-        path.write_text("\n".join([*lines, *["{"] * (seed == 0)]), encoding="utf-8")
+    paths = [write_traces(tmp_path / f"{n}.jsonl", i, 24, 80) for i, n in enumerate(("one", "two"))]
+    with paths[0].open("a") as first:
+        first.write("{")
     return paths
 
 
@@ -61,23 +54,14 @@ def test_each_file_is_decoded_by_every_rule(
     files: list[Path], replay: Callable[..., Result]
 ) -> None:
     asked = (*files, "--model-accepts", 1.5, "--kind", "survival")
-    found, again = (figures(replay, *asked) for _ in range(2))
-    assert found == again
+    found = figures(replay, *asked)
     assert list(found["sets"]) == list(found["x_greedy"]) == ["one", "two"]
     for rates in found["x_greedy"].values():
         assert set(rates) == RULES
         assert rates["oracle"] == max(rates.values())
         assert rates["frequency"] > rates["greedy"] == 1.0
-    assert "one.jsonl:21: left out, not JSON" in found["notices"][0]
+    assert "one.jsonl:25: left out, not JSON" in found["notices"][0]
     assert found["settings"]["model_accepts"] == 1.5
-
-
-def test_a_table_holds_the_files_and_what_is_left_out_is_told_apart(
-    files: list[Path], replay: Callable[..., Result]
-) -> None:
-    done = replay(*files)
-    assert all(word in done.stdout for word in ("one", "two", "mean"))
-    assert "one.jsonl:21" in done.stderr
 
 
 def test_a_bundle_is_measured_as_it_is(
@@ -103,27 +87,9 @@ def test_a_file_that_cannot_be_used_leaves_the_rest(
     assert list(found["sets"]) == ["two"]
     assert "no.jsonl" in found["notices"][0] and "small.jsonl" in found["notices"][1]
     assert "nothing to measure: cannot read" in str(replay(gone).exception)
+    shown = replay(*files)
+    assert all(word in shown.stdout for word in ("one", "two", "mean"))
+    assert "one.jsonl:25" in shown.stderr
     assert "labelled drafts" in str(replay(files[0], "--limit", 4).exception)
-
-
-def test_the_command_says_what_is_wrong_in_one_sentence(tmp_path: Path) -> None:
-    done = hvd("replay", "x.jsonl", "--tokenizer", str(tmp_path))
-    assert done.returncode == 2
-    assert "ModelError: no tokenizer at" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_prompts_that_cannot_be_used_leave_the_rest(tmp_path: Path) -> None:
-    def line(text: str, role: str = "user") -> str:
-        return json.dumps({"messages": [{"role": role, "content": text}]})
-
-    lines = ["no JSON", '{"prompt": "?"}', line("ab", role="judge"), line("abcdef"), line("c")]
-    (tmp_path / "some.jsonl").write_text("\n".join([*lines, line("d")]), encoding="utf-8")
-    (tmp_path / "none.jsonl").write_text("[]\n", encoding="utf-8")
-    problems: list[str] = []
-    read = list(read_folder(tmp_path, (), problems))
-    found = study.prompts_of(read, 2, LetterTokenizer(), 4, problems)
-    assert found == {"some": [(1, ord("a"), ord("f"), 2), (1, ord("c"), 2)]}
-    for place, says in (("some.jsonl:1", "skipped"), ("some.jsonl:2", "messages"),
-                        ("some/3", "template"), ("none", "no usable prompt")):  # fmt: skip
-        assert any(place in told and says in told for told in problems)
+    refused = replay(files[0], "--tokenizer", tmp_path).exception
+    assert isinstance(refused, ModelError) and "no tokenizer at" in str(refused)

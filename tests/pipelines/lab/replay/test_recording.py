@@ -1,4 +1,4 @@
-"""Recordings of prompts: what is there is found again, whatever else is asked for."""
+"""Recordings of prompts: what is there is found again; the project's own are made once."""
 
 from __future__ import annotations
 
@@ -6,28 +6,22 @@ import json
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from decoder.contracts.errors import ModelError
 from decoder.policy.pricing import CostTable
-from pipelines.lab.replay import recording
+from pipelines import embedded, machine
+from pipelines.cli import app
+from pipelines.lab.replay import own, recording
+from pipelines.lab.replay.traces import read
+from pipelines.workloads import WORKLOADS
 
 PLAN = recording.Plan(prompt=20, answer=8)
+OUTPUTS: dict[str, list[int]] = {"a": [5, 6], "b": [], "c": [7, 8, 9]}
 
 
-def asked(*texts: str) -> list[list[int]]:
+def asked(texts: str) -> list[list[int]]:
     return [[1, ord(text), 3] for text in texts]
-
-
-def line(name: str, ids: list[int], output: list[int]) -> str:
-    return json.dumps(
-        {
-            "session": f"{name}-{ids[1]}",
-            "prompt": ids,
-            "output": output,
-            "max_tokens": PLAN.answer,
-            "model_accepted": [0] * len(output),
-        }
-    )
 
 
 @pytest.fixture
@@ -36,9 +30,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     found = PLAN.folder()
     found.mkdir(parents=True)
-    outputs = ([5, 6], [], [7, 8, 9])
-    lines = [line("some", m, o) for m, o in zip(asked("a", "b", "c"), outputs, strict=True)]
-    (found / "some.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    lines = [
+        {"session": text, "prompt": ids, "output": OUTPUTS[text], "max_tokens": PLAN.answer}
+        for text, ids in zip(OUTPUTS, asked("abc"), strict=True)
+    ]
+    (found / "some.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
     return found
 
 
@@ -46,28 +42,67 @@ def no_step(*_: object) -> None:
     pytest.fail("a model was asked")
 
 
-def test_what_was_recorded_is_not_recorded_again(folder: Path) -> None:
-    sets = {"some": asked("c", "a", "b")}
-    assert recording.record(sets, PLAN, no_step) == folder
+def test_what_was_recorded_is_not_recorded_again_and_read_in_the_order_asked_for(
+    folder: Path,
+) -> None:
+    assert recording.record({"some": asked("cab")}, PLAN, no_step) == folder
+    for texts, outputs in (("cba", [[7, 8, 9], [5, 6]]), ("a", [[5, 6]])):
+        found = recording.traces_of(folder, "some", asked(texts))
+        assert [list(trace.output) for trace in found] == outputs
+    assert recording.Plan(prompt=21, answer=8).folder() != folder, "other lengths are others"
 
 
-def test_a_set_is_read_in_the_order_in_which_it_was_asked_for(folder: Path) -> None:
-    found = recording.traces_of(folder, "some", asked("c", "b", "a"))
-    assert [list(trace.output) for trace in found] == [[7, 8, 9], [5, 6]]
-    assert [list(t.output) for t in recording.traces_of(folder, "some", asked("a"))] == [[5, 6]]
-
-
-def test_other_lengths_are_other_recordings(folder: Path) -> None:
-    assert recording.Plan(prompt=21, answer=8).folder() != folder
-
-
-def test_costs_are_measured_once(folder: Path) -> None:
+def test_costs_are_measured_once_and_those_of_a_machine_too_busy_for_large_steps_are_refused(
+    folder: Path,
+) -> None:
+    with pytest.raises(ModelError, match="--nominal"):
+        recording.keep(CostTable("reference", (1,), (10.0,)), folder)
+    assert not list(folder.glob("costs*"))
     table = CostTable("reference", (1, 64), (10.0, 30.0), draft_token_us=2.0)
     recording.keep(table, folder)
     assert recording.costs_of(folder, no_step) == table
 
 
-def test_costs_of_a_machine_too_busy_for_large_steps_are_refused(folder: Path) -> None:
-    with pytest.raises(ModelError, match="--nominal"):
-        recording.keep(CostTable("reference", (1,), (10.0,)), folder)
-    assert not list(folder.glob("costs*"))
+@pytest.fixture
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache that holds the embedded model and nothing else."""
+    model = embedded.ensure_model()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    machine.cache_directory().mkdir(parents=True)
+    embedded.model_directory().symlink_to(model)
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("empty_cache")
+def test_recordings_are_made_once_and_can_be_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own, "WORKLOADS", ("chat",))
+    told = list[tuple[str, int, int]]()
+
+    def step(what: str, done: int, whole: int) -> None:
+        told.append((what, done, whole))
+
+    path = own.record(1, step) / "chat.jsonl"
+    first = path.read_bytes()
+    assert own.record(2, step) == own.folder() == path.parent
+    assert path.read_bytes().startswith(first)
+    both = [("recording chat", done, 1) for done in (0, 1)] * 2
+    assert told == both, "the second time one was there"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len({line["session"] for line in lines}) == len(lines) == 2
+    traces = read(path, None).traces
+    assert len(traces) == len(lines)
+    for trace in traces:
+        assert trace.model_accepted is not None
+        assert len(trace.model_accepted) == len(trace.output) > 1
+
+
+@pytest.mark.release
+@pytest.mark.usefixtures("empty_cache")
+def test_the_command_records_first_and_then_measures(tmp_path: Path) -> None:
+    (tmp_path / "small.toml").write_text('[[segments]]\nkinds = ["edits"]\ngenerations = 4\n')
+    asked = ["drift", "--record", "8", "--scenario", str(tmp_path / "small.toml"), "--json"]
+    asked += ["--seeds", "1", "--policies", "counting,oracle", "--out", str(tmp_path / "out")]
+    done = CliRunner().invoke(app, asked, catch_exceptions=False)
+    (found,) = json.loads(done.stdout)["scenarios"]
+    assert found["requests"] > 0 and found["policies"]["counting"]["rate"] > 1.0
+    assert {path.stem for path in own.folder().glob("*.jsonl")} == set(WORKLOADS)

@@ -1,49 +1,142 @@
-"""Every rule on the same recordings, exactly as the engine would have decoded them."""
+"""Every rule on the same recordings, decoded as the engine would have, and compared."""
 
 from __future__ import annotations
 
 import io
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from rich.console import Console
 
-from decoder.contracts.features import FEATURES, NUM_FEATURES
-from decoder.engines.reference.buckets import HALVES, Buckets
+from decoder.contracts.bundle import frequency_policy
+from decoder.contracts.errors import TraceError
+from decoder.contracts.features import FEATURES
+from decoder.drafting.suffix import SuffixCache
 from decoder.engines.reference.method import Method, method
-from decoder.engines.reference.recording import record, record_chains
+from decoder.engines.reference.recording import record
 from decoder.engines.reference.session import Session
 from decoder.policy.first import first_policy
 from decoder.policy.pricing import NOMINAL, CostTable
 from decoder.policy.rule import ARMS, CACHE
 from decoder.settings import WorkerSettings
 from pipelines.lab.replay import rules
-from pipelines.lab.replay.calibration import calibration
+from pipelines.lab.replay.baseline import against_best
+from pipelines.lab.replay.cycles import Cycles
+from pipelines.lab.replay.dialogue import DialogueCache, turns
 from pipelines.lab.replay.engine import Simulator, hybrid
+from pipelines.lab.replay.hindsight import Prices, foreseen
+from pipelines.lab.replay.model_arm import model_acceptance
 from pipelines.lab.replay.traces import Trace
+from pipelines.stats import Spent, interval
 from tests.decoder.simulated import trusting_policy
 from tests.engines.tiny import tiny_engine, tiny_prompt
-from tests.pipelines.lab.replay.samples import copying_traces, token_classes
+from tests.pipelines.lab.replay.samples import copying_traces, dialogue, token_classes
 
 SETTINGS = WorkerSettings()
+SIMULATOR = Simulator(token_classes(), SETTINGS)
+K = SETTINGS.model_draft_tokens
+
+
+def run(traces: list[Trace], by: Method, accepts: float = 2.2) -> Cycles:
+    return replace(SIMULATOR, model_mean=accepts).decode(traces, by)[0]
+
+
+def test_a_recording_without_a_model_arm_an_oracle_and_a_tree_are_refused() -> None:
+    with pytest.raises(TraceError, match="--model-accepts"):
+        model_acceptance(copying_traces(1, 1)[0], None)
+    for name in ("oracle", "eagle3-tree"):
+        with pytest.raises(TraceError, match=name):
+            run(copying_traces(1), method(name))
+
+
+def test_what_warms_up_is_in_the_cache_and_not_counted() -> None:
+    *earlier, last = copying_traces(7)
+    simulator, by = replace(SIMULATOR, model_mean=2.2), hybrid("frequency", frequency_policy("", 2))
+    cycles, rows = simulator.decode([last], by, earlier)
+    assert cycles.tally() != simulator.decode([last], by)[0].tally()
+    assert set(cycles.trace) == {0} and len(set(rows.request.tolist())) == 1
+    assert cycles.committed.sum() == len(last.output) - 1
+
+
+@settings(max_examples=6)
+@given(seed=st.integers(0, 1000), accepts=st.sampled_from([0.0, 1.3, 2.2, 4.0]))
+def test_no_rule_beats_the_oracle(seed: int, accepts: float) -> None:
+    traces = [*copying_traces(seed, 3, 40, allowed=41), *dialogue(seed, 2)]
+    prices = [Prices(NOMINAL, SETTINGS)] * len(traces)
+    best = Cycles.of(c for c, _ in foreseen(traces, prices, SETTINGS, accepts)).tally()
+    policies = [frequency_policy("", t) for t in (0.0, 2.0, 4.0, float("inf"))]
+    for by in [method("suffix"), *(hybrid("frequency", each) for each in policies)]:
+        tally = run(traces, by, accepts).tally()
+        assert tally.committed == best.committed and tally.time >= best.time - 1e-9
+
+
+def test_the_oracle_takes_in_each_cycle_what_commits_most_for_its_time() -> None:
+    (trace,) = copying_traces(7, 1)
+    model = [i % 5 for i in range(60)]
+    prices = Prices(NOMINAL, SETTINGS)
+    for cycle, time in foreseen([replace(trace, model_accepted=model)], [prices], SETTINGS):
+        assert time == pytest.approx(NOMINAL.dense[1 + cycle.verified])
+        least = 1 + min(model[cycle.position], K)
+        if cycle.position + cycle.committed < 60:  # behind the end it does not see
+            assert cycle.verified == cycle.accepted
+            assert cycle.committed / time >= least / NOMINAL.dense[least] - 1e-9
+
+
+def test_a_dialogue_goes_on_in_one_tree_and_drafts_the_same() -> None:
+    traces = [*dialogue(1, 5), *copying_traces(2)]
+    kept, plain = DialogueCache(SETTINGS), SuffixCache(SETTINGS)
+    drafts = 0
+    for turn in turns(traces, kept):
+        plain.start(turn.name, turn.prompt, "")
+        plain.index(None)
+        for done in range(1, len(turn.output)):
+            for cache in (kept, plain):
+                cache.extend(turn.name, turn.output[done - 1 : done])
+            context = turn.text[: len(turn.prompt) + done]
+            draft = kept.propose(turn.name, context, 64)
+            assert draft == plain.propose(turn.name, context, 64)
+            drafts += draft is not None
+        for cache in (kept, plain):
+            cache.extend(turn.name, turn.output[-1:])
+        plain.stop(turn.name)
+    assert drafts > 100
+    assert kept.trees.continued == 4
+    first, second = dialogue(3, 2)  # one that does not go on from the last turn is indexed anew
+    changed = replace(second, prompt=[0, *second.prompt[1:]])
+    cache = DialogueCache(SETTINGS)
+    for turn in turns([first, changed], cache):
+        cache.extend(turn.name, turn.output)
+    assert cache.trees.continued == 0
+
+
 COSTS = CostTable("test", (1, 5, 65), (10.0, 11.0, 40.0), draft_us=0.5, draft_token_us=0.7)
 
 
-def recorded(count: int = 4, length: int = 60) -> list[Trace]:
-    engine = tiny_engine(0)
-    greedy, traces = Session(engine, method("greedy")), []
-    for seed in range(count):
+@pytest.fixture(scope="module")
+def traces() -> list[Trace]:
+    """Three recordings of a tiny engine; the last ends where the engine stops."""
+    engine, made = tiny_engine(0), []
+    greedy = Session(engine, method("greedy"))
+    for seed in range(3):
         prompt = tiny_prompt(seed)
-        output = greedy.generate(prompt, length).tokens
+        output = greedy.generate(prompt, 50).tokens
+        if seed == 2:
+            output = greedy.generate(prompt, 50, stop_ids=frozenset({output[40]})).tokens
         found = record(engine, prompt, output)
-        traces.append(Trace(f"s{seed}", prompt, output, allowed=length, model_accepted=found))
-    return traces
+        made.append(Trace(f"s{seed}", prompt, output, allowed=50, model_accepted=found))
+    return made
+
+
+LIKE_ANOTHER = {"suffix@2", "match4@2", "eagle3:1", "eagle3:3"}
 
 
 def every() -> dict[str, Method]:
     return {
-        **rules.rivals(4),
+        **{n: by for n, by in rules.rivals(4).items() if n not in LIKE_ANOTHER},
         "arctic": method("arctic"),
         "hybrid": hybrid("hybrid", first_policy("test")),
         "trusting": hybrid("trusting", trusting_policy(hazard=0.4, chance=0.9)),
@@ -51,77 +144,31 @@ def every() -> dict[str, Method]:
 
 
 @pytest.mark.parametrize("name", list(every()))
-def test_a_replay_has_the_engines_own_cycles(name: str) -> None:
-    traces, engine, by = recorded(), tiny_engine(0), every()[name]
+def test_a_replay_has_the_engines_own_cycles(name: str, traces: list[Trace]) -> None:
+    engine, by = tiny_engine(0), every()[name]
     session = Session(engine, by)
-    cycles, _ = Simulator(engine.token_classes, SETTINGS).decode(traces, by)
+    cycles, rows = Simulator(engine.token_classes, SETTINGS).decode(traces, by)
     for index, trace in enumerate(traces):
-        made = session.generate(list(trace.prompt), trace.allowed)
+        stop = frozenset(trace.output[-1:] if len(trace.output) < trace.allowed else ())
+        made = session.generate(list(trace.prompt), trace.allowed, stop_ids=stop)
         assert made.tokens == list(trace.output)
         mine = cycles.trace == index
         replayed = zip(*(getattr(cycles, n)[mine].tolist() for n in COLUMNS), strict=True)
         assert list(replayed) == [
             (c.position, ARMS.index(c.arm), c.verified, c.accepted) for c in made.cycles
         ]
+    if name == "match4":
+        matched = rows.features[:, FEATURES.index("match_len")]
+        np.testing.assert_array_equal(rows.arm == CACHE, matched >= 4)
 
 
 COLUMNS = ("position", "arm", "verified", "accepted")
 
 
-def test_a_chain_that_is_longer_than_asked_for_begins_as_the_shorter_one() -> None:
-    engine, prompt = tiny_engine(1), tiny_prompt(1)
-    output = Session(engine, method("greedy")).generate(prompt, 40).tokens
-    shorter = record_chains(tiny_engine(1, model_draft_tokens=2), prompt, output)
-    assert [c[:2] for c in record_chains(engine, prompt, output)] == shorter
-
-
-def test_match4_takes_the_cache_where_four_tokens_matched() -> None:
-    traces = copying_traces(1, model_accepted=[1] * 60)
-    _, rows = Simulator(token_classes(), SETTINGS).decode(traces, method("match4"))
-    matched = rows.features[:, FEATURES.index("match_len")]
-    assert 0.0 < (matched >= 4).mean() < 1.0
-    np.testing.assert_array_equal(rows.arm == CACHE, matched >= 4)
-
-
-def a_draft(length: int, match: int, local: bool) -> np.ndarray:
-    features = np.zeros((1, NUM_FEATURES), np.float32)
-    for name, value in (("draft_len", length), ("match_len", match), ("local", local)):
-        features[0, FEATURES.index(name)] = value
-    return features
-
-
-def test_buckets_count_by_source_match_and_position() -> None:
-    traces = copying_traces(2, model_accepted=[1] * 60)
-    rule = Buckets()
-    untaught = rule.curves(a_draft(3, 5, True))[0]
-    np.testing.assert_allclose(untaught[:4], [0.5, 0.25, 0.125, 0.0])
-    by = Method("buckets", method("buckets").policy, "chain", rule=lambda: rule)
-    _, rows = Simulator(token_classes(), SETTINGS).decode(traces, by)
-    source = rows.features[:, FEATURES.index("local")] > 0.5
-    match = rows.features[:, FEATURES.index("match_len")]
-    mine = source & (match > 4) & (match <= 6)
-    assert mine.sum() > 3
-    held, tried = (rows.accepted[mine] > 0).sum(), mine.sum()
-    assert not (rows.censored[mine] & (rows.accepted[mine] == 0)).any()
-    assert rule.curves(a_draft(3, 5, True))[0, 0] == pytest.approx((held + 1) / (tried + 2))
-
-
-def test_buckets_forget_by_halves() -> None:
-    rule = Buckets()
-    rule._observed[1, 4, 0] = 8.0
-    for _ in range(HALVES):
-        rule(
-            first_policy("test"), a_draft(3, 5, True)[:0], np.zeros(0, np.int64), 1, 1,
-            NOMINAL, 2.0, 0, odds=np.zeros(4),
-        )  # fmt: skip
-    assert rule.curves(a_draft(3, 5, True))[0, 0] == pytest.approx(1 / 6)
-
-
 def test_the_summary_compares_with_the_best_rule_of_each_set() -> None:
-    engine = tiny_engine(0)
-    traces = recorded()
+    traces = copying_traces(1, 4, 60, model_accepted=[1] * 60)
     policy = first_policy("test")
-    simulator = Simulator(engine.token_classes, SETTINGS, costs=COSTS)
+    simulator = Simulator(token_classes(), SETTINGS, costs=COSTS)
     sets = {
         name: rules.ruled(part, policy, simulator)
         for name, part in {"a": traces[:2], "b": traces[2:]}.items()
@@ -151,9 +198,49 @@ def test_the_summary_compares_with_the_best_rule_of_each_set() -> None:
         assert sum(part["n"] for part in found["calibration"][arm]) > 10
 
 
-def test_calibration_is_of_what_came_in_each_part() -> None:
-    foreseen = np.array([3.0, 1.0, 2.0, 4.0])
-    assert calibration(foreseen, foreseen * 2, 2) == [
-        {"n": 2, "foreseen": 1.5, "came": 3.0},
-        {"n": 2, "foreseen": 3.5, "came": 7.0},
-    ]
+def spent(tokens: list[float], time: list[float]) -> Spent:
+    return np.array(tokens), np.array(time)
+
+
+def test_a_rule_that_is_best_on_one_half_stands_against_the_other() -> None:
+    rules = {
+        "even": spent([40, 10, 40, 10], [10, 10, 10, 10]),
+        "odd": spent([20, 30, 20, 30], [10, 10, 10, 10]),
+    }
+    found = against_best(spent([30, 30, 30, 30], [10, 10, 10, 10]), rules)
+    assert found is not None and found.rivals == ("odd", "even")
+    assert found.ratio == pytest.approx(120 / (20 + 10 + 20 + 10))
+    assert found.low <= found.ratio <= found.high
+
+
+def test_of_many_rules_that_are_equal_none_is_ahead_by_chance_and_an_interval_tells_it() -> None:
+    rng = np.random.default_rng(0)
+
+    def one() -> Spent:
+        return spent(list(rng.uniform(50, 150, 40)), [60.0] * 40)
+
+    fair, lucky = [], []
+    for _ in range(40):
+        mine, rules = one(), {str(i): one() for i in range(12)}
+        found = against_best(mine, rules)
+        assert found is not None
+        fair.append(found.ratio)
+        lucky.append(mine[0].sum() / max(r[0].sum() for r in rules.values()))
+    assert abs(np.mean(fair) - 1.0) < 0.02 < 1.0 - np.mean(lucky)
+    rng = np.random.default_rng(1)
+    theirs = spent(list(rng.uniform(90, 110, 30)), [10.0] * 30)
+    low, high = interval((theirs[0] * 1.1, theirs[1]), theirs) or (0.0, 0.0)
+    assert low == pytest.approx(1.1) and high == pytest.approx(1.1)
+    other = spent(list(rng.uniform(50, 150, 30)), [10.0] * 30)
+    low, high = interval(other, theirs) or (1.0, 1.0)
+    assert low < 1.0 < high
+
+
+def test_one_prompt_no_rule_or_nothing_decoded_compares_nothing_and_an_end_at_once_little() -> None:
+    mine, empty = spent([10.0], [1.0]), spent([0, 0], [0, 0])
+    assert against_best(mine, {"greedy": mine}) is None and interval(mine, mine) is None
+    assert against_best(spent([1, 1], [1, 1]), {}) is None
+    assert against_best(empty, {"greedy": empty}) is None
+    mine = spent([0, 10, 0, 10], [0, 5, 0, 5])
+    found = against_best(mine, {"greedy": spent([0, 10, 0, 10], [0, 10, 0, 10])})
+    assert found is not None and found.ratio == pytest.approx(2.0), "it takes no time"

@@ -49,52 +49,44 @@ def test_every_assistant_message_is_a_generation_after_all_before_it(write: Writ
     begun = "<|system|> a <|end|> <|user|> b c <|end|> <|assistant|>"
     assert words(found.traces[0].prompt) == begun
     assert words(found.traces[1].prompt) == f"{begun} d e <|end|> <|tool|> f <|end|> <|assistant|>"
-    assert {t.session for t in found.traces} == {"talk"}
-    assert found.traces[0].workload == "t"
-    assert found.notices == []
-
-
-def test_prompts_are_what_the_template_makes_of_the_messages(write: Write) -> None:
-    messages = [say("user", "a b"), say("assistant", "c"), say("user", "d"), say("assistant", "e")]
-    found = read(write({"messages": messages}), TOKENIZER)
-    for trace, upto in zip(found.traces, (1, 3), strict=True):
-        text = TOKENIZER.apply_chat_template(
-            messages[:upto], tokenize=False, add_generation_prompt=True
-        )
-        assert trace.prompt.tolist() == TOKENIZER(text, add_special_tokens=False)["input_ids"]
+    assert ({t.session for t in found.traces}, found.notices) == ({"talk"}, [])
+    template = TOKENIZER.apply_chat_template(
+        messages[:2], tokenize=False, add_generation_prompt=True
+    )
+    assert (
+        found.traces[0].prompt.tolist()
+        == TOKENIZER(template, add_special_tokens=False)["input_ids"]
+    )
 
 
 def test_a_prompt_with_its_output_and_token_ids(write: Write) -> None:
     path = write(
         {"id": "x", "prompt": [say("user", "a")], "output": "b c"},
         {"prompt": "red green", "output": "blue"},
-        {"prompt": [5, 6], "output": [7, 8, 9], "model_accepted": [0, 2, 1], "max_tokens": 64},
+        {"prompt": [5, 6], "output": [7, 8], "model_accepted": [0, 2], "max_tokens": 64},
     )
     one, two, three = read(path, TOKENIZER).traces
     assert (one.session, words(one.prompt)) == ("x", "<|user|> a <|end|> <|assistant|>")
-    assert words(one.output) == "b c <|end|>"
+    assert (words(one.output), one.model_accepted) == ("b c <|end|>", None)
     assert (words(two.prompt), words(two.output)) == ("red green", "blue <|end|>")
-    assert (three.prompt.tolist(), three.output.tolist()) == ([5, 6], [7, 8, 9])
-    assert three.model_accepted is not None
-    assert list(three.model_accepted) == [0, 2, 1]
-    assert one.model_accepted is None
+    assert (three.prompt.tolist(), three.output.tolist()) == ([5, 6], [7, 8])
+    assert three.model_accepted is not None and list(three.model_accepted) == [0, 2]
     assert (two.session, three.session, three.allowed) == ("2", "3", 64)
+    (only_ids,) = read(path, None).traces
+    assert list(only_ids.output) == [7, 8], "it needs no tokenizer"
+    # what a request may make does not tell how much it made
+    path = write(*({"prompt": [5], "output": [6] * n} for n in (3, 1023, 1024, 1025, 3000)))
+    assert [t.allowed for t in read(path, TOKENIZER).traces] == [1024, 1024, 2048, 2048, 4096]
 
 
-def test_parts_of_text_and_tool_calls_are_text(write: Write) -> None:
+def test_parts_of_text_and_tool_calls_are_text() -> None:
     call = {"type": "function", "function": {"name": "a", "arguments": "b"}}
-    messages = [
-        {
-            "role": "user",
-            "content": [{"type": "text", "text": "a"}, {"type": "text", "text": " b"}],
-        },
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-    ]
-    made, generations = conversation({"messages": messages})
-    assert made[0]["content"] == "a b"
-    assert made[1]["content"].startswith("<tool_call>\n")
+    parts = [{"type": "text", "text": text} for text in ("a", " b")]
+    asked = {"role": "user", "content": parts}
+    answer = {"role": "assistant", "content": None, "tool_calls": [call]}
+    made, generations = conversation({"messages": [asked, answer]})
+    assert made[0]["content"] == "a b" and generations == [1]
     assert json.loads(made[1]["content"].split("\n")[1]) == call["function"]
-    assert generations == [1]
 
 
 TALK = {
@@ -119,47 +111,34 @@ def test_a_template_that_rewrites_earlier_turns_is_followed(write: Write) -> Non
 def test_without_a_template_that_serves_the_text_is_plain(
     write: Write, template: str | None
 ) -> None:
-    made, generations = conversation(TALK)
-    (script,) = scripts(made, generations, word_tokenizer(template))
+    (script,) = scripts(*conversation(TALK), word_tokenizer(template))
     assert script.pieces[0] == "User: a\n\nAssistant: "
-    assert [script.pieces[i] for i in script.outputs] == ["b", "d"]
     assert [words(t.output) for t in read(write(TALK), word_tokenizer(template)).traces] == [
         "b <|end|>", "d <|end|>",
     ]  # fmt: skip
 
 
+UNUSABLE = (
+    "{not json", "[1, 2]", {"prompt": [5], "output": []}, {"messages": [say("user", "a")]},
+    {"messages": [say("user", "a"), say("assistant", " ")]}, {"messages": [{"content": "a"}]},
+    {"answer": 1}, {"prompt": [5], "output": [99999]},
+    {"prompt": [5], "output": [6, 7], "model_accepted": [1]},
+)  # fmt: skip
+
+
 def test_what_cannot_be_used_is_one_sentence_with_file_and_line(write: Write) -> None:
-    path = write(
-        "{not json",
-        {"prompt": [5], "output": [6]},
-        "[1, 2]",
-        {"prompt": [5], "output": []},
-        {"messages": [say("user", "a"), say("assistant", " ")]},
-        {"messages": [say("user", "a")]},
-        {"answer": 1},
-        {"prompt": [5], "output": [99999]},
-        {"prompt": [5], "output": [6, 7], "model_accepted": [1]},
-        {"messages": [{"content": "a"}]},
-        "",
-        {"prompt": [6], "output": [5]},
-    )
+    usable = {"prompt": [5], "output": [6]}
+    path = write(usable, *UNUSABLE, "", usable)
+    with path.open("ab") as file:
+        file.write(b'{"prompt": "\xff\xfe", "output": "a"}\n')
     found = read(path, TOKENIZER)
-    assert [t.session for t in found.traces] == ["2", "12"]
+    last = len(UNUSABLE) + 3
+    assert [t.session for t in found.traces] == ["1", str(last)]
     left = [n.text.removeprefix(f"{path}:") for n in found.notices]
-    assert [text.split(":")[0] for text in left] == ["1", "3", "4", "5", "6", "7", "8", "9", "10"]
-    assert all(text.endswith(".") and "\n" not in text for text in left)
-    reasons = [n.reason for n in found.notices]
-    assert reasons == [
-        "malformed", "malformed", "empty", "empty", "empty", *["malformed"] * 4,
-    ]  # fmt: skip
-
-
-def test_bytes_that_are_no_text_cost_their_line_only(write: Write, tmp_path: Path) -> None:
-    path = write({"prompt": [5], "output": [6]})
-    path.write_bytes(path.read_bytes() + b'{"prompt": "\xff\xfe", "output": "a"}\n')
-    found = read(path, TOKENIZER)
-    assert len(found.traces) == 1
-    assert "UTF-8" in found.notices[0].text
+    assert [int(text.split(":")[0]) for text in left] == [*range(2, last - 1), last + 1]
+    assert all(text.endswith(".") and "\n" not in text for text in left) and "UTF-8" in left[-1]
+    with pytest.raises(TraceError, match="No such file"):
+        read(path.with_name("none.jsonl"), TOKENIZER)
 
 
 def test_generations_longer_than_the_context_are_counted_by_line(write: Write) -> None:
@@ -176,35 +155,15 @@ def test_generations_longer_than_the_context_are_counted_by_line(write: Write) -
     assert len(read(path, TOKENIZER, context=1000).traces) == 6
 
 
-def test_a_file_that_is_not_there_is_an_error_of_ours(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="No such file"):
-        read(tmp_path / "none.jsonl", TOKENIZER)
-
-
-def test_token_traces_need_no_tokenizer(write: Write) -> None:
-    path = write({"prompt": [5, 6], "output": [7, 70000]}, {"prompt": "a", "output": "b"})
-    (trace,) = read(path, None).traces
-    assert list(trace.output) == [7, 70000]
-
-
-def test_what_a_request_may_make_does_not_tell_how_much_it_made(write: Write) -> None:
-    path = write(*({"prompt": [5], "output": [6] * n} for n in (3, 1023, 1024, 1025, 3000)))
-    assert [t.allowed for t in read(path, TOKENIZER).traces] == [1024, 1024, 2048, 2048, 4096]
-
-
 def sessions(count: int, turns: int = 2) -> list[Trace]:
     return [Trace(f"s{i}", [1], [2]) for i in range(count) for _ in range(turns)]
 
 
-def test_a_session_is_on_one_side_whatever_else_is_there() -> None:
-    parts = split(sessions(400))
-    names = [{t.session for t in p} for p in parts]
+def test_a_session_is_on_one_side_whatever_else_is_there_and_a_limit_takes_whole_ones() -> None:
+    names = [{t.session for t in part} for part in split(sessions(400))]
     assert sum(map(len, names)) == 400
     assert [round(len(n) / 400, 1) for n in names] == [0.6, 0.1, 0.3]
     assert {t.session for t in split(sessions(10)).train} <= names[0]
-
-
-def test_a_limit_takes_whole_sessions_of_every_part_in_their_order() -> None:
     whole, some, more = (split(sessions(100), limit=n) for n in (None, 30, 60))
     assert list(map(len, some)) == [18, 4, 10]
     held = {t.session for t in some.train}

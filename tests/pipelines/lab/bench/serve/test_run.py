@@ -100,58 +100,45 @@ def test_servers_of_a_round_can_be_up_together_and_one_that_fails_holds_up_no_ot
         measured(plan(NONE), out)
 
 
-@pytest.mark.parametrize("by_turns", [False, True])
-def test_answers_that_differ_are_counted_and_named(tmp_path: Path, by_turns: bool) -> None:
-    """Of a session what follows the first difference is not compared."""
-    made = measured(
-        plan(NONE, HYBRID, by_turns=by_turns), tmp_path / "o.json", {"hybrid": "differ"}
-    )
+@pytest.mark.parametrize(("by_turns", "answered"), [(False, (1, 1)), (True, (2, 2))])
+def test_answers_that_differ_are_named_and_a_refused_request_is_counted(
+    tmp_path: Path, by_turns: bool, answered: tuple[int, int]
+) -> None:
+    """Of a session what follows the first difference is not compared, and what the server said
+    stands in the next turn's context, whose length is the first token of an answer."""
+    habits = {"hybrid": "differ", "suffix-k8": "refuse-long"}
+    whole, out = plan(NONE, SUFFIX, HYBRID, by_turns=by_turns), tmp_path / "o.json"
+    made = measured(whole, out, habits)
     assert unequal(made) == [
         "hybrid at 1: only 0 of 1 answers equal those of 'none' token for token.",
         "hybrid at 2: only 0 of 2 answers equal those of 'none' token for token.",
     ]
+    counts = [(r["answers"], r["failed"]) for r in made["records"]
+              if r["configuration"] == "suffix-k8"]  # fmt: skip
+    assert counts == [(answered[0], 0), (answered[1], 1)]
+    if by_turns:
+        kept = json.loads((tmp_path / "o.runs.jsonl").read_text().splitlines()[1])
+        replies = [(r["prompt"], r["turn"], r["tokens"][0]) for r in kept["levels"][0]["replies"]]
+        assert replies == [("d:s", 0, 4), ("d:s", 1, 4 + len("xxx") + 2)]
+        lone = made["records"][0]
+        assert (lone["sessions"], lone["answers"], lone["tokens"], lone["failed"]) == (1, 2, 12, 0)
+        assert lone["groups"]["warm"]["answers"] == 1 and made["benchmark"] == "sessions"
+        other = tuple((n, tuple(script(p.id, "1") for p in level)) for n, level in whole.levels)
+        with pytest.raises(SettingsError, match=r"another prompts.*--fresh"):
+            measured(Plan(whole.setups, whole.options, other, (), 6, by_turns=True), out)
 
 
-@pytest.mark.parametrize(("by_turns", "counts"), [(False, [(1, 0), (1, 1)]),
-                                                  (True, [(2, 0), (2, 1)])])  # fmt: skip
-def test_a_refused_request_is_counted_and_the_rest_goes_on(
-    tmp_path: Path, by_turns: bool, counts: list[tuple[int, int]]
+def test_a_server_that_does_not_start_is_passed_over_and_a_run_without_any_is_an_error(
+    tmp_path: Path,
 ) -> None:
-    made = measured(plan(NONE, by_turns=by_turns), tmp_path / "o.json", {"none": "refuse-long"})
-    assert [(r["answers"], r["failed"]) for r in made["records"]] == counts
-
-
-def test_what_the_server_said_stands_in_the_next_turns_context(tmp_path: Path) -> None:
-    """The first token of an answer is the length of its context."""
-    out, asks = tmp_path / "s.json", plan(NONE, by_turns=True)
-    made = measured(asks, out)
-    kept = json.loads((tmp_path / "s.runs.jsonl").read_text().splitlines()[1])
-    replies = [(r["prompt"], r["turn"], r["tokens"][0]) for r in kept["levels"][0]["replies"]]
-    assert replies == [("d:s", 0, 4), ("d:s", 1, 4 + len("xxx") + 2)]
-    assert made["benchmark"] == "sessions"
-    lone = made["records"][0]
-    assert (lone["sessions"], lone["answers"], lone["tokens"], lone["failed"]) == (1, 2, 12, 0)
-    assert lone["groups"]["warm"]["answers"] == 1
-    shorter = tuple((n, tuple(script(p.id, "1") for p in level)) for n, level in asks.levels)
-    with pytest.raises(SettingsError, match=r"another prompts.*--fresh"):
-        measured(Plan((NONE,), asks.options, shorter, (), 6, by_turns=True), out)
-
-
-def test_a_server_that_does_not_start_is_passed_over(tmp_path: Path) -> None:
-    started: list[str] = []
-    made = measured(
-        plan(NONE, SUFFIX, rounds=2), tmp_path / "o.json", {"suffix-k8": "die"}, started
-    )
-    assert started == ["none", "suffix-k8", "none"]
-    assert "no weights to be found" in made["skipped"]["suffix-k8"]
-    assert {r["configuration"] for r in made["records"]} == {"none"}
-
-
-def test_a_run_without_any_server_is_an_error(tmp_path: Path) -> None:
-    out = tmp_path / "o.json"
+    started, out = list[str](), tmp_path / "o.json"
     with pytest.raises(ProcessError, match=r"none of 2 requests.*too long for me"):
         measured(plan(NONE), out, {"none": "refuse"})
     assert not out.exists()
+    made = measured(plan(NONE, SUFFIX, rounds=2), out, {"suffix-k8": "die"}, started)
+    assert started == ["none", "suffix-k8", "none"]
+    assert "no weights to be found" in made["skipped"]["suffix-k8"]
+    assert {r["configuration"] for r in made["records"]} == {"none"}
 
 
 def test_ctrl_c_stops_the_server_keeps_what_is_measured_and_the_run_goes_on_later(

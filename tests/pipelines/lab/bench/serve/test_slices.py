@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import signal
 import subprocess
@@ -15,6 +14,7 @@ import pytest
 
 from pipelines.lab.bench.serve import slices
 from pipelines.lab.bench.serve.slices import OwnClock, Work, in_slices
+from tests.conftest import until
 
 BUSY = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'while True: pass']).wait()"
 STOPPED = psutil.STATUS_STOPPED
@@ -23,9 +23,8 @@ STOPPED = psutil.STATUS_STOPPED
 def started() -> subprocess.Popen[bytes]:
     """The leader of a group, with a busy child."""
     made = subprocess.Popen([sys.executable, "-c", BUSY], start_new_session=True)
-    while not any(sum(c.cpu_times()[:2]) > 0.05 for c in psutil.Process(made.pid).children()):
-        # before, a leader may hang in starting its child, and is not stopped while it does
-        time.sleep(0.01)
+    # before, a leader may hang in starting its child, and is not stopped while it does
+    until(lambda: any(sum(c.cpu_times()[:2]) > 0.05 for c in psutil.Process(made.pid).children()))
     return made
 
 
@@ -41,65 +40,47 @@ def servers() -> Iterator[list[int]]:
                 process.wait()
 
 
-def states(group: int) -> list[str]:
-    leader = psutil.Process(group)
-    return [p.status() for p in (leader, *leader.children())]
+def states(groups: list[int]) -> list[str]:
+    leaders = [psutil.Process(group) for group in groups]
+    return [p.status() for leader in leaders for p in (leader, *leader.children())]
 
 
-def test_only_one_server_runs_at_a_time_and_by_its_own_clock(
+def test_one_server_runs_at_a_time_by_its_own_clock_and_who_has_answered_least_is_next(
     servers: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turns: list[int] = []
-    send = slices._signal
+    send, answers = slices._signal, dict.fromkeys(servers, 0)
 
     def noting(group: int, number: signal.Signals) -> None:
-        if number == signal.SIGCONT and any(seconds() < 0.3 for seconds in clocks.values()):
+        if number == signal.SIGCONT and any(done < 6 for done in answers.values()):
             turns.append(group)
-            deadline = time.monotonic() + 30
-            while {s for each in servers for s in states(each)} != {STOPPED}:
-                assert time.monotonic() < deadline, "another runs"
+            until(lambda: set(states(servers)) == {STOPPED}, "none running")
         send(group, number)
 
-    clocks: dict[int, Callable[[], float]] = dict.fromkeys(servers, float)
+    def work(group: int, each: float) -> Callable[[OwnClock], float]:
+        def runs(clock: OwnClock) -> float:
+            while answers[group] < 6:
+                ready = clock() + each
+                while clock() < ready:
+                    time.sleep(0.002)
+                answers[group] += 1
+                assert max(answers.values()) - min(answers.values()) <= 4
+            return clock()
 
-    def work(group: int, clock: OwnClock) -> float:
-        clocks[group] = clock
-        while clock() < 0.3:
-            time.sleep(0.005)
-        return clock()
+        return runs
 
     monkeypatch.setattr(slices, "_signal", noting)
     began = time.perf_counter()
-    works = {group: Work(functools.partial(work, group), int) for group in servers}
-    found = in_slices(works, 0.05)
+    works = {
+        group: Work(work(group, each), lambda group=group: answers[group])
+        for group, each in zip(servers, (0.02, 0.08), strict=True)
+    }
+    found = in_slices(works, 0.03)
     elapsed = time.perf_counter() - began
     seconds = [s for s in found.values() if isinstance(s, float)]
     assert len(seconds) == 2 and sum(seconds) <= elapsed, found  # each clock stood for the other
     assert all(turns.count(group) > 2 for group in servers)
-    assert not any(state == STOPPED for group in servers for state in states(group))
-
-
-def test_who_has_answered_least_runs_next(servers: list[int]) -> None:
-    quick, slow = servers
-    answers = {quick: 0, slow: 0}
-
-    def work(group: int, clock: OwnClock, each: float) -> float:
-        while answers[group] < 6:
-            until = clock() + each
-            while clock() < until:
-                time.sleep(0.002)
-            answers[group] += 1
-            assert abs(answers[quick] - answers[slow]) <= 4
-        return clock()
-
-    found = in_slices(
-        {
-            quick: Work(lambda clock: work(quick, clock, 0.02), lambda: answers[quick]),
-            slow: Work(lambda clock: work(slow, clock, 0.08), lambda: answers[slow]),
-        },
-        0.03,
-    )
-    assert all(isinstance(seconds, float) for seconds in found.values()), found
+    assert STOPPED not in states(servers)
 
 
 def test_what_goes_wrong_with_one_is_told_and_the_others_go_on(servers: list[int]) -> None:
@@ -114,7 +95,7 @@ def test_what_goes_wrong_with_one_is_told_and_the_others_go_on(servers: list[int
     found = in_slices(works, 0.05)
     assert isinstance(found[servers[0]], ValueError)
     assert found[servers[1]] == found[gone.pid] == "done", "one that has ended holds up nobody"
-    assert not any(state == STOPPED for group in servers for state in states(group))
+    assert STOPPED not in states(servers)
 
 
 def test_a_benchmark_that_is_killed_leaves_nobody_stopped(servers: list[int]) -> None:
@@ -125,16 +106,7 @@ def test_a_benchmark_that_is_killed_leaves_nobody_stopped(servers: list[int]) ->
         "in_slices(works, 60)\n"
     )
     bench = subprocess.Popen([sys.executable, "-c", script, *map(str, servers)])
-
-    def stopped() -> bool:
-        return any(state == STOPPED for group in servers for state in states(group))
-
-    deadline = time.monotonic() + 60
-    while not stopped() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert stopped()
+    until(lambda: STOPPED in states(servers))
     bench.kill()
     bench.wait()
-    while stopped() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not stopped()
+    until(lambda: STOPPED not in states(servers))

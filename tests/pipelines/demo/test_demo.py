@@ -1,0 +1,182 @@
+"""What a demo sends, breaks and says of itself."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
+
+import httpx
+import pytest
+import torch
+from rich.console import Console
+
+from decoder.contracts.bundle import CHAMPION
+from decoder.contracts.errors import ProcessError
+from pipelines import machine
+from pipelines.demo.breakage import OPTIONS, Breakage, set_broken
+from pipelines.demo.run import (
+    Run,
+    is_clear,
+    outcome,
+    page_of,
+    phases_for,
+    status_line,
+    traffic_seconds,
+    write,
+)
+from pipelines.demo.summary import Summary, summarise
+from pipelines.demo.traffic import FAILURES_ALLOWED, PLANS, Traffic
+from pipelines.watch.ledger import Ledger, Phase
+from pipelines.workloads import prompts
+from tests.pipelines.watch import records
+from tests.pipelines.watch.records import EVENTS, FASTER, WORKER, recorded
+
+
+def sent(handler, count: int = 1) -> Traffic:
+    """Traffic after so many requests to a worker that answers as ``handler`` does."""
+    traffic = Traffic("http://worker", "model", Ledger(WORKER))
+    traffic.stopping.set()  # waits for nothing
+    traffic._next = prompts("chat")
+    transport = httpx.MockTransport(handler)
+    with httpx.Client(base_url="http://worker", transport=transport) as client:
+        for _ in range(count):
+            traffic.send(client)
+    return traffic
+
+
+def test_a_request_names_its_workload_and_decodes_greedily() -> None:
+    seen = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        seen.append((request.url.path, json.loads(request.content)))
+        return httpx.Response(200, json={"usage": {"completion_tokens": 12}})
+
+    assert sent(handler).counts == {"answered": 1, "tokens": 12}
+    ((path, asked),) = seen
+    assert path == "/v1/chat/completions"
+    assert asked["vllm_xargs"] == {"hvd_workload": "chat"}
+    assert (asked["temperature"], asked["messages"]) == (0, list(next(prompts("chat")).messages))
+
+
+@pytest.mark.parametrize(
+    ("response", "word"),
+    [
+        (httpx.Response(500, text="engine died"), "engine died"),
+        (httpx.Response(200, text="<html>"), "JSON"),
+        (httpx.ConnectError("refused"), "ConnectError: refused"),
+    ],
+)
+def test_a_failed_request_is_counted_and_many_in_a_row_end_the_run(response, word: str) -> None:
+    handler = Mock(side_effect=response if isinstance(response, Exception) else lambda _: response)
+    few = sent(handler, FAILURES_ALLOWED)
+    assert few.counts == {"failed": FAILURES_ALLOWED, "tokens": 0}
+    few.check()
+    with pytest.raises(ProcessError, match=word):
+        sent(handler, FAILURES_ALLOWED + 1).check()
+
+
+def test_phases_share_the_time_which_shrinks_with_a_slow_start_unless_it_was_asked_for() -> None:
+    usual = [traffic_seconds(None, spent) for spent in (30.0, 300.0, 5000.0)]
+    assert usual == [420.0, 240.0, 60.0] and traffic_seconds(15.0, spent=300.0) == 900.0
+    for seconds, count in ((420.0, 4), (60.0, 2)):
+        lengths = [length for _, length in phases_for(seconds)]
+        assert sum(lengths) == pytest.approx(seconds) and len(lengths) == count
+    *_, sound, broken, mended = PLANS
+    assert sound.workloads == broken.workloads == mended.workloads
+    assert [plan.broken for plan in PLANS] == [False, False, True, False]
+
+
+def test_a_broken_drafter_is_wrong_about_everything_and_a_mended_one_is_as_it_was() -> None:
+    from vllm.utils.import_utils import resolve_obj_by_qualname
+
+    norm, breakage = torch.nn.LayerNorm(4, bias=False), Breakage()
+    head = SimpleNamespace(model=SimpleNamespace(norm=norm))
+    breakage.model_runner = SimpleNamespace(drafter=SimpleNamespace(model=head))
+    hidden = torch.tensor([0.5, -1.0, 2.0, 0.1])
+    before = norm(hidden)
+    assert resolve_obj_by_qualname(OPTIONS[-1]) is Breakage, "where the worker is told to find it"
+    for broken in ("no", "yes", "yes", "no", "no"):  # said twice it does no more
+        breakage.set_drafter_broken(broken)
+        assert torch.equal(norm(hidden), -before if broken == "yes" else before)
+    with pytest.raises(ProcessError, match="could not be broken"):
+        set_broken(f"http://127.0.0.1:{machine.free_port()}", True)
+
+
+REQUESTS = {"answered": 2, "failed": 0, "tokens": 280}
+
+
+def summary_of(ledger: Ledger, **requests: int) -> Summary:
+    return summarise(ledger, REQUESTS | requests, 1000.0)
+
+
+def test_figures_are_of_this_run_alone_and_every_comparison_has_its_phases() -> None:
+    ledger = recorded()
+    ledger.add_status(records.learner_status(1121.0, EVENTS + 1000))
+    found = summarise(ledger, REQUESTS, 1000.0, consumed_before=1000)
+    summary = json.loads(json.dumps(found, allow_nan=False))
+    assert (summary["requests_answered"], summary["requests_failed"]) == (2, 0)
+    assert (summary["events_consumed"], summary["events_lost"]) == (EVENTS, 0)
+    assert summary["policy_versions_applied"] == [2] and summary["worker"]["policy_version"] == 2
+    for phase in summary["phases"]:
+        assert phase["arm_shares"] == {"cache": 0.75, "model": 0.0, "none": 0.25}
+        assert (phase["mae"], phase["events"]) == (2.0, 240)
+    assert set(summary["uplift"]) == {"over_plain", "over_suffix", "over_first"}
+    for one in summary["uplift"].values():
+        assert one["pairs"] == 60 and one["low"] < one["ratio"] < one["high"]
+        assert list(one["phases"]) == ["agentic", "conversation"]
+
+
+@pytest.mark.parametrize(
+    ("ledger", "failed", "kind", "word"),
+    [
+        (recorded(lost=3), 0, "failings", "3 events were lost"),
+        (recorded(), 1, "failings", "1 requests failed"),
+        (Ledger(records.WORKER), 0, "failings", "no events were made"),
+        (recorded(version=1), 0, "notes", "Nothing that was learned"),
+        (recorded(champion=60.0), 0, "notes", "than plain decoding cannot be told"),
+    ],
+)
+def test_a_fault_fails_a_run_and_what_time_was_too_short_to_show_does_not(
+    ledger: Ledger, failed: int, kind: str, word: str
+) -> None:
+    summary = summary_of(ledger, failed=failed)
+    assert any(word in said for said in summary[kind])
+    assert summary["ok"] is (summary["failings"] == []) is (kind == "notes")
+
+
+def test_a_phase_lasts_until_each_comparison_is_clear() -> None:
+    ledger = recorded()
+    assert is_clear(ledger) is True
+    ledger.rounds = records.rounds(36, 1000.0, 2.0, {CHAMPION: 60.0, "plain": 40.0})
+    assert is_clear(ledger) is False, "six pairs of this phase have no interval"
+    ledger.phases.append(Phase("to come", ("chat",), 1130.0))
+    assert is_clear(ledger) is False
+
+
+def test_three_sentences_say_what_was_shown_and_no_more() -> None:
+    speed, learning, trust = summary_of(recorded(), failed=1)["sentences"]
+    assert "1.5" in speed and "plain decoding" in speed and " to " in speed
+    assert "480 draft events" in learning and "after 60 seconds" in learning
+    assert "the policy that ships" in learning
+    assert "480 draft events none were lost" in trust and "of 3 requests 1 failed" in trust
+    slower = summary_of(recorded(**{**FASTER, "plain": 90.0}, lost=1))["sentences"]
+    assert "slower than plain decoding in agentic, conversation" in slower[2]
+    nothing = summary_of(Ledger(records.WORKER))["sentences"]
+    assert len(nothing) == 3 and "too short to say" in nothing[0]
+
+
+def test_a_run_is_written_and_shown_at_every_stage(tmp_path: Path) -> None:
+    for ledger in (recorded(), Ledger(records.WORKER)):
+        summary = summary_of(ledger)
+        run = Run(summary, page_of(ledger, summary))
+        assert json.dumps(summary["sentences"][0]) in write(run, tmp_path).read_text()
+        assert json.loads((tmp_path / "summary.json").read_text())["ok"] is summary["ok"]
+        console = Console(width=160, record=True, file=io.StringIO())
+        console.print(outcome(run))
+        ledger.phases.append(Phase("begins", ("chat",), 1130.0))
+        console.print(status_line(ledger))
+        shown = console.export_text()
+        assert "over plain decoding" in shown and ("1.5" in shown) is bool(ledger.rounds)

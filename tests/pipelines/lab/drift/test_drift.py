@@ -1,0 +1,216 @@
+"""Scenarios as files, the requests they come to, the service that decodes them, its figures."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from decoder.contracts.bundle import Policy, frequency_policy
+from decoder.contracts.errors import SettingsError, TraceError
+from decoder.engines.reference.method import method
+from decoder.settings import WorkerSettings
+from learner.rows import Rows
+from pipelines.lab.drift import alterations
+from pipelines.lab.drift.measure import figures
+from pipelines.lab.drift.scenario import PLAIN_US, Machine, Scenario, Segment, chosen, read
+from pipelines.lab.drift.stream import Run, Worker, decode, foresee
+from pipelines.lab.drift.traffic import KINDS, Library, Request, Traffic, lessons, traffic
+from pipelines.lab.replay.engine import Simulator, hybrid
+from pipelines.lab.replay.model_arm import model_acceptance
+from pipelines.lab.replay.traces import Trace
+from tests.pipelines.lab.replay.samples import copying_traces, dialogue, token_classes
+
+CLASSES = token_classes()
+
+
+def library(count: int = 60) -> Library:
+    def named(stem: str, traces: list[Trace]) -> list[Trace]:
+        return [replace(t, session=f"{stem}/{t.session}", workload=stem) for t in traces]
+
+    sets = {"one": copying_traces(1, count), "two": copying_traces(2, count)}
+    return Library({n: named(n, ts) for n, ts in sets.items()}, CLASSES, 4)
+
+
+def scenario(*segments: Segment, history: Segment | None = None) -> Scenario:
+    return Scenario(name="test", segments=segments, history=history)
+
+
+def of(kind: str, generations: int = 10, **more: object) -> Segment:
+    return Segment.model_validate({"kinds": (kind,), "generations": generations, **more})
+
+
+def test_every_shipped_scenario_can_be_read() -> None:
+    shipped = chosen([])
+    assert len(shipped) == 10
+    for each in shipped:
+        assert each.about
+        assert all(set(s.kinds) - {"alpacaeval_chat"} <= KINDS.keys() for s in each.segments)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("about = ", "is not TOML"),
+        ("[[segments]]\nkinds = ['a']\ngenerations = 5\ncolour = 1", "segments.0.colour"),
+        ("[[segments]]\nkinds = ['a']\ngenerations = 5\nmachine = { plain = 0 }", "machine.plain"),
+    ],
+)
+def test_a_wrong_scenario_is_refused_in_a_sentence(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "wrong.toml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(SettingsError) as caught:
+        read(path)
+    assert says in str(caught.value)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    path.write_bytes(b"\xff\xfe")
+    for asked, told in (("rain", "no scenario 'rain'"), (str(path), "is not TOML"),
+                        (f"{path}.toml", "cannot read scenario")):  # fmt: skip
+        with pytest.raises(SettingsError, match=told):
+            chosen([asked])
+
+
+def test_the_same_seed_sends_the_same_no_session_twice_and_none_that_was_learned_from() -> None:
+    segments = (of("one", 12), of("two", 12, breaks=6), of("one", 12))
+    sent, again, other = (traffic(scenario(*segments), library(), seed) for seed in (1, 1, 2))
+    for a, b in zip(sent.requests, again.requests, strict=True):
+        np.testing.assert_array_equal(a.trace.output, b.trace.output)
+        np.testing.assert_array_equal(a.trace.model_accepted, b.trace.model_accepted)
+    sessions = [r.trace.session for r in sent.requests]
+    assert sessions != [r.trace.session for r in other.requests]
+    assert len(sessions) == len(set(sessions)) == 36 and sent.begins == [0, 12, 24]
+    taught = {t.session for t in lessons(segments, library(), 1, 100)}
+    assert taught and taught.isdisjoint(sessions)
+    # recordings that end end a segment
+    sent = traffic(scenario(of("one", 500), of("two", 5)), library(), 1)
+    assert 10 < len(sent.requests) < 70 and sent.requests[-1].segment == 1
+    with pytest.raises(TraceError, match="no recordings of kind elsewhere"):
+        traffic(scenario(of("elsewhere")), library(), 1)
+
+
+def test_templates_get_arguments_of_their_own_and_a_misleading_prompt_breaks_every_copy() -> None:
+    classes, rng = np.zeros((5_000, 6), np.float32), np.random.default_rng(0)
+    prompt, output = rng.integers(1_000, size=50), rng.integers(1_000, size=80)
+    output[10:40] = prompt[:30]
+    made = alterations.filled_in([Trace("t", prompt, output)], 5, classes, rng)
+    assert len({t.session for t in made}) == 5
+    assert 0.7 < np.mean([np.asarray(t.output) == output for t in made]) < 0.95
+    for trace in made:
+        np.testing.assert_array_equal(trace.output[10:40], trace.prompt[:30])
+    output = np.arange(40) + 1_000
+    broken = alterations.misleading(Trace("s", [1, 2], output), 4, classes, rng)
+    same = np.asarray(broken.prompt[2:]) == output
+    assert same[:3].all() and not same[3::4].any()
+
+
+SETTINGS = WorkerSettings()
+COSTS = Machine().costs
+COUNTING = frequency_policy("drift")
+
+
+def with_model(traces: list[Trace], mean: float = 2.2) -> list[Trace]:
+    return [replace(t, model_accepted=model_acceptance(t, mean)) for t in traces]
+
+
+def requests(traces: list[Trace], segment: int = 0) -> list[Request]:
+    return [Request(t, segment) for t in with_model(traces)]
+
+
+def served(asked: list[Request], policy: Policy = COUNTING, adapts: bool = False) -> Run:
+    return decode(asked, [COSTS], policy, Worker(SETTINGS, adapts), token_classes())
+
+
+def test_one_request_at_a_time_decodes_as_the_simulator_does() -> None:
+    traces = [replace(t, session=f"{i}/{t.session}") for i, t in enumerate(copying_traces(1, 8))]
+    traces = with_model([*traces, *dialogue(2), *copying_traces(3, 1, 1)])
+    by = hybrid("frequency", method("frequency").policy)
+    cycles, _ = Simulator(token_classes(), SETTINGS, costs=COSTS).decode(traces, by)
+    found = served([Request(t, 0) for t in traces])
+    tally = cycles.tally(COSTS)
+    np.testing.assert_array_equal(found.cycles, tally.by_arm)
+    assert found.us.sum() == pytest.approx(tally.time)
+    assert found.tokens.tolist() == [len(t.output) - 1 for t in traces]
+
+
+def test_a_policy_told_is_in_force_from_the_next_request_on() -> None:
+    asked = requests(copying_traces(1, 6))
+    never = frequency_policy("drift", float("inf"))
+
+    def told(index: int, rows: Rows) -> Policy | None:
+        return never if index == 2 else None
+
+    found = decode(asked, [COSTS], COUNTING, Worker(SETTINGS, False), token_classes(), told)
+    whole, half = (served(asked[:n]).cycles[2] for n in (6, 3))
+    assert 0 < half == found.cycles[2] < whole
+
+
+def test_nothing_is_faster_than_the_oracle() -> None:
+    asked = requests(copying_traces(7, 12, 80))
+    best = foresee(asked, [COSTS], SETTINGS)
+    for threshold in (0.0, 2.0, float("inf")):
+        found = served(asked, frequency_policy("drift", threshold))
+        assert found.us.sum() >= 0.99 * best.us.sum()
+
+
+BEFORE, AFTER = 60, 240
+
+
+def one_change(**more: Any) -> Scenario:
+    before = Segment(kinds=("one",), generations=BEFORE)
+    after = Segment(kinds=("two",), generations=AFTER)
+    return Scenario(name="test", segments=(before, after), **more)
+
+
+def sent_by(each: Scenario) -> Traffic:
+    requests, begins = [], []
+    for index, segment in enumerate(each.segments):
+        begins.append(len(requests))
+        place = range(len(requests), len(requests) + segment.generations)
+        requests += [Request(Trace(f"s{i // 2}", [1], [2]), index) for i in place]
+    return Traffic(requests, begins)
+
+
+def ran(before: float, after: float, settles: int = 0, **more: Any) -> Run:
+    """Ten tokens a request at a rate; half of ``after`` for the first requests after the change."""
+    rates = [before] * BEFORE + [after / 2] * settles + [after] * (AFTER - settles)
+    us = [10 * PLAIN_US / rate for rate in rates]
+    return Run(np.full(len(rates), 10), np.array(us), np.array([0, 1, 3]), **more)
+
+
+def test_rates_and_shares_are_of_the_requests_of_their_window() -> None:
+    each = one_change()
+    runs = {"first": ran(2.0, 3.0), "oracle": ran(4.0, 4.0)}
+    found = figures(each, 1, sent_by(each), runs)
+    first = found["policies"]["first"]
+    assert first["rate_after"] == pytest.approx(3.0)
+    assert first["oracle_fraction_after"] == pytest.approx(0.75)
+    assert first["rate_start"] == pytest.approx(2.0)
+    assert first["rate"] == pytest.approx(300 / (60 / 2 + 240 / 3))
+    assert first["cycles_by_arm"] == {"none": 0.0, "model": 0.25, "cache": 0.75}
+    assert found["changes"] == [{"at": 60, "what": ["kinds"], "segment": 1}]
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+
+
+def test_recovery_counts_the_requests_until_it_is_as_good_as_retrained() -> None:
+    each, retrained, first = one_change(), ran(2.0, 4.0), ran(2.0, 3.0)
+    for settles in (0, 40, 100):
+        runs = {"adaptive": ran(2.0, 4.0, settles), "refit": retrained, "first": first}
+        found = figures(each, 1, sent_by(each), runs)
+        assert settles - 2 <= found["recovery_requests"][0] <= settles
+        assert found["gap_recovered"] == pytest.approx(1.0)
+    never = {"adaptive": ran(2.0, 3.9), "refit": retrained}
+    assert figures(each, 1, sent_by(each), never)["recovery_requests"] == [None]
+
+
+def test_an_alarm_is_false_where_nothing_changed() -> None:
+    each = one_change()
+    adaptive = ran(2.0, 4.0, alarms=[10, 59, 60, 159, 160, 299], promotions=[70])
+    found = figures(each, 1, sent_by(each), {"adaptive": adaptive})
+    assert found["false_alarms"] == 4
+    still = Scenario(name="still", segments=(Segment(kinds=("one",), generations=300),))
+    assert figures(still, 1, sent_by(still), {"adaptive": adaptive})["false_alarms"] == 6
