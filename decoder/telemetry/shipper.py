@@ -173,6 +173,8 @@ class Shipper:
         self._ring.rows["share"][places] *= self._shedding.shares(requests)
 
     def _settle(self) -> None:
+        if "partition" in self._slice.dropped:
+            self.books.partitions = 0  # made anew: ask how many there are
         self._book()
         self.books.sequences = dict(self._sequences)
         self._ring.say(self.books)

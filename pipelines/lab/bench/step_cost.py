@@ -216,7 +216,8 @@ def make_router(policy: Policy, sink: EventSink | None = None) -> DraftRouter:
     costs, floor = LiveCosts(table, live=False), Floor(True)
     cache = SuffixCache(WorkerSettings.load())
     return DraftRouter(
-        cache, policy, classes, sink or Nowhere(), True, longest=LONGEST, costs=costs, floor=floor
+        cache, policy, classes, Nowhere() if sink is None else sink, True,
+        longest=LONGEST, costs=costs, floor=floor,
     )
 
 
