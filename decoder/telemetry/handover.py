@@ -221,7 +221,7 @@ class Handover:
         with theirs:
             self._carrier = subprocess.Popen(
                 [sys.executable, "-P", "-m", "decoder.telemetry"],
-                stdin=theirs, stdout=subprocess.DEVNULL, pass_fds=(self._ring.fd,),
+                stdin=theirs.fileno(), stdout=subprocess.DEVNULL, pass_fds=(self._ring.fd,),
                 env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
             )  # fmt: skip
         self._channel.setblocking(False)
