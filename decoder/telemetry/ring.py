@@ -6,11 +6,11 @@ one that dies loses nothing. What it settled it says in one of two blocks and th
 one: whoever looks finds counts of one moment, wherever a process was killed.
 
 The memory has no name: no file is left behind, and it ends with the last process that holds it.
+What was written once stays taken, ``size`` rows at most: to take it anew costs more than a row.
 """
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
 import struct
@@ -56,15 +56,11 @@ SPELLED: Final = ("arm", "label", "censored", "role", "side", "parameter_name")
 
 WORDS, LETTERS = 256, 64
 BLOCK: Final = 1 << 20
-HEAD, SETTLED, FULL, UNREADABLE, BEAT, TURN, RELEASED = range(7)
+HEAD, SETTLED, FULL, UNREADABLE, BEAT, TURN = range(6)
 """Of ``control``: rows written and rows settled since the ring was made, events lost for want of
-room or since no row could be made of them, turns of the carrier, blocks said, and rows of which
-the memory was given back."""
+room or since no row could be made of them, turns of the carrier, and blocks said."""
 _WORDS_AT, _BLOCKS_AT = 4096, 4096 + WORDS * LETTERS
 _ROWS_AT: Final = _BLOCKS_AT + 2 * BLOCK
-SPARE: Final = (1 << 20) // _WIDTH
-"""Settled rows after which their memory is given back, for only an outage needs it; places beside
-those of ``size``, so that the writer is in none of what is given back."""
 
 
 @cache
@@ -99,16 +95,16 @@ class Ring:
         Raises:
             OSError: there is no such memory.
         """
-        self.size, self._places = size, size + min(size, SPARE)
+        self.size = size
         self.fd = os.memfd_create("hvd-events") if fd is None else fd
         weakref.finalize(self, os.close, self.fd)
         if fd is None:
-            os.ftruncate(self.fd, _ROWS_AT + self._places * _WIDTH)
-        self._memory = mmap.mmap(self.fd, _ROWS_AT + self._places * _WIDTH)
+            os.ftruncate(self.fd, _ROWS_AT + size * _WIDTH)
+        self._memory = mmap.mmap(self.fd, _ROWS_AT + size * _WIDTH)
         self._counts = memoryview(self._memory)[:_WORDS_AT].cast("q")  # quicker for one number
         self.control = np.frombuffer(self._memory, np.int64, _WORDS_AT // 8)
         self._spelled = np.frombuffer(self._memory, f"S{LETTERS}", WORDS, _WORDS_AT)
-        self.rows = np.frombuffer(self._memory, ROW, self._places, _ROWS_AT)
+        self.rows = np.frombuffer(self._memory, ROW, size, _ROWS_AT)
         self._codes: dict[str, int] = {"": 0}
         self._upto = 0
 
@@ -144,14 +140,14 @@ class Ring:
             if head >= self._upto:
                 counts[FULL] += 1
                 return
-        at = _ROWS_AT + head % self._places * _WIDTH
+        at = _ROWS_AT + head % self.size * _WIDTH
         _ROW.pack_into(self._memory, at, *own, step, names, features)
         counts[HEAD] = head + 1
 
     def extend(self, rows: NDArray[Any]) -> None:
         """The same for ``rows`` of dtype :data:`ROW` [n], the last of which are lost."""
         fits, head = claim(self.control, self.size, len(rows)), self._counts[HEAD]
-        self.rows[np.arange(head, head + fits) % self._places] = rows[:fits]
+        self.rows[self.places(head, head + fits)] = rows[:fits]
         self._counts[HEAD] = head + fits
 
     # --- who takes
@@ -163,7 +159,7 @@ class Ring:
 
     def places(self, first: int, end: int) -> NDArray[np.int64]:
         """Where these lie in ``rows``."""
-        return np.arange(first, end) % self._places
+        return np.arange(first, end) % self.size
 
     def say(self, books: Books) -> None:
         """Say what was settled, all at once, and free the rows. For one process at a time."""
@@ -171,8 +167,7 @@ class Ring:
         at = _BLOCKS_AT + (counts[TURN] + 1) % 2 * BLOCK
         self._memory[at : at + 4 + len(told)] = struct.pack("<I", len(told)) + told
         counts[TURN] += 1
-        self._release(books.settled)
-        counts[SETTLED] = books.settled  # from now on the places are the writer's
+        counts[SETTLED] = books.settled
 
     def books(self) -> Books:
         """What was said last; for any process, at any time."""
@@ -183,20 +178,6 @@ class Ring:
             if turn == self._counts[TURN]:
                 break
         return msgspec.json.decode(told, type=Books) if told else Books()
-
-    def _release(self, settled: int) -> None:
-        """Give back the memory of rows before number ``settled``."""
-        counts, places, page = self._counts, self._places, mmap.PAGESIZE
-        if settled - counts[RELEASED] < places - self.size:
-            return
-        first, end = counts[RELEASED] % places, settled % places
-        for begin, behind in ((first, end),) if first < end else ((first, places), (0, end)):
-            low = -(-(_ROWS_AT + begin * _WIDTH) // page) * page
-            high = (_ROWS_AT + behind * _WIDTH) // page * page
-            with contextlib.suppress(OSError):  # a kernel that cannot keeps it, as much as it is
-                if high > low:
-                    self._memory.madvise(mmap.MADV_REMOVE, low, high - low)
-        counts[RELEASED] = settled
 
     # --- what a row says
 

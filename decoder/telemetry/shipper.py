@@ -81,8 +81,8 @@ class Shipper:
     @property
     def busy(self) -> bool:
         """Whether there is something to do at once, or an answer to wait for."""
-        full = self._limit * max(self.books.partitions, 1)
-        return self._under_way or len(self._ring) >= full
+        full = len(self._ring) >= self._limit * max(self.books.partitions, 1)
+        return self._under_way or (full and time.monotonic() >= self._retry_at)
 
     @property
     def idle(self) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -247,6 +247,20 @@ def test_memory_that_somebody_wrote_over_costs_the_rows_it_hits() -> None:
     assert shipper.books.refused == {"malformed": len(hit) + 1}
     came = {number for _, batch in producer.records for number in batch.numbers["number"]}
     assert came == {*range(129)} - {*hit, 126} and shipper.books.sent == len(came)
+
+
+def test_while_a_broker_is_away_nobody_asks_without_a_pause() -> None:
+    class Away(Producer):
+        def list_topics(self, topic: str, timeout: float) -> Any:
+            raise KafkaException(KafkaError(ERRORS["away"]))
+
+    ring = ring_of(*[PLAIN] * 3 * BATCH)
+    shipper = beside(ring, Away(iter(())))
+    shipper.turn()
+    assert not shipper.busy and not shipper.idle
+    shipper._producer = Producer(iter(()))
+    ship(shipper, lambda: shipper.idle)
+    assert shipper.books.sent == 3 * BATCH
 
 
 def test_a_slice_is_said_before_its_records_are_sent() -> None:
