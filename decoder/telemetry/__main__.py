@@ -1,9 +1,9 @@
 """The carrier: a process beside the decoding one, which makes records of events and ships them.
 
-Its first line of input says where the ring is and who it speaks for; later ones are ``S`` and a
-status, ``R`` and a round of a trial, ``H`` to send what there is at once. It ends when its parent
-does, or closes the input; signals that are meant for the parent do not end it, for then there are
-last events to send. Its output, a line each, is for the parent's log.
+Its input is a socket of messages: the first says where the ring is and who it speaks for, later
+ones are ``S`` and a status, or ``R`` and a round of a trial. It ends when its parent does, or says
+no more; signals that are meant for the parent do not end it, for then there are last events to
+send. What it answers is for the parent's log.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import json
 import logging
 import math
 import os
-import select
 import signal
+import socket
 import sys
 import time
 from typing import Any, Final
@@ -32,68 +32,67 @@ NICENESS: Final = 5
 LINGER_S: Final = 0.2
 """Time in which events find company; what a dashboard sees lags by twice this much."""
 HASTE_S: Final = 0.01
-"""The same while the worker closes."""
+"""The same once the worker is gone."""
+LONGEST: Final = 1 << 14
+"""Characters of a line in the log."""
 CLOSE_TIMEOUT_S: Final = 2.0
 """For the last events of a worker that ends."""
 
 
-class _Lines(logging.Handler):
-    """Passes what is logged to the parent, whose log it belongs into; without one, to stderr."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        told = [record.name, record.levelno, self.format(record)]
-        try:
-            os.write(sys.stdout.fileno(), json.dumps(told).encode() + b"\n")
-        except OSError:
-            print(told[2], file=sys.stderr)  # noqa: T201
-
-
-class _Input:
-    """Lines of the standard input, as they come. ``ended`` when no more will."""
+class _Parent(logging.Handler):
+    """Hears what the parent says, ``ended`` when it says no more, and passes on what is logged: to
+    stderr where no parent is left."""
 
     def __init__(self) -> None:
-        self._unread, self._parent, self.ended = b"", os.getppid(), False
+        super().__init__()
+        self._channel, self._pid, self.ended = socket.socket(fileno=0), os.getppid(), False
 
-    def lines(self, wait_s: float) -> list[bytes]:
-        """Those that come within that time."""
-        lines: list[bytes] = []
+    def heard(self, wait_s: float) -> bytes:
+        """A message that comes within that time, or nothing."""
+        said = b""
+        try:
+            self._channel.settimeout(wait_s)
+            said = self._channel.recv(1 << 20)
+            self.ended = self.ended or not said
+        except ConnectionResetError:  # it left without hearing all: there may be more to hear
+            pass
+        except (BlockingIOError, TimeoutError):
+            # Somebody else may hold the parent's end.
+            self.ended = self.ended or os.getppid() != self._pid
         if self.ended:
             time.sleep(wait_s)
-        elif select.select([sys.stdin], [], [], wait_s)[0]:
-            found = os.read(sys.stdin.fileno(), 1 << 16)
-            *lines, self._unread = (self._unread + found).split(b"\n")
-            self.ended = not found
-        # Somebody else may hold the parent's end of the pipe.
-        self.ended = self.ended or os.getppid() != self._parent
-        return lines
+        return said
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Pass it on."""
+        text = self.format(record)[:LONGEST]
+        try:
+            self._channel.send(json.dumps([record.name, record.levelno, text]).encode())
+        except OSError:
+            print(text, file=sys.stderr)  # noqa: T201
 
 
 def main() -> None:
     """Carry until the input ends."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    source, parent = _Input(), os.getppid()
+    parent = _Parent()
     with contextlib.suppress(OSError, psutil.Error):
         os.nice(NICENESS)
         # An engine pins its threads, and what they start, to their processors; not its own parent.
-        above = psutil.Process(parent).ppid()
-        os.sched_setaffinity(0, os.sched_getaffinity(above or parent))
-    logging.basicConfig(level=logging.INFO, handlers=[_Lines()], format="%(message)s")
-    while not (lines := source.lines(LINGER_S)):
-        if source.ended:
+        above = psutil.Process(os.getppid()).ppid()
+        os.sched_setaffinity(0, os.sched_getaffinity(above or os.getppid()))
+    logging.basicConfig(level=logging.INFO, handlers=[parent], format="%(message)s")
+    while not (hello := parent.heard(LINGER_S)):
+        if parent.ended:
             return
-    shipper, lines = _shipper(json.loads(lines[0])), lines[1:]
-    until, linger_s = math.inf, LINGER_S
-    while not source.ended or not (shipper.idle or time.monotonic() > until):
-        for line in lines:
-            if line == b"H":
-                linger_s = HASTE_S
-            else:
-                shipper.take(line[:1], line[1:])
+    shipper, until = _shipper(json.loads(hello)), math.inf
+    while not parent.ended or not (shipper.idle or time.monotonic() > until):
         shipper.turn()
-        lines = source.lines(0.0 if shipper.busy else linger_s)
-        if source.ended and until == math.inf:
-            until, linger_s = time.monotonic() + CLOSE_TIMEOUT_S, HASTE_S
+        said = parent.heard(0.0 if shipper.busy else HASTE_S if parent.ended else LINGER_S)
+        shipper.take(said[:1], said[1:])
+        if parent.ended and until == math.inf:
+            until = time.monotonic() + CLOSE_TIMEOUT_S
     shipper.close()
     lost, doubtful = shipper.books.failed, shipper.books.in_doubt
     if lost or doubtful:

@@ -11,14 +11,18 @@ import contextlib
 import json
 import logging
 import os
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
+
+from pydantic import BaseModel
 
 import decoder
 from decoder.complaints import Complaints
@@ -68,11 +72,11 @@ class Handover:
             "origin": [origin.scope, origin.worker, origin.life, origin.target, origin.drafter],
             "per_second": per_second,
         }  # fmt: skip
-        self._hello = json.dumps(told).encode() + b"\n"
+        self._hello = json.dumps(told).encode()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hvd-telemetry", daemon=True)
         self._carrier: subprocess.Popen[bytes] | None = None
-        self._unsent, self._unread = b"", b""
+        self._channel: socket.socket  # to and from the carrier, a line a message
         self._deaths = self._rounds = self._lost = 0  # rounds handed over, rounds lost here
         self._beat = self._silent = 0
         self._began = self._start_at = 0.0
@@ -147,57 +151,58 @@ class Handover:
         self._lost += len(self._turns.rounds) if self._turns is not None else 0
 
     def _turn(self) -> None:
-        self._hear()
+        if self._carrier is not None:
+            self._look()
         if self._carrier is None and time.monotonic() >= self._start_at:
             self._begin()
-        if self._carrier is not None and not self._unsent:  # else it does not read
-            self._hand_over_rounds()
-            self._say_status()
-        self._write()
+        if self._carrier is not None:
+            self._tell()
 
     def _finish(self) -> None:
         """Wait until the carrier has sent the rest, or gives up."""
-        until = time.monotonic() + START_TIMEOUT_S
         if self._carrier is None:
             self._begin()  # one that died would have been started again a little later
-        while (
-            self._lives and not self._ring.control[BEAT] - self._beat and time.monotonic() < until
-        ):
-            self._write()
-            time.sleep(LOOK_S)
+        self._wait(START_TIMEOUT_S, lambda: bool(self._ring.control[BEAT] - self._beat))
         until = time.monotonic() + CLOSE_TIMEOUT_S
-        self._hand_over_rounds()
-        self._unsent += b"H\n"
-        while self._lives and len(self._ring) and time.monotonic() < until - CLOSE_TIMEOUT_S / 2:
-            self._write()
-            time.sleep(LOOK_S)
-        self._say_status()  # the last one, with everything in it
-        while self._unsent and self._lives and time.monotonic() < until:
-            self._write()
-            time.sleep(LOOK_S)
-        if self._carrier is not None and self._carrier.stdin is not None:
-            self._carrier.stdin.close()
-        while self._lives and time.monotonic() < until:
+        self._channel.settimeout(LOOK_S)
+        self._wait(CLOSE_TIMEOUT_S / 2, lambda: not len(self._ring))
+        self._tell()  # the last status, with everything in it
+        with contextlib.suppress(OSError):  # that died
+            self._channel.shutdown(socket.SHUT_WR)
+        self._wait(until - time.monotonic(), lambda: False)
+
+    def _wait(self, seconds: float, done: Callable[[], bool]) -> None:
+        until = time.monotonic() + seconds
+        while self._lives and not done() and time.monotonic() < until:
             time.sleep(LOOK_S)
 
-    def _hand_over_rounds(self) -> None:
-        rounds = self._turns.rounds if self._turns is not None else None
+    def _tell(self) -> None:
+        """Hand over rounds, and a status, as far as the carrier reads them."""
+        rounds = self._turns.rounds if self._turns is not None else deque[Played]()
         while rounds:
-            played = rounds.popleft()
-            try:
-                told = round_of(played, self._origin).model_dump_json().encode()
-            except Exception as error:  # noqa: BLE001 -- nor must later rounds be held up
-                self._complaints.warning("a round of a trial cannot be written: %r", error)
-                self._lost += 1
-                continue
-            self._rounds += 1
-            self._unsent += b"R" + told + b"\n"
+            line = self._line(b"R", partial(round_of, rounds[0], self._origin))
+            if line and not self._send(line):
+                return
+            rounds.popleft()
+            self._rounds += bool(line)
+            self._lost += not line
+        line = self._line(b"S", self._status)
+        if line:
+            self._send(line)
 
-    def _say_status(self) -> None:
+    def _line(self, kind: bytes, make: Callable[[], BaseModel]) -> bytes:
+        """Empty where it cannot be made, for which nothing else must wait."""
         try:
-            self._unsent += b"S" + self._status().model_dump_json().encode() + b"\n"
-        except Exception as error:  # noqa: BLE001 -- events must not wait for a status
-            self._complaints.warning("no status can be made: %r", error)
+            return kind + make().model_dump_json().encode()
+        except Exception as error:  # noqa: BLE001 -- told by the complaints
+            self._complaints.warning("a status or a round of a trial cannot be made: %r", error)
+            return b""
+
+    def _send(self, line: bytes) -> bool:
+        """False where the carrier has enough to read, or is dead, as the next look finds."""
+        with contextlib.suppress(OSError):
+            return self._channel.send(line) > 0
+        return False
 
     # --- the carrier
 
@@ -211,48 +216,32 @@ class Handover:
         path = os.pathsep.join([root, there] if there else [root])
         self._began = time.monotonic()
         self._start_at = self._began + self._pause
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # No child of multiprocessing: the processes of an engine may be daemons, which have none.
-        carrier = subprocess.Popen(
-            [sys.executable, "-P", "-m", "decoder.telemetry"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=(self._ring.fd,),
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
-        )  # fmt: skip
-        for pipe in (carrier.stdin, carrier.stdout):
-            assert pipe is not None
-            os.set_blocking(pipe.fileno(), False)
+        with theirs:
+            self._carrier = subprocess.Popen(
+                [sys.executable, "-P", "-m", "decoder.telemetry"],
+                stdin=theirs.fileno(), stdout=subprocess.DEVNULL, pass_fds=(self._ring.fd,),
+                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
+            )  # fmt: skip
+        self._channel.setblocking(False)
+        self._channel.send(self._hello)
         self._silent, self._beat = 0, int(self._ring.control[BEAT])
-        self._unsent, self._unread, self._carrier = self._hello, b"", carrier
 
-    def _write(self) -> None:
-        """Write as much as the pipe takes at once."""
-        if self._carrier is None or not self._unsent:
-            return
-        assert self._carrier.stdin is not None
-        with contextlib.suppress(BlockingIOError, BrokenPipeError):  # found dead at the next look
-            written = os.write(self._carrier.stdin.fileno(), self._unsent)
-            self._unsent = self._unsent[written:]
-
-    def _hear(self) -> None:
+    def _look(self) -> None:
         """Log what the carrier has to say, and look whether it lives."""
-        carrier = self._carrier
-        if carrier is None:
-            return
         lives, beat = self._lives, int(self._ring.control[BEAT])
-        self._log(carrier)
+        self._log()
         self._silent = self._silent + 1 if beat == self._beat else 0
         self._beat = beat
         if not lives or self._silent > SILENT_TURNS:
             self._bury()
 
-    def _log(self, carrier: subprocess.Popen[bytes]) -> None:
-        assert carrier.stdout is not None
-        with contextlib.suppress(BlockingIOError):
-            while found := os.read(carrier.stdout.fileno(), 1 << 16):
-                self._unread += found
-        *lines, self._unread = self._unread.split(b"\n")
-        for line in lines:
-            name, level, text = json.loads(line)
-            logging.getLogger(name).log(level, "%s", text)
+    def _log(self) -> None:
+        with contextlib.suppress(OSError):  # nothing to read
+            while found := self._channel.recv(1 << 18, socket.MSG_DONTWAIT):
+                name, level, text = json.loads(found)
+                logging.getLogger(name).log(level, "%s", text)
 
     def _bury(self, expected: bool = False) -> None:
         """End the carrier, if it has not ended; another may go on where it was."""
@@ -262,11 +251,8 @@ class Handover:
         if carrier.poll() is None:
             carrier.kill()
         how = carrier.wait()
-        self._log(carrier)
-        for pipe in (carrier.stdin, carrier.stdout):
-            assert pipe is not None
-            with contextlib.suppress(OSError):
-                pipe.close()
+        self._log()
+        self._channel.close()
         books = self._ring.books()  # of which this is the only writer now
         books.rounds_dropped = self._rounds - books.rounds_sent
         self._ring.say(books)

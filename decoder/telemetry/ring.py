@@ -6,11 +6,11 @@ one that dies loses nothing. What it settled it says in one of two blocks and th
 one: whoever looks finds counts of one moment, wherever a process was killed.
 
 The memory has no name: no file is left behind, and it ends with the last process that holds it.
+What was written once stays taken, ``size`` rows at most: to take it anew costs more than a row.
 """
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
 import struct
@@ -23,6 +23,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from decoder.contracts.errors import EventRefused
 from decoder.contracts.events import COLUMNS, Origin, encode_columns
 from decoder.contracts.features import NUM_FEATURES
 from decoder.telemetry.books import Books
@@ -54,14 +55,12 @@ SPELLED: Final = ("arm", "label", "censored", "role", "side", "parameter_name")
 """Columns that hold the number of a word; see :meth:`Ring.word`."""
 
 WORDS, LETTERS = 256, 64
-BLOCK: Final = 1 << 16
+BLOCK: Final = 1 << 20
 HEAD, SETTLED, FULL, UNREADABLE, BEAT, TURN = range(6)
 """Of ``control``: rows written and rows settled since the ring was made, events lost for want of
 room or since no row could be made of them, turns of the carrier, and blocks said."""
 _WORDS_AT, _BLOCKS_AT = 4096, 4096 + WORDS * LETTERS
 _ROWS_AT: Final = _BLOCKS_AT + 2 * BLOCK
-RELEASED: Final = 1 << 20
-"""Bytes of settled rows after which their memory is given back: it is needed in an outage only."""
 
 
 @cache
@@ -100,14 +99,14 @@ class Ring:
         self.fd = os.memfd_create("hvd-events") if fd is None else fd
         weakref.finalize(self, os.close, self.fd)
         if fd is None:
-            os.ftruncate(self.fd, _ROWS_AT + size * ROW.itemsize)
-        self._memory = mmap.mmap(self.fd, _ROWS_AT + size * ROW.itemsize)
+            os.ftruncate(self.fd, _ROWS_AT + size * _WIDTH)
+        self._memory = mmap.mmap(self.fd, _ROWS_AT + size * _WIDTH)
         self._counts = memoryview(self._memory)[:_WORDS_AT].cast("q")  # quicker for one number
         self.control = np.frombuffer(self._memory, np.int64, _WORDS_AT // 8)
         self._spelled = np.frombuffer(self._memory, f"S{LETTERS}", WORDS, _WORDS_AT)
         self.rows = np.frombuffer(self._memory, ROW, size, _ROWS_AT)
         self._codes: dict[str, int] = {"": 0}
-        self._released = self._upto = self._counts[SETTLED]
+        self._upto = 0
 
     def __len__(self) -> int:
         return self._counts[HEAD] - self._counts[SETTLED]
@@ -148,15 +147,19 @@ class Ring:
     def extend(self, rows: NDArray[Any]) -> None:
         """The same for ``rows`` of dtype :data:`ROW` [n], the last of which are lost."""
         fits, head = claim(self.control, self.size, len(rows)), self._counts[HEAD]
-        self.rows[np.arange(head, head + fits) % self.size] = rows[:fits]
+        self.rows[self.places(head, head + fits)] = rows[:fits]
         self._counts[HEAD] = head + fits
 
     # --- who takes
 
     def slice(self, first: int, end: int) -> NDArray[Any]:
         """Rows from number ``first`` to before ``end``, of dtype :data:`ROW`: a copy."""
-        found: NDArray[Any] = self.rows[np.arange(first, end) % self.size]
+        found: NDArray[Any] = self.rows[self.places(first, end)]
         return found
+
+    def places(self, first: int, end: int) -> NDArray[np.int64]:
+        """Where these lie in ``rows``."""
+        return np.arange(first, end) % self.size
 
     def say(self, books: Books) -> None:
         """Say what was settled, all at once, and free the rows. For one process at a time."""
@@ -164,8 +167,7 @@ class Ring:
         at = _BLOCKS_AT + (counts[TURN] + 1) % 2 * BLOCK
         self._memory[at : at + 4 + len(told)] = struct.pack("<I", len(told)) + told
         counts[TURN] += 1
-        self._release(books.settled)
-        counts[SETTLED] = books.settled  # from now on the places are the writer's
+        counts[SETTLED] = books.settled
 
     def books(self) -> Books:
         """What was said last; for any process, at any time."""
@@ -177,25 +179,11 @@ class Ring:
                 break
         return msgspec.json.decode(told, type=Books) if told else Books()
 
-    def _release(self, settled: int) -> None:
-        """Give back the memory of rows before number ``settled``."""
-        width, size, page = _WIDTH, self.size, mmap.PAGESIZE
-        if (settled - self._released) * width < RELEASED:
-            return
-        first, end = self._released % size, settled % size
-        self._released = settled
-        for begin, behind in ((first, end),) if first < end else ((first, size), (0, end)):
-            low = -(-(_ROWS_AT + begin * width) // page) * page
-            high = (_ROWS_AT + behind * width) // page * page
-            with contextlib.suppress(OSError):  # a kernel that cannot keeps it, as much as it is
-                if high > low:
-                    self._memory.madvise(mmap.MADV_REMOVE, low, high - low)
-
     # --- what a row says
 
     def columns_of(self, rows: NDArray[Any]) -> tuple[dict[str, list[Any]], NDArray[np.float64]]:
         """Columns of a draft event and features, NaN where there was no draft."""
-        words = [word.decode() for word in self._spelled.tolist()]
+        words = [word.decode(errors="replace") for word in self._spelled.tolist()]
         told: dict[str, list[Any]] = {}
         for name in COLUMNS:
             column = rows[name].tolist()
@@ -211,8 +199,16 @@ class Ring:
         return told, features
 
     def record(self, rows: NDArray[Any], origin: Origin, sequence: int) -> bytes:
-        """The Kafka record of ``rows``, as :func:`encode_columns`, which raises."""
-        return encode_columns(*self.columns_of(rows), origin, sequence)
+        """The Kafka record of ``rows``, as :func:`encode_columns`.
+
+        Raises:
+            EventRefused: a row is no event.
+        """
+        try:
+            columns, features = self.columns_of(rows)
+        except (ValueError, IndexError) as error:  # memory that somebody wrote over
+            raise EventRefused(f"a row is no event: {error}") from error
+        return encode_columns(columns, features, origin, sequence)
 
 
 def packed(part: np.dtype[Any], values: Mapping[str, Any]) -> bytes:

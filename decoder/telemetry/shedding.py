@@ -28,20 +28,20 @@ class Shedding:
     def __init__(self, per_second: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.per_second, self._clock = per_second, clock
         self.halvings = 0  # for requests that are new
-        self._requests: OrderedDict[str, float] = OrderedDict()  # their shares; 0: not told of
+        self._requests: OrderedDict[bytes, float] = OrderedDict()  # their shares; 0: not told of
         self._kept, self._since = 0, clock()
 
-    def shares(self, requests: Sequence[str]) -> list[float]:
+    def shares(self, requests: Sequence[bytes]) -> list[float]:
         """The chance that each event's request had to be told of; 0 where it is not. Mutates."""
         shares = [self._share(request) for request in requests]
         self._kept += sum(map(bool, shares))
         self._look()
         return shares
 
-    def _share(self, request: str) -> float:
+    def _share(self, request: bytes) -> float:
         share = self._requests.get(request)
         if share is None:
-            drawn = hashlib.blake2b(request.encode(), digest_size=8).digest()
+            drawn = hashlib.blake2b(request, digest_size=8).digest()
             share = 0.5**self.halvings
             if int.from_bytes(drawn, "little") >= share * 2.0**64:
                 share = 0.0

@@ -81,8 +81,8 @@ class Shipper:
     @property
     def busy(self) -> bool:
         """Whether there is something to do at once, or an answer to wait for."""
-        full = self._limit * max(self.books.partitions, 1)
-        return self._under_way or len(self._ring) >= full
+        full = len(self._ring) >= self._limit * max(self.books.partitions, 1)
+        return self._under_way or (full and time.monotonic() >= self._retry_at)
 
     @property
     def idle(self) -> bool:
@@ -98,9 +98,9 @@ class Shipper:
         """Take a status, in the place of one that was not sent yet, or a round of a trial."""
         if kind == b"S":
             self._status = line
-        elif len(self._rounds) + self._rounds_flying < ROUNDS:
+        elif kind == b"R" and len(self._rounds) + self._rounds_flying < ROUNDS:
             self._rounds.append(line)
-        else:
+        elif kind == b"R":
             self.books.rounds_dropped += 1
 
     def turn(self) -> None:
@@ -168,11 +168,13 @@ class Shipper:
         """Write into the rows with which chance they are told of; 0 where they are not."""
         if not self._shedding.per_second:
             return
-        places = np.arange(first, end) % self._ring.size
-        names = [name.decode() for name in self._ring.rows["request"][places].tolist()]
-        self._ring.rows["share"][places] *= self._shedding.shares(names)
+        places = self._ring.places(first, end)
+        requests = self._ring.rows["request"][places].tolist()
+        self._ring.rows["share"][places] *= self._shedding.shares(requests)
 
     def _settle(self) -> None:
+        if "partition" in self._slice.dropped:
+            self.books.partitions = 0  # made anew: ask how many there are
         self._book()
         self.books.sequences = dict(self._sequences)
         self._ring.say(self.books)

@@ -217,8 +217,9 @@ def make_router(policy: Policy, sink: Sink | None = None) -> DraftRouter:
     table = CostTable("bench", (1, 256, 4096), (5e3, 5.5e3, 9e4), 200.0, 300.0)
     costs, floor = LiveCosts(table, live=False), Floor(True)
     cache = SuffixCache(WorkerSettings.load())
+    sink = Sink(None) if sink is None else sink
     return DraftRouter(
-        cache, policy, classes, sink or Sink(None), True, longest=LONGEST, costs=costs, floor=floor
+        cache, policy, classes, sink, True, longest=LONGEST, costs=costs, floor=floor
     )
 
 

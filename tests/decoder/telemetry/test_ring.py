@@ -32,11 +32,13 @@ def test_a_record_of_rows_is_the_record_of_their_events_byte_for_byte() -> None:
         EVENT, PLAIN, EVENT._replace(number=2**53, censored="length", predicted=13.3, share=0.125),
         PLAIN._replace(session=EVENT.tenant, model_accepted=0, role="", side="plain", choice=3),
     ]  # fmt: skip
-    ring = Ring(5)
-    write(ring, *[PLAIN] * 3)
-    ring.say(Books(sent=3))
+    ring, last = Ring(5), 18
+    for settled in range(last):
+        write(ring, PLAIN)
+        ring.say(Books(sent=settled + 1))
     write(ring, *events)
-    value = ring.record(ring.slice(3, 7), ORIGIN, 9)
+    assert 0 in ring.places(last, last + 4)
+    value = ring.record(ring.slice(last, last + 4), ORIGIN, 9)
     assert value == encode_batch(events, ORIGIN, 9)
     assert list(json.loads(value)["columns"]) == list(COLUMNS)
     assert [e[:-1] for e in events_of(ring)] == [e[:-1] for e in events]
@@ -152,24 +154,7 @@ def test_a_reader_in_another_process_sees_whole_rows_while_they_are_written() ->
     thread.join()
 
 
-def test_memory_that_an_outage_took_is_given_back() -> None:
-    def held() -> int:
-        return int(Path(f"/proc/self/fd/{ring.fd}").stat().st_blocks) * 512
-
-    ring = Ring(60_000)
-    write(ring, EVENT)
-    row = np.repeat(ring.slice(0, 1), 20_000)
-    before = held()
-    for _ in range(12):  # four times round
-        ring.extend(row)
-        assert held() - before > 5_000_000
-        ring.say(Books(sent=int(ring.control[HEAD]) - 7))
-        assert held() - before < 2 * rings.RELEASED
-        assert {e.number for e in events_of(ring)} == {EVENT.number}
-
-
 def test_a_full_ring_that_is_written_while_it_is_freed_keeps_every_row() -> None:
-    """What is given back to the system must be nobody's yet."""
     ring, stop, size = Ring(6_000), threading.Event(), 6_000
     row = ring_of(EVENT).slice(0, 1)
 
@@ -177,18 +162,16 @@ def test_a_full_ring_that_is_written_while_it_is_freed_keeps_every_row() -> None
         rows = np.repeat(row, 500)
         while not stop.is_set():
             rows["number"] = np.arange(500) + ring.control[HEAD]
-            if len(ring) <= size - 500:
-                ring.extend(rows)
+            ring.extend(rows)
 
     thread = threading.Thread(target=produce)
     thread.start()
     other, seen = Ring(size, os.dup(ring.fd)), 0
     while seen < 400_000:
-        upto = int(other.control[HEAD])
+        upto = min(int(other.control[HEAD]), seen + 300)
         assert np.array_equal(other.slice(seen, upto)["number"], np.arange(seen, upto))
         seen = upto
-        if len(other) > size - 500:
-            other.say(Books(sent=seen))
+        other.say(Books(sent=seen))
     stop.set()
     thread.join()
 

@@ -24,7 +24,7 @@ def request(name: object) -> list[DraftEvent]:
 
 def keep(shed: Shedding, events: list[DraftEvent]) -> list[DraftEvent]:
     """What is told of ``events``, with the chance that each had."""
-    shares = shed.shares([event.request for event in events])
+    shares = shed.shares([event.request.encode() for event in events])
     return [e._replace(share=share) for e, share in zip(events, shares, strict=True) if share]
 
 
@@ -74,5 +74,5 @@ def test_the_share_comes_back_when_the_load_goes() -> None:
 def test_what_is_remembered_is_bounded() -> None:
     shed = Shedding(1e9)
     for number in range(shedding.REQUESTS + 10):
-        shed.shares([str(number)])
+        shed.shares([b"%d" % number])
     assert len(shed._requests) == shedding.REQUESTS

@@ -9,8 +9,9 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -224,6 +225,42 @@ def test_a_record_of_a_partition_that_is_gone_is_dropped_and_counted() -> None:
     ship(shipper, lambda: shipper.idle)
     lost = shipper.books.dropped["partition"]
     assert lost and shipper.books.sent + lost == 9
+    put(ring, *[PLAIN._replace(request=f"{n:024x}") for n in range(9)])
+    ship(shipper, lambda: shipper.idle)
+    assert shipper.books.dropped["partition"] == lost, "a topic made anew is asked about again"
+    assert {partition for partition, _ in producer.records} <= {0, 1}
+
+
+def test_memory_that_somebody_wrote_over_costs_the_rows_it_hits() -> None:
+    """Whatever lies there: it is counted, and holds up nothing."""
+    ring, random = ring_of(*[EVENT, PLAIN] * 60), np.random.default_rng(0)
+    hit = [3, 50, 51, 119]
+    width = ring.rows.itemsize
+    for row in hit:
+        ring.rows[row : row + 1].view(f"V{width}")[:] = random.bytes(width)
+        ring.rows["share"][row] = 1.0  # else it was shed
+    put(ring, *[PLAIN] * 9)
+    ring.rows["arm"][125] = 255  # a word that nobody said
+    ring.rows["arm"][126] = 1 << 20
+    shipper = beside(ring, (producer := Producer(iter(()))))
+    ship(shipper, lambda: shipper.idle)
+    assert shipper.books.refused == {"malformed": len(hit) + 1}
+    came = {number for _, batch in producer.records for number in batch.numbers["number"]}
+    assert came == {*range(129)} - {*hit, 126} and shipper.books.sent == len(came)
+
+
+def test_while_a_broker_is_away_nobody_asks_without_a_pause() -> None:
+    class Away(Producer):
+        def list_topics(self, topic: str, timeout: float) -> Any:
+            raise KafkaException(KafkaError(ERRORS["away"]))
+
+    ring = ring_of(*[PLAIN] * 3 * BATCH)
+    shipper = beside(ring, Away(iter(())))
+    shipper.turn()
+    assert not shipper.busy and not shipper.idle
+    shipper._producer = Producer(iter(()))
+    ship(shipper, lambda: shipper.idle)
+    assert shipper.books.sent == 3 * BATCH
 
 
 def test_a_slice_is_said_before_its_records_are_sent() -> None:
