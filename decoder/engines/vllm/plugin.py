@@ -13,6 +13,7 @@ import functools
 import logging
 import os
 from collections.abc import Callable
+from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,7 +25,7 @@ from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.trials import MODEL
 from decoder.core.costs import LiveCosts
 from decoder.core.payoff.token_classes import token_classes_of
-from decoder.engines.vllm import alike, graphs, hooks, requirements
+from decoder.engines.vllm import alike, contract, graphs, hooks, requirements
 from decoder.engines.vllm.attached import adapter_of, give
 from decoder.engines.vllm.drafter import LateDrafter
 from decoder.engines.vllm.profile import profile
@@ -46,8 +47,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-VLLM_SERIES: Final = "0.32."
-"""The wrapped methods are not a public interface: another series may differ without a sign."""
 _WEIGHTS: Final = "the weights are not those it was started with; restart the server to draft again"
 
 
@@ -86,17 +85,11 @@ def register() -> None:
             "the worker's packages are missing: pip install 'hybrid-verified-decoding[worker]', as "
             "docs/vllm.md says, or unset HVD_WORKER_ENABLED."
         )
-    import vllm
-
-    if not vllm.__version__.startswith(VLLM_SERIES):
-        raise EngineError(
-            f"this plugin is made for vLLM {VLLM_SERIES}x, found {vllm.__version__}: install the "
-            "pinned version, or unset HVD_WORKER_ENABLED."
-        )
+    contract.check(*contract.installed())
     from vllm.platforms import current_platform
 
     if current_platform.is_cpu():
-        import vllm.v1.worker.cpu_worker  # defines a subclass that is wrapped below
+        import_module("vllm.v1.worker.cpu_worker")  # defines a subclass that is wrapped below
 
     ours, theirs = logging.getLogger("decoder"), logging.getLogger("vllm")
     ours.handlers, ours.propagate = theirs.handlers, False
@@ -107,7 +100,6 @@ def register() -> None:
         log.info("names are hashed under a new key: set %s to keep pseudonyms comparable", VARIABLE)
     mapped.install()
     orphans.watch()
-    hooks.check()
     mend_sampling()
     hooks.install({**AROUND, "load_model": functools.partial(_load_model, settings)})
 
