@@ -109,9 +109,9 @@ HOOKS: Final = (
     Hook("vllm.v1.attention.backend:CommonAttentionMetadata", "",
          "where in its cache the drafter writes what it reads late",
          wrapped=False,
-         fields="query_start_loc, query_start_loc_cpu, seq_lens, seq_lens_cpu_upper_bound, num_reqs, "
-         "num_actual_tokens, max_query_len, max_seq_len, block_table_tensor, slot_mapping, "
-         "causal, dcp_local_seq_lens"),
+         fields="query_start_loc, query_start_loc_cpu, seq_lens, seq_lens_cpu_upper_bound, "
+         "num_reqs, num_actual_tokens, max_query_len, max_seq_len, block_table_tensor, "
+         "slot_mapping, causal, dcp_local_seq_lens"),
 )  # fmt: skip
 """Every place of vLLM that this plugin wraps, replaces, calls or reads, and why."""
 
