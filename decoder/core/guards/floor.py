@@ -19,7 +19,7 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.compiled import REALS, REALS_2, WHOLE, WHOLES, compiled
+from decoder.compiled import FIXED, REAL, REALS, REALS_2, REALS_3, WHOLE, WHOLES, compiled
 from decoder.core.loops import drafting_time, part
 from decoder.policy.rule import CACHE, MODEL
 
@@ -52,7 +52,7 @@ PLAIN_EVERY: Final = 16
 
 
 
-@compiled()
+@compiled((*(WHOLE,) * 14, REAL, FIXED, REALS_3, REALS_2))
 def outcomes_of(
     arm: int,
     wanted: int,

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.compiled import IDS, REALS_2, WHOLE, WHOLES, WHOLES_2, compiled, record
+from decoder.compiled import FLOATS, IDS, REALS_2, WHOLE, WHOLES, WHOLES_2, compiled, record
 from decoder.contracts.features import MEMORY_KEYS
 from decoder.drafting.blocks import Blocks
 from decoder.drafting.pages import mixed
@@ -80,14 +80,14 @@ def place_of(payoffs: Payoffs, row: int, kind: int, key: int) -> int:
     return int(begin + at)
 
 
-@compiled()
+@compiled((PAYOFFS, WHOLE, WHOLE))
 def lacks(payoffs: Payoffs, row: int, labels: int) -> bool:
     """Whether a memory must grow before so many labels are learned."""
     size = payoffs.tables[row, SIZE]
     return size < 1 << MOST and 4 * (payoffs.tables[row, COUNT] + KINDS * labels) > 3 * size
 
 
-@compiled()
+@compiled((PAYOFFS, WHOLE, WHOLES, FLOATS))
 def recall(payoffs: Payoffs, row: int, keys: NDArray[np.int64], out: NDArray[np.float32]) -> None:
     """Fill ``out`` with mean log payoff, mean share and log weight for each of ``keys``."""
     for kind in range(KINDS):
@@ -100,7 +100,7 @@ def recall(payoffs: Payoffs, row: int, keys: NDArray[np.int64], out: NDArray[np.
         out[3 * kind + 2] = np.log1p(weight)
 
 
-@compiled()
+@compiled((PAYOFFS, WHOLE, WHOLES, WHOLE, WHOLE))
 def learn(
     payoffs: Payoffs, row: int, keys: NDArray[np.int64], accepted: int, length: int
 ) -> None:
