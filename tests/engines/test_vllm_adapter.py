@@ -14,7 +14,8 @@ import pytest
 
 from decoder.core.costs import LiveCosts
 from decoder.core.guards.draft_budget import MASK_US
-from decoder.core.table import LENGTH
+from decoder.core import table as tables
+from decoder.policy.rule import CACHE
 from decoder.engines.vllm.adapter import RESTARTS, Adapter
 from decoder.engines.vllm.asked import text_of
 from decoder.policy.pricing import CostTable
@@ -98,10 +99,11 @@ def test_a_router_that_says_too_much_is_cut_at_the_last_moment(late: bool) -> No
 
     def rash(names: Sequence[str], *_: Any, **__: Any) -> Any:
         long = [VOCABULARY + 9 if i == 2 else 5 for i in range(40)]
-        return [
-            d._replace(room=99, tokens=long if d.arm == "cache" else d.tokens)
-            for d in choose(names)
-        ]
+        chosen = choose(names)
+        chosen.rooms[:], chosen.drafts[:] = 99, 0
+        chosen.lengths[chosen.arms == CACHE] = len(long)
+        chosen.tokens = np.array([long], np.int32)
+        return chosen
 
     router.choose = rash  # type: ignore[method-assign]
     serve(e)
@@ -115,7 +117,9 @@ def test_no_draft_of_any_arm_reaches_the_fewest_tokens_of_a_request(method: str)
     told, take = [], e.worker.router.observe
 
     def noting(outcomes: Any, tokens: int, usual: bool = True) -> None:
-        told.extend((int(o.request), o.length - len(o.tokens), o.verified_len) for o in outcomes)
+        made = np.diff(outcomes.ends, prepend=0)
+        before = (outcomes.lengths - made).tolist()
+        told.extend(zip(map(int, outcomes.names), before, outcomes.verified.tolist(), strict=True))
         take(outcomes, tokens, usual)
 
     e.worker.router.observe = noting  # type: ignore[method-assign]
@@ -146,7 +150,7 @@ def observed(e: Scheduled) -> list[tuple[str, int, int]]:
     told, take = [], e.worker.router.observe
 
     def noting(outcomes: Any, tokens: int, usual: bool = True) -> None:
-        told.extend(zip(outcomes.names, outcomes.verified.tolist(), outcomes.lengths.tolist()))
+        told.extend(zip(outcomes.names, outcomes.verified.tolist(), outcomes.lengths.tolist(), strict=True))
         take(outcomes, tokens, usual)
 
     e.worker.router.observe = noting  # type: ignore[method-assign]
@@ -478,11 +482,11 @@ def test_a_request_that_was_left_out_is_taken_up_with_its_whole_text_twice_at_mo
         e.run(6)
         if "1" in router and "1" in e.runner.requests:
             table, slot = router.table.arrays, router.table.slots["1"]
-            length = int(table.requests[slot, LENGTH])
+            length = int(table.requests[slot, tables.LENGTH])
             assert length == e.runner.requests["1"].num_tokens
             seen = table.contexts[slot, -32:].tolist()
             assert seen == list(copying("1")[length - 32 : length])
-            table.requests[slot, LENGTH] -= 1  # as a fault of ours might leave it
+            table.requests[slot, tables.LENGTH] -= 1  # as a fault of ours might leave it
             lost.append(length)
     assert len(lost) == 1 + RESTARTS and router.counters.left_out == {"length": 3}
     assert e.outputs["1"] == list(copying("1")[41 : 41 + 300]) and e.worker.faults == 0
