@@ -158,7 +158,7 @@ def test_every_feature_is_what_its_name_says(
                 missed += 1
                 same.expected.update({name: row[name] for name in names})
         assert row == same
-    assert missed < 0.02 * len(MEMORY_KEYS) * len(drafts)
+    assert missed < 0.05 * len(MEMORY_KEYS) * len(drafts)
 
 
 def test_a_token_behind_the_vocabulary_is_of_no_class(sink: KeepingSink) -> None:

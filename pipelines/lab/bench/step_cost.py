@@ -223,14 +223,14 @@ def make_router(policy: Policy, sink: Sink | None = None) -> DraftRouter:
     )
 
 
-def recorded(cycles: int) -> tuple[Sink, NDArray[Any]]:
-    """What a router writes of so many cycles of ``BATCH`` requests: rows of its sink's ring."""
+def recorded(cycles: int) -> NDArray[Any]:
+    """The rows that a router writes of so many cycles of ``BATCH`` requests."""
     log, rows = _Rows(), 0
     engine = Engine(sink=log)
     while rows < cycles:
         engine.step()
         rows = sum(map(len, log.kept))
-    return log, np.concatenate(log.kept)[:cycles]
+    return np.concatenate(log.kept)[:cycles]
 
 
 class _Rows(Log):

@@ -31,12 +31,15 @@ from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import WorkerStatus
 from decoder.contracts.topics import DRAFTS
 from decoder.core.choice import choose
-from decoder.core.events import RingSink
+from decoder.core.events import Sink
+from decoder.core.guards.floor import Floor
 from decoder.core.rate import START
+from decoder.core.step import settle
+from decoder.core.table import FREE, UNSETTLED, new_table
 from decoder.policy.first import first_policy
 from decoder.policy.pricing import NOMINAL
 from decoder.telemetry.handover import Handover
-from decoder.telemetry.ring import HEAD, Ring
+from decoder.telemetry.ring import HEAD, SETTLED, SPELLED, Ring
 from pipelines import machine
 from pipelines.lab.bench.step_cost import BATCH, recorded
 from pipelines.stack import broker, processes
@@ -157,12 +160,21 @@ def _measure(
 
 def emitter(ring: Ring) -> Callable[[], None]:
     """What puts the events of a next step of 64 requests into ``ring``, as the router does."""
-    sink = RingSink(ring)
-    told, number = itertools.cycle(recorded(STEPS * BATCH)), itertools.count()
+    rows, sink, floor = recorded(STEPS * BATCH), Sink(ring), Floor(has_model=True)
+    table, number = new_table(1, BATCH, 1), itertools.count()
+    for column in SPELLED:  # the same words have other numbers in another ring
+        rows[column] = sink.word("")
+    costs = NOMINAL.draft_us, NOMINAL.draft_token_us, NOMINAL.draft_row_us
 
     def emit() -> None:
-        for _, name, options, label, censored in itertools.islice(told, BATCH):
-            sink.put((next(number), name, options, label, censored))
+        at = next(number) % STEPS * BATCH
+        table.rows[:] = rows[at : at + BATCH]
+        table.unsettled[:] = np.arange(BATCH)
+        table.counts[UNSETTLED], table.counts[FREE] = BATCH, 0
+        sink.control[HEAD] = settle(
+            table, floor.needed, floor.ahead, floor.state, False, NOMINAL.dense, costs, sink.raw,
+            sink.control, int(sink.control[SETTLED]), sink.words,
+        )  # fmt: skip
 
     return emit
 
