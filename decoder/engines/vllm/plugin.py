@@ -13,17 +13,18 @@ import functools
 import logging
 import os
 from collections.abc import Callable
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
 from decoder import orphans
-from decoder.contracts.errors import EngineError, SettingsError
+from decoder.contracts.errors import SettingsError
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.trials import MODEL
 from decoder.core.costs import LiveCosts
 from decoder.core.payoff.token_classes import token_classes_of
-from decoder.engines.vllm import alike, graphs, hooks, requirements
+from decoder.engines.vllm import alike, contract, graphs, hooks, requirements
 from decoder.engines.vllm.attached import adapter_of, give
 from decoder.engines.vllm.drafter import LateDrafter
 from decoder.engines.vllm.profile import profile
@@ -45,8 +46,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-VLLM_SERIES: Final = "0.32."
-"""The wrapped methods are not a public interface: another series may differ without a sign."""
 _WEIGHTS: Final = "the weights are not those it was started with; restart the server to draft again"
 
 
@@ -80,17 +79,11 @@ def register() -> None:
     _reach_ray()
     settings = WorkerSettings.load()
     key_of(settings)
-    import vllm
-
-    if not vllm.__version__.startswith(VLLM_SERIES):
-        raise EngineError(
-            f"this plugin is made for vLLM {VLLM_SERIES}x, found {vllm.__version__}: install the "
-            "pinned version, or unset HVD_WORKER_ENABLED."
-        )
+    contract.check(*contract.installed())
     from vllm.platforms import current_platform
 
     if current_platform.is_cpu():
-        import vllm.v1.worker.cpu_worker  # defines a subclass that is wrapped below
+        import_module("vllm.v1.worker.cpu_worker")  # defines a subclass that is wrapped below
 
     ours, theirs = logging.getLogger("decoder"), logging.getLogger("vllm")
     ours.handlers, ours.propagate = theirs.handlers, False
@@ -101,7 +94,6 @@ def register() -> None:
         log.info("names are hashed under a new key: set %s to keep pseudonyms comparable", VARIABLE)
     mapped.install()
     orphans.watch()
-    hooks.check()
     mend_sampling()
     hooks.install({**AROUND, "load_model": functools.partial(_load_model, settings)})
 
