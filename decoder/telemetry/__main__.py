@@ -66,10 +66,11 @@ class _Parent(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Pass it on."""
         text = self.format(record)[:LONGEST]
-        try:
-            self._channel.send(json.dumps([record.name, record.levelno, text]).encode())
-        except OSError:
-            print(text, file=sys.stderr)  # noqa: T201
+        with contextlib.suppress(OSError):
+            if os.getppid() == self._pid:  # else a child of its may hold its end
+                self._channel.send(json.dumps([record.name, record.levelno, text]).encode())
+                return
+        print(text, file=sys.stderr)  # noqa: T201
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -179,7 +180,7 @@ def test_what_a_killed_carrier_had_is_sent_by_another_where_the_worker_closes_th
 
 
 PARENT = """
-import sys, time
+import os, sys, time
 from decoder.contracts.settings import KafkaSettings
 from decoder.telemetry.ring import BEAT, Ring
 from tests.decoder.telemetry.test_handover import EVENT, handover_of, put
@@ -189,7 +190,11 @@ put(ring, EVENT)
 while handover.accounts().sent < int(sys.argv[2]) or not ring.control[BEAT]:
     time.sleep(0.01)
 put(ring, *[EVENT] * 600)
-print(handover.pid, flush=True)
+child = os.fork()  # which holds the ring and the parent's end of the socket
+if not child:
+    os.closerange(1, 3)
+    time.sleep(600)
+print(handover.pid, child, flush=True)
 time.sleep(600)
 """
 
@@ -206,7 +211,7 @@ def test_no_carrier_outlives_its_parent_and_what_waits_is_sent_or_said(
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, text=True,
     ) as parent:  # fmt: skip
         assert parent.stdout is not None and parent.stderr is not None
-        carrier = psutil.Process(int(parent.stdout.readline()))
+        carrier, child = map(psutil.Process, map(int, parent.stdout.readline().split()))
         if by is signal.SIGKILL:
             parent.kill()
         else:
@@ -214,6 +219,8 @@ def test_no_carrier_outlives_its_parent_and_what_waits_is_sent_or_said(
         parent.wait(30)
         carrier.wait(30)
         said = parent.stderr.read()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
     if there:
         assert distinct(kafka) == list(range(601))
     else:
