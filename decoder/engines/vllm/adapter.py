@@ -205,10 +205,11 @@ class Adapter:
         requests, max_model_len = runner.requests, runner.max_model_len
         states = [requests[name] for name in names]
         lengths = [state.num_tokens for state in states]
-        for row, name in enumerate(names):
-            if name not in router and self._restarts.get(name, 0) < RESTARTS:
+        slots = router.table.slots
+        for row in [row for row, name in enumerate(names) if name not in slots]:
+            if self._restarts.get(names[row], 0) < RESTARTS:
                 with self._sparing("a request could not be taken up"):
-                    self._take_up(row, name, len(sampled[row]), runner, max_model_len)
+                    self._take_up(row, names[row], len(sampled[row]), runner, max_model_len)
         rows = [row for row, tokens in enumerate(sampled) if tokens]
         waiting = 0  # tokens of prompts only partly read: nothing of them was committed yet
         if len(rows) < len(names):
@@ -218,14 +219,14 @@ class Adapter:
         stepped = names if len(rows) == len(names) else [names[row] for row in rows]
         # Places kept or drafts refused by a grammar are marked with -1 by the scheduler.
         really = [_really(verified.get(name, ())) for name in stepped]
-        followed = [name for name in stepped if name in router]
+        followed = [name for name in stepped if name in slots]
         usual = late is None or late.caught_up < MUCH
         with self._sparing("observing failed"):
             outcomes = Outcomes.flat(
                 stepped, [sampled[row] for row in rows], really, [lengths[row] for row in rows]
             )
             router.observe(outcomes, step_tokens, usual)
-        live = [name for name in followed if name in router]
+        live = [name for name in followed if name in slots]
         # An ended request's blocks may be given to a later prompt that begins alike.
         reads = self.reading is None or self.reading.wanted
         unread: set[str] = set()
@@ -234,7 +235,9 @@ class Adapter:
             read = late.would_read(names, reads)
             unread = {name for name, is_read in zip(names, read, strict=True) if not is_read}
             full = late.full(sum(scheduled[name] for name in names if name not in unread))
-        catch_up = self._hits or full or bool({*followed}.difference(live, unread))
+        catch_up = self._hits or full or (
+            len(live) < len(followed) and bool({*followed}.difference(live, unread))
+        )
         known = runner.input_batch.vocab_size
         chosen: Decisions | None = None
         with self._sparing("choosing drafts failed: this step goes on without drafts"):
