@@ -120,9 +120,7 @@ class Log(Sink):
     def events_of(self, rows: NDArray[Any]) -> list[DraftEvent]:
         """The events of ``rows``."""
         columns, _ = self._ring.columns_of(rows)
-        features = [
-            row["features"].copy() if row["draft_len"] else None for row in rows
-        ]
+        features = [row["features"].copy() if row["draft_len"] else None for row in rows]
         lists = zip(*(columns[name] for name in COLUMNS), features, strict=True)
         return [DraftEvent(*values) for values in lists]
 

@@ -99,9 +99,7 @@ class Outcomes(NamedTuple):
         """
         ends = np.cumsum(np.fromiter(map(len, tokens), np.int64, len(tokens)))
         flat = np.array([*chain.from_iterable(tokens)], np.int32)
-        return cls(
-            names, flat, ends, np.array(verified, np.int64), np.array(lengths, np.int64)
-        )
+        return cls(names, flat, ends, np.array(verified, np.int64), np.array(lengths, np.int64))
 
 
 class Decisions(Sequence[Decision]):

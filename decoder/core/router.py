@@ -41,7 +41,7 @@ from decoder.core.payoff.memory import Memories
 from decoder.core.payoff.model_arm import START, ModelArm
 from decoder.core.rate import LiveRate
 from decoder.core.requests import Committed, Decision, Decisions, Outcomes, RequestOptions
-from decoder.core.table import DRAFTED_AT, INDEX, LENGTH, MEMORY, OPEN, STOPPED, RequestTable
+from decoder.core.table import DRAFTED_AT, ENDED, INDEX, LENGTH, MEMORY, OPEN, STOPPED, RequestTable
 from decoder.core.underway import Underway
 from decoder.drafting.drafts import STOCK, Limits, Tokens
 from decoder.drafting.pages import Pool, new_pool
@@ -193,9 +193,7 @@ class DraftRouter:
             )  # fmt: skip
         now = self.underway.spent(began)
         if ran.decided and rows and self.turns is not None and self.turns.dealing:
-            told = {
-                name: [int(made[at, 0].sum()), len(at)] for name, at in groups.items()
-            }
+            told = {name: [int(made[at, 0].sum()), len(at)] for name, at in groups.items()}
             self.turns.book(
                 ran.side,
                 ran.came_to(
@@ -251,8 +249,8 @@ class DraftRouter:
             place = at - (why == steps.OVER)
             name, slot = names[place], int(slots[place])
             if why == steps.OVER:
-                over = table.requests[slot, steps.ENDED] == STOPPED
-                self.stop(name, "stop" if over else "length")
+                stopped = int(table.requests[slot, ENDED]) == STOPPED
+                self.stop(name, "stop" if stopped else "length")
             elif why == steps.LOST:
                 slots[place] = -1
                 self._leave_out(name, "length")
@@ -266,7 +264,7 @@ class DraftRouter:
                 count, _ = steps.until_end(table, slot, came)
                 try:
                     assert self.cache is not None
-                    self.cache.extend(name, came[:count])
+                    self.cache.extend(name, came[:count].tolist())
                 except Exception:  # noqa: BLE001 - told by the complaints
                     slots[place] = -1
                     self._fault(name)

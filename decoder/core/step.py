@@ -7,7 +7,7 @@ stops there, says what, and goes on when it is called again.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,7 +90,7 @@ from decoder.core.table import (
 from decoder.drafting.matches import BACK, draft
 from decoder.drafting.pages import PAGES, POOL, SHARED, Pool, append_both, fits
 from decoder.policy.rule import CACHE, MODEL, NONE
-from decoder.telemetry.ring import FULL, HEAD, NAMES, OWN, SETTLED, STEP, UNREADABLE
+from decoder.telemetry.ring import FULL, HEAD, NAMES, OWN, STEP, UNREADABLE
 
 DONE, WRITE, GROW, LOST, OVER = range(5)
 """Why :func:`take` stopped: at the end, or at a request whose tokens are to be written, whose
@@ -173,9 +173,7 @@ def resolve(table: Table, payoffs: Payoffs, slot: int, tokens: NDArray[np.int32]
         cycle = table.open[slot, i]
         row, facts = table.rows[cycle], table.cycles[cycle]
         length, held, place = row["draft_len"], facts[HELD], 0
-        while (
-            place < len(tokens) and held < length and table.drafts[cycle, held] == tokens[place]
-        ):
+        while place < len(tokens) and held < length and table.drafts[cycle, held] == tokens[place]:
             held += 1
             place += 1
         facts[HELD] = held
@@ -281,9 +279,7 @@ def take(
         index = request[INDEX]
         if index and count_of and not done[i] & WRITTEN and not fits(pool, index, count_of):
             return i, WRITE
-        if request[OPEN] and not done[i] & GROWN and lacks(
-            payoffs, request[MEMORY], request[OPEN]
-        ):
+        if request[OPEN] and not done[i] & GROWN and lacks(payoffs, request[MEMORY], request[OPEN]):
             return i, GROW
         if index and count_of and not done[i] & WRITTEN:
             append_both(pool, index, committed)
@@ -578,7 +574,11 @@ def begin(
         event["model_accepted"], event["verified_len"], event["censored"] = -1, 0, 0
         facts[:] = 0
         facts[SLOT], facts[ARM], facts[WANTED] = slot, arm, wanted[row]
-        facts[WANTED_LEN], facts[ALL_WANTED], facts[ALL_CACHED] = lengths[row], all_wanted, all_cached
+        facts[WANTED_LEN], facts[ALL_WANTED], facts[ALL_CACHED] = (
+            lengths[row],
+            all_wanted,
+            all_cached,
+        )
         facts[DRAFTING], facts[MODELS], facts[MODEL_LEN] = drafting, models, model_len
         facts[BESIDE], facts[SERVES] = beside, serves
         length = 0

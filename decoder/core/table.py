@@ -13,7 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decoder.compiled import (
-    BYTES_2, IDS, IDS_2, REALS_2, WHOLES, WHOLES_2, record, rows_of,
+    BYTES_2,
+    IDS,
+    IDS_2,
+    REALS_2,
+    WHOLES,
+    WHOLES_2,
+    record,
+    rows_of,
 )  # fmt: skip
 from decoder.contracts.features import RECENT
 from decoder.core.guards.floor import WIDTH

@@ -179,7 +179,7 @@ def fits(pool: Pool, index: int, count: int) -> bool:
         return False
     if row[SHARED] == 0:
         return True
-    return row[OUTPUT] > 0 and pool.links[row[OUTPUT], FILLED] + count <= PAGE
+    return bool(row[OUTPUT] > 0 and pool.links[row[OUTPUT], FILLED] + count <= PAGE)
 
 
 @compiled()

@@ -11,8 +11,8 @@ import pytest
 
 from decoder.contracts.bundle import Policy, frequency_policy
 from decoder.core.costs import LiveCosts
-from decoder.core.guards.floor import PROBE_EVERY, Floor
 from decoder.core.events import Sink
+from decoder.core.guards.floor import PROBE_EVERY, Floor
 from decoder.core.router import Committed, DraftRouter, RequestOptions
 from decoder.core.table import LENGTH
 from decoder.drafting.suffix import SuffixCache

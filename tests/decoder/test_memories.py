@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 
 from decoder.core.payoff.memory import (
-    COUNT, KINDS, LEAST, MEMORY_BYTES, PLACE_BYTES, SLOTS, Memories, lacks, learn, recall,
+    COUNT,
+    KINDS,
+    LEAST,
+    MEMORY_BYTES,
+    PLACE_BYTES,
+    SLOTS,
+    Memories,
+    lacks,
+    learn,
+    recall,
 )  # fmt: skip
 from decoder.tenancy.shares import ALONE, FLOORS, cache_key
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decoder.drafting.drafts import CacheDraft, common_prefix
 from decoder.drafting.blocks import Blocks
+from decoder.drafting.drafts import CacheDraft, common_prefix
 from decoder.drafting.suffix import LEAST, PAGE_BYTES, STEP_TOKENS, SuffixCache
 from decoder.settings import WorkerSettings
 from decoder.tenancy.shares import ALONE, FLOORS, cache_key

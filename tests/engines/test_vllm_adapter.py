@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from decoder.core import table as tables
 from decoder.core.costs import LiveCosts
 from decoder.core.guards.draft_budget import MASK_US
-from decoder.core import table as tables
-from decoder.policy.rule import CACHE
 from decoder.engines.vllm.adapter import RESTARTS, Adapter
 from decoder.engines.vllm.asked import text_of
 from decoder.policy.pricing import CostTable
+from decoder.policy.rule import CACHE
 from pipelines.embedded import drafter_path, ensure_model
 from tests.conftest import KeepingSink
 from tests.decoder.simulated import trusting_policy
@@ -150,7 +150,9 @@ def observed(e: Scheduled) -> list[tuple[str, int, int]]:
     told, take = [], e.worker.router.observe
 
     def noting(outcomes: Any, tokens: int, usual: bool = True) -> None:
-        told.extend(zip(outcomes.names, outcomes.verified.tolist(), outcomes.lengths.tolist(), strict=True))
+        told.extend(
+            zip(outcomes.names, outcomes.verified.tolist(), outcomes.lengths.tolist(), strict=True)
+        )
         take(outcomes, tokens, usual)
 
     e.worker.router.observe = noting  # type: ignore[method-assign]

@@ -51,7 +51,6 @@ PLAIN_EVERY: Final = 16
 """Steps since the last of these after which the doubt is looked at, and again after as many."""
 
 
-
 @compiled((*(WHOLE,) * 14, REAL, FIXED, REALS_3, REALS_2))
 def outcomes_of(
     arm: int,
@@ -172,7 +171,7 @@ class Floor:
     @property
     def in_force(self) -> Option:
         """Who decides."""
-        return OPTIONS[self.state[IN_FORCE]]
+        return OPTIONS[int(self.state[IN_FORCE])]
 
     @in_force.setter
     def in_force(self, option: Option) -> None:

@@ -84,7 +84,8 @@ def place_of(payoffs: Payoffs, row: int, kind: int, key: int) -> int:
 def lacks(payoffs: Payoffs, row: int, labels: int) -> bool:
     """Whether a memory must grow before so many labels are learned."""
     size = payoffs.tables[row, SIZE]
-    return size < 1 << MOST and 4 * (payoffs.tables[row, COUNT] + KINDS * labels) > 3 * size
+    needed = payoffs.tables[row, COUNT] + KINDS * labels
+    return bool(size < 1 << MOST and 4 * needed > 3 * size)
 
 
 @compiled((PAYOFFS, WHOLE, WHOLES, FLOATS))
@@ -101,9 +102,7 @@ def recall(payoffs: Payoffs, row: int, keys: NDArray[np.int64], out: NDArray[np.
 
 
 @compiled((PAYOFFS, WHOLE, WHOLES, WHOLE, WHOLE))
-def learn(
-    payoffs: Payoffs, row: int, keys: NDArray[np.int64], accepted: int, length: int
-) -> None:
+def learn(payoffs: Payoffs, row: int, keys: NDArray[np.int64], accepted: int, length: int) -> None:
     """Take in a resolved payoff, in tokens, of a draft of ``length``. Mutates.
 
     What finds no place is not remembered.

@@ -44,7 +44,7 @@ how old the past is, and steps since a model draft was verified."""
 @compiled()
 def chance_at(odds: float) -> float:
     """The chance that log-odds stand for."""
-    return 1.0 / (1.0 + np.exp(-odds))
+    return float(1.0 / (1.0 + np.exp(-odds)))
 
 
 @compiled()

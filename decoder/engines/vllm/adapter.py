@@ -23,8 +23,8 @@ import numpy as np
 import torch
 
 from decoder.complaints import Complaints
-from decoder.core.requests import Decisions, Outcomes
 from decoder.core.guards.draft_budget import DRAFTS_SHARE, room, under_grammar
+from decoder.core.requests import Decisions, Outcomes
 from decoder.engines.vllm.asked import options_of, text_of
 from decoder.engines.vllm.drafter import MUCH, LateDrafter
 from decoder.engines.vllm.plan import Plan
@@ -235,8 +235,10 @@ class Adapter:
             read = late.would_read(names, reads)
             unread = {name for name, is_read in zip(names, read, strict=True) if not is_read}
             full = late.full(sum(scheduled[name] for name in names if name not in unread))
-        catch_up = self._hits or full or (
-            len(live) < len(followed) and bool({*followed}.difference(live, unread))
+        catch_up = (
+            self._hits
+            or full
+            or (len(live) < len(followed) and bool({*followed}.difference(live, unread)))
         )
         known = runner.input_batch.vocab_size
         chosen: Decisions | None = None
@@ -321,9 +323,7 @@ class Adapter:
             table = router.costs.table
             self.reading.observe(tokens, table.slope, router.worth_us, table.time(rows))
 
-    def _take_up(
-        self, row: int, name: str, sampled: int, runner: Any, max_model_len: int
-    ) -> None:
+    def _take_up(self, row: int, name: str, sampled: int, runner: Any, max_model_len: int) -> None:
         """Let the router follow a request that it does not, with the text that it has by now."""
         assert self.worker is not None, "only the rank that leads decides"
         state = runner.requests[name]

@@ -23,8 +23,8 @@ from decoder.contracts.bundle import ANY_SCOPE, Policy
 from decoder.contracts.errors import EngineError
 from decoder.contracts.features import TOKEN_CLASSES
 from decoder.core.costs import LiveCosts
-from decoder.core.guards.floor import Floor
 from decoder.core.events import Log, Sink
+from decoder.core.guards.floor import Floor
 from decoder.core.router import DraftRouter
 from decoder.drafting.drafts import common_prefix
 from decoder.drafting.suffix import SuffixCache
@@ -230,7 +230,8 @@ def recorded(cycles: int) -> NDArray[Any]:
     while rows < cycles:
         engine.step()
         rows = sum(map(len, log.kept))
-    return np.concatenate(log.kept)[:cycles]
+    found: NDArray[Any] = np.concatenate(log.kept)[:cycles]
+    return found
 
 
 class _Rows(Log):

@@ -18,8 +18,8 @@ from decoder.contracts.bundle import Policy
 from decoder.contracts.events import DraftEvent
 from decoder.contracts.features import FloatArray
 from decoder.core.costs import LiveCosts
-from decoder.core.guards.floor import Floor
 from decoder.core.events import Log
+from decoder.core.guards.floor import Floor
 from decoder.core.router import DraftRouter
 from decoder.drafting.suffix import SuffixCache
 from decoder.policy.pricing import CostTable, step_time

@@ -18,8 +18,8 @@ from decoder.contracts.errors import TraceError
 from decoder.contracts.features import FloatArray
 from decoder.core.choice import choose
 from decoder.core.costs import LiveCosts
-from decoder.core.guards.floor import Floor
 from decoder.core.events import Log
+from decoder.core.guards.floor import Floor
 from decoder.core.router import Committed, Decision, DraftRouter, RequestOptions
 from decoder.drafting.drafts import common_prefix
 from decoder.drafting.suffix import SuffixCache
