@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from decoder.complaints import Complaints
 from decoder.contracts.bundle import CHAMPION, FIRST, MAX_DRAFT, Policy
 from decoder.contracts.features import FloatArray
-from decoder.core import step as steps
+from decoder.core import cycles, proposing, taking
 from decoder.core.choice import Chosen, choose
 from decoder.core.costs import LiveCosts
 from decoder.core.counters import Counters
@@ -185,10 +185,10 @@ class DraftRouter:
         groups = self._groups(slots) if ran.side is not None else {}
         made = self._take(outcomes, slots.copy(), step_tokens, step_us)
         closed = made[:, 1] > 0
-        cycles = int(closed.sum())
-        if serves and cycles and step_tokens:
+        count = int(closed.sum())
+        if serves and count and step_tokens:
             self._reckon(
-                int(made[closed, 0].sum()) - cycles, int(outcomes.verified[closed].sum()), ran,
+                int(made[closed, 0].sum()) - count, int(outcomes.verified[closed].sum()), ran,
                 rows, max(step_tokens - rows - verified, 0),
             )  # fmt: skip
         now = self.underway.spent(began)
@@ -238,36 +238,41 @@ class DraftRouter:
         names, tokens, ends, verified, lengths = outcomes
         done, made = np.zeros(len(names), np.int64), np.zeros((len(names), 2), np.int64)
         at, why = 0, -1
-        while why != steps.DONE:
+        while why != taking.DONE:
             table = self.table.arrays
-            at, why = steps.take(
+            at, why = taking.take(
                 table, self._pool, self.memories.payoffs, self.model_arm.odds, self.model_arm.seen,
                 slots, tokens, ends, verified, lengths, step_tokens, step_us, at, done, made,
             )  # fmt: skip
-            if why == steps.DONE:
+            if why == taking.DONE:
                 break
-            place = at - (why == steps.OVER)
+            place = at - (why == taking.OVER)
             name, slot = names[place], int(slots[place])
-            if why == steps.OVER:
+            if why == taking.OVER:
+                if self.cache is not None:
+                    self.cache.book(name)
                 stopped = int(table.requests[slot, ENDED]) == STOPPED
                 self.stop(name, "stop" if stopped else "length")
-            elif why == steps.LOST:
+            elif why == taking.LOST:
                 slots[place] = -1
                 self._leave_out(name, "length")
-            elif why == steps.GROW:
-                done[place] |= steps.GROWN
+            elif why == taking.GROW:
+                done[place] |= taking.GROWN
                 row = table.requests[slot]
                 self.memories.grow(int(row[MEMORY]), int(row[OPEN]))
             else:
-                done[place] |= steps.WRITTEN
+                done[place] |= taking.WRITTEN
                 came = tokens[(ends[place - 1] if place else 0) : ends[place]]
-                count, _ = steps.until_end(table, slot, came)
+                count, _ = taking.until_end(table, slot, came)
                 try:
                     assert self.cache is not None
                     self.cache.extend(name, came[:count].tolist())
                 except Exception:  # noqa: BLE001 - told by the complaints
                     slots[place] = -1
                     self._fault(name)
+        for place in np.flatnonzero(done & taking.BEGUN).tolist():
+            if self.cache is not None:
+                self.cache.book(names[place])
         return made
 
     @property
@@ -354,7 +359,7 @@ class DraftRouter:
         limits = STOCK
         if cache is not None and shown != "stock":
             limits = Limits(cache.depth, cache.most, cache.limits)
-        places, rooms, owners, features, tokens, keys = steps.propose(
+        places, rooms, owners, features, tokens, keys = proposing.propose(
             table.arrays, self._pool, self.memories.payoffs, slots, self._longest,
             cache is not None and (shown == "stock" or (awake and shown != "none")),
             limits.depth, limits.most, limits.of_draft, self._classes,
@@ -382,7 +387,7 @@ class DraftRouter:
         draft_us = (time.perf_counter() - began) * 1e6
         floor = self.floor if serves else None
         decided = np.zeros((len(names), 4), np.int32)
-        steps.begin(
+        cycles.begin(
             table.arrays, slots, places, rooms, owners, features, tokens, keys, arms,
             np.ascontiguousarray(wanted.arms, np.int8),
             np.ascontiguousarray(wanted.lengths, np.int32),
@@ -459,7 +464,7 @@ class DraftRouter:
             k: tokens for which the model drafter really ran; 0 if it did not.
         """
         self.underway.drafted = k
-        steps.drafted(self.table.arrays, self.table.of(names), np.array(lengths, np.int64))
+        cycles.drafted(self.table.arrays, self.table.of(names), np.array(lengths, np.int64))
 
     def settle(self, exposed: bool = True) -> None:
         """What the next choice does not need: accounts of the floor, and events.
@@ -475,7 +480,7 @@ class DraftRouter:
 
     def _settle(self) -> None:
         sink, floor, costs = self._sink, self.floor or NO_FLOOR, self.costs.table
-        sink.control[HEAD] = steps.settle(
+        sink.control[HEAD] = cycles.settle(
             self.table.arrays, floor.needed, floor.ahead, floor.state, self.floor is not None,
             costs.dense, (costs.draft_us, costs.draft_token_us, costs.draft_row_us), sink.raw,
             sink.control, int(sink.control[SETTLED]), sink.words,
@@ -495,7 +500,7 @@ class DraftRouter:
         if not self.table.slots:
             self.underway.decided = 0.0  # nobody waits for the step any more: a pause begins
         try:
-            steps.close(self.table.arrays, slot, self._sink.word(reason))
+            cycles.close(self.table.arrays, slot, self._sink.word(reason))
             if self.cache is not None:
                 self.cache.stop(name)
             self.memories.end(int(self.table.arrays.requests[slot, MEMORY]))

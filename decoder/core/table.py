@@ -1,7 +1,8 @@
 """The requests that a worker follows, as slots in arrays, and their cycles until these are told of.
 
 A cycle is a row of :data:`decoder.telemetry.ring.ROW` from the choice on: what becomes of it is
-written where its event will be. :mod:`decoder.core.step` has what is done with them in every step.
+written where its event will be. ``taking``, ``proposing`` and ``cycles`` have what is done with
+them in every step.
 """
 
 from __future__ import annotations

@@ -173,22 +173,29 @@ def append(pool: Pool, index: int, page: int, tokens: NDArray[np.int32]) -> int:
 
 @compiled()
 def fits(pool: Pool, index: int, count: int) -> bool:
-    """Whether so many tokens of a request can be appended without a new page."""
+    """Whether so many tokens of a request can be appended as they come: its streams have begun, and
+    there is a page more for each."""
     row = pool.indexes[index]
-    if row[PENDING] or row[OWN] == 0 or pool.links[row[OWN], FILLED] + count > PAGE:
+    if row[PENDING] or row[OWN] == 0 or (row[SHARED] > 0 and row[OUTPUT] == 0) or count > PAGE:
         return False
-    if row[SHARED] == 0:
-        return True
-    return bool(row[OUTPUT] > 0 and pool.links[row[OUTPUT], FILLED] + count <= PAGE)
+    return bool(pool.counts[FREE] + len(pool.links) - pool.counts[FRESH] > 1)
 
 
 @compiled()
-def append_both(pool: Pool, index: int, tokens: NDArray[np.int32]) -> None:
-    """Append tokens that fit (:func:`fits`) to a request's text and to its key's. Mutates."""
-    row = pool.indexes[index]
-    append(pool, index, row[OWN], tokens)
-    if row[SHARED] > 0:
-        append(pool, row[SHARED], row[OUTPUT], tokens)
+def append_both(pool: Pool, index: int, tokens: NDArray[np.int32]) -> bool:
+    """Append tokens that fit (:func:`fits`) to a request's text and to its key's. Mutates.
+
+    Returns:
+        Whether a page was begun, which is still to be booked.
+    """
+    row, before = pool.indexes[index], pool.counts[CLOCK]
+    row[OWN] = append(pool, index, row[OWN], tokens)
+    row[PAGES] += pool.counts[CLOCK] - before
+    began, shared = pool.counts[CLOCK], row[SHARED]
+    if shared > 0:
+        row[OUTPUT] = append(pool, shared, row[OUTPUT], tokens)
+        pool.indexes[shared, PAGES] += pool.counts[CLOCK] - began
+    return bool(pool.counts[CLOCK] > before)
 
 
 @compiled((POOL, WHOLE, YES))

@@ -68,6 +68,7 @@ class _Index:
     row: int
     owner: str
     size: int = 0
+    booked: int = 0  # pages
 
 
 @dataclass(slots=True)
@@ -87,6 +88,7 @@ class _Active:
     shared: _Shared | None
     prompt: Tokens
     behind: list[int] = field(default_factory=list)
+    output: int = 0  # the page of its output that is not to give way
 
 
 class SuffixCache:
@@ -217,11 +219,20 @@ class SuffixCache:
             return
         before = int(self.pool.indexes[own, OUTPUT])
         if not before and (before := self._reopen(shared)):
-            self.pool.indexes[own, OUTPUT] = before
+            self.pool.indexes[own, OUTPUT] = active.output = before
             text = np.concatenate([np.array([END], np.int32), text])
-        page = self._append(shared, own, OUTPUT, text)
-        if page != before:
-            self._close(shared, self._before(page, before))
+        self._append(shared, own, OUTPUT, text)
+        self._leave_behind(active)
+
+    def book(self, request: str) -> None:
+        """Book the pages that were begun while committed tokens were appended as they came."""
+        active = self._active.get(request)
+        if active is None:
+            return
+        self._book(active.own)
+        if active.shared is not None:
+            self._book(active.shared)
+            self._leave_behind(active)
 
     def propose(
         self, request: str, context: Tokens, limit: int, limits: Limits | None = None
@@ -260,6 +271,7 @@ class SuffixCache:
         if request not in self._active:
             return
         active = self._active.pop(request)
+        self._leave_behind(active)
         row = self.pool.indexes[active.own.row]
         self._drop_pages(active.own, give_stream(self.pool, int(row[OWN])))
         self._rows.append(active.own.row)
@@ -272,24 +284,33 @@ class SuffixCache:
             self._leave_shared(shared)
         self._leave(active.own.owner)
 
-    def _append(self, index: _Index, own: int, stream: int, tokens: Tokens) -> int:
-        """Write to a ``stream`` of the request whose index is ``own``; its last page then."""
+    def _append(self, index: _Index, own: int, stream: int, tokens: Tokens) -> None:
+        """Write to a ``stream`` of the request whose index is ``own``."""
         page, count = int(self.pool.indexes[own, stream]), len(tokens)
         filled = int(self.pool.links[page, FILLED]) if page else PAGE
         self._make_room((filled + count - 1) // PAGE)
         if not index.size:
             self._grow(index, count)
         before = int(self.pool.counts[CLOCK])
-        last = append(self.pool, index.row, page, tokens)
-        self.pool.indexes[own, stream] = last
-        opened = int(self.pool.counts[CLOCK]) - before
-        if opened:
-            self.pool.indexes[index.row, PAGES] += opened
-            self._shares.grow(index.owner, opened * PAGE_BYTES)
-            pages = int(self.pool.indexes[index.row, PAGES])
+        self.pool.indexes[own, stream] = append(self.pool, index.row, page, tokens)
+        self.pool.indexes[index.row, PAGES] += int(self.pool.counts[CLOCK]) - before
+        self._book(index)
+
+    def _book(self, index: _Index) -> None:
+        """Book the pages that an index has got, and give it buckets for them."""
+        pages = int(self.pool.indexes[index.row, PAGES])
+        if pages > index.booked:
+            self._shares.grow(index.owner, (pages - index.booked) * PAGE_BYTES)
+            index.booked = pages
             if pages * PAGE > 2 << index.size:
                 self._grow(index, pages * PAGE)
-        return int(last)
+
+    def _leave_behind(self, active: _Active) -> None:
+        """Let pages that the output of a request has left give way from now on."""
+        page = int(self.pool.indexes[active.own.row, OUTPUT])
+        if page != active.output and active.shared is not None:
+            self._close(active.shared, self._before(page, active.output))
+            active.output = page
 
     def _before(self, page: int, first: int) -> list[int]:
         """The pages of a stream from ``first``, or from its beginning if that is 0, up to the one
@@ -325,7 +346,9 @@ class SuffixCache:
 
     def _drop_pages(self, index: _Index, pages: int) -> None:
         """Book that an index lost pages; without any it needs no buckets."""
+        self._book(index)
         self.pool.indexes[index.row, PAGES] -= pages
+        index.booked -= pages
         self._shares.grow(index.owner, -pages * PAGE_BYTES)
         if not self.pool.indexes[index.row, PAGES] and index.size:
             self._blocks.give(int(self.pool.indexes[index.row, BEGIN]), index.size)

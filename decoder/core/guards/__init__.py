@@ -1,1 +1,1 @@
-"""What may overrule a policy: each a small function of what it wanted, applied one after another."""
+"""What may overrule a policy, each by a function of what it wanted, one after another."""

@@ -31,10 +31,10 @@ from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import WorkerStatus
 from decoder.contracts.topics import DRAFTS
 from decoder.core.choice import choose
+from decoder.core.cycles import settle
 from decoder.core.events import Sink
 from decoder.core.guards.floor import Floor
 from decoder.core.rate import START
-from decoder.core.step import settle
 from decoder.core.table import FREE, UNSETTLED, new_table
 from decoder.policy.first import first_policy
 from decoder.policy.pricing import NOMINAL
