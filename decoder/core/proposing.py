@@ -185,7 +185,7 @@ def propose(
         np.empty(count, np.int64), np.empty(count, np.int64), np.empty(count, np.int64)
     )  # fmt: skip
     features = np.empty((count, NUM_FEATURES), np.float32)
-    found, keys = np.empty((count, most), np.int32), np.empty((count, KEYS), np.int64)
+    found, keys = np.zeros((count, most), np.int32), np.empty((count, KEYS), np.int64)
     tokens, probs = np.empty((2, most), np.int32), np.empty((2, most), np.float32)
     n, m = 0, 0
     for place in range(count):

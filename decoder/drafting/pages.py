@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.compiled import IDS, IDS_2, WHOLE, WHOLES, WHOLES_2, YES, compiled, record
+from decoder.compiled import IDS, IDS_2, WHOLE, WHOLES, WHOLES_2, compiled, record
 
 ORDERS: Final = (1, 2, 3)
 """Tokens that the positions of a chain have in common."""
@@ -196,12 +196,6 @@ def append_both(pool: Pool, index: int, tokens: NDArray[np.int32]) -> bool:
         row[OUTPUT] = append(pool, shared, row[OUTPUT], tokens)
         pool.indexes[shared, PAGES] += pool.counts[CLOCK] - began
     return bool(pool.counts[CLOCK] > before)
-
-
-@compiled((POOL, WHOLE, YES))
-def close_page(pool: Pool, page: int, closed: bool) -> None:
-    """Say that a stream goes on no more, or that it does again. Mutates."""
-    pool.times[page, CLOSED] = pool.counts[CLOCK] if closed else NEVER
 
 
 @compiled((POOL, WHOLE))

@@ -24,11 +24,13 @@ from decoder.drafting.pages import (
     BEFORE,
     BEGIN,
     CLOCK,
+    CLOSED,
     END,
     FILLED,
     FREE,
     FRESH,
     MASK,
+    NEVER,
     ORDERS,
     OUTPUT,
     OWN,
@@ -38,7 +40,6 @@ from decoder.drafting.pages import (
     SHARED,
     Pool,
     append,
-    close_page,
     first_page,
     give_page,
     give_stream,
@@ -370,13 +371,13 @@ class SuffixCache:
         if self.pool.links[page, FILLED] >= PAGE - 1 or self.pool.links[page, AFTER]:
             return 0
         outputs.pop()
-        close_page(self.pool, page, False)
+        self.pool.times[page, CLOSED] = NEVER
         return page
 
     def _close(self, shared: _Shared, pages: Sequence[int]) -> None:
         """From now on ``pages`` may give way."""
         for page in pages:
-            close_page(self.pool, page, True)
+            self.pool.times[page, CLOSED] = self.pool.counts[CLOCK]
             self._outputs.setdefault(shared.owner, deque()).append((shared, page))
 
     def _make_room(self, pages: int) -> None:

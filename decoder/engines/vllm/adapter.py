@@ -294,8 +294,8 @@ class Adapter:
         rooms[place] = np.minimum(asked, end - np.array(lengths)[place])
         rooms = np.maximum(np.minimum(rooms, most), 0)
         tokens = chosen.tokens
-        strange = ((tokens < 0) | (tokens >= vocabulary)) if len(tokens) else tokens > 0
-        if len(tokens):
+        strange = tokens.view(np.uint32) >= vocabulary  # or below 0
+        if strange.any():
             first = np.where(strange.any(1), strange.argmax(1), tokens.shape[1])
             lens = np.minimum(lens, first[drafts])
         given: list[tuple[int, ...]] = [()] * len(names)
