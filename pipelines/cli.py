@@ -154,14 +154,12 @@ def model() -> None:
     out.print(str(ensure_model()), soft_wrap=True, highlight=False)
 
 
-# The laboratory's commands; "policy diff" joins the group of that name.
-for point in entry_points(group="hvd.commands"):
-    group, _, name = point.name.rpartition(" ")
+for point in entry_points(group="hvd.commands"):  # the laboratory's
     further = point.load()
     if isinstance(further, typer.Typer):
-        app.add_typer(further, name=name)
+        app.add_typer(further, name=point.name)
     else:
-        (policy_app if group == "policy" else app).command(name)(further)
+        app.command(point.name)(further)
 
 
 def _terminated(number: int, frame: FrameType | None) -> NoReturn:

@@ -52,7 +52,7 @@ def drift(
     from pipelines.lab.drift import scenario as scenarios
     from pipelines.lab.drift.columns import seeds_and_policies
     from pipelines.lab.drift.study import Recordings, study
-    from pipelines.lab.replay import own
+    from pipelines.lab.replay import recording
     from pipelines.policy.bundles import load_policy
     from pipelines.progress import Shown
 
@@ -61,7 +61,7 @@ def drift(
     policy = first_policy("drift") if first is None else load_policy(first)
     with Shown(err) as shown:
         if record:
-            made = own.record(record, shown.step)
+            made = recording.record_own(record, shown.step)
             err.print(f"Recordings: {made}", highlight=False, soft_wrap=True)
         source = Recordings(traces, load_tokenizer(tokenizer), shown.step)
         if false_alarms:

@@ -21,12 +21,11 @@ from decoder.core.floor import Floor
 from decoder.core.hindsight import Resolved
 from decoder.engines.reference.method import Method, method
 from pipelines.lab.replay.baseline import against_best
-from pipelines.lab.replay.calibration import calibration
 from pipelines.lab.replay.engine import Simulator, hybrid
 from pipelines.lab.replay.hindsight import Prices, foreseen
 from pipelines.lab.replay.model_arm import model_acceptance
 from pipelines.lab.replay.traces import Trace
-from pipelines.stats import Spent
+from pipelines.stats import Spent, calibration
 
 HYBRID: Final = "hybrid"
 ORACLE: Final = "oracle"
