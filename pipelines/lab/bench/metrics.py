@@ -180,7 +180,7 @@ def _pooled(
             record = {name: group, "template": template, "method": method}
             record |= measure(prompts, method)
             if by_dataset:
-                record |= {"family": found[0].family, "standin_for": found[0].standin_for or None}
+                record |= {"family": found[0].family}
                 record |= _over_best(prompts, method)
             made.append(record)
     return made

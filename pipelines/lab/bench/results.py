@@ -1,16 +1,23 @@
-"""What ``hvd bench decode`` keeps of each measured prompt."""
+"""What ``hvd bench decode`` keeps of each measured prompt, in a file: settings on the first line,
+then a prompt a line.
+
+A line is appended as soon as something is measured, so that an interrupted run has lost nothing and
+the next one goes on from there.
+"""
 
 from __future__ import annotations
 
+import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
 
-from pipelines.lab.bench.journal import Journal, Record
+from decoder.contracts.errors import SettingsError
 
-KEPT: Final = "hvd.bench.decode.prompts.v2"
+KEPT: Final = "hvd.bench.decode.prompts.v3"
 
 
 class Cycle(NamedTuple):
@@ -74,7 +81,6 @@ class Measured:
 
     key: Key
     family: str
-    standin_for: str
     tokens: int
     cut: int
     outcomes: dict[str, Outcome]
@@ -89,30 +95,81 @@ class Results:
     def __init__(
         self, settings: dict[str, Any], path: Path | None = None, fresh: bool = False
     ) -> None:
-        """Go on with what ``path`` holds, unless ``fresh``; without one nothing is kept.
+        """Go on with what ``path`` holds, unless ``fresh``: then it is deleted; without one nothing
+        is kept.
+
+        Args:
+            settings: what two runs must share to be one, JSON-ready.
 
         Raises:
-            SettingsError: see :class:`Journal`.
+            SettingsError: it was measured with other settings, is something else, or cannot be
+                written.
         """
-        self.settings = settings
+        self.settings, self.path = settings, path
         self.prompts: dict[Key, Measured] = {}
         self.problems: list[str] = []
         self.interrupted = self.out_of_time = False
-        self._journal = path and Journal(path, KEPT, settings, self._take, fresh)
-        self.began = self._journal.began if self._journal else ""
-        self.problems += self._journal.problems if self._journal else []
+        self.began = datetime.now(UTC).isoformat(timespec="seconds")
+        self._append("", fresh)
+        head, *lines = self._text().splitlines() or [""]
+        self._is_new = not head
+        if head:
+            self._open(head)
+        for number, line in enumerate(lines, start=2):
+            try:
+                if line.strip():
+                    found = _MEASURED.validate_json(line)
+                    self.prompts[found.key] = found
+            except ValueError:
+                self.problem(f"{path}:{number} skipped: the line was not written whole.")
 
     def add(self, measured: Measured) -> None:
-        """Take in a prompt and keep it."""
+        """Take in a prompt and keep it, below the settings if it is the first.
+
+        Raises:
+            SettingsError: it cannot be written.
+        """
         self.prompts[measured.key] = measured
-        if self._journal:
-            self._journal.add(_MEASURED.dump_python(measured, mode="json"))
+        head = {"contract": KEPT, "began": self.began, "settings": self.settings}
+        line = _MEASURED.dump_json(measured).decode() + "\n"
+        self._append((json.dumps(head) + "\n") * self._is_new + line)
+        self._is_new = False
 
     def problem(self, sentence: str) -> None:
         """Take in what went wrong, once."""
         if sentence not in self.problems:
             self.problems.append(sentence)
 
-    def _take(self, record: Record) -> None:
-        found = _MEASURED.validate_python(record)
-        self.prompts[found.key] = found
+    def _text(self) -> str:
+        return self.path.read_text(encoding="utf-8", errors="replace") if self.path else ""
+
+    def _append(self, text: str, fresh: bool = False) -> None:
+        if self.path is None:
+            return
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            if fresh:
+                self.path.unlink(missing_ok=True)
+            with self.path.open("a", encoding="utf-8") as stream:
+                if not text and (before := self._text()) and not before.endswith("\n"):
+                    text = "\n"  # the last line was cut off by an interruption
+                stream.write(text)
+        except OSError as error:
+            raise SettingsError(f"results cannot be kept in {self.path}: {error}.") from error
+
+    def _open(self, line: str) -> None:
+        try:
+            head = json.loads(line)
+            if head["contract"] != KEPT:
+                raise ValueError(head["contract"])
+            old, self.began = dict(head["settings"]), str(head["began"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise SettingsError(
+                f"{self.path} is not a results file of this benchmark: delete it, or name another."
+            ) from error
+        new = json.loads(json.dumps(self.settings))
+        if differing := sorted(k for k in {*old, *new} if old.get(k) != new.get(k)):
+            raise SettingsError(
+                f"{self.path} holds a run with another {', '.join(differing)}: name another "
+                "place, or start anew with --fresh."
+            )

@@ -18,10 +18,10 @@ from psutil import RLIMIT_FSIZE, NoSuchProcess, Process
 from decoder.contracts.errors import ProcessError
 from learner.checkpoint import previous_of
 from pipelines.lab.chaos.topic_audit import TopicAudit
+from pipelines.prompts import Prompt
 from pipelines.stack import processes
 from pipelines.stack.running import Stack
 from pipelines.stack.supervision import Pauses, Watch, look
-from pipelines.workloads import Prompt
 
 PARTS: Final = ("broker", "registry", "learner", "worker")
 LOOK_S: Final = 0.1

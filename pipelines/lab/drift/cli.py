@@ -48,15 +48,16 @@ def drift(
     """
     from decoder.policy.first import first_policy
     from pipelines.embedded import load_tokenizer
+    from pipelines.lab.bench.commas import numbers
     from pipelines.lab.drift import measure, stationary
     from pipelines.lab.drift import scenario as scenarios
-    from pipelines.lab.drift.columns import seeds_and_policies
+    from pipelines.lab.drift.columns import named
     from pipelines.lab.drift.study import Recordings, study
     from pipelines.lab.replay import recording
     from pipelines.policy.bundles import load_policy
     from pipelines.progress import Shown
 
-    numbers, names = seeds_and_policies(seeds, policies)
+    drawn, names = numbers(seeds, "--seeds"), named(policies)
     chosen = scenarios.chosen(scenario or [])
     policy = first_policy("drift") if first is None else load_policy(first)
     with Shown(err) as shown:
@@ -67,7 +68,7 @@ def drift(
         if false_alarms:
             summary = stationary.measure(false_alarms, source, policy, shown.step)
         else:
-            summary = study(chosen, numbers, names, source, policy, shown.step)
+            summary = study(chosen, drawn, names, source, policy, shown.step)
     for notice in summary.get("notices", ()):
         err.print(escape(notice), style="yellow", highlight=False, soft_wrap=True)
     if as_json:

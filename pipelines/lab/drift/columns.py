@@ -55,22 +55,16 @@ PAPER_FEATURES: Final = frozenset(
 _OTHER: Final = np.array([name not in PAPER_FEATURES for name in FEATURES])
 
 
-def seeds_and_policies(seeds: str, policies: str) -> tuple[list[int], list[str]]:
-    """What the options say.
+def named(policies: str) -> list[str]:
+    """The policies between the commas, in the order of :data:`NAMES`; of none all.
 
     Raises:
-        SettingsError: a seed or policy is none.
+        SettingsError: there is no such policy.
     """
-    numbers = words(seeds)
-    if not numbers or not all(seed.isdecimal() for seed in numbers):
-        raise SettingsError(
-            f"--seeds {seeds!r}: give whole numbers, with commas; a seed is not negative."
-        )
-    asked = words(policies) or NAMES
-    unknown = sorted(set(asked) - set(NAMES))
-    if unknown:
+    wanted = words(policies) or NAMES
+    if unknown := sorted(set(wanted) - set(NAMES)):
         raise SettingsError(f"no policy {unknown[0]!r}: there are {', '.join(NAMES)}.")
-    return list(map(int, numbers)), [name for name in NAMES if name in asked]
+    return [name for name in NAMES if name in wanted]
 
 
 class Columns:

@@ -101,7 +101,7 @@ def test_an_export_loses_its_rows_and_they_do_not_come_back(
     export(filled, tmp_path, lambda what, done, whole: None)
     told = json.loads(asked("--tenant", ACME, "--export", str(tmp_path), "--json").stdout)
     assert told["rows_of_exports"] == 15
-    assert export(filled, tmp_path, lambda what, done, whole: None).note["rows"] == 45
+    assert export(filled, tmp_path, lambda what, done, whole: None).rows == 45
     tenants = pq.read_table(tmp_path / "drafts-00000.parquet")["tenant"].to_pylist()
     assert len(tenants) == 45 and ACME not in tenants
 

@@ -207,7 +207,7 @@ def _measure(
             results.problem(f"{where} left out, {method.name} failed: {error}")
             return
         outcomes[method.name] = outcome_of(method.name, made, session.sink[before:])
-    facts = source.family, source.standin_for, len(prompt.ids), prompt.cut
+    facts = source.family, len(prompt.ids), prompt.cut
     results.add(Measured(key_of(prompt), *facts, outcomes))
 
 

@@ -52,14 +52,13 @@ def serve(
         bool,
         typer.Option("--check", help="Exit status 1 unless all answers equal those of 'none'."),
     ] = False,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Forget an earlier run there.")] = False,
     as_json: Annotated[
-        Path, typer.Option("--json", help="Where the report goes; beside it what it is made of.")
+        Path, typer.Option("--json", help="Where the report goes; beside it the servers' logs.")
     ] = Path("reports/bench/serve.json"),
 ) -> None:
     """Real servers against each other: stock vLLM without speculation, suffix, eagle3; ours.
 
-    A run that was interrupted goes on where it stopped. Arguments after -- go to every server.
+    Interrupted, it reports the servers that were done. Arguments after -- go to every server.
     Example: hvd bench serve --limit 8 --rounds 1 -- --max-model-len 4096
     """
     from decoder.contracts.bundle import ANY_SCOPE
@@ -70,7 +69,7 @@ def serve(
     from pipelines.lab.bench.render import complain, table
     from pipelines.lab.bench.serve import run as bench
     from pipelines.lab.bench.serve.plan import Plan
-    from pipelines.lab.bench.serve.prompts import Asked, from_workloads, levels
+    from pipelines.lab.bench.serve.prompts import Selection, from_workloads, levels
     from pipelines.lab.bench.serve.setups import setups, variants
     from pipelines.lab.bench.serve.summary import WIDTH, runs_in, shown, unequal
     from pipelines.policy.bundles import load_policy
@@ -88,17 +87,16 @@ def serve(
     compared = setups(words(configs), *lengths, options.drafter, variants(variant or ()))
     at_once = numbers(concurrency, "--concurrency")
     room = max_prompt_tokens - turns * max_tokens * sessions
-    asked = Asked(prompts, words(names), at_once, limit, room, turns * sessions)
+    wanted = Selection(prompts, words(names), at_once, limit, room, turns * sessions)
     problems: list[str] = []
-    put = levels(asked, options.model, problems)
+    put = levels(wanted, options.model, problems)
     complain(err, problems)
     warm_up = from_workloads(max(at_once), ["chat"])
     decides = describe(first_policy(ANY_SCOPE) if policy is None else load_policy(policy))
     plan = Plan(
-        compared, options, put, warm_up[0].prompts, max_tokens, rounds, policy, decides,
-        together, sessions,
-    )  # fmt: skip
-    made = bench.run(plan, as_json, err, fresh=fresh)
+        compared, options, put, warm_up[0].prompts, max_tokens, rounds, policy, decides, together
+    )
+    made = bench.run(plan, as_json, err)
     records = made["records"]
     Console(width=max(WIDTH, out.width)).print(table("", shown(records), records))
     differing = unequal(made)

@@ -1,7 +1,7 @@
 """Requests to a running server: a fixed number under way at any time, each streamed and timed.
 
-A prompt is one request; or, by turns, a session of several: what the server answers stands in the
-next one, and the next one waits for it.
+A prompt is one request; or a session of several, with empty messages of the assistant between them:
+there the server's answer stands, and the next request waits for it.
 """
 
 from __future__ import annotations
@@ -41,22 +41,21 @@ class Reply:
 @dataclass(frozen=True)
 class Load:
     """What every request shares. ``silence_s`` is by the clock on the wall, all else by ``clock``,
-    in seconds; ``by_turns``: what a prompt's assistant says is written anew by the server."""
+    in seconds."""
 
     url: str
     model: str
     concurrency: int
     max_tokens: int
-    by_turns: bool = False
     clock: Callable[[], float] = time.perf_counter
     silence_s: float = REQUEST_SECONDS
 
 
 def turns(prompt: Prompt) -> list[tuple[Message, ...]]:
-    """What is said before each answer: the messages between those of the assistant."""
+    """What is said before each answer: the messages between the empty ones of the assistant."""
     found: list[list[Message]] = [[]]
     for message in prompt.messages:
-        if message["role"] != "assistant":
+        if message["role"] != "assistant" or message["content"]:
             found[-1].append(message)
         elif found[-1]:
             found.append([])
@@ -88,10 +87,10 @@ def chunks(lines: Iterator[str]) -> Iterator[tuple[list[int], str]]:
                 yield ids or [], text or ""
 
 
-def _answers(client: httpx.Client, load: Load, prompt: Prompt, began: float) -> Iterator[Reply]:
+def answers(client: httpx.Client, load: Load, prompt: Prompt, began: float) -> Iterator[Reply]:
     """One reply, or one for each turn up to the first that fails."""
     said: list[Message] = []
-    for turn, heard in enumerate(turns(prompt) if load.by_turns else [prompt.messages]):
+    for turn, heard in enumerate(turns(prompt)):
         said += heard
         tokens, arrivals, text, error = list[int](), list[float](), "", None
         sent = load.clock()
@@ -105,7 +104,7 @@ def _answers(client: httpx.Client, load: Load, prompt: Prompt, began: float) -> 
                         text += more
                 else:
                     error = f"HTTP {response.status_code}: {response.read().decode()[:300]}"
-        except (httpx.HTTPError, ValueError, KeyError) as failure:
+        except (httpx.HTTPError, ValueError, LookupError, TypeError) as failure:
             error = f"{type(failure).__name__}: {failure}"
         if error is None and not tokens:
             error = "the answer held no token"
@@ -142,7 +141,7 @@ def run(
                 index, prompt = next(queue, (0, None))
             if prompt is None:
                 return
-            for reply in _answers(client, load, prompt, began):
+            for reply in answers(client, load, prompt, began):
                 with lock:
                     replies[index].append(reply)
                     done()

@@ -21,7 +21,6 @@ class Plan:
 
     ``decides_by`` describes the policy that the hybrid starts with, ``policy`` if that is named.
     ``together``: all servers of a round are up at once and run in slices.
-    ``by_turns``: each prompt is a session of several requests.
     """
 
     setups: tuple[Setup, ...]
@@ -33,7 +32,6 @@ class Plan:
     policy: Path | None = None
     decides_by: str = "counted score"
     together: bool = False
-    by_turns: bool = False
 
     @property
     def model(self) -> str:
@@ -43,12 +41,15 @@ class Plan:
     @property
     def requests(self) -> int:
         """How many answers a server gives if none fails."""
-        prompts = [p for _, level in self.levels for p in level]
-        return sum(len(turns(p)) for p in prompts) if self.by_turns else len(prompts)
+        return sum(len(turns(p)) for _, level in self.levels for p in level)
+
+    @property
+    def has_sessions(self) -> bool:
+        """Whether a prompt is a session of several requests."""
+        return any(len(turns(p)) > 1 for _, level in self.levels for p in level)
 
     def setting(self) -> dict[str, Any]:
-        """What two runs must share for their figures to be put together."""
-        names = (s.name for s in self.setups)
+        """What the figures hold for, JSON-ready."""
         return {
             "model": self.options.model,
             "drafter": self.options.drafter,
@@ -62,9 +63,9 @@ class Plan:
             ),
             "concurrency": [at_once for at_once, _ in self.levels],
             "max_tokens": self.max_tokens,
-            "together": [f"{SLICE_S:g} s", *sorted(names)] if self.together else False,
+            "together": f"{SLICE_S:g} s" if self.together else False,
             "prompts": [
-                [f"{p.dataset}:{p.id}" + f", {len(turns(p))} turns" * self.by_turns for p in level]
+                [f"{p.dataset}:{p.id}, {len(turns(p))} turns" for p in level]
                 for _, level in self.levels
             ],
         }

@@ -95,7 +95,7 @@ def report(plan: Plan, runs: Sequence[ServerRun], skipped: dict[str, str]) -> di
         except ImportError:  # PackageNotFoundError: one of the two vLLM builds is not installed
             continue
     return {
-        "benchmark": "sessions" if plan.by_turns else "serve",
+        "benchmark": "sessions" if plan.has_sessions else "serve",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine.description(),
         "versions": versions,

@@ -21,7 +21,7 @@ from decoder.contracts.features import NUM_FEATURES
 from decoder.drafting.eagle3 import save_head
 from decoder.policy.probes import to_bytes
 from pipelines.cli import app
-from pipelines.lab.bench.serve.prompts import Asked, levels
+from pipelines.lab.bench.serve.prompts import Selection, levels
 from tests.engines.tiny import VOCABULARY, learned_policy, tiny_head, tiny_target
 
 TEMPLATE = "{% for m in messages %}w1 {{ m['content'] }} w2 {% endfor %}"
@@ -125,7 +125,7 @@ def test_what_no_run_can_be_made_of_is_said(
 def test_servers_are_asked_prompts_that_fit_or_the_lack_of_them_is_said(
     home: Path, turns: int, concurrency: tuple[int, ...], counts: list[int]
 ) -> None:
-    asked = Asked(home / "prompts", (), concurrency, 2, 90, turns)
+    asked = Selection(home / "prompts", (), concurrency, 2, 90, turns)
     put = levels(asked, str(home / "model"), [])
     assert [len(prompts) for _, prompts in put] == counts
     ids = [p.id for _, prompts in put for p in prompts]

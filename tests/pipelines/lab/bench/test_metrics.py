@@ -36,7 +36,7 @@ def results_of(**prompts: dict[str, Outcome]) -> Results:
     methods = list(next(iter(prompts.values())))
     found = Results({"methods": methods, "templates": ["chat"]})
     for name, outcomes in prompts.items():
-        found.add(Measured(Key("mbpp", "chat", name), "code", "", 7, 0, outcomes))
+        found.add(Measured(Key("mbpp", "chat", name), "code", 7, 0, outcomes))
     return found
 
 
@@ -116,7 +116,7 @@ SETTINGS = {"methods": ["greedy"], "templates": ["chat"], "max_tokens": 4}
 
 def measured(name: str) -> Measured:
     outcome = Outcome("greedy", (1, 2, 3), (), 9.0, 311.5)
-    return Measured(Key("mbpp", "chat", name), "code", "", 12, 3, {"greedy": outcome})
+    return Measured(Key("mbpp", "chat", name), "code", 12, 3, {"greedy": outcome})
 
 
 def test_a_line_cut_off_costs_that_line_and_not_the_next(tmp_path: Path) -> None:

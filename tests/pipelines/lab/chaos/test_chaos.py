@@ -30,13 +30,13 @@ from pipelines.lab.chaos.run import faults_of, growth, make_trouble, staged
 from pipelines.lab.chaos.standin import text_of
 from pipelines.lab.chaos.topic_audit import TopicAudit, adds_up
 from pipelines.lab.chaos.troubles import TAKEOVER_S, TROUBLES, Trouble
+from pipelines.prompts import Prompt
 from pipelines.stack.running import TRACKING_VARIABLE
 from pipelines.watch.observer import ingest
-from pipelines.workloads import Prompt
 from tests.conftest import random_policy, until
 from tests.learner.traffic import Traffic
 
-PROMPT = Prompt("p", "chat", ())
+PROMPT = Prompt("p", "chat", "chat", ({"role": "user", "content": "?"},))
 SEVEN = f"data: {json.dumps({'choices': [{'token_ids': [7]}]})}\n\n"
 
 
