@@ -16,10 +16,6 @@ from decoder.contracts.errors import SettingsError
 from pipelines import machine
 from pipelines.reports import print_json, write_json
 
-Standin = Annotated[
-    bool,
-    typer.Option("--standin", help="A worker without a model: seconds to start, no word on vLLM."),
-]
 Out = Annotated[Path, typer.Option(help="Folder of the stack and of what is found.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print what is found as JSON.")]
 
@@ -29,7 +25,6 @@ def chaos(
         list[str] | None, typer.Option(help="Troubles whose name holds this; may be repeated.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the moments at which trouble comes.")] = 1,
-    standin: Standin = False,
     out: Out = Path("reports/chaos"),
     as_json: AsJson = False,
 ) -> None:
@@ -48,8 +43,8 @@ def chaos(
         names = "; ".join(each.name for each in TROUBLES)
         raise SettingsError(f"--only chooses none of the troubles: {names}.")
     err, found = Console(stderr=True), list[dict[str, Any]]()
-    record = _record(standin) | {"seed": seed, "rows": found, "faults": (faults := list[str]())}
-    with run.staged(out / "stack", standin, seed, err) as stage:
+    record = _record() | {"seed": seed, "rows": found, "faults": (faults := list[str]())}
+    with run.staged(out / "stack", seed, err) as stage:
         for each in chosen:
             err.print(f"  [dim]{each.name}[/dim]", highlight=False)
             found.append(run.make_trouble(stage, each))
@@ -60,7 +55,6 @@ def chaos(
 
 def soak(
     minutes: Annotated[float, typer.Option(min=5, help="How long.")] = 30.0,
-    standin: Standin = False,
     out: Out = Path("reports/soak"),
     as_json: AsJson = False,
 ) -> None:
@@ -72,20 +66,19 @@ def soak(
     from pipelines.lab.chaos import run
     from pipelines.progress import Shown
 
-    err, record = Console(stderr=True), _record(standin)
-    with run.staged(out / "stack", standin, 1, err) as stage, Shown(err) as shown:
+    err, record = Console(stderr=True), _record()
+    with run.staged(out / "stack", 1, err) as stage, Shown(err) as shown:
         tell = partial(shown.step, "seconds under load", whole=60 * minutes)
         record |= run.soak(stage, minutes, tell)
     write_json(record, out / "soak.json")
     _end(record, as_json)
 
 
-def _record(standin: bool) -> dict[str, Any]:
+def _record() -> dict[str, Any]:
     """Where and when; a SettingsError where the environment names a part that may be others'."""
     if named := {"HVD_KAFKA_BOOTSTRAP_SERVERS", "HVD_LEARNER_MLFLOW_TRACKING_URI"} & {*os.environ}:
         raise SettingsError(f"unset {named.pop()}: trouble is made on a stack of its own.")
-    worker = "stand-in" if standin else "vLLM, embedded model, float32"
-    return {"date": time.strftime("%F"), "machine": machine.description(), "worker": worker}
+    return {"date": time.strftime("%F"), "machine": machine.description()}
 
 
 def _end(record: dict[str, Any], as_json: bool) -> NoReturn:

@@ -22,7 +22,7 @@ from pipelines import machine
 from pipelines.lab.chaos.clients import Seen, answer_of, asking
 from pipelines.lab.chaos.topic_audit import TopicAudit, adds_up
 from pipelines.lab.chaos.troubles import Stage, Trouble
-from pipelines.stack.running import HVD, Home, Ports, responds, running
+from pipelines.stack.running import Home, Ports, responds, running
 from pipelines.stack.supervision import Watch
 from pipelines.watch.observer import Observer
 from pipelines.workloads import prompts
@@ -49,7 +49,7 @@ SETTINGS: Final = {
 
 
 @contextmanager
-def staged(root: Path, standin: bool, seed: int, console: Console) -> Iterator[Stage]:
+def staged(root: Path, seed: int, console: Console) -> Iterator[Stage]:
     """A stack of its own under ``root``, on free ports, and its answers before anything happened.
 
     Raises:
@@ -59,12 +59,9 @@ def staged(root: Path, standin: bool, seed: int, console: Console) -> Iterator[S
     shutil.rmtree(root, ignore_errors=True)  # an earlier run's events would be counted
     own = {"HVD_WORKER_SPILL_FOLDER": str(root / "spill")}
     own["HVD_KAFKA_POLICY_KEY"] = secrets.token_hex(16)
-    worker = (HVD[0], "-m", "pipelines.lab.chaos.standin") if standin else (*HVD, "serve")
-    options = () if standin else ("--", f"--shutdown-timeout={DRAIN_S}")
+    options = ("--", f"--shutdown-timeout={DRAIN_S}")
     asked = [prompt for kind in KINDS for prompt in itertools.islice(prompts(kind), 4)]
-    with running(
-        Ports.free(), Home.under(root), console, None, options, SETTINGS | own, worker
-    ) as stack:
+    with running(Ports.free(), Home.under(root), console, None, options, SETTINGS | own) as stack:
         watches = {n: Watch(p, serves_since=time.monotonic()) for n, p in stack.parts.items()}
         replies = [answer_of(stack.api, stack.model, prompt) for prompt in asked]
         if errors := [reply.error for reply in replies if reply.error]:

@@ -127,6 +127,7 @@ def said(part: Any, whole: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[An
             if named or key not in WORDS:
                 yield from said(value, whole, (*path, f".{key}" if named else key))
     elif isinstance(part, list) and any(isinstance(each, dict) for each in part):
+        yield path, "there"
         for number, each in enumerate(part):
             yield from said(each, whole, (*path, str(number)))
     else:

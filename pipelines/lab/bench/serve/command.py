@@ -38,10 +38,6 @@ def serve(
     drafter: Annotated[str | None, typer.Option(help="EAGLE3 head made for the model.")] = None,
     dtype: Annotated[str, typer.Option(help="auto chooses what is fastest here.")] = "auto",
     policy: Annotated[Path | None, typer.Option(help="Bundle the hybrid decides by.")] = None,
-    variant: Annotated[
-        list[str] | None,
-        typer.Option(help="The hybrid with other settings, too: 'loose:HVD_WORKER_FLOOR=0'."),
-    ] = None,
     together: Annotated[
         bool,
         typer.Option(
@@ -70,7 +66,7 @@ def serve(
     from pipelines.lab.bench.serve import run as bench
     from pipelines.lab.bench.serve.plan import Plan
     from pipelines.lab.bench.serve.prompts import Selection, from_workloads, levels
-    from pipelines.lab.bench.serve.setups import setups, variants
+    from pipelines.lab.bench.serve.setups import setups
     from pipelines.lab.bench.serve.summary import WIDTH, runs_in, shown, unequal
     from pipelines.policy.bundles import load_policy
     from pipelines.serve.command import chosen
@@ -84,7 +80,7 @@ def serve(
         raise SettingsError(f"--policy {policy}: no such file.")
     options = chosen(model, drafter, "127.0.0.1", 0, dtype, context.args)
     lengths = numbers(eagle3_k, "--eagle3-k"), numbers(suffix_k, "--suffix-k")
-    compared = setups(words(configs), *lengths, options.drafter, variants(variant or ()))
+    compared = setups(words(configs), *lengths, options.drafter)
     at_once = numbers(concurrency, "--concurrency")
     room = max_prompt_tokens - turns * max_tokens * sessions
     wanted = Selection(prompts, words(names), at_once, limit, room, turns * sessions)

@@ -56,7 +56,6 @@ class Plan:
             "dtype": self.options.dtype,
             "hybrid": speculative_config(self.options.drafter),
             "server_arguments": list(self.options.extra),
-            "variants": {s.name: dict(s.changes) for s in self.setups if s.changes},
             "policy": self.decides_by,
             "environment": told(
                 {k: v for k, v in os.environ.items() if k.startswith(("HVD_", "VLLM_"))}

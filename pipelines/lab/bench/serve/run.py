@@ -118,8 +118,7 @@ def measure(
                 failed[setup.name] = str(error)
                 continue
             servers.append(server)
-            changed = (f"{name}={value}" for name, value in setup.changes)
-            policy = ", ".join([plan.decides_by, *changed]) if setup.ours else ""
+            policy = plan.decides_by if setup.method == "hybrid" else ""
             found[setup.name] = ServerRun(number, setup.name, startup, (), policy)
         for turn, (at_once, prompts) in enumerate(plan.levels, number):
             first = turn % max(len(servers), 1)

@@ -27,7 +27,7 @@ from pipelines import machine
 from pipelines.lab.bench.render import Cell, number
 from pipelines.lab.bench.serve.load import Reply
 from pipelines.lab.bench.serve.plan import Plan
-from pipelines.lab.bench.serve.setups import BASELINES, Setup
+from pipelines.lab.bench.serve.setups import METHODS, Setup
 from pipelines.stats import Spent, columns, interval, loops, median, over, percentile
 
 GROUPS: Final[dict[str, Callable[[Reply], bool]]] = {
@@ -129,7 +129,7 @@ def summarise(runs: Sequence[ServerRun], setups: Sequence[Setup]) -> list[dict[s
     for concurrency, here in sorted(places.items()):
         best = {
             method: max(kin, key=lambda n: statistics.median(v.rate for v in here[n].values()))
-            for method in BASELINES
+            for method in METHODS
             if (kin := [s.name for s in setups if s.method == method and s.name in here])
         }
         for setup in (s for s in setups if s.name in here):
@@ -290,8 +290,7 @@ def shown(records: Sequence[dict[str, Any]]) -> dict[str, Cell]:
 
     ``/suffix`` and the like are ratios to the best of that method with their intervals.
     """
-    found = {r["method"] for r in records}
-    left_out = set() if "variant" in found else {"hybrid"}
+    found = {r["method"] for r in records} - {"hybrid"}
 
     def ratio(r: dict[str, Any], method: str) -> str:
         one = r["against"].get(method, {}).get("all", {"ratio": None, "interval": None})
@@ -302,7 +301,7 @@ def shown(records: Sequence[dict[str, Any]]) -> dict[str, Cell]:
         "configuration": lambda r: r["configuration"] + " *" * bool(r["best_of_method"] and r["k"]),
         "at once": lambda r: str(r["concurrency"]),
         "tok/s": lambda r: number(r["tok_per_s"], 1),
-        **{f"/{m}": partial(ratio, method=m) for m in BASELINES if m in found - left_out},
+        **{f"/{m}": partial(ratio, method=m) for m in METHODS if m in found},
         "cpu/none": lambda r: number(r["against"].get("none", {}).get("cpu", {}).get("ratio")),
         "TTFT s": lambda r: number(r["groups"]["all"]["ttft_p50_s"]),
         "warm": lambda r: number(r["groups"]["warm"]["ttft_p50_s"]),

@@ -27,7 +27,6 @@ from pipelines import machine
 from pipelines.lab.chaos.cli import chaos, soak
 from pipelines.lab.chaos.clients import Seen, asking
 from pipelines.lab.chaos.run import faults_of, growth, make_trouble, staged
-from pipelines.lab.chaos.standin import text_of
 from pipelines.lab.chaos.topic_audit import TopicAudit, adds_up
 from pipelines.lab.chaos.troubles import TAKEOVER_S, TROUBLES, Trouble
 from pipelines.prompts import Prompt
@@ -202,6 +201,7 @@ HIT = (
 
 
 @pytest.mark.long
+@pytest.mark.engine
 @pytest.mark.stack
 @pytest.mark.timeout(1800)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -210,14 +210,11 @@ def test_what_is_hit_comes_back_and_a_wrong_answer_is_noticed(
 ) -> None:
     # without a registry server, which takes a minute to start
     monkeypatch.setenv(TRACKING_VARIABLE, f"sqlite:///{tmp_path / 'mlflow.db'}")
-    with staged(tmp_path / "stack", True, 1, Console(quiet=True)) as stage:
-        for prompt, answer in zip(stage.asked, stage.answers, strict=True):
-            assert answer == tuple(text_of(json.dumps(prompt.messages), len(answer)))
+    with staged(tmp_path / "stack", 1, Console(quiet=True)) as stage:
         done = [make_trouble(stage, ALL[name]) for name in HIT]
         assert [fault for each in done for fault in each["faults"]] == []
         assert all(each["requests"] > 0 for each in done)
-        full, _, _, learners, killed = done
-        assert full["events"]["lost"] > 0, "the disk was full in earnest"
+        *_, learners, killed = done
         assert 0 < learners["back s"]["second learner"] < TAKEOVER_S
         assert killed["back s"].keys() == {"broker", "worker"}
         assert 0 < stage.audit.counts["counted"] <= stage.audit.counts["made"]
