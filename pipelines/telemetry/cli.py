@@ -63,9 +63,6 @@ def forget(
             "input, for an API key, which others could read in a command line."
         ),
     ],
-    exports: Annotated[
-        list[Path] | None, typer.Option("--export", help="Folder to take its rows out of.")
-    ] = None,
     delete: Annotated[
         bool,
         typer.Option("--delete-records", help="Now, with others' records up to its last one."),
@@ -77,7 +74,7 @@ def forget(
 
     Without --delete-records nothing on the topics is changed: records go with their topic's
     retention. What it cannot reach it says.
-    Example: hvd telemetry forget --tenant 5f1c0a... --export events
+    Example: hvd telemetry forget --tenant 5f1c0a...
     By its API key: hvd telemetry forget --tenant - <the-file-with-the-key
     """
     from pipelines.telemetry import forget as forgetting
@@ -99,14 +96,10 @@ def forget(
             typer.confirm(f"Delete these and {others} records of others before them?", abort=True)
         forgetting.delete(kafka, there)
         _say("Deleted up to the last of them.")
-    gone = 0
-    for folder in exports or ():
-        gone += (rows := forgetting.forget_in(folder, pseudonyms))
-        _say(f"{rows} rows taken out of {folder}.")
     if as_json:
         told = {"unreadable": unreadable, "deleted": bool(delete and there)}
         held = {"pseudonyms": pseudonyms, "held": [asdict(each) for each in there]}
-        return print_json({**held, **told, "rows_of_exports": gone})
+        return print_json({**held, **told})
     return _say(forgetting.ELSEWHERE)
 
 

@@ -152,11 +152,16 @@ def _table(pieces: Sequence[Piece]) -> Any:
 
 def _write(folder: Path, found: Export, pieces: list[Piece], reached: Mapping[int, int]) -> None:
     """Write ``pieces`` into a file, and then the note. Empties ``pieces``; moves ``found`` on."""
+    import pyarrow.parquet as pq
+
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if pieces:
             name = f"drafts-{len(found.files):05d}.parquet"
-            write_table(folder / name, table := _table(pieces))
+            table = _table(pieces)
+            atomic_write(
+                folder / name, lambda part: pq.write_table(table, part, compression="zstd")
+            )
             found.files.append(name)
             found.rows += len(table)
         pieces.clear()
@@ -170,10 +175,3 @@ def _write(folder: Path, found: Export, pieces: list[Piece], reached: Mapping[in
             f"{folder} cannot be written ({error}): what lies there is whole. Make room and run "
             "this again, it goes on from there."
         ) from error
-
-
-def write_table(path: Path, table: Any) -> None:
-    """Put an Arrow ``table`` into the Parquet file at ``path``, whole or, with OSError, not."""
-    import pyarrow.parquet as pq
-
-    atomic_write(path, lambda part: pq.write_table(table, part, compression="zstd"))

@@ -15,8 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from pipelines.lab.bench.results import Cycle, Labelled, Measured, Outcome, Results
-from pipelines.lab.replay.baseline import against_best
-from pipelines.stats import calibration, columns, interval, loops, median, over, rate
+from pipelines.stats import against_best, calibration, columns, interval, loops, median, over, rate
 
 CONTRACT: Final = "hvd.bench.decode.v1"
 HIGH_PAYOFF: Final = 6

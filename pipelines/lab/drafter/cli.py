@@ -9,8 +9,7 @@ import typer
 from rich.console import Console
 
 if TYPE_CHECKING:
-    from pipelines.lab.drafter.acceptance import Acceptance
-    from pipelines.lab.drafter.train import Run
+    from pipelines.lab.drafter.train import Acceptance, Run
 
 
 def train_drafter(

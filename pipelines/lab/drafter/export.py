@@ -6,9 +6,8 @@ import copy
 from pathlib import Path
 
 from decoder.drafting.eagle3 import WEIGHTS, save_head
-from pipelines.lab.drafter.acceptance import DRAFTED, Acceptance
 from pipelines.lab.drafter.shards import Conversations
-from pipelines.lab.drafter.train import Run, Settings
+from pipelines.lab.drafter.train import DRAFTED, Acceptance, Run, Settings
 from pipelines.reports import atomic_write
 
 CARD = Path(__file__).with_name("card.md")

@@ -64,9 +64,8 @@ def serve(
     from pipelines.lab.bench.methods import describe
     from pipelines.lab.bench.render import complain, table
     from pipelines.lab.bench.serve import run as bench
-    from pipelines.lab.bench.serve.plan import Plan
     from pipelines.lab.bench.serve.prompts import Selection, from_workloads, levels
-    from pipelines.lab.bench.serve.setups import setups
+    from pipelines.lab.bench.serve.setups import Plan, setups
     from pipelines.lab.bench.serve.summary import WIDTH, runs_in, shown, unequal
     from pipelines.policy.bundles import load_policy
     from pipelines.serve.command import chosen

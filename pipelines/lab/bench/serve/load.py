@@ -10,7 +10,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -128,35 +128,28 @@ def run(
         seconds from the first request to the end of the last answer, and the replies in the order
         of ``prompts`` and of their turns.
     """
-    replies: list[list[Reply]] = [[] for _ in prompts]
-    queue, lock, leaving = iter(enumerate(prompts)), threading.Lock(), threading.Event()
+    lock, leaving = threading.Lock(), threading.Event()
     # one for all: making another takes as long as a step
     limits = httpx.Limits(max_connections=load.concurrency)
     client = httpx.Client(base_url=load.url, timeout=load.silence_s, limits=limits)
     began = load.clock()
 
-    def work() -> None:
-        while not leaving.is_set():
+    def session(prompt: Prompt) -> list[Reply]:
+        replies: list[Reply] = []
+        for reply in answers(client, load, prompt, began):
+            replies.append(reply)
             with lock:
-                index, prompt = next(queue, (0, None))
-            if prompt is None:
-                return
-            for reply in answers(client, load, prompt, began):
-                with lock:
-                    replies[index].append(reply)
-                    done()
-                if leaving.is_set():
-                    return
+                done()
+            if leaving.is_set():
+                break
+        return replies
 
     pool = ThreadPoolExecutor(load.concurrency)
-    running = [pool.submit(work) for _ in range(load.concurrency)]
     try:
-        wait(running, return_when=FIRST_EXCEPTION)
+        found = list(pool.map(session, prompts))
     finally:
         leaving.set()
         # Ctrl-C must not wait for answers: whoever interrupts stops the server, which ends them
-        pool.shutdown(wait=False)
-    for worker in running:
-        worker.result()
+        pool.shutdown(wait=False, cancel_futures=True)
     client.close()
-    return load.clock() - began, [r for session in replies for r in session]
+    return load.clock() - began, [reply for replies in found for reply in replies]

@@ -23,9 +23,8 @@ from decoder.contracts.errors import ProcessError
 from pipelines.lab.bench.render import complain
 from pipelines.lab.bench.serve import load
 from pipelines.lab.bench.serve.load import Load
-from pipelines.lab.bench.serve.plan import Plan
 from pipelines.lab.bench.serve.server import Launch, Server, launch_vllm, session_seconds, starting
-from pipelines.lab.bench.serve.setups import Setup
+from pipelines.lab.bench.serve.setups import Plan, Setup
 from pipelines.lab.bench.serve.slices import OwnClock, Work, in_slices
 from pipelines.lab.bench.serve.summary import Level, ServerRun, report
 from pipelines.progress import Shown

@@ -26,8 +26,7 @@ from numpy.typing import NDArray
 from pipelines import machine
 from pipelines.lab.bench.render import Cell, number
 from pipelines.lab.bench.serve.load import Reply
-from pipelines.lab.bench.serve.plan import Plan
-from pipelines.lab.bench.serve.setups import METHODS, Setup
+from pipelines.lab.bench.serve.setups import METHODS, Plan, Setup
 from pipelines.stats import Spent, columns, interval, loops, median, over, percentile
 
 GROUPS: Final[dict[str, Callable[[Reply], bool]]] = {

@@ -11,9 +11,8 @@ from typing import Any
 from rich.console import Console
 
 from pipelines.lab.bench.serve.load import Reply
-from pipelines.lab.bench.serve.plan import Plan
 from pipelines.lab.bench.serve.server import parse
-from pipelines.lab.bench.serve.setups import Setup
+from pipelines.lab.bench.serve.setups import Plan, Setup
 from pipelines.lab.bench.serve.summary import Level
 from pipelines.prompts import Prompt
 from pipelines.serve.command import ServeOptions

@@ -15,7 +15,7 @@ import pytest
 from decoder.contracts.errors import ProcessError
 from pipelines import progress
 from pipelines.lab.bench.serve import run as bench
-from pipelines.lab.bench.serve.plan import Plan
+from pipelines.lab.bench.serve.setups import Plan
 from pipelines.lab.bench.serve.summary import unequal
 from pipelines.stack import processes
 from tests.pipelines.lab.bench.serve.served import (
