@@ -112,7 +112,8 @@ def demo(
     if as_json:
         print_json(run.summary)
     else:
-        out.print(whole.outcome(run))
+        for sentence in (*run.summary["sentences"], *run.summary["notes"]):
+            out.print(sentence, markup=False, highlight=False)
         out.print(f"Report: [bold]{page}[/bold]")
         out.print(
             f"Registry: mlflow ui --backend-store-uri sqlite:///{whole.HOME}/mlruns/mlflow.db"

@@ -14,10 +14,9 @@ from rich.console import Console
 
 from decoder.contracts.errors import SettingsError
 from pipelines import machine
-from pipelines.reports import print_json, write_json
+from pipelines.reports import write_json
 
 Out = Annotated[Path, typer.Option(help="Folder of the stack and of what is found.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print what is found as JSON.")]
 
 
 def chaos(
@@ -26,7 +25,6 @@ def chaos(
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the moments at which trouble comes.")] = 1,
     out: Out = Path("reports/chaos"),
-    as_json: AsJson = False,
 ) -> None:
     """Kill, starve and damage every part of a stack while clients ask; say what was seen.
 
@@ -50,13 +48,12 @@ def chaos(
             found.append(run.make_trouble(stage, each))
             faults += [f"{each.name}: {fault}" for fault in found[-1]["faults"]]
             write_json(record | {"events": stage.audit.counts}, out / "chaos.json")
-    _end(record, as_json)
+    _end(record)
 
 
 def soak(
     minutes: Annotated[float, typer.Option(min=5, help="How long.")] = 30.0,
     out: Out = Path("reports/soak"),
-    as_json: AsJson = False,
 ) -> None:
     """Run a stack under steady load; say what of files, threads, memory and backlog grows.
 
@@ -71,7 +68,7 @@ def soak(
         tell = partial(shown.step, "seconds under load", whole=60 * minutes)
         record |= run.soak(stage, minutes, tell)
     write_json(record, out / "soak.json")
-    _end(record, as_json)
+    _end(record)
 
 
 def _record() -> dict[str, Any]:
@@ -81,14 +78,11 @@ def _record() -> dict[str, Any]:
     return {"date": time.strftime("%F"), "machine": machine.description()}
 
 
-def _end(record: dict[str, Any], as_json: bool) -> NoReturn:
-    """Print the record as JSON, or its rows as a table in Markdown, and its faults; leave."""
+def _end(record: dict[str, Any]) -> NoReturn:
+    """Print the rows as a table in Markdown, and the faults; leave."""
     rows, faults = record["rows"], record["faults"]
-    if as_json:
-        print_json(record)
-    else:
-        for line in (rows[0].keys(), ["---"] * len(rows[0]), *(row.values() for row in rows)):
-            sys.stdout.write(f"| {' | '.join(map(_cell, line))} |\n")
+    for line in (rows[0].keys(), ["---"] * len(rows[0]), *(row.values() for row in rows)):
+        sys.stdout.write(f"| {' | '.join(map(_cell, line))} |\n")
     sys.stderr.writelines(f"{fault}\n" for fault in faults)
     raise typer.Exit(1 if faults else 0)
 

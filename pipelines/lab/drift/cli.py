@@ -38,7 +38,10 @@ def drift(
         typer.Option(min=0, help="First let the embedded model answer, so many of each workload."),
     ] = 0,
     false_alarms: Annotated[
-        int, typer.Option(min=0, help="Instead: alarms in so many drafts of unchanging traffic.")
+        int,
+        typer.Option(
+            min=0, help="Instead: alarms in so many drafts of unchanging traffic, as JSON."
+        ),
     ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
@@ -71,7 +74,7 @@ def drift(
             summary = study(chosen, drawn, names, source, policy, shown.step)
     for notice in summary.get("notices", ()):
         err.print(escape(notice), style="yellow", highlight=False, soft_wrap=True)
-    if as_json:
+    if as_json or false_alarms:
         print_json(summary)
     else:
-        out.print(stationary.table(summary) if false_alarms else measure.table(summary))
+        out.print(measure.table(summary))

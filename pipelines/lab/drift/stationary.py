@@ -18,7 +18,6 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from rich.table import Table
 
 from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import TraceError
@@ -145,14 +144,3 @@ def measure(rows: int, recordings: Recordings, first: Policy, step: Step) -> dic
         "streams": found,
         "machine": machine.description(),
     }
-
-
-def table(summary: dict[str, Any]) -> Table:
-    """Alarms by kind of text."""
-    made = Table("text", title="Alarms where nothing changes")
-    for name in ("sessions", "rows", "alarms, cache", "alarms, model"):
-        made.add_column(name, justify="right")
-    whole = {"kind": "all", "sessions": 0, "rows": summary["rows"], **summary["alarms"]}
-    for each in (*summary["streams"], whole):
-        made.add_row(each["kind"], *(f"{each[n]:,}" for n in ("sessions", "rows", *ALARMS)))
-    return made

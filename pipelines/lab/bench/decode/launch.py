@@ -6,7 +6,7 @@ import itertools
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -104,25 +104,20 @@ def prepare(options: Options, wanted: Sequence[str]) -> Prepared:
     found = chosen(asked.model, asked.drafter, "", 0, asked.dtype)
     policies = _policies(asked, wanted)
     settings = {
+        **asdict(asked),
+        **asdict(selection),
+        "folder": str(selection.folder or "hub"),
         "model": found.served_name or found.model,
         "drafter": found.drafter or "none",
-        "dtype": asked.dtype,
         "device": device,
         "threads": torch.get_num_threads(),
-        "clock": asked.clock,
         "machine": machine.description(),
         "versions": f"torch {torch.__version__}, transformers {transformers.__version__}",
         "methods": list(wanted),
         "policies": {
             f"hybrid:{k}" if k else "hybrid": methods.describe(p) for k, p in policies.items()
         },
-        "prompts": str(selection.folder) if selection.folder else "hub",
-        "templates": list(selection.templates),
-        "limit": selection.limit,
-        "warmup": selection.warmup,
         "max_tokens": options.max_tokens,
-        "max_prompt_tokens": selection.max_prompt_tokens,
-        "too_long": selection.too_long,
     }
     engine = ReferenceEngine.load(
         found.model, found.drafter, dtype=asked.dtype, device=asked.device
