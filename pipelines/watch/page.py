@@ -15,8 +15,7 @@ from decoder.contracts.status import LearnerStatus, WorkerStatus
 from decoder.contracts.trials import Round
 from decoder.trial.effect import Effect
 from pipelines.watch.charts import charts, zone
-from pipelines.watch.drafts import ARMS
-from pipelines.watch.ledger import Ledger
+from pipelines.watch.ledger import ARMS, Ledger
 from pipelines.watch.uplift import ALL, NAMES, as_text, by_workload, rate_in, uplifts
 
 TEMPLATE: Final = Path(__file__).with_name("page.html")

@@ -93,18 +93,18 @@ def prepare(options: Options, wanted: Sequence[str]) -> Prepared:
     from decoder.engines.reference.engine import ReferenceEngine
 
     transformers.utils.logging.disable_progress_bar()
-    asked, selection = options.engine, options.selection
-    if asked.threads is not None:
-        torch.set_num_threads(asked.threads)
-    device = asked.device
+    named, selection = options.engine, options.selection
+    if named.threads is not None:
+        torch.set_num_threads(named.threads)
+    device = named.device
     if device.startswith("cuda"):
         if not torch.cuda.is_available():
             raise SettingsError(f"--device {device}: this PyTorch finds no CUDA device.")
         device += f" ({torch.cuda.get_device_name(device)})"
-    found = chosen(asked.model, asked.drafter, "", 0, asked.dtype)
-    policies = _policies(asked, wanted)
+    found = chosen(named.model, named.drafter, "", 0, named.dtype)
+    policies = _policies(named, wanted)
     settings = {
-        **asdict(asked),
+        **asdict(named),
         **asdict(selection),
         "folder": str(selection.folder or "hub"),
         "model": found.served_name or found.model,
@@ -120,17 +120,17 @@ def prepare(options: Options, wanted: Sequence[str]) -> Prepared:
         "max_tokens": options.max_tokens,
     }
     engine = ReferenceEngine.load(
-        found.model, found.drafter, dtype=asked.dtype, device=asked.device
+        found.model, found.drafter, dtype=named.dtype, device=named.device
     )
-    if asked.clock == "cpu":
+    if named.clock == "cpu":
         engine.clock = time.process_time  # type: ignore[method-assign]
     k = engine.settings.model_draft_tokens
     return Prepared(engine, methods.build(wanted, policies, engine.has_drafter, k), settings)
 
 
-def _policies(asked: Engine, wanted: Sequence[str]) -> dict[str, Policy]:
+def _policies(named: Engine, wanted: Sequence[str]) -> dict[str, Policy]:
     """Those named, by label, and the first one if any of ``wanted`` needs it."""
-    policies = {k: load_policy(path) for k, path in methods.policy_files(asked.policies).items()}
+    policies = {k: load_policy(path) for k, path in methods.policy_files(named.policies).items()}
     if methods.SHIPPED not in policies and {*methods.LEARNED} & {n.split("@")[0] for n in wanted}:
         policies[methods.SHIPPED] = first_policy(ANY_SCOPE)
     return policies

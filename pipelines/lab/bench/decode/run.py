@@ -74,22 +74,22 @@ def run(
     Args:
         tick: called before each generation, with what comes next.
     """
-    asked = plan.selection
+    selection = plan.selection
     ends = time.monotonic() + 60 * plan.minutes if plan.minutes else None
     context = engine.max_model_len
-    room = min(context - plan.max_tokens, asked.max_prompt_tokens or context)
+    room = min(context - plan.max_tokens, selection.max_prompt_tokens or context)
     try:
         costs = warm_up_machine(engine, plan)
-        pairs = list(itertools.product(sets, asked.templates))
+        pairs = list(itertools.product(sets, selection.templates))
 
         @cache
         def opened_at(place: int) -> Lane:
             found, template = pairs[place]
-            how = template, room, asked.too_long, results.problem
+            how = template, room, selection.too_long, results.problem
             fits = fitting(found, engine.tokenizer, *how)
             return open_lane(engine, fits, plan, costs)
 
-        for turn, place in itertools.product(range(asked.limit), range(len(pairs))):
+        for turn, place in itertools.product(range(selection.limit), range(len(pairs))):
             lane = opened_at(place)
             if turn >= len(lane.measured):
                 continue

@@ -66,7 +66,7 @@ def serve(
     from pipelines.lab.bench.serve import run as bench
     from pipelines.lab.bench.serve.prompts import Selection, from_workloads, levels
     from pipelines.lab.bench.serve.setups import Plan, setups
-    from pipelines.lab.bench.serve.summary import WIDTH, runs_in, shown, unequal
+    from pipelines.lab.bench.serve.summary import WIDTH, runs_in, table_columns, unequal
     from pipelines.policy.bundles import load_policy
     from pipelines.serve.command import chosen
 
@@ -93,7 +93,7 @@ def serve(
     )
     made = bench.run(plan, as_json, err)
     records = made["records"]
-    Console(width=max(WIDTH, out.width)).print(table("", shown(records), records))
+    Console(width=max(WIDTH, out.width)).print(table("", table_columns(records), records))
     differing = unequal(made)
     complain(err, differing)
     out.print(f"Report: [bold]{as_json}[/bold]", soft_wrap=True)

@@ -90,13 +90,13 @@ def chunks(lines: Iterator[str]) -> Iterator[tuple[list[int], str]]:
 def answers(client: httpx.Client, load: Load, prompt: Prompt, began: float) -> Iterator[Reply]:
     """One reply, or one for each turn up to the first that fails."""
     said: list[Message] = []
-    for turn, heard in enumerate(turns(prompt)):
-        said += heard
+    for turn, news in enumerate(turns(prompt)):
+        said += news
         tokens, arrivals, text, error = list[int](), list[float](), "", None
         sent = load.clock()
-        asked = body(said, load.model, load.max_tokens)
+        request = body(said, load.model, load.max_tokens)
         try:
-            with client.stream("POST", "/v1/chat/completions", json=asked) as response:
+            with client.stream("POST", "/v1/chat/completions", json=request) as response:
                 if response.is_success:
                     for ids, more in chunks(response.iter_lines()):
                         arrivals += [load.clock()] * len(ids)

@@ -107,10 +107,10 @@ def report(plan: Plan, runs: Sequence[ServerRun], skipped: dict[str, str]) -> di
     }
 
 
-def runs_in(asked: str) -> str:
+def runs_in(dtype: str) -> str:
     """What the servers run in, as far as it is chosen here and not by vLLM."""
     on_cpu = not machine.has_accelerator()
-    return machine.serving_dtype(machine.cpu_flags()) if asked == "auto" and on_cpu else asked
+    return machine.serving_dtype(machine.cpu_flags()) if dtype == "auto" and on_cpu else dtype
 
 
 def summarise(runs: Sequence[ServerRun], setups: Sequence[Setup]) -> list[dict[str, Any]]:
@@ -283,7 +283,7 @@ WIDTH: Final = 180
 """Characters that the table takes."""
 
 
-def shown(records: Sequence[dict[str, Any]]) -> dict[str, Cell]:
+def table_columns(records: Sequence[dict[str, Any]]) -> dict[str, Cell]:
     """Columns of a table of ``records``; a star marks the best of a method, which others are held
     to.
 

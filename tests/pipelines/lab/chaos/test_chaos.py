@@ -83,7 +83,7 @@ def test_what_is_no_answer_is_an_error_or_asked_again(status: int, text: str) ->
     ],
 )
 def test_an_answer_is_right_or_not(tokens: Any, refused: int, error: str, faults: Any) -> None:
-    stage: Any = SimpleNamespace(answers=[(7, 8)], asked=[PROMPT])
+    stage: Any = SimpleNamespace(answers=[(7, 8)], prompts=[PROMPT])
     seen = Seen(0.0, 1.0, tokens, error, refused=refused)
     assert faults_of(seen, stage) == faults
     of_one_that_dies = [fault for fault in faults if "wrong" in fault]

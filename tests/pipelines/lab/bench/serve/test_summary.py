@@ -18,8 +18,8 @@ from pipelines.lab.bench.serve.summary import (
     equal,
     figures,
     paired,
-    shown,
     summarise,
+    table_columns,
 )
 from tests.pipelines.lab.bench.serve import served
 from tests.pipelines.lab.bench.serve.served import EAGLE3, HYBRID, NONE, SUFFIX
@@ -98,7 +98,7 @@ def test_each_is_held_to_the_best_of_every_other_method() -> None:
     assert {k: records["hybrid"][k] for k in expected} == pytest.approx(expected)
     json.dumps([*records.values()], allow_nan=False)
     console = Console(file=io.StringIO(), width=WIDTH)
-    console.print(table("", shown([*records.values()]), [*records.values()]))
+    console.print(table("", table_columns([*records.values()]), [*records.values()]))
     told = console.file.getvalue()
     assert "suffix-k8 *" in told and "2.00 (2.00-2.00)" in told
     assert "/eagle3" in told and "/hybrid" not in told and "…" not in told
