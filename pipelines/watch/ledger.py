@@ -24,6 +24,12 @@ OWN: Final = ("", CHAMPION)
 KEPT_NUMBERS: Final = 100_000
 """Events whose numbers are remembered: a record that is sent twice comes within seconds."""
 
+KEPT_PUBLICATIONS: Final = 256
+AHEAD_S: Final = 60.0
+"""Clocks of machines differ by less; what says it is of later than that would never grow old."""
+LEARNED: Final = "learner"
+"""Origin, in its provenance, of a policy that learning made."""
+
 Sums = NDArray[np.float64]
 """[7]: cycles by arm, tokens accepted of cache and model, absolute errors, and of how many."""
 
@@ -95,12 +101,6 @@ class Drafts:
             del self._numbers[next(iter(self._numbers))]
         return fresh
 
-
-KEPT_PUBLICATIONS: Final = 256
-AHEAD_S: Final = 60.0
-"""Clocks of machines differ by less; what says it is of later than that would never grow old."""
-LEARNED: Final = "learner"
-"""Origin, in its provenance, of a policy that learning made."""
 
 Timed = TypeVar("Timed", WorkerStatus, LearnerStatus, Round)
 

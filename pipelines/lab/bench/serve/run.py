@@ -117,8 +117,7 @@ def measure(
                 failed[setup.name] = str(error)
                 continue
             servers.append(server)
-            policy = plan.decides_by if setup.method == "hybrid" else ""
-            found[setup.name] = ServerRun(number, setup.name, startup, (), policy)
+            found[setup.name] = ServerRun(number, setup.name, startup, ())
         for turn, (at_once, prompts) in enumerate(plan.levels, number):
             first = turn % max(len(servers), 1)
             ordered = [*servers[first:], *servers[:first]]

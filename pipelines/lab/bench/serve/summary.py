@@ -73,13 +73,12 @@ class Level:
 
 @dataclass(frozen=True)
 class ServerRun:
-    """One start of one server; ``policy`` is what the hybrid decided by, else empty."""
+    """One start of one server."""
 
     round: int
     setup: str
     startup_s: float
     levels: tuple[Level, ...]
-    policy: str = ""
 
 
 Rounds = Mapping[int, Level]
@@ -101,7 +100,6 @@ def report(plan: Plan, runs: Sequence[ServerRun], skipped: dict[str, str]) -> di
         "setting": plan.setting(),
         "dtype": runs_in(plan.options.dtype),
         "startup_s": {f"{r.round + 1}-{r.setup}": round(r.startup_s, 1) for r in runs},
-        "policies": sorted({r.policy for r in runs if r.policy}),
         "skipped": skipped,
         "records": summarise(runs, plan.setups),
     }
