@@ -29,9 +29,8 @@ def train_drafter(
     from decoder.contracts.errors import ModelError
     from pipelines import embedded, machine
     from pipelines.lab.drafter.compose import compose, load
-    from pipelines.lab.drafter.export import export
     from pipelines.lab.drafter.shards import read_shards
-    from pipelines.lab.drafter.train import Settings, Target, train
+    from pipelines.lab.drafter.train import Settings, Target, export, train
     from pipelines.progress import Shown
 
     model, out, states = embedded.ensure_model(), save_to or embedded.DRAFTER, folder / "states"

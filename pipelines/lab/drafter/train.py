@@ -6,6 +6,7 @@ rate follows a cosine over *time*: a run on a shared machine ends when it was as
 
 from __future__ import annotations
 
+import copy
 import math
 import random
 import time
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from decoder.drafting.drafts import common_prefix
-from decoder.drafting.eagle3 import Eagle3Head, HeadConfig
+from decoder.drafting.eagle3 import WEIGHTS, Eagle3Head, HeadConfig, save_head
 from decoder.drafting.eagle3_teacher import chains
 from pipelines.lab.drafter.copying import copying_loss, learn_to_copy
 from pipelines.lab.drafter.shards import AUX_LAYERS, Conversations
@@ -43,6 +44,7 @@ start, which falls to 0 with the rate."""
 COPY_SIZES = (80, *[4] * 80)
 """Conversations for the regressions, then of each batch, from which the head learns to copy."""
 PROMPT_WEIGHT, SOFT_POSITIONS, EVALUATE_SECONDS = 0.2, 7000, 300.0
+CARD = Path(__file__).with_name("card.md")
 DRAFTED = 4
 """Tokens drafted in a simulated cycle."""
 
@@ -284,3 +286,24 @@ def train(
         if run.seconds >= whole:
             break
     return run
+
+
+def export(
+    run: Run, path: Path, settings: Settings, there: Conversations, found: Acceptance
+) -> None:
+    """Write the head of ``run`` and its card, which tells what it was made from."""
+    head = copy.deepcopy(run.head)
+    head.fc.weight.data.div_(run.scale)  # the head that ships takes the target's states as they are
+    save_head(head, path)
+    card = CARD.read_text(encoding="utf-8").format(
+        run=run,
+        megabytes=(path / WEIGHTS).stat().st_size / 1e6,
+        conversations=len(there),
+        tokens=sum(len(c.tokens) for c in there),
+        answers=sum(c.answer for c in there),
+        settings=settings,
+        found=found,
+        drafted=DRAFTED,
+        by_step=", ".join(f"{a:.2f}" for a in found.by_step),
+    )
+    atomic_write(path / "README.md", lambda part: part.write_text(card, encoding="utf-8"))
