@@ -88,7 +88,7 @@ def test_recordings_are_made_once_and_can_be_replayed(monkeypatch: pytest.Monkey
 def test_the_command_records_first_and_then_measures(tmp_path: Path) -> None:
     (tmp_path / "small.toml").write_text('[[segments]]\nkinds = ["edits"]\ngenerations = 4\n')
     asked = ["drift", "--record", "8", "--scenario", str(tmp_path / "small.toml"), "--json"]
-    asked += ["--seeds", "1", "--policies", "counting,oracle", "--out", str(tmp_path / "out")]
+    asked += ["--seeds", "1", "--policies", "counting,oracle"]
     done = CliRunner().invoke(app, asked, catch_exceptions=False)
     (found,) = json.loads(done.stdout)["scenarios"]
     assert found["requests"] > 0 and found["policies"]["counting"]["rate"] > 1.0
