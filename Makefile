@@ -21,7 +21,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(TESTERS) --
   --max-worker-restart 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup dist chaos soak demo picture up test test-long test-release check lint audit format doctor clean
+.PHONY: help setup rival dist chaos soak demo picture up test test-long test-release check lint audit format doctor clean
 # One step after another, whatever -j says: pip cannot share an environment with itself.
 .NOTPARALLEL:
 
@@ -29,6 +29,8 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMPS)/model ## install everything into .venv and prepare the embedded model (EXTRA=cuda on a GPU machine)
+
+rival: setup $(STAMPS)/native-$(EXTRA) ## build stock suffix decoding, for bench serve and tests that compare with it (takes a C++ compiler)
 
 demo: setup ## serve, learn and watch for a few minutes, then read reports/demo/report.html
 	$(HVD) demo $(ARGS)
@@ -107,11 +109,11 @@ $(STAMPS)/native-$(EXTRA): requirements/native.lock | $(STAMPS)/packages-$(EXTRA
 	CMAKE_ARGS="-DPython_EXECUTABLE=$(BIN)/python" PATH="$(BIN):$$PATH" $(PIP) install --no-deps --no-build-isolation -r $<
 	@touch $@
 
-$(STAMPS)/project-cpu: pyproject.toml | $(STAMPS)/native-cpu
+$(STAMPS)/project-cpu: pyproject.toml | $(STAMPS)/packages-cpu
 	$(PIP) install --no-deps --no-build-isolation -e .
 	@touch $@
 
-$(STAMPS)/project-cuda: pyproject.toml | $(STAMPS)/native-cuda
+$(STAMPS)/project-cuda: pyproject.toml | $(STAMPS)/packages-cuda
 	$(PIP) install --no-build-isolation -e ".[cuda,service,embedded,analysis,dev]"
 	@touch $@
 

@@ -101,7 +101,7 @@ class WorkerSettings(Settings):
     )
     id_key_file: Path | None = Field(None, description="file that holds the key instead")
     suffix_max_depth: int = Field(
-        64, ge=2, le=512, description="tokens of context and draft that a suffix tree remembers"
+        64, ge=2, le=512, description="tokens of context and cache draft together at most"
     )
     suffix_max_draft: int = Field(64, ge=1, le=512, description="tokens of a cache draft at most")
     suffix_max_factor: float = Field(
@@ -117,8 +117,8 @@ class WorkerSettings(Settings):
     suffix_min_prob: float = Field(
         0.1, ge=0, le=1, description="counted chance below which a cache draft does not go on"
     )
-    cache_gib: float = Field(
-        2.0, gt=0, le=4096, description="GiB that suffix trees take, of all tenants together"
+    cache_gib: float = Field(  # positions of more would not be int32
+        2.0, gt=0, le=56, description="GiB that text to copy from takes, of all tenants together"
     )
 
     @field_validator("sides", mode="before")

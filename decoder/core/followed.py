@@ -6,6 +6,7 @@ One whose text is not the engine's, or whose bookkeeping fails, is left out by i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -18,9 +19,8 @@ from decoder.core.payoff.featurize import DraftState
 from decoder.core.payoff.memory import History, TenantMemories
 from decoder.core.payoff.model_arm import ModelArm
 from decoder.core.requests import Committed, Cycle, Decision, Request, RequestOptions, Step
-from decoder.drafting.drafts import STOCK, CacheDraft
+from decoder.drafting.drafts import STOCK, CacheDraft, Tokens
 from decoder.drafting.suffix import SuffixCache
-from decoder.drafting.trees import Tokens
 from decoder.policy.rule import ARMS, CACHE, MODEL, NONE
 from decoder.trial.block import Groups
 from decoder.trial.sides import Shown
@@ -98,17 +98,29 @@ class Followed:
             request = self.requests.get(name)
             room = request.room(self._longest) if request is not None else 0
             if request is not None and room > 0:
-                found.drafts.append(None if shown == "none" else self._draft(request, room, shown))
                 found.requests.append(request)
                 found.rooms.append(room)
+        if shown == "none":
+            found.drafts.extend([None] * len(found.rooms))
+            return found
+        with suppress(Exception):  # of one of them: which it is, is told below
+            found.drafts.extend(self._drafts(found.requests, found.rooms, shown))
+            return found
+        for request, room in zip(found.requests, found.rooms, strict=True):
+            found.drafts.append(self._alone(request, room, shown))
         return found
 
-    def _draft(self, request: Request, room: int, shown: Shown) -> CacheDraft | None:
-        context = request.tokens[: request.length]
+    def _drafts(
+        self, requests: Sequence[Request], rooms: Sequence[int], shown: Shown
+    ) -> list[CacheDraft | None]:
+        return self._cache.propose_all(
+            [r.name for r in requests], [r.tokens[: r.length] for r in requests], rooms,
+            STOCK if shown == "stock" else None,
+        )  # fmt: skip
+
+    def _alone(self, request: Request, room: int, shown: Shown) -> CacheDraft | None:
         try:
-            if shown == "stock":
-                return self._cache.propose(request.name, context, room, STOCK)
-            return self._cache.propose(request.name, context, room)
+            return self._drafts([request], [room], shown)[0]
         except Exception:  # noqa: BLE001 - told by the complaints
             self._complaints.exception("a request is left out of drafting: it cannot be looked up")
             self._leave_out(request, "fault")
@@ -201,6 +213,7 @@ class Followed:
             if made is not None:
                 decoded, cycles = decoded + made, cycles + 1
                 verified += outcome.verified_len
+        self._cache.write()
         return Taken(counters.tokens - before, decoded, cycles, verified, groups)
 
     def _take(

@@ -2,8 +2,7 @@
 calling it.
 
 Network, survival and prices (:func:`verifying`, :func:`drafting_time`, :func:`part`) are twins of
-what ``decoder.policy`` says in numpy; tests hold each to its original. All are in one file, since
-what is kept on disk of each is renewed when its own file changes, and only then.
+what ``decoder.policy`` says in numpy; tests hold each to its original.
 """
 
 from __future__ import annotations
@@ -11,8 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.contracts.features import FloatArray
-from decoder.core.compiled import (
+from decoder.compiled import (
     FIXED,
     FLOATS,
     MATRIX,
@@ -24,6 +22,7 @@ from decoder.core.compiled import (
     YES,
     compiled,
 )
+from decoder.contracts.features import FloatArray
 from decoder.policy.pricing import TAIL
 from decoder.policy.rule import CACHE, MODEL, NONE, Arms, Lengths
 

@@ -15,8 +15,7 @@ from decoder.core.floor import Stretch
 from decoder.core.labels import LabelTracker
 from decoder.core.payoff.featurize import DraftState
 from decoder.core.payoff.memory import History, Keys, TenantMemory, memory_keys
-from decoder.drafting.drafts import CacheDraft
-from decoder.drafting.trees import Tokens
+from decoder.drafting.drafts import CacheDraft, Tokens
 
 
 def _empty() -> FloatArray:

@@ -42,8 +42,8 @@ from decoder.core.payoff.model_arm import START, ModelArm
 from decoder.core.rate import LiveRate
 from decoder.core.requests import Committed, Decision, RequestOptions, Step, state_of
 from decoder.core.underway import Underway
-from decoder.drafting.suffix import STEP_TOKENS, SuffixCache
-from decoder.drafting.trees import Tokens
+from decoder.drafting.drafts import Tokens
+from decoder.drafting.suffix import SuffixCache
 from decoder.policy.pricing import MAX_TOKENS, gain_of, plain_steps
 from decoder.policy.rule import MODEL
 from decoder.trial.sides import Side
@@ -229,9 +229,8 @@ class DraftRouter:
         shown = side.shown if side is not None else "worker"
         awake = self.doze is None or self.doze.awake
         self.counters.asleep += not awake and shown == "worker"
-        # Whoever decides, for all alike: as much text as the target read, where a token takes more
-        # time by far, and some for what the engine found in its prefix cache.
-        self.cache.index(max(STEP_TOKENS, self._last[0]) if awake else 0)
+        if awake:
+            self.cache.index()
         proposed = self.followed.propose(names, shown if awake or shown == "stock" else "none")
         requests, drafts, _ = proposed
         owners = [row for row, draft in enumerate(drafts) if draft is not None]

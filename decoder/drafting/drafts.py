@@ -1,24 +1,21 @@
-"""A cache draft, and the better of those that two suffix trees propose."""
+"""A cache draft, and the limits of looking one up."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-from decoder.drafting.trees import Tokens
+import numpy as np
+from numpy.typing import NDArray
 
-MARGIN: Final = 8
-"""Tokens of context that a lookup takes beyond what matched last time. The text under
-way is in its own trees, so a lookup finds as much of itself as it is given, at a cost that grows
-with the square; and from one token to the next a match grows by one. On five sets of recorded agent
-text every draft was the one that 64 tokens of context give, at a third of the cost."""
+Tokens = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of a lookup: tokens of context and of a draft at most, and ``of_draft`` as
-    :func:`better_of` takes them."""
+    """Of a look-up: tokens of context and draft together and of a draft at most, and ``of_draft``:
+    tokens for each one matched, tokens beside, and least probability."""
 
     depth: int
     most: int
@@ -38,7 +35,7 @@ class CacheDraft:
     ``probs[i]`` is the counted probability that the draft survives through token i (a running
     product, so it never rises); ``score`` is their sum, the accepted length that counting expects;
     ``match_len`` is the number of context tokens matched. ``local`` says that the request's own
-    tree proposed it, and not the tenant's. ``rival`` is what the other tree had to say, if
+    text proposed it, and not its key's outputs. ``rival`` is what the other had to say, if
     anything, and ``agreement`` the number of tokens on which both begin alike.
     """
 
@@ -49,50 +46,6 @@ class CacheDraft:
     local: bool = True
     rival: CacheDraft | None = None
     agreement: int = 0
-
-
-def better_of(
-    local: Any, shared: Any, seen: Tokens, tokens: int, limits: tuple[float, float, float]
-) -> tuple[CacheDraft | None, int]:
-    """What the tree that expects more proposes after ``seen`` (int32 [n]), beside the other.
-
-    The library's own ``speculate`` keeps the better of the two and drops the other, which says
-    whether they agree.
-
-    Args:
-        local, shared: trees of the library, or None for one that has nothing to say.
-        tokens: of a draft at most.
-        limits: factor, offset and least probability.
-
-    Returns:
-        the draft, and the longest context that either tree's best was found behind.
-    """
-    own = None if local is None else local.speculate_ndarray(seen, tokens, *limits, False)
-    theirs = None if shared is None else shared.speculate_ndarray(seen, tokens, *limits, False)
-    if theirs is None or own is None:
-        best, other = (own, None) if theirs is None else (theirs, None)
-        is_local = theirs is None
-    else:
-        is_local = own.score >= theirs.score
-        best, other = (own, theirs) if is_local else (theirs, own)
-    if best is None:
-        return None, 0
-    drafted, matched = best.token_ids, best.match_len
-    if other is not None:
-        matched = max(matched, other.match_len)
-    if not drafted:
-        return None, matched
-    rival, agreement = None, 0
-    if other is not None and (against := other.token_ids):
-        rival = CacheDraft(against, other.probs, other.score, other.match_len, not is_local)
-        agreement = common_prefix(drafted, against)
-    probs, score = best.probs, best.score
-    return CacheDraft(drafted, probs, score, best.match_len, is_local, rival, agreement), matched
-
-
-def reach_of(matched: int) -> int:
-    """Tokens of context for the lookup after one that matched so many, new ones left out."""
-    return matched + MARGIN
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

@@ -40,8 +40,8 @@ COUNTS: Final = {
     "probes": "Steps decided only to measure the model drafter, or a step without drafts.",
     "asleep": "Steps in which no draft was looked for, since none pays.",
     "undrafted": "Model drafts chosen and not made.",
-    "cache_evicted": "Pieces of outputs that gave way to others in the suffix caches.",
-    "cache_shed": "Requests under way that lost their own suffix tree, for want of room.",
+    "cache_evicted": "Pages of outputs that gave way to others in the suffix caches.",
+    "cache_shed": "Pages of their own text that requests under way lost, for want of room.",
     "swaps": "Policies put in force.",
     "faults": "Steps in which the hybrid failed and decoding went on plainly.",
 }

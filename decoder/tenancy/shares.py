@@ -19,8 +19,8 @@ from typing import Final
 ALONE: Final = "!"
 """The key of requests that share nothing with anybody: nobody knows whose they are."""
 FLOORS: Final = 256
-"""Owners with a floor. Together they may claim half of the budget: of 2 GiB, 3.5 MiB each, fourteen
-outputs of five hundred tokens."""
+"""Owners with a floor. Together they may claim half of the budget: of 2 GiB, 4 MiB each, three
+hundred outputs of five hundred tokens."""
 IDLE_SECONDS: Final = 3600.0
 """Without a request for so long, an owner's floor may go to another."""
 COARSE: Final = 1 << 14

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from decoder.core.compiled import REAL, compiled
+from decoder.compiled import REAL, compiled
 
 
 def test_a_function_that_can_be_kept_nowhere_is_compiled_all_the_same() -> None:
@@ -28,7 +28,8 @@ dd if=/dev/zero of="$0/filled" bs=4k count=2 2>/dev/null
 """
 LOOPS = """
 import numpy as np
-from decoder.core import compiled, loops
+from decoder import compiled
+from decoder.core import loops
 made = compiled.compiled()(lambda a, b: a + b)  # when it is called, as most are
 print("alive", made(1, 2))
 """
@@ -45,3 +46,38 @@ def test_a_full_disk_keeps_nothing_and_stops_nothing(tmp_path: Path) -> None:
     if not done.stdout and ("unshare:" in done.stderr or done.returncode == 77):
         pytest.skip("this machine lets nobody mount a small disk")
     assert done.stdout == "alive 3\n", done
+
+
+TAKEN = """
+from decoder.compiled import REAL, compiled
+PART = 2.0
+@compiled((REAL,))
+def part(a):
+    return a / PART
+"""
+TAKING = """
+from decoder.compiled import REAL, compiled
+from taken import PART, part
+@compiled((REAL,))
+def taking(a):
+    return {}
+print(taking(12.0), sum(taking.stats.cache_hits.values()))
+"""
+
+
+@pytest.mark.parametrize("taken", ["part(a)", "a / PART"])
+def test_what_is_kept_on_disk_follows_what_it_takes_from_another_file(
+    taken: str, tmp_path: Path
+) -> None:
+    def run() -> str:
+        path = f"{tmp_path}{os.pathsep}{Path(__file__).parents[2]}"
+        return subprocess.run(
+            [sys.executable, "-m", "taking"], env={**os.environ, "PYTHONPATH": path},
+            capture_output=True, text=True, check=True,
+        ).stdout  # fmt: skip
+
+    (tmp_path / "taken.py").write_text(TAKEN)
+    (tmp_path / "taking.py").write_text(TAKING.format(taken))
+    assert [run(), run()] == ["6.0 0\n", "6.0 1\n"]
+    (tmp_path / "taken.py").write_text(TAKEN.replace("2.0", "3.0"))
+    assert run() == "4.0 0\n"

@@ -38,13 +38,13 @@ class FailingCache(SuffixCache):
 
     def __init__(self, verb: str, name: str) -> None:
         super().__init__(WorkerSettings())
-        for each in ("extend", "propose", "stop"):
+        for each in ("extend", "propose_all", "stop"):
             setattr(self, each, self._failing(getattr(self, each), each == verb, name))
 
     def _failing(self, verb: Any, fails: bool, name: str) -> Any:
-        def called(request: str, *rest: Any) -> Any:
-            if fails and request == name:
-                raise RuntimeError("the tree is broken")
+        def called(request: Any, *rest: Any) -> Any:
+            if fails and (name in request if isinstance(request, list) else name == request):
+                raise RuntimeError("the text is lost")
             return verb(request, *rest)
 
         return called
@@ -182,7 +182,7 @@ def test_a_choice_stands_for_the_step_that_follows_it_and_for_no_later_one(
 def test_caches_stay_within_their_bytes_while_the_router_sleeps(
     token_classes: np.ndarray,
 ) -> None:
-    settings = WorkerSettings(cache_gib=2**-7)
+    settings = WorkerSettings(cache_gib=2**-11)
     router = make(
         KeepingSink(),
         token_classes,
@@ -206,10 +206,10 @@ def test_caches_stay_within_their_bytes_while_the_router_sleeps(
             if name not in router:
                 names[i] = f"r{8 * step + i}-again"
                 router.start(names[i], rng.integers(0, 9999, 50).astype(np.int32), OPTIONS)
-    assert router.cache.evicted > 20 and worst < 1.3, worst
+    assert router.cache.evicted > 20 and worst <= 1.0, worst
 
 
-@pytest.mark.parametrize("verb", ["extend", "propose", "stop"])
+@pytest.mark.parametrize("verb", ["extend", "propose_all", "stop"])
 def test_a_fault_leaves_out_its_own_request_and_no_other(
     sink: KeepingSink, token_classes: np.ndarray, verb: str
 ) -> None:

@@ -9,28 +9,45 @@ from __future__ import annotations
 import os
 import runpy
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from decoder.drafting.drafts import CacheDraft
-from decoder.drafting.suffix import SuffixCache
+from decoder.engines.vllm import plugin
+
+Proposing = Callable[..., list[CacheDraft | None]]
+
+
+def spied(propose: Proposing) -> Proposing:
+    path = Path(os.environ["SPIED_DRAFTS"])
+
+    def proposing(
+        cache: Any, requests: list[str], contexts: list[np.ndarray], *rest: Any
+    ) -> list[CacheDraft | None]:
+        drafts = propose(cache, requests, contexts, *rest)
+        with path.open("a") as file:
+            for draft, context in zip(drafts, contexts, strict=True):
+                both = [] if draft is None else [draft, draft.rival]
+                shown = {token for one in both if one is not None for token in one.tokens}
+                file.write(f"{len(shown - {*context.tolist()})}\n")
+        return drafts
+
+    return proposing
 
 
 def spy() -> None:
-    propose, path = SuffixCache.propose, Path(os.environ["SPIED_DRAFTS"])
+    make = plugin._adapter
 
-    def spied(
-        self: SuffixCache, request: str, context: np.ndarray, limit: int
-    ) -> CacheDraft | None:
-        draft = propose(self, request, context, limit)
-        both = [] if draft is None else [draft, draft.rival]
-        shown = {token for one in both if one is not None for token in one.tokens}
-        with path.open("a") as file:
-            file.write(f"{len(shown - {*context.tolist()})}\n")
-        return draft
+    def made(*arguments: Any) -> Any:
+        from decoder.drafting.suffix import SuffixCache  # as late as the plugin: it brings numba
 
-    SuffixCache.propose = spied  # type: ignore[method-assign]
+        SuffixCache.propose_all = spied(SuffixCache.propose_all)  # type: ignore[method-assign]
+        return make(*arguments)
+
+    plugin._adapter = made
 
 
 spy()  # in each process that vLLM starts from this program: the engine has one of its own

@@ -438,7 +438,7 @@ def test_what_goes_wrong_with_every_request_is_told_once(
     def broken(*_: Any) -> None:
         raise RuntimeError("ours")
 
-    e.worker.router.cache.propose = broken  # type: ignore[method-assign]
+    e.worker.router.cache.propose_all = broken  # type: ignore[method-assign]
     with caplog.at_level(logging.ERROR, "decoder"):
         serve(e)
     for name, output in e.outputs.items():

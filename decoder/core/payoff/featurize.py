@@ -10,8 +10,8 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from decoder.compiled import MATRIX, WHOLE, WHOLES, compiled
 from decoder.contracts.features import FEATURES, LOGGED, NUM_FEATURES, TOKEN_CLASSES
-from decoder.core.compiled import MATRIX, WHOLE, WHOLES, compiled
 from decoder.core.payoff.memory import History, Keys, TenantMemory
 from decoder.drafting.drafts import CacheDraft
 

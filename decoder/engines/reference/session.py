@@ -19,10 +19,9 @@ from decoder.core.costs import LiveCosts
 from decoder.core.floor import Floor
 from decoder.core.hindsight import Resolved, event_of
 from decoder.core.router import Committed, Decision, DraftRouter, RequestOptions
-from decoder.drafting.drafts import CacheDraft, common_prefix
+from decoder.drafting.drafts import CacheDraft, Limits, Tokens, common_prefix
 from decoder.drafting.suffix import SuffixCache
 from decoder.drafting.tree import DraftTree, chain
-from decoder.drafting.trees import Tokens
 from decoder.engines.reference.acceptance import accept_greedy, accept_sampled, distribution
 from decoder.engines.reference.buckets import Buckets
 from decoder.engines.reference.engine import ReferenceEngine
@@ -62,9 +61,18 @@ class NoCache:
     def extend(self, request: str, tokens: Sequence[int]) -> None:
         """Nothing to index."""
 
-    def propose(self, request: str, context: Tokens, limit: int) -> CacheDraft | None:
-        """No draft."""
-        return None
+    def write(self) -> None:
+        """Nothing to index."""
+
+    def propose_all(
+        self,
+        requests: Sequence[str],
+        contexts: Sequence[Tokens],
+        most: Sequence[int],
+        limits: Limits | None = None,
+    ) -> list[CacheDraft | None]:
+        """No drafts."""
+        return [None] * len(requests)
 
     def stop(self, request: str) -> None:
         """Nothing to forget."""

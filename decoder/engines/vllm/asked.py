@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from decoder.core.requests import RequestOptions
-from decoder.drafting.trees import Tokens
+from decoder.drafting.drafts import Tokens
 from decoder.tenancy.identities import Identities
 
 _OFF: Final = ("off", "false", "0", "no")

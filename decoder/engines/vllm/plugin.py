@@ -13,18 +13,18 @@ import functools
 import logging
 import os
 from collections.abc import Callable
-from importlib.util import find_spec
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
 from decoder import orphans
-from decoder.contracts.errors import EngineError, SettingsError
+from decoder.contracts.errors import SettingsError
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.trials import MODEL
 from decoder.core.costs import LiveCosts
 from decoder.core.payoff.token_classes import token_classes_of
-from decoder.engines.vllm import alike, graphs, hooks, requirements
+from decoder.engines.vllm import alike, contract, graphs, hooks, requirements
 from decoder.engines.vllm.attached import adapter_of, give
 from decoder.engines.vllm.drafter import LateDrafter
 from decoder.engines.vllm.profile import profile
@@ -46,8 +46,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-VLLM_SERIES: Final = "0.32."
-"""The wrapped methods are not a public interface: another series may differ without a sign."""
 _WEIGHTS: Final = "the weights are not those it was started with; restart the server to draft again"
 
 
@@ -72,7 +70,7 @@ def register() -> None:
     """Entry point; vLLM calls it in each of its processes, perhaps more than once.
 
     Raises:
-        EngineError: switched on, but this vLLM cannot host it, or packages are missing.
+        EngineError: switched on, but this vLLM cannot host it.
         SettingsError: a setting has an unknown name or a bad value.
     """
     if not _is_switched_on(os.environ.get("HVD_WORKER_ENABLED")):
@@ -81,22 +79,11 @@ def register() -> None:
     _reach_ray()
     settings = WorkerSettings.load()
     key_of(settings)
-    if find_spec("arctic_inference") is None:  # what vLLM itself does not bring
-        raise EngineError(
-            "the worker's packages are missing: pip install 'hybrid-verified-decoding[worker]', as "
-            "docs/vllm.md says, or unset HVD_WORKER_ENABLED."
-        )
-    import vllm
-
-    if not vllm.__version__.startswith(VLLM_SERIES):
-        raise EngineError(
-            f"this plugin is made for vLLM {VLLM_SERIES}x, found {vllm.__version__}: install the "
-            "pinned version, or unset HVD_WORKER_ENABLED."
-        )
+    contract.check(*contract.installed())
     from vllm.platforms import current_platform
 
     if current_platform.is_cpu():
-        import vllm.v1.worker.cpu_worker  # defines a subclass that is wrapped below
+        import_module("vllm.v1.worker.cpu_worker")  # defines a subclass that is wrapped below
 
     ours, theirs = logging.getLogger("decoder"), logging.getLogger("vllm")
     ours.handlers, ours.propagate = theirs.handlers, False
@@ -107,7 +94,6 @@ def register() -> None:
         log.info("names are hashed under a new key: set %s to keep pseudonyms comparable", VARIABLE)
     mapped.install()
     orphans.watch()
-    hooks.check()
     mend_sampling()
     hooks.install({**AROUND, "load_model": functools.partial(_load_model, settings)})
 
@@ -323,6 +309,18 @@ def _validate(original: Callable[..., Any], parameters: Any, speculative_config:
         )
 
 
+def _without_trees(original: Callable[..., Any], self: Any) -> Any:
+    """vLLM's checks of a config whose method is ``suffix``, but for the one of a package."""
+    from vllm.config import speculative
+
+    speculative.has_arctic_inference = lambda: True
+    return original(self)
+
+
+def _no_proposer(original: Callable[..., Any], self: Any, vllm_config: Any) -> None:
+    """In the place of vLLM's suffix decoding, which holds trees: drafts are the router's."""
+
+
 AROUND: Final[dict[str, Callable[..., Any]]] = {
     "get_kv_cache_specs": _ask_ranks,
     "compile_or_warm_up_model": _warm_up,
@@ -334,5 +332,7 @@ AROUND: Final[dict[str, Callable[..., Any]]] = {
     "_input_fits_in_drafter": _input_fits_in_drafter,
     "propose_draft_token_ids": _propose,
     "_validate_spec_decode": _validate,
+    "_validate_suffix_decoding": _without_trees,
+    "__init__": _no_proposer,
 }
 """What stands around each method that is wrapped, but for ``load_model``, which takes settings."""

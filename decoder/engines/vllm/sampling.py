@@ -1,4 +1,4 @@
-"""Faults of vLLM 0.32's sampling: three of its CPU backend, three beside drafts.
+"""Faults of vLLM's sampling, 0.32's and 0.33's: three of its CPU backend, three beside drafts.
 
 ====================================  ==========================================================
 ``expand_batch_to_tokens``            returns uninitialised memory as temperatures: its kernel is
@@ -56,7 +56,7 @@ together with the probabilities of all rows."""
 WORKED_ROW: Final = 6
 """Copies that a row takes while its tokens are counted or sorted."""
 
-Masking = Callable[[torch.Tensor, "torch.Tensor | None", "torch.Tensor | None"], torch.Tensor]
+Masking = Callable[..., torch.Tensor]
 
 
 def mend_sampling() -> None:
@@ -114,7 +114,7 @@ def sparing_others(apply: Masking) -> Masking:
 
     @functools.wraps(apply)
     def masked(
-        logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor | None
+        logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor | None, *more: Any
     ) -> torch.Tensor:
         vocabulary = logits.shape[-1]
         asked = torch.zeros(len(logits), dtype=torch.bool, device=logits.device)
@@ -125,7 +125,7 @@ def sparing_others(apply: Masking) -> Masking:
         for rows in asked.nonzero().flatten().split(_at_once(vocabulary, WORKED_ROW)):
             if len(rows):
                 own = (None if limit is None else limit[rows] for limit in (k, p))
-                logits[rows] = apply(logits[rows], *own)
+                logits[rows] = apply(logits[rows], *own, *more)
         return logits
 
     return masked

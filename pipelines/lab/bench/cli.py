@@ -131,7 +131,7 @@ def decide(
 ) -> None:
     """All that is ours in a vLLM step of 64 requests: microseconds a request, processor time.
 
-    Lookups in real trees, decisions, labels, events, accounts and vLLM's adapter. Budget: 20 us a
+    Real lookups, decisions, labels, events, accounts and vLLM's adapter. Budget: 20 us a
     request, and with --whole 2 ms of waiting.
     """
     from pipelines.lab.bench.step_cost import measure

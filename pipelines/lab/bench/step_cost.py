@@ -1,8 +1,9 @@
 """``hvd bench decide``: all that is ours in a vLLM step of 64 requests.
 
-Real suffix trees, the shipped network, and the adapter that vLLM calls, with all that it asks of
-the router: observe, choose, drafted, settle. The text is made up, but copies as agents' text does:
-a stretch in three comes from the request's own prompt or from what others of its tenant wrote.
+The real suffix cache, the shipped network, and the adapter that vLLM calls, with all that it asks
+of the router: observe, choose, drafted, settle. The text is made up, but copies as agents' text
+does: a stretch in three comes from the request's own prompt or from what others of its tenant
+wrote.
 Times are of the deciding thread: processor time, which other programs on the machine do not enter,
 and beside it the clock.
 """

@@ -21,6 +21,7 @@ from decoder.core.costs import LiveCosts
 from decoder.core.floor import Floor
 from decoder.core.hindsight import Resolved, event_of
 from decoder.core.router import DraftRouter
+from decoder.drafting.suffix import SuffixCache
 from decoder.policy.pricing import CostTable, step_time
 from decoder.policy.rule import ARMS
 from decoder.settings import WorkerSettings
@@ -30,7 +31,6 @@ from learner.settings import LearnerSettings
 from pipelines.lab.drift.scenario import PLAIN_US
 from pipelines.lab.drift.traffic import Request
 from pipelines.lab.replay.cycles import Cycle
-from pipelines.lab.replay.dialogue import DialogueCache
 from pipelines.lab.replay.engine import Engine
 from pipelines.lab.replay.hindsight import Prices, foreseen
 
@@ -128,7 +128,7 @@ def decode(
         costs: of each segment, the truth; the first is the profile that the worker has.
         told: called when a request is done. Its policy is in force from the next one on.
     """
-    clock, cache = _Clock(), DialogueCache(worker.settings)
+    clock, cache = _Clock(), SuffixCache(worker.settings)
     router = DraftRouter(
         cache,
         policy,

@@ -21,13 +21,14 @@ from decoder.core.floor import Floor
 from decoder.core.hindsight import Resolved, event_of
 from decoder.core.router import Committed, Decision, DraftRouter, EventSink, RequestOptions
 from decoder.drafting.drafts import common_prefix
+from decoder.drafting.suffix import SuffixCache
 from decoder.engines.reference.method import Method
 from decoder.policy.pricing import NOMINAL, CostTable
 from decoder.policy.rule import ARMS, NONE
 from decoder.settings import WorkerSettings
 from learner.rows import Rows, from_events
 from pipelines.lab.replay.cycles import Cycle, Cycles
-from pipelines.lab.replay.dialogue import UNLIMITED, DialogueCache, Turn, last_turns
+from pipelines.lab.replay.dialogue import UNLIMITED, Turn
 from pipelines.lab.replay.model_arm import model_acceptance
 from pipelines.lab.replay.traces import Trace
 
@@ -41,7 +42,7 @@ class Engine:
     def __init__(
         self,
         router: DraftRouter,
-        cache: DialogueCache,
+        cache: SuffixCache,
         traces: Sequence[Trace],
         has_model: bool = True,
         model_mean: float | None = None,
@@ -58,7 +59,6 @@ class Engine:
         router.doze = None
         self._router, self._cache, self._traces = router, cache, traces
         self._has_model, self._mean, self._usual = has_model, model_mean, usual
-        self._last = last_turns(traces)
 
     def decode(self, index: int, tenant: str = "") -> Iterator[Cycle]:
         """The cycles of recording number ``index``, whose first token comes with its prompt; each
@@ -70,11 +70,11 @@ class Engine:
         trace, router = self._traces[index], self._router
         turn = Turn.of(index, trace)
         model = model_acceptance(trace, self._mean).tolist() if self._has_model else []
-        self._cache.trees.expect(trace.session, turn.text)
         options = RequestOptions(
             trace.allowed, UNLIMITED, session=trace.session, workload=trace.workload, tenant=tenant
         )
         router.start(turn.name, turn.prompt, options)
+        self._cache.index(None)
         router.observe([Committed(turn.name, turn.output[:1], 0)], 0)
         done = 1
         while done < len(turn.output):
@@ -90,8 +90,6 @@ class Engine:
             done += cycle.committed
         router.stop(turn.name, "stop")
         router.settle()
-        if self._last[trace.session] == index:
-            self._cache.trees.forget(trace.session)
 
 
 def _verified(decision: Decision, turn: Turn, model: Sequence[int], done: int) -> Cycle:
@@ -160,7 +158,7 @@ class Simulator:
         if method.oracle or method.model == "tree":
             raise TraceError(f"method {method.name!r} cannot be simulated from recordings.")
         rule = method.rule() if method.rule is not None else None
-        cache, sink = DialogueCache(method.drafting(self.settings)), _Sink(rule, watch)
+        cache, sink = SuffixCache(method.drafting(self.settings)), _Sink(rule, watch)
         has_model = method.model == "chain"
         router = DraftRouter(
             cache,

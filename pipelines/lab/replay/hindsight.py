@@ -11,11 +11,12 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from decoder.drafting.drafts import common_prefix
+from decoder.drafting.suffix import SuffixCache
 from decoder.policy.pricing import CostTable, Floats, part_of
 from decoder.policy.rule import CACHE, MODEL, NONE
 from decoder.settings import WorkerSettings
 from pipelines.lab.replay.cycles import Cycle
-from pipelines.lab.replay.dialogue import UNLIMITED, DialogueCache, turns
+from pipelines.lab.replay.dialogue import UNLIMITED, turns
 from pipelines.lab.replay.model_arm import model_acceptance
 from pipelines.lab.replay.traces import Trace
 
@@ -49,7 +50,7 @@ def foreseen(
         mean: accepted length of model drafts where a recording does not hold it.
         warm: of the first so many traces the outputs are in the cache, and nothing is told.
     """
-    cache = DialogueCache(settings)
+    cache = SuffixCache(settings)
     for turn in turns(traces, cache):
         output, price, done = turn.output, prices[turn.index], 1
         if turn.index < warm:

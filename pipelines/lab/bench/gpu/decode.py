@@ -7,7 +7,6 @@ these figures are marked as computed.
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import time
 from collections.abc import Callable, Sequence
@@ -23,7 +22,6 @@ Say = Callable[[str], None]
 METHODS: Final = (
     "greedy", "eagle3", "eagle3-tree", "suffix", "frequency", "arctic", "hybrid", "oracle",
 )  # fmt: skip
-WITHOUT_CACHE: Final = ("greedy", "eagle3", "eagle3-tree")
 
 
 @dataclass(frozen=True)
@@ -55,14 +53,7 @@ def run(
     notes: list[str] = []
     runs: list[dict[str, Any]] = []
     methods = list(asked.methods)
-    if importlib.util.find_spec("arctic_inference") is None:
-        methods = [m for m in methods if m in WITHOUT_CACHE]
-        notes.append(
-            "arctic_inference is not installed, so there are no cache drafts: only "
-            f"{', '.join(methods) or 'nothing'} was decoded. Build it where a compiler is: pip "
-            "install --no-build-isolation arctic-inference==0.3.0."
-        )
-    for index, dtype in enumerate(asked.dtypes if methods else ()):
+    for index, dtype in enumerate(asked.dtypes):
         say(f"decoding in {dtype}")
         now = time.monotonic()
         until = now + (deadline - now) / (len(asked.dtypes) - index)

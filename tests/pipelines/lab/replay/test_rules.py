@@ -15,7 +15,6 @@ from rich.console import Console
 from decoder.contracts.bundle import frequency_policy
 from decoder.contracts.errors import TraceError
 from decoder.contracts.features import FEATURES
-from decoder.drafting.suffix import SuffixCache
 from decoder.engines.reference.method import Method, method
 from decoder.engines.reference.recording import record
 from decoder.engines.reference.session import Session
@@ -25,7 +24,6 @@ from decoder.policy.rule import ARMS, CACHE
 from decoder.settings import WorkerSettings
 from pipelines.lab.replay import rules
 from pipelines.lab.replay.cycles import Cycles
-from pipelines.lab.replay.dialogue import DialogueCache, turns
 from pipelines.lab.replay.engine import Simulator, hybrid
 from pipelines.lab.replay.hindsight import Prices, foreseen
 from pipelines.lab.replay.model_arm import model_acceptance
@@ -83,33 +81,6 @@ def test_the_oracle_takes_in_each_cycle_what_commits_most_for_its_time() -> None
         if cycle.position + cycle.committed < 60:  # behind the end it does not see
             assert cycle.verified == cycle.accepted
             assert cycle.committed / time >= least / NOMINAL.dense[least] - 1e-9
-
-
-def test_a_dialogue_goes_on_in_one_tree_and_drafts_the_same() -> None:
-    traces = [*dialogue(1, 5), *copying_traces(2)]
-    kept, plain = DialogueCache(SETTINGS), SuffixCache(SETTINGS)
-    drafts = 0
-    for turn in turns(traces, kept):
-        plain.start(turn.name, turn.prompt, "")
-        plain.index(None)
-        for done in range(1, len(turn.output)):
-            for cache in (kept, plain):
-                cache.extend(turn.name, turn.output[done - 1 : done])
-            context = turn.text[: len(turn.prompt) + done]
-            draft = kept.propose(turn.name, context, 64)
-            assert draft == plain.propose(turn.name, context, 64)
-            drafts += draft is not None
-        for cache in (kept, plain):
-            cache.extend(turn.name, turn.output[-1:])
-        plain.stop(turn.name)
-    assert drafts > 100
-    assert kept.trees.continued == 4
-    first, second = dialogue(3, 2)  # one that does not go on from the last turn is indexed anew
-    changed = replace(second, prompt=[0, *second.prompt[1:]])
-    cache = DialogueCache(SETTINGS)
-    for turn in turns([first, changed], cache):
-        cache.extend(turn.name, turn.output)
-    assert cache.trees.continued == 0
 
 
 COSTS = CostTable("test", (1, 5, 65), (10.0, 11.0, 40.0), draft_us=0.5, draft_token_us=0.7)

@@ -1,0 +1,327 @@
+"""Where text has gone on before: a look-up among the pages of an index.
+
+It follows the chain of the context's end to its ``MOST`` newest occurrences, measures how far back
+each matches, and lets those that match furthest vote on every next token; probabilities, score,
+limit and cut are those of SuffixDecoding (arXiv 2411.04975). The context's own end is an occurrence
+too, with nothing behind it: one earlier occurrence has a probability of 1/2.
+
+What a draft may show is what lies in pages of its own index, whatever a chain says.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from decoder.compiled import (
+    FLOATS_3,
+    IDS_2,
+    IDS_3,
+    REALS_2,
+    REALS_3,
+    WHOLE,
+    WHOLES,
+    WHOLES_2,
+    WHOLES_3,
+    compiled,
+)
+from decoder.drafting.pages import (
+    BEGIN,
+    BITS,
+    BORN,
+    CLOSED,
+    END,
+    FILLED,
+    LAST,
+    MASK,
+    NEVER,
+    ORDERS,
+    OWNER,
+    POOL,
+    Pool,
+    mixed,
+    slot_after,
+    slot_before,
+)
+
+MOST: Final = 16
+"""Occurrences that a chain is asked for."""
+STEPS: Final = 4
+"""Positions looked at for each of them: a bucket holds other tokens' positions, too."""
+BACK: Final = 32
+"""Tokens that a match is measured back at most."""
+FULL: Final = 8
+"""Occurrences that match as far as is measured, after which no more are asked for; and positions
+between two of them. Text that loops matches everywhere, and what is looked at is a product of
+occurrences and tokens."""
+WORK: Final = 4096
+"""Tokens looked at, after which no shorter match is tried: 3 to 6 us."""
+
+
+@compiled()
+def matched(
+    text: NDArray[np.int32],
+    links: NDArray[np.int32],
+    slot: int,
+    context: NDArray[np.int32],
+    most: int,
+) -> int:
+    """How many tokens, at most ``most``, end alike at a position and in ``context``."""
+    length, count = len(context), 0
+    while count < most and slot > 0 and text[slot] == context[length - 1 - count]:
+        count += 1
+        slot = slot_before(links, slot)
+    return count
+
+
+@compiled()
+def gather(
+    pool: Pool,
+    index: int,
+    context: NDArray[np.int32],
+    order: int,
+    most: int,
+    found: NDArray[np.int32],
+    lens: NDArray[np.int32],
+) -> tuple[int, int]:
+    """The newest positions where ``context`` ends, the newest first, and how far each matches.
+
+    Args:
+        order: of the chain to follow.
+        most: tokens back at most.
+        found, lens: [MOST], filled.
+
+    Returns:
+        how many there are, and tokens looked at.
+    """
+    text, links, times, chains = pool.text, pool.links, pool.times, pool.chains
+    least = ORDERS[order]
+    state = 0
+    for i in range(least):
+        state = mixed(state, int(context[len(context) - 1 - i]))
+    bucket = pool.indexes[index, BEGIN] + (state & pool.indexes[index, MASK])
+    slot, closed = int(pool.heads[bucket, order]), NEVER
+    count, full, last, work = 0, 0, -FULL, 0
+    for _ in range(MOST * STEPS):
+        if slot == 0 or count == MOST or full == FULL:
+            break
+        page = slot >> BITS
+        if (
+            links[page, OWNER] != index
+            or (slot & LAST) >= links[page, FILLED]
+            or times[page, BORN] > closed
+        ):
+            break  # written over since, and so is all that is older
+        closed = times[page, CLOSED]
+        work += 1
+        if abs(slot - last) >= FULL:
+            length = matched(text, links, slot, context, most)
+            work += length
+            if length >= least:
+                found[count], lens[count] = slot, length
+                count += 1
+            if length == BACK:
+                full, last = full + 1, slot
+        slot = int(chains[slot, order])
+    return count, work
+
+
+@compiled()
+def most_of(votes: NDArray[np.int32], count: int) -> tuple[int, int]:
+    """The commonest of ``count`` tokens, the first of equals, and how many these are."""
+    best, most = votes[0], 0
+    for i in range(count):
+        same = 0
+        for j in range(count):
+            if votes[j] == votes[i]:
+                if j < i:
+                    break
+                same += 1
+        if same > most:
+            best, most = votes[i], same
+    return best, most
+
+
+@compiled()
+def vote(
+    pool: Pool,
+    slots: NDArray[np.int32],
+    count: int,
+    limit: int,
+    least: float,
+    tokens: NDArray[np.int32],
+    probs: NDArray[np.float32],
+    votes: NDArray[np.int32],
+) -> tuple[int, float, int]:
+    """How ``count`` positions go on, the most of them at each token; among equals the newest's.
+
+    Args:
+        slots, votes: [MOST], overwritten.
+        least: probability below which a draft does not go on.
+        tokens, probs: [limit] or more, filled.
+
+    Returns:
+        tokens, the sum of their probabilities, and tokens looked at.
+    """
+    text, links = pool.text, pool.links
+    length, score, prob, work = 0, 0.0, 1.0, 0
+    while length < limit:
+        going, same = 0, 0
+        for i in range(count):
+            slot = slot_after(links, int(slots[i]))
+            if slot > 0 and text[slot] != END:
+                slots[going], votes[going] = slot, text[slot]
+                same += votes[going] == votes[0]
+                going += 1
+        work += count
+        if not going:
+            break
+        best, most = votes[0], same
+        if 2 * same < going:
+            best, most = most_of(votes, going)
+            work += going
+        prob *= most / (
+            going if length else count
+        )  # the end of a text says nothing of what follows
+        if prob < least:
+            break
+        tokens[length], probs[length] = best, prob
+        score += prob
+        length += 1
+        count = going
+        if most < going:
+            count = 0
+            for i in range(going):
+                if votes[i] == best:
+                    slots[count] = slots[i]
+                    count += 1
+    return length, score, work
+
+
+@compiled()
+def limit_of(match: int, most: int, depth: int, factor: float, offset: float) -> int:
+    """Tokens of a draft behind ``match`` tokens."""
+    return min(most, int(max(match * factor + offset + 1e-6, 0.0)), depth - match)
+
+
+@compiled()
+def widest(low: int, high: int, most: int, depth: int, factor: float, offset: float) -> int:
+    """Tokens of a draft behind ``low`` to ``high`` tokens, at most."""
+    limit = 0
+    for match in range(low, high + 1):
+        limit = max(limit, limit_of(match, most, depth, factor, offset))
+    return limit
+
+
+@compiled()
+def below(match: int, lens: NDArray[np.int32], count: int, least: int) -> int:
+    """The greatest of ``count`` matches that are shorter than ``match``, or ``least``."""
+    for i in range(count):
+        if least < lens[i] < match:
+            least = lens[i]
+    return least
+
+
+@compiled()
+def draft(
+    pool: Pool,
+    index: int,
+    context: NDArray[np.int32],
+    most: int,
+    depth: int,
+    limits: tuple[float, float, float],
+    tokens: NDArray[np.int32],
+    probs: NDArray[np.float32],
+) -> tuple[int, int, float, int]:
+    """The continuation with the highest score, of those behind each match length.
+
+    Returns:
+        tokens drafted into ``tokens`` and ``probs``, the match they stand behind, their score, and
+        tokens looked at.
+    """
+    factor, offset, least = limits
+    found, lens = np.empty(MOST, np.int32), np.empty(MOST, np.int32)
+    slots, votes = np.empty(MOST, np.int32), np.empty(MOST, np.int32)
+    tried, chances = np.empty(most, np.int32), np.empty(most, np.float32)
+    best, drafted, behind, work = 0.0, 0, 0, 0
+    longest = min(len(context), BACK, depth)
+    for order in range(len(ORDERS) - 1, -1, -1):
+        low = ORDERS[order]
+        high = longest if order == len(ORDERS) - 1 else min(longest, ORDERS[order + 1] - 1)
+        if widest(low, high, most, depth, factor, offset) <= best:
+            continue
+        count, looked = gather(pool, index, context, order, high, found, lens)
+        work += looked
+        match = high + 1
+        while work < WORK:
+            match = below(match, lens, count, 0)
+            if not match:
+                break
+            # behind these match lengths the same positions vote
+            lower = below(match, lens, count, low - 1)
+            limit = widest(lower + 1, match, most, depth, factor, offset)
+            if limit <= best:
+                continue
+            voting = 0
+            for i in range(count):
+                if lens[i] >= match:
+                    slots[voting] = found[i]
+                    voting += 1
+            length, score, looked = vote(pool, slots, voting, limit, least, tried, chances, votes)
+            work += looked
+            if score > best:
+                best, drafted, behind = score, length, match
+                while limit_of(behind, most, depth, factor, offset) < length:
+                    behind -= 1
+                tokens[:length] = tried[:length]
+                probs[:length] = chances[:length]
+    return drafted, behind, best, work
+
+
+@compiled(
+    (POOL, WHOLES_2, IDS_2, WHOLES, WHOLES, WHOLE, REALS_3, IDS_3, FLOATS_3, WHOLES_3, REALS_2)
+)
+def look_up(
+    pool: Pool,
+    indexes: NDArray[np.int64],
+    contexts: NDArray[np.int32],
+    lengths: NDArray[np.int64],
+    rooms: NDArray[np.int64],
+    depth: int,
+    limits: tuple[float, float, float],
+    tokens: NDArray[np.int32],
+    probs: NDArray[np.float32],
+    sizes: NDArray[np.int64],
+    scores: NDArray[np.float64],
+) -> int:
+    """The drafts of n contexts, from each of several indexes.
+
+    Args:
+        indexes: [n, k], to look in; 0 for none.
+        contexts: int32 [n, w], of which ``lengths`` [n] tokens are there.
+        rooms: [n], tokens of a draft at most.
+        depth: tokens of context and draft together at most.
+        limits: factor, offset, and least probability.
+        tokens, probs: [n, k, most], filled.
+        sizes: [n, k, 2], filled: tokens of the draft, and of the match it stands behind.
+        scores: [n, k], filled.
+
+    Returns:
+        Tokens looked at.
+    """
+    work = 0
+    for row in range(len(lengths)):
+        context = contexts[row, : lengths[row]]
+        for k in range(indexes.shape[1]):
+            sizes[row, k, 0], sizes[row, k, 1], scores[row, k] = 0, 0, 0.0
+            if indexes[row, k] > 0:
+                most = min(rooms[row], tokens.shape[2])
+                length, match, score, looked = draft(
+                    pool, indexes[row, k], context, most, depth, limits, tokens[row, k],
+                    probs[row, k],
+                )  # fmt: skip
+                sizes[row, k, 0], sizes[row, k, 1], scores[row, k] = length, match, score
+                work += looked
+    return work

@@ -1,0 +1,377 @@
+"""The match finder finds what a search through all text finds, and nothing of another index."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from decoder.drafting.matches import BACK, FULL, MOST, WORK, look_up
+from decoder.drafting.pages import (
+    END,
+    FILLED,
+    FREE,
+    FRESH,
+    ORDERS,
+    PAGE,
+    append,
+    close_page,
+    give_page,
+    give_stream,
+    new_pool,
+    slot_before,
+)
+
+DEPTH = 64
+
+
+class Texts:
+    """One index and its streams in a pool, and the same text in lists."""
+
+    def __init__(self, pages: int = 400, buckets: int = 256) -> None:
+        self.pool = new_pool(pages + 1, 4 * buckets, 5)
+        for index in range(4):
+            self.pool.indexes[index + 1] = index * buckets, buckets - 1
+        self.streams: dict[tuple[int, int], list[int]] = {}
+        self.written: list[
+            tuple[int, int, int, int]
+        ] = []  # index, stream, place and slot, in order
+        self.pages: dict[tuple[int, int], int] = {}
+
+    def write(self, index: int, stream: int, tokens: list[int]) -> None:
+        text = self.streams.setdefault((index, stream), [])
+        page = self.pages.get((index, stream), 0)
+        page = append(self.pool, index + 1, page, np.array(tokens, np.int32))
+        self.pages[index, stream] = page
+        slot, slots = page * PAGE + self.pool.links[page, FILLED] - 1, []
+        for _ in tokens:
+            slots.append(slot)
+            slot = slot_before(self.pool.links, slot)
+        for token, slot in zip(tokens, reversed(slots), strict=True):
+            self.written.append((index, stream, len(text), slot))
+            text.append(token)
+
+    def drafts(
+        self,
+        contexts: list[list[int]],
+        indexes: tuple[int, ...] = (0,),
+        most: int = 64,
+        limits: tuple[float, float, float] = (4.0, 0.0, 0.1),
+    ) -> tuple[list[tuple[list[int], list[float], int, float]], int]:
+        """Of each context and index tokens, probabilities, match and score; and the work."""
+        n, k = len(contexts), len(indexes)
+        seen, lengths = np.zeros((n, BACK), np.int32), np.zeros(n, np.int64)
+        for row, context in enumerate(contexts):
+            lengths[row] = len(last := context[-BACK:])
+            seen[row, : len(last)] = last
+        tokens, probs = np.zeros((n, k, 64), np.int32), np.zeros((n, k, 64), np.float32)
+        sizes, scores = np.zeros((n, k, 2), np.int64), np.zeros((n, k))
+        work = look_up(
+            self.pool, np.array([indexes] * n) + 1, seen, lengths, np.full(n, most), DEPTH, limits,
+            tokens, probs, sizes, scores,
+        )  # fmt: skip
+        return [
+            (tokens[i, j, :size].tolist(), probs[i, j, :size].tolist(), match, scores[i, j])
+            for i in range(n)
+            for j in range(k)
+            for size, match in [sizes[i, j].tolist()]
+        ], work
+
+    def naive(
+        self, context: list[int], index: int, most: int, limits: tuple[float, float, float]
+    ) -> tuple[list[int], list[float], int, float]:
+        """The draft by its definition."""
+        factor, offset, least = limits
+        context = context[-BACK:]
+        best: tuple[list[int], list[float], int, float] = ([], [], 0, 0.0)
+        for match in range(min(len(context), BACK, DEPTH), 0, -1):
+            limit = min(most, int(max(match * factor + offset + 1e-6, 0)), DEPTH - match)
+            tokens: list[int] = []
+            probs: list[float] = []
+            score, prob = 0.0, 1.0
+            alive = self._occurrences(context, index, match)
+            while len(tokens) < limit:
+                votes = [
+                    text[at + 1 + len(tokens)]
+                    for text, at in alive
+                    if at + 1 + len(tokens) < len(text)
+                ]
+                if not votes:
+                    break
+                token = max(dict.fromkeys(votes), key=votes.count)  # the newest of equals
+                prob *= votes.count(token) / len(votes if tokens else alive)
+                if prob < least:
+                    break
+                alive = [
+                    (text, at)
+                    for text, at in alive
+                    if text[at + 1 + len(tokens) : at + 2 + len(tokens)] == [token]
+                ]
+                tokens.append(token)
+                probs.append(prob)
+                score += prob
+            if score > best[3]:
+                best = tokens, probs, match, score
+        return best
+
+    def _occurrences(
+        self, context: list[int], index: int, match: int
+    ) -> list[tuple[list[int], int]]:
+        order = max(g for g in ORDERS if g <= match)
+        found: list[tuple[list[int], int]] = []
+        asked = full = 0
+        last = -FULL
+        for owner, stream, at, slot in reversed(self.written):
+            text = self.streams[owner, stream]
+            if owner != index or text[max(at + 1 - order, 0) : at + 1] != context[-order:]:
+                continue
+            if abs(slot - last) < FULL:
+                continue
+            if match >= ORDERS[-1] and at + 1 >= BACK and text[at + 1 - BACK : at + 1] == context:
+                full, last = full + 1, slot
+            asked += 1
+            if at + 1 >= match and text[at + 1 - match : at + 1] == context[-match:]:
+                found.append((text, at))
+            if asked == MOST or full == FULL:
+                break
+        return found
+
+
+def free_pages(texts: Texts) -> int:
+    return int(texts.pool.counts[FREE] + len(texts.pool.links) - texts.pool.counts[FRESH])
+
+
+pieces = st.lists(
+    st.tuples(
+        st.integers(0, 1),
+        st.integers(0, 2),
+        st.one_of(
+            st.lists(st.integers(0, 3), min_size=1, max_size=30),
+            st.builds(lambda t, n: t * n, st.lists(st.integers(0, 9), min_size=1, max_size=9),
+                      st.integers(1, 9)),
+        ),
+    ),
+    min_size=1,
+    max_size=12,
+)  # fmt: skip
+limited = st.tuples(
+    st.sampled_from([0.5, 1.0, 4.0]), st.sampled_from([-1.0, 0.0, 2.0]), st.sampled_from([0.0, 0.1])
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(pieces, limited, st.integers(1, 64))
+def test_a_draft_is_its_definition(
+    written: list[tuple[int, int, list[int]]],
+    limits: tuple[float, float, float],
+    most: int,
+) -> None:
+    texts = Texts()
+    for index, stream, tokens in written:
+        texts.write(index, stream, tokens)
+    for context in list(texts.streams.values())[:3]:
+        for index in (0, 1):
+            ((tokens, probs, match, score),), work = texts.drafts([context], (index,), most, limits)
+            assume(work < WORK)
+            expected = texts.naive(context, index, most, limits)
+            assert (tokens, match, score) == (expected[0], *expected[2:])
+            assert probs == pytest.approx(expected[1], rel=1e-6)
+
+
+def test_one_occurrence_long_ago_is_copied_for_as_long_as_it_matched() -> None:
+    texts, text = Texts(), np.random.default_rng(0).integers(0, 2**30, 5000).tolist()
+    texts.write(0, 0, text)
+    for at in range(40, 4900, 83):
+        for matched in (1, 2, 5, 9, 32):
+            ((tokens, probs, match, _),), _ = texts.drafts([[-7, *text[at - matched : at]]])
+            assert match == min(matched, 13)  # behind more there is less room in 64
+            assert tokens == text[at : at + 4 * matched][: 64 - match]
+            assert probs == [1.0] * len(tokens)
+
+
+def test_a_batch_is_its_contexts_one_by_one() -> None:
+    texts, rng = Texts(), np.random.default_rng(1)
+    for stream in range(3):
+        for index in range(2):
+            texts.write(index, stream, rng.integers(0, 12, 700).tolist())
+    contexts = [rng.integers(0, 12, length).tolist() for length in range(40)]
+    together, work = texts.drafts(contexts, (0, 1, -1))
+    alone = [texts.drafts([context], (0, 1, -1)) for context in contexts]
+    assert together == [draft for drafts, _ in alone for draft in drafts]
+    assert work == sum(w for _, w in alone)
+    assert all(draft == ([], [], 0, 0.0) for draft in together[2::3])
+
+
+@pytest.mark.parametrize("period", [1, 2, 3, 7, 31, 40, 200])
+def test_text_that_loops_takes_bounded_work(period: int) -> None:
+    texts = Texts()
+    text = (list(range(period)) * (20_000 // period))[:20_000]
+    texts.write(0, 0, text)
+    ((tokens, *_),), work = texts.drafts([text])
+    assert tokens == [(text[-1] + 1 + i) % period for i in range(len(tokens))]
+    assert len(tokens) > 20 and work < 1500
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=40), st.integers(0, 2**31))
+def test_no_text_takes_more_work_than_its_bound(loop: list[int], seed: int) -> None:
+    texts, rng = Texts(pages=100), np.random.default_rng(seed)
+    text = np.tile(loop, 12_000 // len(loop))
+    text = np.where(rng.random(len(text)) < 0.02, rng.integers(0, 3, len(text)), text).tolist()
+    texts.write(0, 0, text)
+    _, work = texts.drafts([text])
+    assert work < WORK + MOST * (BACK + DEPTH)
+
+
+def test_streams_written_in_turns_keep_apart() -> None:
+    texts, rng = Texts(), np.random.default_rng(2)
+    streams = [rng.integers(0, 2**30, 1000).tolist() for _ in range(5)]
+    for at in range(0, 1000, 3):
+        for stream, text in enumerate(streams):
+            texts.write(0, stream, text[at : at + 3])
+    for text in streams:
+        for at in range(20, 900, 61):
+            ((tokens, *_),), _ = texts.drafts([text[at - 20 : at]])
+            assert tokens == text[at : at + 51]
+
+
+def test_nothing_is_drafted_across_the_end_of_a_text() -> None:
+    texts = Texts()
+    texts.write(0, 0, [1, 2, 3, 4, END, 5, 6, 7])
+    ((tokens, *_),), _ = texts.drafts([[1, 2, 3]])
+    assert tokens == [4]
+    assert texts.drafts([[9, 4]])[0][0][0] == []
+    assert texts.drafts([[9, 5]])[0][0][0] == [6, 7]
+
+
+def test_pages_written_over_are_forgotten_and_what_is_kept_is_found() -> None:
+    pages = 16
+    texts, rng = Texts(pages), np.random.default_rng(3)
+    text = rng.integers(0, 2**30, 60 * PAGE).tolist()
+    page, oldest = 0, 0
+    order: list[int] = []
+    for at in range(0, len(text), 32):
+        if not free_pages(texts) and at % PAGE == 0:
+            give_page(texts.pool, order[oldest])
+            oldest += 1
+        page = append(texts.pool, 1, page, np.array(text[at : at + 32], np.int32))
+        if page not in order[oldest:]:
+            order.append(page)
+        for back in range(100, min(at, 40 * PAGE), 333):
+            place = at + 32 - back
+            ((tokens, *_),), _ = texts.drafts([text[place - 12 : place]])
+            kept = at // PAGE - place // PAGE < pages and at // PAGE - (place - 12) // PAGE < pages
+            if kept:
+                assert tokens == text[place : place + 48][: len(tokens)] and tokens, (at, back)
+            if place + 64 < (at // PAGE - pages + 1) * PAGE:
+                assert tokens == [], (at, back)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 300)), min_size=20, max_size=60))
+def test_no_index_shows_what_another_wrote(written: list[tuple[int, int]]) -> None:
+    """Pages go from one to the other, and tokens that both use lead to those that only one does."""
+    texts, rng = Texts(pages=8, buckets=16), np.random.default_rng(4)
+    streams = dict.fromkeys(range(4), 0)
+    held: list[tuple[int, int]] = []
+    for index, count in written:
+        if rng.random() < 0.2 and streams[index]:
+            close_page(texts.pool, streams[index], True)
+            streams[index] = 0
+        for _ in range(0, count, 16):
+            while not free_pages(texts):
+                gone = held.pop(0)
+                give_page(texts.pool, gone[1])
+                if streams[gone[0]] == gone[1]:
+                    streams[gone[0]] = 0
+            own = rng.integers(100 * (index + 1), 100 * (index + 1) + 3, 16)
+            tokens = np.where(np.arange(16) % 3, rng.integers(0, 2, 16), own).astype(np.int32)
+            streams[index] = append(texts.pool, index + 1, streams[index], tokens)
+            if (index, streams[index]) not in held:
+                held.append((index, streams[index]))
+        for context in ([0, 1], [1, 1], [0], [own[-1], 0]):
+            for reader in range(4):
+                ((shown, *_),), _ = texts.drafts([[int(t) for t in context]], (reader,))
+                assert all(t < 2 or t // 100 == reader + 1 for t in shown)
+
+
+def test_a_stream_is_given_up_whole() -> None:
+    texts = Texts(pages=10)
+    texts.write(0, 0, list(range(9 * PAGE)))
+    assert give_stream(texts.pool, texts.pages[0, 0]) == 9
+    assert free_pages(texts) == 10
+    assert texts.drafts([[1, 2, 3]])[0][0][0] == []
+
+
+def test_a_stream_that_finds_no_page_says_so() -> None:
+    texts = Texts(pages=2)
+    texts.write(0, 0, list(range(3 * PAGE)))
+    assert texts.pages[0, 0] == 2
+    assert texts.drafts([[1, 2, 3]])[0][0][0] == [4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]
+
+
+@pytest.mark.parametrize("away", ["", "import sys; sys.modules['numba'] = None\n"])
+def test_without_numba_the_same_functions_run_as_they_are_written(
+    tmp_path: Path, away: str
+) -> None:
+    script = tmp_path / "drafts.py"
+    script.write_text(
+        away + "import numpy as np\n"
+        "from tests.drafting.test_matches import Texts\n"
+        "texts, rng = Texts(), np.random.default_rng(5)\n"
+        "for stream in range(3): texts.write(0, stream, rng.integers(0, 5, 300).tolist())\n"
+        "print(texts.drafts([rng.integers(0, 5, 20).tolist() for _ in range(5)]))\n"
+    )
+    made = subprocess.run(
+        [sys.executable, str(script)],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    texts, rng = Texts(), np.random.default_rng(5)
+    for stream in range(3):
+        texts.write(0, stream, rng.integers(0, 5, 300).tolist())
+    drafts = texts.drafts([rng.integers(0, 5, 20).tolist() for _ in range(5)])
+    assert made.stdout.strip() == str(drafts), made.stderr
+
+
+@pytest.mark.parametrize("factor", [1.0, 4.0])
+def test_drafts_are_as_good_as_those_of_suffix_trees(factor: float) -> None:
+    """Cycles, every draft verified, on text that copies stretches of itself with changes."""
+    trees = pytest.importorskip(
+        "arctic_inference.suffix_decoding._C",
+        reason="stock suffix decoding is not installed: make rival builds it",
+    )
+    rng, cycles = np.random.default_rng(6), [0, 0]
+    for _ in range(6):
+        text = rng.integers(0, 200, 60).tolist()
+        while len(text) < 1500:
+            begin = int(rng.integers(len(text) - 10))
+            copied = np.array(text[begin : begin + int(rng.integers(1, 60))])
+            changed = rng.random(len(copied)) < 0.04
+            text += np.where(changed, rng.integers(0, 200, len(copied)), copied).tolist()
+        texts, tree = Texts(), trees.SuffixTree(DEPTH)
+        texts.write(0, 0, text[:300])
+        tree.extend(0, text[:300])
+        for which in range(2):
+            at = 300
+            while at < len(text):
+                if which:
+                    seen = np.array(text[at - DEPTH : at], np.int32)
+                    draft = tree.speculate_ndarray(seen, 64, factor, 0.0, 0.1, False).token_ids
+                else:
+                    ((draft, *_),), _ = texts.drafts([text[:at]], limits=(factor, 0.0, 0.1))
+                accepted = next(
+                    (i for i, (a, b) in enumerate(zip(draft, text[at:], strict=False)) if a != b),
+                    min(len(draft), len(text) - at),
+                )
+                committed = text[at : at + accepted + 1]
+                tree.extend(0, committed) if which else texts.write(0, 0, committed)
+                at += len(committed)
+                cycles[which] += 1
+    assert cycles[0] < 1.03 * cycles[1], cycles

@@ -1,0 +1,41 @@
+"""The plugin on the other vLLM that it supports, as far as its Python tells."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from decoder.engines.vllm import contract
+from tests.engines.other_vllm import environment, mixture
+
+ROOT = Path(__file__).parents[2]
+OTHER = "0.33.0"
+
+
+def run(*arguments: str) -> None:
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, env=environment(OTHER), capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+
+
+@pytest.mark.long
+def test_its_contract_is_what_its_sources_say() -> None:
+    contract.check(OTHER, mixture(OTHER))
+
+
+@pytest.mark.long
+def test_the_adapter_and_its_graphs_work_on_it() -> None:
+    tests = ("test_vllm_contract", "test_vllm_graphs", "test_vllm_adapter")
+    run("-m", "pytest", "-q", "-n", "0", *(f"tests/engines/{name}.py" for name in tests))
+
+
+@pytest.mark.release
+def test_its_outputs_are_plain_vllms_on_it() -> None:
+    tests = ("test_vllm_lossless", "test_vllm_judged", "test_vllm_thinking", "test_vllm_drafter")
+    run("-m", "pytest", "-q", "-n", "0", "-m", "long or not long",
+        *(f"tests/engines/{name}.py" for name in tests))  # fmt: skip
