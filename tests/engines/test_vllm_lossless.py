@@ -40,7 +40,7 @@ def decode(
     job = {
         "model": str(ensure_model()),
         "prompts": [list(p.messages) for p in asked],
-        "extra_args": [{"hvd_workload": p.workload} for p in asked],
+        "extra_args": [{"hvd_workload": p.dataset} for p in asked],
         "max_tokens": MAX_TOKENS,
         "max_model_len": 1024,
         "speculative_config": speculative,

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from decoder.compiled import compiled
 from decoder.contracts.events import COLUMNS, DraftEvent, decode_batch, encode_batch
-from decoder.core.compiled import compiled
 from decoder.telemetry import ring as rings
 from decoder.telemetry.books import Books
 from decoder.telemetry.ring import FULL, HEAD, ROW, SETTLED, TURN, Ring
