@@ -37,22 +37,12 @@ def test_events_on_their_way_are_what_is_in_no_other_place() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"contract": "hvd.status.v1"},
-        {"role": "jester"},
-        {"tokens": -1},
-        {"tokens": 2**80},
-        {"cycles": {"cache": -1}},
-        {"cycles": {"cache": "many"}},
-        {"process": None},
-        {"time": -1.0},
-        {"time": 1e300},
-        {"time": float("inf")},
-        {"time": float("nan")},
-        {"policy_applied_at": 1e300},
-        {"step_us": {"many": 1}},
-        {"step_us": {"1": 10**400}},
+        {"contract": "hvd.status.v1"}, {"role": "jester"}, {"tokens": -1}, {"tokens": 2**80},
+        {"cycles": {"cache": -1}}, {"cycles": {"cache": "many"}}, {"process": None},
+        {"time": -1.0}, {"time": 1e300}, {"time": float("inf")}, {"time": float("nan")},
+        {"policy_applied_at": 1e300}, {"step_us": {"many": 1}}, {"step_us": {"1": 10**400}},
     ],
-)
+)  # fmt: skip
 def test_what_keeps_no_contract_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ContractError):
         decode_status(json.dumps({**json.loads(WORKER.model_dump_json()), **changes}).encode())
