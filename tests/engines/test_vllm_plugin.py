@@ -1,22 +1,23 @@
-"""What stands around vLLM's methods: the original runs once, whatever is there or is missing."""
+"""The plugin loads on the vLLM it was made for; around its methods the original runs once."""
 
 from __future__ import annotations
 
 import logging
-import os
 import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle
 import pytest
 
-from decoder.contracts.errors import EngineError
+from decoder.contracts.errors import EngineError, SettingsError
 from decoder.engines.vllm.attached import adapter_of, give
-from decoder.engines.vllm.plugin import AROUND, _load_model
+from decoder.engines.vllm.hooks import HOOKS, RUNNER, Hook, check, install
+from decoder.engines.vllm.plugin import AROUND, _load_model, register
 from decoder.settings import WorkerSettings
 from tests.engines.plugged import worker_of
 from tests.engines.scheduled import Scheduled
@@ -84,13 +85,10 @@ def test_what_is_told_at_start_is_heard_though_vllm_sets_up_its_logs_after_its_p
 @pytest.mark.parametrize(
     ("name", "arguments", "rests"),
     [
-        ("sleep", {}, False),
-        ("sleep", {"level": 1}, False),
-        ("sleep", {"level": 2}, True),
-        ("reload_weights", {"weights_path": "x"}, True),
-        ("reset_weights", {}, True),
+        ("sleep", {}, False), ("sleep", {"level": 1}, False), ("sleep", {"level": 2}, True),
+        ("reload_weights", {"weights_path": "x"}, True), ("reset_weights", {}, True),
     ],
-)
+)  # fmt: skip
 def test_only_weights_that_go_end_drafting(
     name: str, arguments: dict[str, Any], rests: bool, worker: Worker
 ) -> None:
@@ -126,25 +124,6 @@ def test_where_the_drafter_ends_cache_drafts_go_on(worker: Worker) -> None:
     ended = SimpleNamespace(max_seq_len=10**6)
     assert AROUND["_input_fits_in_drafter"](worker.original, worker.model_runner, ended) is True
     assert not worker.calls
-
-
-@pytest.mark.parametrize("given", ["", "MY_, OUR_"])
-def test_ray_copies_our_settings_to_its_workers(given: str) -> None:
-    name = "VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY"
-    script = (
-        "from decoder.engines.vllm.plugin import register; register(); register()\n"
-        "from vllm.ray.ray_env import get_env_vars_to_copy\n"
-        "print(*sorted(get_env_vars_to_copy()))"
-    )
-    ours = {"HVD_WORKER_ENABLED": "1", "HVD_WORKER_FLOOR": "1", "MY_X": "1", "OUR_X": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=os.environ | ours | {name: given},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    copied = set(done.stdout.splitlines()[-1].split())
-    assert {"HVD_WORKER_ENABLED", "HVD_WORKER_FLOOR", "HVD_WORKER_ID_KEY"} <= copied
-    assert {"MY_X", "OUR_X"} <= copied or not given
 
 
 @pytest.mark.parametrize(
@@ -188,3 +167,108 @@ def test_ranks_on_other_nodes_are_asked_whether_they_draft(node: str, says: str)
     except EngineError as error:
         raised = str(error)
     assert raised.startswith(says) and bool(raised) == bool(says), raised
+
+
+HERE = __name__
+
+
+class Runner:
+    """Some other vLLM's."""
+
+    def step(self, output: int, more: int = 0, *, late: bool = False) -> str:
+        return f"{output}+{more}"
+
+    def changed(self, output: int, new: int) -> None:
+        self.step(output + new)
+
+
+class Below(Runner):
+    def step(self, output: int, more: int = 0, *, late: bool = False) -> str:
+        return f"below {output}"
+
+
+@dataclass
+class Output:
+    kept: int = 0
+
+
+STEP = Hook(f"{HERE}:Runner", "step", "output, more=, *, late=", "to test")
+
+
+def test_this_vllm_has_all_that_is_touched() -> None:
+    check()
+    assert {h.name for h in HOOKS if h.wrapped} == {"load_model", *AROUND}
+    assert all(hook.why for hook in HOOKS)
+
+
+@pytest.mark.parametrize("hook", HOOKS, ids=lambda h: f"{h.owner}.{h.name}")
+def test_each_hook_is_missed_where_it_differs(hook: Hook) -> None:
+    with pytest.raises(EngineError, match="not the one the plugin was made for"):
+        check((replace(hook, expects=hook.expects + ", something_else"),))
+    with pytest.raises(EngineError, match="there is no"):
+        check((replace(hook, owner=hook.owner + "V3"),))
+
+
+@pytest.mark.parametrize(
+    ("hook", "says"),
+    [
+        (
+            Hook(f"{HERE}:Runner", "changed", "output", "to test"),
+            "Runner.changed takes (output, new) where (output) was expected",
+        ),
+        (Hook(f"{HERE}:Runner", "gone", "", "to test"), "Runner has no gone"),
+        (Hook(f"{HERE}:Output", "", "kept, lost", "to test", False), "Output has no lost"),
+        (Hook("tests.engines.not_there:Runner", "x", "", "to test"), "there is no tests.engines."),
+    ],
+)
+def test_a_difference_is_told_in_one_sentence(hook: Hook, says: str) -> None:
+    with pytest.raises(EngineError) as refusal:
+        check((STEP, hook))
+    told = str(refusal.value)
+    assert says in told and told.endswith("or unset HVD_WORKER_ENABLED.")
+    assert told.count(". ") == 0
+
+
+def test_a_wrapped_method_is_wrapped_once_and_below_only_where_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plain, below = Runner.step, Below.step
+
+    def twice(original: object, self: Runner, output: int, **rest: int) -> object:
+        return original(self, 2 * output, **rest)  # type: ignore[operator]
+
+    monkeypatch.setattr(Runner, "step", plain)  # undone afterwards
+    monkeypatch.setattr(Below, "step", below)
+    for _ in range(3):
+        install({"step": twice}, (STEP,))
+    assert Runner().step(4, more=1) == "8+1" and Below().step(4) == "below 4"
+    install({"step": twice}, (replace(STEP, below=True),))
+    assert Below().step(4) == "below 8" and Runner().step(1) == "2+0"
+
+
+@pytest.mark.parametrize("said", ["ture", "2", " 1"])
+def test_a_switch_that_is_neither_on_nor_off_is_refused(
+    said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HVD_WORKER_ENABLED", said)
+    with pytest.raises(SettingsError, match="neither on nor off: set 1, or unset it"):
+        register()
+
+
+def test_another_vllm_ends_loading_before_anything_is_wrapped() -> None:
+    """In a process of its own, as vLLM loads a plugin."""
+    module, name = RUNNER.split(":")
+    code = (
+        f"from {module} import {name} as R\n"
+        "del R.execute_model\n"
+        "from decoder.engines.vllm.plugin import register\n"
+        "try: register()\n"
+        "except Exception as e: print(type(e).__name__, e)\n"
+        "print(hasattr(R.propose_draft_token_ids, '_hvd_wrapped'))\n"
+    )
+    environment = {"HVD_WORKER_ENABLED": "1", "PATH": "", "PYTHONPATH": sys.path[0] or "."}
+    run = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert "GPUModelRunner has no execute_model" in run.stdout
+    assert run.stdout.strip().endswith("False")
