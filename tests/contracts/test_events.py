@@ -12,14 +12,13 @@ from hypothesis import strategies as st
 
 from decoder.contracts.errors import EventRefused
 from decoder.contracts.events import (
-    COLUMNS,
     LIMITS,
     DraftEvent,
     Origin,
     decode_batch,
     encode_batch,
 )
-from decoder.contracts.features import FEATURES, NUM_FEATURES
+from decoder.contracts.features import NUM_FEATURES
 from decoder.contracts.identity import Pseudonyms, is_pseudonym, is_readable
 
 NAMES = Pseudonyms(b"of these tests")
@@ -65,13 +64,6 @@ def test_a_record_says_what_is_served_as_far_as_its_worker_does() -> None:
     assert decode_batch(json.dumps(record).encode()).origin == ORIGIN
     with pytest.raises(EventRefused, match="target"):
         decode_batch(json.dumps(record | {"target": "a/b\nc"}).encode())
-
-
-def test_features_are_columns_by_name() -> None:
-    record = wire(EVENT, PLAIN)
-    assert list(record["features"]) == list(FEATURES)
-    assert record["features"]["log_score"] == [0.0, None]
-    assert set(record["columns"]) == set(COLUMNS)
 
 
 def test_a_record_holds_no_token_and_no_text() -> None:
