@@ -116,12 +116,14 @@ def test_traffic_without_rounds_leaves_the_gate_alone() -> None:
 
 
 def test_what_workers_refuse_is_not_promoted_for_want_of_pairs() -> None:
-    one = played(compared(), 3, 1.0)
+    heard, playable = played(compared(), 3, 1.0), compared()
     for each in rounds(5, {"plain": (0, 1.0), CHAMPION: (5, 1.0)}):
-        one.take(each, NOW)
-    for second in range(int(QUIET_SECONDS) + 1):
-        one.hear(NOW + second)
-    assert word(one) == "drop" and "refused it, or it failed" in str(one.outcome(RULES))
+        heard.take(each, NOW)
+    playable.playable = True
+    for one in (heard, playable):
+        for second in range(int(QUIET_SECONDS) + 1):
+            one.hear(NOW + second)
+        assert word(one) == "drop" and "refused it, or it failed" in str(one.outcome(RULES))
 
 
 def test_rounds_of_which_nothing_was_taken_in_pass_time_and_are_no_pairs() -> None:
@@ -132,14 +134,6 @@ def test_rounds_of_which_nothing_was_taken_in_pass_time_and_are_no_pairs() -> No
         one.take(each.model_copy(update={"blocks": blocks}), each.time)
         one.hear(each.time)
     assert word(one) == "promote" and "gate alone" in str(one.outcome(RULES))
-
-
-def test_where_workers_play_trials_none_is_promoted_for_want_of_pairs() -> None:
-    one = compared()
-    one.playable = True
-    for second in range(int(QUIET_SECONDS) + 1):
-        one.hear(NOW + second)
-    assert word(one) == "drop" and "refused it, or it failed" in str(one.outcome(RULES))
 
 
 def test_what_could_not_be_published_is_given_up() -> None:
