@@ -123,7 +123,6 @@ def test_evidence_detector_and_offsets_are_those_of_a_run_never_killed(
 
 
 AWAY_SECONDS = 130.0
-RECORDS = batches(Traffic(seed=9).events(400))
 KNOWN = 4
 """Records that make a scope one that belongs into the registry."""
 
@@ -198,13 +197,13 @@ def test_minutes_without_mlflow_cost_no_event_and_no_verdict(
     home, folder = tmp_path / "mlruns", tmp_path / "learner"
     home.mkdir()
     shutil.copy(empty_store, home / "mlflow.db")
-    server = Server(home)
+    server, records = Server(home), batches(Traffic(seed=9).events(400))
     process = learner(broker, server, folder)
     try:
         server.start()
         told = Reader(broker.kafka)
         registry = Registry(f"sqlite:///{home / 'mlflow.db'}")  # which is there all the time
-        produce(broker.kafka, RECORDS[:KNOWN])
+        produce(broker.kafka, records[:KNOWN])
         wait(lambda: champion_in(registry) is not None)
         before = champion_in(registry)
 
@@ -219,8 +218,8 @@ def test_minutes_without_mlflow_cost_no_event_and_no_verdict(
         gone, sent = time.monotonic(), KNOWN
         killed = gone + random.Random(how).uniform(0.2, 0.8) * AWAY_SECONDS
         while time.monotonic() < gone + AWAY_SECONDS:
-            if sent < len(RECORDS) - 1:
-                produce(broker.kafka, RECORDS[sent : sent + 1])
+            if sent < len(records) - 1:
+                produce(broker.kafka, records[sent : sent + 1])
                 sent += 1
             if killed < time.monotonic():
                 process.kill()
@@ -238,7 +237,7 @@ def test_minutes_without_mlflow_cost_no_event_and_no_verdict(
         champion = champion_in(registry)
         assert champion is not None and registry.digest(SCOPE, champion) == won
         wait(lambda: status().champion_version == champion)
-        produce(broker.kafka, RECORDS[sent : sent + 1])
+        produce(broker.kafka, records[sent : sent + 1])
         wait(lambda: status().drafts_consumed == 50 * (sent + 1))
         last = status()
         assert (last.records_refused, last.records_missing, last.faults) == (0, 0, 0)
