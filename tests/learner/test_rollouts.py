@@ -269,7 +269,14 @@ def test_of_two_learners_one_acts_and_the_other_takes_over_with_what_it_saw(
     # the first is stopped where it stands
     step_until(two, lambda: two.lease.holds(SCOPE))
     assert len(pairs_of(two)) >= 16 and len(two.registrar.waiting()) == 1
-    stage.registry.promote(SCOPE, 1)
+    crew.noise = 0.02
+    work(two, stage.tagged(3, trial="dropped"), crew)
+    assert stage.tags(3)["trial_by"] == two.lease.holder
+    step_until(two, lambda: on_trial(two) == 0 and not two.registrar.waiting())
+    for _ in range(5):
+        two.step()
+    assert not two.rollouts.busy(SCOPE), "what it would have proposed was tried already"
+    stage.registry.promote(SCOPE, 2)
     step_until(two, lambda: two.publisher.published.term(SCOPE) > 1)
     # what the first sends when it wakes has another number, and a lower one
     with pytest.raises(BrokerError, match="later term"):
@@ -280,13 +287,6 @@ def test_of_two_learners_one_acts_and_the_other_takes_over_with_what_it_saw(
     step_until(two, lambda: two.publisher.published.last(SCOPE) is None)
     step_until(two, lambda: two.publisher.published.last(SCOPE) is not None)
     assert two.publisher.published.last(SCOPE).number > late.publication
-    crew.noise = 0.02
-    work(two, stage.tagged(3, trial="dropped"), crew)
-    assert stage.tags(3)["trial_by"] == two.lease.holder
-    step_until(two, lambda: on_trial(two) == 0 and not two.registrar.waiting())
-    for _ in range(5):
-        two.step()
-    assert not two.rollouts.busy(SCOPE), "what it would have proposed was tried already"
     stop(two)
     # a client that had no answer in time sends the same bytes again, which is no other publication
     values = {record.value for record in consume(stage.kafka, POLICY)} - {None}
