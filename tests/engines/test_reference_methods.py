@@ -37,8 +37,7 @@ def transformers_greedy(family: Family, seed: int, prompt: list[int], tokens: in
     return out[0, len(prompt) :].tolist()  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("family", "seed"), [("llama", 0), ("llama", 1), ("qwen3", 2)])
 def test_output_equals_target_only_greedy(family: Family, seed: int) -> None:
     engine, prompt = tiny_engine(seed, family), tiny_prompt(seed)
     expected = transformers_greedy(family, seed, prompt, 40)
@@ -48,8 +47,8 @@ def test_output_equals_target_only_greedy(family: Family, seed: int) -> None:
         assert made.finish == "length"
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_output_is_the_same_while_sides_alternate_every_few_steps(seed: int) -> None:
+def test_output_is_the_same_while_sides_alternate_every_few_steps() -> None:
+    seed = 0
     engine = tiny_engine(seed)
     session = Session(engine, method("hybrid", policy=learned_policy()), floor=Floor(True))
     trial = replace(learned_policy(), role="trial", share=0.2, threshold=0.0)

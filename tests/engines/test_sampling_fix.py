@@ -29,7 +29,19 @@ from decoder.engines.vllm.sampling import (
     sparing_others,
 )
 
-REGISTER = "from decoder.engines.vllm.plugin import register; register(); register()"
+REGISTER = """
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+from decoder.engines.vllm.plugin import register
+kept = GPUModelRunner.execute_model
+del GPUModelRunner.execute_model  # another vLLM
+try:
+    register()
+except Exception as error:
+    other = [str(error), hasattr(GPUModelRunner.propose_draft_token_ids, "_hvd_wrapped")]
+GPUModelRunner.execute_model = kept
+register()
+register()
+"""
 UNLUCKY = "torch.Tensor.new_empty = lambda x, n: torch.full((n,), 64.0, dtype=x.dtype)"
 """Memory that holds an earlier value: what an uninitialised tensor shows is then known."""
 SCRIPT = """
@@ -73,7 +85,7 @@ for beside in (None, "drafts"):
 {more}
 print(json.dumps(seen))
 """
-PEAKS = "from tests.engines.sampler_peaks import peaks; seen['peaks'] = peaks()"
+PEAKS = "from tests.engines.sampler_peaks import peaks; seen |= {'peaks': peaks(), 'other': other}"
 RAY = """
 import os
 from vllm.ray.ray_env import get_env_vars_to_copy
@@ -329,3 +341,8 @@ def test_ray_copies_our_settings_to_its_workers(mended: dict[str, Any]) -> None:
         copied = set(mended[f"ray {prefixes}"])
         assert {"HVD_WORKER_ENABLED", "HVD_WORKER_FLOOR", "HVD_WORKER_ID_KEY"} <= copied
         assert {"MY_X", "OUR_X"} <= copied or not prefixes
+
+
+def test_another_vllm_ends_loading_before_anything_is_wrapped(mended: dict[str, Any]) -> None:
+    told, wrapped = mended["other"]
+    assert "GPUModelRunner has no execute_model" in told and not wrapped
