@@ -54,7 +54,7 @@ test-long: setup ## run the long tests: matrices of settings, several ranks, kil
 test-release: setup ## what a release must pass, too: kills under hvd up, live scenarios
 	$(PYTEST) -n 0 -m release -o faulthandler_timeout=3600 $(ARGS)
 
-chaos: setup ## kill, starve and damage every part under load; ARGS="--standin" without a model
+chaos: setup ## kill, starve and damage every part under load
 	$(HVD) chaos $(ARGS)
 
 soak: setup ## steady load for MINUTES, and what of files, threads, memory and backlog grows

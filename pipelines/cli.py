@@ -112,7 +112,8 @@ def demo(
     if as_json:
         print_json(run.summary)
     else:
-        out.print(whole.outcome(run))
+        for sentence in (*run.summary["sentences"], *run.summary["notes"]):
+            out.print(sentence, markup=False, highlight=False)
         out.print(f"Report: [bold]{page}[/bold]")
         out.print(
             f"Registry: mlflow ui --backend-store-uri sqlite:///{whole.HOME}/mlruns/mlflow.db"
@@ -154,14 +155,12 @@ def model() -> None:
     out.print(str(ensure_model()), soft_wrap=True, highlight=False)
 
 
-# The laboratory's commands; "policy diff" joins the group of that name.
-for point in entry_points(group="hvd.commands"):
-    group, _, name = point.name.rpartition(" ")
+for point in entry_points(group="hvd.commands"):  # the laboratory's
     further = point.load()
     if isinstance(further, typer.Typer):
-        app.add_typer(further, name=name)
+        app.add_typer(further, name=point.name)
     else:
-        (policy_app if group == "policy" else app).command(name)(further)
+        app.command(point.name)(further)
 
 
 def _terminated(number: int, frame: FrameType | None) -> NoReturn:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-import socket
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 from decoder.contracts.bundle import ANY_SCOPE
-from decoder.contracts.errors import EngineError, PolicyRefused, ProcessError
+from decoder.contracts.errors import EngineError, PolicyRefused, ProcessError, SettingsError
 from decoder.contracts.redacted import redacted
+from decoder.contracts.settings import KafkaSettings
 from decoder.policy.first import SHIPPED, first_policy
+from decoder.settings import WorkerSettings
+from decoder.tenancy.key import VARIABLE, key_of
 from pipelines import embedded, machine
 from pipelines.stack import broker
 from pipelines.stack.running import TRACKING_VARIABLE, Ports, responds
@@ -95,16 +97,15 @@ def processor() -> Check:
     if machine.has_accelerator():
         return Check("processor", True, "CUDA device: the model's own dtype is used")
     flags = machine.cpu_flags()
-    shown = ", ".join(f for f in machine.SHOWN_FLAGS if f in flags) or "no vector extensions known"
     ok = "avx2" in flags or platform.machine() != "x86_64"
-    found = f"{shown}: serving in {machine.serving_dtype(flags)}"
+    found = f"{machine.named_flags(', ')}: serving in {machine.serving_dtype(flags)}"
     return Check("processor", ok, found, "a processor with AVX2 is needed by vLLM's CPU build")
 
 
 def ports(wanted: Ports) -> list[Check]:
     """The ports of ``hvd up``; the demo picks its own."""
     checks = []
-    for what, port in (("api", wanted.api), ("kafka", wanted.kafka), ("mlflow", wanted.mlflow)):
+    for what, port in asdict(wanted).items():
         free = machine.is_free(port)
         fix = f"stop what listens on {port}, or give hvd up another with --{what}-port"
         found = "free" if free else "taken"
@@ -118,16 +119,16 @@ def kafka() -> Check:
         found = _installed("noida-db")
         fix = f"make setup, or set {broker.VARIABLE}"
         return Check("broker", found is not None, f"embedded, noida-db {found or 'missing'}", fix)
-    from decoder.contracts.errors import SettingsError
-    from decoder.contracts.settings import KafkaSettings
-
     try:
         settings = KafkaSettings.load()
     except SettingsError as error:
         return Check("broker", False, str(error), "correct the setting (deploy/README.md)")
-    ok = broker.answers(settings)
-    found = f"{settings.bootstrap_servers} {'answers' if ok else 'does not answer'}"
-    return Check("broker", ok, found, f"start it, correct {broker.VARIABLE}, or unset it")
+    return _service("broker", settings.bootstrap_servers, broker.answers(settings), broker.VARIABLE)
+
+
+def _service(name: str, address: str, ok: bool, variable: str) -> Check:
+    found = f"{address} {'answers' if ok else 'does not answer'}"
+    return Check(name, ok, found, f"start it, correct {variable}, or unset it")
 
 
 def registry() -> Check:
@@ -138,8 +139,7 @@ def registry() -> Check:
     if not uri.startswith("http"):
         return Check("registry", True, redacted(uri))
     ok = responds(f"{uri.rstrip('/')}/health")
-    found = f"{redacted(uri)} {'answers' if ok else 'does not answer'}"
-    return Check("registry", ok, found, f"start it, correct {TRACKING_VARIABLE}, or unset it")
+    return _service("registry", redacted(uri), ok, TRACKING_VARIABLE)
 
 
 def model() -> Check:
@@ -170,10 +170,6 @@ def bundle() -> Check:
 
 def tenants() -> Check:
     """Which requests draft from each other's text, where ``hvd serve`` serves."""
-    from decoder.contracts.errors import SettingsError
-    from decoder.settings import WorkerSettings
-    from decoder.tenancy.key import VARIABLE, key_of
-
     try:
         settings = WorkerSettings.load()
         key = key_of(settings)
@@ -184,16 +180,6 @@ def tenants() -> Check:
     found += "the operator's key" if key else f"a new key at each start (set {VARIABLE})"
     fix = "unset HVD_WORKER_TENANTS, unless all clients may see each other's text"
     return Check("tenants", source == "middleware", found, fix, blocks=False)
-
-
-def loopback() -> Check:
-    """Whether programs of this machine can reach each other at all."""
-    try:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            socket.create_connection(server.getsockname(), timeout=2.0).close()
-    except OSError as error:
-        return Check("loopback", False, str(error), "allow connections to 127.0.0.1")
-    return Check("loopback", True, "127.0.0.1 connects")
 
 
 def shared_memory() -> Check:
@@ -208,7 +194,7 @@ def shared_memory() -> Check:
 
 
 SINGLE: Final[tuple[Callable[[], Check], ...]] = (
-    *(python_version, vllm, compiler, processor, loopback, shared_memory, kafka, registry),
+    *(python_version, vllm, compiler, processor, shared_memory, kafka, registry),
     *(model, drafter, bundle, tenants),
 )
 

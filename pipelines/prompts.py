@@ -1,9 +1,8 @@
 """Prompts of files: what one is, reading them from JSON Lines, and turning them into token ids.
 
 A folder holds one file a dataset, ``<dataset>.jsonl``; a line is an object with ``messages`` (a
-list of ``role`` and ``content``) and, where it applies, ``id``, ``family`` and ``standin_for`` (the
-dataset that this one stands in for). Whatever is wrong with a line, a file or
-a name becomes one sentence in ``problems``, and everything else is still read.
+list of ``role`` and ``content``) and, where it applies, ``id`` and ``family``. Whatever is wrong
+with a line, a file or a name becomes one sentence in ``problems``, and all else is still read.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ class Prompt:
     dataset: str
     family: str
     messages: tuple[Message, ...]
-    standin_for: str = ""
 
     @property
     def text(self) -> str:
@@ -44,7 +42,6 @@ class PromptSet:
     name: str
     family: str
     prompts: tuple[Prompt, ...]
-    standin_for: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +96,8 @@ def read_file(path: Path, problems: list[str]) -> PromptSet | None:
     if not prompts:
         problems.append(f"dataset {path.stem!r} left out: {path} holds no usable prompt.")
         return None
-    first = next(iter(prompts.values()))
-    return PromptSet(path.stem, first.family, tuple(prompts.values()), first.standin_for)
+    family = next(iter(prompts.values())).family
+    return PromptSet(path.stem, family, tuple(prompts.values()))
 
 
 def parse(record: Any, dataset: str, number: int) -> Prompt:
@@ -127,7 +124,6 @@ def parse(record: Any, dataset: str, number: int) -> Prompt:
         dataset=dataset,
         family=str(record.get("family") or "other"),
         messages=tuple({"role": m["role"], "content": m["content"]} for m in messages),
-        standin_for=str(record.get("standin_for") or ""),
     )
 
 

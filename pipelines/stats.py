@@ -7,11 +7,12 @@ Tibshirani 1993, chapter 13).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 Spent = tuple[NDArray[np.float64], NDArray[np.float64]]
 """Tokens [n] of each of n prompts, and the time [n] that they took."""
@@ -68,3 +69,57 @@ def loops(tokens: Sequence[int]) -> bool:
     """Whether ``tokens`` hold the same run of ``LOOP`` tokens twice, overlapping or not."""
     runs = [tuple(tokens[start : start + LOOP]) for start in range(len(tokens) - LOOP + 1)]
     return len(set(runs)) < len(runs)
+
+
+def calibration(foreseen: ArrayLike, true: ArrayLike, parts: int = 10) -> list[dict[str, float]]:
+    """Means of what was foreseen [n] and of what came [n], by decile of what was foreseen."""
+    said, came = np.asarray(foreseen, np.float64), np.asarray(true, np.float64)
+    order = np.argsort(said, kind="stable")
+    return [
+        {"n": len(part), "foreseen": float(said[part].mean()), "came": float(came[part].mean())}
+        for part in np.array_split(order, parts)
+        if len(part)
+    ]
+
+
+@dataclass(frozen=True)
+class Against:
+    """Rate over that of the picked rivals, with its 95% interval over prompts; ``rivals`` are what
+    was best on the prompts in odd places, and so stands against those in even ones, and the other
+    way round. A rival that is picked on the very prompts it is compared on has chance on its side:
+    of ten rules that are equally good, one is always ahead.
+    """
+
+    ratio: float
+    low: float
+    high: float
+    rivals: tuple[str, str]
+
+
+def against_best(mine: Spent, rules: Mapping[str, Spent]) -> Against | None:
+    """``mine`` over the best of ``rules`` on the same prompts; None of fewer than two prompts, or
+    where nothing was decoded.
+    """
+    n = len(mine[0])
+    if n < 2 or not rules:
+        return None
+    even = np.arange(n) % 2 == 0
+    picked = tuple(_best(rules, part) for part in (~even, even))
+    tokens, time = (
+        np.where(even, of_even, of_odd)
+        for of_even, of_odd in zip(rules[picked[0]], rules[picked[1]], strict=True)
+    )
+    found = interval(mine, (tokens, time))
+    if found is None:
+        return None
+    ratio = float(mine[0].sum() / mine[1].sum() / (tokens.sum() / time.sum()))
+    return Against(ratio, *found, (picked[0], picked[1]))
+
+
+def _best(rules: Mapping[str, Spent], part: NDArray[np.bool_]) -> str:
+    def rate(name: str) -> float:
+        tokens, time = rules[name]
+        spent = float(time[part].sum())
+        return float(tokens[part].sum()) / spent if spent else 0.0
+
+    return max(rules, key=rate)

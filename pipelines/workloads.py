@@ -1,6 +1,6 @@
 """Workloads: real prompts made from what every machine has, Python's own standard library.
 
-Five kinds, each an endless and deterministic stream of :class:`Prompt`:
+Five kinds, each a dataset of :class:`pipelines.prompts.Prompt`, endless and deterministic:
 
 ========  =====================================================  =============
 kind      what the user asks for                                 cache drafts
@@ -30,20 +30,12 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-Message = dict[str, str]
+from pipelines.prompts import Message, Prompt
+
 Split = Literal["train", "heldout"]
 
 HELDOUT_IN_TEN = 3
 """Share of source functions, in tenths, kept apart for demos, tests and benchmarks."""
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """One request: ``messages`` in the OpenAI chat form, with the workload it belongs to."""
-
-    id: str
-    workload: str
-    messages: tuple[Message, ...]
 
 
 @dataclass(frozen=True)
@@ -220,4 +212,4 @@ def prompts(workload: str, split: Split = "heldout", seed: int = 42) -> Iterator
             messages = _user(rng.choice(_ASKS).format(t=t, u=u))
         else:
             messages = MAKERS[workload](rng, functions)
-        yield Prompt(f"{workload}-{split}-{seed}-{index}", workload, messages)
+        yield Prompt(f"{workload}-{split}-{seed}-{index}", workload, workload, messages)

@@ -68,13 +68,14 @@ def until(
     what: str = "it to come true",
     seconds: float = 60.0,
     turn: Callable[[], object] = lambda: None,
+    pause: float = 0.02,
 ) -> None:
-    """Wait for ``condition``; ``turn`` is called between two looks at it."""
+    """Wait for ``condition``; ``turn`` is called, and time taken, between two looks at it."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"waited in vain for {what}"
         turn()
-        time.sleep(0.02)
+        time.sleep(pause)
 
 
 def random_policy(seed: int = 0, scope: str = "scope", version: int = 1) -> Policy:

@@ -21,12 +21,9 @@ PRODUCE, VERSION = 0, 7
 CODECS: Final = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 CONTROL: Final = 0x20
 _PACK: Final = {
-    "none": bytes,
-    "gzip": gzip.compress,
-    "snappy": snappy.compress,
-    "lz4": lz4.frame.compress,
+    "none": bytes, "gzip": gzip.compress, "snappy": snappy.compress, "lz4": lz4.frame.compress,
     "zstd": zstandard.ZstdCompressor().compress,
-}
+}  # fmt: skip
 
 
 def varint(number: int) -> bytes:
@@ -78,18 +75,11 @@ def batch(
     stamp = int(time.time() * 1e3) if stamp is None else stamp
     tail = (
         struct.pack(
-            ">hiqqqhii",
-            attributes,
-            count - 1 if last is None else last,
-            stamp,
-            stamp,
-            -1,
-            -1,
-            -1,
+            ">hiqqqhii", attributes, count - 1 if last is None else last, stamp, stamp, -1, -1, -1,
             count,
         )
         + payload
-    )
+    )  # fmt: skip
     summed = crc32c.crc32c(tail) if crc is None else crc
     head = struct.pack(">ibI", 0, magic, summed)
     size = len(head) + len(tail) if length is None else length

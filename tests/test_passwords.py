@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import subprocess
 import sys
@@ -26,11 +25,8 @@ from decoder.kafka.tokens import Tokens
 from learner.registry import Registry
 from learner.settings import LearnerSettings
 from pipelines import doctor
-from pipelines.machine import free_port
 from pipelines.stack.running import TRACKING_VARIABLE
 from pipelines.watch.live import versions_at
-from tests.conftest import random_policy
-from tests.learner.proxied import mlflow_server
 
 # mlflow uses parts of sqlalchemy that are to go; that is theirs to mend
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -122,12 +118,9 @@ def test_pages_doctor_and_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TRACKING_VARIABLE, NOWHERE.replace("http", "databricks"))
     assert "hunter" not in f"{doctor.registry()}"
     variables = {
-        TRACKING_VARIABLE: NOWHERE,
-        "HVD_KAFKA_SASL_PLAIN_PASSWORD": "hunter",
-        "HVD_KAFKA_POLICY_KEY": "hunter",
-        "VLLM_API_KEY": "hunter",
-        "HVD_WORKER_NAME": "w",
-    }
+        TRACKING_VARIABLE: NOWHERE, "HVD_KAFKA_SASL_PLAIN_PASSWORD": "hunter",
+        "HVD_KAFKA_POLICY_KEY": "hunter", "VLLM_API_KEY": "hunter", "HVD_WORKER_NAME": "w",
+    }  # fmt: skip
     assert "hunter" not in f"{told(variables)}" and told(variables)["HVD_WORKER_NAME"] == "w"
 
 
@@ -141,28 +134,6 @@ def test_a_password_that_is_not_quoted_is_told(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(RegistryError) as away:
         Registry(LearnerSettings.load().mlflow_tracking_uri).standings()
     assert "hunter" not in str(away.value)
-
-
-def test_what_mlflow_keeps_and_links_to(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "mlruns").mkdir()
-    with mlflow_server(tmp_path / "mlruns", free_port()) as url, caplog.at_level(logging.INFO):
-        mine = url.replace("://", "://anna:hunter2@")
-        registry = Registry(mine)
-        registry.promote("ab12", registry.register(random_policy(1, "ab12", 0)))
-        registry.refuse(random_policy(2, "ab12", 0))
-        assert registry.load("ab12", 1).version == 1
-        address = versions_at(mine, "ab12")
-        assert address.startswith(f"{url}/#/models/")
-        with pytest.raises(RegistryError) as refused:
-            registry.load("ab12", 9)
-        assert "hunter2" not in str(refused.value)
-    kept = [path for path in (tmp_path / "mlruns").rglob("*") if path.is_file()]
-    assert len(kept) > 4
-    for path in kept:
-        if path.name != "server.log":
-            assert b"hunter2" not in path.read_bytes(), path
-    ours = [r for r in caplog.records if r.name.startswith(("learner", "decoder", "pipelines"))]
-    assert not any("hunter2" in record.getMessage() for record in ours)
 
 
 @pytest.mark.parametrize("form", ["text", "json"])

@@ -398,7 +398,7 @@ class DraftRouter:
             self._sink.step(
                 policy, side.name if side is not None else "",
                 self.rate.value if policy.kind == "survival" else policy.threshold, time.time(),
-                batch, wanted.model_len, draft_us,
+                batch, draft_us,
             ),
             decided,
         )  # fmt: skip

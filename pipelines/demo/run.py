@@ -16,9 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from rich.console import Console, Group, RenderableType
-from rich.table import Table
-from rich.text import Text
+from rich.console import Console
 
 from decoder.contracts.errors import ProcessError
 from pipelines.demo import breakage
@@ -210,14 +208,3 @@ def status_line(ledger: Ledger) -> str:
         f"{ledger.phases[-1].name}: {worth}, policy {policy}, events {ledger.produced} made "
         f"{ledger.consumed} learned from, candidates {candidates}"
     )
-
-
-def outcome(run: Run) -> RenderableType:
-    """A finished run: the page's tables of phases, sentences, and what could not be told."""
-    parts: list[RenderableType] = []
-    for shown in (t for t in run.page["tables"] if t["title"].startswith("Phases")):
-        table = Table(*shown["head"], title=shown["title"], box=None, padding=(0, 1, 0, 0))
-        for row in shown["rows"]:
-            table.add_row(*row)
-        parts += [table, Text()]
-    return Group(*parts, *map(Text, (*run.summary["sentences"], *run.summary["notes"])))

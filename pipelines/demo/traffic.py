@@ -12,8 +12,9 @@ from typing import Final
 import httpx
 
 from decoder.contracts.errors import ProcessError
+from pipelines.prompts import Prompt
 from pipelines.watch.ledger import Ledger, Phase
-from pipelines.workloads import Prompt, interleaved
+from pipelines.workloads import interleaved
 
 CONCURRENCY: Final = 3
 MAX_TOKENS: Final = 160
@@ -105,7 +106,7 @@ class Traffic:
             "messages": list(prompt.messages),
             "temperature": 0,
             "max_tokens": MAX_TOKENS,
-            "vllm_xargs": {"hvd_workload": prompt.workload},
+            "vllm_xargs": {"hvd_workload": prompt.dataset},
         }
         tokens, error = 0, ""
         try:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from pipelines.reports import print_json
+
+if TYPE_CHECKING:
+    from pipelines.policy.options import Model
 
 app = typer.Typer(
     help=(
@@ -28,13 +34,13 @@ Wanted = Annotated[str, typer.Argument(help="A version's number, or an alias.")]
 @app.command("list")
 def list_(scope: Scope = None, as_json: Json = False) -> None:
     """Every version, newest first; what is served is bold."""
-    from pipelines.policy import options, render
+    from pipelines.policy import options
 
-    models = [render.model_json(model) for model in options.models(scope)]
+    models = [_plain(model) for model in options.models(scope)]
     if as_json:
         return print_json(models)
     for model in models:
-        out.print(render.versions_table(model))
+        out.print(_table(model))
     if not models:
         err.print("No policy is registered yet: a learner makes them.")
     return None
@@ -92,3 +98,42 @@ def _say(move: dict[str, Any], as_json: bool) -> None:
         soft_wrap=True,
     )
     return None
+
+
+def _plain(model: Model) -> dict[str, Any]:
+    """A model and its versions, ascending."""
+    standing = model.standing
+    return {
+        "name": standing.name,
+        "scope": standing.scope,
+        "target": standing.tags.get("target", ""),
+        "drafter": standing.tags.get("drafter", ""),
+        "served": standing.served,
+        "versions": [
+            {
+                "version": version.number,
+                "aliases": list(version.aliases),
+                "made": datetime.fromtimestamp(version.created, UTC).isoformat(),
+                "tags": dict(version.tags),
+            }
+            for version in model.versions
+        ],
+    }
+
+
+def _table(model: dict[str, Any]) -> Table:
+    """The versions of a :func:`_plain`, newest first."""
+    table = Table(title=escape(model["name"]), caption=f"scope {model['scope']}")
+    for heading in ("version", "alias", "kind", "made", "origin", "why"):
+        table.add_column(heading, overflow="fold")
+    for version in reversed(model["versions"]):
+        tags, number = version["tags"], str(version["version"])
+        table.add_row(
+            f"[bold]{number}[/bold]" if version["version"] == model["served"] else number,
+            ", ".join(version["aliases"]),
+            tags.get("kind", ""),
+            version["made"][:19].replace("T", " "),
+            tags.get("origin", ""),
+            escape(tags.get("why") or tags.get("verdict", "")),
+        )
+    return table

@@ -150,7 +150,6 @@ def running(
     worker_name: str | None = None,
     serve_options: tuple[str, ...] = (),
     settings: Mapping[str, str] = MappingProxyType({}),
-    worker: tuple[str, ...] = (*HVD, "serve"),
 ) -> Iterator[Stack]:
     """Start the stack, wait until it serves, and stop it on leaving, however it is left.
 
@@ -158,7 +157,6 @@ def running(
         worker_name: how the worker calls itself in telemetry.
         serve_options: further arguments of ``hvd serve``.
         settings: variables of worker and learner; the caller's environment goes before them.
-        worker: command that serves on the port given to it by ``--port``.
 
     Raises:
         BrokerError, ProcessError, ModelError, RegistryError: the stack did not come up.
@@ -209,7 +207,7 @@ def running(
                         environment=alone, niceness=LEARNER_NICENESS,
                     )
                 )  # fmt: skip
-                arguments = [*worker, "--port", str(ports.api), *serve_options]
+                arguments = [*HVD, "serve", "--port", str(ports.api), *serve_options]
                 serve("worker", arguments, WORKER_SECONDS, api)
             yield Stack(api, uri, kafka, embedded.SERVED_NAME, parts, children)
         finally:

@@ -26,37 +26,31 @@ app = typer.Typer(
 out, err = Console(), Console(stderr=True)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Since = Annotated[
-    str, typer.Option(help="10m, 2h, 7d ago, or 2026-01-31T14:00; by the time of the choice.")
-]
 
 
 @app.command()
 def export(
     folder: Annotated[Path, typer.Argument(help="Of this export alone; it goes on from there.")],
-    since: Since = "",
-    until: Since = "",
     as_json: Json = False,
 ) -> None:
-    """Write draft events into FOLDER as Parquet: all that lie there now, each once.
+    """Write draft events into FOLDER as Parquet: all that lie there now.
 
-    Run again, it adds what has come since. Interrupted, it keeps what it has: run it again.
+    Run again, it adds what has come since. Interrupted, it keeps what it has: run it again. What a
+    worker sent twice lies there twice, under one life and number.
     Questions to ask it with DuckDB: docs/telemetry.md.
-    Example: hvd telemetry export events --since 7d
+    Example: hvd telemetry export events
     """
     from pipelines.progress import Shown
     from pipelines.telemetry.export import export as write
 
     with Shown(err) as shown:
-        found = write(KafkaSettings.load(), folder, shown.step, (since, until))
-    counts, files, rows = found.intake.counts, len(found.note["files"]), found.note["rows"]
+        found = write(KafkaSettings.load(), folder, shown.step)
+    files, counts = len(found.files), found.counts
     if as_json:
-        told = {"folder": str(folder), "files": files, "rows_written": rows}
-        return print_json(told | asdict(counts))
+        return print_json({"folder": str(folder), "files": files, "rows": found.rows, **counts})
     return _say(
-        f"{rows} rows in {files} files of {folder}; {counts.records} records read, "
-        f"{counts.duplicates} rows came twice, {counts.missing} records missing, "
-        f"{counts.refused} refused, {counts.unreadable} that cannot be unpacked"
+        f"{found.rows} rows in {files} files of {folder}; {counts['records']} records read, "
+        f"{counts['refused']} refused, {counts['unreadable']} that cannot be unpacked"
     )
 
 
@@ -69,9 +63,6 @@ def forget(
             "input, for an API key, which others could read in a command line."
         ),
     ],
-    exports: Annotated[
-        list[Path] | None, typer.Option("--export", help="Folder to take its rows out of.")
-    ] = None,
     delete: Annotated[
         bool,
         typer.Option("--delete-records", help="Now, with others' records up to its last one."),
@@ -83,7 +74,7 @@ def forget(
 
     Without --delete-records nothing on the topics is changed: records go with their topic's
     retention. What it cannot reach it says.
-    Example: hvd telemetry forget --tenant 5f1c0a... --export events
+    Example: hvd telemetry forget --tenant 5f1c0a...
     By its API key: hvd telemetry forget --tenant - <the-file-with-the-key
     """
     from pipelines.telemetry import forget as forgetting
@@ -105,30 +96,19 @@ def forget(
             typer.confirm(f"Delete these and {others} records of others before them?", abort=True)
         forgetting.delete(kafka, there)
         _say("Deleted up to the last of them.")
-    gone = 0
-    for folder in exports or ():
-        gone += (rows := forgetting.forget_in(folder, pseudonyms))
-        _say(f"{rows} rows taken out of {folder}.")
     if as_json:
         told = {"unreadable": unreadable, "deleted": bool(delete and there)}
         held = {"pseudonyms": pseudonyms, "held": [asdict(each) for each in there]}
-        return print_json({**held, **told, "rows_of_exports": gone})
+        return print_json({**held, **told})
     return _say(forgetting.ELSEWHERE)
 
 
 @app.command()
-def schemas(
-    release: Annotated[
-        bool, typer.Option("--release", help="Also as what later ones may only add to.")
-    ] = False,
-) -> None:
-    """Write the topics' JSON Schemas into deploy/schemas, made of the code.
-
-    Refuses a change that is no addition to the last release.
-    """
+def schemas() -> None:
+    """Write the topics' JSON Schemas into deploy/schemas, made of the code."""
     from pipelines.telemetry.schemas import publish
 
-    for path in publish(Path("deploy/schemas"), release):
+    for path in publish(Path("deploy/schemas")):
         _say(str(path), out)
 
 

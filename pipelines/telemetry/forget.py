@@ -7,18 +7,16 @@ age gives up what others have there up to the tenant's last record.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import Final
 
 from kafka import TopicPartition
 from kafka.errors import UnknownTopicOrPartitionError
 
-from decoder.contracts.errors import BrokerError, SettingsError, TraceError
+from decoder.contracts.errors import BrokerError, SettingsError
 from decoder.contracts.identity import Pseudonyms, is_pseudonym
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import TOPICS
@@ -28,9 +26,6 @@ from decoder.settings import WorkerSettings
 from decoder.tenancy.callers import spellings
 from decoder.tenancy.key import FILE_VARIABLE, VARIABLE, key_of
 from learner.topics import RETENTION, SEGMENT, SEGMENT_MS, settings_of
-from pipelines.reports import atomic_write
-from pipelines.stack.interrupts import held
-from pipelines.telemetry.export import NOTE, write_table
 from pipelines.telemetry.reading import reading, records, spans
 
 REQUEST_MS: Final = 30_000
@@ -40,7 +35,7 @@ ELSEWHERE: Final = (
     "Out of reach here: a learner's buffer and checkpoint, numbers without a tenant, which go as "
     "newer ones come, or with its HVD_LEARNER_STATE_DIR; a worker's caches, which end with its "
     "process; what waits in a worker while the broker is away: run this again when that is "
-    "back; copies. See docs/telemetry.md, Deleting a tenant."
+    "back; exports and copies. See docs/telemetry.md, Deleting a tenant."
 )
 
 
@@ -138,38 +133,6 @@ def delete(kafka: KafkaSettings, there: Sequence[Held]) -> None:
             f"Kafka at {kafka.bootstrap_servers} does not delete records ({error!r}): grant this "
             "process DELETE on the topics, or wait for their retention."
         ) from error
-
-
-def forget_in(folder: Path, pseudonyms: Sequence[str]) -> int:
-    """Write the export in ``folder`` again without the tenant's rows; how many there were.
-
-    What was read is remembered as read: to export on does not bring them back.
-
-    Raises:
-        TraceError: there is no export, or the disk refuses; each file is as it was, or without.
-    """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-    import pyarrow.parquet as pq
-
-    gone = 0
-    its = pa.array(pseudonyms, pa.string())
-    try:
-        told = json.loads((folder / NOTE).read_text(encoding="utf-8"))
-        for name in told["files"]:
-            table = pq.read_table(folder / name)
-            kept = table.filter(pc.invert(pc.is_in(table["tenant"], its)))
-            if len(kept) < len(table):
-                told["rows"] -= len(table) - len(kept)
-                with held():
-                    write_table(folder / name, kept)
-                    atomic_write(
-                        folder / NOTE, lambda part: part.write_text(json.dumps(told, indent=1))
-                    )
-                gone += len(table) - len(kept)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise TraceError(f"the export in {folder} cannot be written anew: {error}") from error
-    return gone
 
 
 def _retentions(kafka: KafkaSettings) -> dict[str, float]:

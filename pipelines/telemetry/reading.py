@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from datetime import datetime
 from typing import Any, Final
 
 from kafka import TopicPartition
 from kafka.errors import UnknownTopicOrPartitionError
 
-from decoder.contracts.errors import BrokerError, SettingsError
+from decoder.contracts.errors import BrokerError
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import Topic
 from decoder.kafka.clients import AWAY, close, fetch, listens, offsets, open_consumer, places_of
@@ -21,26 +19,6 @@ from decoder.kafka.unpacking import Unreadable
 ANSWER_MS: Final = 200
 PATIENCE_S: Final = 30.0
 """Nothing for this long where records are known to lie: the broker has gone."""
-_AGO: Final = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
-_SECONDS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-
-
-def moment(text: str, now: float) -> float:
-    """Seconds since the epoch of ``text``: so long before ``now`` (90s, 10m, 2h, 7d), or a time of
-    day as ISO 8601 has it, of this machine's zone where it names none.
-
-    Raises:
-        SettingsError: it is neither.
-    """
-    ago = _AGO.fullmatch(text.strip())
-    if ago:
-        return max(0.0, now - float(ago[1]) * _SECONDS[ago[2]])
-    try:
-        return datetime.fromisoformat(text).timestamp()
-    except (ValueError, OverflowError) as error:
-        raise SettingsError(
-            f"{text!r} is no time: write 10m, 2h or 7d for so long ago, or 2026-01-31T14:00."
-        ) from error
 
 
 @contextmanager

@@ -13,8 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from decoder.contracts.trials import PLAIN
-from pipelines.watch.drafts import ARMS
-from pipelines.watch.ledger import Ledger
+from pipelines.watch.ledger import ARMS, Ledger
 from pipelines.watch.uplift import NAMES, RECENT, compared, is_bounded, over_time
 
 POINTS: Final = 80

@@ -15,24 +15,14 @@ from decoder.contracts.status import LearnerStatus, WorkerStatus
 from decoder.contracts.trials import Round
 from decoder.trial.effect import Effect
 from pipelines.watch.charts import charts, zone
-from pipelines.watch.drafts import ARMS
-from pipelines.watch.ledger import Ledger
+from pipelines.watch.ledger import ARMS, Ledger
 from pipelines.watch.uplift import ALL, NAMES, as_text, by_workload, rate_in, uplifts
 
 TEMPLATE: Final = Path(__file__).with_name("page.html")
 SHORTEST_S: Final = 60.0
 
-WORKER_FACTS: Final = (
-    *("process", "scope", "policy_version", "policy_kind", "threshold", "rate", "fallback"),
-    *("events_made", "events_dropped", "drops", "rounds_made", "rounds_dropped", "refusals"),
-    *("swap_ms_max", "choose_us_p50", "draft_us", "left_out", "faults"),
-)
-LEARNER_FACTS: Final = (
-    *("events_consumed", "lag", "records_refused", "candidates", "promotions", "drifts"),
-    *("rollout", "trial_version", "trial_share", "trial_ratio", "trial_low", "trial_high"),
-    *("trial_pairs", "registry_away_since", "given_up", "faults"),
-)
-"""What is shown of a status, by the names of docs/telemetry.md, where it is not empty."""
+LONGEST: Final = 60
+"""Characters of a value of a status; what is longer is a table of its own kind."""
 
 Record = dict[str, Any]
 
@@ -138,9 +128,9 @@ def _facts(ledger: Ledger, more: Mapping[str, str]) -> list[list[str]]:
     facts, newest = dict[str, str](), 0.0
     last: list[WorkerStatus | LearnerStatus] = [*ledger.statuses[-1:], *ledger.learner[-1:]]
     for status in last:
-        names = WORKER_FACTS if isinstance(status, WorkerStatus) else LEARNER_FACTS
-        values = {f"{status.role}: {name}": getattr(status, name) or "" for name in names}
-        facts |= {n: str(round(v, 3) if isinstance(v, float) else v) for n, v in values.items()}
+        for name, value in status.model_dump().items():
+            told = str(round(value, 3) if isinstance(value, float) else value or "")
+            facts |= {f"{status.role}: {name}": told} if len(told) < LONGEST else {}
         newest = max(newest, status.time)
     facts["records that could not be read"] = str(ledger.refused or "")
     facts["newest status"] = f"{_moment(newest)} {zone()}" if newest else ""

@@ -12,14 +12,13 @@ from hypothesis import strategies as st
 
 from decoder.contracts.errors import EventRefused
 from decoder.contracts.events import (
-    COLUMNS,
     LIMITS,
     DraftEvent,
     Origin,
     decode_batch,
     encode_batch,
 )
-from decoder.contracts.features import FEATURES, NUM_FEATURES
+from decoder.contracts.features import NUM_FEATURES
 from decoder.contracts.identity import Pseudonyms, is_pseudonym, is_readable
 
 NAMES = Pseudonyms(b"of these tests")
@@ -45,6 +44,7 @@ def wire(*events: DraftEvent) -> dict[str, Any]:
 
 def test_round_trip() -> None:
     other = EVENT._replace(number=3, arm="model", model_accepted=2, label="hindsight")
+    other = other._replace(verified_len=np.int32(3), predicted=np.float32(0.5))  # type: ignore[arg-type]
     sent = [EVENT, PLAIN, other]
     batch = decode_batch(encode_batch(sent, ORIGIN, 7))
     assert (batch.origin, batch.sequence) == (ORIGIN, 7)
@@ -64,18 +64,6 @@ def test_a_record_says_what_is_served_as_far_as_its_worker_does() -> None:
     assert decode_batch(json.dumps(record).encode()).origin == ORIGIN
     with pytest.raises(EventRefused, match="target"):
         decode_batch(json.dumps(record | {"target": "a/b\nc"}).encode())
-
-
-def test_numbers_of_numpy_leave_as_numbers() -> None:
-    event = EVENT._replace(verified_len=np.int32(3), predicted=np.float32(0.5))
-    assert decode_batch(encode_batch([event], ORIGIN, 0)).events[0].verified_len == 3
-
-
-def test_features_are_columns_by_name() -> None:
-    record = wire(EVENT, PLAIN)
-    assert list(record["features"]) == list(FEATURES)
-    assert record["features"]["log_score"] == [0.0, None]
-    assert set(record["columns"]) == set(COLUMNS)
 
 
 def test_a_record_holds_no_token_and_no_text() -> None:
@@ -126,80 +114,50 @@ def test_each_number_has_its_range_at_both_ends(column: str) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"predicted": float("nan")},
-        {"step_us": float("inf")},
-        {"features": np.full(NUM_FEATURES, np.nan, np.float32)},
+        {"predicted": float("nan")}, {"step_us": float("inf")}, {"accepted": 10},
+        {"features": np.full(NUM_FEATURES, np.nan, np.float32)}, {"features": None},
         {"features": np.full(NUM_FEATURES, 1e20, np.float32)},
-        {"features": np.zeros(3, np.float32)},
-        {"features": None},
-        {"accepted": 10},
-        {"arm": "a" * 65},
-        {"time": None},
-        {"step_us": "long"},
-        {"request": None},
-        {"workload": ["a"]},
-        {"arm": "\ud800"},
-        {"model_accepted": 10**6},
-        {"draft_len": 0, "accepted": 0},
+        {"features": np.zeros(3, np.float32)}, {"arm": "a" * 65}, {"arm": "\ud800"},
+        {"time": None}, {"step_us": "long"}, {"request": None}, {"workload": ["a"]},
+        {"model_accepted": 10**6}, {"draft_len": 0, "accepted": 0},
     ],
-)
+)  # fmt: skip
 def test_what_no_reader_would_take_is_not_written(changes: dict[str, Any]) -> None:
     with pytest.raises(EventRefused):
         encode_batch([PLAIN, EVENT._replace(**changes)], ORIGIN, 0)
 
 
-def spoil(path: tuple[str, ...], value: Any) -> bytes:
+def spoil(path: str, value: Any) -> bytes:
+    """``path`` is a field of a record, or one of those within ``columns`` or ``features``."""
     record = wire(EVENT)
-    target = record
-    for key in path[:-1]:
-        target = target[key]
+    part, _, name = path.rpartition(".")
+    target = record[part] if part else record
     if value is ...:
-        del target[path[-1]]
+        del target[name]
     else:
-        target[path[-1]] = value
+        target[name] = value
     return json.dumps(record).encode()
 
 
 DEEP = 100_000
+SPOILT: list[tuple[str, Any]] = [
+    ("contract", "hvd.drafts.v1"), ("schema_id", "older"), ("sequence", -1), ("sequence", 10**40),
+    ("rows", 2), ("rows", 10**400), ("life", "1f" * 20), ("scope", "../../etc"),
+    ("scope", "s" * 65), ("columns.accepted", ...), ("columns.accepted", [10]),
+    ("columns.accepted", ["4"]), ("columns.accepted", [True]), ("columns.accepted", [10**400]),
+    ("columns.draft_len", [2**40]), ("columns.draft_len", [0]), ("columns.time", [10**400]),
+    ("columns.label", ["guessed"]), ("columns.step_us", [float("nan")]), ("features", {}),
+    ("features.score", ...), ("features.score", [None]), ("features.score", [float("inf")]),
+    ("features.score", [1e300]), ("features.another", [1.0]),
+]  # fmt: skip
+BOMBS = (
+    b"", b"{}", b"\xff\xfe", b"[1,2", b"[" * DEEP + b"]" * DEEP,
+    b'{"columns":' * DEEP + b"1" + b"}" * DEEP,
+    b'{"contract":"hvd.drafts.v2","rows":' + b"9" * 10_000 + b"}",
+)  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"",
-        b"{}",
-        b"\xff\xfe",
-        b"[1,2",
-        b"[" * DEEP + b"]" * DEEP,
-        b'{"columns":' * DEEP + b"1" + b"}" * DEEP,
-        b'{"contract":"hvd.drafts.v2","rows":' + b"9" * 10_000 + b"}",
-        spoil(("contract",), "hvd.drafts.v1"),
-        spoil(("schema_id",), "older"),
-        spoil(("sequence",), -1),
-        spoil(("sequence",), 10**40),
-        spoil(("rows",), 2),
-        spoil(("rows",), 10**400),
-        spoil(("life",), "1f" * 20),
-        spoil(("scope",), "../../etc"),
-        spoil(("scope",), "s" * 65),
-        spoil(("columns", "accepted"), ...),
-        spoil(("columns", "accepted"), [10]),
-        spoil(("columns", "accepted"), ["4"]),
-        spoil(("columns", "accepted"), [True]),
-        spoil(("columns", "accepted"), [10**400]),
-        spoil(("columns", "draft_len"), [2**40]),
-        spoil(("columns", "time"), [10**400]),
-        spoil(("columns", "label"), ["guessed"]),
-        spoil(("columns", "step_us"), [float("nan")]),
-        spoil(("features",), {}),
-        spoil(("features", "score"), ...),
-        spoil(("features", "score"), [None]),
-        spoil(("features", "score"), [float("inf")]),
-        spoil(("features", "score"), [1e300]),
-        spoil(("features", "another"), [1.0]),
-        spoil(("columns", "draft_len"), [0]),
-    ],
-)
+@pytest.mark.parametrize("data", [*BOMBS, *(spoil(*spoilt) for spoilt in SPOILT)])
 def test_bad_records_are_refused(data: bytes) -> None:
     with pytest.raises(EventRefused):
         decode_batch(data)
@@ -237,13 +195,6 @@ def test_a_damaged_record_is_read_or_refused(position: int, flip: int, cut: int)
     data[position % len(data)] ^= flip
     read_or_refused(bytes(data))
     read_or_refused(bytes(data[: cut % len(data)]))
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.binary(max_size=300))
-def test_arbitrary_bytes_are_refused(data: bytes) -> None:
-    with pytest.raises(EventRefused):
-        decode_batch(data)
 
 
 def read_or_refused(data: bytes) -> None:

@@ -95,15 +95,3 @@ def test_a_secret_that_is_no_text_is_not_shown(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(SettingsError, match="HVD_KAFKA_SASL_PLAIN_PASSWORD holds bytes") as refused:
         KafkaSettings.load()
     assert "hunter" not in str(refused.value)
-
-
-@pytest.mark.parametrize("servers", [":", "a", "a:b:c", "http://[::1", "a:0", "a:1,", "http://a:1"])
-def test_addresses_that_are_none_are_told(servers: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HVD_KAFKA_BOOTSTRAP_SERVERS", servers)
-    with pytest.raises(SettingsError, match="takes host:port, several with commas"):
-        KafkaSettings.load()
-
-
-@pytest.mark.parametrize("servers", ["a:1", "a.b:9092, c:65535", "[::1]:9092"])
-def test_addresses_are_taken(servers: str) -> None:
-    KafkaSettings(bootstrap_servers=servers)

@@ -1,4 +1,4 @@
-"""A status is read or refused, and says where every event is."""
+"""A status or a round of a trial is read or refused, and says where every event is."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from decoder.contracts.bundle import CHAMPION
 from decoder.contracts.errors import ContractError
 from decoder.contracts.status import LearnerStatus, WorkerStatus, decode_status
+from decoder.contracts.trials import PLAIN, Block, Group, Round, decode_round
 
 WORKER = WorkerStatus(
     process="w", scope="s", time=1.0, events_made=21, events_sent=10, queue_depth=5,
@@ -37,22 +39,12 @@ def test_events_on_their_way_are_what_is_in_no_other_place() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"contract": "hvd.status.v1"},
-        {"role": "jester"},
-        {"tokens": -1},
-        {"tokens": 2**80},
-        {"cycles": {"cache": -1}},
-        {"cycles": {"cache": "many"}},
-        {"process": None},
-        {"time": -1.0},
-        {"time": 1e300},
-        {"time": float("inf")},
-        {"time": float("nan")},
-        {"policy_applied_at": 1e300},
-        {"step_us": {"many": 1}},
-        {"step_us": {"1": 10**400}},
+        {"contract": "hvd.status.v1"}, {"role": "jester"}, {"tokens": -1}, {"tokens": 2**80},
+        {"cycles": {"cache": -1}}, {"cycles": {"cache": "many"}}, {"process": None},
+        {"time": -1.0}, {"time": 1e300}, {"time": float("inf")}, {"time": float("nan")},
+        {"policy_applied_at": 1e300}, {"step_us": {"many": 1}}, {"step_us": {"1": 10**400}},
     ],
-)
+)  # fmt: skip
 def test_what_keeps_no_contract_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ContractError):
         decode_status(json.dumps({**json.loads(WORKER.model_dump_json()), **changes}).encode())
@@ -71,3 +63,48 @@ def test_bombs_are_refused(data: bytes) -> None:
 def test_arbitrary_bytes_are_refused(data: bytes) -> None:
     with pytest.raises(ContractError):
         decode_status(data)
+
+
+ROUND = Round(
+    scope="scope", worker="worker", life="ab", number=3, time=1.7e9,
+    blocks=(
+        Block(side=PLAIN, steps=32, requests=1, tokens=32, us=1e6, cost_us=9e5),
+        Block(
+            side=CHAMPION, version=4, publication=9, steps=32, requests=1, tokens=60, us=1.2e6,
+            cost_us=1.1e6, late_us=2e4, groups=(Group(tokens=60, cost_us=1.1e6),),
+        ),
+    ),
+)  # fmt: skip
+
+
+def test_a_round_survives_its_way() -> None:
+    assert decode_round(ROUND.model_dump_json().encode()) == ROUND
+    assert ROUND.block(CHAMPION) is ROUND.blocks[1]
+    assert ROUND.block("trial") is None
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("steps", -1), ("steps", 2**60), ("us", float("nan")), ("us", float("inf")),
+        ("tokens", "12"), ("side", "x" * 65), ("cost_us", -1.0), ("us", 1e13), ("tokens", 1e10),
+        ("groups", [{}] * 3),
+    ],
+)  # fmt: skip
+def test_numbers_out_of_range_are_refused(field: str, value: object) -> None:
+    record = json.loads(ROUND.model_dump_json())
+    record["blocks"][0][field] = value
+    with pytest.raises(ContractError, match="trial round refused"):
+        decode_round(json.dumps(record).encode())
+
+
+@pytest.mark.parametrize("value", [b"", b"{", b"null", b"[" * 100_000, b'{"contract": "other"}'])
+def test_what_is_no_round_is_refused(value: bytes) -> None:
+    with pytest.raises(ContractError):
+        decode_round(value)
+
+
+def test_what_is_added_later_is_ignored() -> None:
+    record = json.loads(ROUND.model_dump_json())
+    record["added"] = record["blocks"][0]["added"] = 1
+    assert decode_round(json.dumps(record).encode()) == ROUND

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from decoder.contracts.bundle import BUCKET_ENDS, BUCKETS
 from decoder.contracts.features import FloatArray
-from decoder.policy.pricing import NOMINAL, CostTable
+from decoder.policy.pricing import CostTable
 from decoder.policy.rule import Situation, choose_each
 from decoder.policy.survival import survival, yields_of
 
@@ -53,10 +53,6 @@ def test_costly_verification_cuts_drafts_to_their_likely_part() -> None:
         for table in (CostTable("t", (1, 11), (1.0, 1.0 + 10 * slope)),)
     ]
     assert lengths == [4, 3, 2, 0]
-
-
-def test_nominal_costs_are_a_fifth_more_for_32_tokens() -> None:
-    assert NOMINAL.dense[33] == pytest.approx(1.192)
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 import yaml
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from decoder.contracts.status import LearnerStatus, SideSums, WorkerStatus
 from decoder.telemetry import metrics as told
 from learner import metrics as learned
 from learner.loop import ESTABLISHED
-from tests.deploy.at_rest import pages, shown
 from tests.deploy.test_manifests import OVERLAYS, built, containers, needs_kubectl, pods
 
 ROOT = Path(__file__).parents[2]
@@ -40,138 +41,84 @@ class Case:
     over: int
 
 
-W, L = '{worker="w"}', '{job="hvd-learner", instance="l"}'
-OF_SCOPE = '{job="hvd-learner", instance="l", scope="s"}'
-CASES = {
-    "HvdWorkerDown": Case({'up{job="hvd-worker", instance="w"}': "1 0x4 1x4"}, 4, 6),
-    "HvdWorkerNotStarted": Case({'up{job="hvd-worker", instance="w"}': "0x40 1x4"}, 37, 43),
-    "HvdPluginSilent": Case(
-        {
-            'up{job="hvd-worker", instance="w"}': "1x20",
-            'hvd_serving{instance="w", worker="w", scope="s"}': "_x10 1x10",
-        },
-        8,
-        12,
-    ),
-    "HvdEventsLost": Case(
-        {
-            'hvd_drops_total{worker="w", reason="shed"}': "0+50x40",
-            'hvd_events_refused_total{worker="w", reason="TopicAuthorizationFailed"}': "_x2 5x40",
-        },
-        4,
-        30,
-    ),
-    "HvdEventsWaiting": Case(
-        {f"hvd_queue_depth{W}": "9x20", f"hvd_events_sent_total{W}": "0+5x3 15x6 20+5x10"}, 7, 12
-    ),
-    "HvdCarrierDies": Case({f"hvd_carrier_deaths_total{W}": "0 0 1x30"}, 4, 20),
-    "HvdPolicyRefused": Case({'hvd_refusals_total{worker="w", reason="probe"}': "_x2 1x30"}, 4, 20),
-    "HvdPolicyBehind": Case(
-        {
-            f"hvd_publication{W}": "3x9 4x9",
-            'hvd_serving{worker="w", scope="s"}': "1x20",
-            f"hvd_learner_publication{OF_SCOPE}": "3 4x20",
-        },
-        8,
-        12,
-    ),
-    "HvdFloorInForce": Case(
-        {
-            'hvd_fallback{worker="w", arm="none"}': "0 1x60",
-            f"hvd_tokens_total{W}": "0+60x20 1200x50",  # then nobody asks for anything
-        },
-        18,
-        45,
-    ),
-    "HvdFaults": Case({f"hvd_faults_total{W}": "0 0 2x30"}, 4, 20),
-    "HvdDecisionSlow": Case({f"hvd_exposed_us_p50{W}": "400 9000x14 400x9"}, 13, 18),
-    "HvdLearnerDown": Case({f"up{L}": "1 0x9 1x6"}, 8, 12),
-    "HvdLearnerBehind": Case({f"hvd_learner_lag_seconds{L}": "0 300x9 0x9"}, 8, 13),
-    "HvdRecordsSkipped": Case({f"hvd_learner_records_skipped_total{L}": "0 0 7x30"}, 4, 20),
-    "HvdRecordsRefused": Case(
-        {'hvd_learner_records_refused_total{instance="l", reason="range"}': "_x2 1x30"}, 4, 20
-    ),
-    "HvdLearnerFaults": Case({f"hvd_learner_faults_total{L}": "0 0 1x30"}, 4, 20),
-    "HvdLessonsLost": Case(
-        {'hvd_learner_events_lost_total{instance="l", scope="s", reason="fault"}': "_x2 7x3 9x30"},
-        4,
-        20,
-    ),
-    "HvdRegistryAway": Case({f"hvd_learner_registry_away_seconds{L}": "0 60x6 0x9"}, 5, 9),
-    "HvdRegistryRefuses": Case(
-        {
-            'hvd_learner_given_up_total{instance="l", reason="refused"}': "_x2 1x30",
-        },
-        4,
-        20,
-    ),
-    "HvdNobodyHoldsTheLease": Case(
-        {
-            f"hvd_learner_holds_lease{OF_SCOPE}": "0x20 1x9",
-            f"hvd_learner_drafts_consumed_total{OF_SCOPE}": f"{ESTABLISHED - 1}x9 {ESTABLISHED}x30",
-        },
-        15,
-        22,
-    ),
-    "HvdTwoHoldTheLease": Case(
-        {
-            'hvd_learner_holds_lease{instance="a", scope="s"}': "1x20",
-            'hvd_learner_holds_lease{instance="b", scope="s"}': "0 1x4 0x9",
-        },
-        4,
-        8,
-    ),
-    "HvdMiscalibrated": Case(
-        {
-            f"hvd_learner_predicted_tokens_total{OF_SCOPE}": "0+900x60 54000+200x60",
-            f"hvd_learner_accepted_tokens_total{OF_SCOPE}": "0+200x120",
-        },
-        45,
-        110,
-    ),
-    "HvdTrafficKeepsChanging": Case(
-        {f"hvd_learner_drifts_total{OF_SCOPE}": "0+1x10 10x120"}, 12, 100
-    ),
-}
+def case(fires: int, over: int, *series: str) -> Case:
+    """Series as ``name{labels}  values``."""
+    return Case(dict(one.rsplit("  ", 1) for one in series), fires, over)
 
+
+W, L = '{worker="w"}', '{job="hvd-learner", instance="l"}'
+S = '{job="hvd-learner", instance="l", scope="s"}'
+UP, REFUSED = 'up{job="hvd-worker", instance="w"}', "hvd_learner_records_refused_total"
+RANGE, LOST = '{instance="l", reason="range"}', "hvd_learner_events_lost_total"
+CASES = {
+    "HvdWorkerDown": case(4, 6, f"{UP}  1 0x4 1x4"),
+    "HvdWorkerNotStarted": case(37, 43, f"{UP}  0x40 1x4"),
+    "HvdPluginSilent": case(
+        8, 12, f"{UP}  1x20", 'hvd_serving{instance="w", worker="w", scope="s"}  _x10 1x10'
+    ),
+    "HvdEventsLost": case(
+        4, 30, 'hvd_drops_total{worker="w", reason="shed"}  0+50x40',
+        'hvd_events_refused_total{worker="w", reason="TopicAuthorizationFailed"}  _x2 5x40',
+    ),
+    "HvdEventsWaiting": case(
+        7, 12, f"hvd_queue_depth{W}  9x20", f"hvd_events_sent_total{W}  0+5x3 15x6 20+5x10"
+    ),
+    "HvdCarrierDies": case(4, 20, f"hvd_carrier_deaths_total{W}  0 0 1x30"),
+    "HvdPolicyRefused": case(
+        4, 20, 'hvd_refusals_total{worker="w", reason="probe"}  _x2 1x30'
+    ),
+    "HvdPolicyBehind": case(
+        8, 12, f"hvd_publication{W}  3x9 4x9", 'hvd_serving{worker="w", scope="s"}  1x20',
+        f"hvd_learner_publication{S}  3 4x20",
+    ),
+    "HvdFloorInForce": case(  # in the end nobody asks for anything
+        18, 45, 'hvd_fallback{worker="w", arm="none"}  0 1x60',
+        f"hvd_tokens_total{W}  0+60x20 1200x50",
+    ),
+    "HvdFaults": case(4, 20, f"hvd_faults_total{W}  0 0 2x30"),
+    "HvdDecisionSlow": case(13, 18, f"hvd_exposed_us_p50{W}  400 9000x14 400x9"),
+    "HvdLearnerDown": case(8, 12, f"up{L}  1 0x9 1x6"),
+    "HvdLearnerBehind": case(8, 13, f"hvd_learner_lag_seconds{L}  0 300x9 0x9"),
+    "HvdRecordsSkipped": case(4, 20, f"hvd_learner_records_skipped_total{L}  0 0 7x30"),
+    "HvdRecordsRefused": case(4, 20, f"{REFUSED}{RANGE}  _x2 1x30"),
+    "HvdLearnerFaults": case(4, 20, f"hvd_learner_faults_total{L}  0 0 1x30"),
+    "HvdLessonsLost": case(
+        4, 20, LOST + '{instance="l", scope="s", reason="fault"}  _x2 7x3 9x30'
+    ),
+    "HvdRegistryAway": case(5, 9, f"hvd_learner_registry_away_seconds{L}  0 60x6 0x9"),
+    "HvdRegistryRefuses": case(
+        4, 20, 'hvd_learner_given_up_total{instance="l", reason="refused"}  _x2 1x30'
+    ),
+    "HvdNobodyHoldsTheLease": case(
+        15, 22, f"hvd_learner_holds_lease{S}  0x20 1x9",
+        f"hvd_learner_drafts_consumed_total{S}  {ESTABLISHED - 1}x9 {ESTABLISHED}x30",
+    ),
+    "HvdTwoHoldTheLease": case(
+        4, 8, 'hvd_learner_holds_lease{instance="a", scope="s"}  1x20',
+        'hvd_learner_holds_lease{instance="b", scope="s"}  0 1x4 0x9',
+    ),
+    "HvdMiscalibrated": case(
+        45, 110, f"hvd_learner_predicted_tokens_total{S}  0+900x60 54000+200x60",
+        f"hvd_learner_accepted_tokens_total{S}  0+200x120",
+    ),
+    "HvdTrafficKeepsChanging": case(12, 100, f"hvd_learner_drifts_total{S}  0+1x10 10x120"),
+}  # fmt: skip
 FURTHER = [
-    (
-        "HvdWorkerDown",
-        Case({'up{job="hvd-worker", instance="w"}': "1 1 stale _x8 1x4"}, 6, 13),
-    ),
-    (
-        "HvdWorkerNotStarted",  # of none it is not known under which name it would be
-        Case({'up{job="kubernetes-pods", instance="w"}': "1x99"}, 37, 20),
-    ),
-    (
-        "HvdRecordsRefused",  # the checkpoint keeps the count
-        Case(
-            {
-                'hvd_learner_records_refused_total{instance="l", reason="range"}': (
-                    "_x2 9x20 stale _x12 9x5 11x30"
-                )
-            },
-            42,
-            37,
-        ),
-    ),
-    (
-        "HvdEventsLost",
-        Case({'hvd_drops_total{worker="w", reason="queue"}': "_x2 5x40"}, 4, 30),
-    ),
-    (
-        "HvdLessonsLost",  # ten minutes after a pause, the same count is no news
-        Case(
-            {
-                'hvd_learner_events_lost_total{instance="l", scope="s", reason="disk"}': (
-                    "_x2 9x20 stale _x3 7x30"
-                )
-            },
-            4,
-            35,
-        ),
-    ),
-]
+    ("HvdWorkerDown", case(6, 13, f"{UP}  1 1 stale _x8 1x4")),
+    # of none it is not known under which name it would be
+    ("HvdWorkerNotStarted", case(37, 20, 'up{job="kubernetes-pods", instance="w"}  1x99')),
+    # the checkpoint keeps the count
+    ("HvdRecordsRefused", case(42, 37, f"{REFUSED}{RANGE}  _x2 9x20 stale _x12 9x5 11x30")),
+    ("HvdEventsLost", case(4, 30, 'hvd_drops_total{worker="w", reason="queue"}  _x2 5x40')),
+    ("HvdEventsLost", case(
+        4, 30, 'hvd_former_lost_total{worker="w", reason="damaged"}  _x2 5x40'
+    )),
+    ("HvdEventsLost", case(4, 20, f"hvd_former_unread_total{W}  0 0 1x30")),
+    # ten minutes after a pause, the same count is no news
+    ("HvdLessonsLost", case(
+        4, 35, LOST + '{instance="l", scope="s", reason="disk"}  _x2 9x20 stale _x3 7x30'
+    )),
+]  # fmt: skip
 """Another way to the same alert."""
 
 
@@ -201,19 +148,26 @@ def _run(folder: Path, tests: list[dict[str, Any]]) -> None:
 
 def _written(name: str, case: Case) -> dict[str, Any]:
     firing = f'count(ALERTS{{alertname="{name}", alertstate="firing"}}) or vector(0)'
+    found = [(minute, {"{}": value}) for minute, value in ((0, 0), (case.fires, 1), (case.over, 0))]
+    return _test(name, case.series, firing, found)
+
+
+def _test(
+    name: str, series: Mapping[str, str], expr: str, found: list[tuple[int, dict[str, int]]]
+) -> dict[str, Any]:
+    """What ``expr`` shall be, by labels, at each of some minutes."""
     return {
         "name": name,
         "interval": "1m",
-        "input_series": [{"series": s, "values": values} for s, values in case.series.items()],
+        "input_series": [{"series": s, "values": values} for s, values in series.items()],
         "promql_expr_test": [
             {
-                "expr": firing,
-                "eval_time": f"{minute}m",
-                "exp_samples": [{"labels": "{}", "value": value}],
+                "expr": expr, "eval_time": f"{minute}m",
+                "exp_samples": [{"labels": k, "value": v} for k, v in samples.items()],
             }
-            for minute, value in ((0, 0), (case.fires, 1), (case.over, 0))
+            for minute, samples in found
         ],
-    }
+    }  # fmt: skip
 
 
 def test_every_case_is_of_series_as_they_are_shown() -> None:
@@ -244,15 +198,11 @@ def targets(folder: Path, overlay: str) -> list[dict[str, str]]:
             for container in containers(template):
                 for port in container.get("ports", [{"name": "", "containerPort": 80}]):
                     meta = {
-                        "namespace": "hvd",
-                        "pod_name": address,
-                        "pod_phase": "Running",
+                        "namespace": "hvd", "pod_name": address, "pod_phase": "Running",
                         "pod_container_port_name": port["name"],
-                        **{
-                            "pod_label_" + re.sub(r"\W", "_", key): value
-                            for key, value in template["metadata"]["labels"].items()
-                        },
-                    }
+                    }  # fmt: skip
+                    for key, value in template["metadata"]["labels"].items():
+                        meta["pod_label_" + re.sub(r"\W", "_", key)] = value
                     labels = {f"__meta_kubernetes_{key}": value for key, value in meta.items()}
                     at = [f"{address}:{port['containerPort']}"]
                     job["static_configs"].append({"targets": at, "labels": labels})
@@ -280,9 +230,9 @@ def test_nothing_fires_at_rest_under_the_names_that_the_manifests_give(
     starting = _series("up", {"job": "hvd-worker", "instance": "hvd-worker-new"})
     fresh = {up[0]: "0x30 1x30", starting: "_x30 0x30"}  # a start takes half an hour at most
     for name, series in ("rests", rests), ("starts", {**rests, **fresh}):
-        silent(tmp_path, name, series, 60)
+        fires(tmp_path, name, series, set(), *range(0, 60, 5))
     broken = {**rests, **dict.fromkeys(up, "1x5 0x55")}
-    fires(tmp_path, broken, {"HvdWorkerDown", "HvdLearnerDown"}, 15)
+    fires(tmp_path, "broken", broken, {"HvdWorkerDown", "HvdLearnerDown"}, 15)
 
 
 def scraped(found: list[dict[str, str]]) -> dict[str, str]:
@@ -302,30 +252,12 @@ def _series(name: str, labels: Mapping[str, str]) -> str:
     return name + "{" + ",".join(f'{key}="{value}"' for key, value in labels.items()) + "}"
 
 
-def silent(folder: Path, name: str, series: Mapping[str, str], minutes: int) -> None:
-    fires(folder, series, set(), *range(0, minutes, 5), name=name)
-
-
 def fires(
-    folder: Path, series: Mapping[str, str], alerts: set[str], *minutes: int, name: str = "broken"
+    folder: Path, name: str, series: Mapping[str, str], alerts: set[str], *minutes: int
 ) -> None:
-    expr = 'count by (alertname) (ALERTS{alertstate="firing"})'
-    tests = {
-        "name": name,
-        "interval": "1m",
-        "input_series": [{"series": s, "values": values} for s, values in series.items()],
-        "promql_expr_test": [
-            {
-                "expr": f"{expr} * 0",
-                "eval_time": f"{minute}m",
-                "exp_samples": [
-                    {"labels": f'{{alertname="{alert}"}}', "value": 0} for alert in sorted(alerts)
-                ],
-            }
-            for minute in minutes
-        ],
-    }
-    _run(folder, [tests])
+    expr = 'count by (alertname) (ALERTS{alertstate="firing"}) * 0'
+    found = {f'{{alertname="{alert}"}}': 0 for alert in sorted(alerts)}
+    _run(folder, [_test(name, series, expr, [(minute, found) for minute in minutes])])
 
 
 @needs_promtool
@@ -362,3 +294,44 @@ def test_every_figure_that_is_named_is_shown(file: str) -> None:
 def test_the_page_lists_every_alert() -> None:
     page = (ROOT / "docs" / "observe.md").read_text()
     assert set(re.findall(r"^\| (Hvd\w+) \|", page, re.MULTILINE)) == ALERTS.keys()
+
+
+AT_REST = "a-worker-at-rest"
+
+
+def pages() -> dict[str, str]:
+    """What processes show at rest, by job: of a scope with too few drafts to be anybody's."""
+    worker = WorkerStatus(
+        process=AT_REST, scope="s", time=1e9, publication=1, policy_version=1,
+        sides={"on": SideSums()},
+        **{name: {"some": 0} for name in told.COUNTS_BY},
+    )  # fmt: skip
+    told.publish(worker, None)
+    registry = CollectorRegistry()
+    counts = {"refusals": {"some": 0}, "given_up": {"some": 0}, "losses": {"some": 0}}
+    learner = LearnerStatus(
+        process="l", scope="s", time=1e9, publication=1, drafts_consumed=ESTABLISHED - 1,
+        verdicts={"some": 0}, **counts,
+    )  # fmt: skip
+    registry.register(learned.StatusCollector(lambda: [learner]))
+    # The client has one registry a process: what other tests published is not this worker's.
+    mine = [
+        line
+        for line in generate_latest().decode().splitlines(keepends=True)
+        if line.startswith("#") or f'worker="{AT_REST}"' in line
+    ]
+    return {
+        "hvd-worker": "".join(mine),
+        "hvd-learner": generate_latest(registry).decode(),
+    }
+
+
+def shown() -> dict[str, set[str]]:
+    """The names of the labels of each of our series, those of its target left out."""
+    return {
+        sample.name: set(sample.labels)
+        for page in pages().values()
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+        if sample.name.startswith("hvd_") and not sample.name.endswith("_created")
+    }

@@ -111,13 +111,17 @@ class Observed:
     def page(self) -> str:
         return httpx.get(self.url("worker", "/metrics"), timeout=60).raise_for_status().text
 
-    def query(self, expression: str) -> list[float]:
-        """The values that Prometheus finds, of each series one; those of 0/0 left out."""
+    def found(self, expression: str) -> Any:
+        """The series that Prometheus finds."""
         asked = httpx.get(
             self.url("prometheus", "/api/v1/query"), params={"query": expression}, timeout=60
         )
         assert asked.is_success, asked.text
-        values = [float(series["value"][1]) for series in asked.json()["data"]["result"]]
+        return asked.json()["data"]["result"]
+
+    def query(self, expression: str) -> list[float]:
+        """The values that Prometheus finds, of each series one; those of 0/0 left out."""
+        values = [float(series["value"][1]) for series in self.found(expression)]
         return [value for value in values if not math.isnan(value)]
 
     def fires(self, alert: str) -> bool:
@@ -126,16 +130,9 @@ class Observed:
     def ask(self) -> None:
         """One request with something to copy."""
         prompt = next(self.prompts)
-        httpx.post(
-            self.url("worker", "/v1/chat/completions"),
-            json={
-                "model": embedded.SERVED_NAME,
-                "messages": prompt.messages,
-                "max_tokens": 48,
-                "temperature": 0,
-            },
-            timeout=PATIENCE_S,
-        ).raise_for_status()
+        asked = {"model": embedded.SERVED_NAME, "messages": prompt.messages, "max_tokens": 48}
+        url = self.url("worker", "/v1/chat/completions")
+        httpx.post(url, json=asked | {"temperature": 0}, timeout=PATIENCE_S).raise_for_status()
 
     def __post_init__(self) -> None:
         self.prompts: Any = prompts("edits")
@@ -171,15 +168,12 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
     ports = {n: machine.free_port() for n in ("worker", "learner", "registry", "prometheus")}
     broker = Broker(folder / "broker")
     environment = {
-        **os.environ,
-        "HVD_KAFKA_BOOTSTRAP_SERVERS": broker.kafka.bootstrap_servers,
+        **os.environ, "HVD_KAFKA_BOOTSTRAP_SERVERS": broker.kafka.bootstrap_servers,
         "HVD_LEARNER_MLFLOW_TRACKING_URI": f"http://127.0.0.1:{ports['registry']}",
-        "HVD_LEARNER_STATE_DIR": str(folder / "learner"),
-        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
-        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-        "HVD_WORKER_NAME": "worker",
+        "HVD_LEARNER_STATE_DIR": str(folder / "learner"), "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "HVD_WORKER_NAME": "worker",
         "PYTHONUNBUFFERED": "1",
-    }
+    }  # fmt: skip
     made = Observed(folder, broker.kafka, ports, environment, broker)
     try:
         broker.wait().close()
@@ -283,6 +277,17 @@ def test_each_panels_query_returns_data(observed: Observed, traffic: None) -> No
     assert responds(observed.url("learner", "/ready"))
 
 
+def ends(observed: Observed, *alerts: str) -> None:
+    """Wait until none of them fires any more."""
+    for alert in alerts:
+        until(lambda alert=alert: not observed.fires(alert), f"the end of {alert}")
+
+
+def begins(observed: Observed, *alerts: str) -> None:
+    for alert in alerts:
+        until(lambda alert=alert: observed.fires(alert), alert)
+
+
 def send(observed: Observed, topic: str, value: bytes, **where: Any) -> int:
     """Send a record; its offset."""
     producer = open_producer(observed.kafka, "test", max_block_ms=10_000)
@@ -292,20 +297,13 @@ def send(observed: Observed, topic: str, value: bytes, **where: Any) -> int:
 
 
 def test_what_is_refused_fires_and_ends(observed: Observed) -> None:
-    (scope,) = {
-        series["metric"]["scope"]
-        for series in httpx.get(
-            observed.url("prometheus", "/api/v1/query"), params={"query": "hvd_serving"}, timeout=60
-        ).json()["data"]["result"]
-    }
+    (scope,) = {series["metric"]["scope"] for series in observed.found("hvd_serving")}
     alerts = ("HvdRecordsRefused", "HvdPolicyRefused")
     assert not any(map(observed.fires, alerts))
     send(observed, DRAFTS.name, b"not json")
     send(observed, POLICY.name, b"no bundle", key=policy_key(scope, "champion"))
-    for alert in alerts:
-        until(lambda alert=alert: observed.fires(alert), alert)
-    for alert in alerts:
-        until(lambda alert=alert: not observed.fires(alert), f"the end of {alert}")
+    begins(observed, *alerts)
+    ends(observed, *alerts)
 
 
 def carrier_of(observed: Observed) -> psutil.Process:
@@ -319,16 +317,16 @@ def test_a_carrier_that_is_shot_down_fires_and_ends(observed: Observed, traffic:
     until(lambda: observed.query("hvd_carrier_deaths_total"), "the count of deaths")
     assert not observed.fires("HvdCarrierDies")
     carrier_of(observed).kill()
-    until(lambda: observed.fires("HvdCarrierDies"), "HvdCarrierDies")
-    until(lambda: not observed.fires("HvdCarrierDies"), "its end")
+    begins(observed, "HvdCarrierDies")
+    ends(observed, "HvdCarrierDies")
 
 
 def test_a_registry_that_is_away_fires_and_ends(observed: Observed) -> None:
     assert not observed.fires("HvdRegistryAway")
     observed.kill("registry")
-    until(lambda: observed.fires("HvdRegistryAway"), "HvdRegistryAway")
+    begins(observed, "HvdRegistryAway")
     observed.start_registry()
-    until(lambda: not observed.fires("HvdRegistryAway"), "its end")
+    ends(observed, "HvdRegistryAway")
 
 
 def test_a_broker_that_is_away_fires_and_ends(observed: Observed, traffic: None) -> None:
@@ -339,11 +337,9 @@ def test_a_broker_that_is_away_fires_and_ends(observed: Observed, traffic: None)
     until(lambda: not any(map(observed.fires, alerts)), "leases and events on their way")
     time.sleep(2)  # the embedded broker saves its topics every second
     observed.broker.stop()
-    for alert in alerts:
-        until(lambda alert=alert: observed.fires(alert), alert)
+    begins(observed, *alerts)
     observed.broker = Broker(observed.folder / "broker", observed.broker.port)
-    for alert in alerts:
-        until(lambda alert=alert: not observed.fires(alert), f"the end of {alert}")
+    ends(observed, *alerts)
 
 
 def test_a_damaged_scope_fires_and_ends(observed: Observed, traffic: None) -> None:
@@ -356,8 +352,8 @@ def test_a_damaged_scope_fires_and_ends(observed: Observed, traffic: None) -> No
     for path in scopes.glob("*.safetensors"):
         path.write_bytes(bytes(path.stat().st_size))
     observed.start_learner()
-    until(lambda: observed.fires("HvdLessonsLost"), "HvdLessonsLost")
-    until(lambda: not observed.fires("HvdLessonsLost"), "its end")
+    begins(observed, "HvdLessonsLost")
+    ends(observed, "HvdLessonsLost")
 
 
 def test_processes_that_are_down_fire_and_end(observed: Observed) -> None:
@@ -365,12 +361,10 @@ def test_processes_that_are_down_fire_and_end(observed: Observed) -> None:
     for name, alert in downs.items():
         assert not observed.fires(alert)
         observed.kill(name)
-    for alert in downs.values():
-        until(lambda alert=alert: observed.fires(alert), alert)
+    begins(observed, *downs.values())
     observed.start_learner()
     observed.start_worker()
-    for alert in downs.values():
-        until(lambda alert=alert: not observed.fires(alert), f"the end of {alert}")
+    ends(observed, *downs.values())
 
 
 def test_records_removed_while_it_was_down_fire_and_end(observed: Observed) -> None:
@@ -387,5 +381,5 @@ def test_records_removed_while_it_was_down_fire_and_end(observed: Observed) -> N
     close(admin)
     send(observed, DRAFTS.name, b"there", partition=0)
     observed.start_learner()
-    until(lambda: observed.fires("HvdRecordsSkipped"), "HvdRecordsSkipped")
-    until(lambda: not observed.fires("HvdRecordsSkipped"), "its end")
+    begins(observed, "HvdRecordsSkipped")
+    ends(observed, "HvdRecordsSkipped")

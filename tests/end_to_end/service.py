@@ -74,15 +74,11 @@ def ask(
     response = httpx.post(
         f"{api}/v1/chat/completions",
         json={
-            "model": model,
-            "messages": messages,
-            "temperature": 0,
-            "max_tokens": max_tokens,
-            "return_token_ids": True,
-            **further,
+            "model": model, "messages": messages, "temperature": 0, "max_tokens": max_tokens,
+            "return_token_ids": True, **further,
         },
         timeout=PATIENCE_S,
-    )
+    )  # fmt: skip
     assert response.is_success, response.text
     body = response.json()
     return Answer(body["prompt_token_ids"], body["choices"][0]["token_ids"])

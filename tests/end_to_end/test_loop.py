@@ -12,7 +12,6 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterator
 
-import httpx
 import numpy as np
 import pytest
 from rich.console import Console
@@ -26,7 +25,7 @@ from learner.registry import Registry
 from pipelines.stack.running import Home, Ports, Stack, running
 from pipelines.workloads import prompts
 from tests.conftest import naive_accepted_length
-from tests.end_to_end.service import PATIENCE_S, Answer, Reader, ask, embedded_scope
+from tests.end_to_end.service import Answer, Reader, ask, embedded_scope
 
 pytestmark = [
     pytest.mark.long,
@@ -171,27 +170,6 @@ def test_the_learner_trains_and_leaves_to_a_person_what_is_pinned(
     assert reader.learners[-1].promotions == 0
 
 
-def test_the_workers_metrics_are_on_the_page_of_the_api(
-    answers: dict[str, Answer], stack: Stack, reader: Reader
-) -> None:
-    def shown() -> bool:
-        page = httpx.get(f"{stack.api}/metrics", timeout=PATIENCE_S).text
-        assert "vllm:generation_tokens_total" in page
-        lines = page.splitlines()
-        # Requests may still be running: what the page must come to is what the topic says now.
-        worker = reader.workers[-1]
-        label = f'{{worker="{worker.process}"}}'
-        return all(
-            f"hvd_{name}{label} {float(value)}" in lines
-            for name, value in (
-                ("tokens_total", worker.tokens),
-                ("policy_version", worker.policy_version),
-            )
-        )
-
-    reader.until("the worker's tokens and policy on the page", shown)
-
-
 def test_moving_the_alias_changes_what_is_served(
     answers: dict[str, Answer], stack: Stack, reader: Reader
 ) -> None:
@@ -215,13 +193,6 @@ def test_a_malformed_bundle_is_refused_and_counted(stack: Stack, reader: Reader)
     reader.until("the refusal", lambda: reader.workers[-1].refusals.get("malformed") == 1)
     assert reader.workers[-1].policy_version == before
     assert asked(stack, list(next(prompts("chat")).messages), "after-the-refusal").output
-
-
-def test_a_killed_learner_stops_nothing(stack: Stack) -> None:
-    learner = stack.children.pop("learner")
-    learner.process.kill()
-    learner.process.wait()
-    assert asked(stack, list(next(prompts("qa")).messages), "without-a-learner").output
 
 
 def test_logs_hold_no_prompt(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> None:

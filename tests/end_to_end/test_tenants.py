@@ -36,12 +36,9 @@ class Asked:
         if key is not None:
             headers["Authorization"] = f"Bearer {key}"
         asked = {
-            "model": embedded.SERVED_NAME,
-            "messages": [{"role": "user", "content": PROMPT}],
-            "max_tokens": 60,
-            "temperature": 0,
-            **body,
-        }
+            "model": embedded.SERVED_NAME, "messages": [{"role": "user", "content": PROMPT}],
+            "max_tokens": 60, "temperature": 0, **body,
+        }  # fmt: skip
         url = f"{self.server.url}/v1/chat/completions"
         return httpx.post(url, json=asked, headers=headers, timeout=120)
 

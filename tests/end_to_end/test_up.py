@@ -23,8 +23,9 @@ import pytest
 from decoder.contracts.settings import KafkaSettings
 from pipelines import embedded, machine
 from pipelines.lab.chaos.clients import Seen, answer_of, asking
+from pipelines.prompts import Prompt
 from pipelines.stack.running import HVD, Ports, responds
-from pipelines.workloads import Prompt, prompts
+from pipelines.workloads import prompts
 from tests import conftest
 from tests.end_to_end.service import Reader
 

@@ -37,7 +37,7 @@ def main(job_file: str, result_file: str) -> None:
     worker = worker_in(llm)
 
     # Not before the engine: the router brings numba (decoder.engines.vllm.plugin says why).
-    from tests.engines.trials import Ask, note_drafts
+    from tests.engines.trials import Ask, counts_of, note_drafts
 
     asks = [Ask(**ask) for ask in job["asks"]]
     noted, stop = note_drafts(worker.router), threading.Event()
@@ -45,37 +45,24 @@ def main(job_file: str, result_file: str) -> None:
     swapper.start()
     parameters = [
         SamplingParams(
-            temperature=0,
-            max_tokens=ask.max_tokens,
-            stop_token_ids=ask.stop_ids,
+            temperature=0, max_tokens=ask.max_tokens, stop_token_ids=ask.stop_ids,
             extra_args={
-                "hvd_workload": ask.workload,
-                "hvd_speculate": "on" if ask.speculate else "off",
+                "hvd_workload": ask.workload, "hvd_speculate": "on" if ask.speculate else "off",
             },
         )
         for ask in asks
-    ]
+    ]  # fmt: skip
     prompts = [TokensPrompt(prompt_token_ids=ask.prompt) for ask in asks]
     outputs = llm.generate(prompts, parameters, use_tqdm=False)
     stop.set()
     swapper.join()
     worker.router.close()
     events = [e._asdict() for e in events_in(worker) if e.draft_len]
-    status = worker.status()
     result = {
         "tokens": [list(o.outputs[0].token_ids) for o in outputs],
         "finish": [o.outputs[0].finish_reason for o in outputs],
         "noted": noted,
-        "counts": {
-            "started": status.requests_started,
-            "stopped": status.requests_stopped,
-            "tokens": status.tokens,
-            "labelled": status.drafts_labelled,
-            "cycles": status.cycles,
-            "accepted": status.accepted,
-            "faults": status.faults,
-            "last_version": status.policy_version,
-        },
+        "counts": counts_of(worker.router, worker.faults),
         "events": [{k: v for k, v in e.items() if k != "features"} for e in events],
     }
     Path(result_file).write_text(json.dumps(result))

@@ -33,23 +33,15 @@ def main(job_file: str, result_file: str) -> None:
         _start_ranks_with(job["there"])
     alike.PATIENCE_S = 10.0  # type: ignore[misc]
     llm = LLM(
-        job["model"],
-        dtype="float32",
-        enforce_eager=True,
-        max_model_len=512,
-        max_num_seqs=4,
-        max_num_batched_tokens=128,
-        enable_prefix_caching=True,
-        tensor_parallel_size=job["ranks"],
+        job["model"], dtype="float32", enforce_eager=True, max_model_len=512, max_num_seqs=4,
+        max_num_batched_tokens=128, enable_prefix_caching=True, tensor_parallel_size=job["ranks"],
         distributed_executor_backend=job["backend"],
         speculative_config=drafter
         and {
-            "method": "eagle3",
-            "model": drafter,
-            "num_speculative_tokens": LONGEST,
+            "method": "eagle3", "model": drafter, "num_speculative_tokens": LONGEST,
             "disable_padded_drafter_batch": True,
         },
-    )
+    )  # fmt: skip
     parameters = SamplingParams(temperature=0, max_tokens=job["max_tokens"], ignore_eos=True)
     result: dict[str, Any] = {"tokens": [], "ranks": []}
     for name, prompts in job["rounds"]:

@@ -66,14 +66,11 @@ def end(worker: Any) -> dict[str, Any]:
     adapter = _seen["adapter"]
     ours = adapter.worker
     told: dict[str, Any] = {
-        "rank": adapter.ranks.rank,
-        "proposals": _seen["proposals"],
-        "passes": _seen["passes"],
-        "unread": adapter.late.unread,
-        "decides": ours is not None,
+        "rank": adapter.ranks.rank, "proposals": _seen["proposals"], "passes": _seen["passes"],
+        "unread": adapter.late.unread, "decides": ours is not None,
         "modules": sorted({"decoder.worker", "decoder.core.router", "kafka"} & set(sys.modules)),
         "threads": sorted(t.name for t in threading.enumerate()),
-    }
+    }  # fmt: skip
     if ours is not None:
         counters = ours.router.counters
         told["faults"] = ours.faults

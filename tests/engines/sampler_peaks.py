@@ -1,34 +1,26 @@
 """Memory of one step of vLLM's rejection sampler as the plugin leaves it, on the CPU.
 
-Run as a program it writes JSON: by the shape of the step and what is asked for, the most bytes of
-tensors at once in a step that verifies drafts and in one of plain decoding of the same requests,
-both as multiples of the former's float32 logits.
+By the shape of the step and what is asked for: the most bytes of tensors at once in a step that
+verifies drafts and in one of plain decoding of the same requests, both as multiples of the former's
+float32 logits.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import logging
-import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
 
-warnings.simplefilter("ignore")
-logging.disable(logging.WARNING)
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from vllm.v1.sample import rejection_sampler, sampler
+from vllm.v1.sample.logits_processor import LogitsProcessors
+from vllm.v1.sample.metadata import SamplingMetadata
+from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
-import torch  # noqa: E402
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
-from torch.utils._pytree import tree_leaves  # noqa: E402
-from vllm.platforms import current_platform  # noqa: E402
-from vllm.v1.sample import rejection_sampler, sampler  # noqa: E402
-from vllm.v1.sample.logits_processor import LogitsProcessors  # noqa: E402
-from vllm.v1.sample.metadata import SamplingMetadata  # noqa: E402
-from vllm.v1.spec_decode.metadata import SpecDecodeMetadata  # noqa: E402
-
-from decoder.engines.vllm import sampling  # noqa: E402
-from decoder.engines.vllm.plugin import register  # noqa: E402
+from decoder.engines.vllm import sampling
 
 VOCABULARY = 4096
 SHAPES = {"even": [7] * 32, "one long": [127] + [0] * 31 + [10] * 16}
@@ -84,17 +76,14 @@ LOGPROBS: dict[str, Any] = {"max_num_logprobs": 2}
 ALLOWED: dict[str, Any] = {"allowed_token_ids_mask": some}
 ALL = RANDOM | PENALTIES | LOGPROBS | ALLOWED | {"top_p": first(0.9, 0.9)}
 ASKED: dict[str, dict[str, Any]] = {
-    "greedy": {},
-    "random": RANDOM,
-    "top_p of one": RANDOM | {"top_p": first(0.9, 1.0)},
+    "greedy": {}, "random": RANDOM, "top_p of one": RANDOM | {"top_p": first(0.9, 1.0)},
     "top_p of all": RANDOM | {"top_p": first(0.9, 0.9)},
     "penalty of one": PENALTIES | {"presence_penalties": first(0.5, 0.0)},
     "penalty of all": PENALTIES | {"repetition_penalties": first(1.1, 1.1)},
-    "allowed_token_ids": ALLOWED,
-    "logprobs": LOGPROBS,
+    "allowed_token_ids": ALLOWED, "logprobs": LOGPROBS,
     "bad_words": {"bad_words_token_ids": {0: [[1, 2], [3]]}},
     "everything": ALL | {"repetition_penalties": first(1.1, 1.1)},
-}
+}  # fmt: skip
 
 
 def step(counts: list[int], asked: dict[str, Any]) -> tuple[float, float]:
@@ -131,17 +120,11 @@ def step(counts: list[int], asked: dict[str, Any]) -> tuple[float, float]:
     return speculative.most / size, plain.most / size
 
 
-if __name__ == "__main__":
-    current_platform.import_kernels()
-    current_platform.register_triton_kernel_overrides()
+def peaks() -> dict[str, dict[str, tuple[float, float]]]:
+    """All of them."""
     # what vLLM compiles for it, without a compiler's half minute
     sampler.batched_count_greater_than = lambda x, least: (x >= least).sum(-1)
-    register()
-    print(
-        json.dumps(
-            {
-                shape: {name: step(counts, asked) for name, asked in ASKED.items()}
-                for shape, counts in SHAPES.items()
-            }
-        )
-    )
+    return {
+        shape: {name: step(counts, asked) for name, asked in ASKED.items()}
+        for shape, counts in SHAPES.items()
+    }

@@ -36,6 +36,6 @@ def test_the_adapter_and_its_graphs_work_on_it() -> None:
 
 @pytest.mark.release
 def test_its_outputs_are_plain_vllms_on_it() -> None:
-    tests = ("test_vllm_lossless", "test_vllm_judged", "test_vllm_thinking", "test_vllm_drafter")
+    tests = ("test_contract", "test_vllm_judged", "test_vllm_thinking", "test_vllm_drafter")
     run("-m", "pytest", "-q", "-n", "0", "-m", "long or not long",
         *(f"tests/engines/{name}.py" for name in tests))  # fmt: skip

@@ -1,4 +1,4 @@
-"""What the reference engine loads, and what it refuses, with a reason."""
+"""What the reference engine loads, and what it refuses."""
 
 from __future__ import annotations
 

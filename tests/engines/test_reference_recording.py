@@ -14,7 +14,7 @@ from decoder.engines.reference.engine import ReferenceEngine
 from decoder.engines.reference.method import method
 from decoder.engines.reference.recording import record
 from decoder.engines.reference.session import Session
-from tests.engines.tiny import Family, labelling, tiny_engine, tiny_prompt
+from tests.engines.tiny import Family, tiny_engine, tiny_prompt
 
 
 def chains_one_by_one(engine: ReferenceEngine, prompt: list[int], output: list[int]) -> list[int]:
@@ -49,39 +49,6 @@ def test_chains_are_run_in_blocks_without_a_difference(monkeypatch: pytest.Monke
     assert sum(whole) > 5
     monkeypatch.setattr(eagle3_teacher, "ROWS", 7)
     assert record(engine, prompt, output) == whole
-
-
-@pytest.mark.parametrize("threshold", [float("inf"), 4.0, 2.0])
-@pytest.mark.parametrize("seed", [0, 2])
-def test_the_engine_sees_cycle_by_cycle_what_was_recorded(seed: int, threshold: float) -> None:
-    engine = tiny_engine(seed)
-    session = Session(engine, labelling(threshold, "chain"))
-    seen = 0
-    for each in range(4):
-        prompt = tiny_prompt(each)
-        made = session.generate(prompt, 60)
-        recorded = record(engine, prompt, made.tokens)
-        for cycle in made.cycles:
-            if cycle.arm == "model":
-                room = len(made.tokens) - cycle.position - 1
-                assert cycle.accepted == min(recorded[cycle.position], room)
-                seen += cycle.accepted
-    assert seen
-
-
-def test_an_output_that_ended_at_a_stop_id() -> None:
-    engine, prompt = tiny_engine(2), tiny_prompt(2)
-    free = Session(engine, method("greedy")).generate(prompt, 60).tokens
-    whole = record(engine, prompt, free)
-    stop = next(t for t in set(free) if 5 < free.index(t) < 40)
-    session = Session(engine, method("eagle3"))
-    made = session.generate(prompt, 60, stop_ids=frozenset({stop}))
-    recorded = record(engine, prompt, made.tokens)
-    for position, accepted in enumerate(recorded):
-        assert accepted == min(whole[position], len(made.tokens) - position)
-    for cycle in made.cycles:
-        if cycle.arm == "model":
-            assert cycle.accepted == recorded[cycle.position]
 
 
 def test_short_texts() -> None:

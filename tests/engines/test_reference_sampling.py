@@ -1,27 +1,78 @@
-"""Under sampling every method commits what target-only sampling would, in distribution.
+"""Acceptance and whole methods under sampling: in distribution what the target alone would say.
 
-The target has four tokens, so the distribution of a whole four-token output can be enumerated. All
-draws are seeded; each test fails by chance with a probability below 1e-4.
+Draws are seeded; each test fails by chance with a probability below 1e-4.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Hashable, Mapping
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
 
-from decoder.engines.reference.acceptance import distribution
+from decoder.drafting.tree import ROOT, DraftTree, chain
+from decoder.engines.reference.acceptance import accept_greedy, accept_sampled, distribution
 from decoder.engines.reference.engine import ReferenceEngine
 from decoder.engines.reference.generation import Sampling
 from decoder.engines.reference.method import METHODS, Method, method
 from decoder.engines.reference.session import Session
 from decoder.settings import WorkerSettings
 from decoder.tenancy.shares import ALONE
-from tests.engines.chi_square import goodness_of_fit, homogeneity
 from tests.engines.tiny import labelling, learned_policy, tiny_head, tiny_target
+
+LEAST = 5.0
+"""Expected count of a cell below which the chi-square approximation is poor: such are pooled."""
+
+
+def _tail(statistic: float, freedom: int) -> float:
+    half = torch.tensor([freedom / 2, statistic / 2], dtype=torch.float64)
+    return float(torch.special.gammaincc(half[0], half[1]))
+
+
+def goodness_of_fit(counts: Counter[Any], expected: Mapping[Any, float]) -> float:
+    """p-value of ``counts`` under the probabilities ``expected``; 0 for an impossible outcome."""
+    total = counts.total()
+    possible = {cell for cell, p in expected.items() if p > 0}
+    if set(counts) - possible:
+        return 0.0
+    seen, wanted, rest_seen, rest = [], [], 0.0, 0.0
+    for cell in possible:
+        if expected[cell] * total >= LEAST:
+            seen.append(float(counts[cell]))
+            wanted.append(expected[cell] * total)
+        else:
+            rest_seen += counts[cell]
+            rest += expected[cell] * total
+    if rest > 0:
+        seen.append(rest_seen)
+        wanted.append(rest)
+    statistic = sum((s - w) ** 2 / w for s, w in zip(seen, wanted, strict=True))
+    return _tail(statistic, len(seen) - 1) if len(seen) > 1 else 1.0
+
+
+def homogeneity(one: Counter[Any], other: Counter[Any]) -> float:
+    """p-value of both counts coming from one distribution."""
+    n, m = one.total(), other.total()
+    cells: dict[Hashable, tuple[int, int]] = {}
+    rest = (0, 0)
+    for cell in set(one) | set(other):
+        pair = one[cell], other[cell]
+        if sum(pair) * min(n, m) / (n + m) >= LEAST:
+            cells[cell] = pair
+        else:
+            rest = rest[0] + pair[0], rest[1] + pair[1]
+    rows = [*cells.values(), rest] if sum(rest) else list(cells.values())
+    statistic = 0.0
+    for pair in rows:
+        for count, size in zip(pair, (n, m), strict=True):
+            wanted = sum(pair) * size / (n + m)
+            statistic += (count - wanted) ** 2 / wanted
+    return _tail(statistic, len(rows) - 1) if len(rows) > 1 else 1.0
+
 
 VOCABULARY, LENGTH, DRAWS = 4, 4, 300
 TEMPERATURE = 0.7
@@ -119,3 +170,60 @@ def test_hindsight_labels_have_the_distribution_of_verified_ones() -> None:
     assert min(verified.total(), hindsight.total()) > DRAWS / 2
     assert len({accepted for _, _, accepted in verified}) > 3
     assert homogeneity(verified, hindsight) > FALSE_ALARM
+
+
+MANY = 20_000
+
+
+def test_greedy_follows_the_target_as_far_as_the_draft_agrees() -> None:
+    assert accept_greedy(chain([4, 5, 6]), [4, 5, 9, 1]) == ([0, 1], 9)
+    assert accept_greedy(chain([4, 5, 6]), [4, 5, 6, 1]) == ([0, 1, 2], 1)
+    assert accept_greedy(chain([4]), [7, 0]) == ([], 7)
+    assert accept_greedy(chain([]), [7]) == ([], 7)
+
+
+def test_greedy_picks_the_right_branch() -> None:
+    #        7 - 1
+    # root <
+    #        8 - 2, 8 - 1 - 5
+    tree = DraftTree([7, 8, 1, 2, 1, 5], [ROOT, ROOT, 0, 1, 1, 4])
+    choices = {ROOT: 8, 0: 1, 1: 1, 2: 0, 3: 0, 4: 5, 5: 3}
+    assert accept_greedy(tree, [choices[n] for n in range(ROOT, 6)]) == ([1, 4, 5], 3)
+    choices[1] = 9
+    assert accept_greedy(tree, [choices[n] for n in range(ROOT, 6)]) == ([1], 9)
+
+
+TREES = {
+    "nothing": chain([]), "one": chain([2]), "certain": DraftTree([0, 2, 3], [ROOT, 0, 1]),
+    "unlikely": chain([3, 3, 3]), "likely": chain([0, 1, 0]),
+    "siblings": DraftTree([1, 0, 3], [ROOT, ROOT, ROOT]),
+    "everything": DraftTree([3, 2, 1, 0, 0, 1, 2, 3], [ROOT] * 4 + [3] * 4),
+    "deep": DraftTree([0, 2, 1, 0, 3, 1], [ROOT, ROOT, 0, 0, 1, 2]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
+def test_what_is_committed_has_the_targets_distribution(tree: DraftTree) -> None:
+    """First two tokens, with a target that depends on the token before."""
+    first = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64)
+    after = torch.tensor(
+        [[0.1, 0.6, 0.1, 0.2], [0.7, 0.1, 0.1, 0.1], [0.25] * 4, [0.0, 0.0, 0.9, 0.1]],
+        dtype=torch.float64,
+    )
+    rows = [first, *(after[token] for token in tree.tokens)]
+    generator = torch.Generator().manual_seed(1)
+    counts: Counter[tuple[int, int]] = Counter()
+    for _ in range(MANY):
+        path, bonus = accept_sampled(tree, torch.stack(rows), generator)
+        tokens = [*(tree.tokens[node] for node in path), bonus]
+        if len(tokens) == 1:
+            tokens.append(int(torch.multinomial(after[bonus], 1, generator=generator)))
+        counts[tokens[0], tokens[1]] += 1
+    expected = {(a, b): float(first[a] * after[a, b]) for a in range(4) for b in range(4)}
+    assert goodness_of_fit(counts, expected) > 1e-4
+
+
+def test_temperature_sharpens() -> None:
+    logits = torch.tensor([[1.0, 2.0]])
+    assert distribution(logits, 1.0)[0, 1] == pytest.approx(1 / (1 + torch.e**-1))
+    assert distribution(logits, 0.5)[0, 1] == pytest.approx(1 / (1 + torch.e**-2))

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from decoder.drafting.tree import ROOT, DraftTree, chain
 from decoder.engines.reference.kv_cache import KVCache
+from decoder.engines.reference.packed import PackedLinear, pack
 from decoder.engines.reference.target import Target
 from tests.engines.tiny import Family, tiny_prompt, tiny_target
 
@@ -104,3 +105,24 @@ def test_a_listener_hears_the_inputs_of_its_layers() -> None:
     heard = Target(model, LISTENS).listen(text)
     states = model(torch.tensor([text]), output_hidden_states=True).hidden_states
     torch.testing.assert_close(heard, torch.cat([states[i][0] for i in LISTENS], -1))
+
+
+def layers() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(48, 96), nn.ReLU(), nn.Sequential(nn.Linear(96, 40, bias=False)))
+
+
+def test_a_packed_model_computes_what_it_did_and_each_row_alone() -> None:
+    model = layers()
+    x = torch.randn(2, 7, 48)
+    with torch.inference_mode():
+        before = model(x)
+        pack(model)
+        after = model(x)
+        alone = torch.cat([model(row[None]) for row in x.flatten(0, 1)])
+    assert sum(isinstance(m, PackedLinear) for m in model.modules()) == 2
+    torch.testing.assert_close(after, before)
+    torch.testing.assert_close(after.flatten(0, 1), alone, rtol=1e-6, atol=1e-6)
+    half = layers().to(torch.bfloat16)
+    pack(half)  # which cannot be packed
+    assert not any(isinstance(m, PackedLinear) for m in half.modules())

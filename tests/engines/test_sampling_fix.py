@@ -9,7 +9,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,7 +29,19 @@ from decoder.engines.vllm.sampling import (
     sparing_others,
 )
 
-REGISTER = "from decoder.engines.vllm.plugin import register; register(); register()"
+REGISTER = """
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+from decoder.engines.vllm.plugin import register
+kept = GPUModelRunner.execute_model
+del GPUModelRunner.execute_model  # another vLLM
+try:
+    register()
+except Exception as error:
+    other = [str(error), hasattr(GPUModelRunner.propose_draft_token_ids, "_hvd_wrapped")]
+GPUModelRunner.execute_model = kept
+register()
+register()
+"""
 UNLUCKY = "torch.Tensor.new_empty = lambda x, n: torch.full((n,), 64.0, dtype=x.dtype)"
 """Memory that holds an earlier value: what an uninitialised tensor shows is then known."""
 SCRIPT = """
@@ -71,19 +82,26 @@ for beside in (None, "drafts"):
         SamplingParams(logprob_token_ids=[5])._validate_spec_decode(beside)
     except VLLMValidationError as error:
         seen["refused"] = [beside, str(error)]
+{more}
 print(json.dumps(seen))
+"""
+PEAKS = "from tests.engines.sampler_peaks import peaks; seen |= {'peaks': peaks(), 'other': other}"
+RAY = """
+import os
+from vllm.ray.ray_env import get_env_vars_to_copy
+for given in ("", "MY_, OUR_"):
+    os.environ["VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY"] = given
+    register()
+    seen["ray " + given] = sorted(get_env_vars_to_copy())
 """
 
 
-def seen(change: str) -> dict[str, Any]:
+def seen(change: str, more: str = "") -> dict[str, Any]:
     """What the sampler of a fresh process shows after ``change``."""
-    return shown("-c", SCRIPT.format(change=change))
-
-
-def shown(*script: str) -> dict[str, Any]:
+    ours = {"HVD_WORKER_ENABLED": "1", "HVD_WORKER_FLOOR": "1", "MY_X": "1", "OUR_X": "1"}
     done = subprocess.run(
-        [sys.executable, *script],
-        env=os.environ | {"HVD_WORKER_ENABLED": "1", "VLLM_USE_V2_MODEL_RUNNER": "0"},
+        [sys.executable, "-c", SCRIPT.format(change=change, more=more)],
+        env=os.environ | ours | {"VLLM_USE_V2_MODEL_RUNNER": "0"},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
@@ -93,53 +111,37 @@ def shown(*script: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def mended() -> dict[str, Any]:
     """By the plugin, as vLLM loads it, more than once."""
-    return seen(REGISTER)
+    return seen(REGISTER, PEAKS + RAY)
 
 
 def scaled_by(*temperatures: float) -> list[list[float]]:
     return [[x / t for x in (1.0, 2.0, 3.0, 4.0)] for t in temperatures]
 
 
-def naive(x: list[float], counts: list[int], swap: tuple[int, int] = (0, 0)) -> list[float]:
-    out = []
-    for value, count in zip(x, counts, strict=True):
-        kept = swap[1] if swap[0] != swap[1] and value == swap[0] else value
-        out += [kept] * count
-    return out
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int32, torch.int64])
-@pytest.mark.parametrize("swap", [(0, 0), (0, 1), (3, 7)])
-@pytest.mark.parametrize("counts", [[1], [2, 3, 1], [0, 4, 0, 2], [0, 0]])
+@given(
+    st.lists(st.tuples(st.sampled_from([3, 0, 5]), st.integers(0, 4)), min_size=1, max_size=5),
+    st.sampled_from([(0, 0), (0, 1), (3, 7)]),
+    st.sampled_from([torch.float32, torch.int32, torch.int64]),
+)
 def test_each_request_keeps_its_value_for_all_its_tokens(
-    counts: list[int], swap: tuple[int, int], dtype: torch.dtype
+    requests: list[tuple[int, int]], swap: tuple[int, int], dtype: torch.dtype
 ) -> None:
-    x = torch.tensor([3, 0, 5, 0][: len(counts)], dtype=dtype)
-    before = x.clone()
-    cumulative = torch.cumsum(torch.tensor(counts), 0).int()
-    got = expand_batch_to_tokens(x, cumulative, sum(counts), *swap)
-    assert got.dtype == dtype
-    assert got.tolist() == naive(x.tolist(), counts, swap)
-    assert torch.equal(x, before)
+    x = torch.tensor([value for value, _ in requests], dtype=dtype)
+    before, ends = x.clone(), torch.tensor([n for _, n in requests]).cumsum(0).int()
+    got = expand_batch_to_tokens(x, ends, int(ends[-1]), *swap)
+    assert got.dtype == dtype and torch.equal(x, before)
+    swapped = [(swap[1] if value == swap[0] else value, n) for value, n in requests]
+    assert got.tolist() == [value for value, n in swapped for _ in range(n)]
 
 
-ASKED = scaled_by(0.5, 0.5, 1.0, 2.0, 2.0, 2.0)
-"""Two, one and three drafted tokens at temperatures 0.5, 0 (left unscaled) and 2."""
-
-
-def test_logits_are_divided_by_the_temperature_their_request_asked_for(
+def test_temperature_and_top_k_are_those_that_the_request_of_a_row_asked_for(
     mended: dict[str, Any],
 ) -> None:
-    assert mended["scaled"] == ASKED
-
-
-def test_top_k_is_applied_to_each_requests_rows(mended: dict[str, Any]) -> None:
+    """Two, one and three drafted tokens at temperatures 0.5, 0 (left unscaled) and 2."""
+    assert mended["scaled"] == scaled_by(0.5, 0.5, 1.0, 2.0, 2.0, 2.0)
     only, every, two = [False] * 3 + [True], [True] * 4, [False] * 2 + [True] * 2
     assert mended["kept"] == [only, only, every, two]
-
-
-def test_top_k_survives_a_step_without_drafts(mended: dict[str, Any]) -> None:
-    assert mended["empty"] == [0, 4]
+    assert mended["empty"] == [0, 4], "and a step without drafts"
 
 
 def test_probabilities_of_named_tokens_are_refused_beside_drafts(mended: dict[str, Any]) -> None:
@@ -324,16 +326,23 @@ def test_top_k_and_top_p_are_vllms_own_and_sort_a_few_rows_that_ask_at_a_time(
     assert k.tolist() == [vocabulary, 2, vocabulary, 5, vocabulary, 1]
 
 
-@pytest.fixture(scope="module")
-def peaks() -> dict[str, Any]:
-    """Of steps of a mended sampler with as many drafts as there is room for."""
-    return shown(str(Path(__file__).with_name("sampler_peaks.py")))
-
-
 @pytest.mark.parametrize("shape", ["even", "one long"])
 def test_a_step_takes_no_more_than_its_budget_beyond_plain_decoding(
-    peaks: dict[str, Any], shape: str
+    mended: dict[str, Any], shape: str
 ) -> None:
-    assert len(peaks[shape]) == 10
-    for asked, (step, plain) in peaks[shape].items():
+    """Of a mended sampler with as many drafts as there is room for."""
+    assert len(mended["peaks"][shape]) == 10
+    for asked, (step, plain) in mended["peaks"][shape].items():
         assert step - plain < COPIES * 1.01, asked  # a hundredth for numbers of rows and tokens
+
+
+def test_ray_copies_our_settings_to_its_workers(mended: dict[str, Any]) -> None:
+    for prefixes in ("", "MY_, OUR_"):
+        copied = set(mended[f"ray {prefixes}"])
+        assert {"HVD_WORKER_ENABLED", "HVD_WORKER_FLOOR", "HVD_WORKER_ID_KEY"} <= copied
+        assert {"MY_X", "OUR_X"} <= copied or not prefixes
+
+
+def test_another_vllm_ends_loading_before_anything_is_wrapped(mended: dict[str, Any]) -> None:
+    told, wrapped = mended["other"]
+    assert "GPUModelRunner has no execute_model" in told and not wrapped

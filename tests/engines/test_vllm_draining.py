@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
@@ -13,6 +15,16 @@ from fastapi import FastAPI
 from fastapi.responses import StreamingResponse
 
 from decoder.engines.vllm.draining import DrainingMiddleware
+
+
+def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Run a coroutine as a test."""
+
+    @functools.wraps(test)
+    def run(**fixtures: Any) -> None:
+        asyncio.run(test(**fixtures))
+
+    return run
 
 
 class Engine:
@@ -85,115 +97,101 @@ def client_of(app: FastAPI) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=transport, base_url="http://worker")
 
 
-def test_what_is_under_way_ends_and_what_comes_later_may_try_elsewhere() -> None:
-    async def run() -> None:
-        engine = Engine()
-        app = app_of(engine)
-        async with client_of(app) as client:
-            assert (await client.get("/health")).status_code == 200
-            under_way = asyncio.create_task(client.get("/slow"))
-            await asyncio.to_thread(app.state.slow.reached.wait)
-            engine.busy.set()
-            await asyncio.to_thread(app.state.engine_client.shutdown, timeout=45)
-            refused = await client.get("/health")
-            assert refused.status_code == 503
-            assert refused.headers["retry-after"] == "1"
-            assert refused.headers["connection"] == "close"
-            assert "again" in refused.json()["error"]["message"]
-            assert (await client.get("/metrics")).json() == "counts"
-            app.state.slow.goes_on.set()
-            assert (await under_way).json() == "whole"
-        assert engine.told == [45]
-
-    asyncio.run(run())
-
-
-@pytest.mark.parametrize("path", ["/late", "/late-in-pieces"])
-def test_a_request_that_has_not_entered_the_engine_is_sent_elsewhere(path: str) -> None:
-    async def run() -> None:
-        engine = Engine()
+@in_a_loop
+async def test_what_is_under_way_ends_and_what_comes_later_may_try_elsewhere() -> None:
+    engine = Engine()
+    app = app_of(engine)
+    async with client_of(app) as client:
+        assert (await client.get("/health")).status_code == 200
+        under_way = asyncio.create_task(client.get("/slow"))
+        await asyncio.to_thread(app.state.slow.reached.wait)
         engine.busy.set()
-        app = app_of(engine)
-        async with client_of(app) as client:
-            under_way = asyncio.create_task(client.get(path))
-            await asyncio.to_thread(app.state.slow.reached.wait)
-            await asyncio.to_thread(app.state.engine_client.shutdown)
-            app.state.slow.goes_on.set()
-            answer = await under_way
-            assert answer.status_code == 503 and "again" in answer.json()["error"]["message"]
-        assert engine.entered == 0
-
-    asyncio.run(run())
+        await asyncio.to_thread(app.state.engine_client.shutdown, timeout=45)
+        refused = await client.get("/health")
+        assert refused.status_code == 503
+        assert refused.headers["retry-after"] == "1"
+        assert refused.headers["connection"] == "close"
+        assert "again" in refused.json()["error"]["message"]
+        assert (await client.get("/metrics")).json() == "counts"
+        app.state.slow.goes_on.set()
+        assert (await under_way).json() == "whole"
+    assert engine.told == [45]
 
 
 @pytest.mark.parametrize("path", ["/late", "/late-in-pieces"])
-def test_what_entered_is_with_the_engine_before_it_is_told_to_end(path: str) -> None:
-    async def run() -> None:
-        engine = Engine()
-        app = app_of(engine)
+@in_a_loop
+async def test_a_request_that_has_not_entered_the_engine_is_sent_elsewhere(path: str) -> None:
+    engine = Engine()
+    engine.busy.set()
+    app = app_of(engine)
+    async with client_of(app) as client:
+        under_way = asyncio.create_task(client.get(path))
+        await asyncio.to_thread(app.state.slow.reached.wait)
+        await asyncio.to_thread(app.state.engine_client.shutdown)
         app.state.slow.goes_on.set()
-        async with client_of(app) as client:
-            answer = await client.get(path)
-            assert answer.status_code == 200 and "whole" in answer.text and engine.entered == 1
-            ending = asyncio.create_task(asyncio.to_thread(app.state.engine_client.shutdown))
-            while (await client.get("/health")).status_code == 200:
-                await asyncio.sleep(0.01)
-            await asyncio.sleep(0.1)
-            assert engine.told == []  # it has not said yet that it took in what entered
-            engine.busy.set()
-            await ending
+        answer = await under_way
+        assert answer.status_code == 503 and "again" in answer.json()["error"]["message"]
+    assert engine.entered == 0
+
+
+@pytest.mark.parametrize("path", ["/late", "/late-in-pieces"])
+@in_a_loop
+async def test_what_entered_is_with_the_engine_before_it_is_told_to_end(path: str) -> None:
+    engine = Engine()
+    app = app_of(engine)
+    app.state.slow.goes_on.set()
+    async with client_of(app) as client:
+        answer = await client.get(path)
+        assert answer.status_code == 200 and "whole" in answer.text and engine.entered == 1
+        ending = asyncio.create_task(asyncio.to_thread(app.state.engine_client.shutdown))
+        while (await client.get("/health")).status_code == 200:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        assert engine.told == []  # it has not said yet that it took in what entered
+        engine.busy.set()
+        await ending
+    assert engine.told == [None]
+
+
+@in_a_loop
+async def test_an_engine_that_never_answers_is_shut_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("decoder.engines.vllm.draining.LONGEST_S", 0.1)
+    app = app_of(Engine())
+    async with client_of(app) as client:
+        await client.get("/health")
+        await asyncio.to_thread(app.state.engine_client.shutdown)
+    assert app.state.engine_client.told == [None]
+
+
+@in_a_loop
+async def test_nobody_waits_for_an_engine_that_died(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine()
+    engine.errored = True
+    monkeypatch.setattr("decoder.engines.vllm.draining.LONGEST_S", 3600.0)
+    app = app_of(engine)
+    async with client_of(app) as client:
+        under_way = asyncio.create_task(client.get("/slow"))
+        await asyncio.to_thread(app.state.slow.reached.wait)
+        app.state.engine_client.shutdown()
         assert engine.told == [None]
-
-    asyncio.run(run())
-
-
-def test_an_engine_that_never_answers_is_shut_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def run() -> None:
-        monkeypatch.setattr("decoder.engines.vllm.draining.LONGEST_S", 0.1)
-        app = app_of(Engine())
-        async with client_of(app) as client:
-            await client.get("/health")
-            await asyncio.to_thread(app.state.engine_client.shutdown)
-        assert app.state.engine_client.told == [None]
-
-    asyncio.run(run())
+        app.state.slow.goes_on.set()
+        await under_way
 
 
-def test_nobody_waits_for_an_engine_that_died(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def run() -> None:
-        engine = Engine()
-        engine.errored = True
-        monkeypatch.setattr("decoder.engines.vllm.draining.LONGEST_S", 3600.0)
-        app = app_of(engine)
-        async with client_of(app) as client:
-            under_way = asyncio.create_task(client.get("/slow"))
-            await asyncio.to_thread(app.state.slow.reached.wait)
-            app.state.engine_client.shutdown()
-            assert engine.told == [None]
-            app.state.slow.goes_on.set()
-            await under_way
+@in_a_loop
+async def test_an_error_of_a_worker_that_serves_stays_what_it_is() -> None:
+    app = app_of(Engine())
 
-    asyncio.run(run())
+    @app.get("/fails")
+    async def fails() -> str:
+        raise ZeroDivisionError
+
+    async with client_of(app) as client:
+        with pytest.raises(ZeroDivisionError):
+            await client.get("/fails")
 
 
-def test_an_error_of_a_worker_that_serves_stays_what_it_is() -> None:
-    async def run() -> None:
-        app = app_of(Engine())
-
-        @app.get("/fails")
-        async def fails() -> str:
-            raise ZeroDivisionError
-
-        async with client_of(app) as client:
-            with pytest.raises(ZeroDivisionError):
-                await client.get("/fails")
-
-    asyncio.run(run())
-
-
-def test_a_server_without_an_engine_is_served_as_it_is() -> None:
-    async def run() -> None:
-        async with client_of(app_of(None)) as client:
-            assert (await client.get("/health")).status_code == 200
-
-    asyncio.run(run())
+@in_a_loop
+async def test_a_server_without_an_engine_is_served_as_it_is() -> None:
+    async with client_of(app_of(None)) as client:
+        assert (await client.get("/health")).status_code == 200

@@ -23,6 +23,11 @@ from tests.engines.two_heads import prompts, write_models
 Rounds = list[list[Any]]
 
 
+def real(test: Any) -> Any:
+    """Mark what starts engines of several ranks."""
+    return pytest.mark.engine(pytest.mark.long(test))
+
+
 def run(job: str, size: int, folder: Path) -> tuple[list[int], list[str]]:
     """Exit status and log of each rank."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -143,27 +148,16 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return write_models(tmp_path_factory.mktemp("models"))
 
 
-def decode(
-    folder: Path,
-    models: tuple[Path, Path],
-    ranks: int,
-    rounds: Rounds,
-    hybrid: bool,
-    sides: bool = False,
-    **asked: Any,
-) -> tuple[Any, str]:
-    """What a vLLM of so many ranks makes of the rounds, None if it ends before, and its log."""
-    begun(folder, models, ranks, rounds, hybrid, sides, **asked).wait()
+def decode(folder: Path, *job: Any, **asked: Any) -> tuple[Any, str]:
+    """What a vLLM makes of the job of :func:`begun`, None if it ends before, and its log."""
+    begun(folder, *job, **asked).wait()
     return made(folder)
 
 
 def made(folder: Path) -> tuple[Any, str]:
     """What a process that ran in a folder has left there, None if it ended before, and its log."""
-    result = folder / "result.json"
-    return (
-        json.loads(result.read_text()) if result.exists() else None,
-        (folder / "log").read_text(),
-    )
+    result, log = folder / "result.json", (folder / "log").read_text()
+    return (json.loads(result.read_text()) if result.exists() else None), log
 
 
 def begun(
@@ -187,24 +181,16 @@ def begun(
              "max_tokens": MAX_TOKENS, "backend": backend, "there": dict(there)}
         )
     )  # fmt: skip
-    environment = {
-        **os.environ,
-        "HF_HUB_OFFLINE": "1",
-        "HVD_WORKER_ENABLED": "1" if hybrid else "0",
+    environment = os.environ | {
+        "HF_HUB_OFFLINE": "1", "HVD_WORKER_ENABLED": "1" if hybrid else "0",
         # it goes by the clock: on a slow machine it kept the drafter from whole rounds
-        "HVD_WORKER_FLOOR": "0",
-        "HVD_WORKER_HOLDOUT": "0.9" if sides else "0",
-        "HVD_WORKER_SIDES": ",".join(SIDES),
-        "HVD_WORKER_METRICS": "0",
-        "HVD_WORKER_TELEMETRY": "0",
-        "OMP_NUM_THREADS": "1",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "HVD_WORKER_FLOOR": "0", "HVD_WORKER_HOLDOUT": "0.9" if sides else "0",
+        "HVD_WORKER_SIDES": ",".join(SIDES), "HVD_WORKER_METRICS": "0",
+        "HVD_WORKER_TELEMETRY": "0", "OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "|".join(str(r % 2) for r in range(ranks)),
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_USE_V2_MODEL_RUNNER": "0",
-        **variables,
-    }
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_USE_V2_MODEL_RUNNER": "0", **variables,
+    }  # fmt: skip
     command = [sys.executable, "-m", "tests.engines.rank_engine", str(job), str(result)]
     with (folder / "log").open("w") as log:
         return subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
@@ -218,8 +204,7 @@ def two(models: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> 
     return result, log
 
 
-@pytest.mark.engine
-@pytest.mark.long
+@real
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_two_ranks_write_what_plain_vllm_writes(
     two: Any, models: tuple[Path, Path], tmp_path: Path, ranks: int
@@ -232,8 +217,7 @@ def test_two_ranks_write_what_plain_vllm_writes(
         assert tokens == [plain["tokens"][0][n] for n in numbers], name
 
 
-@pytest.mark.engine
-@pytest.mark.long
+@real
 def test_both_ranks_propose_the_same_in_the_same_step(two: Any) -> None:
     result, _ = two
     for (name, _), (first, second) in zip(ROUNDS, result["ranks"], strict=True):
@@ -250,8 +234,7 @@ def test_both_ranks_propose_the_same_in_the_same_step(two: Any) -> None:
     assert max(lengths) > 20 and 0 in lengths
 
 
-@pytest.mark.engine
-@pytest.mark.long
+@real
 def test_ranks_play_the_same_side(models: tuple[Path, Path], tmp_path: Path) -> None:
     asked = prompts(DISTINCT)
     rounds = [["swapping", asked], ["steady", asked * 2]]
@@ -267,8 +250,7 @@ def test_ranks_play_the_same_side(models: tuple[Path, Path], tmp_path: Path) -> 
     assert set(played) == {"outside", "champion", *SIDES} and all(played.values()), played
 
 
-@pytest.mark.engine
-@pytest.mark.long
+@real
 def test_only_rank_0_has_caches_policies_telemetry_and_words(two: Any) -> None:
     result, log = two
     for first, second in result["ranks"]:
@@ -280,8 +262,7 @@ def test_only_rank_0_has_caches_policies_telemetry_and_words(two: Any) -> None:
     assert len(said) == 1 and "Worker_TP0" in said[0], said
 
 
-@pytest.mark.engine
-@pytest.mark.long
+@real
 def test_faults_of_ranks_are_counted_and_drafting_goes_on(two: Any) -> None:
     result, _ = two
     faults = [round_[0]["faults"] for round_ in result["ranks"]]
@@ -291,8 +272,7 @@ def test_faults_of_ranks_are_counted_and_drafting_goes_on(two: Any) -> None:
     assert any(any(drafts) for _, drafts in last)
 
 
-@pytest.mark.engine
-@pytest.mark.long
+@real
 def test_a_pass_that_fails_on_one_rank_ends_the_engine_at_once(
     models: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -304,8 +284,7 @@ def test_a_pass_that_fails_on_one_rank_ends_the_engine_at_once(
     assert "died unexpectedly" in log and "timed out" not in log.split("died unexpectedly")[1]
 
 
-@pytest.mark.engine
-@pytest.mark.long
+@real
 @pytest.mark.parametrize(
     ("there", "says"),
     [
@@ -322,8 +301,7 @@ def test_an_engine_whose_ranks_are_all_otherwise_does_not_start(
     assert result is None and says in log, log[-6000:]
 
 
-@pytest.mark.engine
-@pytest.mark.long
+@real
 @pytest.mark.parametrize(
     ("other", "says"),
     [

@@ -37,13 +37,10 @@ def engine(method: str = "eagle3", **speculative: Any) -> Any:
         given |= {"model": str(drafter_path()), "num_speculative_tokens": 64}
         given |= {"disable_padded_drafter_batch": True, "disable_eagle_block_drop": True}
     given |= speculative
-    arguments = EngineArgs(
-        model=str(ensure_model()),
-        dtype="float32",
-        max_model_len=1024,
+    return EngineArgs(
+        model=str(ensure_model()), dtype="float32", max_model_len=1024,
         speculative_config=given if method else None,
-    )
-    return arguments.create_engine_config()
+    ).create_engine_config()  # fmt: skip
 
 
 def setting(path: str, value: Any) -> Change:
@@ -82,115 +79,71 @@ def both(*changes: Change) -> Change:
     return change
 
 
+def given(method: str = "eagle3", **speculative: Any) -> tuple[Callable[[], Any], None]:
+    return lambda: engine(method, **speculative), None
+
+
+def changed(change: Change | str, value: Any = True) -> tuple[Callable[[], Any], Change]:
+    return engine, setting(change, value) if isinstance(change, str) else change
+
+
+BATCHED = {"num_speculative_tokens_per_batch_size": [(1, 8, 5), (9, 99, 1)]}
+PARALLEL, CONTEXT = "parallel_config", "--decode-context-parallel-size"
 CASES: dict[tuple[str, str], tuple[Callable[[], Any], Change | None]] = {
-    ("--speculative-config", "absent"): (lambda: engine(""), None),
-    ("method", "eagle3"): (engine, None),
-    ("method", "suffix"): (lambda: engine("suffix"), None),
-    ("method", "any other"): (
-        lambda: engine("ngram", num_speculative_tokens=3, prompt_lookup_max=4),
-        None,
-    ),
-    ("num_speculative_tokens", "1 or more"): (lambda: engine(num_speculative_tokens=1), None),
-    ("num_speculative_tokens", "above 128"): (lambda: engine(num_speculative_tokens=129), None),
-    ("num_speculative_tokens", "absent with suffix"): (lambda: engine("suffix"), None),
-    ("num_speculative_tokens", "below HVD_WORKER_SUFFIX_MAX_DRAFT"): (
-        lambda: engine("suffix", num_speculative_tokens=16),
-        None,
-    ),
-    ("num_speculative_tokens", "below HVD_WORKER_MODEL_DRAFT_TOKENS"): (
-        lambda: engine(num_speculative_tokens=3),
-        None,
-    ),
-    ("num_speculative_tokens_per_batch_size", "given"): (
-        lambda: engine(
-            num_speculative_tokens=5, num_speculative_tokens_per_batch_size=[(1, 8, 5), (9, 99, 1)]
-        ),
-        None,
-    ),
-    ("max_model_len of the drafter", "below the model's"): (
-        lambda: engine(max_model_len=512),
-        None,
-    ),
-    ("disable_padded_drafter_batch", "false with eagle3"): (
-        lambda: engine(disable_padded_drafter_batch=False),
-        None,
-    ),
-    ("draft_sample_method", "probabilistic"): (
-        lambda: engine(draft_sample_method="probabilistic"),
-        None,
-    ),
-    ("rejection_sample_method", "synthetic, block"): (
-        lambda: engine(rejection_sample_method="block"),
-        None,
-    ),
-    ("parallel_drafting", "true"): (
-        engine,
-        setting("speculative_config.parallel_drafting", True),
-    ),
-    ("enable_adaptive_verification", "true"): (
-        engine,
-        setting("speculative_config.enable_adaptive_verification", True),
-    ),
-    ("suffix_decoding_*", "not the defaults"): (
-        lambda: engine("suffix", suffix_decoding_max_cached_requests=7),
-        None,
-    ),
-    ("--async-scheduling", "true"): (engine, setting("scheduler_config.async_scheduling", True)),
-    ("--tensor-parallel-size", "2 or more"): (
-        engine,
-        setting("parallel_config.tensor_parallel_size", 2),
-    ),
-    ("draft_tensor_parallel_size", "other than --tensor-parallel-size"): (
-        engine,
-        setting("speculative_config.draft_tensor_parallel_size", 2),
-    ),
-    ("--pipeline-parallel-size", "2 or more"): (
-        engine,
-        setting("parallel_config.pipeline_parallel_size", 2),
-    ),
-    ("--decode-context-parallel-size, --prefill-context-parallel-size", "2 or more"): (
-        engine,
-        setting("parallel_config.decode_context_parallel_size", 2),
-    ),
-    ("--data-parallel-size", "2 or more, dense model"): (
-        engine,
-        setting("parallel_config.data_parallel_index", 1),
-    ),
-    ("--data-parallel-size", "2 or more, mixture of experts"): (
-        engine,
-        both(model(is_moe=True), setting("parallel_config.data_parallel_size", 2)),
-    ),
-    ("--enable-dbo, --ubatch-size", "on"): (engine, setting("parallel_config.enable_dbo", True)),
-    ("--enable-lora", "true"): (engine, setting("lora_config", object())),
-    ("--enable-prompt-embeds", "true"): (engine, model(enable_prompt_embeds=True)),
-    ("model", "multimodal, or with positions of several dimensions"): (
-        engine,
-        model(uses_mrope=True),
-    ),
-    ("model", "encoder and decoder"): (engine, model(is_encoder_decoder=True)),
-    ("model", "with recurrent or convolution state (Mamba and others)"): (
-        engine,
-        model(is_hybrid=True),
-    ),
-    ("model", "diffusion"): (engine, model(is_diffusion=True)),
-    ("--runner", "pooling"): (engine, model(runner_type="pooling")),
-    ("--weight-transfer-config", "given"): (engine, setting("weight_transfer_config", object())),
-    ("--enable-sleep-mode", "true"): (engine, model(enable_sleep_mode=True)),
-    ("--kv-transfer-config", "given"): (engine, setting("kv_transfer_config", object())),
-    ("--structured-outputs-config", "backend auto, xgrammar, guidance or outlines"): (engine, None),
-    ("--structured-outputs-config", "backend lm-format-enforcer"): (
-        engine,
-        setting("structured_outputs_config.backend", "lm-format-enforcer"),
-    ),
-    ("--generation-config, --override-generation-config", "min_p above 0"): (
-        engine,
-        setting("model_config.override_generation_config", {"min_p": 0.05}),
-    ),
-    ("--logits-processors", "given, or installed as vllm.logits_processors"): (
-        engine,
-        setting("model_config.logits_processors", ["some.module:Processor"]),
-    ),
-}
+    ("--speculative-config", "absent"): given(""),
+    ("method", "eagle3"): given(),
+    ("method", "suffix"): given("suffix"),
+    ("method", "any other"): given("ngram", num_speculative_tokens=3, prompt_lookup_max=4),
+    ("num_speculative_tokens", "1 or more"): given(num_speculative_tokens=1),
+    ("num_speculative_tokens", "above 128"): given(num_speculative_tokens=129),
+    ("num_speculative_tokens", "absent with suffix"): given("suffix"),
+    ("num_speculative_tokens", "below HVD_WORKER_SUFFIX_MAX_DRAFT"):
+        given("suffix", num_speculative_tokens=16),
+    ("num_speculative_tokens", "below HVD_WORKER_MODEL_DRAFT_TOKENS"):
+        given(num_speculative_tokens=3),
+    ("num_speculative_tokens_per_batch_size", "given"): given(num_speculative_tokens=5, **BATCHED),
+    ("max_model_len of the drafter", "below the model's"): given(max_model_len=512),
+    ("disable_padded_drafter_batch", "false with eagle3"):
+        given(disable_padded_drafter_batch=False),
+    ("draft_sample_method", "probabilistic"): given(draft_sample_method="probabilistic"),
+    ("rejection_sample_method", "synthetic, block"): given(rejection_sample_method="block"),
+    ("parallel_drafting", "true"): changed("speculative_config.parallel_drafting"),
+    ("enable_adaptive_verification", "true"):
+        changed("speculative_config.enable_adaptive_verification"),
+    ("suffix_decoding_*", "not the defaults"):
+        given("suffix", suffix_decoding_max_cached_requests=7),
+    ("--async-scheduling", "true"): changed("scheduler_config.async_scheduling"),
+    ("--tensor-parallel-size", "2 or more"): changed(f"{PARALLEL}.tensor_parallel_size", 2),
+    ("draft_tensor_parallel_size", "other than --tensor-parallel-size"):
+        changed("speculative_config.draft_tensor_parallel_size", 2),
+    ("--pipeline-parallel-size", "2 or more"): changed(f"{PARALLEL}.pipeline_parallel_size", 2),
+    (f"{CONTEXT}, --prefill-context-parallel-size", "2 or more"):
+        changed(f"{PARALLEL}.decode_context_parallel_size", 2),
+    ("--data-parallel-size", "2 or more, dense model"):
+        changed(f"{PARALLEL}.data_parallel_index", 1),
+    ("--data-parallel-size", "2 or more, mixture of experts"):
+        changed(both(model(is_moe=True), setting(f"{PARALLEL}.data_parallel_size", 2))),
+    ("--enable-dbo, --ubatch-size", "on"): changed(f"{PARALLEL}.enable_dbo"),
+    ("--enable-lora", "true"): changed("lora_config", object()),
+    ("--enable-prompt-embeds", "true"): changed(model(enable_prompt_embeds=True)),
+    ("model", "multimodal, or with positions of several dimensions"):
+        changed(model(uses_mrope=True)),
+    ("model", "encoder and decoder"): changed(model(is_encoder_decoder=True)),
+    ("model", "with recurrent or convolution state (Mamba and others)"):
+        changed(model(is_hybrid=True)),
+    ("model", "diffusion"): changed(model(is_diffusion=True)),
+    ("--runner", "pooling"): changed(model(runner_type="pooling")),
+    ("--weight-transfer-config", "given"): changed("weight_transfer_config", object()),
+    ("--enable-sleep-mode", "true"): changed(model(enable_sleep_mode=True)),
+    ("--kv-transfer-config", "given"): changed("kv_transfer_config", object()),
+    ("--structured-outputs-config", "backend auto, xgrammar, guidance or outlines"): given(),
+    ("--structured-outputs-config", "backend lm-format-enforcer"):
+        changed("structured_outputs_config.backend", "lm-format-enforcer"),
+    ("--generation-config, --override-generation-config", "min_p above 0"):
+        changed("model_config.override_generation_config", {"min_p": 0.05}),
+    ("--logits-processors", "given, or installed as vllm.logits_processors"):
+        changed("model_config.logits_processors", ["some.module:Processor"]),
+}  # fmt: skip
 ALWAYS = {row.setting for row in REQUIREMENTS if row.values in ("any", "true or false")}
 SERVING = {row.setting for row in REQUIREMENTS if row.applies is None}
 OWN_TEST = {"VLLM_USE_V2_MODEL_RUNNER"}
@@ -297,23 +250,20 @@ def test_every_row_is_tried_and_every_refusal_says_what_to_do() -> None:
 @pytest.mark.parametrize(
     ("method", "given", "longest", "model_tokens"),
     [("suffix", {}, 24, 4), ("suffix", {"num_speculative_tokens": 100}, 64, 4)]
-    + [("eagle3", {"num_speculative_tokens": n}, n, min(n, 4)) for n in (1, 3, 5, 16, 64)],
+    + [("eagle3", {"num_speculative_tokens": n}, n, min(n, 4)) for n in (1, 3, 5, 16, 64)]
+    + [("eagle3", {"num_speculative_tokens": 512}, 64, 4)],
 )
 def test_no_draft_is_longer_than_the_engine_was_started_for(
     method: str, given: dict[str, int], longest: int, model_tokens: int
 ) -> None:
+    from vllm.v1.sample.rejection_sampler import MAX_SPEC_LEN
+
     config = engine(method, **given)
     settings = within(config, WorkerSettings())
     assert (settings.suffix_max_draft, settings.model_draft_tokens) == (longest, model_tokens)
-    assert longest_draft(config) == given.get("num_speculative_tokens", 24)
-
-
-def test_no_draft_is_longer_than_vllms_sampler_bears() -> None:
-    from vllm.v1.sample.rejection_sampler import MAX_SPEC_LEN
-
+    assert longest_draft(config) == min(given.get("num_speculative_tokens", 24), MAX_SPEC_LEN)
     asked = WorkerSettings(suffix_max_draft=512, suffix_max_depth=512, model_draft_tokens=16)
-    config = engine(num_speculative_tokens=512)
-    assert longest_draft(config) == within(config, asked).suffix_max_draft == MAX_SPEC_LEN
+    assert within(config, asked).suffix_max_draft == longest_draft(config)
 
 
 @pytest.mark.parametrize(

@@ -28,19 +28,11 @@ def tiny_target(
 ) -> Any:
     """A target with random weights, spread enough that its outputs do not loop at once."""
     shape = {
-        "vocab_size": vocabulary,
-        "hidden_size": HIDDEN,
-        "intermediate_size": 48,
-        "num_hidden_layers": layers,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "max_position_embeddings": 160,
-        "initializer_range": 0.25,
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "pad_token_id": None,
-    }
+        "vocab_size": vocabulary, "hidden_size": HIDDEN, "intermediate_size": 48,
+        "num_hidden_layers": layers, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "head_dim": 8, "max_position_embeddings": 160, "initializer_range": 0.25,
+        "bos_token_id": None, "eos_token_id": None, "pad_token_id": None,
+    }  # fmt: skip
     torch.manual_seed(seed)
     if family == "llama":
         return LlamaForCausalLM(LlamaConfig(**shape)).eval()
@@ -55,21 +47,12 @@ def tiny_head(
 ) -> Eagle3Head:
     """A drafter with random weights for :func:`tiny_target`."""
     torch.manual_seed(1_000 + seed)
-    head = Eagle3Head(
-        HeadConfig(
-            hidden_size=HIDDEN,
-            intermediate_size=40,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=8,
-            vocab_size=vocabulary,
-            draft_vocab_size=drafted,
-            rope_theta=10_000.0,
-            rms_norm_eps=1e-6,
-            max_position_embeddings=160,
-            aux_layers=aux_layers,
-        )
-    )
+    config = HeadConfig(
+        hidden_size=HIDDEN, intermediate_size=40, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=8, vocab_size=vocabulary, draft_vocab_size=drafted, rope_theta=10_000.0,
+        rms_norm_eps=1e-6, max_position_embeddings=160, aux_layers=aux_layers,
+    )  # fmt: skip
+    head = Eagle3Head(config)
     for parameter in head.parameters():
         nn.init.normal_(parameter, std=0.3)
     head.set_vocabulary(torch.randperm(vocabulary)[:drafted].sort().values)
@@ -86,11 +69,9 @@ def tiny_engine(
 ) -> ReferenceEngine:
     """Target and drafter together."""
     return ReferenceEngine(
-        tiny_target(seed, family, vocabulary),
-        tiny_head(seed, vocabulary, drafted),
-        max_model_len=max_model_len,
-        settings=WorkerSettings.load(**settings),
-    )
+        tiny_target(seed, family, vocabulary), tiny_head(seed, vocabulary, drafted),
+        max_model_len=max_model_len, settings=WorkerSettings.load(**settings),
+    )  # fmt: skip
 
 
 def tiny_prompt(seed: int, length: int = 24, vocabulary: int = VOCABULARY) -> list[int]:

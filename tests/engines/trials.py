@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -25,6 +22,7 @@ from decoder.engines.reference.engine import ReferenceEngine
 from decoder.engines.reference.method import Drafting
 from decoder.engines.reference.session import Session
 from tests.conftest import random_policy
+from tests.engines.plugged import run_apart
 from tests.engines.tiny import labelling, learned_policy, tiny_engine, tiny_prompt
 
 Drafts = dict[tuple[str, int], list[int]]
@@ -135,36 +133,29 @@ def tiny_trial(model: Drafting) -> Trial:
     _swap_at_every_choice(session.router)
     made = [
         session.generate(
-            ask.prompt,
-            ask.max_tokens,
-            stop_ids=frozenset(ask.stop_ids),
-            workload=ask.workload,
+            ask.prompt, ask.max_tokens, stop_ids=frozenset(ask.stop_ids), workload=ask.workload,
             speculate=ask.speculate,
         )
         for ask in asks
-    ]
+    ]  # fmt: skip
     events = [e._asdict() for e in session.sink if e.draft_len]
-    tokens, counters = [g.tokens for g in made], session.router.counters
+    arms = {"cache"} if model == "none" else {"cache", "model"}
+    tokens, finish = [g.tokens for g in made], [g.finish for g in made]
     return Trial(
-        limit,
-        {"cache"} if model == "none" else {"cache", "model"},
-        asks,
-        tokens,
-        [g.finish for g in made],
-        events,
-        by_workload(noted, events, asks),
-        {
-            "started": counters.started,
-            "stopped": counters.stopped,
-            "tokens": counters.tokens,
-            "labelled": counters.labelled,
-            "cycles": dict(counters.cycles),
-            "accepted": dict(counters.accepted),
-            "faults": 0,
-            "last_version": session.router.policy.version,
-        },
-        logits_missed(engine.target.model, asks, tokens),
-    )
+        limit, arms, asks, tokens, finish, events, by_workload(noted, events, asks),
+        counts_of(session.router, faults=0), logits_missed(engine.target.model, asks, tokens),
+    )  # fmt: skip
+
+
+def counts_of(router: Any, faults: int) -> dict[str, Any]:
+    """What the router has counted, as JSON."""
+    counters = router.counters
+    return {
+        "started": counters.started, "stopped": counters.stopped, "tokens": counters.tokens,
+        "labelled": counters.labelled, "cycles": dict(counters.cycles),
+        "accepted": dict(counters.accepted), "faults": faults,
+        "last_version": router.policy.version,
+    }  # fmt: skip
 
 
 def _swap_at_every_choice(router: Any) -> None:
@@ -186,51 +177,27 @@ def vllm_trial(folder: Path) -> Trial:
     assert drafter is not None
     asks = _embedded_asks(model, limit)
     job = {
-        "model": str(model),
-        "max_model_len": limit,
-        "asks": [asdict(a) for a in asks],
+        "model": str(model), "max_model_len": limit, "asks": [asdict(a) for a in asks],
         "speculative_config": {
-            "method": "eagle3",
-            "model": str(drafter),
-            "num_speculative_tokens": 64,
+            "method": "eagle3", "model": str(drafter), "num_speculative_tokens": 64,
             "disable_padded_drafter_batch": True,
         },
-    }
+    }  # fmt: skip
     job_file, result_file = folder / "job.json", folder / "result.json"
     job_file.write_text(json.dumps(job))
-    environment = os.environ | {
-        "VLLM_USE_V2_MODEL_RUNNER": "0",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "HVD_WORKER_ENABLED": "1",
-        "HVD_WORKER_TELEMETRY": "0",
-        "HVD_WORKER_FLOOR": "0",  # by the clock it may put one arm in force for long
-    }
-    run = subprocess.run(
-        [sys.executable, "-m", "tests.engines.decode", str(job_file), str(result_file)],
-        env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    said = run.stdout + run.stderr
-    errors = [line for line in said.splitlines() if "Error" in line]  # frames of C++ come after
-    assert run.returncode == 0, "\n".join([*errors[-8:], said[-3000:]])
+    # by the clock the floor may put one arm in force for long
+    switched = {"HVD_WORKER_ENABLED": "1", "HVD_WORKER_FLOOR": "0"}
+    run_apart("tests.engines.decode", str(job_file), str(result_file), **switched)
     result = json.loads(result_file.read_text())
     target = ReferenceEngine.load(model).target.model
+    drafts = by_workload(result["noted"], result["events"], asks)
     return Trial(
-        limit,
-        {"cache", "model"},
-        asks,
-        result["tokens"],
-        result["finish"],
-        result["events"],
-        by_workload(result["noted"], result["events"], asks),
-        result["counts"],
-        logits_missed(target, asks, result["tokens"]),
-    )
+        limit, {"cache", "model"}, asks, result["tokens"], result["finish"], result["events"],
+        drafts, result["counts"], logits_missed(target, asks, result["tokens"]),
+    )  # fmt: skip
 
 
-EACH = 5
+EACH = 3
 """Prompts of each workload."""
 
 
@@ -242,31 +209,20 @@ def _embedded_asks(model: Path, limit: int) -> list[Ask]:
     tokenizer = AutoTokenizer.from_pretrained(model)
 
     def fitting(kind: str) -> list[list[int]]:
-        found = (
-            tokenizer.apply_chat_template(
-                list(p.messages), add_generation_prompt=True, return_dict=False
-            )
-            for p in prompts(kind)
-        )
+        as_chat = {"add_generation_prompt": True, "return_dict": False}
+        found = (tokenizer.apply_chat_template(list(p.messages), **as_chat) for p in prompts(kind))
         return list(itertools.islice((ids for ids in found if len(ids) < limit - 64), EACH))
 
-    asks = [
-        Ask(f"free-{kind}-{i}", ids, 64)
-        for kind in WORKLOADS
-        for i, ids in enumerate(fitting(kind))
-    ]
+    texts = [(f"{kind}-{i}", ids) for kind in WORKLOADS for i, ids in enumerate(fitting(kind))]
+    asks = [Ask(f"free-{name}", ids, 64) for name, ids in texts]
     free = [a.prompt for a in asks]
     stops = [tokenizer.encode(s, add_special_tokens=False)[0] for s in (".", ",", "\n")]
     asks += [Ask(f"off-{i}", free[i * EACH], 64, speculate=False) for i in range(3)]
     asks += [Ask(f"stop-{i}", free[-1 - i], 64, stop_ids=stops) for i in range(4)]
     asks += [Ask(f"short-{n}", free[0], n) for n in (1, 2, 5)]
     long = list(itertools.islice(itertools.cycle(free[0]), limit - 24))
-    asks += [
-        Ask("context-0", long, 500),
-        Ask("context-1", long[12:], 500),
-        Ask("context-2", long[9:], 500, speculate=False),
-    ]
-    return asks
+    asks += [Ask("context-0", long, 500), Ask("context-1", long[12:], 500)]
+    return [*asks, Ask("context-2", long[9:], 500, speculate=False)]
 
 
 def prefix_matched(draft: Sequence[int], continuation: Sequence[int]) -> int:

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from learner.loop import Learner
 from learner.registry import Registry
 from learner.settings import LearnerSettings
 from pipelines.machine import free_port
+from tests.conftest import until
 from tests.learner.stage import Stage
 
 logging.getLogger("kafka").setLevel(logging.CRITICAL)
@@ -53,10 +53,7 @@ class Broker:
 
     def wait(self) -> KafkaAdminClient:
         """A client; none is made before the broker listens, since one that fails leaves sockets."""
-        deadline = time.monotonic() + 60
-        while not listens(self.kafka):
-            assert time.monotonic() < deadline, "the broker does not start"
-            time.sleep(0.05)
+        until(lambda: listens(self.kafka), "the broker")
         return KafkaAdminClient(**self.kafka.client_options(), bootstrap_timeout_ms=20_000)
 
     def stop(self) -> None:
@@ -65,14 +62,20 @@ class Broker:
 
 
 @pytest.fixture
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """A broker of its own for each test: it starts in a tenth of a second, and topics are empty."""
+def bare_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """A broker without topics, one for each test: it starts in a tenth of a second."""
     started = Broker(tmp_path_factory.mktemp("broker"))
     try:
-        started.make_topics()
+        started.wait().close()
         yield started
     finally:
         started.stop()
+
+
+@pytest.fixture
+def broker(bare_broker: Broker) -> Broker:
+    bare_broker.make_topics()
+    return bare_broker
 
 
 @pytest.fixture
@@ -90,17 +93,6 @@ def connected(broker: Broker) -> Iterator[Callable[[LearnerSettings], Learner]]:
     yield connect
     for learner in made:
         learner.close()
-
-
-@pytest.fixture
-def bare_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """A broker without topics."""
-    started = Broker(tmp_path_factory.mktemp("broker"))
-    try:
-        started.wait().close()
-        yield started
-    finally:
-        started.stop()
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from learner.loop import Learner
 from learner.published import Published
 from learner.registrations import Registration
 from learner.registry import Registry, Standing, digest_of
-from tests.conftest import random_policy
+from tests.conftest import random_policy, until
 from tests.learner.rounds import rounds
 from tests.learner.stream import SCOPE, Connect, batches, consume, produce, settings_in
 from tests.learner.traffic import Traffic
@@ -149,12 +148,12 @@ def on_trial(learner: Learner) -> int:
 def work(
     learner: Learner, done: Callable[[], bool], *workers: Workers, seconds: float = 120.0
 ) -> None:
-    deadline = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < deadline, (learner.rollouts.of, learner.standings)
+    def turn() -> None:
         for each in workers:
             each.play()
         learner.step()
+
+    until(done, "what is worked for", seconds, turn, pause=0.0)
 
 
 def is_withdrawn(kafka: KafkaSettings) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from decoder.contracts.topics import DRAFTS, STATUS, Topic
 from learner.loop import Learner
 from learner.registry import Registry
 from learner.settings import LearnerSettings
+from tests.conftest import until
 
 SCOPE = "scope01"
 ORIGIN = Origin(SCOPE, "w1", "1f" * 8)
@@ -23,13 +23,9 @@ ORIGIN = Origin(SCOPE, "w1", "1f" * 8)
 
 def settings_in(folder: Path, registry: Registry, **changes: Any) -> LearnerSettings:
     values = {
-        "mlflow_tracking_uri": registry.tracking_uri,
-        "state_dir": folder / "learner",
-        "buffer_events": 4000,
-        "min_events": 400,
-        "candidate_every": 200,
-        "rollout": "off",
-    }
+        "mlflow_tracking_uri": registry.tracking_uri, "state_dir": folder / "learner",
+        "buffer_events": 4000, "min_events": 400, "candidate_every": 200, "rollout": "off",
+    }  # fmt: skip
     return LearnerSettings(**{**values, **changes})
 
 
@@ -87,10 +83,7 @@ Connect = Callable[[LearnerSettings], Learner]
 
 
 def step_until(learner: Learner, done: Callable[[], bool], seconds: float = 180.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < deadline, "the learner did not get there"
-        learner.step()
+    until(done, "the learner", seconds, learner.step, pause=0.0)
 
 
 def stop(learner: Learner) -> None:

@@ -1,4 +1,4 @@
-"""One file, one instant: a kill or a damaged disk never leaves the learner without a past."""
+"""One file, one instant, one learner a folder: neither a kill nor a damaged disk loses the past."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from decoder.contracts.bundle import frequency_policy
+from decoder.contracts.errors import SettingsError
 from learner import checkpoint
+from learner.home import holder_of, occupied
 from learner.rows import from_events
 from learner.scope import Scope
 from learner.settings import LearnerSettings
@@ -26,16 +28,6 @@ def saved(path: Path, *offsets: int) -> None:
 def offset_at(path: Path) -> int | None:
     loaded = checkpoint.load(path)
     return None if loaded is None else int(loaded[1]["offset"])
-
-
-def test_round_trip(tmp_path: Path) -> None:
-    path = tmp_path / "deep" / "c.safetensors"
-    assert checkpoint.load(path) is None
-    saved(path, 7)
-    loaded = checkpoint.load(path)
-    assert loaded is not None and loaded[1] == {"offset": 7}
-    for name, array in ARRAYS.items():
-        assert loaded[0][name].dtype == array.dtype and np.array_equal(loaded[0][name], array)
 
 
 @pytest.mark.parametrize("dies_at", [0, 1])
@@ -129,3 +121,34 @@ def test_a_scope_comes_back_as_it_was(tmp_path: Path) -> None:
     (mine, state), (theirs, other) = scope.snapshot(), again.snapshot()
     assert state == other and mine.keys() == theirs.keys()
     assert all(mine[name].tobytes() == theirs[name].tobytes() for name in mine)
+
+
+def test_a_second_learner_in_the_same_folder_is_refused(tmp_path: Path) -> None:
+    with (
+        occupied(tmp_path / "a"),
+        occupied(tmp_path / "b"),
+        pytest.raises(SettingsError, match="HVD_LEARNER_STATE_DIR"),
+        occupied(tmp_path / "a"),
+    ):
+        pass
+    with occupied(tmp_path / "a"):
+        pass
+
+
+def test_the_name_stays(tmp_path: Path) -> None:
+    name = holder_of(tmp_path / "a")
+    assert name == holder_of(tmp_path / "a") != holder_of(tmp_path / "b")
+
+
+def test_a_name_that_a_full_disk_cut_off_is_made_again(tmp_path: Path) -> None:
+    (tmp_path / "holder").write_text("")
+    name = holder_of(tmp_path)
+    assert name.startswith("learner-") and name == holder_of(tmp_path)
+
+
+def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    nowhere = tmp_path / "file" / "learner"
+    for use in (holder_of, lambda folder: occupied(folder).__enter__()):
+        with pytest.raises(SettingsError, match=r"cannot be used .* HVD_LEARNER_STATE_DIR"):
+            use(nowhere)

@@ -97,11 +97,23 @@ def test_when_its_time_is_over_the_estimate_decides(
     assert word(one, settings) == expected and why in str(one.outcome(settings))
 
 
-def test_a_pause_decides_nothing() -> None:
+def test_neither_a_pause_nor_a_clock_that_leaps_decides_anything() -> None:
     one = played(compared(), 10, 1.0, noise=0.3)
     seconds = one.seconds
     played(one, 1, 1.0, start=8 * 3600.0)
     assert one.seconds <= seconds + 60.0 and word(one) == ""
+    one = compared()
+    for each in rounds(3, {TRIAL: (7, 1.0), CHAMPION: (5, 1.0)}, start=2.0**35):
+        one.take(each, NOW)
+    assert one.played_at == NOW and one.seconds == 0.0
+    for second in range(1, 4):  # nor does it keep others from being counted
+        played(one, 1, 1.0, start=NOW + second, seconds=0.0)
+    assert one.seconds == 3.0
+    one = compared()
+    one.hear(NOW)
+    for second in range(int(QUIET_SECONDS) + 1):
+        one.hear(NOW - 86_400.0 + second)
+    assert one.quiet == QUIET_SECONDS
 
 
 def test_traffic_without_rounds_leaves_the_gate_alone() -> None:
@@ -116,12 +128,14 @@ def test_traffic_without_rounds_leaves_the_gate_alone() -> None:
 
 
 def test_what_workers_refuse_is_not_promoted_for_want_of_pairs() -> None:
-    one = played(compared(), 3, 1.0)
+    heard, playable = played(compared(), 3, 1.0), compared()
     for each in rounds(5, {"plain": (0, 1.0), CHAMPION: (5, 1.0)}):
-        one.take(each, NOW)
-    for second in range(int(QUIET_SECONDS) + 1):
-        one.hear(NOW + second)
-    assert word(one) == "drop" and "refused it, or it failed" in str(one.outcome(RULES))
+        heard.take(each, NOW)
+    playable.playable = True
+    for one in (heard, playable):
+        for second in range(int(QUIET_SECONDS) + 1):
+            one.hear(NOW + second)
+        assert word(one) == "drop" and "refused it, or it failed" in str(one.outcome(RULES))
 
 
 def test_rounds_of_which_nothing_was_taken_in_pass_time_and_are_no_pairs() -> None:
@@ -132,14 +146,6 @@ def test_rounds_of_which_nothing_was_taken_in_pass_time_and_are_no_pairs() -> No
         one.take(each.model_copy(update={"blocks": blocks}), each.time)
         one.hear(each.time)
     assert word(one) == "promote" and "gate alone" in str(one.outcome(RULES))
-
-
-def test_where_workers_play_trials_none_is_promoted_for_want_of_pairs() -> None:
-    one = compared()
-    one.playable = True
-    for second in range(int(QUIET_SECONDS) + 1):
-        one.hear(NOW + second)
-    assert word(one) == "drop" and "refused it, or it failed" in str(one.outcome(RULES))
 
 
 def test_what_could_not_be_published_is_given_up() -> None:
@@ -180,24 +186,6 @@ def test_a_new_champion_that_is_slower_than_the_first_policy_is_rolled_back() ->
     assert outcome is not None and outcome.word == "roll back" and "first policy" in outcome.why
     assert outcome.to_first, "the one before may be slower still"
     assert word(one, LearnerSettings(start="counting")) == "", "there it is no version"
-
-
-def test_a_clock_that_is_ahead_is_not_believed() -> None:
-    one = compared()
-    for each in rounds(3, {TRIAL: (7, 1.0), CHAMPION: (5, 1.0)}, start=2.0**35):
-        one.take(each, NOW)
-    assert one.played_at == NOW and one.seconds == 0.0
-    for second in range(1, 4):  # nor does it keep others from being counted
-        played(one, 1, 1.0, start=NOW + second, seconds=0.0)
-    assert one.seconds == 3.0
-
-
-def test_drafts_read_after_a_clock_was_put_back_are_traffic() -> None:
-    one = compared()
-    one.hear(NOW)
-    for second in range(int(QUIET_SECONDS) + 1):
-        one.hear(NOW - 86_400.0 + second)
-    assert one.quiet == QUIET_SECONDS
 
 
 def test_pairs_are_bounded() -> None:

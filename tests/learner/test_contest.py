@@ -1,4 +1,4 @@
-"""Seats, who is judged by what, and who comes back."""
+"""Seats, who is judged by what, who wins where it is faster by enough, what a winner is told of."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ import numpy as np
 import pytest
 
 from decoder.contracts.bundle import MAX_DRAFT, Policy, frequency_policy
-from learner import train
 from learner.clusters import Cluster
 from learner.contest import AGES, FIRST, SEATS, Contest, Contestant, mark
+from learner.gate import DEPTHS, calibrate, error_of, judge
+from learner.learned_from import POINTS
 from learner.measured import NOMINAL, measure
+from learner.registrations import registration_of
 from learner.rows import Rows, from_events
+from learner.scope import Candidate, Scope
+from learner.settings import LearnerSettings
 from learner.tune import LEAST_RATE
-from tests.learner.traffic import Traffic
+from tests.learner.traffic import Traffic, learned
 
 ROWS = from_events(Traffic(seed=4).events(30))
 COSTS = measure(ROWS) or NOMINAL
-LEARNED = from_events(Traffic(seed=5).events(60))
-GOOD = train.export(train.fit(LEARNED, "survival", 20), "s", 4.0, LEARNED.features)
 COUNTING = frequency_policy("s")
 
 
@@ -32,7 +34,7 @@ def won(contested: Contest, seat: int, clusters: int, number: float = 1.0, born:
 
 def test_a_contestant_is_judged_by_sessions_that_began_after_it_was_made() -> None:
     contested = Contest(COUNTING)
-    contested.seats[0] = one = Contestant(GOOD, 64, "quick")
+    contested.seats[0] = one = Contestant(learned(), 64, "quick")
     won(contested, 0, 50, born=63)
     assert one.judged == 0 and contested.passed() == []
     won(contested, 0, 50, born=64)
@@ -41,16 +43,16 @@ def test_a_contestant_is_judged_by_sessions_that_began_after_it_was_made() -> No
 
 def test_a_better_policy_is_ahead_on_nearly_every_block() -> None:
     contested = Contest(COUNTING)
-    contested.seats[1] = Contestant(GOOD, 0, "quick")
+    contested.seats[1] = Contestant(learned(), 0, "quick")
     ahead = contested.advantages(ROWS, COSTS)
     assert ahead[:, 1].mean() > 0.05 and not ahead[:, [0, 2, FIRST]].any()
 
 
 def test_evidence_against_one_champion_is_none_against_the_next() -> None:
     contested = Contest(COUNTING)
-    contested.seats[0] = Contestant(GOOD, 0, "quick")
+    contested.seats[0] = Contestant(learned(), 0, "quick")
     won(contested, 0, 50)
-    contested.crown(replace(GOOD, version=3), 500)
+    contested.crown(replace(learned(), version=3), 500)
     assert contested.passed() == [] and contested.seats[:FIRST] == [None] * FIRST
     first = contested.seats[FIRST]
     assert first is not None and first.policy == COUNTING and first.since == 500
@@ -58,7 +60,7 @@ def test_evidence_against_one_champion_is_none_against_the_next() -> None:
 
 def test_the_first_policy_comes_back_after_a_long_bad_stretch() -> None:
     contested = Contest(COUNTING)
-    contested.crown(GOOD, 0)
+    contested.crown(learned(), 0)
     won(contested, FIRST, 1_000, -1.0)
     won(contested, FIRST, 40, 1.0)
     assert contested.passed() == [FIRST]
@@ -82,25 +84,25 @@ def test_who_has_no_hope_or_is_old_makes_room() -> None:
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_a_champion_that_foresees_no_number_falls_to_any_that_does(value: float) -> None:
-    weight, bias = GOOD.layers[0]
-    broken = replace(GOOD, layers=((weight, np.full_like(bias, value)), *GOOD.layers[1:]))
+    weight, bias = learned().layers[0]
+    broken = replace(learned(), layers=((weight, np.full_like(bias, value)), *learned().layers[1:]))
     contested = Contest(COUNTING)
     contested.crown(broken, 0)
-    contested.seats[0] = Contestant(GOOD, 0, "quick")
+    contested.seats[0] = Contestant(learned(), 0, "quick")
     ahead = contested.advantages(ROWS, COSTS)
     assert (ahead.mean(axis=0)[[0, FIRST]] > 0).all() and np.isfinite(ahead).all()
 
 
 def test_a_name_or_a_version_makes_no_other_policy() -> None:
-    assert mark(GOOD) == mark(replace(GOOD, version=7, scope="t", publication=3))
+    assert mark(learned()) == mark(replace(learned(), version=7, scope="t", publication=3))
     other = replace(COUNTING, threshold=3.0)
-    assert len({mark(p) for p in (GOOD, COUNTING, other)}) == 3
+    assert len({mark(p) for p in (learned(), COUNTING, other)}) == 3
 
 
 def test_a_contest_goes_on_from_a_snapshot() -> None:
     one = Contest(COUNTING)
-    one.crown(replace(GOOD, version=2), 10)
-    one.seats[1] = Contestant(_nudged(GOOD), 20, "careful")
+    one.crown(replace(learned(), version=2), 10)
+    one.seats[1] = Contestant(_nudged(learned()), 20, "careful")
     _feed(one, ROWS.take(np.arange(300)))
     arrays, numbers = one.snapshot()
     other = Contest.restored((arrays, json.loads(json.dumps(numbers))))
@@ -114,7 +116,7 @@ def test_a_contest_goes_on_from_a_snapshot() -> None:
 
 def _seated() -> Contest:
     contested = Contest(COUNTING)
-    contested.seats[:FIRST] = [Contestant(GOOD, 0, "quick") for _ in range(FIRST)]
+    contested.seats[:FIRST] = [Contestant(learned(), 0, "quick") for _ in range(FIRST)]
     return contested
 
 
@@ -133,7 +135,7 @@ def _feed(contested: Contest, rows: Rows) -> None:
 def test_a_contestant_that_was_found_slower_makes_room_at_its_age() -> None:
     contested = Contest(COUNTING)
     for seat, age in enumerate(AGES):
-        contested.seats[seat] = one = Contestant(GOOD, 0, "quick", recheck=8)
+        contested.seats[seat] = one = Contestant(learned(), 0, "quick", recheck=8)
         won(contested, seat, age)
         assert one.bets.evidence > 1.0
     assert contested.vacant() == 0
@@ -141,7 +143,7 @@ def test_a_contestant_that_was_found_slower_makes_room_at_its_age() -> None:
 
 def test_absurd_numbers_count_no_more_than_a_draft_can() -> None:
     contested = Contest(COUNTING)
-    contested.seats[0] = Contestant(GOOD, 0, "quick")
+    contested.seats[0] = Contestant(learned(), 0, "quick")
     rows = ROWS.take(np.arange(8))
     rows.features[:, 0], rows.rate[:] = 1e9, [1e-9, -1e12, 1e12, 0.0, 1e-30, 2.0, np.nan, 1.0]
     most = (MAX_DRAFT + 1) / LEAST_RATE
@@ -149,6 +151,98 @@ def test_absurd_numbers_count_no_more_than_a_draft_can() -> None:
 
 
 def test_policies_that_choose_alike_are_level_without_noise() -> None:
-    contested = Contest(GOOD)
-    contested.seats[0] = Contestant(replace(GOOD, version=2), 0, "quick")
+    contested = Contest(learned())
+    contested.seats[0] = Contestant(replace(learned(), version=2), 0, "quick")
     assert not contested.advantages(ROWS, COSTS).any()
+
+
+def test_the_faster_passes_and_the_slower_does_not() -> None:
+    verdict = judge(learned(), frequency_policy("s"), ROWS, COSTS, evidence=5.0, clusters=20)
+    assert verdict.promote and verdict.gain > 0.05 and verdict.mae < verdict.champion_mae
+    assert "faster" in verdict.reason and "e^5.0 of 20 clusters" in verdict.reason
+    other = judge(frequency_policy("s"), learned(), ROWS, COSTS, evidence=99.0, clusters=20)
+    assert not other.promote and other.gain < 0
+
+
+def test_a_tie_is_not_worth_a_swap() -> None:
+    verdict = judge(
+        replace(learned(), version=2), learned(), ROWS, COSTS, evidence=99.0, clusters=20
+    )
+    assert not verdict.promote and verdict.gain == 0.0
+
+
+def test_no_word_on_a_few_drafts() -> None:
+    few = ROWS.take(np.arange(30))
+    verdict = judge(learned(), frequency_policy("s"), few, COSTS, evidence=99.0, clusters=20)
+    assert not verdict.promote and "30 drafts" in verdict.reason
+
+
+def test_the_rate_in_force_is_what_contestants_are_simulated_at() -> None:
+    rates = []
+    for rate in (0.5, 8.0):
+        rows = replace(ROWS, rate=np.full(len(ROWS), rate, np.float32))
+        rates.append(judge(learned(), frequency_policy("s"), rows, COSTS, 5.0, 20).rate)
+    unknown = judge(learned(), frequency_policy("s"), ROWS, COSTS, 5.0, 20).rate
+    assert rates[0] != rates[1] and unknown > 0.98 * max(rates)
+
+
+def spoilt_by(value: float) -> Policy:
+    weight, bias = learned().layers[0]
+    return replace(learned(), layers=((weight, np.full_like(bias, value)), *learned().layers[1:]))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_champion_whose_numbers_are_not_finite_can_be_beaten(value: float) -> None:
+    assert np.isfinite(error_of(spoilt_by(value), ROWS))
+    verdict = judge(learned(), spoilt_by(value), ROWS, COSTS, evidence=99.0, clusters=20)
+    assert verdict.promote and np.isfinite(list(verdict.metrics().values())).all()
+
+
+def test_calibration_sets_what_was_expected_beside_what_came() -> None:
+    found = calibrate(learned(), ROWS)
+    expected, real = found.deciles.T
+    assert (np.diff(expected) >= 0).all() and real[-1] > 5 * real[0]
+    assert np.abs(found.depths[:, 0] - found.depths[:, 1]).max() < 0.15
+    metrics = found.metrics()
+    assert metrics["decile_10_real"] == real[-1] and f"survival_{DEPTHS[-1]}_expected" in metrics
+
+
+def test_a_mean_has_no_survival_to_calibrate() -> None:
+    few = calibrate(learned(), ROWS.take(np.flatnonzero(~ROWS.censored)[:4]))
+    assert np.isfinite(few.deciles[:4]).all() and np.isnan(few.deciles[4:]).all()
+    found = calibrate(frequency_policy("s"), ROWS)
+    assert np.isnan(found.depths).all() and np.isfinite(found.deciles).all()
+    assert not any(name.startswith("survival") for name in found.metrics())
+
+
+def winner_of(kind: str) -> tuple[Scope, Candidate]:
+    """A scope that begins with counting, and who won over it."""
+    settings = LearnerSettings(buffer_events=2_000, min_events=200, candidate_every=128, kind=kind)
+    scope = Scope("s", settings, frequency_policy("s"))
+    rows = from_events(Traffic(seed=2).events(400))
+    for at in range(0, len(rows), 100):
+        scope.feed(rows.take(np.arange(at, min(at + 100, len(rows)))))
+        candidate = scope.candidate()
+        if candidate is not None:
+            return scope, candidate
+    raise AssertionError("nobody winner_of")
+
+
+@pytest.mark.parametrize("kind", ["survival", "payoff"])
+def test_a_registration_says_what_was_learned_from(kind: str) -> None:
+    scope, candidate = winner_of(kind)
+    scope.served = {"target": "llama"}
+    assert candidate.policy.kind == kind
+    assert kind == "survival" or 0.1 < candidate.policy.threshold < 10.0
+    made = registration_of(scope, candidate, {1: 7, 0: 41})
+    window = json.loads(json.dumps(made.window))  # it waits in the checkpoint
+    assert (window["topic"], window["offsets"]) == ("hvd.drafts.v2", {"0": 41, "1": 7})
+    times = scope.buffer.recent(2_000).time
+    assert (window["time_from"], window["time_to"]) == (times.min(), times.max())
+    when, champion, winner = zip(*window["errors"], strict=True)
+    assert len(when) == POINTS and list(when) == sorted(when)
+    assert np.mean(winner) < np.mean(champion)
+    assert ("thresholds" in window) == (kind == "payoff")
+    for threshold, rate in window.get("thresholds", []):
+        assert threshold >= 0.0 and rate > 0.0
+    assert made.tags["target"] == "llama" and made.metrics["decile_1_real"] >= 0.0

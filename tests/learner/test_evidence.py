@@ -1,17 +1,25 @@
-"""Betting on noise wins nothing, and on an advantage it wins soon."""
+"""Bets on noise win nothing; sessions become clusters that are final; a change raises one alarm."""
 
 from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from decoder.policy.rule import MODEL
+from learner import clusters
+from learner.clusters import CAP, PATIENCE, SILENCE, Cluster, Clusters
+from learner.drift import MARGINS, Alarm, Detector, beyond
 from learner.evidence import Bets
+from learner.losses import faced
+from learner.rows import from_events
+from tests.learner.traffic import Traffic
 
 
 def taken(numbers: Iterable[float], restarts: bool = False) -> Bets:
@@ -88,3 +96,144 @@ def test_bets_go_on_from_a_snapshot() -> None:
         for one in (bets, again):
             one.take(0.3)
         assert bets.evidence == again.evidence
+
+
+BLOCK = 8
+
+
+def fed(found: Clusters, sessions: list[int], first: int = 0) -> list[Cluster]:
+    closed = []
+    for at in range(0, len(sessions), BLOCK):
+        block = np.array(sessions[at : at + BLOCK], np.uint64)
+        numbers = np.stack([np.ones(len(block)), first + at + np.arange(len(block))], axis=1)
+        closed += found.add(block, numbers)
+    return closed
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 9), max_size=300))
+def test_every_row_is_in_one_cluster_or_waits(sessions: list[int]) -> None:
+    found = Clusters(2)
+    closed = fed(found, sessions)
+    whole = len(sessions)
+    waiting = found.snapshot()[0]["counts"][:, 1].sum()
+    assert sum(c.rows for c in closed) + waiting == whole
+    assert all(c.sums[0] == c.rows for c in closed)
+    assert max((c.rows for c in closed), default=0) < CAP + BLOCK
+
+
+def test_a_silent_session_is_over_and_the_next_draft_of_it_begins_another() -> None:
+    found = Clusters(2)
+    others = [1_000 + n // CAP for n in range(10 * CAP)]
+    closed = fed(found, [7] * 5 + others)
+    assert [c.rows for c in closed if c.rows == 5] == [5]
+    again = fed(found, [7] * 3 + [2_000 + n // CAP for n in range(10 * CAP)])
+    (later,) = [c for c in again if c.rows == 3]
+    assert later.born == 0, "what was learned since then may have been learned from this session"
+
+
+def test_a_session_waits_the_longer_the_more_are_under_way() -> None:
+    found = Clusters(2)
+    rounds, sessions = 4, 64
+    closed = fed(found, [s for _ in range(rounds) for s in range(sessions)])
+    assert SILENCE < sessions * (rounds - 1) < SILENCE + PATIENCE * sessions
+    assert not closed
+
+
+def test_one_endless_session_is_born_anew() -> None:
+    closed = fed(Clusters(2), [3] * (3 * clusters.LONG))
+    assert len(Counter(c.born for c in closed)) == 3
+
+
+def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clusters, "MOST_OPEN", 20)
+    monkeypatch.setattr(clusters, "SESSIONS", 50)
+    found = Clusters(2)
+    fed(found, list(range(1_000)))
+    arrays, _ = found.snapshot()
+    assert len(arrays["open"]) <= 20 and len(arrays["sessions"]) <= 50
+
+
+def test_clusters_go_on_from_a_snapshot() -> None:
+    sessions = np.random.default_rng(5).integers(0, 12, 400).tolist()
+    one = Clusters(2)
+    fed(one, sessions[:200])
+    other = Clusters.restored(2, one.snapshot())
+    mine, theirs = fed(one, sessions[200:], 200), fed(other, sessions[200:], 200)
+    assert len(mine) == len(theirs) > 0
+    for a, b in zip(mine, theirs, strict=True):
+        assert (a.born, a.rows, a.sums.tolist()) == (b.born, b.rows, b.sums.tolist())
+    with pytest.raises(ValueError, match="columns"):
+        Clusters.restored(3, one.snapshot())
+
+
+def alarms_of(detector: Detector, numbers: np.ndarray) -> list[Alarm]:
+    return [alarm for row, cluster in enumerate(numbers) for alarm in detector.take([cluster], row)]
+
+
+def stream(draw: np.random.Generator, cache: float, model: float, n: int) -> np.ndarray:
+    return draw.normal((cache, model), 1.0, (n, 2))
+
+
+def test_a_careful_learner_that_is_the_better_raises_nothing() -> None:
+    assert alarms_of(Detector(), stream(np.random.default_rng(1), -0.1, -0.1, 5_000)) == []
+
+
+def test_a_change_is_found_in_its_own_stream() -> None:
+    for changed, means in (("cache", (1.5, -0.2)), ("model", (-0.2, 1.5))):
+        draw = np.random.default_rng(2)
+        numbers = np.concatenate([stream(draw, -0.2, -0.2, 1_000), stream(draw, *means, 50)])
+        found = alarms_of(Detector(), numbers)
+        assert {a.stream for a in found} == {changed}
+        assert 1_000 < found[0].row <= 1_045
+
+
+def test_an_advantage_within_the_margin_tells_of_no_change() -> None:
+    tried = np.float32([0, 1, 4])
+    cache, model = np.full(3, MARGINS[0]), MARGINS[1] * tried
+    assert np.abs(beyond(cache, model, tried)).max() < 1e-9
+    assert beyond(cache * 2, model * 2, tried)[0].tolist() == [MARGINS[0], 0.0]
+
+
+def drafted(chances: list[float], seed: int) -> list[Alarm]:
+    """Alarms where each cluster's sixteen model drafts of three tokens have such a chance."""
+    draw, detector, rows = np.random.default_rng(seed), Detector(), Traffic(seed=1).events(1)
+    block = from_events(rows).take(np.zeros(16, np.int64))
+    block.arm[:], block.verified_len[:] = MODEL, 3
+    alarms = []
+    for row, chance in enumerate(chances):
+        block.model_accepted[:] = np.minimum(draw.geometric(1.0 - chance, 16) - 1, 3)
+        found = faced(block)
+        sums = beyond(np.zeros(16), detector.drafter.weigh(found), found.tried).sum(axis=0)
+        assert np.isfinite(sums).all()
+        alarms += detector.take([np.array([0.0, sums[1]])], row)
+    return alarms
+
+
+@pytest.mark.parametrize("after", [0.35, 0.75])
+def test_a_drafter_that_was_swapped_is_found_once_within_sixty_clusters(after: float) -> None:
+    (found,) = drafted([0.55] * 500 + [after] * 1_000, 4)
+    assert found.stream == "model" and 500 <= found.row < 560
+
+
+def test_a_drafter_that_stays_the_same_is_left_alone() -> None:
+    assert drafted([0.55] * 6_000, 5) == []
+
+
+def test_a_drafter_that_never_or_always_fits_has_a_finite_word() -> None:
+    assert 1 <= len(drafted([1e-9] * 3_000 + [1.0 - 1e-9] * 50, 6)) <= 2
+
+
+def test_clusters_without_a_model_draft_say_nothing_of_it() -> None:
+    detector = Detector()
+    alarms_of(detector, np.stack([np.ones(100), np.zeros(100)], axis=1))
+    assert detector.bets["model"].taken == 0
+
+
+def test_a_detector_goes_on_from_a_snapshot() -> None:
+    draw = np.random.default_rng(3)
+    one = Detector()
+    alarms_of(one, stream(draw, 0.5, 0.0, 25))
+    other = Detector.restored(json.loads(json.dumps(one.snapshot())))
+    later = stream(draw, 0.5, 0.0, 25)
+    assert alarms_of(one, later) == alarms_of(other, later) and one.snapshot() == other.snapshot()

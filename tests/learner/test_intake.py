@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from decoder.contracts.errors import EventRefused
-from decoder.contracts.events import LIMITS, decode_batch, encode_batch
+from decoder.contracts.events import LIMITS, encode_batch
 from decoder.contracts.features import FEATURES
 from decoder.contracts.settings import KafkaSettings
 from decoder.policy.first import first_policy
-from learner.dead_letters import DeadLetters, headers_of
+from learner.dead_letters import DeadLetters
 from learner.intake import Intake
 from learner.rows import COLUMNS
 from learner.scope import Scope
@@ -29,23 +29,8 @@ EVENTS = Traffic(seed=3).events(8)
 NOW_MS = 1_000
 WIRE = json.loads(encode_batch(EVENTS[:8], ORIGIN, 0))
 DEEP = 50_000
-WORST = [
-    2**31,
-    2**40,
-    2**53,
-    2**63,
-    10**400,
-    -1,
-    -(2**40),
-    1e300,
-    -1e300,
-    0,
-    1,
-    "NaN",
-    None,
-    [],
-    {},
-]
+WORST = [*(2**n for n in (31, 40, 53, 63)), 10**400, -1, -(2**40), 1e300, -1e300, 0, 1, "NaN"]
+WORST += [None, [], {}]  # type: ignore[list-item]
 
 
 class Kept(DeadLetters):
@@ -104,12 +89,10 @@ def test_the_extremes_of_every_number_are_learned_from_or_refused(intake: Intake
                 if name not in ("rate", "model_accepted"):
                     assert np.isfinite(column).all(), name
             scope.feed(admitted.rows)
-    assert intake.refused.total() > 500 and set(intake.refused) <= {
-        "malformed",
-        "range",
-        "contract",
-        "schema",
-    }
+    assert intake.refused.total() > 500
+    assert set(intake.refused) <= {"malformed", "range", "contract", "schema"}
+    told = [str(error) for _, error in intake.dead.given]  # type: ignore[attr-defined]
+    assert any("draft_len outside 0..512" in each for each in told)
     assert intake.dead.failed == intake.refused.total()
     before = scope.total
     for number, value in enumerate(batches(EVENTS, size=40, first=len(bad))):
@@ -124,33 +107,16 @@ def test_the_extremes_of_every_number_are_learned_from_or_refused(intake: Intake
     )
 
 
-def test_a_refusal_says_why_and_from_where(intake: Intake) -> None:
-    assert intake.admit(fetched(spoilt("columns", "draft_len", 2**40), 7)) is None
-    ((record, error),) = intake.dead.given  # type: ignore[attr-defined]
-    told = dict(headers_of(record, error))
-    assert told["__streams.errors.offset"] == b"7" and told["__streams.errors.partition"] == b"0"
-    assert told["__streams.errors.exception"] == b"EventRefused"
-    assert b"draft_len outside 0..512" in told["__streams.errors.message"]
-
-
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"contract": "hvd.drafts.v3"}, "contract"),
-        ({"schema_id": "of another"}, "schema"),
-        ({"features": {}}, "schema"),
-        ({"sequence": -1}, "range"),
-        ({"rows": 9}, "malformed"),
+        ({"contract": "hvd.drafts.v3"}, "contract"), ({"schema_id": "of another"}, "schema"),
+        ({"features": {}}, "schema"), ({"sequence": -1}, "range"), ({"rows": 9}, "malformed"),
     ],
-)
+)  # fmt: skip
 def test_reasons_are_told_apart(intake: Intake, change: dict[str, Any], reason: str) -> None:
     assert intake.admit(fetched(json.dumps({**WIRE, **change}).encode())) is None
     assert intake.refused == {reason: 1}
-
-
-def test_events_from_another_century_are_refused(intake: Intake) -> None:
-    value = encode_batch([EVENTS[0]._replace(time=4e9)], ORIGIN, 0)
-    assert intake.admit(fetched(value)) is None and intake.refused == {"range": 1}
 
 
 def test_a_record_that_comes_again_is_counted_and_not_learned_from_again(intake: Intake) -> None:
@@ -193,13 +159,6 @@ def test_a_stamp_in_another_unit_refuses_no_event_and_admits_none_of_another_cen
     for sequence, (event, admitted) in enumerate([(now, True), (later, False)]):
         value = encode_batch([event], ORIGIN, sequence)
         assert (intake.admit(Fetched(0, 0, stamp, b"w", value)) is not None) == admitted
-
-
-def test_what_was_written_by_a_worker_is_admitted_whole(intake: Intake) -> None:
-    (value,) = batches(EVENTS, size=len(EVENTS))
-    admitted = intake.admit(fetched(value))
-    assert admitted is not None and (admitted.scope, admitted.events) == (ORIGIN.scope, len(EVENTS))
-    assert len(admitted.rows) == len(decode_batch(value).events)
 
 
 def test_drafts_within_other_limits_are_counted_and_neither_learned_from_nor_weighed(

@@ -1,23 +1,33 @@
-"""Killed at random instants, a learner ends where one that was never killed does, byte for byte."""
+"""Killed at random instants, or for minutes without MLflow, a learner ends where it should."""
 
 from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
 from decoder.contracts.events import Origin
-from learner import checkpoint
+from decoder.contracts.status import LearnerStatus
+from learner import checkpoint, state
+from learner.registry import Registry, digest_of
+from learner.settings import LearnerSettings
+from pipelines.machine import free_port
+from pipelines.stack.running import registry_arguments
+from tests.conftest import until
+from tests.end_to_end.service import Reader
 from tests.learner.conftest import Broker
-from tests.learner.stream import batches, produce
+from tests.learner.stream import SCOPE, batches, produce
 from tests.learner.traffic import Traffic
 
 REQUESTS, RECORD = 400, 50
@@ -42,14 +52,13 @@ def values() -> list[bytes]:
     return found
 
 
-def started(broker: Broker, folder: Path) -> subprocess.Popen[bytes]:
+def started(broker: Broker, folder: Path, **variables: str) -> subprocess.Popen[bytes]:
+    """A learner with its state in a folder, and its log beside that."""
     environment = {
         **os.environ,
         "HVD_KAFKA_BOOTSTRAP_SERVERS": broker.kafka.bootstrap_servers,
-        "HVD_LEARNER_MLFLOW_TRACKING_URI": AWAY,
         "HVD_LEARNER_STATE_DIR": str(folder),
-        "HVD_LEARNER_BUFFER_EVENTS": "4000",
-        "HVD_LEARNER_AWAKE_SCOPES": "1",  # so that scopes rest and wake on the way
+        **variables,
     }
     with (folder.parent / f"{folder.name}.log").open("ab") as log:
         command = [sys.executable, "-m", "tests.learner.killed"]
@@ -66,11 +75,12 @@ def run_until(
 ) -> None:
     """Let a learner run until ``late`` seconds after its checkpoint has come to ``done`` records;
     then end it."""
-    process = started(broker, folder)
-    deadline = time.monotonic() + 240.0
-    while read_up_to(folder) < done:
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.01)
+    process = started(
+        broker, folder, HVD_LEARNER_MLFLOW_TRACKING_URI=AWAY, HVD_LEARNER_BUFFER_EVENTS="4000",
+        HVD_LEARNER_AWAKE_SCOPES="1",  # so that scopes rest and wake on the way
+    )  # fmt: skip
+    until(lambda: process.poll() is not None or read_up_to(folder) >= done, seconds=240.0)
+    assert process.poll() is None
     time.sleep(late)
     process.send_signal(how)
     process.wait(60)
@@ -110,3 +120,130 @@ def test_evidence_detector_and_offsets_are_those_of_a_run_never_killed(
             same = array.dtype == others[part][name].dtype
             assert same and array.tobytes() == others[part][name].tobytes(), (part, name)
     assert all(np.size(array) for array in arrays["index"].values()) and numbers["waiting"]
+
+
+AWAY_SECONDS = 130.0
+KNOWN = 4
+"""Records that make a scope one that belongs into the registry."""
+
+
+class Server:
+    """``mlflow server``, which may die or fall silent."""
+
+    def __init__(self, home: Path) -> None:
+        self.port, self.home = free_port(), home
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with (self.home / "server.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                registry_arguments(self.port, self.home),
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        wait(self.answers)
+
+    def answers(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/health", timeout=2.0).is_success
+        except httpx.HTTPError:
+            return False
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self.process is not None
+        os.killpg(self.process.pid, number)  # its workers too
+        if number is signal.SIGKILL:
+            self.process.wait(10)
+
+    def end(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.signal(signal.SIGKILL)
+
+
+def wait(done: Callable[[], bool]) -> None:
+    until(done, seconds=400.0, turn=lambda: time.sleep(0.2))
+
+
+def learner(broker: Broker, server: Server, folder: Path) -> subprocess.Popen[bytes]:
+    return started(
+        broker, folder, HVD_LEARNER_MLFLOW_TRACKING_URI=server.url,
+        HVD_LEARNER_CANDIDATE_EVERY="200",
+        HVD_LEARNER_ROLLOUT="off",  # no worker is here to try anything
+    )  # fmt: skip
+
+
+def champion_in(registry: Registry) -> int | None:
+    standing = registry.standings().get(SCOPE)
+    return None if standing is None else standing.champion
+
+
+def waiting_in(folder: Path) -> list[str]:
+    """Digests of the candidates that wait, as a restart would find them."""
+    if checkpoint.load(folder / "checkpoint.safetensors") is None:
+        return []
+    held = state.resumed(LearnerSettings(state_dir=folder)).waiting
+    return [digest_of(each.policy) for each in held if each.against]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1_800)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of mlflow's own parts
+@pytest.mark.parametrize("how", ["dead", "silent"])
+def test_minutes_without_mlflow_cost_no_event_and_no_verdict(
+    how: str, broker: Broker, empty_store: Path, tmp_path: Path
+) -> None:
+    home, folder = tmp_path / "mlruns", tmp_path / "learner"
+    home.mkdir()
+    shutil.copy(empty_store, home / "mlflow.db")
+    server, records = Server(home), batches(Traffic(seed=9).events(400))
+    process = learner(broker, server, folder)
+    try:
+        server.start()
+        told = Reader(broker.kafka)
+        registry = Registry(f"sqlite:///{home / 'mlflow.db'}")  # which is there all the time
+        produce(broker.kafka, records[:KNOWN])
+        wait(lambda: champion_in(registry) is not None)
+        before = champion_in(registry)
+
+        def status() -> LearnerStatus:
+            assert process.poll() is None
+            until(lambda: told.learners, turn=told.read)
+            told.read()
+            return told.learners[-1]
+
+        wait(lambda: status().scope == SCOPE and status().champion_version == before)
+        server.signal(signal.SIGKILL if how == "dead" else signal.SIGSTOP)
+        gone, sent = time.monotonic(), KNOWN
+        killed = gone + random.Random(how).uniform(0.2, 0.8) * AWAY_SECONDS
+        while time.monotonic() < gone + AWAY_SECONDS:
+            if sent < len(records) - 1:
+                produce(broker.kafka, records[sent : sent + 1])
+                sent += 1
+            if killed < time.monotonic():
+                process.kill()
+                process.wait(10)
+                process, killed = learner(broker, server, folder), float("inf")
+            time.sleep(1.0)
+        # it is still away, and everything has been learned from but what is under way
+        wait(lambda: status().drafts_consumed == 50 * sent and status().lag == 0)
+        assert status().registry_away_since > 0 and status().waiting >= 1
+        assert not server.answers()
+        wait(lambda: bool(waiting_in(folder)))
+        (won,) = waiting_in(folder)
+        server.start() if how == "dead" else server.signal(signal.SIGCONT)
+        wait(lambda: champion_in(registry) not in (None, before))
+        champion = champion_in(registry)
+        assert champion is not None and registry.digest(SCOPE, champion) == won
+        wait(lambda: status().champion_version == champion)
+        produce(broker.kafka, records[sent : sent + 1])
+        wait(lambda: status().drafts_consumed == 50 * (sent + 1))
+        last = status()
+        assert (last.records_refused, last.records_missing, last.faults) == (0, 0, 0)
+        assert last.registry_away_since == 0
+        told.close()
+    finally:
+        process.kill()
+        process.wait(10)
+        server.end()

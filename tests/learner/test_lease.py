@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import given, settings
@@ -17,14 +17,25 @@ from learner import lease
 from learner.lease import LAST_TERM, Claim, Lease, counts, read_claim
 from learner.players import Players
 from tests.learner.conftest import Broker
-from tests.learner.stream import produce
 
 
 @pytest.fixture
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "TTL_SECONDS", 4.0)
-    monkeypatch.setattr(lease, "RENEW_SECONDS", 0.4)
-    monkeypatch.setattr(lease, "LOOK_SECONDS", 0.05)
+def lease_of(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Iterator[Makes]:
+    """Leases by the names of their holders, which run out soon, and are closed."""
+    for name, seconds in {"TTL": 4.0, "RENEW": 0.4, "LOOK": 0.05}.items():
+        monkeypatch.setattr(lease, f"{name}_SECONDS", seconds)
+    made: list[Lease] = []
+
+    def make(holder: str) -> Lease:
+        made.append(Lease(broker.kafka, holder))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+Makes = Callable[[str], Lease]
 
 
 def turn_until(done: Callable[[], bool], *leases: Lease) -> None:
@@ -38,9 +49,8 @@ def turn_until(done: Callable[[], bool], *leases: Lease) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.usefixtures("_quick")
-def test_one_holds_and_a_lost_one_is_replaced(broker: Broker) -> None:
-    one, two = Lease(broker.kafka, "one"), Lease(broker.kafka, "two")
+def test_one_holds_and_a_lost_one_is_replaced(broker: Broker, lease_of: Makes) -> None:
+    one, two = lease_of("one"), Lease(broker.kafka, "two")
     turn_until(lambda: one.holds("s"), one)
     turn_until(lambda: two.holder_of("s") == "one", one, two)
     assert one.term("s") == 1 and one.holds("s", margin=0.5) and not one.holds("s", margin=9.0)
@@ -51,11 +61,9 @@ def test_one_holds_and_a_lost_one_is_replaced(broker: Broker) -> None:
     two.close()
     turn_until(lambda: one.holds("s"), one)  # what is released is not waited for
     assert one.term("s") == 3
-    again = Lease(broker.kafka, "one")  # killed and started again, in the same place
+    again = lease_of("one")  # killed and started again, in the same place
     turn_until(lambda: again.holds("s"), again)
     assert again.term("s") == 4
-    one.close()
-    again.close()
 
 
 def test_topics_that_cannot_be_read_are_told(
@@ -72,72 +80,49 @@ def test_topics_that_cannot_be_read_are_told(
     players.close()
 
 
-@pytest.mark.usefixtures("_quick")
-def test_a_lease_that_ran_out_is_claimed_anew_and_not_renewed(broker: Broker) -> None:
-    one = Lease(broker.kafka, "one")
+def test_a_lease_that_ran_out_is_claimed_anew_and_not_renewed(lease_of: Makes) -> None:
+    one = lease_of("one")
     turn_until(lambda: one.holds("s"), one)
     turn_until(lambda: not one.holds("s"))  # it sleeps, and another may claim meanwhile
     turn_until(lambda: one.holds("s"), one)
     assert one.term("s") == 2
-    one.close()
 
 
-@pytest.mark.usefixtures("_quick")
-def test_of_many_that_ask_at_once_one_has_it(broker: Broker) -> None:
-    askers = [Lease(broker.kafka, f"asker-{n}") for n in range(4)]
+def test_of_many_that_ask_at_once_one_has_it(lease_of: Makes) -> None:
+    askers = [lease_of(f"asker-{n}") for n in range(4)]
     turn_until(lambda: any(each.holds("s") for each in askers), *askers)
     turn_until(lambda: len({each.holder_of("s") for each in askers}) == 1, *askers)
-    for each in askers:
-        each.close()
 
 
-@pytest.mark.usefixtures("_quick")
-def test_poison_on_the_topic_holds_nothing(broker: Broker) -> None:
-    produce(broker.kafka, [b"", b"[" * 10_000, b"null", b'{"term": -1}', b"\xff"], LEASE)
-    one = Lease(broker.kafka, "one")
-    turn_until(lambda: one.holds("s"), one)
-    one.close()
-
-
-@pytest.mark.usefixtures("_quick")
 @pytest.mark.parametrize("term", [LAST_TERM, LAST_TERM + 1])
-def test_a_term_that_leaps_keeps_nobody_out(broker: Broker, term: int) -> None:
+def test_a_term_that_leaps_keeps_nobody_out(broker: Broker, lease_of: Makes, term: int) -> None:
     """After the last that can be written there is none: a record would end a scope for good."""
     claim = {"holder": "nobody", "term": term, "beat": 0, "released": False}
     producer = KafkaProducer(**broker.kafka.client_options())
     producer.send(LEASE.name, json.dumps(claim).encode(), b"s").get(10)
     producer.close()
-    one, two = Lease(broker.kafka, "one"), Lease(broker.kafka, "two")
+    one, two = map(lease_of, ("one", "two"))
     turn_until(lambda: one.holds("s"), one)
     turn_until(lambda: two.holds("s"), two)
     assert (one.term("s"), two.term("s")) == (1, 2)
-    one.close()
-    two.close()
 
 
 def test_every_term_has_room_for_its_publications() -> None:
     assert (LAST_TERM + 1) * NUMBERS_A_TERM <= LAST_PUBLICATION
     sound = {"holder": "h", "term": LAST_TERM, "beat": 0, "released": False}
     assert read_claim(json.dumps(sound).encode()) == Claim("h", LAST_TERM, 0)
+    for spoilt in ({"term": 0}, {"term": 2**40}, {"beat": -1}, {"term": "x"}, {"beat": None}):
+        assert read_claim(json.dumps({**sound, **spoilt}).encode()) is None
 
 
-@pytest.mark.usefixtures("_quick")
-def test_a_topic_made_anew_does_not_give_old_terms_again(broker: Broker) -> None:
-    one = Lease(broker.kafka, "one")
+def test_a_topic_made_anew_does_not_give_old_terms_again(lease_of: Makes) -> None:
+    one = lease_of("one")
     turn_until(lambda: one.holds("s"), one)
     deadline = time.monotonic() + 30.0
     while one.term("s") < 7 or not one.holds("s"):
         assert time.monotonic() < deadline
         one.turn({"s": 6})
         time.sleep(0.02)
-    one.close()
-
-
-def test_what_is_no_claim_is_passed_over() -> None:
-    sound = {"holder": "h", "term": 1, "beat": 0, "released": False}
-    assert read_claim(json.dumps(sound).encode()) == Claim("h", 1, 0)
-    for spoilt in ({"term": 0}, {"term": 2**40}, {"beat": -1}, {"term": "x"}, {"beat": None}):
-        assert read_claim(json.dumps({**sound, **spoilt}).encode()) is None
 
 
 CLAIMS = st.lists(

@@ -3,22 +3,31 @@ word stands, whichever call it falls between, and it is told."""
 
 from __future__ import annotations
 
+import http.client
 import itertools
+import logging
+import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
+from decoder.contracts.errors import RegistryError
 from learner import registrar
 from learner.moves import Move, Moved, carry_out
 from learner.registrar import Registrar
-from learner.registrations import Registration, Settled
+from learner.registrations import Registration
 from learner.registry import Registry, digest_of
 from pipelines.machine import free_port
+from pipelines.stack import processes
+from pipelines.stack.running import registry_arguments, responds
+from pipelines.watch.live import versions_at
 from tests.conftest import random_policy, until
-from tests.learner.proxied import Proxy, mlflow_server, proxied
 from tests.learner.stage import client_of
 
 # mlflow uses parts of sqlalchemy that are to go; that is theirs to mend
@@ -26,12 +35,108 @@ pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning"), pytest.m
 
 SET, READ = "registered-models/alias", "registered-models/get"
 numbers = itertools.count()
+SKIPPED = ("host", "connection", "transfer-encoding", "content-length")
+
+
+@dataclass
+class Proxy:
+    """Passes calls on to ``port``; ``url`` is its own.
+
+    ``calls`` and ``answered`` are the paths of those since :meth:`watch`, ``before`` is called with
+    the number of each from 0, and may answer it in the server's stead with a status.
+    """
+
+    port: int
+    url: str = ""
+    calls: list[str] = field(default_factory=list)
+    answered: list[str] = field(default_factory=list)
+    before: Callable[[int, str], int | None] = lambda number, path: None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def watch(self, before: Callable[[int, str], int | None]) -> None:
+        """Count calls anew."""
+        self.calls, self.answered, self.before = [], [], before
+
+
+@contextmanager
+def proxied(port: int) -> Iterator[Proxy]:
+    """A proxy before what listens on ``port``."""
+    proxy = Proxy(port)
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def answer(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            path = self.path.partition("?")[0].rpartition("/mlflow/")[2]
+            with proxy.lock:
+                number = len(proxy.calls)
+                proxy.calls.append(path)
+            status, headers, told = proxy.before(number, path), [], b"forbidden"
+            if status is None:
+                onward = http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=60)
+                kept = {k: v for k, v in self.headers.items() if k.lower() not in SKIPPED}
+                onward.request(self.command, self.path, body or None, kept)
+                got = onward.getresponse()
+                status, headers, told = got.status, got.getheaders(), got.read()
+                onward.close()
+            proxy.answered.append(path)
+            self.send_response(status)
+            for key, value in headers:
+                if key.lower() not in SKIPPED:
+                    self.send_header(key, value)
+            self.send_header("Content-Length", str(len(told)))
+            self.end_headers()
+            self.wfile.write(told)
+
+        do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = answer  # noqa: N815 -- by http.server
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    proxy.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield proxy
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@contextmanager
+def mlflow_server(home: Path, port: int) -> Iterator[str]:
+    """``mlflow server`` on SQLite in ``home``; its address."""
+    url = f"http://127.0.0.1:{port}"
+    child = processes.start(
+        processes.Part(
+            "mlflow", registry_arguments(port, home), home / "server.log",
+            environment=os.environ | {
+                "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+                "MLFLOW_DISABLE_TELEMETRY": "true",
+            },
+        )
+    )  # fmt: skip
+    try:
+        processes.wait_until(child, lambda: responds(f"{url}/health"), 300.0)
+        yield url
+    finally:
+        processes.stop([child])
 
 
 @pytest.fixture(scope="module")
-def server(empty_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    home = tmp_path_factory.mktemp("mlruns")
-    shutil.copy(empty_store, home / "mlflow.db")
+def home(empty_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the server keeps everything."""
+    folder = tmp_path_factory.mktemp("mlruns")
+    shutil.copy(empty_store, folder / "mlflow.db")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(home: Path) -> Iterator[str]:
     with mlflow_server(home, free_port()) as url:
         yield url
 
@@ -119,9 +224,9 @@ def calls_of(proxy: Proxy, does: Callable[[], object]) -> list[str]:
     return list(proxy.calls)
 
 
-@pytest.mark.parametrize("how", ["by_hand", "by_command"])
+@pytest.mark.parametrize(("how", "each"), [("by_hand", 1), ("by_command", 3)])
 def test_whichever_call_of_a_move_a_persons_falls_before_theirs_stands(
-    place: Callable[[], Place], proxy: Proxy, how: str
+    place: Callable[[], Place], proxy: Proxy, how: str, each: int
 ) -> None:
     def move(of: Place) -> Moved:
         tags = {2: {"trial": "promoted"}}
@@ -131,7 +236,7 @@ def test_whichever_call_of_a_move_a_persons_falls_before_theirs_stands(
     calls = calls_of(proxy, lambda: move(held))
     assert held.champion == 2
     assert READ in calls[calls.index(SET) + 1 :], "it is read after it was moved"
-    for call in itertools.count():
+    for call in itertools.count(0, each):
         held.stand_again()
         proxy.watch(at(call, proxy, getattr(held, how)))
         done = move(held)
@@ -199,41 +304,47 @@ def test_a_persons_trial_stands(place: Callable[[], Place], proxy: Proxy) -> Non
     assert held.persons.standing(held.scope).trial == 3
 
 
-@pytest.mark.long
-def test_ten_times_of_ten_a_person_wins_over_a_slow_registration(
+def test_a_server_that_lets_nobody_write_costs_the_candidate_and_nothing_else(
     place: Callable[[], Place],
     proxy: Proxy,
     monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(registrar, "FOLLOW_SECONDS", 0.05)
-
+    for name, value in {"TRIES": 3, "FOLLOW_SECONDS": 0.05, "RETRY_SECONDS": 0.05}.items():
+        monkeypatch.setattr(registrar, name, value)
     held = place()
+    desk = Registrar(held.registry, lambda scope: True)
+    winner = Registration(
+        random_policy(9, held.scope, 0), against=digest_of(random_policy(0, held.scope, 0))
+    )
+    desk.start()
+    proxy.watch(lambda _, path: 403 if path.endswith(("create", "alias", "tag")) else None)
+    desk.hand(winner)
+    desk.move(Move(held.scope, "l", "why", {1: {"watch": "kept"}}))
+    until(lambda: not desk.waiting() and desk.given_up["refused"] == 2)
+    told = [r.getMessage() for r in caplog.records if r.levelno >= logging.ERROR]
+    assert len(told) == 2 and all("403" in line and "\n" not in line for line in told)
+    assert held.champion == 1 and not desk.away_since
+    proxy.watch(lambda _, path: None)
+    desk.hand(winner)
+    until(lambda: held.champion == 4)
+    desk.close()
 
-    def register(seed: int) -> tuple[Settled, Registrar]:
-        desk = Registrar(held.registry, lambda scope: scope == held.scope)
-        winner = random_policy(seed, held.scope, 0)
-        desk.hand(Registration(winner, against=digest_of(random_policy(0, held.scope, 0))))
-        found: list[Settled] = []
-        desk.start()
-        until(lambda: found or found.extend(a for a in desk.answers() if isinstance(a, Settled)))
-        desk.close()
-        return found[0], desk
 
-    calls = calls_of(proxy, lambda: register(9))
-    assert held.champion == 4
-    writes = [n for n, path in enumerate(calls) if path == SET]  # candidate, champion
-    chosen = sorted({round(k * writes[-1] / 9) for k in range(10)} | {writes[-1]})
-    assert len(chosen) == 10
-    for call in chosen:
-        held.stand_again()
-        proxy.watch(at(call, proxy, held.by_hand))
-        settled, desk = register(10 + call)
-        moved = [n for n, path in enumerate(proxy.calls) if path == SET and READ in proxy.calls[:n]]
-        if call > min([*moved, call]):
-            continue  # the machine was quicker, and read less often before
-        assert held.champion == 3, (call, calls)
-        assert "version 3 was made champion" in settled.refusal
-        assert desk.given_up["person"] == 1
-        if settled.version is not None:
-            tags = {v.number: v.tags for v in held.persons.versions(held.scope)}[settled.version]
-            assert "version 3 was made champion" in tags["refusal"] and "moved_at" not in tags
+def test_a_password_is_neither_kept_nor_linked_to(
+    home: Path, server: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    mine = server.replace("://", "://anna:hunter2@")
+    registry = Registry(mine)
+    registry.promote("secret", registry.register(random_policy(1, "secret", 0)))
+    registry.refuse(random_policy(2, "secret", 0))
+    assert registry.load("secret", 1).version == 1
+    assert versions_at(mine, "secret").startswith(f"{server}/#/models/")
+    with pytest.raises(RegistryError) as refused:
+        registry.load("secret", 9)
+    assert "hunter2" not in str(refused.value)
+    kept = [path for path in home.rglob("*") if path.is_file() and path.name != "server.log"]
+    assert len(kept) > 4 and not [path for path in kept if b"hunter2" in path.read_bytes()]
+    ours = [r for r in caplog.records if r.name.startswith(("learner", "decoder", "pipelines"))]
+    assert not any("hunter2" in record.getMessage() for record in ours)

@@ -1,28 +1,41 @@
-"""Publications are numbered by scope, role and term, above whatever lies on the topic."""
+"""Publications are numbered by scope, role and term; a topic may go, come back, or not be there."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import time
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from kafka import KafkaProducer
 from kafka.admin import KafkaAdminClient, NewTopic
-from kafka.errors import TopicAlreadyExistsError
+from kafka.errors import KafkaError, TopicAlreadyExistsError, UnknownTopicOrPartitionError
 
 from decoder.contracts.bundle import LAST_PUBLICATION
 from decoder.contracts.errors import BrokerError
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import LearnerStatus
-from decoder.contracts.topics import POLICY
+from decoder.contracts.topics import LEASE, POLICY
 from decoder.kafka import compacted
+from decoder.kafka.compacted import Compacted
 from decoder.policy.probes import to_bytes
 from learner.publish import PolicyPublisher, StatusProducer
 from learner.published import Published
 from pipelines.machine import free_port
 from tests.conftest import random_policy
 from tests.learner.conftest import Broker
+from tests.learner.stream import produce
+
+
+def put(broker: Broker, *records: tuple[bytes, bytes | None]) -> None:
+    """What others write onto the topic."""
+    producer = KafkaProducer(**broker.kafka.client_options())
+    for key, value in records:
+        producer.send(POLICY.name, key=key, value=value).get(10)
+    producer.close()
 
 
 def test_each_scope_and_role_is_numbered_by_itself(broker: Broker) -> None:
@@ -34,11 +47,7 @@ def test_each_scope_and_role_is_numbered_by_itself(broker: Broker) -> None:
     assert publisher.published.numbers == {
         b"a/champion": 1_000_002, b"a/trial": 1_000_001, b"b/champion": 3_000_001,
     }  # fmt: skip
-    producer = KafkaProducer(**broker.kafka.client_options())
-    for key, value in ((b"a/champion", b"poison"), (b"a/trial", None), (b"\xff", b"?")):
-        producer.send(POLICY.name, key=key, value=value).get(10)
-    producer.close()
-
+    put(broker, (b"a/champion", b"poison"), (b"a/trial", None), (b"\xff", b"?"))
     other = PolicyPublisher(broker.kafka)
     assert other.publish(random_policy(scope="a"), 1).publication == 1_000_003
     assert other.publish(random_policy(scope="b"), 4).publication == 4_000_001
@@ -54,10 +63,7 @@ def test_a_number_that_leaps_leaves_room_for_the_next(
     publisher = PolicyPublisher(broker.kafka)
     publisher.publish(random_policy(scope="a"), 1)
     leapt = replace(random_policy(scope="a"), publication=LAST_PUBLICATION)
-    producer = KafkaProducer(**broker.kafka.client_options())
-    for _ in range(3):
-        producer.send(POLICY.name, key=b"a/champion", value=to_bytes(leapt)).get(10)
-    producer.close()
+    put(broker, *[(b"a/champion", to_bytes(leapt))] * 3)
     assert publisher.published.read(5.0) and publisher.published.last("a") is None
     assert caplog.text.count("passed over") == 1
     assert publisher.published.term("a") == 1
@@ -99,9 +105,7 @@ def test_a_publication_that_its_client_sent_again_is_one(broker: Broker) -> None
     """Which a client does that had no answer in time: the producer is no idempotent one."""
     publisher = PolicyPublisher(broker.kafka)
     made = publisher.publish(random_policy(scope="a"), 1)
-    producer = KafkaProducer(**broker.kafka.client_options())
-    producer.send(POLICY.name, key=b"a/champion", value=to_bytes(made)).get(10)
-    producer.close()
+    put(broker, (b"a/champion", to_bytes(made)))
     seen = Published(broker.kafka)
     assert seen.read(10.0) and publisher.published.read(10.0)
     for each in (seen, publisher.published):
@@ -135,9 +139,7 @@ def test_a_forged_number_is_nobody_s_and_a_forged_champion_is_published_over(
     seen = Published(kafka)
     assert seen.read(10.0) and seen.last("a") is not None
     forged = to_bytes(replace(random_policy(scope="a"), publication=2**53))
-    producer = KafkaProducer(**broker.kafka.client_options())
-    producer.send(POLICY.name, key=b"a/champion", value=forged).get(10)
-    producer.close()
+    put(broker, (b"a/champion", forged))
     while seen.last("a") is not None:  # which is what makes a learner publish again
         seen.read(1.0)
     assert seen.numbers == {b"a/champion": made.publication}
@@ -146,3 +148,69 @@ def test_a_forged_number_is_nobody_s_and_a_forged_champion_is_published_over(
         seen.read(1.0)
     seen.close()
     publisher.close()
+
+
+class Followed:
+    """A follower of the lease topic, and what it was told."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.values: list[bytes] = []
+        self.lies: list[range] = []
+        self.log = Compacted(broker.kafka, LEASE, self._take, lambda _, at: self.lies.append(at))
+
+    def _take(self, record: Any) -> None:
+        self.values.append(record.value)
+
+    def has(self, value: bytes) -> bool:
+        """Whether it comes to be there, and all that lay there has been read."""
+        deadline = time.monotonic() + 30.0
+        while time.monotonic() < deadline:
+            try:
+                if self.log.read(1.0) and value in self.values:
+                    return True
+            except KafkaError:
+                time.sleep(0.1)
+        return False
+
+
+@pytest.fixture
+def followed(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Iterator[Followed]:
+    monkeypatch.setattr(compacted, "REVIEW_SECONDS", 0.0)
+    made = Followed(broker)
+    yield made
+    made.log.close()
+
+
+def anew(broker: Broker, *values: bytes) -> None:
+    admin = KafkaAdminClient(**broker.kafka.client_options())
+    admin.delete_topics([LEASE.name])
+    admin.create_topics([NewTopic(LEASE.name, 1, -1)])
+    admin.close()
+    produce(broker.kafka, list(values), LEASE)
+
+
+def test_a_topic_made_anew_is_read_to_its_end_again(broker: Broker, followed: Followed) -> None:
+    produce(broker.kafka, [b"one", b"two", b"three"], LEASE)
+    assert followed.has(b"three") and followed.lies[-1] == range(3)
+    anew(broker, b"four")
+    assert followed.has(b"four")
+
+
+def test_what_is_gone_when_the_broker_answers_again_is_told(
+    broker: Broker, followed: Followed
+) -> None:
+    produce(broker.kafka, [b"one", b"two", b"three"], LEASE)
+    assert followed.has(b"three")
+    followed.log.close()
+    anew(broker, b"four")
+    assert followed.has(b"four") and followed.lies[-1] == range(1)
+
+
+def test_a_topic_that_is_missing_is_asked_for_again(bare_broker: Broker) -> None:
+    followed = Followed(bare_broker)
+    with pytest.raises(UnknownTopicOrPartitionError):
+        followed.log.read()
+    bare_broker.make_topics()
+    produce(bare_broker.kafka, [b"one"], LEASE)
+    assert followed.has(b"one")
+    followed.log.close()

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from decoder.contracts.errors import RegistryError
 from learner import registrar
-from learner.moves import Move, Moved
+from learner.moves import Move, Moved, carry_out
 from learner.registrar import Registrar
 from learner.registrations import Loaded, Registration, Seen, Settled
 from learner.registry import ARTIFACT, Registry, digest_of
-from tests.conftest import random_policy
+from tests.conftest import random_policy, until
 from tests.learner.stage import client_of
 
 # mlflow uses parts of sqlalchemy that are to go; that is theirs to mend
@@ -38,11 +40,13 @@ def desk(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> Iterator[Regist
 
 
 def answers_until(desk: Registrar, done: Callable[[list[object]], bool]) -> list[object]:
-    deadline, found = time.monotonic() + 30.0, list[object]()
-    while not done(found):
-        assert time.monotonic() < deadline, found
-        found += [a for a in desk.answers() if not isinstance(a, Seen)]
-        time.sleep(0.02)
+    found: list[object] = []
+
+    def answered() -> bool:
+        found.extend(a for a in desk.answers() if not isinstance(a, Seen))
+        return done(found)
+
+    until(answered)
     return found
 
 
@@ -70,11 +74,6 @@ def test_what_is_not_ours_waits(desk: Registrar) -> None:
     answers_until(desk, bool)
 
 
-def versions(registry: Registry) -> int:
-    name = registry.model_name("ab12")
-    return len(client_of(registry).search_model_versions(f"name = '{name}'"))
-
-
 def test_a_champion_that_a_person_moved_stands(desk: Registrar, registry: Registry) -> None:
     other = registry.register(random_policy(5, "ab12"))
     registry.promote("ab12", other)
@@ -87,7 +86,7 @@ def test_a_champion_that_a_person_moved_stands(desk: Registrar, registry: Regist
     held = client.get_experiment_by_name("hvd-learner")
     (refused,) = client.search_runs([held.experiment_id], "tags.refused = 'true'")
     assert "was made champion" in refused.data.tags["refusal"]
-    assert registry.standing("ab12").champion == other and versions(registry) == 1
+    assert registry.standing("ab12").champion == other and len(registry.versions("ab12")) == 1
 
 
 def test_winners_wait_while_a_version_is_pinned(desk: Registrar, registry: Registry) -> None:
@@ -99,7 +98,7 @@ def test_winners_wait_while_a_version_is_pinned(desk: Registrar, registry: Regis
     for seed in (1, 2, 3):
         desk.hand(Registration(random_policy(seed, "ab12"), against=digest_of(FIRST)))
         time.sleep(0.3)
-    assert versions(registry) == 1 and len(desk.waiting()) == 1
+    assert len(registry.versions("ab12")) == 1 and len(desk.waiting()) == 1
     client_of(registry).delete_registered_model_alias(name, "pinned")
     (settled,) = answers_until(desk, bool)
     assert isinstance(settled, Settled) and (settled.version, settled.refusal) == (2, "")
@@ -115,10 +114,7 @@ def test_a_damaged_champion_is_no_obstacle(
     bundle.write_bytes(b"spoilt")
     desk.ask([("ab12", damaged)])
     desk.start()
-    deadline = time.monotonic() + 30.0
-    while "is unusable" not in caplog.text:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: "is unusable" in caplog.text)
     desk.hand(Registration(WINNER, against=digest_of(FIRST)))
     (settled,) = answers_until(desk, bool)
     assert isinstance(settled, Settled) and (settled.version, settled.refusal) == (2, "")
@@ -131,11 +127,8 @@ def test_what_nobody_could_read_is_dropped(
     registry.promote("ab12", registry.register(FIRST))
     desk.hand(Registration(replace(WINNER, threshold=float("nan")), against=digest_of(FIRST)))
     desk.start()
-    deadline = time.monotonic() + 30.0
-    while desk.waiting():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    assert versions(registry) == 1 and "nobody could read is given up" in caplog.text
+    until(lambda: not desk.waiting())
+    assert len(registry.versions("ab12")) == 1 and "nobody could read is given up" in caplog.text
 
 
 def test_what_mlflow_refuses_for_good_stands_in_nobodys_way(
@@ -156,10 +149,7 @@ def test_what_mlflow_refuses_for_good_stands_in_nobodys_way(
     desk.start()
     (settled,) = answers_until(desk, bool)
     assert isinstance(settled, Settled) and settled.registration.policy.scope == "cd34"
-    deadline = time.monotonic() + 30.0
-    while desk.waiting():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: not desk.waiting())
 
 
 def test_no_move_that_waits_is_lost(desk: Registrar) -> None:
@@ -208,11 +198,7 @@ def test_a_refused_candidate_that_cannot_be_logged_is_no_outage(
     for _ in range(2):
         desk.note(Registration(WINNER, against="x"))
     desk.start()
-    deadline = time.monotonic() + 30.0
-    while len(tried) < 2:
-        assert time.monotonic() < deadline
-        assert not desk.away_since
-        time.sleep(0.01)
+    until(lambda: desk.away_since or len(tried) >= 2)
     assert not desk.away_since
 
 
@@ -228,3 +214,66 @@ def test_a_later_winner_takes_the_place_of_an_earlier_and_all_are_bounded(
         desk.hand(Registration(random_policy(0, f"s{number}")))
     assert [w.policy.scope for w in desk.waiting()] == ["s2", "s3", "s4"]
     assert Registrar(Registry("x"), lambda scope: True, desk.waiting()).waiting() == desk.waiting()
+
+
+POINTS = [(1e9 + k, 1.0, 0.9, 1.1) for k in range(4)]
+
+
+@pytest.fixture
+def standing(registry: Registry) -> Registry:
+    """Version 1 is champion of standing."""
+    for seed in range(3):
+        registry.register(random_policy(seed, scope="ab12"))
+    registry.promote("ab12", 1)
+    return registry
+
+
+def move(**changes: Any) -> Move:
+    return Move("ab12", "learner-a", "because", **{"tags": {3: {"trial": "running"}}, **changes})
+
+
+def test_alias_trial_is_taken_from_nobody_but_itself(standing: Registry) -> None:
+    done = carry_out(standing, move(begun=2))
+    assert done.standing is not None and done.standing.trial == 2
+    assert carry_out(standing, move(begun=3)).standing == standing.standing("ab12")
+    assert standing.standing("ab12").trial == 3, "what it named was its own"
+    client_of(standing).set_registered_model_alias(standing.model_name("ab12"), "trial", "2")
+    carry_out(standing, move(begun=3))
+    assert standing.standing("ab12").trial == 2, "a person's"
+    carry_out(standing, move(ended=2))
+    client_of(standing).set_registered_model_alias(standing.model_name("ab12"), "pinned", "2")
+    carry_out(standing, move(begun=3))
+    assert standing.standing("ab12").trial is None
+
+
+def test_a_picture_that_cannot_be_kept_vetoes_nothing(
+    standing: Registry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def attach(*_: object) -> None:
+        assert standing.standing("ab12").champion == 3, "first"
+        raise RegistryError("no room for artefacts")
+
+    monkeypatch.setattr(standing, "attach", attach)
+    with caplog.at_level(logging.ERROR):
+        done = carry_out(standing, move(over=1, to=3, points=POINTS))
+    assert not done.refusal and done.standing is not None and done.standing.champion == 3
+    tags = {v.number: v.tags for v in standing.versions("ab12")}[3]
+    assert (tags["moved_by"], tags["why"], tags["trial"]) == ("learner-a", "because", "running")
+    assert "gets no picture" in caplog.text
+
+
+def test_what_a_person_did_is_not_signed_by_the_learner(standing: Registry) -> None:
+    standing.promote("ab12", 3, {"moved_by": "anna", "why": "it looks good"})
+    assert not carry_out(standing, move(over=1, to=3)).refusal
+    assert {v.number: v.tags for v in standing.versions("ab12")}[3]["moved_by"] == "anna"
+    assert "version 3" in carry_out(standing, move(over=1, to=2)).refusal
+
+
+def test_the_way_back_to_the_first_policy_is_its_version(standing: Registry) -> None:
+    standing.promote("ab12", 3)
+    first = random_policy(0, scope="ab12")
+    done = carry_out(standing, move(over=3, to=2, first=first))
+    assert not done.refusal and standing.standing("ab12").champion == 1
+    standing.promote("ab12", 3)
+    gone = carry_out(standing, move(over=3, to=2, first=random_policy(9, scope="ab12")))
+    assert "first policy" in gone.refusal and standing.standing("ab12").champion == 3

@@ -30,15 +30,10 @@ SCOPE = "0123456789abcdef"
 SERVED = {"target": "Llama-3.1-8B", "drafter": "llama-3.1-eagle3"}
 NAME = "hvd-payoff-llama-3.1-8b-llama-3.1-eagle3-01234567"
 WINDOW = {
-    "events": 900,
-    "events_total": 1200,
-    "topic": "hvd.drafts.v2",
-    "offsets": {"0": 41, "1": 7},
-    "time_from": 1.7e9,
-    "time_to": 1.7e9 + 3600,
+    "events": 900, "events_total": 1200, "topic": "hvd.drafts.v2", "offsets": {"0": 41, "1": 7},
+    "time_from": 1.7e9, "time_to": 1.7e9 + 3600, "thresholds": [[0.0, 1.1], [2.0, 1.3]],
     "errors": [[1.7e9, 2.0, 1.5], [1.7e9 + 60, 2.1, 1.2]],
-    "thresholds": [[0.0, 1.1], [2.0, 1.3]],
-}
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -58,11 +53,7 @@ def drafts(n: int = 40) -> np.ndarray:
     return rows
 
 
-POLICIES = (
-    first_policy(SCOPE),
-    random_policy(scope=SCOPE),
-    frequency_policy(SCOPE),
-)
+POLICIES = (first_policy(SCOPE), random_policy(scope=SCOPE), frequency_policy(SCOPE))
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=["survival", "payoff", "frequency"])
@@ -79,19 +70,15 @@ def test_a_loaded_version_expects_what_the_policy_expects(here: Registry, policy
             assert curve == []
         else:
             assert np.allclose(curve, wanted.curves[row, : wanted.lengths[row]], atol=1e-5)
+    folder = Path(mlflow.artifacts.download_artifacts(f"models:/{NAME}/1"))
+    assert not [path for path in folder.rglob("*") if path.suffix in {".pkl", ".pickle"}]
+    wanted_packages = (folder / "requirements.txt").read_text().split()
+    assert wanted_packages == [f"mlflow=={mlflow.__version__}", "numpy"]
+    example = json.loads((folder / "input_example.json").read_text())
+    assert tuple(example["columns"]) == FEATURES
     by_name = model.predict(dict(zip(names, rows.T, strict=True)))
     by_order = model.unwrap_python_model().predict(None, rows)
     assert by_name["expected"].tolist() == by_order["expected"].tolist()
-
-
-def test_nothing_of_a_version_is_pickled_and_it_needs_numpy_alone(here: Registry) -> None:
-    here.register(first_policy(SCOPE), tags=SERVED)
-    folder = Path(mlflow.artifacts.download_artifacts(f"models:/{NAME}/1"))
-    assert not [path for path in folder.rglob("*") if path.suffix in {".pkl", ".pickle"}]
-    wanted = (folder / "requirements.txt").read_text().split()
-    assert wanted == [f"mlflow=={mlflow.__version__}", "numpy"]
-    example = json.loads((folder / "input_example.json").read_text())
-    assert tuple(example["columns"]) == FEATURES
 
 
 def test_a_damaged_bundle_is_not_believed(tmp_path: Path) -> None:
@@ -161,12 +148,3 @@ def test_a_version_says_where_it_comes_from(registry: Registry) -> None:
     found = client.search_model_versions(f"name = '{NAME}' and tags.target = 'Llama-3.1-8B'")
     assert [int(v.version) for v in found] == [1]
     assert registry.figures(version)[0]["decile_2_real"] == 1.0
-
-
-def test_a_refused_candidate_is_a_run_and_no_version(registry: Registry) -> None:
-    registry.register(random_policy(scope=SCOPE), tags=SERVED)
-    run = registry.refuse(random_policy(1, SCOPE), {"p": 1}, {"mae": 2.0}, SERVED, WINDOW)
-    held = client_of(registry).get_run(run)
-    assert held.data.tags["refused"] == "true" and held.data.metrics == {"mae": 2.0}
-    assert held.data.tags["scope"] == SCOPE and held.info.status == "FINISHED"
-    assert [version.number for version in registry.versions(SCOPE)] == [1]

@@ -6,9 +6,10 @@ import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from kafka import KafkaProducer, TopicPartition
+from kafka import TopicPartition
 from kafka.admin import KafkaAdminClient, NewTopic
 
 from decoder.complaints import Complaints
@@ -20,7 +21,7 @@ from learner import source as sources
 from learner.source import EventSource, Fetched
 from tests.conftest import until
 from tests.learner.conftest import Broker
-from tests.learner.stream import batches, consume, produce, produce_unreadable
+from tests.learner.stream import batches, produce, produce_unreadable
 from tests.learner.traffic import Traffic
 
 EVENTS = Traffic(seed=9).events(10)
@@ -30,15 +31,30 @@ def at(partition: int, offset: int) -> Fetched:
     return Fetched(partition, offset, 0, None, b"")
 
 
+def reading(broker: Broker, *offsets: dict[int, int], **rest: Any) -> EventSource:
+    """A source that is connected."""
+    source = EventSource(broker.kafka, *(offsets or [{}]), **rest)
+    assert source.connect(threading.Event())
+    return source
+
+
+def read_all(source: EventSource, count: int) -> list[bytes]:
+    """Values of what comes until ``count`` records have, as a learner reads them."""
+    found: list[bytes] = []
+    deadline = time.monotonic() + 30.0
+    while len(found) < count:
+        assert time.monotonic() < deadline, (len(found), source.offsets)
+        records = source.poll(0.05)
+        found += [record.value for record in records]
+        source.done(records)
+    return found
+
+
 def test_a_new_source_reads_from_stored_offsets(broker: Broker) -> None:
     produce(broker.kafka, batches(EVENTS))
-    source = EventSource(broker.kafka, {0: 2})
-    assert source.connect(threading.Event())
+    source = reading(broker, {0: 2})
     received: list[Fetched] = []
-    deadline = time.monotonic() + 30.0
-    while len(received) < 2:
-        assert time.monotonic() < deadline, received
-        received += source.poll(0.1)
+    until(lambda: received.extend(source.poll(0.1)) or len(received) >= 2)  # type: ignore[func-returns-value]
     assert [record.offset for record in received] == [2, 3] and source.offsets == {0: 2}
     source.done(received)
     assert source.offsets == {0: 4} and source.skipped == 0
@@ -54,27 +70,10 @@ def test_what_cannot_be_unpacked_is_passed_over_counted_and_said(
     produce_unreadable(broker.kafka)
     produce_unreadable(broker.kafka)
     produce(broker.kafka, whole[2:])
-    source = EventSource(broker.kafka, {})
-    assert source.connect(threading.Event())
-    received: list[bytes] = []
-    deadline = time.monotonic() + 30.0
-    while len(received) < len(whole):
-        assert time.monotonic() < deadline, received
-        records = source.poll(0.1)
-        received += [record.value for record in records]
-        source.done(records)
-    assert received == whole and source.skipped == 2 and source.lag() == 0
+    source = reading(broker)
+    assert read_all(source, len(whole)) == whole and source.skipped == 2 and source.lag() == 0
     assert "partition 0, offset 2" in caplog.text and "removed" not in caplog.text
     source.close()
-
-
-@pytest.mark.parametrize("compression", ["gzip", "snappy", "lz4", "zstd"])
-def test_records_are_read_however_they_are_compressed(broker: Broker, compression: str) -> None:
-    producer = KafkaProducer(**broker.kafka.client_options(), compression_type=compression)
-    producer.send(DRAFTS.name, value=b"value" * 20)
-    producer.flush()
-    producer.close()
-    assert [record.value for record in consume(broker.kafka, DRAFTS)] == [b"value" * 20]
 
 
 def test_a_clock_that_is_ahead_does_not_hide_how_old_the_next_records_are() -> None:
@@ -89,28 +88,10 @@ def test_an_offset_that_is_not_there_any_more_is_read_from_the_earliest(
     broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
     produce(broker.kafka, batches(EVENTS))
-    source = EventSource(broker.kafka, {0: 100})
-    assert source.connect(threading.Event())
-    received: list[Fetched] = []
-    deadline = time.monotonic() + 30.0
-    while len(received) < 4:
-        assert time.monotonic() < deadline, received
-        received += source.poll(0.1)
-    source.done(received)
+    source = reading(broker, {0: 100})
+    read_all(source, 4)
     assert source.offsets == {0: 4} and "was made anew" in caplog.text
     source.close()
-
-
-def read_all(source: EventSource, count: int) -> list[bytes]:
-    """Values of what comes until ``count`` records have, as a learner reads them."""
-    found: list[bytes] = []
-    deadline = time.monotonic() + 30.0
-    while len(found) < count:
-        assert time.monotonic() < deadline, (len(found), source.offsets)
-        records = source.poll(0.05)
-        found += [record.value for record in records]
-        source.done(records)
-    return found
 
 
 def made_anew(broker: Broker, values: list[bytes]) -> None:
@@ -129,13 +110,11 @@ def test_a_topic_made_anew_while_nobody_read_is_read_whole_however_far_it_has_gr
     broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
     produce(broker.kafka, numbered("old", 20))
-    before = EventSource(broker.kafka, {})
-    assert before.connect(threading.Event())
+    before = reading(broker)
     assert read_all(before, 20) == numbered("old", 20)
     before.close()
     made_anew(broker, numbered("new", 50))
-    after = EventSource(broker.kafka, before.offsets, marks=before.marks)
-    assert after.connect(threading.Event())
+    after = reading(broker, before.offsets, marks=before.marks)
     assert read_all(after, 50) == numbered("new", 50)
     assert after.offsets == {0: 50} and after.skipped == after.lag() == 0
     assert "was made anew" in caplog.text
@@ -147,8 +126,7 @@ def test_a_topic_made_anew_under_a_reader_is_read_whole(
 ) -> None:
     monkeypatch.setattr(sources, "PARTITIONS_SECONDS", 0.3)
     produce(broker.kafka, numbered("old", 5))
-    source = EventSource(broker.kafka, {})
-    assert source.connect(threading.Event())
+    source = reading(broker)
     read_all(source, 5)
     made_anew(broker, numbered("new", 50))
     found: set[bytes] = set()
@@ -162,8 +140,7 @@ def test_a_reader_that_looks_back_reads_nothing_twice_and_misses_nothing(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sources, "PARTITIONS_SECONDS", 0.2)
-    source = EventSource(broker.kafka, {})
-    assert source.connect(threading.Event())
+    source = reading(broker)
     for turn in range(4):
         values = numbered(f"turn {turn}", 70)
         produce(broker.kafka, values)
@@ -172,8 +149,7 @@ def test_a_reader_that_looks_back_reads_nothing_twice_and_misses_nothing(
         assert read_all(source, 70) == values
     source.done(source.poll(0.1))
     source.close()
-    again = EventSource(broker.kafka, source.offsets, marks=source.marks)
-    assert again.connect(threading.Event())
+    again = reading(broker, source.offsets, marks=source.marks)
     produce(broker.kafka, numbered("last", 3))
     assert read_all(again, 3) == numbered("last", 3)
     assert (source.skipped, again.skipped, again.offsets) == (1, 0, {0: 284})
@@ -187,35 +163,27 @@ def test_what_was_removed_before_it_was_read_is_counted(caplog: pytest.LogCaptur
     assert "4 records of partition 0 were removed" in caplog.text
 
 
-def test_a_source_that_finds_nothing_rests(monkeypatch: pytest.MonkeyPatch) -> None:
-    rests: list[float] = []
-    source = EventSource(KafkaSettings(), {})
-    monkeypatch.setattr(source, "_assign", lambda: True)
-    monkeypatch.setattr(
-        source, "_consumer", SimpleNamespace(poll=lambda timeout_ms: {}, close=lambda: None)
-    )
-    monkeypatch.setattr("learner.source.time.sleep", rests.append)
-    assert source.poll(0.25) == [] and 0.25 in rests
-
-
 def test_a_source_that_finds_nothing_gives_the_next_fetch_little_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Where a broker answers empty fetches at once, the client asks as often as it is let."""
     came: list[list[SimpleNamespace]] = []
     patience: list[int] = []
+    rests: list[float] = []
 
     def poll(timeout_ms: int) -> dict[int, list[SimpleNamespace]]:
         patience.append(timeout_ms)
         return {0: came.pop()} if came else {}
 
     source = EventSource(KafkaSettings(), {})
+    monkeypatch.setattr("learner.source.time.sleep", rests.append)
     monkeypatch.setattr(source, "_assign", lambda: True)
     monkeypatch.setattr(source, "_consumer", SimpleNamespace(poll=poll))
     record = SimpleNamespace(partition=0, offset=0, timestamp=0, key=None, value=b"")
     for records in ([], [record], [record], [], []):
         came.append(records)
-        source.poll(0.0)
+        source.poll(0.25)
+    assert 0.25 in rests, "and rests"
     assert patience == [GLANCE_MS, GLANCE_MS, ANSWER_MS, ANSWER_MS, GLANCE_MS]
 
 
@@ -260,19 +228,13 @@ def test_a_broker_that_is_away_is_heard_to_be_silent(
 ) -> None:
     monkeypatch.setattr(sources, "PARTITIONS_SECONDS", 0.5)
     monkeypatch.setattr(sources, "ENDS_MS", 200)
-    source = EventSource(broker.kafka, {})
-    assert source.connect(threading.Event())
+    source = reading(broker)
     source.poll(0.6)
     source.poll(0.6)
     assert source.silent_seconds() == 0.0
     broker.stop()
-    deadline = time.monotonic() + 30.0
-    while source.silent_seconds() < 2.0:
-        assert time.monotonic() < deadline, "its silence goes unheard"
-        source.poll(0.1)
+    until(lambda: source.silent_seconds() >= 2.0, "its silence", turn=lambda: source.poll(0.1))
     broker.process = Broker(tmp_path, broker.port).process  # heard again when it is back
     broker.wait().close()
-    while source.silent_seconds() > 0.0:
-        assert time.monotonic() < deadline, "it is not heard again"
-        source.poll(0.1)
+    until(lambda: source.silent_seconds() == 0.0, "its word", turn=lambda: source.poll(0.1))
     source.close()

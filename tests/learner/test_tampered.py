@@ -7,22 +7,19 @@ import logging
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from mlflow import MlflowClient
 
-from decoder.contracts.errors import RegistryError
 from learner import registrar
 from learner.moves import Move, Moved, carry_out
 from learner.registrar import Registrar
 from learner.registrations import Registration, Seen, Settled
 from learner.registry import Registry, digest_of, fence
 from learner.registry.runs import EXPERIMENT
-from pipelines.machine import free_port
 from tests.conftest import random_policy, until
-from tests.learner.proxied import mlflow_server, proxied
 from tests.learner.stage import SERVED, WARNINGS, Stage, client_of
 from tests.learner.stream import SCOPE
 
@@ -33,10 +30,6 @@ FIRST, WINNER = (random_policy(seed, "ab12", 0) for seed in (0, 1))
 
 @pytest.fixture
 def desk(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> Iterator[Registrar]:
-    yield from standing_desk(registry, monkeypatch)
-
-
-def standing_desk(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> Iterator[Registrar]:
     """First policy and champion is version 1."""
     monkeypatch.setattr(registrar, "FOLLOW_SECONDS", 0.05)
     monkeypatch.setattr(registrar, "RETRY_SECONDS", 0.05)
@@ -82,30 +75,17 @@ def test_a_renamed_experiment_is_its_owners(desk: Registrar, registry: Registry)
     assert digest_of(again.load("ab12", 1)) == digest_of(FIRST)
 
 
-def test_a_deleted_model_is_made_anew_with_what_is_handed_over(
-    desk: Registrar, registry: Registry
-) -> None:
-    client_of(registry).delete_registered_model(registry.model_name("ab12"))
-    desk.hand(Registration(FIRST))
-    assert settled(desk).version == 1 and registry.standing("ab12").champion == 1
+GONE: dict[str, Callable[[Stage, MlflowClient, str], object]] = {
+    "model": lambda stage, client, name: client.delete_registered_model(name),
+    "version": lambda stage, client, name: client.delete_model_version(name, "1"),
+    "alias": lambda stage, client, name: stage.name("champion", None),
+}
 
 
-def gone_model(stage: Stage) -> None:
-    client_of(stage.registry).delete_registered_model(stage.registry.model_name(SCOPE))
-
-
-def gone_version(stage: Stage) -> None:
-    client_of(stage.registry).delete_model_version(stage.registry.model_name(SCOPE), "1")
-
-
-def gone_alias(stage: Stage) -> None:
-    stage.name("champion", None)
-
-
-@pytest.mark.parametrize("gone", [gone_model, gone_version, gone_alias])
+@pytest.mark.parametrize("gone", GONE)
 def test_what_is_in_force_stays_where_its_version_is_gone(
     stage: Stage,
-    gone: Callable[[Stage], None],
+    gone: str,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -120,7 +100,7 @@ def test_what_is_in_force_stays_where_its_version_is_gone(
         until(done, turn=learner.step)
 
     step_until(lambda: SCOPE in learner.scopes.awake and serves())
-    gone(stage)
+    GONE[gone](stage, client_of(stage.registry), stage.registry.model_name(SCOPE))
 
     def again() -> bool:
         standing = stage.registry.standings().get(SCOPE)
@@ -208,39 +188,3 @@ def test_artefacts_that_cannot_be_written_or_read_are_one_sentence(
     shutil.move(artefacts.with_name("away"), artefacts)
     desk.hand(Registration(WINNER, against=digest_of(FIRST)))
     assert settled(desk).version == 2
-
-
-def test_a_server_that_lets_nobody_write_costs_the_candidate_and_nothing_else(
-    registry: Registry,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    monkeypatch.setattr(registrar, "TRIES", 3)
-    home = Path(registry.tracking_uri.removeprefix("sqlite:///")).parent
-    with (
-        mlflow_server(home, free_port()) as url,
-        proxied(int(url.rpartition(":")[2])) as proxy,
-        contextmanager(standing_desk)(Registry(proxy.url), monkeypatch) as desk,
-    ):
-        proxy.watch(lambda _, path: 403 if path.endswith(("create", "alias", "tag")) else None)
-        desk.hand(Registration(WINNER, against=digest_of(FIRST)))
-        desk.move(Move("ab12", "l", "why", {1: {"watch": "kept"}}))
-        until(lambda: not desk.waiting() and desk.given_up["refused"] == 2)
-        told = lines(caplog, logging.ERROR)
-        assert len(told) == 2 and all("403" in line and "\n" not in line for line in told)
-        assert registry.standing("ab12").champion == 1 and not desk.away_since
-        proxy.watch(lambda _, path: None)
-        desk.hand(Registration(WINNER, against=digest_of(FIRST)))
-        assert settled(desk).version == 2
-
-
-def test_what_cannot_be_found_is_one_sentence(registry: Registry) -> None:
-    registry.register(FIRST)
-    for ask in (
-        lambda: registry.load("ab12", 9),
-        lambda: registry.standing("cd34"),
-        lambda: registry.move_over("ab12", "champion", None, 9, "l", ""),
-    ):
-        with pytest.raises(RegistryError) as told:
-            ask()
-        assert "\n" not in str(told.value)

@@ -1,4 +1,4 @@
-"""The network that is trained is the one that serves; the gradient is that of an automatic one."""
+"""The network that is trained is the one that serves; its loss is what became of drafts."""
 
 from __future__ import annotations
 
@@ -7,13 +7,24 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.nn.functional import logsigmoid
 
-from decoder.contracts.bundle import Kind
+from decoder.contracts.bundle import BUCKETS, MAX_DRAFT, Kind
 from decoder.policy.estimate import predict
 from decoder.policy.probes import from_bytes, to_bytes
+from decoder.policy.survival import BUCKET_OF
 from learner import train
-from learner.losses import faced
+from learner.losses import (
+    SURVIVED,
+    faced,
+    foresight_of,
+    payoff_loss,
+    residuals,
+    survival_likelihood,
+    survival_loss,
+)
 from learner.rows import Rows, from_events, joined
 from tests.learner.traffic import Traffic
 
@@ -70,25 +81,19 @@ def test_the_gradient_is_that_of_automatic_differentiation(kind: Kind) -> None:
 
 
 def test_steps_are_those_of_adam() -> None:
+    """As the paper has them (Kingma and Ba, algorithm 1), from slopes that are cut where steep."""
     trainer = train.start("survival", *train.normaliser(ROWS.features))
-    weights = torch.tensor(trainer.weights, requires_grad=True)
-    adam = torch.optim.Adam([weights], lr=trainer.rate)
-    for first in range(0, 640, 64):
-        rows = ROWS.take(np.arange(first, first + 64))
+    weights = trainer.weights.astype(np.float64)
+    mean, square = np.zeros_like(weights), np.zeros_like(weights)
+    for step in range(1, 11):
+        rows = ROWS.take(np.arange(64 * step - 64, 64 * step))
         _, slope = gradient(trainer, rows)
-        steepness = float(np.linalg.norm(slope))
-        weights.grad = torch.tensor(slope * min(1.0, train.STEEPEST / steepness))
-        adam.step()
+        slope = slope * min(1.0, train.STEEPEST / float(np.linalg.norm(slope)))
+        mean, square = 0.9 * mean + 0.1 * slope, 0.999 * square + 0.001 * slope**2
+        spread = np.sqrt(square / (1 - 0.999**step)) + 1e-8
+        weights -= trainer.rate * mean / (1 - 0.9**step) / spread
         train.update(trainer, rows)
-    assert np.abs(trainer.weights - weights.detach().numpy()).max() < 1e-6
-
-
-def test_what_is_served_is_what_was_trained() -> None:
-    trainer = trained()
-    raw = train.outputs_of(trainer, ROWS.features)[:, 0]
-    clipped = np.minimum(np.maximum(raw, 0), ROWS.draft_len)
-    policy = from_bytes(to_bytes(train.export(trainer, "s", 6.0, ROWS.features)), "s")
-    assert np.abs(predict(policy, ROWS.features) - clipped).max() < 1e-3
+    assert np.abs(trainer.weights - weights).max() < 1e-6
 
 
 def test_fit_learns_reports_and_repeats() -> None:
@@ -99,24 +104,25 @@ def test_fit_learns_reports_and_repeats() -> None:
 
 
 def test_continues_from_a_policy() -> None:
-    policy = train.export(trained(), "s", 6.0, ROWS.features)
-    assert np.array_equal(served(train.continue_from(policy)), predict(policy, ROWS.features))
-
-
-def test_a_restored_trainer_takes_the_same_next_step() -> None:
-    trainer = trained()
-    again = train.restored(*train.snapshot(trainer))
-    for one in (trainer, again):
-        train.update(one, ROWS)
-    assert np.array_equal(served(trainer), served(again)) and trainer.updates == again.updates
-
-
-def test_an_exported_policy_stands_still() -> None:
     trainer = trained()
     policy = train.export(trainer, "s", 6.0, ROWS.features)
     before = predict(policy, ROWS.features)
+    raw = np.minimum(np.maximum(train.outputs_of(trainer, ROWS.features)[:, 0], 0), ROWS.draft_len)
+    assert np.abs(before - raw).max() < 1e-3
+    assert np.array_equal(served(train.continue_from(policy)), before)
     train.update(trainer, ROWS)
-    assert np.array_equal(predict(policy, ROWS.features), before)
+    assert np.array_equal(predict(policy, ROWS.features), before), "what is exported stands still"
+
+
+def test_a_restored_trainer_and_an_heir_take_the_same_next_step() -> None:
+    trainer, heir = trained("survival"), trained("survival", epochs=1)
+    again = train.restored(*train.snapshot(trainer))
+    train.take_over(heir, trainer)
+    for one in (trainer, again, heir):
+        train.update(one, ROWS)
+    assert np.array_equal(trainer.weights, again.weights) and trainer.updates == again.updates
+    assert np.array_equal(trainer.weights, heir.weights)
+    assert not np.shares_memory(trainer.weights, heir.weights)
 
 
 def test_a_loss_that_is_not_finite_changes_nothing() -> None:
@@ -138,15 +144,6 @@ def test_one_absurd_draft_does_not_end_the_learning() -> None:
         train.update(trainer, ROWS.take(np.arange(first, first + 128)))
     assert gradient(trainer, ROWS)[0] < poisoned + 0.05
     assert gradient(trainer, ROWS)[0] < 1.1 * gradient(trained("survival"), ROWS)[0]
-
-
-def test_who_takes_over_goes_on_as_the_other_would() -> None:
-    one, other = trained("survival"), trained("survival", epochs=1)
-    train.take_over(other, one)
-    for each in (one, other):
-        train.update(each, ROWS)
-    assert np.array_equal(one.weights, other.weights)
-    assert not np.shares_memory(one.weights, other.weights)
 
 
 @pytest.mark.parametrize("kind", ["survival", "payoff"])
@@ -180,3 +177,64 @@ def test_survival_training_tells_long_drafts_from_short_ones() -> None:
     whole = (ROWS.accepted == ROWS.draft_len) & (ROWS.draft_len >= 6)
     assert expected[whole].mean() > 3 * expected[ROWS.accepted <= 1].mean()
     assert (expected <= ROWS.draft_len).all() and (expected >= 0).all()
+
+
+@given(st.integers(0, MAX_DRAFT))
+def test_positions_lived_through_are_counted_by_bucket(accepted: int) -> None:
+    naive = np.bincount(BUCKET_OF[:accepted], minlength=BUCKETS)
+    assert SURVIVED[accepted].tolist() == naive.tolist()
+
+
+def naive_cache(logits: np.ndarray, length: int, accepted: int, censored: bool) -> float:
+    """What was seen of one cache draft, one position at a time."""
+    breaking = 1 / (1 + np.exp(-logits[BUCKET_OF].astype(float)))
+    total = sum(np.log(1 - breaking[j]) for j in range(accepted))
+    return total + (0.0 if censored or accepted == length else np.log(breaking[accepted]))
+
+
+def test_the_likelihood_is_that_of_what_was_seen() -> None:
+    outputs = np.random.default_rng(0).normal(size=(200, BUCKETS)).astype(np.float32)
+    found = faced(ROWS.take(np.arange(200)))
+    naive = [
+        naive_cache(outputs[i], ROWS.draft_len[i], int(ROWS.accepted[i]), ROWS.censored[i])
+        for i in range(200)
+    ]
+    assert survival_likelihood(outputs, found) == pytest.approx(naive, rel=1e-4)
+    loss, _ = survival_loss(outputs, found)
+    assert loss == pytest.approx(-np.mean(naive), rel=1e-4)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.floats(-20, 40, width=16), st.floats(0, 30, width=16))
+def test_a_censored_label_is_a_lower_bound(output: float, bound: float) -> None:
+    accepted, censored = np.float32([bound]), np.array([True])
+    rows = replace(ROWS.take(np.arange(1)), accepted=accepted, censored=censored)
+    value, slope = payoff_loss(np.float32([[output]]), faced(rows))
+    if output >= bound:
+        assert value == 0 and slope[0, 0] == 0
+    else:
+        assert value > 0 and slope[0, 0] < 0
+
+
+def test_a_mean_is_taken_for_the_geometric_law_that_has_it() -> None:
+    draw = np.random.default_rng(2)
+    n, length, chance = 4_000, 12, 0.8
+    accepted = np.minimum(draw.geometric(1 - chance, n) - 1, length).astype(np.float32)
+    rows = ROWS.take(np.zeros(n, np.int64))
+    rows = replace(
+        rows, accepted=accepted, draft_len=np.full(n, length, np.int32), censored=np.zeros(n, bool)
+    )
+    said = {
+        mean: foresight_of("payoff", np.full((n, 1), mean, np.float32), rows, faced(rows))
+        for mean in (0.0, 1.0, float(accepted.mean()), 9.0, 1e9)
+    }
+    best = max(said, key=lambda mean: said[mean].mean())
+    assert best == float(accepted.mean()) and all(np.isfinite(s).all() for s in said.values())
+    entropy = np.log(chance) * accepted + np.log(1 - chance) * (accepted < length)
+    assert said[best].mean() == pytest.approx(entropy.mean(), rel=1e-3)
+
+
+def test_residuals_of_bounds_are_one_sided() -> None:
+    predicted, accepted = np.float32([5, 5, 2]), np.float32([3, 3, 6])
+    censored = np.array([False, True, True])
+    assert residuals(predicted, accepted, censored).tolist() == [2, 0, 4]

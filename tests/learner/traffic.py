@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
+from decoder.contracts.bundle import Policy
 from decoder.contracts.events import DraftEvent
 from decoder.contracts.features import FEATURES, NUM_FEATURES
 from decoder.contracts.identity import Pseudonyms
-from learner.rows import hash_id
+from learner import train
+from learner.rows import from_events, hash_id
 
 SCORE, DRAFT_LEN, LAST = (FEATURES.index(n) for n in ("score", "draft_len", "payoff_last"))
 NAMES = Pseudonyms(b"of these tests")
@@ -58,3 +61,10 @@ class Traffic:
             step_tokens=1 + verified, draft_us=50.0,
             step_us=float(time * rng.lognormal(0.0, 0.05)), share=1.0, features=features,
         )  # type: ignore[arg-type]  # fmt: skip
+
+
+@cache
+def learned() -> Policy:
+    """A policy of survival that chooses well among drafts of a traffic like this."""
+    rows = from_events(Traffic(seed=5).events(60))
+    return train.export(train.fit(rows, "survival", 20), "s", 4.0, rows.features)

@@ -1,29 +1,4 @@
-"""What each configuration of the matrix is asked: requests of every kind, in one fixed order.
-
-================  ==================================================================================
-kind              asks
-================  ==================================================================================
-copy              rewrite a function: long cache drafts
-free              talk: few cache drafts
-stop              the same, ending at strings and at token ids
-penalty           greedy with penalties, bad words and a minimum of tokens
-edge              what holds from or up to a token inside a draft: fewest tokens, bad words of
-                  several tokens, allowed tokens, repetition, one token only
-certain           sampling that leaves one choice (``top_k`` 1), one answer and several
-sample            sampling with temperature, ``top_p``, ``top_k``, seeds, one answer and several
-logprobs          greedy with the probabilities of answer and prompt
-structured        a JSON schema, a regular expression, a choice, any JSON object, structural tags
-tools             tool calls: automatic, required, named, at once and in pieces
-stream            answers in pieces
-leave             answers in pieces whose reader goes away in the middle
-end               answers that run into the end of the context
-prefix            one long beginning, many ends, and the very same prompt again
-batch             several prompts in one request
-ids               request, user, tenant and workload names of 8 KB, and a request id used twice
-off               no speculation for this one
-refused           what must be refused: a prompt that is too long, a bad schema
-================  ==================================================================================
-"""
+"""What each configuration of the matrix is asked: requests of every kind, in one fixed order."""
 
 from __future__ import annotations
 
@@ -46,29 +21,19 @@ SHORT_PROMPT: Final = 700
 """Characters."""
 
 SCHEMA: Final = {
-    "type": "object",
+    "type": "object", "required": ["name", "age", "tags"], "additionalProperties": False,
     "properties": {
         "name": {"type": "string", "maxLength": 24},
         "age": {"type": "integer", "minimum": 0, "maximum": 130},
         "tags": {"type": "array", "items": {"enum": ["red", "green", "blue"]}, "maxItems": 3},
     },
-    "required": ["name", "age", "tags"],
-    "additionalProperties": False,
-}
-TOOL: Final = {
-    "type": "function",
-    "function": {
-        "name": "read_file",
-        "description": "Reads a file.",
-        "strict": True,
-        "parameters": {
-            "type": "object",
-            "properties": {"path": {"type": "string", "maxLength": 24}},
-            "required": ["path"],
-            "additionalProperties": False,
-        },
-    },
-}
+}  # fmt: skip
+_PATH: Final = {
+    "type": "object", "required": ["path"], "additionalProperties": False,
+    "properties": {"path": {"type": "string", "maxLength": 24}},
+}  # fmt: skip
+_READ: Final = {"name": "read_file", "description": "Reads a file.", "strict": True}
+TOOL: Final = {"type": "function", "function": {**_READ, "parameters": _PATH}}
 
 
 @dataclass(frozen=True)
@@ -135,11 +100,13 @@ def _of(workload: str, count: int) -> list[list[dict[str, str]]]:
 
 
 def _copies() -> Iterator[Ask]:
+    """Rewrite a function: long cache drafts."""
     for i, messages in enumerate(_of("edits", 10)):
         yield Ask(f"copy-{i}", _chat(messages, 48, vllm_xargs={"hvd_workload": "edits"}))
 
 
 def _free() -> Iterator[Ask]:
+    """Talk: few cache drafts."""
     for i, messages in enumerate(_of("chat", 5)):
         yield Ask(f"free-{i}", _chat(messages, 32))
 
@@ -147,25 +114,19 @@ def _free() -> Iterator[Ask]:
 def _stops() -> Iterator[Ask]:
     edits, chats = _of("edits", 4), _of("chat", 3)
     further: list[dict[str, Any]] = [
-        {"stop": ["return", "\n\n\n"]},
-        {"stop": [":"], "include_stop_str_in_output": True},
-        {"stop": ["self", "("]},
-        {"stop": ["```"]},
-        {"stop": [".", "!"]},
-        {"stop": [" the"]},
+        {"stop": ["return", "\n\n\n"]}, {"stop": [":"], "include_stop_str_in_output": True},
+        {"stop": ["self", "("]}, {"stop": ["```"]}, {"stop": [".", "!"]}, {"stop": [" the"]},
         {"stop_token_ids": [30, 28]},
-    ]
+    ]  # fmt: skip
     for i, (messages, how) in enumerate(zip(edits + chats, further, strict=True)):
         yield Ask(f"stop-{i}", _chat(messages, 40, **how))
 
 
 def _penalties() -> Iterator[Ask]:
     further: list[dict[str, Any]] = [
-        {"repetition_penalty": 1.2},
-        {"presence_penalty": 0.5, "frequency_penalty": 0.5},
-        {"bad_words": ["the", " a"]},
-        {"min_tokens": 20, "ignore_eos": True},
-    ]
+        {"repetition_penalty": 1.2}, {"presence_penalty": 0.5, "frequency_penalty": 0.5},
+        {"bad_words": ["the", " a"]}, {"min_tokens": 20, "ignore_eos": True},
+    ]  # fmt: skip
     for i, (messages, how) in enumerate(zip(_of("edits", 4), further, strict=True)):
         yield Ask(f"penalty-{i}", _chat(messages, 32, **how))
 
@@ -191,6 +152,7 @@ def _edges() -> Iterator[Ask]:
 
 
 def _certain() -> Iterator[Ask]:
+    """Sampling that leaves one choice."""
     for i, messages in enumerate(_of("edits", 4)):
         one = {"temperature": 0.7, "top_k": 1, "n": 1 + 2 * (i % 2)}
         yield Ask(f"certain-{i}", _chat(messages, 24, **one))
@@ -255,6 +217,7 @@ def _streams() -> Iterator[Ask]:
 
 
 def _leaves() -> Iterator[Ask]:
+    """Readers who go away in the middle."""
     for i, messages in enumerate(_of("edits", 3) + _of("chat", 3)):
         body = _chat(messages, 160, stream=True, ignore_eos=True)
         yield Ask(f"leave-{i}", body, exact=False, leaves_after=2 + 2 * i)

@@ -1,16 +1,22 @@
-"""What is wrong with a server's answers: one sentence for each fault, so that one run shows all."""
+"""Sends asks to a running server, several at a time; what is wrong with its answers, a sentence for
+each fault, so that one run shows all."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
+
+import httpx
 
 from decoder.telemetry.metrics import EVERY_S
 from tests.matrix.asks import SCHEMA, Ask
-from tests.matrix.drive import Choice, Reply
 from tests.server import Server, metric
 
 CLOSE: Final = 1e-3
@@ -19,6 +25,91 @@ ROUNDS: Final = 15
 """Looks at the metrics page, until it says that every request is over."""
 RAISED: Final = re.compile(r"(?:^|\] )[\w.]*(?:Error|Exception)\b")
 """The line of a traceback that names the exception, behind vLLM's own prefix or without one."""
+
+
+REQUEST_S = 300.0
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One answer; ``logprobs`` is the server's own record, or None."""
+
+    tokens: list[int] = field(default_factory=list)
+    finish: str = ""
+    text: str = ""
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    logprobs: Any = None
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a request got. ``status`` 0: the connection broke, ``error`` says how."""
+
+    status: int
+    choices: list[Choice] = field(default_factory=list)
+    error: str = ""
+
+
+def send_all(url: str, asks: Sequence[Ask], together: int) -> dict[str, Reply]:
+    """Replies by the names of the asks, ``together`` of which are under way at any time."""
+    limits = httpx.Limits(max_connections=together)
+    with (
+        httpx.Client(base_url=url, timeout=REQUEST_S, limits=limits) as client,
+        ThreadPoolExecutor(together) as pool,
+    ):
+        replies = pool.map(lambda ask: send(client, ask), asks)
+        return {ask.name: reply for ask, reply in zip(asks, replies, strict=True)}
+
+
+def send(client: httpx.Client, ask: Ask) -> Reply:
+    """Ask once; whatever goes wrong is in the reply."""
+    try:
+        if ask.body.get("stream"):
+            return _streamed(client, ask)
+        response = client.post(ask.path, json=ask.body, headers=ask.headers)
+        if not response.is_success:
+            return Reply(response.status_code, error=response.text[:500])
+        return Reply(response.status_code, [_choice(c) for c in response.json()["choices"]])
+    except httpx.HTTPError as error:
+        return Reply(0, error=f"{type(error).__name__}: {error}")
+
+
+def _choice(choice: dict[str, Any]) -> Choice:
+    message = choice.get("message") or {"content": choice.get("text")}
+    return Choice(
+        list(choice.get("token_ids") or ()),
+        choice["finish_reason"] or "",
+        message.get("content") or "",
+        [call["function"] for call in message.get("tool_calls") or ()],
+        choice.get("logprobs"),
+    )
+
+
+def _streamed(client: httpx.Client, ask: Ask) -> Reply:
+    tokens, text, finish = defaultdict[int, list[int]](list), "", ""
+    calls = defaultdict[int, dict[str, str]](lambda: {"name": "", "arguments": ""})
+    with client.stream("POST", ask.path, json=ask.body, headers=ask.headers) as response:
+        if not response.is_success:
+            return Reply(response.status_code, error=response.read().decode()[:500])
+        pieces = 0
+        for line in response.iter_lines():
+            data = line.removeprefix("data:").strip()
+            if not line.startswith("data:") or data == "[DONE]":
+                continue
+            event = json.loads(data)
+            if "error" in event:
+                return Reply(500, error=str(event["error"])[:500])
+            for choice in event["choices"]:
+                tokens[choice["index"]] += choice.get("token_ids") or ()
+                text += choice["delta"].get("content") or ""
+                finish = choice.get("finish_reason") or finish
+                for piece in choice["delta"].get("tool_calls") or ():
+                    for part, said in (piece.get("function") or {}).items():
+                        calls[piece["index"]][part] += said or ""
+            pieces += 1
+            if pieces == ask.leaves_after:
+                break
+        return Reply(response.status_code, [Choice(tokens[0], finish, text, list(calls.values()))])
 
 
 def of_replies(
@@ -30,34 +121,25 @@ def of_replies(
         if mine.status != plain.status:
             yield f"{ask.name}: status {mine.status} instead of {plain.status}: {mine.error}"
         elif ask.exact:
-            yield from (f"{ask.name}: {what}" for what in _differences(mine, plain))
+            found = differences(asdict(mine), asdict(plain), close=CLOSE)
+            yield from (f"{ask.name}{what}" for what in itertools.islice(found, 5))
         yield from (f"{ask.name}: {what}" for what in _broken_promises(ask, mine))
 
 
-def _differences(mine: Reply, plain: Reply) -> Iterator[str]:
-    if len(mine.choices) != len(plain.choices):
-        yield f"{len(mine.choices)} answers instead of {len(plain.choices)}"
-        return
-    for a, b in zip(mine.choices, plain.choices, strict=True):
-        if a.tokens != b.tokens:
-            pairs = zip(a.tokens, b.tokens, strict=False)
-            same = next((i for i, (x, y) in enumerate(pairs) if x != y), "all shared")
-            yield f"tokens differ from {same} on: {a.tokens} instead of {b.tokens}"
-        elif (a.finish, a.text, a.calls) != (b.finish, b.text, b.calls):
-            yield f"{a.finish, a.text, a.calls} instead of {b.finish, b.text, b.calls}"
-        elif not _close(a.logprobs, b.logprobs):
-            yield "log probabilities differ"
-
-
-def _close(a: Any, b: Any) -> bool:
-    """Whether two records say the same, numbers within :data:`CLOSE`, candidates in any order."""
-    if isinstance(a, float) and isinstance(b, float):
-        return abs(a - b) <= CLOSE
-    if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(_close(a[k], b[k]) for k in a)
-    if isinstance(a, list) and isinstance(b, list):
-        return len(a) == len(b) and all(map(_close, a, b))
-    return bool(a == b)
+def differences(got: Any, expected: Any, at: str = "", close: float = 1e-4) -> Iterator[str]:
+    """A sentence for each place where two answers differ, numbers by more than
+    ``close``: batches of other shapes add up in another order."""
+    if isinstance(got, dict) and isinstance(expected, dict):
+        for name in sorted(got.keys() | expected.keys()):
+            yield from differences(got.get(name), expected.get(name), f"{at}.{name}", close)
+    elif isinstance(got, list) and isinstance(expected, list) and len(got) == len(expected):
+        for index, (one, other) in enumerate(zip(got, expected, strict=True)):
+            yield from differences(one, other, f"{at}[{index}]", close)
+    elif isinstance(got, float) and isinstance(expected, float):
+        if not abs(got - expected) <= close:
+            yield f"{at}: {got} instead of {expected}"
+    elif got != expected:
+        yield f"{at}: {got!r} instead of {expected!r}"
 
 
 def _broken_promises(ask: Ask, reply: Reply) -> Iterator[str]:

@@ -14,7 +14,7 @@ import pytest
 
 from tests.matrix import findings
 from tests.matrix.asks import everything, without_seed
-from tests.matrix.drive import Reply, send, send_all
+from tests.matrix.findings import Reply, send, send_all
 from tests.matrix.setups import SETUPS, TOGETHER, Setup, hybrid, plain
 
 pytestmark = [pytest.mark.long, pytest.mark.engine, pytest.mark.timeout(1200)]

@@ -46,28 +46,24 @@ _FUNCTIONS: Final = {
     "rd_kafka_handle_mock_cluster": (_Pointer, (_Pointer,)),
     "rd_kafka_mock_cluster_bootstraps": (ctypes.c_char_p, (_Pointer,)),
     "rd_kafka_mock_topic_create": (
-        ctypes.c_int,
-        (_Pointer, ctypes.c_char_p, ctypes.c_int, ctypes.c_int),
+        ctypes.c_int, (_Pointer, ctypes.c_char_p, ctypes.c_int, ctypes.c_int),
     ),
     "rd_kafka_mock_push_request_errors_array": (
-        None,
-        (_Pointer, ctypes.c_int16, ctypes.c_size_t, _Errors),
+        None, (_Pointer, ctypes.c_int16, ctypes.c_size_t, _Errors),
     ),
     "rd_kafka_mock_broker_set_down": (ctypes.c_int, (_Pointer, ctypes.c_int32)),
     "rd_kafka_mock_broker_set_up": (ctypes.c_int, (_Pointer, ctypes.c_int32)),
     "rd_kafka_mock_broker_set_rtt": (ctypes.c_int, (_Pointer, ctypes.c_int32, ctypes.c_int)),
     "rd_kafka_mock_start_request_tracking": (None, (_Pointer,)),
     "rd_kafka_mock_get_requests": (
-        ctypes.POINTER(_Pointer),
-        (_Pointer, ctypes.POINTER(ctypes.c_size_t)),
+        ctypes.POINTER(_Pointer), (_Pointer, ctypes.POINTER(ctypes.c_size_t)),
     ),
     "rd_kafka_mock_request_api_key": (ctypes.c_int16, (_Pointer,)),
     "rd_kafka_mock_request_destroy_array": (None, (ctypes.POINTER(_Pointer), ctypes.c_size_t)),
     "rd_kafka_mock_partition_set_leader": (
-        ctypes.c_int,
-        (_Pointer, ctypes.c_char_p, ctypes.c_int32, ctypes.c_int32),
+        ctypes.c_int, (_Pointer, ctypes.c_char_p, ctypes.c_int32, ctypes.c_int32),
     ),
-}
+}  # fmt: skip
 
 
 def _library() -> ctypes.CDLL:

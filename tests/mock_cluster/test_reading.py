@@ -209,25 +209,6 @@ def test_what_is_refused_lies_with_the_dead_and_what_no_broker_takes_is_counted(
     assert intake.refused.total() == 2
 
 
-def test_of_two_learners_one_holds_a_scope_and_the_other_follows(cluster: MockCluster) -> None:
-    first, second = Lease(cluster.kafka, "first"), Lease(cluster.kafka, "second")
-
-    def turn(*leases: Lease) -> None:
-        for lease in leases:
-            lease.turn({"scope": 0})
-
-    until(lambda: turn(first) or first.holds("scope"))  # type: ignore[func-returns-value]
-    until(lambda: turn(first, second) or second.holder_of("scope") == "first")  # type: ignore[func-returns-value]
-    assert not second.holds("scope")
-    cluster.answer(METADATA, NOT_AVAILABLE)
-    cluster.answer(PRODUCE, NOT_LEADER)
-    first.close()  # gives up what it holds
-    until(lambda: turn(second) or second.holds("scope"))  # type: ignore[func-returns-value]
-    assert second.term("scope") > 1
-    second.close()
-    assert consumed(cluster.kafka, LEASE.name)
-
-
 def test_a_compacted_topic_with_a_partition_that_nobody_leads_ends_none_of_its_readers(
     cluster: MockCluster, publisher: PolicyPublisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,6 +224,8 @@ def test_a_compacted_topic_with_a_partition_that_nobody_leads_ends_none_of_its_r
     for topic in (LEASE, POLICY):
         cluster.lead(topic.name, 1, 1)
     until(lambda: publishes(publisher, 1))
+    cluster.answer(METADATA, NOT_AVAILABLE)
+    cluster.answer(PRODUCE, NOT_LEADER)
     until(lambda: lease.turn({"scope": 0}) or lease.holds("scope"))  # type: ignore[func-returns-value]
     until(lambda: applied)
     feed.close()
@@ -262,9 +245,3 @@ def test_where_a_topic_is_missing_and_cannot_be_made_the_command_is_named() -> N
     with pytest.raises(BrokerError, match=rf"kafka-topics.sh --create --topic {DRAFTS.name}"):
         topics.make_right(cluster.kafka)
     cluster.close()
-
-
-def test_topics_are_judged_only_by_a_broker_that_answers(cluster: MockCluster) -> None:
-    cluster.down()
-    with pytest.raises(topics.BrokerAway, match="no broker at"):
-        topics.make_right(cluster.kafka)

@@ -7,12 +7,11 @@ from collections import defaultdict
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from decoder.contracts.events import DraftEvent, EventBatch, decode_batch, encode_batch
+from decoder.contracts.events import DraftEvent, EventBatch, decode_batch
 from decoder.contracts.topics import DRAFTS, STATUS
 from decoder.telemetry.books import Accounts
 from decoder.telemetry.ring import HEAD, Ring
 from decoder.telemetry.shipper import BATCH, Shipper
-from pipelines.telemetry.rows import Intake
 from tests.contracts.test_events import EVENT, ORIGIN, PLAIN
 from tests.decoder.telemetry.broker import batches, consumed
 from tests.decoder.telemetry.telling import put, ring_of
@@ -177,11 +176,8 @@ def test_a_record_whose_acknowledgement_is_lost_lies_there_again_under_its_numbe
     cluster.up()
     ship(shipper, lambda: shipper.books.sent == 10)
     shipper.close()
-    intake = Intake()
-    for batch in batches(cluster.kafka):
-        intake.take(0, encode_batch(batch.events, batch.origin, batch.sequence))
-    counts = intake.counts
-    assert (counts.rows, counts.missing) == (10, 0) and counts.duplicates >= 5
+    came = numbers(batches(cluster.kafka))
+    assert set(came) == set(range(10)) and len(came) >= 15
 
 
 def test_what_a_worker_that_ends_has_no_answer_for_is_in_doubt(cluster: MockCluster) -> None:

@@ -131,7 +131,7 @@ import decoder.worker, decoder.telemetry.shipper, decoder.tenancy.middleware
 
 
 POLICY = """
-import pipelines.cli, pipelines.policy.moves, pipelines.policy.options, pipelines.policy.render
+import pipelines.cli, pipelines.policy.moves, pipelines.policy.options
 """
 TELEMETRY = """
 import pipelines.cli, pipelines.telemetry.export, pipelines.telemetry.forget

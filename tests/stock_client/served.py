@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import os
 import random
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import openai
+from openai import OpenAI
 
 from decoder.contracts.bundle import CHAMPION, Policy, frequency_policy
 from decoder.contracts.errors import BrokerError
@@ -26,12 +28,14 @@ from pipelines import embedded, machine
 from pipelines.stack import broker, processes
 from pipelines.stack.running import HVD
 from tests.decoder.telemetry.broker import start_broker
-from tests.matrix.asks import CONTEXT, Ask
+from tests.matrix.asks import CHAT, CONTEXT, Ask, everything, without_speculation
+from tests.matrix.findings import differences
 from tests.server import Server, serving
-from tests.stock_client.answers import Answer, answer, client_of, differences, outline
 
 STREAMS: Final = 32
 PUSH_EVERY_S: Final = 1.0
+SIDES: Final = ("plain", "suffix", "model", "first")
+"""They take turns with what is pushed."""
 FLOAT32: Final = ("--dtype", "float32")
 LIMITS: Final = (
     "--max-model-len", str(CONTEXT),
@@ -42,6 +46,107 @@ LIMITS: Final = (
     "--enable-auto-tool-choice",
     "--tool-call-parser", "hermes",
 )  # fmt: skip
+
+
+PATIENCE_S: Final = 600.0
+
+Answer = dict[str, Any]
+
+
+def client_of(url: str) -> OpenAI:
+    """A client as it comes, but that it does not ask again: a failure must be seen."""
+    return OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S)
+
+
+def answer(client: OpenAI, ask: Ask) -> Answer:
+    """What the client returns; or the status under which it was ``refused``, and what was said.
+
+    Raises:
+        openai.APIConnectionError: nobody answered.
+    """
+    create = client.chat.completions.create if ask.path == CHAT else client.completions.create
+    standard = inspect.signature(create).parameters
+    known = {k: v for k, v in ask.body.items() if k in standard}
+    other = {k: v for k, v in ask.body.items() if k not in standard}
+    try:
+        got = create(**known, extra_body=other)
+        return gathered(got) if ask.body["stream"] else told(got)
+    except openai.APIConnectionError:
+        raise
+    except openai.APIError as error:  # without a status where it came in a stream
+        return {"refused": getattr(error, "status_code", 0), "message": error.message}
+
+
+def told(response: Any) -> Answer:
+    """A whole answer, but for what is its own: id, time, and the ids of its tool calls; and for the
+    digest that names the server's configuration, which is another one."""
+    own = {"id", "created", "system_fingerprint"}
+    found: Answer = response.model_dump(mode="json", exclude=own)
+    for choice in found["choices"]:
+        for call in choice.get("message", {}).get("tool_calls") or ():
+            del call["id"]
+    return found
+
+
+def gathered(chunks: Iterable[Any]) -> Answer:
+    """An answer in pieces, put together; where it was cut into them is nobody's business."""
+    choices: dict[int, dict[str, Any]] = {}
+    usage = None
+    for chunk in chunks:
+        usage = chunk.usage.model_dump(mode="json") if chunk.usage else usage
+        for piece in chunk.choices:
+            choice = choices.setdefault(
+                piece.index, {"text": "", "finish_reason": None, "calls": {}, "logprobs": {}}
+            )
+            choice["finish_reason"] = piece.finish_reason or choice["finish_reason"]
+            logprobs = piece.logprobs.model_dump(mode="json") if piece.logprobs else {}
+            for name, entries in logprobs.items():
+                choice["logprobs"].setdefault(name, []).extend(entries or ())
+            if not hasattr(piece, "delta"):
+                choice["text"] += piece.text
+                continue
+            choice["text"] += piece.delta.content or ""
+            for call in piece.delta.tool_calls or ():
+                made = choice["calls"].setdefault(str(call.index), {"name": "", "arguments": ""})
+                made["name"] += call.function.name or ""
+                made["arguments"] += call.function.arguments or ""
+    return {"choices": [choices[i] for i in sorted(choices)], "usage": usage}
+
+
+def outline(found: Answer) -> Answer:
+    """What of a sampled answer does not depend on what was drawn, where it may not end early."""
+    ends = [choice["finish_reason"] for choice in found.get("choices", ())]
+    return {"ends": ends, "usage": found.get("usage"), "refused": found.get("refused")}
+
+
+LEFT_OUT: Final = ("leave", "ids", "edge")
+NOT_IN_PIECES: Final = "prompt_logprobs"
+"""A field that vLLM refuses in a request for a stream."""
+
+
+def all_asks() -> list[Ask]:
+    """Requests in one fixed order, with fields that a client of OpenAI's sends, or vLLM's own.
+
+    Those that are not ``exact`` go on to their limit, so that only their tokens are drawn.
+    """
+    asked: list[Ask] = []
+    for number, ask in enumerate(a for a in everything() if a.kind not in LEFT_OUT):
+        if ask.exact or "ignore_eos" in ask.body:
+            asked += _both_ways(ask)
+        if "seed" in ask.body:
+            alone = replace(without_speculation(ask), name=f"drawn-{number}", exact=True)
+            asked += _both_ways(alone)
+    return asked
+
+
+def _both_ways(ask: Ask) -> list[Ask]:
+    """Answered whole, and in pieces; but for what is refused: in pieces vLLM logs a traceback."""
+    body = {k: v for k, v in ask.body.items() if k not in ("return_token_ids", "stream")}
+    whole = replace(ask, body={**body, "stream": False})
+    if NOT_IN_PIECES in body or ask.kind == "refused":
+        return [whole]
+    further = {"stream": True, "stream_options": {"include_usage": True}}
+    return [whole, replace(ask, name=f"{ask.name}-in-pieces", body={**body, **further})]
 
 
 @contextmanager
@@ -69,6 +174,8 @@ def hybrid(folder: Path) -> Iterator[tuple[Server, KafkaSettings]]:
         broker.VARIABLE: kafka.bootstrap_servers,
         # What is pushed decides: the floor would relieve a policy that never or always drafts.
         "HVD_WORKER_FLOOR": "0",
+        "HVD_WORKER_HOLDOUT": "0.3",
+        "HVD_WORKER_SIDES": ",".join(SIDES),
         "VLLM_CPU_KVCACHE_SPACE": "1",
     }
     child = start_broker(kafka_port, folder / "broker", folder / "broker.log")
@@ -99,14 +206,10 @@ def policies(scope: str) -> list[Policy]:
     """A network, counting, and what no learner would publish: always, never, no model draft."""
     survival = replace(first_policy(scope), role=CHAMPION)
     return [
-        survival,
-        frequency_policy(scope, 1.5),
-        frequency_policy(scope, 0.0),
-        survival,
-        frequency_policy(scope, 4.0),
-        frequency_policy(scope, 1e9),
+        survival, frequency_policy(scope, 1.5), frequency_policy(scope, 0.0), survival,
+        frequency_policy(scope, 4.0), frequency_policy(scope, 1e9),
         replace(frequency_policy(scope, 1e9), use_model=False),
-    ]
+    ]  # fmt: skip
 
 
 @dataclass

@@ -14,9 +14,17 @@ import pytest
 from decoder.contracts.errors import ProcessError
 from tests.end_to_end.service import embedded_scope
 from tests.matrix import findings
-from tests.stock_client.answers import Answer
-from tests.stock_client.asks import all_asks
-from tests.stock_client.served import answers_of, faults, hybrid, policies, stock, under_load
+from tests.stock_client.served import (
+    SIDES,
+    Answer,
+    all_asks,
+    answers_of,
+    faults,
+    hybrid,
+    policies,
+    stock,
+    under_load,
+)
 
 pytestmark = [pytest.mark.engine, pytest.mark.stack]
 
@@ -81,6 +89,8 @@ def test_a_stock_client_sees_no_difference(
         wrong = [*found.failures, *found.differences]
         wrong += findings.of_the_end(server, DRAFTS, {"cache", "model"})
         assert not wrong, "\n".join(wrong)
+        for side in ("champion", *SIDES):
+            assert server.metric("hvd_side_tokens_total", side=side) > 0, side
         assert server.metric("hvd_publication") == found.publication
         assert server.metric("hvd_refusals_total") == server.metric("hvd_ignored_total") == 0
     assert found.answers >= len(ASKS)

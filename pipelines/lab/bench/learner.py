@@ -30,7 +30,7 @@ from pipelines.stats import median
 RECORD: Final = 256
 """Events of a record, as a busy worker fills it."""
 TEMPLATES: Final = 64
-"""Records that are really made; the others are these with other names, times and numbers."""
+"""Records whose events are drawn; the others hold these under other names and times."""
 CYCLES: Final = 32
 """Of a request."""
 DRAFTS: Final = 0.5
@@ -39,9 +39,7 @@ PER_SECOND: Final = 50_000.0
 """Events a second by the records' own clock."""
 EARLY: Final = 1_000_000
 """Events after which the memory is looked at first: what grows from there on grows for ever."""
-_BEGAN: Final = 1_700_000_000.125
-_SEQUENCE, _LIFE, _SCOPE = b'"sequence":0,', b'"life":"00000000"', b'"scope":"scope"'
-_TIME, _REQUESTS = b"1700000000.125", b'"00000000000000'
+BEGAN: Final = 1_700_000_000.0
 
 
 def measure(events: int, scopes: int, progress: Callable[[int], None]) -> dict[str, Any]:
@@ -89,27 +87,17 @@ def measure(events: int, scopes: int, progress: Callable[[int], None]) -> dict[s
 
 def records(count: int, scopes: int) -> Iterator[Fetched]:
     """``count`` records of ``scopes`` workers in turns, each the only one of its scope."""
-    made = list(_templates())
-    for number in range(count):
-        scope, sequence = number % scopes, number // scopes
-        at = _BEGAN + number * RECORD / PER_SECOND
-        value = made[number % TEMPLATES]
-        for old, new in (
-            (_SEQUENCE, f'"sequence":{sequence},'),
-            (_LIFE, f'"life":"{scope:08x}"'),
-            (_SCOPE, f'"scope":"scope{scope}"'),
-            (_TIME, f"{at:.3f}"),
-            (_REQUESTS, f'"{number:014x}'),
-        ):
-            value = value.replace(old, new.encode())
-        yield Fetched(0, number, int(at * 1e3), b"worker", value)
-
-
-def _templates() -> Iterator[bytes]:
     draw = np.random.default_rng(0)
-    for _ in range(TEMPLATES):
-        events = [_event(draw, i) for i in range(RECORD)]
-        yield encode_batch(events, Origin("scope", "worker", "0" * 8), 0)
+    pool = [[_event(draw, i) for i in range(RECORD)] for _ in range(TEMPLATES)]
+    for number in range(count):
+        scope, at = number % scopes, BEGAN + number * RECORD / PER_SECOND
+        events = [
+            event._replace(time=at, request=f"{number:014x}{i // CYCLES:010x}")
+            for i, event in enumerate(pool[number % TEMPLATES])
+        ]
+        origin = Origin(f"scope{scope}", "worker", f"{scope:08x}")
+        value = encode_batch(events, origin, number // scopes)
+        yield Fetched(0, number, int(at * 1e3), b"worker", value)
 
 
 def _event(draw: np.random.Generator, index: int) -> DraftEvent:
@@ -124,8 +112,13 @@ def _event(draw: np.random.Generator, index: int) -> DraftEvent:
     verified = {"cache": length, "model": 3, "none": 0}[arm]
     told: dict[str, Any] = dict.fromkeys(DraftEvent._fields, 0)
     told |= dict.fromkeys(("tenant", "session", "workload", "side", "label", "censored"), "")
-    told |= {"number": index, "request": f"{index // CYCLES:024x}", "cycle": index % CYCLES}
-    told |= {"time": _BEGAN, "role": "champion", "parameter": 2.0, "parameter_name": "rate"}
+    told |= {
+        "number": index,
+        "cycle": index % CYCLES,
+        "role": "champion",
+        "parameter": 2.0,
+        "parameter_name": "rate",
+    }
     told |= {"arm": arm, "drafted_len": verified, "verified_len": verified, "batch_size": 1}
     told |= {"position": index % CYCLES, "predicted": 1.0, "predicted_model": 1.0, "share": 1.0}
     told |= {"step_tokens": 1 + verified, "draft_us": 50.0, "features": None}

@@ -15,9 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from pipelines.lab.bench.results import Cycle, Labelled, Measured, Outcome, Results
-from pipelines.lab.replay.baseline import against_best
-from pipelines.lab.replay.calibration import calibration
-from pipelines.stats import columns, interval, loops, median, over, rate
+from pipelines.stats import against_best, calibration, columns, interval, loops, median, over, rate
 
 CONTRACT: Final = "hvd.bench.decode.v1"
 HIGH_PAYOFF: Final = 6
@@ -181,7 +179,7 @@ def _pooled(
             record = {name: group, "template": template, "method": method}
             record |= measure(prompts, method)
             if by_dataset:
-                record |= {"family": found[0].family, "standin_for": found[0].standin_for or None}
+                record |= {"family": found[0].family}
                 record |= _over_best(prompts, method)
             made.append(record)
     return made

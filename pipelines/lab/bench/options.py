@@ -58,12 +58,10 @@ class Engine:
 
 @dataclass(frozen=True)
 class Options:
-    """A whole run. ``minutes`` None is without end; the settings name ``out`` where it is None."""
+    """A whole run. ``minutes`` None is without end."""
 
     methods: tuple[str, ...] = ("greedy", "eagle3", "suffix", "frequency", "hybrid")
     selection: Selection = field(default_factory=Selection)
     engine: Engine = field(default_factory=Engine)
     max_tokens: int = 128
     minutes: float | None = None
-    out: Path | None = None
-    fresh: bool = False

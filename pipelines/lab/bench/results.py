@@ -1,16 +1,10 @@
-"""What ``hvd bench decode`` keeps of each measured prompt."""
+"""What ``hvd bench decode`` knows of each measured prompt."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any, Final, NamedTuple
-
-from pydantic import TypeAdapter
-from pydantic.dataclasses import dataclass
-
-from pipelines.lab.bench.journal import Journal, Record
-
-KEPT: Final = "hvd.bench.decode.prompts.v2"
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
 
 
 class Cycle(NamedTuple):
@@ -74,45 +68,23 @@ class Measured:
 
     key: Key
     family: str
-    standin_for: str
     tokens: int
     cut: int
     outcomes: dict[str, Outcome]
 
 
-_MEASURED: Final = TypeAdapter(Measured)
-
-
+@dataclass
 class Results:
-    """Everything known of a run; prompts in its order, each whole."""
+    """Everything known of a run; prompts in its order, each whole. ``settings`` are JSON-ready."""
 
-    def __init__(
-        self, settings: dict[str, Any], path: Path | None = None, fresh: bool = False
-    ) -> None:
-        """Go on with what ``path`` holds, unless ``fresh``; without one nothing is kept.
-
-        Raises:
-            SettingsError: see :class:`Journal`.
-        """
-        self.settings = settings
-        self.prompts: dict[Key, Measured] = {}
-        self.problems: list[str] = []
-        self.interrupted = self.out_of_time = False
-        self._journal = path and Journal(path, KEPT, settings, self._take, fresh)
-        self.began = self._journal.began if self._journal else ""
-        self.problems += self._journal.problems if self._journal else []
-
-    def add(self, measured: Measured) -> None:
-        """Take in a prompt and keep it."""
-        self.prompts[measured.key] = measured
-        if self._journal:
-            self._journal.add(_MEASURED.dump_python(measured, mode="json"))
+    settings: dict[str, Any]
+    prompts: dict[Key, Measured] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    interrupted: bool = False
+    out_of_time: bool = False
+    began: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
 
     def problem(self, sentence: str) -> None:
-        """Take in what went wrong, once."""
+        """Take in what went wrong, once. Mutates."""
         if sentence not in self.problems:
             self.problems.append(sentence)
-
-    def _take(self, record: Record) -> None:
-        found = _MEASURED.validate_python(record)
-        self.prompts[found.key] = found

@@ -1,11 +1,9 @@
 """What telemetry costs the decoding thread, and the machine: a worker that makes 10,000 events a
 second.
 
-A thread chooses for 64 requests, over and over, for as long as a step of such a worker takes, and
-then emits the step's events as the router does. Stretches with and without events take turns, so
-that what else the machine does falls on both; a stretch's beginning, in which the last one's events
-are still sent, is left out. The events go through the ring and the carrier to a real broker, and
-are read back and counted.
+A thread emits the events of a step of 64 requests as the router does, so many times a second as
+such a worker steps. The events go through the ring and the carrier to a real broker, and are read
+back and counted.
 """
 
 from __future__ import annotations
@@ -13,10 +11,8 @@ from __future__ import annotations
 import itertools
 import tempfile
 import time
-import timeit
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,32 +20,22 @@ import numpy as np
 import psutil
 import zstandard
 
-from decoder.contracts.bundle import ANY_SCOPE
 from decoder.contracts.events import Origin, decode_batch
-from decoder.contracts.features import NUM_FEATURES
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import WorkerStatus
 from decoder.contracts.topics import DRAFTS
-from decoder.core.choice import choose
 from decoder.core.cycles import settle
 from decoder.core.events import Sink
 from decoder.core.guards.floor import Floor
-from decoder.core.rate import START
 from decoder.core.table import FREE, UNSETTLED, new_table
-from decoder.policy.first import first_policy
 from decoder.policy.pricing import NOMINAL
 from decoder.telemetry.handover import Handover
 from decoder.telemetry.ring import HEAD, SETTLED, SPELLED, Ring
 from pipelines import machine
 from pipelines.lab.bench.step_cost import BATCH, recorded
 from pipelines.stack import broker, processes
-from pipelines.stats import columns, interval
 from pipelines.telemetry.reading import reading, records, spans
 
-STRETCH_S: Final = 1.0
-SETTLE_S: Final = 0.25
-"""Of a stretch's beginning: longer than an event waits before it is handed over."""
-MODEL_LEN: Final = 4
 STEPS: Final = 64
 """Steps that are really made; they are emitted again and again."""
 QUEUE: Final = 65_536
@@ -57,20 +43,16 @@ DRAIN_S: Final = 30.0
 
 
 def measure(rate: float, seconds: float, progress: Callable[[float], None]) -> dict[str, Any]:
-    """Emit ``rate`` events a second in half of ``seconds``; ``progress`` is told how many
-    of these have passed.
+    """Emit ``rate`` events a second for ``seconds``; ``progress`` is told how many have passed.
 
     Starts a broker, unless the environment names one.
 
     Returns:
-        for ``--json``. ``events_per_s`` is the rate in stretches that emit, every other second;
-        what the carrier and the broker take in the mean is ``sustained_per_s``, about half. The
-        loss is the decoding thread's, of its rate, with its 95% interval. ``emit_us`` and
-        ``hand_over_us`` are what an event costs under the interpreter's lock: in the decoding
-        thread, ``p99_emit_us`` in one step of a hundred, and in the one that hands over;
-        ``interpreter_percent`` is their part of a second at that rate, the most that they can cost.
-        ``carrier_us`` is processor time of the other process, ``processor_us`` the sum. Bytes are
-        compressed, as they travel.
+        for ``--json``. ``emit_us`` and ``hand_over_us`` are what an event costs under the
+        interpreter's lock: in the decoding thread, ``p99_emit_us`` in one step of a hundred, and in
+        the one that hands over; ``interpreter_percent`` is their part of a second at that rate, the
+        most of it that decoding can lose. ``carrier_us`` is processor time of the other process,
+        ``processor_us`` the sum. Bytes are compressed, as they travel.
 
     Raises:
         BrokerError: there is none.
@@ -98,9 +80,7 @@ def _kafka() -> Iterator[KafkaSettings]:
 def _measure(
     kafka: KafkaSettings, rate: float, seconds: float, progress: Callable[[float], None]
 ) -> dict[str, Any]:
-    ring, policy, rows = Ring(QUEUE), first_policy(ANY_SCOPE), np.arange(BATCH)
-    features = np.random.default_rng(0).random((BATCH, NUM_FEATURES), np.float32)
-    work = partial(choose, policy, features, rows, BATCH, BATCH, NOMINAL, START, MODEL_LEN)
+    ring, emitting = Ring(QUEUE), list[float]()
     emit = emitter(ring)
     origin = Origin("bench", "bench", f"{time.time_ns():016x}"[-16:])
 
@@ -113,37 +93,27 @@ def _measure(
         before = spans(consumer, DRAFTS)
     handover.start()
     _until(lambda: handover.accounts().sent > 0, emit)
-    took = np.median(timeit.repeat(work, timer=time.thread_time, repeat=9, number=40)) / 40
-    rounds = max(1, round(BATCH / rate / float(took)))
     assert handover.pid is not None
     carrier = psutil.Process(handover.pid)
     queued, handing = int(ring.control[HEAD]), handover.processor_s
     carrying = sum(carrier.cpu_times()[:2])
-    emitting: list[float] = []
-    means: dict[bool, list[float]] = {True: [], False: []}
     began = time.monotonic()
-    while time.monotonic() - began < seconds:
-        for emits, found in means.items():
-            found.append(_stretch(work, rounds, emit if emits else None, emitting))
-            progress(time.monotonic() - began)
-    lasted = time.monotonic() - began
+    while (passed := time.monotonic() - began) < seconds:
+        progress(passed)
+        time.sleep(max(0.0, len(emitting) * BATCH / rate - passed))
+        emitted = time.thread_time()
+        emit()
+        emitting.append(time.thread_time() - emitted)
     _until(lambda: not handover.accounts().waiting, lambda: time.sleep(0.05))
     events = int(ring.control[HEAD]) - queued
     carrying, handing = sum(carrier.cpu_times()[:2]) - carrying, handover.processor_s - handing
     handover.close()
     accounts = handover.accounts()
     delivered, size = _read(kafka, before, origin.life)
-    busy, free = (columns((1.0, second) for second in side) for side in means.values())
-    between = interval(busy, free) or (None, None)
-    loss_high, loss_low = (None if end is None else 100.0 * (1.0 - end) for end in between)
     locked = [1e6 * spent / events for spent in (sum(emitting), handing)]
     carrier_us = 1e6 * carrying / events
     return {
-        "events_per_s": BATCH / float(np.median(means[True])),
-        "sustained_per_s": events / lasted,
-        "decode_loss_percent": 100.0 * (1.0 - float(free[1].mean() / busy[1].mean())),
-        "decode_loss_low": loss_low,
-        "decode_loss_high": loss_high,
+        "events_per_s": events / passed,
         "p99_emit_us": float(np.percentile(emitting, 99)) / BATCH * 1e6,
         "emit_us": locked[0],
         "hand_over_us": locked[1],
@@ -177,28 +147,6 @@ def emitter(ring: Ring) -> Callable[[], None]:
         )  # fmt: skip
 
     return emit
-
-
-def _stretch(
-    work: Callable[[], object],
-    rounds: int,
-    emit: Callable[[], None] | None,
-    emitting: list[float],
-) -> float:
-    """Mean seconds of a step, its beginning left out; the thread's own time for each to emit is
-    appended to ``emitting``."""
-    began, steps, since = time.perf_counter(), 0, 0.0
-    while (now := time.perf_counter()) - began < STRETCH_S:
-        if not since and now - began > SETTLE_S:
-            since, steps = now, 0
-        for _ in range(rounds):
-            work()
-        if emit is not None:
-            emitted = time.thread_time()
-            emit()
-            emitting.append(time.thread_time() - emitted)
-        steps += 1
-    return (now - (since or began)) / steps  # one step may outlast the beginning
 
 
 def _until(done: Callable[[], bool], meanwhile: Callable[[], None]) -> None:

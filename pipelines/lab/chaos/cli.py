@@ -14,14 +14,9 @@ from rich.console import Console
 
 from decoder.contracts.errors import SettingsError
 from pipelines import machine
-from pipelines.reports import print_json, write_json
+from pipelines.reports import write_json
 
-Standin = Annotated[
-    bool,
-    typer.Option("--standin", help="A worker without a model: seconds to start, no word on vLLM."),
-]
 Out = Annotated[Path, typer.Option(help="Folder of the stack and of what is found.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print what is found as JSON.")]
 
 
 def chaos(
@@ -29,9 +24,7 @@ def chaos(
         list[str] | None, typer.Option(help="Troubles whose name holds this; may be repeated.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the moments at which trouble comes.")] = 1,
-    standin: Standin = False,
     out: Out = Path("reports/chaos"),
-    as_json: AsJson = False,
 ) -> None:
     """Kill, starve and damage every part of a stack while clients ask; say what was seen.
 
@@ -48,21 +41,19 @@ def chaos(
         names = "; ".join(each.name for each in TROUBLES)
         raise SettingsError(f"--only chooses none of the troubles: {names}.")
     err, found = Console(stderr=True), list[dict[str, Any]]()
-    record = _record(standin) | {"seed": seed, "rows": found, "faults": (faults := list[str]())}
-    with run.staged(out / "stack", standin, seed, err) as stage:
+    record = _record() | {"seed": seed, "rows": found, "faults": (faults := list[str]())}
+    with run.staged(out / "stack", seed, err) as stage:
         for each in chosen:
             err.print(f"  [dim]{each.name}[/dim]", highlight=False)
             found.append(run.make_trouble(stage, each))
             faults += [f"{each.name}: {fault}" for fault in found[-1]["faults"]]
             write_json(record | {"events": stage.audit.counts}, out / "chaos.json")
-    _end(record, as_json)
+    _end(record)
 
 
 def soak(
     minutes: Annotated[float, typer.Option(min=5, help="How long.")] = 30.0,
-    standin: Standin = False,
     out: Out = Path("reports/soak"),
-    as_json: AsJson = False,
 ) -> None:
     """Run a stack under steady load; say what of files, threads, memory and backlog grows.
 
@@ -72,30 +63,26 @@ def soak(
     from pipelines.lab.chaos import run
     from pipelines.progress import Shown
 
-    err, record = Console(stderr=True), _record(standin)
-    with run.staged(out / "stack", standin, 1, err) as stage, Shown(err) as shown:
+    err, record = Console(stderr=True), _record()
+    with run.staged(out / "stack", 1, err) as stage, Shown(err) as shown:
         tell = partial(shown.step, "seconds under load", whole=60 * minutes)
         record |= run.soak(stage, minutes, tell)
     write_json(record, out / "soak.json")
-    _end(record, as_json)
+    _end(record)
 
 
-def _record(standin: bool) -> dict[str, Any]:
+def _record() -> dict[str, Any]:
     """Where and when; a SettingsError where the environment names a part that may be others'."""
     if named := {"HVD_KAFKA_BOOTSTRAP_SERVERS", "HVD_LEARNER_MLFLOW_TRACKING_URI"} & {*os.environ}:
         raise SettingsError(f"unset {named.pop()}: trouble is made on a stack of its own.")
-    worker = "stand-in" if standin else "vLLM, embedded model, float32"
-    return {"date": time.strftime("%F"), "machine": machine.description(), "worker": worker}
+    return {"date": time.strftime("%F"), "machine": machine.description()}
 
 
-def _end(record: dict[str, Any], as_json: bool) -> NoReturn:
-    """Print the record as JSON, or its rows as a table in Markdown, and its faults; leave."""
+def _end(record: dict[str, Any]) -> NoReturn:
+    """Print the rows as a table in Markdown, and the faults; leave."""
     rows, faults = record["rows"], record["faults"]
-    if as_json:
-        print_json(record)
-    else:
-        for line in (rows[0].keys(), ["---"] * len(rows[0]), *(row.values() for row in rows)):
-            sys.stdout.write(f"| {' | '.join(map(_cell, line))} |\n")
+    for line in (rows[0].keys(), ["---"] * len(rows[0]), *(row.values() for row in rows)):
+        sys.stdout.write(f"| {' | '.join(map(_cell, line))} |\n")
     sys.stderr.writelines(f"{fault}\n" for fault in faults)
     raise typer.Exit(1 if faults else 0)
 

@@ -7,14 +7,14 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import httpx
 
-from pipelines.lab.bench.serve.load import body, chunks
+from pipelines.lab.bench.serve.load import Load, Reply, answers
+from pipelines.prompts import Prompt
 from pipelines.stack.running import PLAIN
-from pipelines.workloads import Prompt
 
 CLIENTS: Final = 3
 MAX_TOKENS: Final = 24
@@ -37,26 +37,19 @@ class Seen:
     refused: int = 0  # times that it was sent again
 
 
-def answer_of(api: str, model: str, prompt: Prompt) -> Seen:
-    """The answer to ``prompt``; never raises."""
-    url, asked = f"{api}/v1/chat/completions", body(prompt.messages, model, MAX_TOKENS)
-    began, tokens, error = time.monotonic(), list[int](), ""
-    try:
-        with httpx.stream("POST", url, json=asked, timeout=SILENCE_S, verify=PLAIN) as response:
-            response.raise_for_status()
-            for ids, _ in chunks(response.iter_lines()):
-                tokens += ids
-    except Exception as failure:  # noqa: BLE001 -- whatever came, the next one is asked
-        error = f"{type(failure).__name__}: {failure}"
-    return Seen(began, time.monotonic(), tuple(tokens), error)
+def answer_of(api: str, model: str, prompt: Prompt) -> Reply:
+    """The answer to ``prompt``, by a connection of its own."""
+    load = Load(api, model, 1, MAX_TOKENS)
+    with httpx.Client(base_url=api, timeout=SILENCE_S, verify=PLAIN) as client:
+        return next(answers(client, load, prompt, 0.0))
 
 
-def _is_refusal(seen: Seen) -> bool:
+def _is_refusal(reply: Reply) -> bool:
     """Nobody has begun with the request: nobody listened, or a server that ends sent it away."""
-    if seen.error.startswith("ConnectError") or "'503 " in seen.error:
+    if reply.error.startswith(("ConnectError", "HTTP 503")):
         return True
-    unread = seen.error.startswith(("ReadError", "WriteError")) or "without send" in seen.error
-    return unread and not seen.tokens and seen.ended - seen.began < UNREAD_S
+    unread = reply.error.startswith(("ReadError", "WriteError")) or "without send" in reply.error
+    return unread and not reply.tokens and reply.latency_s < UNREAD_S
 
 
 @contextmanager
@@ -68,11 +61,12 @@ def asking(api: str, model: str, prompts: Sequence[Prompt]) -> Iterator[list[lis
     def run(first: int, seen: list[Seen]) -> None:
         for number in itertools.count(first):
             place, began, refused = number % len(prompts), time.monotonic(), 0
-            while _is_refusal(answer := answer_of(api, model, prompts[place])):
+            while _is_refusal(reply := answer_of(api, model, prompts[place])):
                 refused += 1
                 if stopping.wait(AGAIN_S):
                     return
-            seen.append(replace(answer, began=began, prompt=place, refused=refused))
+            ended = time.monotonic()
+            seen.append(Seen(began, ended, reply.tokens, reply.error, place, refused))
             if stopping.is_set():
                 return
 

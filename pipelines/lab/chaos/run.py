@@ -22,7 +22,7 @@ from pipelines import machine
 from pipelines.lab.chaos.clients import Seen, answer_of, asking
 from pipelines.lab.chaos.topic_audit import TopicAudit, adds_up
 from pipelines.lab.chaos.troubles import Stage, Trouble
-from pipelines.stack.running import HVD, Home, Ports, responds, running
+from pipelines.stack.running import Home, Ports, responds, running
 from pipelines.stack.supervision import Watch
 from pipelines.watch.observer import Observer
 from pipelines.workloads import prompts
@@ -49,7 +49,7 @@ SETTINGS: Final = {
 
 
 @contextmanager
-def staged(root: Path, standin: bool, seed: int, console: Console) -> Iterator[Stage]:
+def staged(root: Path, seed: int, console: Console) -> Iterator[Stage]:
     """A stack of its own under ``root``, on free ports, and its answers before anything happened.
 
     Raises:
@@ -58,20 +58,17 @@ def staged(root: Path, standin: bool, seed: int, console: Console) -> Iterator[S
     root = root.resolve()
     shutil.rmtree(root, ignore_errors=True)  # an earlier run's events would be counted
     own = {"HVD_KAFKA_POLICY_KEY": secrets.token_hex(16)}
-    worker = (HVD[0], "-m", "pipelines.lab.chaos.standin") if standin else (*HVD, "serve")
-    options = () if standin else ("--", f"--shutdown-timeout={DRAIN_S}")
-    asked = [prompt for kind in KINDS for prompt in itertools.islice(prompts(kind), 4)]
-    with running(
-        Ports.free(), Home.under(root), console, None, options, SETTINGS | own, worker
-    ) as stack:
+    options = ("--", f"--shutdown-timeout={DRAIN_S}")
+    sent = [prompt for kind in KINDS for prompt in itertools.islice(prompts(kind), 4)]
+    with running(Ports.free(), Home.under(root), console, None, options, SETTINGS | own) as stack:
         watches = {n: Watch(p, serves_since=time.monotonic()) for n, p in stack.parts.items()}
-        replies = [answer_of(stack.api, stack.model, prompt) for prompt in asked]
+        replies = [answer_of(stack.api, stack.model, prompt) for prompt in sent]
         if errors := [reply.error for reply in replies if reply.error]:
             raise ProcessError(f"a request failed before anything was done: {errors[0]}")
         answers, audit = [reply.tokens for reply in replies], TopicAudit()
         observer = Observer(stack.kafka, audit, since_s=math.inf)
         observer.start()
-        stage = Stage(stack, root, audit, watches, asked, answers, random.Random(seed))
+        stage = Stage(stack, root, audit, watches, sent, answers, random.Random(seed))
         try:
             stage.until("all to speak", lambda: bool(audit.statuses and audit.learner))
             yield stage
@@ -94,7 +91,7 @@ def make_trouble(stage: Stage, trouble: Trouble) -> Record:
         watch.attempts = 0  # else each trouble would lengthen the pause after the next
     _quiet(stage)
     accounts = {life: audit.account(life) for life in list(audit.last)}
-    with asking(stage.stack.api, stage.stack.model, stage.asked) as clients:
+    with asking(stage.stack.api, stage.stack.model, stage.prompts) as clients:
         stage.within(1.0 + 3.0 * stage.draw.random())  # the blow falls at any place of requests
         before, began = {name: stage.pid(name) for name in hit}, time.monotonic()
         with trouble.hold(stage):
@@ -163,7 +160,7 @@ def faults_of(
     seen: Seen, stage: Stage, may_fail: bool = False, may_wait: bool = False
 ) -> list[str]:
     """What is wrong with an answer; one that broke off must be right as far as it goes."""
-    right, name = stage.answers[seen.prompt], stage.asked[seen.prompt].id
+    right, name = stage.answers[seen.prompt], stage.prompts[seen.prompt].id
     if seen.tokens != right[: len(seen.tokens)]:
         return [f"a wrong answer to {name}"]
     if len(seen.tokens) < len(right) and not may_fail:
@@ -191,7 +188,7 @@ def soak(stage: Stage, minutes: float, tell: Callable[[float], None]) -> Record:
     """
     audit, samples, began = stage.audit, list[dict[str, float]](), time.monotonic()
     first = audit.counts
-    with asking(stage.stack.api, stage.stack.model, stage.asked) as clients:
+    with asking(stage.stack.api, stage.stack.model, stage.prompts) as clients:
         while (passed := time.monotonic() - began) < 60.0 * minutes:
             tell(passed)
             stage.within(EVERY_S)

@@ -18,10 +18,10 @@ from psutil import RLIMIT_FSIZE, NoSuchProcess, Process
 from decoder.contracts.errors import ProcessError
 from learner.checkpoint import previous_of
 from pipelines.lab.chaos.topic_audit import TopicAudit
+from pipelines.prompts import Prompt
 from pipelines.stack import processes
 from pipelines.stack.running import Stack
 from pipelines.stack.supervision import Pauses, Watch, look
-from pipelines.workloads import Prompt
 
 PARTS: Final = ("broker", "registry", "learner", "worker")
 LOOK_S: Final = 0.1
@@ -32,15 +32,15 @@ TAKEOVER_S: Final = 30.0  # in which another learner has to hold the lease of on
 @dataclass
 class Stage:
     """A stack that is supervised as by ``hvd up``, but for what is ``held`` back; ``answers`` are
-    the right ones to ``asked``. ``said`` is what supervision said of its parts, ``back`` when each
-    that was hit was seen at work again (seconds), ``draw`` decides what is left to chance.
+    the right ones to ``prompts``. ``said`` is what supervision said of its parts, ``back`` when
+    each that was hit was seen at work again (seconds), ``draw`` decides what is left to chance.
     """
 
     stack: Stack
     root: Path
     audit: TopicAudit
     watches: dict[str, Watch]
-    asked: list[Prompt]
+    prompts: list[Prompt]
     answers: list[tuple[int, ...]]
     draw: random.Random
     held: set[str] = field(default_factory=set)

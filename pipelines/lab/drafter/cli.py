@@ -9,8 +9,7 @@ import typer
 from rich.console import Console
 
 if TYPE_CHECKING:
-    from pipelines.lab.drafter.acceptance import Acceptance
-    from pipelines.lab.drafter.train import Run
+    from pipelines.lab.drafter.train import Acceptance, Run
 
 
 def train_drafter(
@@ -30,9 +29,8 @@ def train_drafter(
     from decoder.contracts.errors import ModelError
     from pipelines import embedded, machine
     from pipelines.lab.drafter.compose import compose, load
-    from pipelines.lab.drafter.export import export
     from pipelines.lab.drafter.shards import read_shards
-    from pipelines.lab.drafter.train import Settings, Target, train
+    from pipelines.lab.drafter.train import Settings, Target, export, train
     from pipelines.progress import Shown
 
     model, out, states = embedded.ensure_model(), save_to or embedded.DRAFTER, folder / "states"

@@ -6,6 +6,7 @@ rate follows a cosine over *time*: a run on a shared machine ends when it was as
 
 from __future__ import annotations
 
+import copy
 import math
 import random
 import time
@@ -15,11 +16,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
-from decoder.drafting.eagle3 import Eagle3Head, HeadConfig
-from pipelines.lab.drafter.acceptance import Acceptance, evaluate
+from decoder.drafting.drafts import common_prefix
+from decoder.drafting.eagle3 import WEIGHTS, Eagle3Head, HeadConfig, save_head
+from decoder.drafting.eagle3_teacher import chains
 from pipelines.lab.drafter.copying import copying_loss, learn_to_copy
 from pipelines.lab.drafter.shards import AUX_LAYERS, Conversations
 from pipelines.lab.drafter.unroll import Pack, unroll
@@ -42,6 +44,9 @@ start, which falls to 0 with the rate."""
 COPY_SIZES = (80, *[4] * 80)
 """Conversations for the regressions, then of each batch, from which the head learns to copy."""
 PROMPT_WEIGHT, SOFT_POSITIONS, EVALUATE_SECONDS = 0.2, 7000, 300.0
+CARD = Path(__file__).with_name("card.md")
+DRAFTED = 4
+"""Tokens drafted in a simulated cycle."""
 
 
 @dataclass(frozen=True)
@@ -219,6 +224,35 @@ def _learn(run: Run, some: Conversations, target: Target, settings: Settings) ->
     return value.item()
 
 
+class Acceptance(NamedTuple):
+    """How greedy drafts fare on held-out greedy answers: accepted tokens a cycle, and by place."""
+
+    by_step: tuple[float, ...]
+    """Share of drafts at each place that match, given that all before them did."""
+    accepted: float
+    cycles: int
+
+
+@torch.inference_mode()
+def evaluate(head: Eagle3Head, some: Conversations, embedding: Tensor, scale: Tensor) -> Acceptance:
+    """Simulate cycles of :data:`DRAFTED` greedy drafts over the greedy ones of ``some``."""
+    reached, matched, cycles = [0] * DRAFTED, [0] * DRAFTED, 0
+    words = nn.Embedding.from_pretrained(embedding)
+    for c in (c for c in some if c.greedy):
+        rows = torch.arange(c.prompt - 1, len(c.tokens) - 2)
+        drafts = chains(head, words, c.tokens, c.aux.float() / scale, rows, DRAFTED).tolist()
+        answer, at = c.tokens[c.prompt + 1 :].tolist(), 0
+        while at < len(answer):
+            wanted = answer[at : at + DRAFTED]
+            n = common_prefix(drafts[at], wanted)
+            for place in range(min(n + 1, len(wanted))):
+                reached[place] += 1
+                matched[place] += place < n
+            cycles, at = cycles + 1, at + n + 1
+    by_step = tuple(m / max(1, r) for m, r in zip(matched, reached, strict=True))
+    return Acceptance(by_step, sum(matched) / max(1, cycles), cycles)
+
+
 def train(
     target: Target,
     there: Conversations,
@@ -252,3 +286,24 @@ def train(
         if run.seconds >= whole:
             break
     return run
+
+
+def export(
+    run: Run, path: Path, settings: Settings, there: Conversations, found: Acceptance
+) -> None:
+    """Write the head of ``run`` and its card, which tells what it was made from."""
+    head = copy.deepcopy(run.head)
+    head.fc.weight.data.div_(run.scale)  # the head that ships takes the target's states as they are
+    save_head(head, path)
+    card = CARD.read_text(encoding="utf-8").format(
+        run=run,
+        megabytes=(path / WEIGHTS).stat().st_size / 1e6,
+        conversations=len(there),
+        tokens=sum(len(c.tokens) for c in there),
+        answers=sum(c.answer for c in there),
+        settings=settings,
+        found=found,
+        drafted=DRAFTED,
+        by_step=", ".join(f"{a:.2f}" for a in found.by_step),
+    )
+    atomic_write(path / "README.md", lambda part: part.write_text(card, encoding="utf-8"))

@@ -38,7 +38,10 @@ def drift(
         typer.Option(min=0, help="First let the embedded model answer, so many of each workload."),
     ] = 0,
     false_alarms: Annotated[
-        int, typer.Option(min=0, help="Instead: alarms in so many drafts of unchanging traffic.")
+        int,
+        typer.Option(
+            min=0, help="Instead: alarms in so many drafts of unchanging traffic, as JSON."
+        ),
     ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
@@ -48,29 +51,30 @@ def drift(
     """
     from decoder.policy.first import first_policy
     from pipelines.embedded import load_tokenizer
+    from pipelines.lab.bench.commas import numbers
     from pipelines.lab.drift import measure, stationary
     from pipelines.lab.drift import scenario as scenarios
-    from pipelines.lab.drift.columns import seeds_and_policies
+    from pipelines.lab.drift.columns import named
     from pipelines.lab.drift.study import Recordings, study
-    from pipelines.lab.replay import own
+    from pipelines.lab.replay import recording
     from pipelines.policy.bundles import load_policy
     from pipelines.progress import Shown
 
-    numbers, names = seeds_and_policies(seeds, policies)
+    drawn, names = numbers(seeds, "--seeds"), named(policies)
     chosen = scenarios.chosen(scenario or [])
     policy = first_policy("drift") if first is None else load_policy(first)
     with Shown(err) as shown:
         if record:
-            made = own.record(record, shown.step)
+            made = recording.record_own(record, shown.step)
             err.print(f"Recordings: {made}", highlight=False, soft_wrap=True)
         source = Recordings(traces, load_tokenizer(tokenizer), shown.step)
         if false_alarms:
             summary = stationary.measure(false_alarms, source, policy, shown.step)
         else:
-            summary = study(chosen, numbers, names, source, policy, shown.step)
+            summary = study(chosen, drawn, names, source, policy, shown.step)
     for notice in summary.get("notices", ()):
         err.print(escape(notice), style="yellow", highlight=False, soft_wrap=True)
-    if as_json:
+    if as_json or false_alarms:
         print_json(summary)
     else:
-        out.print(stationary.table(summary) if false_alarms else measure.table(summary))
+        out.print(measure.table(summary))

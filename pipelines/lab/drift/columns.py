@@ -18,7 +18,7 @@ oracle           hindsight
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -55,41 +55,33 @@ PAPER_FEATURES: Final = frozenset(
 _OTHER: Final = np.array([name not in PAPER_FEATURES for name in FEATURES])
 
 
-def seeds_and_policies(seeds: str, policies: str) -> tuple[list[int], list[str]]:
-    """What the options say.
+def named(policies: str) -> list[str]:
+    """The policies between the commas, in the order of :data:`NAMES`; of none all.
 
     Raises:
-        SettingsError: a seed or policy is none.
+        SettingsError: there is no such policy.
     """
-    numbers = words(seeds)
-    if not numbers or not all(seed.isdecimal() for seed in numbers):
-        raise SettingsError(
-            f"--seeds {seeds!r}: give whole numbers, with commas; a seed is not negative."
-        )
-    asked = words(policies) or NAMES
-    unknown = sorted(set(asked) - set(NAMES))
-    if unknown:
+    wanted = words(policies) or NAMES
+    if unknown := sorted(set(wanted) - set(NAMES)):
         raise SettingsError(f"no policy {unknown[0]!r}: there are {', '.join(NAMES)}.")
-    return list(map(int, numbers)), [name for name in NAMES if name in asked]
+    return [name for name in NAMES if name in wanted]
 
 
+@dataclass(frozen=True)
 class Columns:
-    """The policies of one scenario and seed, each trained when it is asked for.
+    """The policies of one scenario and seed, each trained when it is asked for."""
 
-    Attributes:
-        served: settings of the workers that serve.
-    """
+    scenario: Scenario
+    library: Library
+    seed: int
+    settings: WorkerSettings
+    first: Policy
 
-    def __init__(
-        self, scenario: Scenario, library: Library, seed: int, settings: WorkerSettings,
-        first: Policy,
-    ) -> None:  # fmt: skip
-        """Nothing is trained yet."""
-        self.served = settings
-        if scenario.factor:
-            self.served = settings.model_copy(update={"suffix_max_factor": scenario.factor})
-        self._scenario, self._library, self._seed = scenario, library, seed
-        self._settings, self._first = settings, first
+    @property
+    def served(self) -> WorkerSettings:
+        """Settings of the workers that serve."""
+        factor = self.scenario.factor
+        return self.settings.model_copy(update={"suffix_max_factor": factor} if factor else {})
 
     def column(self, name: str) -> tuple[Policy, Worker]:
         """The policy called ``name``, but for the oracle, which is none; and how it is served.
@@ -100,23 +92,23 @@ class Columns:
         ours = Worker(self.served)
         if name == "paper":
             drafts = self.served.model_copy(update={"suffix_max_factor": PAPER_FACTOR})
-            policy = paper(self._known(), self._library.token_classes, drafts)
+            policy = paper(self._known(), self.library.token_classes, drafts)
             return policy, Worker(drafts, adapts=False)
         if name == "frozen":
-            return self._survival(self._known(), self._settings), ours
+            return self._survival(self._known(), self.settings), ours
         if name == "counting":
             factor = {"suffix_max_factor": min(self.served.suffix_max_factor, WHOLE_FACTOR)}
             return frequency_policy("drift"), Worker(self.served.model_copy(update=factor))
         if name == "refit":
-            traces = lessons(self._scenario.later, self._library, self._seed, OTHERS)
+            traces = lessons(self.scenario.later, self.library, self.seed, OTHERS)
             return self._survival(traces, self.served), ours
-        return self._first, ours
+        return self.first, ours
 
     def _known(self) -> list[Trace]:
-        return lessons([self._scenario.known], self._library, self._seed, KNOWN)
+        return lessons([self.scenario.known], self.library, self.seed, KNOWN)
 
     def _survival(self, traces: Sequence[Trace], settings: WorkerSettings) -> Policy:
-        simulator = Simulator(self._library.token_classes, settings)
+        simulator = Simulator(self.library.token_classes, settings)
         return training.survival(training.taught(simulator, traces), "drift")
 
 

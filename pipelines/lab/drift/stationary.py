@@ -13,12 +13,11 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 import torch
-from rich.table import Table
 
 from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import TraceError
@@ -36,25 +35,11 @@ MOST: Final = 1_000
 LENGTH: Final = 250_000
 """Rows of a stream."""
 
+ALARMS: Final = ("cache", "model")
+"""Kinds of drafts of which the learner raises them."""
+
 Sessions = Sequence[Sequence[Rows]]
 """Of each session the drafts of its requests, in their order."""
-
-
-@dataclass(frozen=True)
-class Stream:
-    """One stream: rows, the sessions and different rows that they were drawn from, alarms by
-    kind of draft, and the learner's processor time a row in microseconds."""
-
-    kind: str
-    seed: int
-    rows: int
-    sessions: int
-    different: int
-    requests: int
-    cache: int
-    model: int
-    promotions: int
-    us_a_row: float
 
 
 def sessions_of(kind: str, recordings: Recordings, first: Policy) -> Sessions:
@@ -93,21 +78,22 @@ def resampled(sessions: Sessions, draw: np.random.Generator) -> Iterator[Rows]:
 
 
 def _renamed(session: Sequence[Rows], draw: np.random.Generator) -> list[Rows]:
-    names = draw.integers(0, 2**64, 1 + len(session), np.uint64)
+    name, *requests = draw.integers(0, 2**64, 1 + len(session), np.uint64)
     return [
-        replace(
-            rows,
-            session=np.full(len(rows), names[0]),
-            request=np.full(len(rows), names[1 + place]),
-        )
-        for place, rows in enumerate(session)
+        replace(rows, session=np.full(len(rows), name), request=np.full(len(rows), request))
+        for rows, request in zip(session, requests, strict=True)
     ]
 
 
 def stream(
     kind: str, seed: int, sessions: Sessions, first: Policy, length: int, step: Step
-) -> Stream:
-    """Feed at least ``length`` rows of ``sessions`` to a new scope; who wins is served."""
+) -> dict[str, Any]:
+    """Feed at least ``length`` rows of ``sessions`` to a new scope; who wins is served.
+
+    Returns:
+        plain JSON: rows, the sessions and ``different`` rows that they were drawn from, alarms by
+        kind of draft, and the learner's processor time a row in microseconds.
+    """
     learning = Learning.begun(first)
     requests = resampled(sessions, np.random.default_rng([seed, len(sessions)]))
     done, spent, index = 0, 0.0, 0
@@ -118,12 +104,17 @@ def stream(
         spent += time.process_time() - began
         done, index = done + len(rows), index + 1
         step(f"rows of {kind}", done, length)
-    different = sum(len(rows) for session in sessions for rows in session)
-    alarms = learning.scope.alarms
-    return Stream(
-        kind, seed, done, len(sessions), different, index, alarms["cache"], alarms["model"],
-        len(learning.promotions), 1e6 * spent / done,
-    )  # fmt: skip
+    return {
+        "kind": kind,
+        "seed": seed,
+        "rows": done,
+        "sessions": len(sessions),
+        "different": sum(len(rows) for session in sessions for rows in session),
+        "requests": index,
+        **{arm: learning.scope.alarms[arm] for arm in ALARMS},
+        "promotions": len(learning.promotions),
+        "us_a_row": 1e6 * spent / done,
+    }
 
 
 def measure(rows: int, recordings: Recordings, first: Policy, step: Step) -> dict[str, Any]:
@@ -137,34 +128,19 @@ def measure(rows: int, recordings: Recordings, first: Policy, step: Step) -> dic
     here = [kind for kind in KINDS if recordings.has(kind)]
     if not here:
         raise TraceError("no recordings of any kind are here: name a folder with --traces.")
-    streams = -(-rows // LENGTH)
-    found: list[Stream] = []
+    streams, found = -(-rows // LENGTH), list[dict[str, Any]]()
     for place, kind in enumerate(here[:streams]):
         step(f"decoding {kind}", 0, 1)
         held = sessions_of(kind, recordings, first)
         for seed in range(len(range(place, streams, len(here)))):
             found.append(stream(kind, seed, held, first, LENGTH, step))
-    whole = sum(each.rows for each in found)
-    alarms = {name: sum(getattr(each, name) for each in found) for name in ("cache", "model")}
+    whole = sum(each["rows"] for each in found)
+    alarms = {arm: sum(each[arm] for each in found) for arm in ALARMS}
     return {
         "rows": whole,
         "alarms": alarms,
         "per_ten_million": 1e7 * sum(alarms.values()) / whole,
-        "us_a_row": sum(each.us_a_row * each.rows for each in found) / whole,
-        "streams": [asdict(each) for each in found],
+        "us_a_row": sum(each["us_a_row"] * each["rows"] for each in found) / whole,
+        "streams": found,
         "machine": machine.description(),
     }
-
-
-def table(summary: dict[str, Any]) -> Table:
-    """Alarms by kind of text."""
-    made = Table(title="Alarms where nothing changes")
-    for name in ("text", "sessions", "rows", "alarms, cache", "alarms, model"):
-        made.add_column(name, justify="left" if name == "text" else "right")
-    for each in summary["streams"]:
-        counts = (each[name] for name in ("sessions", "rows", "cache", "model"))
-        made.add_row(each["kind"], *(f"{n:,}" for n in counts))
-    alarms = summary["alarms"]
-    whole = (summary["rows"], alarms["cache"], alarms["model"])
-    made.add_row("all", "", *(f"{n:,}" for n in whole))
-    return made

@@ -21,7 +21,7 @@ from pipelines.lab.drift.measure import figures
 from pipelines.lab.drift.scenario import Scenario
 from pipelines.lab.drift.stream import Learning, Run, decode, foresee
 from pipelines.lab.drift.traffic import KINDS, Library, traffic
-from pipelines.lab.replay import own
+from pipelines.lab.replay import recording
 from pipelines.lab.replay.traces import Trace, read
 from pipelines.progress import Step
 
@@ -38,7 +38,7 @@ class Recordings:
         Raises:
             TraceError: there are no trace files.
         """
-        folder = traces or own.folder()
+        folder = traces or recording.OWN.folder()
         self._paths = {path.stem: path for path in sorted(folder.glob("*.jsonl"))}
         if not self._paths:
             raise TraceError(
@@ -66,7 +66,7 @@ class Recordings:
             path = self._paths[stem]
             told = partial(self._step, f"reading {path.name}")
             reading = read(path, self._tokenizer, CONTEXT, told)
-            self.notices += [notice.text for notice in reading.notices if notice.reason != "long"]
+            self.notices += reading.notices
             self._read[stem] = reading.traces
         return self._read[stem]
 

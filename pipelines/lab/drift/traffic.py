@@ -10,7 +10,7 @@ import tomllib
 import zlib
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Final, Literal
@@ -19,8 +19,6 @@ import numpy as np
 
 from decoder.contracts.errors import TraceError
 from decoder.contracts.features import FloatArray
-from pipelines.lab.drift import alterations
-from pipelines.lab.drift.alterations import Draw
 from pipelines.lab.drift.scenario import Drafter, Scenario, Segment
 from pipelines.lab.replay.split import fraction
 from pipelines.lab.replay.traces import Trace
@@ -33,6 +31,12 @@ TURNS: Final = 8
 SIDE_BY_SIDE: Final = 4
 """Sessions whose turns are interleaved, as those of several users are."""
 Side = Literal["serve", "train"]
+Draw = np.random.Generator
+
+ARGUMENTS: Final = 0.15
+"""Share of a template's token types, the rarest ones, that are its arguments."""
+CONTEXT: Final = 2
+"""Tokens by which a drafter knows how a text has continued before."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +128,7 @@ def _stream(
     if segment.templates:
         pool = [turns[0] for sessions in by_set.values() for turns in sessions]
         picked = [pool[i] for i in draw.permutation(len(pool))[: segment.templates]]
-        made = alterations.filled_in(picked, segment.generations, library.token_classes, draw)
+        made = filled_in(picked, segment.generations, library.token_classes, draw)
         order = ([trace] for trace in made)
     open_sessions: deque[deque[Trace]] = deque()
     while True:
@@ -148,8 +152,71 @@ def _sent(
     for turn in turns:
         trace = turn
         if segment.breaks:
-            trace = alterations.misleading(trace, segment.breaks, library.token_classes, draw)
+            trace = misleading(trace, segment.breaks, library.token_classes, draw)
         if segment.drafter is not None or trace.model_accepted is None:
             drafter = segment.drafter or Drafter()
-            trace = alterations.foreseen(trace, drafter, library.model_len, draw)
+            trace = foreseen(trace, drafter, library.model_len, draw)
         yield trace
+
+
+def filled_in(
+    templates: Sequence[Trace], count: int, token_classes: FloatArray, draw: Draw
+) -> list[Trace]:
+    """``count`` requests that repeat ``templates``, each time with other arguments.
+
+    Arguments are the token types of an output that are rarest among all templates; a request has
+    its own in their place, in prompt and output alike, so that the prompt tells them.
+    """
+    texts = [np.concatenate([t.prompt, t.output]).astype(np.int32) for t in templates]
+    often = np.bincount(np.concatenate(texts), minlength=len(token_classes))
+    made: list[Trace] = []
+    for index in range(count):
+        place = int(draw.integers(len(templates)))
+        template, text = templates[place], texts[place]
+        types = np.unique(np.asarray(template.output[:-1], np.int32))
+        rare = types[np.argsort(often[types], kind="stable")][: round(ARGUMENTS * len(types))]
+        mapping = np.arange(len(token_classes), dtype=np.int32)
+        for argument in rare.tolist():
+            alike = np.flatnonzero((token_classes == token_classes[argument]).all(axis=1))
+            mapping[argument] = draw.choice(alike)
+        written, at = mapping[text], len(template.prompt)
+        written[-1] = text[-1]
+        session = f"{template.session}/{index}"
+        made.append(
+            replace(template, session=session, prompt=written[:at], output=written[at:],
+                    model_accepted=None)
+        )  # fmt: skip
+    return made
+
+
+def misleading(trace: Trace, every: int, token_classes: FloatArray, draw: Draw) -> Trace:
+    """A request whose prompt holds its output, but for one token of ``every`` so many.
+
+    Each copy of it is found, looks as good as any, and soon breaks off.
+    """
+    output = np.asarray(trace.output, np.int32)
+    wrong = output.copy()
+    at = np.arange(every - 1, len(wrong), every)
+    wrong[at] = draw.integers(len(token_classes), size=len(at))
+    prompt = np.concatenate([np.asarray(trace.prompt, np.int32), wrong])
+    return replace(trace, prompt=prompt, output=output, model_accepted=None)
+
+
+def foreseen(trace: Trace, drafter: Drafter, length: int, draw: Draw) -> Trace:
+    """``trace`` with a model arm by the law of ``drafter``, drafts of ``length`` tokens."""
+    prompt, output = np.asarray(trace.prompt, np.int64), np.asarray(trace.output, np.int64)
+    text = np.concatenate([prompt, output])
+    known = np.zeros(len(text), np.bool_)
+    if len(text) > CONTEXT:
+        grams = np.lib.stride_tricks.sliding_window_view(text, CONTEXT + 1)
+        first = np.unique(grams, axis=0, return_index=True)[1]
+        known[CONTEXT:] = True
+        known[CONTEXT + first] = False
+    chance = np.where(known[len(prompt) :], drafter.known, drafter.new)
+    hits = draw.random(len(output)) < chance
+    accepted = np.zeros(len(output), np.int32)
+    run = 0
+    for at in range(len(output) - 1, -1, -1):
+        run = run + 1 if hits[at] else 0
+        accepted[at] = min(run, length)
+    return replace(trace, model_accepted=accepted)

@@ -13,7 +13,6 @@ import numpy as np
 
 from decoder.contracts.bundle import ANY_SCOPE, FIRST, PROBES, Policy
 from decoder.contracts.errors import TraceError
-from decoder.engines.reference.method import Method
 from decoder.settings import WHOLE_FACTOR
 from learner.rows import Rows, hash_id, joined
 from pipelines.lab.replay.engine import Simulator, hybrid
@@ -52,10 +51,10 @@ class Sample:
 
 
 def read_sets(
-    paths: Sequence[Path], tokenizer: Any, licences: Sequence[str] | None, step: Step
+    paths: Sequence[Path], tokenizer: Any, licences: Sequence[str], step: Step
 ) -> dict[str, list[Trace]]:
     """Of each of ``paths``, by stem, the generations whose whole session is under one of
-    ``licences``, or all for None; files without any are left out.
+    ``licences``; files without any are left out.
 
     Raises:
         TraceError: a file cannot be read.
@@ -63,11 +62,9 @@ def read_sets(
     found = {}
     for path in paths:
         traces = read(path, tokenizer, CONTEXT, partial(step, f"reading {path.name}")).traces
-        if licences is not None:
-            barred = {t.session for t in traces if t.licence not in licences}
-            traces = [t for t in traces if t.session not in barred]
-        if traces:
-            found[path.stem] = traces
+        barred = {t.session for t in traces if t.licence not in licences}
+        if allowed := [t for t in traces if t.session not in barred]:
+            found[path.stem] = allowed
     return found
 
 
@@ -92,18 +89,12 @@ def with_drafter(
     return drafted
 
 
-def rows_of(
-    traces: Sequence[Trace],
-    simulator: Simulator,
-    accepts: tuple[float, float] = ACCEPTS,
-    by: Sequence[Method] = (),
-) -> Rows:
-    """The labelled drafts of ``traces``, decoded from an empty cache by each of ``by``, or by the
-    teachers that survival policies learn from."""
-    parts = []
-    for seed, teacher in enumerate(by or teachers(), start=SEED):
-        drafted = with_drafter(traces, accepts, simulator.settings.model_draft_tokens, seed)
-        parts.append(simulator.decode(drafted, teacher)[1])
+def rows_of(traces: Sequence[Trace], simulator: Simulator) -> Rows:
+    """The labelled drafts of ``traces``, decoded from an empty cache by each of the teachers that
+    survival policies learn from."""
+    parts, length = [], simulator.settings.model_draft_tokens
+    for seed, teacher in enumerate(teachers(), start=SEED):
+        parts.append(simulator.decode(with_drafter(traces, ACCEPTS, length, seed), teacher)[1])
     return joined(parts)
 
 
@@ -131,36 +122,24 @@ def samples_of(
     return samples
 
 
-def fit(rows: Rows, epochs: int = EPOCHS) -> Policy:
+def fit(samples: Sequence[Sample]) -> Policy:
     """A survival policy for any scope.
 
     Raises:
         TraceError: too few labelled drafts.
     """
+    rows = joined([each.rows for each in samples])
     spread = np.linspace(0, len(rows) - 1, PROBES).astype(np.int64)  # over texts of every kind
     probes = rows.features[spread] if len(rows) else rows.features
-    return replace(survival(rows, ANY_SCOPE, epochs, probes), role=FIRST)
-
-
-def counting() -> Method:
-    """What a first policy is held to, with the drafts that suit it best."""
-    return replace(teachers()[1], draft_factor=WHOLE_FACTOR)
-
-
-def without(samples: Sequence[Sample], name: str) -> Policy:
-    """The policy that ``samples``, at least two, make if the set called ``name`` is left out.
-
-    Raises:
-        TraceError: too few labelled drafts are left.
-    """
-    return fit(joined([s.rows for s in samples if s.name != name]))
+    return replace(survival(rows, ANY_SCOPE, EPOCHS, probes), role=FIRST)
 
 
 def over_counting(one: Sample, policy: Policy, simulator: Simulator) -> float:
-    """The rate at which ``policy`` decodes a sample, over that of counting; nominal costs."""
-    asked = with_drafter(one.traces, ACCEPTS, simulator.settings.model_draft_tokens, SEED)
-    by = hybrid("first", policy), counting()
-    first, counted = (simulator.decode(asked, each)[0].tally().rate for each in by)
+    """The rate at which ``policy`` decodes a sample, over that of counting with the drafts that
+    suit it best; nominal costs."""
+    drafted = with_drafter(one.traces, ACCEPTS, simulator.settings.model_draft_tokens, SEED)
+    by = hybrid("first", policy), replace(teachers()[1], draft_factor=WHOLE_FACTOR)
+    first, counted = (simulator.decode(drafted, each)[0].tally().rate for each in by)
     return first / counted
 
 
@@ -177,7 +156,8 @@ def make(samples: Sequence[Sample], tokenizer: str, simulator: Simulator, step: 
     scores = []
     for done, one in enumerate(samples):
         step(f"leaving out {one.name}", done, len(samples))
-        scores.append(over_counting(one, without(samples, one.name), simulator))
+        others = [other for other in samples if other is not one]
+        scores.append(over_counting(one, fit(others), simulator))
     step("training on all", len(samples), len(samples))
     card = {
         "made_by": "hvd bootstrap: recorded generations of many kinds, decoded cycle by cycle",
@@ -202,4 +182,4 @@ def make(samples: Sequence[Sample], tokenizer: str, simulator: Simulator, step: 
             "over_counting_left_out_least": round(min(scores), 4),
         },
     }
-    return replace(fit(joined([s.rows for s in samples])), provenance=card)
+    return replace(fit(samples), provenance=card)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -24,9 +23,6 @@ def replay(
             "every rule decodes the recordings."
         ),
     ] = None,
-    nominal: Annotated[
-        bool, typer.Option("--nominal", help="Prompts: nominal costs, not those measured here.")
-    ] = False,
     tokenizer: Annotated[
         str | None, typer.Option(help="Checkpoint directory or hub name; default: embedded.")
     ] = None,
@@ -68,8 +64,7 @@ def replay(
     simulator = Simulator(token_classes_of(ids), WorkerSettings.load(), model_accepts)
     with Shown(err) as shown:
         if prompts is not None:
-            sets, costs = study.of_prompts(prompts, ids, limit, nominal, notices, shown.step)
-            simulator = replace(simulator, costs=costs)
+            sets = study.of_prompts(prompts, ids, limit, notices, shown.step)
             bundle = bundle or first_policy(ANY_SCOPE)
         else:
             sets = study.of_files(traces or [], ids, limit, notices, shown.step)
@@ -79,48 +74,10 @@ def replay(
         err.print(escape(notice), style="yellow", highlight=False, soft_wrap=True)
     if as_json:
         settings = {
-            "model_accepts": model_accepts, "limit": limit, "costs": simulator.costs.setup,
+            "model_accepts": model_accepts,
+            "limit": limit,
             "policy": f"{bundle.kind} v{bundle.version}",
-        }  # fmt: skip
+        }
         print_json({**found, "settings": settings, "notices": notices})
     else:
         out.print(rules.table(found))
-
-
-def diff(
-    one: Annotated[str, typer.Argument(help="A version's number, or an alias.")],
-    other: Annotated[str, typer.Argument(help="The one that it is compared with.")],
-    traces: Annotated[
-        Path | None,
-        typer.Option(help="Trace file or folder; default: what 'hvd drift --record 20' makes."),
-    ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Generations of each file.")] = 20,
-    model_accepts: Annotated[
-        float, typer.Option(help="Model draft's mean accepted length, where not recorded.")
-    ] = 2.2,
-    tokenizer: Annotated[
-        str | None, typer.Option(help="Checkpoint directory or hub name; default: embedded.")
-    ] = None,
-    scope: Annotated[
-        str | None, typer.Option(help="Scope, its first digits, or the model's name.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
-    """Two versions on recorded drafts: where they decide otherwise, and what it brought."""
-    from pipelines.embedded import load_tokenizer
-    from pipelines.lab.replay import compare, own
-    from pipelines.lab.replay.traces import files_of
-    from pipelines.policy import options
-    from pipelines.progress import Shown
-
-    model = options.one_model(scope)
-    numbers = [model.version(each).number for each in (one, other)]
-    first, second = (model.registry.load(model.scope, number) for number in numbers)
-    paths, known = files_of([traces or own.folder()]), load_tokenizer(tokenizer)
-    with Shown(err) as bar:
-        found = compare.compare((first, second), paths, known, limit, model_accepts, bar.step)
-    if as_json:
-        return print_json({"versions": numbers, "recordings": found})
-    for table in compare.tables(found, *(f"version {number}" for number in numbers)):
-        out.print(table)
-    return None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
-from typing import Final, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,11 +55,6 @@ class Cycles:
         """Tokens that the model drafter made [n]."""
         return np.where(self.arm == MODEL, self.verified, 0).astype(np.int32)
 
-    def before(self, recording: int) -> Cycles:
-        """Those of the first so many recordings."""
-        mine = self.trace < recording
-        return Cycles(*(getattr(self, f.name)[mine] for f in fields(self)))
-
     def times(self, costs: CostTable) -> NDArray[np.float64]:
         """Time of each cycle, run alone: float64 [n]."""
         most = int(self.drafted.max(initial=0))
@@ -92,16 +87,3 @@ class Tally:
     def rate(self) -> float:
         """Tokens committed in a unit of time."""
         return self.committed / self.time if self.time else 0.0
-
-    def __add__(self, other: Tally) -> Tally:
-        return Tally(
-            self.cycles + other.cycles,
-            self.committed + other.committed,
-            self.time + other.time,
-            tuple(map(sum, zip(self.by_arm, other.by_arm, strict=True))),
-            tuple(map(sum, zip(self.accepted, other.accepted, strict=True))),
-        )
-
-
-_NONE: Final = (0,) * len(ARMS)
-NOTHING: Final = Tally(0, 0, 0.0, _NONE, _NONE)

@@ -8,24 +8,20 @@ those of a cost table, so a figure has no noise of the machine.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 from rich.markup import escape
 from rich.table import Table
 
 from decoder.contracts.bundle import Policy
 from decoder.core.guards.floor import Floor
 from decoder.engines.reference.method import Method, method
-from pipelines.lab.replay.baseline import against_best
-from pipelines.lab.replay.calibration import calibration
 from pipelines.lab.replay.engine import Simulator, hybrid
 from pipelines.lab.replay.hindsight import Prices, foreseen
-from pipelines.lab.replay.model_arm import model_acceptance
 from pipelines.lab.replay.traces import Trace
-from pipelines.stats import Spent
+from pipelines.stats import Spent, against_best
 
 HYBRID: Final = "hybrid"
 ORACLE: Final = "oracle"
@@ -46,63 +42,30 @@ def rivals(model_len: int) -> dict[str, Method]:
     return found
 
 
-@dataclass(frozen=True)
-class Ruled:
-    """By rule, tokens and time of n recordings, in the unit of the cost table; and by arm, model
-    and cache, the tokens the hybrid foresaw to be accepted and those that were, [m, 2]."""
-
-    spent: Mapping[str, Spent]
-    foreseen: Mapping[str, NDArray[np.float64]]
-
-    @property
-    def over_greedy(self) -> dict[str, float]:
-        """Tokens committed in a unit of time, over greedy's."""
-        rates = {rule: float(n.sum() / time.sum()) for rule, (n, time) in self.spent.items()}
-        return {rule: rate / rates["greedy"] for rule, rate in rates.items()}
-
-
-class _Watch:
-    """Notes of every cycle what was foreseen, and what came. A router's sink."""
-
-    def __init__(self, traces: Sequence[Trace], mean: float | None, warm: int) -> None:
-        self._model = [model_acceptance(trace, mean) for trace in traces]
-        self._warm = warm
-        self.rows: dict[str, list[tuple[int, int, float, int]]] = {"cache": [], "model": []}
-
-    def put(self, rows: NDArray[Any]) -> None:
-        """Take in cycles. Mutates."""
-        for row in rows:
-            index, position = int(row["request"]), int(row["position"])
-            if index < self._warm:
-                continue
-            truth = min(int(self._model[index][position]), int(row["model_len"]))
-            self.rows["model"].append((index, position, float(row["predicted_model"]), truth))
-            if row["draft_len"] and not row["censored"]:
-                cache = float(row["predicted"]), int(row["accepted"])
-                self.rows["cache"].append((index, position, *cache))
+def over_greedy(spent: Mapping[str, Spent]) -> dict[str, float]:
+    """By rule, tokens committed in a unit of time, over greedy's."""
+    rates = {rule: float(n.sum() / time.sum()) for rule, (n, time) in spent.items()}
+    return {rule: rate / rates["greedy"] for rule, rate in rates.items()}
 
 
 def ruled(
     traces: Sequence[Trace], policy: Policy, simulator: Simulator, warm_up: Sequence[Trace] = ()
-) -> Ruled:
-    """One set by every rival, by the hybrid that decides by ``policy``, with the floor that a
-    worker gives a learned one, and in hindsight."""
+) -> dict[str, Spent]:
+    """Tokens and time of each recording by rule, in the unit of the cost table: one set by every
+    rival, by the hybrid that decides by ``policy``, with the floor that a worker gives a learned
+    one, and in hindsight."""
     n, warm, every = len(traces), len(warm_up), [*warm_up, *traces]
     settings, mean = simulator.settings, simulator.model_mean
-    watch, spent = _Watch(every, mean, warm), dict[str, Spent]()
+    spent = dict[str, Spent]()
     for name, by in {**rivals(settings.model_draft_tokens), HYBRID: hybrid(HYBRID, policy)}.items():
         learned = name == HYBRID and policy.kind == "survival"
-        cycles, _ = simulator.decode(
-            traces, by, warm_up, floor=Floor(True) if learned else None,
-            watch=watch if name == HYBRID else None,
-        )  # fmt: skip
+        cycles, _ = simulator.decode(traces, by, warm_up, floor=Floor(True) if learned else None)
         spent[name] = _of(cycles.trace, n, cycles.committed, cycles.times(simulator.costs))
     prices = [Prices(simulator.costs, settings)] * len(every)
     best = list(foreseen(every, prices, settings, mean, warm))
     index = np.array([c.trace - warm for c, _ in best], np.int64)
     spent[ORACLE] = _of(index, n, [c.committed for c, _ in best], [time for _, time in best])
-    rows = {arm: np.array(sorted(r)).reshape(-1, 4)[:, 2:] for arm, r in watch.rows.items()}
-    return Ruled(spent, rows)
+    return spent
 
 
 def _of(trace: Any, n: int, tokens: Any, time: Any) -> Spent:
@@ -112,13 +75,13 @@ def _of(trace: Any, n: int, tokens: Any, time: Any) -> Spent:
     )
 
 
-def summary(sets: Mapping[str, Ruled]) -> dict[str, Any]:
+def summary(sets: Mapping[str, Mapping[str, Spent]]) -> dict[str, Any]:
     """Rates over greedy's by set and rule, and the hybrid's over the best rule of each set.
 
     ``hybrid_over_picked`` is over the rule that was best on the other half of the prompts,
     ``hybrid_over_best_single`` over the one rule that is best over all sets together.
     """
-    over = {name: each.over_greedy for name, each in sets.items()}
+    over = {name: over_greedy(spent) for name, spent in sets.items()}
     means = {
         rule: _geometric([o[rule] for o in over.values()]) for rule in next(iter(over.values()))
     }
@@ -128,8 +91,8 @@ def summary(sets: Mapping[str, Ruled]) -> dict[str, Any]:
     against = {name: o[HYBRID] / o[best[name]] for name, o in over.items()}
     picked = {
         name: found
-        for name, each in sets.items()
-        if (found := against_best(each.spent[HYBRID], {r: each.spent[r] for r in rules}))
+        for name, spent in sets.items()
+        if (found := against_best(spent[HYBRID], {r: spent[r] for r in rules}))
     }
     ratios = [one.ratio for one in picked.values()]
     return {
@@ -142,10 +105,6 @@ def summary(sets: Mapping[str, Ruled]) -> dict[str, Any]:
         "hybrid_over_best_mean": _geometric(list(against.values())),
         "best_single": single,
         "hybrid_over_best_single": means[HYBRID] / means[single],
-        "calibration": {
-            arm: calibration(*np.concatenate([each.foreseen[arm] for each in sets.values()]).T)
-            for arm in ("cache", "model")
-        },
     }
 
 

@@ -10,7 +10,6 @@ from typing import Any, Final, Literal
 
 from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import SettingsError, TraceError
-from decoder.policy.pricing import NOMINAL, CostTable
 from learner.rows import joined
 from pipelines.lab.replay import recording
 from pipelines.lab.replay.engine import Simulator
@@ -19,7 +18,7 @@ from pipelines.lab.replay.split import Parts, split
 from pipelines.lab.replay.traces import read
 from pipelines.lab.replay.training import paper, survival, taught, teachers
 from pipelines.progress import Step
-from pipelines.prompts import PromptSet, fitting, read_folder
+from pipelines.prompts import fitting, read_folder
 
 CONTEXT: Final = 16_384
 """Tokens that a prompt and its output may have."""
@@ -43,7 +42,7 @@ def of_files(
         except TraceError as error:
             notices.append(str(error))
             continue
-        notices += [notice.text for notice in found.notices]
+        notices += found.notices + found.too_long
         parts = split(found.traces, limit=limit)
         if parts.train and parts.test:
             sets[str(path) if path.stem in sets else path.stem] = parts
@@ -56,36 +55,23 @@ def of_files(
 
 
 def of_prompts(
-    folder: Path, tokenizer: Any, limit: int | None, nominal: bool, notices: list[str], step: Step
-) -> tuple[Sets, CostTable]:
-    """The embedded model's answers to the prompts in ``folder``, recorded where that was not done,
-    and this machine's costs.
+    folder: Path, tokenizer: Any, limit: int | None, notices: list[str], step: Step
+) -> Sets:
+    """The embedded model's answers to the first ``limit`` prompts of each set in ``folder``, cut in
+    their middle where they are too long; recorded where that was not done.
 
     Raises:
         SettingsError: there is no such folder, or no prompt in it that can be used.
     """
-    plan = recording.Plan()
-    read_sets = list(read_folder(folder, (), notices))
-    asked = prompts_of(read_sets, limit or PROMPTS, tokenizer, plan.prompt, notices)
-    if not asked:
+    plan, wanted = recording.Plan(), dict[str, list[tuple[int, ...]]]()
+    for each in read_folder(folder, (), notices):
+        fits = fitting(each, tokenizer, "chat", plan.prompt, "truncate", notices.append)
+        if ids := [prompt.ids for prompt in itertools.islice(fits, limit or PROMPTS)]:
+            wanted[each.name] = ids
+    if not wanted:
         raise SettingsError(f"no prompt in {folder} can be used: {notices[-1:]}")
-    kept = recording.record(asked, plan, step)
-    costs = NOMINAL if nominal else recording.costs_of(kept, step)
-    traces = {name: recording.traces_of(kept, name, ids) for name, ids in asked.items()}
-    return {name: Parts([], [], each) for name, each in traces.items()}, costs
-
-
-def prompts_of(
-    sets: Sequence[PromptSet], limit: int, tokenizer: Any, room: int, problems: list[str]
-) -> dict[str, list[tuple[int, ...]]]:
-    """The first ``limit`` prompts of each set as token ids, cut in their middle to ``room``; those
-    that cannot be used are told to ``problems``."""
-    asked = {}
-    for each in sets:
-        fits = fitting(each, tokenizer, "chat", room, "truncate", problems.append)
-        if ids := [prompt.ids for prompt in itertools.islice(fits, limit)]:
-            asked[each.name] = ids
-    return asked
+    kept = recording.record(wanted, plan, step)
+    return {n: Parts([], [], recording.traces_of(kept, n, ids)) for n, ids in wanted.items()}
 
 
 def trained(

@@ -2,7 +2,7 @@
 -- before have no share: none of their requests was shed, and it is 1.
 SET VARIABLE files = (SELECT from_json(content -> 'files', '["VARCHAR"]') FROM read_text('export.json'));
 CREATE OR REPLACE TEMP VIEW drafts AS
-SELECT * REPLACE (coalesce(share, 1.0) AS share) FROM (
+SELECT DISTINCT ON (life, number) * REPLACE (coalesce(share, 1.0) AS share) FROM (
   FROM read_parquet(getvariable('files'), union_by_name = true)
   UNION ALL BY NAME SELECT 1.0::DOUBLE AS share WHERE false
 );

@@ -20,7 +20,6 @@ from pipelines.demo.breakage import OPTIONS, Breakage, set_broken
 from pipelines.demo.run import (
     Run,
     is_clear,
-    outcome,
     page_of,
     phases_for,
     status_line,
@@ -175,7 +174,6 @@ def test_a_run_is_written_and_shown_at_every_stage(tmp_path: Path) -> None:
         assert json.dumps(summary["sentences"][0]) in write(run, tmp_path).read_text()
         assert json.loads((tmp_path / "summary.json").read_text())["ok"] is summary["ok"]
         console = Console(width=160, record=True, file=io.StringIO())
-        console.print(outcome(run))
         ledger.phases.append(Phase("begins", ("chat",), 1130.0))
         console.print(status_line(ledger))
         shown = console.export_text()

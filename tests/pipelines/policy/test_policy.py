@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from decoder.contracts.bundle import frequency_policy
-from decoder.contracts.errors import HvdError, ModelError, PolicyRefused, RegistryError
+from decoder.contracts.errors import ModelError, PolicyRefused, RegistryError
 from decoder.policy.first import SHIPPED
 from decoder.policy.probes import to_bytes
 from learner.registry import Registry, Standing
@@ -162,23 +161,3 @@ def test_without_a_registry_it_is_one_sentence_and_status_two(
     assert ended.value.code == 2
     said = capsys.readouterr().err
     assert "hvd up" in said and "Traceback" not in said and not (tmp_path / "none").exists()
-
-
-def test_a_diff_says_where_they_decide_otherwise(held: Registry, tmp_path: Path) -> None:
-    always = replace(frequency_policy(SCOPE), threshold=0.0)
-    never = replace(frequency_policy(SCOPE), threshold=1e6)
-    held.register(always, tags=LEARNED)
-    held.register(never, tags=LEARNED)
-    text = [1, 2, 3, 4, 5, 6, 7, 8] * 6
-    lines = [{"session": f"s{n}", "prompt": text, "output": [2, *text]} for n in range(3)]
-    path = tmp_path / "copying.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    found = read("diff", "4", "5", "--traces", str(path), "--model-accepts", "1")
-    (compared,) = found["recordings"]
-    assert found["versions"] == [4, 5] and compared["ratio"] < 0.9
-    (otherwise,) = compared["otherwise"]
-    assert (otherwise["one"], otherwise["other"]) == ("cache", "model")
-    assert otherwise["accepted_one"] > 3.0 > otherwise["accepted_other"]
-    assert "decided otherwise" in hvd("diff", "4", "5", "--traces", str(tmp_path))
-    with pytest.raises(HvdError, match="nowhere"):
-        hvd("diff", "4", "5", "--traces", str(tmp_path / "nowhere"))

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
@@ -17,7 +15,6 @@ from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DEAD, DRAFTS, TRIALS
 from decoder.kafka.clients import close, open_producer
 from pipelines.cli import app
-from pipelines.telemetry.export import export
 from pipelines.telemetry.forget import Held, pseudonyms_of, sentence
 from tests import raw_batches as raw
 from tests.pipelines.telemetry.conftest import lying
@@ -93,17 +90,6 @@ def test_rows_are_found_and_deleted_whatever_their_stamp(filled: KafkaSettings, 
     told = sentence(Held(DRAFTS.name, 0, 1, 1, 0, 1.7e9, (2**63 - 1) / 1e3))
     assert told.endswith("; gone by: never"), "kept for longer than there are dates"
     assert not any(ACME.encode() in r.value for r in lying(filled)[DRAFTS.name])
-
-
-def test_an_export_loses_its_rows_and_they_do_not_come_back(
-    filled: KafkaSettings, tmp_path: Path
-) -> None:
-    export(filled, tmp_path, lambda what, done, whole: None)
-    told = json.loads(asked("--tenant", ACME, "--export", str(tmp_path), "--json").stdout)
-    assert told["rows_of_exports"] == 15
-    assert export(filled, tmp_path, lambda what, done, whole: None).note["rows"] == 45
-    tenants = pq.read_table(tmp_path / "drafts-00000.parquet")["tenant"].to_pylist()
-    assert len(tenants) == 45 and ACME not in tenants
 
 
 def test_a_tenant_is_known_by_its_name_however_a_request_said_it_and_without_a_key_is_refused(

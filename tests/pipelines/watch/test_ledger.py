@@ -9,9 +9,8 @@ import pytest
 
 from decoder.contracts.bundle import CHAMPION, TRIAL
 from decoder.contracts.trials import Block, Group
-from pipelines.watch import drafts, ledger, uplift
-from pipelines.watch.drafts import Drafts, Window
-from pipelines.watch.ledger import Ledger, Phase
+from pipelines.watch import ledger, uplift
+from pipelines.watch.ledger import Drafts, Ledger, Phase, Window
 from pipelines.watch.uplift import ALL, as_dict, as_text, over_time, uplifts
 from tests.pipelines.watch import records
 from tests.pipelines.watch.records import (
@@ -87,7 +86,7 @@ def test_made_up_lives_times_and_publications_do_not_grow_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found, now = Ledger(keep_s=3.0), time.time()
-    monkeypatch.setattr(drafts, "KEPT_NUMBERS", 3)
+    monkeypatch.setattr(ledger, "KEPT_NUMBERS", 3)
     monkeypatch.setattr(ledger, "KEPT_PUBLICATIONS", 3)
     for life in range(10):
         made = event(life, now + 60.0 * life)

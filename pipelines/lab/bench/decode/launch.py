@@ -1,16 +1,13 @@
-"""One ``hvd bench decode``: from what a person asked for to results on disk."""
+"""One ``hvd bench decode``: from what a person asked for to results."""
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -33,8 +30,6 @@ if TYPE_CHECKING:
     from decoder.engines.reference.engine import ReferenceEngine
     from decoder.engines.reference.method import Method
 
-FOLDER: Final = Path("reports/bench")
-
 
 def prompt_sets(selection: Selection, problems: list[str]) -> list[PromptSet]:
     """The datasets asked for, local or from the hub.
@@ -51,11 +46,8 @@ def prompt_sets(selection: Selection, problems: list[str]) -> list[PromptSet]:
     return found
 
 
-def launch(options: Options, console: Console) -> tuple[Results, Path]:
-    """Run it; what is measured is on disk as soon as it is known.
-
-    Returns:
-        the results, and the folder that holds them.
+def launch(options: Options, console: Console) -> Results:
+    """Run it.
 
     Raises:
         HvdError: a setting, model or method is wrong, or no prompt at all could be used.
@@ -64,29 +56,24 @@ def launch(options: Options, console: Console) -> tuple[Results, Path]:
     sets = prompt_sets(selection, problems)
     complain(console, problems)
     prepared = prepare(options, options.methods)
-    folder = options.out
-    if folder is None:  # one that the settings give
-        digest = hashlib.sha256(json.dumps(prepared.settings, sort_keys=True).encode()).hexdigest()
-        folder = FOLDER / f"decode-{digest[:8]}"
-    results = Results(prepared.settings, folder / "generations.jsonl", options.fresh)
-    results.problems += problems
-    told = len(results.problems)
+    results = Results(prepared.settings, problems=problems)
+    told = len(problems)
     plan = Plan(prepared.methods, selection, options.max_tokens, options.minutes)
     with Shown(console) as shown:
         drawn = sum(min(selection.limit, len(s.prompts)) for s in sets) * len(selection.templates)
-        left = max(0, drawn - len(results.prompts)) * len(options.methods)
+        left = drawn * len(options.methods)
         begun = itertools.count()
         shown.step("warming up", 0, left)
         run(prepared.engine, sets, plan, results, lambda what: shown.step(what, next(begun), left))
     complain(console, results.problems[told:])
     if not results.prompts:
         raise SettingsError("no prompt was decoded by every method, so there is nothing to report.")
-    return results, folder
+    return results
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a run decodes with; ``settings`` are what two runs must share to be one, JSON-ready."""
+    """What a run decodes with, and its ``settings``, JSON-ready."""
 
     engine: ReferenceEngine
     methods: tuple[Method, ...]
@@ -106,49 +93,44 @@ def prepare(options: Options, wanted: Sequence[str]) -> Prepared:
     from decoder.engines.reference.engine import ReferenceEngine
 
     transformers.utils.logging.disable_progress_bar()
-    asked, selection = options.engine, options.selection
-    if asked.threads is not None:
-        torch.set_num_threads(asked.threads)
-    device = asked.device
+    named, selection = options.engine, options.selection
+    if named.threads is not None:
+        torch.set_num_threads(named.threads)
+    device = named.device
     if device.startswith("cuda"):
         if not torch.cuda.is_available():
             raise SettingsError(f"--device {device}: this PyTorch finds no CUDA device.")
         device += f" ({torch.cuda.get_device_name(device)})"
-    found = chosen(asked.model, asked.drafter, "", 0, asked.dtype)
-    policies = _policies(asked, wanted)
+    found = chosen(named.model, named.drafter, "", 0, named.dtype)
+    policies = _policies(named, wanted)
     settings = {
+        **asdict(named),
+        **asdict(selection),
+        "folder": str(selection.folder or "hub"),
         "model": found.served_name or found.model,
         "drafter": found.drafter or "none",
-        "dtype": asked.dtype,
         "device": device,
         "threads": torch.get_num_threads(),
-        "clock": asked.clock,
         "machine": machine.description(),
         "versions": f"torch {torch.__version__}, transformers {transformers.__version__}",
         "methods": list(wanted),
         "policies": {
             f"hybrid:{k}" if k else "hybrid": methods.describe(p) for k, p in policies.items()
         },
-        "prompts": str(selection.folder) if selection.folder else "hub",
-        "templates": list(selection.templates),
-        "limit": selection.limit,
-        "warmup": selection.warmup,
         "max_tokens": options.max_tokens,
-        "max_prompt_tokens": selection.max_prompt_tokens,
-        "too_long": selection.too_long,
     }
     engine = ReferenceEngine.load(
-        found.model, found.drafter, dtype=asked.dtype, device=asked.device
+        found.model, found.drafter, dtype=named.dtype, device=named.device
     )
-    if asked.clock == "cpu":
+    if named.clock == "cpu":
         engine.clock = time.process_time  # type: ignore[method-assign]
     k = engine.settings.model_draft_tokens
     return Prepared(engine, methods.build(wanted, policies, engine.has_drafter, k), settings)
 
 
-def _policies(asked: Engine, wanted: Sequence[str]) -> dict[str, Policy]:
+def _policies(named: Engine, wanted: Sequence[str]) -> dict[str, Policy]:
     """Those named, by label, and the first one if any of ``wanted`` needs it."""
-    policies = {k: load_policy(path) for k, path in methods.policy_files(asked.policies).items()}
+    policies = {k: load_policy(path) for k, path in methods.policy_files(named.policies).items()}
     if methods.SHIPPED not in policies and {*methods.LEARNED} & {n.split("@")[0] for n in wanted}:
         policies[methods.SHIPPED] = first_policy(ANY_SCOPE)
     return policies

@@ -66,7 +66,7 @@ def rotated(methods: Sequence[Method], index: int) -> list[Method]:
 def run(
     engine: ReferenceEngine, sets: Sequence[PromptSet], plan: Plan, results: Results, tick: Tick
 ) -> Results:
-    """Decode every prompt of ``sets`` that ``results`` do not hold yet, one of each set in turn.
+    """Decode every prompt of ``sets``, one of each set in turn.
 
     Ctrl-C ends it early with what is there and marks the results as interrupted; when the plan's
     minutes are over it ends after the prompt under way. Mutates ``results``.
@@ -74,24 +74,24 @@ def run(
     Args:
         tick: called before each generation, with what comes next.
     """
-    asked = plan.selection
+    selection = plan.selection
     ends = time.monotonic() + 60 * plan.minutes if plan.minutes else None
     context = engine.max_model_len
-    room = min(context - plan.max_tokens, asked.max_prompt_tokens or context)
+    room = min(context - plan.max_tokens, selection.max_prompt_tokens or context)
     try:
         costs = warm_up_machine(engine, plan)
-        pairs = list(itertools.product(sets, asked.templates))
+        pairs = list(itertools.product(sets, selection.templates))
 
         @cache
         def opened_at(place: int) -> Lane:
             found, template = pairs[place]
-            how = template, room, asked.too_long, results.problem
+            how = template, room, selection.too_long, results.problem
             fits = fitting(found, engine.tokenizer, *how)
-            return open_lane(engine, fits, plan, results, costs)
+            return open_lane(engine, fits, plan, costs)
 
-        for turn, place in itertools.product(range(asked.limit), range(len(pairs))):
+        for turn, place in itertools.product(range(selection.limit), range(len(pairs))):
             lane = opened_at(place)
-            if turn >= len(lane.measured) or key_of(lane.measured[turn]) in results.prompts:
+            if turn >= len(lane.measured):
                 continue
             if ends is not None and time.monotonic() > ends:
                 results.out_of_time = True
@@ -101,11 +101,6 @@ def run(
     except KeyboardInterrupt:
         results.interrupted = True
     return results
-
-
-def key_of(prompt: TokenPrompt) -> Key:
-    """How the results name ``prompt``."""
-    return Key(prompt.prompt.dataset, prompt.template, prompt.prompt.id)
 
 
 def warm_up_machine(engine: ReferenceEngine, plan: Plan) -> dict[str, LiveCosts]:
@@ -128,30 +123,20 @@ def warm_up_machine(engine: ReferenceEngine, plan: Plan) -> dict[str, LiveCosts]
 
 
 def open_lane(
-    engine: ReferenceEngine,
-    prompts: Iterator[TokenPrompt],
-    plan: Plan,
-    results: Results,
-    costs: dict[str, LiveCosts],
+    engine: ReferenceEngine, prompts: Iterator[TokenPrompt], plan: Plan, costs: dict[str, LiveCosts]
 ) -> Lane:
-    """Prompts and sessions of a dataset: warmed up, and brought to where an earlier run stopped."""
+    """Prompts and sessions of a dataset, warmed up."""
     limit = plan.selection.limit
     usable = list(itertools.islice(prompts, limit + plan.selection.warmup))
-    measured, spare = usable[:limit], usable[limit:]
     sessions = {m.name: opened(engine, m, costs.get(m.name)) for m in plan.methods}
-    done = [p for p in measured if key_of(p) in results.prompts]
-    if len(done) < len(measured):
-        fallback = next(iter(sessions.values()))
-        decoding = next((s for s in sessions.values() if not s.method.cache), fallback)
-        for prompt in spare:
-            tokens = decoding.generate(list(prompt.ids), plan.max_tokens).tokens
-            for session in sessions.values():
-                if session is not decoding:
-                    remember(session, prompt.ids, tokens, plan.max_tokens)
-        for prompt in done:
-            for name, outcome in results.prompts[key_of(prompt)].outcomes.items():
-                remember(sessions[name], prompt.ids, outcome.tokens, plan.max_tokens)
-    return Lane(measured, sessions)
+    fallback = next(iter(sessions.values()))
+    decoding = next((s for s in sessions.values() if not s.method.cache), fallback)
+    for prompt in usable[limit:]:
+        tokens = decoding.generate(list(prompt.ids), plan.max_tokens).tokens
+        for session in sessions.values():
+            if session is not decoding:
+                remember(session, prompt.ids, tokens, plan.max_tokens)
+    return Lane(usable[:limit], sessions)
 
 
 def opened(engine: ReferenceEngine, method: Method, costs: LiveCosts | None) -> Session:
@@ -207,8 +192,9 @@ def _measure(
             results.problem(f"{where} left out, {method.name} failed: {error}")
             return
         outcomes[method.name] = outcome_of(method.name, made, session.sink[before:])
-    facts = source.family, source.standin_for, len(prompt.ids), prompt.cut
-    results.add(Measured(key_of(prompt), *facts, outcomes))
+    facts = source.family, len(prompt.ids), prompt.cut
+    key = Key(source.dataset, prompt.template, source.id)
+    results.prompts[key] = Measured(key, *facts, outcomes)
 
 
 def outcome_of(method: str, made: Generation, events: Sequence[DraftEvent]) -> Outcome:

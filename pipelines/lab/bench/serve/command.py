@@ -38,10 +38,6 @@ def serve(
     drafter: Annotated[str | None, typer.Option(help="EAGLE3 head made for the model.")] = None,
     dtype: Annotated[str, typer.Option(help="auto chooses what is fastest here.")] = "auto",
     policy: Annotated[Path | None, typer.Option(help="Bundle the hybrid decides by.")] = None,
-    variant: Annotated[
-        list[str] | None,
-        typer.Option(help="The hybrid with other settings, too: 'loose:HVD_WORKER_FLOOR=0'."),
-    ] = None,
     together: Annotated[
         bool,
         typer.Option(
@@ -52,14 +48,13 @@ def serve(
         bool,
         typer.Option("--check", help="Exit status 1 unless all answers equal those of 'none'."),
     ] = False,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Forget an earlier run there.")] = False,
     as_json: Annotated[
-        Path, typer.Option("--json", help="Where the report goes; beside it what it is made of.")
+        Path, typer.Option("--json", help="Where the report goes; beside it the servers' logs.")
     ] = Path("reports/bench/serve.json"),
 ) -> None:
     """Real servers against each other: stock vLLM without speculation, suffix, eagle3; ours.
 
-    A run that was interrupted goes on where it stopped. Arguments after -- go to every server.
+    Interrupted, it reports the servers that were done. Arguments after -- go to every server.
     Example: hvd bench serve --limit 8 --rounds 1 -- --max-model-len 4096
     """
     from decoder.contracts.bundle import ANY_SCOPE
@@ -69,10 +64,9 @@ def serve(
     from pipelines.lab.bench.methods import describe
     from pipelines.lab.bench.render import complain, table
     from pipelines.lab.bench.serve import run as bench
-    from pipelines.lab.bench.serve.plan import Plan
-    from pipelines.lab.bench.serve.prompts import Asked, from_workloads, levels
-    from pipelines.lab.bench.serve.setups import setups, variants
-    from pipelines.lab.bench.serve.summary import WIDTH, runs_in, shown, unequal
+    from pipelines.lab.bench.serve.prompts import Selection, from_workloads, levels
+    from pipelines.lab.bench.serve.setups import Plan, setups
+    from pipelines.lab.bench.serve.summary import WIDTH, runs_in, table_columns, unequal
     from pipelines.policy.bundles import load_policy
     from pipelines.serve.command import chosen
 
@@ -85,22 +79,21 @@ def serve(
         raise SettingsError(f"--policy {policy}: no such file.")
     options = chosen(model, drafter, "127.0.0.1", 0, dtype, context.args)
     lengths = numbers(eagle3_k, "--eagle3-k"), numbers(suffix_k, "--suffix-k")
-    compared = setups(words(configs), *lengths, options.drafter, variants(variant or ()))
+    compared = setups(words(configs), *lengths, options.drafter)
     at_once = numbers(concurrency, "--concurrency")
     room = max_prompt_tokens - turns * max_tokens * sessions
-    asked = Asked(prompts, words(names), at_once, limit, room, turns * sessions)
+    wanted = Selection(prompts, words(names), at_once, limit, room, turns * sessions)
     problems: list[str] = []
-    put = levels(asked, options.model, problems)
+    put = levels(wanted, options.model, problems)
     complain(err, problems)
     warm_up = from_workloads(max(at_once), ["chat"])
     decides = describe(first_policy(ANY_SCOPE) if policy is None else load_policy(policy))
     plan = Plan(
-        compared, options, put, warm_up[0].prompts, max_tokens, rounds, policy, decides,
-        together, sessions,
-    )  # fmt: skip
-    made = bench.run(plan, as_json, err, fresh=fresh)
+        compared, options, put, warm_up[0].prompts, max_tokens, rounds, policy, decides, together
+    )
+    made = bench.run(plan, as_json, err)
     records = made["records"]
-    Console(width=max(WIDTH, out.width)).print(table("", shown(records), records))
+    Console(width=max(WIDTH, out.width)).print(table("", table_columns(records), records))
     differing = unequal(made)
     complain(err, differing)
     out.print(f"Report: [bold]{as_json}[/bold]", soft_wrap=True)

@@ -1,7 +1,7 @@
 """Requests to a running server: a fixed number under way at any time, each streamed and timed.
 
-A prompt is one request; or, by turns, a session of several: what the server answers stands in the
-next one, and the next one waits for it.
+A prompt is one request; or a session of several, with empty messages of the assistant between them:
+there the server's answer stands, and the next request waits for it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -41,22 +41,21 @@ class Reply:
 @dataclass(frozen=True)
 class Load:
     """What every request shares. ``silence_s`` is by the clock on the wall, all else by ``clock``,
-    in seconds; ``by_turns``: what a prompt's assistant says is written anew by the server."""
+    in seconds."""
 
     url: str
     model: str
     concurrency: int
     max_tokens: int
-    by_turns: bool = False
     clock: Callable[[], float] = time.perf_counter
     silence_s: float = REQUEST_SECONDS
 
 
 def turns(prompt: Prompt) -> list[tuple[Message, ...]]:
-    """What is said before each answer: the messages between those of the assistant."""
+    """What is said before each answer: the messages between the empty ones of the assistant."""
     found: list[list[Message]] = [[]]
     for message in prompt.messages:
-        if message["role"] != "assistant":
+        if message["role"] != "assistant" or message["content"]:
             found[-1].append(message)
         elif found[-1]:
             found.append([])
@@ -88,16 +87,16 @@ def chunks(lines: Iterator[str]) -> Iterator[tuple[list[int], str]]:
                 yield ids or [], text or ""
 
 
-def _answers(client: httpx.Client, load: Load, prompt: Prompt, began: float) -> Iterator[Reply]:
+def answers(client: httpx.Client, load: Load, prompt: Prompt, began: float) -> Iterator[Reply]:
     """One reply, or one for each turn up to the first that fails."""
     said: list[Message] = []
-    for turn, heard in enumerate(turns(prompt) if load.by_turns else [prompt.messages]):
-        said += heard
+    for turn, news in enumerate(turns(prompt)):
+        said += news
         tokens, arrivals, text, error = list[int](), list[float](), "", None
         sent = load.clock()
-        asked = body(said, load.model, load.max_tokens)
+        request = body(said, load.model, load.max_tokens)
         try:
-            with client.stream("POST", "/v1/chat/completions", json=asked) as response:
+            with client.stream("POST", "/v1/chat/completions", json=request) as response:
                 if response.is_success:
                     for ids, more in chunks(response.iter_lines()):
                         arrivals += [load.clock()] * len(ids)
@@ -105,7 +104,7 @@ def _answers(client: httpx.Client, load: Load, prompt: Prompt, began: float) -> 
                         text += more
                 else:
                     error = f"HTTP {response.status_code}: {response.read().decode()[:300]}"
-        except (httpx.HTTPError, ValueError, KeyError) as failure:
+        except (httpx.HTTPError, ValueError, LookupError, TypeError) as failure:
             error = f"{type(failure).__name__}: {failure}"
         if error is None and not tokens:
             error = "the answer held no token"
@@ -129,35 +128,28 @@ def run(
         seconds from the first request to the end of the last answer, and the replies in the order
         of ``prompts`` and of their turns.
     """
-    replies: list[list[Reply]] = [[] for _ in prompts]
-    queue, lock, leaving = iter(enumerate(prompts)), threading.Lock(), threading.Event()
+    lock, leaving = threading.Lock(), threading.Event()
     # one for all: making another takes as long as a step
     limits = httpx.Limits(max_connections=load.concurrency)
     client = httpx.Client(base_url=load.url, timeout=load.silence_s, limits=limits)
     began = load.clock()
 
-    def work() -> None:
-        while not leaving.is_set():
+    def session(prompt: Prompt) -> list[Reply]:
+        replies: list[Reply] = []
+        for reply in answers(client, load, prompt, began):
+            replies.append(reply)
             with lock:
-                index, prompt = next(queue, (0, None))
-            if prompt is None:
-                return
-            for reply in _answers(client, load, prompt, began):
-                with lock:
-                    replies[index].append(reply)
-                    done()
-                if leaving.is_set():
-                    return
+                done()
+            if leaving.is_set():
+                break
+        return replies
 
     pool = ThreadPoolExecutor(load.concurrency)
-    running = [pool.submit(work) for _ in range(load.concurrency)]
     try:
-        wait(running, return_when=FIRST_EXCEPTION)
+        found = list(pool.map(session, prompts))
     finally:
         leaving.set()
         # Ctrl-C must not wait for answers: whoever interrupts stops the server, which ends them
-        pool.shutdown(wait=False)
-    for worker in running:
-        worker.result()
+        pool.shutdown(wait=False, cancel_futures=True)
     client.close()
-    return load.clock() - began, [r for session in replies for r in session]
+    return load.clock() - began, [reply for replies in found for reply in replies]

@@ -25,65 +25,12 @@ FURTHER: Final = (
     "Compare all that you were shown so far in a list, with quotes.",
 )
 """What goes on with the answer before: every other turn of the project's own sessions."""
-
-
-def from_workloads(count: int, names: Sequence[str] = ()) -> list[PromptSet]:
-    """``count`` held-out prompts of each of the project's own workloads, or of those named.
-
-    Raises:
-        SettingsError: an unknown workload.
-    """
-    if unknown := [name for name in names if name not in workloads.WORKLOADS]:
-        known = ", ".join(workloads.WORKLOADS)
-        raise SettingsError(f"no workload {', '.join(unknown)}: choose from {known}.")
-    made = []
-    for name in names or workloads.WORKLOADS:
-        found = itertools.islice(workloads.prompts(name), count)
-        prompts = tuple(Prompt(p.id, name, name, p.messages) for p in found)
-        made.append(PromptSet(name, name, prompts))
-    return made
-
-
-def sessions(count: int, count_turns: int, names: Sequence[str] = ()) -> list[PromptSet]:
-    """``count`` sessions of each workload: what an agent platform sends, turn by turn.
-
-    Every other turn brings another file, list of tools or page, the one after it goes on with the
-    answer. An assistant's message marks where the server answers; what it holds is not sent.
-
-    Raises:
-        SettingsError: an unknown workload.
-    """
-    made = []
-    for found in from_workloads(count * -(-count_turns // 2), names):
-        news, further = iter(found.prompts), itertools.cycle(FURTHER)
-        prompts = []
-        for index in range(count):
-            asks = [
-                [{"role": "user", "content": next(further)}] if turn % 2 else next(news).messages
-                for turn in range(count_turns)
-            ]
-            messages = _scripted(asks)
-            prompts.append(Prompt(f"{found.name}-{index}", found.name, "sessions", messages))
-        made.append(replace(found, prompts=tuple(prompts)))
-    return made
-
-
-def cut(found: PromptSet, count_turns: int) -> PromptSet:
-    """Anybody's conversations as sessions of ``count_turns`` at most; their answers are not sent.
-
-    What asks nothing is left out.
-    """
-    kept = [(p, asks[:count_turns]) for p in found.prompts if (asks := turns(p))]
-    return replace(found, prompts=tuple(replace(p, messages=_scripted(a)) for p, a in kept))
-
-
-def _scripted(asks: Sequence[Sequence[Message]]) -> tuple[Message, ...]:
-    messages = [m for said in asks for m in (*said, {"role": "assistant", "content": ""})]
-    return tuple(messages[:-1])
+ANSWER: Final = {"role": "assistant", "content": ""}
+"""Marks where the server answers."""
 
 
 @dataclass(frozen=True)
-class Asked:
+class Selection:
     """The prompts that are wanted, of ``room`` tokens at most; ``turns`` 0 are single requests."""
 
     folder: Path | None
@@ -94,8 +41,51 @@ class Asked:
     turns: int
 
 
+def from_workloads(count: int, names: Sequence[str] = (), most: int = 0) -> list[PromptSet]:
+    """``count`` held-out prompts of each of the project's own workloads, or of those named.
+
+    Or as many sessions of ``most`` turns, which are what an agent platform sends: every other turn
+    brings another file, list of tools or page, the one after it goes on with the answer.
+
+    Raises:
+        SettingsError: an unknown workload.
+    """
+    if unknown := [name for name in names if name not in workloads.WORKLOADS]:
+        known = ", ".join(workloads.WORKLOADS)
+        raise SettingsError(f"no workload {', '.join(unknown)}: choose from {known}.")
+    made = []
+    for name in names or workloads.WORKLOADS:
+        news, further = workloads.prompts(name), itertools.cycle(FURTHER)
+        prompts = []
+        for index in range(count):
+            said = [
+                [{"role": "user", "content": next(further)}] if turn % 2 else next(news).messages
+                for turn in range(max(most, 1))
+            ]
+            prompts.append(Prompt(f"{name}-{index}", name, name, _scripted(said)))
+        made.append(PromptSet(name, name, tuple(prompts)))
+    return made
+
+
+def cut(found: PromptSet, most: int) -> PromptSet:
+    """Anybody's conversations as sessions of ``most`` turns at most; their answers are not sent.
+
+    What asks nothing is left out.
+    """
+    kept = []
+    for prompt in found.prompts:
+        script = (ANSWER if m["role"] == "assistant" else m for m in prompt.messages)
+        if said := turns(replace(prompt, messages=tuple(script)))[:most]:
+            kept.append(replace(prompt, messages=_scripted(said)))
+    return replace(found, prompts=tuple(kept))
+
+
+def _scripted(said: Sequence[Sequence[Message]]) -> tuple[Message, ...]:
+    return tuple(m for turn in said for m in (*turn, ANSWER))[:-1]
+
+
 def levels(
-    asked: Asked, model: str, problems: list[str]
+    wanted: Selection, model: str, problems: list[str]
 ) -> tuple[tuple[int, tuple[Prompt, ...]], ...]:
     """Each concurrency with its prompts, as long as the tokenizer of ``model`` says.
 
@@ -107,47 +97,36 @@ def levels(
     from transformers import AutoTokenizer
 
     # with fewer than two each a concurrency is never full for long: the last ones end alone
-    wanted = [max(asked.limit, 2 * n if asked.turns else 0) for n in asked.concurrency]
-    if asked.folder is not None:
-        sets = list(read_folder(asked.folder, asked.names, problems))
-        sets = [cut(s, asked.turns) for s in sets] if asked.turns else sets
-    elif asked.turns:
-        sets = sessions(sum(wanted), asked.turns, asked.names)
+    least = 2 * max(wanted.concurrency) if wanted.turns else 1
+    count, hands = max(wanted.limit, least), len(wanted.concurrency)
+    if wanted.folder is not None:
+        sets = list(read_folder(wanted.folder, wanted.names, problems))
+        sets = [cut(s, wanted.turns) for s in sets] if wanted.turns else sets
     else:
-        sets = from_workloads(sum(wanted), asked.names)
+        sets = from_workloads(count * hands, wanted.names, wanted.turns)
     tokenizer = AutoTokenizer.from_pretrained(model)
 
     def fits(found: PromptSet) -> Iterator[Prompt]:
-        usable = fitting(found, tokenizer, "chat", asked.room, "skip", problems.append)
+        usable = fitting(found, tokenizer, "chat", wanted.room, "skip", problems.append)
         return (made.prompt for made in usable)
 
-    hands = dealt([fits(found) for found in sets], wanted)
-    for at_once, hand, count in zip(asked.concurrency, hands, wanted, strict=True):
-        if len(hand) < count:
-            problems.append(f"only {len(hand)} of {count} prompts for {at_once} at a time.")
-        if len(hand) < max(1, 2 * at_once * bool(asked.turns)):
-            raise SettingsError(
-                f"{len(hand)} prompts for {at_once} at a time are too few: it takes one, of "
-                f"sessions two for each at a time. {' '.join(problems[:3])}"
-            )
-    return tuple(zip(asked.concurrency, hands, strict=True))
+    dealt = deal([fits(found) for found in sets], hands, count)
+    held = len(dealt[0]) if dealt else 0
+    if held < least:
+        raise SettingsError(
+            f"{held} prompts for each concurrency are too few: it takes one, of sessions two for "
+            f"each at a time. {' '.join(problems[:3])}"
+        )
+    if held < count:
+        problems.append(f"only {held} of {count} prompts for each concurrency.")
+    return tuple(zip(wanted.concurrency, dealt, strict=True))
 
 
-def dealt(sets: Sequence[Iterator[Prompt]], wanted: Sequence[int]) -> list[tuple[Prompt, ...]]:
-    """Disjoint prompts, as many as ``wanted`` for each concurrency, datasets in turn in each.
+def deal(sets: Sequence[Iterator[Prompt]], hands: int, count: int) -> list[tuple[Prompt, ...]]:
+    """``count`` disjoint prompts, or what there are, for each of so many hands, datasets in turn.
 
     A dataset that runs out is passed over from then on.
     """
-    left, hands = list(sets), [list[Prompt]() for _ in wanted]
-    while left:
-        for found in list(left):
-            open_to = [h for h, n in zip(hands, wanted, strict=True) if len(h) < n]
-            if not open_to:
-                return [tuple(hand) for hand in hands]
-            group = list(itertools.islice(found, len(open_to)))
-            if len(group) < len(open_to):
-                left.remove(found)
-                continue
-            for hand, prompt in zip(open_to, group, strict=True):
-                hand.append(prompt)
-    return [tuple(hand) for hand in hands]
+    rows = itertools.zip_longest(*(zip(*[found] * hands, strict=False) for found in sets))
+    groups = (group for row in rows for group in row if group is not None)
+    return list(zip(*itertools.islice(groups, count), strict=True))

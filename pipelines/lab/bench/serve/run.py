@@ -3,12 +3,12 @@
 Every configuration is a real server process with a real client. Rounds go through all of them in
 the same order (A B C A B C), each time with a fresh server, so that caches start empty and what the
 machine does meanwhile falls on all alike. Where memory holds them all, they can be up together and
-run in slices (``slices``): then it does so within seconds. What a server measured is kept as soon
-as it is done: a run that was interrupted goes on where it stopped.
+run in slices (``slices``): then it does so within seconds.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -17,32 +17,25 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic import TypeAdapter
 from rich.console import Console
 
 from decoder.contracts.errors import ProcessError
-from pipelines.lab.bench.journal import Journal
 from pipelines.lab.bench.render import complain
 from pipelines.lab.bench.serve import load
 from pipelines.lab.bench.serve.load import Load
-from pipelines.lab.bench.serve.plan import Plan
 from pipelines.lab.bench.serve.server import Launch, Server, launch_vllm, session_seconds, starting
-from pipelines.lab.bench.serve.setups import Setup
+from pipelines.lab.bench.serve.setups import Plan, Setup
 from pipelines.lab.bench.serve.slices import OwnClock, Work, in_slices
 from pipelines.lab.bench.serve.summary import Level, ServerRun, report
 from pipelines.progress import Shown
 from pipelines.prompts import Prompt
 from pipelines.reports import write_json
 
-CONTRACT: Final = "hvd.bench.serve.v2"
 WARM_UP_TOKENS: Final = 16
-_RUN: Final = TypeAdapter(ServerRun)
 
 
-def run(
-    plan: Plan, out: Path, console: Console, launch: Launch = launch_vllm, fresh: bool = False
-) -> dict[str, Any]:
-    """Measure what is not yet kept beside ``out``, unless ``fresh``, and write the report there.
+def run(plan: Plan, out: Path, console: Console, launch: Launch = launch_vllm) -> dict[str, Any]:
+    """Measure, and write the report to ``out``.
 
     A configuration whose server does not start is reported and passed over. On Ctrl-C the running
     server is stopped and the report written from the servers that had finished.
@@ -51,39 +44,26 @@ def run(
         the report.
 
     Raises:
-        SettingsError: ``out`` belongs to another setting, or cannot be written.
+        SettingsError: ``out`` cannot be written.
         ProcessError: not one server could be measured.
     """
     runs: list[ServerRun] = []
-    names, whole = [s.name for s in plan.setups], plan.rounds * len(plan.setups)
-
-    def take(record: dict[str, Any]) -> None:
-        kept = _RUN.validate_python(record)
-        runs.extend([kept] if kept.setup in names else [])
-
-    journal = Journal(out.with_suffix(".runs.jsonl"), CONTRACT, plan.setting(), take, fresh)
-    complain(console, journal.problems)
-    done = {(r.round, r.setup) for r in runs}
-    skipped = _left_behind(plan, done)
-    logs = out.parent / f"{out.stem}-logs"
+    skipped: dict[str, str] = {}
+    groups = [list(plan.setups)] if plan.together else [[setup] for setup in plan.setups]
     try:
         with Shown(console) as shown:
-            for number, group in _groups(plan, done):
+            for number, group in itertools.product(range(plan.rounds), groups):
                 wanted = [setup for setup in group if setup.name not in skipped]
                 tell = partial(_tell, shown, f"round {number + 1}/{plan.rounds}", Counter(), plan)
+                logs = out.parent / f"{out.stem}-logs"
                 found, failed = measure(plan, wanted, number, logs, tell, launch)
                 skipped |= failed
                 complain(console, (f"{name} is left out: {why}" for name, why in failed.items()))
                 for one in found:
                     runs.append(one)
-                    journal.add(_RUN.dump_python(one, mode="json"))
                     rates = ", ".join(f"{v.rate:.1f} at {v.concurrency}" for v in one.levels)
                     said = f"round {number + 1} {one.setup}: {rates} tok/s"
                     console.print(said, highlight=False)
-    except KeyboardInterrupt:
-        said = f"stopped after {len(runs)} of {whole} servers; the same command goes on from there."
-        console.print(said, highlight=False)
-        raise
     finally:
         made = report(plan, runs, skipped)
         if runs:
@@ -102,23 +82,6 @@ def _tell(
 ) -> None:
     done[setup.name] += more
     shown.step(f"{where} {setup.name}: {what}", done[setup.name], plan.requests)
-
-
-def _groups(plan: Plan, done: set[tuple[int, str]]) -> Iterator[tuple[int, list[Setup]]]:
-    """What is up at the same time, with its round, as far as it is not ``done``."""
-    for number in range(plan.rounds):
-        left = [s for s in plan.setups if (number, s.name) not in done]
-        if not plan.together:
-            yield from ((number, [s]) for s in left)
-        elif len(left) == len(plan.setups):  # who failed beside the others is not measured alone
-            yield number, left
-
-
-def _left_behind(plan: Plan, done: set[tuple[int, str]]) -> dict[str, str]:
-    """Why configurations have no part in rounds whose servers were up together without them."""
-    begun = {number for number, _ in done} if plan.together else set[int]()
-    why = "failed in a round before, beside the others: --fresh runs them all again."
-    return {s.name: why for s in plan.setups if any((n, s.name) not in done for n in begun)}
 
 
 def measure(
@@ -154,9 +117,7 @@ def measure(
                 failed[setup.name] = str(error)
                 continue
             servers.append(server)
-            changed = (f"{name}={value}" for name, value in setup.changes)
-            policy = ", ".join([plan.decides_by, *changed]) if setup.ours else ""
-            found[setup.name] = ServerRun(number, setup.name, startup, (), policy)
+            found[setup.name] = ServerRun(number, setup.name, startup, ())
         for turn, (at_once, prompts) in enumerate(plan.levels, number):
             first = turn % max(len(servers), 1)
             ordered = [*servers[first:], *servers[:first]]
@@ -175,7 +136,7 @@ def _level(
     plan: Plan, servers: Sequence[Server], at_once: int, prompts: Sequence[Prompt], tell: Tell
 ) -> Iterator[tuple[Server, Level | ProcessError]]:
     """Put one concurrency to all servers, in slices; of each what was measured, or why nothing."""
-    shared = plan.model, at_once, plan.max_tokens, plan.by_turns
+    shared = plan.model, at_once, plan.max_tokens
     silence_s = load.REQUEST_SECONDS * len(servers)
     answered = Counter[str]()
 

@@ -18,8 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from decoder.contracts.errors import ProcessError
 from pipelines import machine
 from pipelines.lab.bench.serve.load import Reply
-from pipelines.lab.bench.serve.plan import Plan
-from pipelines.lab.bench.serve.setups import Setup, command
+from pipelines.lab.bench.serve.setups import Plan, Setup, command
 from pipelines.serve import command as serve
 from pipelines.stack import interrupts, processes
 from pipelines.stack.processes import Part

@@ -7,7 +7,6 @@ eagle3   vLLM's own EAGLE3, one setup for each k, with its padded drafter batch 
          padding drafts in fixed shapes and keeps asynchronous scheduling, the other drafts no
          token for requests that have none to verify
 hybrid   this project's plugin, telemetry off
-variant  the same with settings that a person wants to compare with it
 ======== =========================================================================================
 
 Everything but the speculative configuration and the plugin's switches is the same in all of them.
@@ -16,20 +15,21 @@ Everything but the speculative configuration and the plugin's switches is the sa
 from __future__ import annotations
 
 import json
-import re
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 from decoder.contracts.errors import ModelError, SettingsError
-from decoder.settings import WorkerSettings
-from pipelines.serve.command import ServeOptions, serve_command
+from decoder.contracts.redacted import told
+from pipelines.lab.bench.serve.load import turns
+from pipelines.lab.bench.serve.slices import SLICE_S
+from pipelines.prompts import Prompt
+from pipelines.serve.command import ServeOptions, serve_command, speculative_config
 
-Method = Literal["none", "suffix", "eagle3", "hybrid", "variant"]
+Method = Literal["none", "suffix", "eagle3", "hybrid"]
 METHODS: Final[tuple[Method, ...]] = get_args(Method)
-BASELINES: Final = METHODS[:-1]
-"""What a configuration is held to: any other method but a variant."""
 SUFFIX_DEPTH: Final = 24
 """vLLM's default depth of the suffix trees; drafts cannot be longer, so a larger k raises it."""
 PLUGIN_SWITCHES: Final = ("HVD_WORKER_ENABLED", "VLLM_USE_V2_MODEL_RUNNER")
@@ -37,19 +37,12 @@ PLUGIN_SWITCHES: Final = ("HVD_WORKER_ENABLED", "VLLM_USE_V2_MODEL_RUNNER")
 
 @dataclass(frozen=True)
 class Setup:
-    """One server to measure: ``k`` drafted tokens at most; ``padded`` is EAGLE3's alone, and
-    ``changes`` a variant's, variables of the worker with their values."""
+    """One server to measure: ``k`` drafted tokens at most; ``padded`` is EAGLE3's alone."""
 
     name: str
     method: Method
     k: int | None = None
     padded: bool | None = None
-    changes: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def ours(self) -> bool:
-        """Whether the plugin decides."""
-        return self.method in ("hybrid", "variant")
 
     def speculative_config(self, drafter: str | None) -> dict[str, Any] | None:
         """vLLM's ``--speculative-config`` for a stock server; None without speculation."""
@@ -66,52 +59,18 @@ class Setup:
         return None
 
 
-ALIKE: Final = ("ENABLED", "TELEMETRY", "HOLDOUT")
-"""What every server of ours is given, so that nothing but what is asked for differs."""
-_VARIANT: Final = re.compile(
-    r"([\w.-]{1,16}):(HVD_WORKER_[A-Z_]+=[^,]*)(, *HVD_WORKER_[A-Z_]+=[^,]*)*"
-)
-
-
-def variants(texts: Sequence[str]) -> tuple[Setup, ...]:
-    """What ``NAME:HVD_WORKER_...=VALUE``, several with commas between them, says each.
-
-    Raises:
-        SettingsError: it says something else, what no worker takes, or what is the same in all.
-    """
-    made = []
-    for text in texts:
-        name, _, said = text.partition(":")
-        changes = dict(part.partition("=")[::2] for part in re.split(r", *", said))
-        asked = {key.removeprefix("HVD_WORKER_"): value for key, value in changes.items()}
-        if not _VARIANT.fullmatch(text) or not asked.keys().isdisjoint(ALIKE):
-            raise SettingsError(
-                f"--variant {text!r}: give NAME:HVD_WORKER_...=VALUE, with commas between several "
-                "and in no value, and a name of at most 16 letters. "
-                f"{', '.join(ALIKE)} are the same in every server."
-            )
-        WorkerSettings.load(**{key.lower(): value for key, value in asked.items()})
-        made.append(Setup(name, "variant", changes=tuple(changes.items())))
-    return tuple(made)
-
-
 def setups(
-    methods: Sequence[str],
-    eagle3_k: Sequence[int],
-    suffix_k: Sequence[int],
-    drafter: str | None,
-    varied: Sequence[Setup] = (),
+    methods: Sequence[str], eagle3_k: Sequence[int], suffix_k: Sequence[int], drafter: str | None
 ) -> tuple[Setup, ...]:
-    """The servers that measuring ``methods`` takes, ``none`` first: the others are held to it. Last
-    come ``varied``.
+    """The servers that measuring ``methods`` takes, ``none`` first: the others are held to it.
 
     Raises:
-        SettingsError: an unknown method, or a name that comes twice.
+        SettingsError: an unknown method.
         ModelError: EAGLE3 without a drafter.
     """
-    if not methods or not {*methods} <= {*BASELINES}:
-        unknown = ", ".join(m for m in methods if m not in BASELINES) or "was named"
-        raise SettingsError(f"no configuration {unknown}: choose from {', '.join(BASELINES)}.")
+    if not methods or not {*methods} <= {*METHODS}:
+        unknown = ", ".join(m for m in methods if m not in METHODS) or "was named"
+        raise SettingsError(f"no configuration {unknown}: choose from {', '.join(METHODS)}.")
     if "eagle3" in methods and drafter is None:
         raise ModelError("eagle3 needs a drafter made for the model: name one with --drafter.")
     kinds: dict[Method, list[Setup]] = {
@@ -124,11 +83,7 @@ def setups(
         ],
         "hybrid": [Setup("hybrid", "hybrid")],
     }
-    made = [setup for method in BASELINES if method in methods for setup in kinds[method]]
-    taken = [*METHODS, *(s.name for s in (*made, *varied))]
-    if twice := [s.name for s in varied if taken.count(s.name) > 1]:
-        raise SettingsError(f"--variant: {twice[0]!r} names another configuration.")
-    return (*made, *varied)
+    return tuple(setup for method in METHODS if method in methods for setup in kinds[method])
 
 
 def command(
@@ -147,11 +102,13 @@ def command(
     """
     arguments, env = serve_command(options, environment, flags, on_cpu)
     at = arguments.index("--speculative-config")
-    if setup.ours:  # the other setups are what it is compared with, so nothing is held out
+    if (
+        setup.method == "hybrid"
+    ):  # the other setups are what it is compared with, so nothing is held out
         own = {"HVD_WORKER_TELEMETRY": "false", "HVD_WORKER_HOLDOUT": "0"}
         if policy is not None:
             own["HVD_WORKER_POLICY_FILE"] = str(policy.resolve())
-        return arguments, {**env, **own, **dict(setup.changes)}
+        return arguments, {**env, **own}
     for name in PLUGIN_SWITCHES:  # what the caller set himself stays
         if name in environment and name != "HVD_WORKER_ENABLED":
             env[name] = environment[name]
@@ -160,3 +117,58 @@ def command(
     config = setup.speculative_config(options.drafter)
     stock = [] if config is None else ["--speculative-config", json.dumps(config)]
     return [*arguments[:at], *stock, *arguments[at + 2 :]], env
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A whole benchmark: ``levels`` are numbers of requests at a time, with the prompts for each.
+
+    ``decides_by`` describes the policy that the hybrid starts with, ``policy`` if that is named.
+    ``together``: all servers of a round are up at once and run in slices.
+    """
+
+    setups: tuple[Setup, ...]
+    options: ServeOptions
+    levels: tuple[tuple[int, tuple[Prompt, ...]], ...]
+    warm_up: tuple[Prompt, ...]
+    max_tokens: int
+    rounds: int = 1
+    policy: Path | None = None
+    decides_by: str = "counted score"
+    together: bool = False
+
+    @property
+    def model(self) -> str:
+        """How the server calls the model."""
+        return self.options.served_name or self.options.model
+
+    @property
+    def requests(self) -> int:
+        """How many answers a server gives if none fails."""
+        return sum(len(turns(p)) for _, level in self.levels for p in level)
+
+    @property
+    def has_sessions(self) -> bool:
+        """Whether a prompt is a session of several requests."""
+        return any(len(turns(p)) > 1 for _, level in self.levels for p in level)
+
+    def setting(self) -> dict[str, Any]:
+        """What the figures hold for, JSON-ready."""
+        return {
+            "model": self.options.model,
+            "drafter": self.options.drafter,
+            "dtype": self.options.dtype,
+            "hybrid": speculative_config(self.options.drafter),
+            "server_arguments": list(self.options.extra),
+            "policy": self.decides_by,
+            "environment": told(
+                {k: v for k, v in os.environ.items() if k.startswith(("HVD_", "VLLM_"))}
+            ),
+            "concurrency": [at_once for at_once, _ in self.levels],
+            "max_tokens": self.max_tokens,
+            "together": f"{SLICE_S:g} s" if self.together else False,
+            "prompts": [
+                [f"{p.dataset}:{p.id}, {len(turns(p))} turns" for p in level]
+                for _, level in self.levels
+            ],
+        }

@@ -26,8 +26,7 @@ from numpy.typing import NDArray
 from pipelines import machine
 from pipelines.lab.bench.render import Cell, number
 from pipelines.lab.bench.serve.load import Reply
-from pipelines.lab.bench.serve.plan import Plan
-from pipelines.lab.bench.serve.setups import BASELINES, Setup
+from pipelines.lab.bench.serve.setups import METHODS, Plan, Setup
 from pipelines.stats import Spent, columns, interval, loops, median, over, percentile
 
 GROUPS: Final[dict[str, Callable[[Reply], bool]]] = {
@@ -74,13 +73,12 @@ class Level:
 
 @dataclass(frozen=True)
 class ServerRun:
-    """One start of one server; ``policy`` is what the hybrid decided by, else empty."""
+    """One start of one server."""
 
     round: int
     setup: str
     startup_s: float
     levels: tuple[Level, ...]
-    policy: str = ""
 
 
 Rounds = Mapping[int, Level]
@@ -95,23 +93,22 @@ def report(plan: Plan, runs: Sequence[ServerRun], skipped: dict[str, str]) -> di
         except ImportError:  # PackageNotFoundError: one of the two vLLM builds is not installed
             continue
     return {
-        "benchmark": "sessions" if plan.by_turns else "serve",
+        "benchmark": "sessions" if plan.has_sessions else "serve",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine.description(),
         "versions": versions,
         "setting": plan.setting(),
         "dtype": runs_in(plan.options.dtype),
         "startup_s": {f"{r.round + 1}-{r.setup}": round(r.startup_s, 1) for r in runs},
-        "policies": sorted({r.policy for r in runs if r.policy}),
         "skipped": skipped,
         "records": summarise(runs, plan.setups),
     }
 
 
-def runs_in(asked: str) -> str:
+def runs_in(dtype: str) -> str:
     """What the servers run in, as far as it is chosen here and not by vLLM."""
     on_cpu = not machine.has_accelerator()
-    return machine.serving_dtype(machine.cpu_flags()) if asked == "auto" and on_cpu else asked
+    return machine.serving_dtype(machine.cpu_flags()) if dtype == "auto" and on_cpu else dtype
 
 
 def summarise(runs: Sequence[ServerRun], setups: Sequence[Setup]) -> list[dict[str, Any]]:
@@ -129,7 +126,7 @@ def summarise(runs: Sequence[ServerRun], setups: Sequence[Setup]) -> list[dict[s
     for concurrency, here in sorted(places.items()):
         best = {
             method: max(kin, key=lambda n: statistics.median(v.rate for v in here[n].values()))
-            for method in BASELINES
+            for method in METHODS
             if (kin := [s.name for s in setups if s.method == method and s.name in here])
         }
         for setup in (s for s in setups if s.name in here):
@@ -284,14 +281,13 @@ WIDTH: Final = 180
 """Characters that the table takes."""
 
 
-def shown(records: Sequence[dict[str, Any]]) -> dict[str, Cell]:
+def table_columns(records: Sequence[dict[str, Any]]) -> dict[str, Cell]:
     """Columns of a table of ``records``; a star marks the best of a method, which others are held
     to.
 
     ``/suffix`` and the like are ratios to the best of that method with their intervals.
     """
-    found = {r["method"] for r in records}
-    left_out = set() if "variant" in found else {"hybrid"}
+    found = {r["method"] for r in records} - {"hybrid"}
 
     def ratio(r: dict[str, Any], method: str) -> str:
         one = r["against"].get(method, {}).get("all", {"ratio": None, "interval": None})
@@ -302,7 +298,7 @@ def shown(records: Sequence[dict[str, Any]]) -> dict[str, Cell]:
         "configuration": lambda r: r["configuration"] + " *" * bool(r["best_of_method"] and r["k"]),
         "at once": lambda r: str(r["concurrency"]),
         "tok/s": lambda r: number(r["tok_per_s"], 1),
-        **{f"/{m}": partial(ratio, method=m) for m in BASELINES if m in found - left_out},
+        **{f"/{m}": partial(ratio, method=m) for m in METHODS if m in found},
         "cpu/none": lambda r: number(r["against"].get("none", {}).get("cpu", {}).get("ratio")),
         "TTFT s": lambda r: number(r["groups"]["all"]["ttft_p50_s"]),
         "warm": lambda r: number(r["groups"]["warm"]["ttft_p50_s"]),

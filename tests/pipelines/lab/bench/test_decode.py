@@ -64,13 +64,12 @@ def decoded(
     engine: ReferenceEngine,
     wanted: tuple[str, ...],
     sets: list[PromptSet] = SETS,
-    path: Path | None = None,
     seen: list[str] | None = None,
     **selected: Any,
 ) -> Results:
     made = methods.build(wanted, POLICIES, has_drafter=True, model_len=4)
     minutes, selection = selected.pop("minutes", None), Selection(**selected)
-    results = Results({"methods": list(wanted), "templates": [*selection.templates]}, path)
+    results = Results({"methods": list(wanted), "templates": [*selection.templates]})
     plan = Plan(made, selection, 40, minutes)
     return run(engine, sets, plan, results, ([] if seen is None else seen).append)
 
@@ -109,10 +108,8 @@ def test_a_prompt_one_method_fails_on_is_left_out_for_all(
     assert found.problems == ["one: prompt one/1 left out, suffix failed: no"]
 
 
-def test_ctrl_c_keeps_what_is_there_and_the_next_run_goes_on(
-    engine: ReferenceEngine, tmp_path: Path
-) -> None:
-    wanted, path = ("greedy", "suffix"), tmp_path / "kept.jsonl"
+def test_ctrl_c_keeps_what_is_there(engine: ReferenceEngine) -> None:
+    wanted = ("greedy", "suffix")
     whole = decoded(engine, wanted, limit=2)
     assert decoded(engine, wanted, limit=2, minutes=1e-9).out_of_time
 
@@ -122,18 +119,8 @@ def test_ctrl_c_keeps_what_is_there_and_the_next_run_goes_on(
             if len(self) == 6:  # in the middle of the third prompt
                 raise KeyboardInterrupt
 
-    first = decoded(engine, wanted, path=path, seen=Stopping(), limit=2)
-    assert first.interrupted and len(first.prompts) == 2
-    seen: list[str] = []
-    second = decoded(engine, wanted, path=path, seen=seen, limit=2)
-    assert not second.interrupted and len(seen) == 4
-    for key, prompt in whole.prompts.items():
-        again = second.prompts[key].outcomes
-        assert {n: o.tokens for n, o in prompt.outcomes.items()} == {
-            n: o.tokens for n, o in again.items()
-        }
-        lengths = ([c.cache_len for c in o["suffix"].cycles] for o in (prompt.outcomes, again))
-        assert next(lengths) == next(lengths), "the resumed cache is not what it would have been"
+    first = decoded(engine, wanted, seen=Stopping(), limit=2)
+    assert first.interrupted and list(first.prompts) == list(whole.prompts)[:2]
 
 
 def test_names_carry_parameters_and_baselines_are_shown_the_papers_drafts() -> None:

@@ -15,13 +15,11 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from decoder.drafting.eagle3 import Eagle3Head, HeadConfig, load_head
 from pipelines import embedded
 from pipelines.lab.drafter import compose
-from pipelines.lab.drafter.acceptance import DRAFTED, evaluate
 from pipelines.lab.drafter.asks import asks
 from pipelines.lab.drafter.compose import write
 from pipelines.lab.drafter.copying import copying_loss, learn_to_copy
-from pipelines.lab.drafter.export import export
 from pipelines.lab.drafter.shards import Conversation, read_shards, write_shard
-from pipelines.lab.drafter.train import Run, Settings, Target, train
+from pipelines.lab.drafter.train import DRAFTED, Run, Settings, Target, evaluate, export, train
 from pipelines.lab.drafter.unroll import Pack, unroll
 
 STATES, END = (0, 1, 3), 2

@@ -79,7 +79,7 @@ def test_every_policy_is_measured(drift: Callable[..., Result]) -> None:
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"seeds": "-1"}, "not negative"),
+        ({"seeds": "-1"}, "give positive numbers"),
         ({"policies": "best"}, "no policy 'best'"),
         ({"traces": None}, "name a folder with --traces, or make some"),
         ({"scenario": "numbered-records"}, "left out, no recordings of kind service"),
@@ -128,12 +128,13 @@ def test_alarms_of_a_stream_are_those_of_the_scope_that_it_is_fed_to(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     calm = stream("k", 1, sessions(1, 1), first_policy("drift"), 3_000, lambda *_: None)
-    assert (calm.cache, calm.model) == (0, 0) and 3_000 <= calm.rows < 3_020
-    assert (calm.sessions, calm.different) == (40, 1_600)
-    turned = iter([*islice(resampled(sessions(1, 1), np.random.default_rng(1)), 150),
+    assert (calm["cache"], calm["model"]) == (0, 0) and 3_000 <= calm["rows"] < 3_020
+    assert (calm["sessions"], calm["different"]) == (40, 1_600)
+    rows = iter([*islice(resampled(sessions(1, 1), np.random.default_rng(1)), 150),
                    *islice(resampled(sessions(2, -1), np.random.default_rng(1)), 151)])  # fmt: skip
-    monkeypatch.setattr(stationary, "resampled", lambda *_: turned)
-    assert stream("k", 1, sessions(1, 1), first_policy("drift"), 6_000, lambda *_: None).cache > 0
+    monkeypatch.setattr(stationary, "resampled", lambda *_: rows)
+    turned = stream("k", 1, sessions(1, 1), first_policy("drift"), 6_000, lambda *_: None)
+    assert turned["cache"] > 0
 
 
 def test_the_command_counts_false_alarms_and_says_them_by_text(

@@ -15,11 +15,19 @@ from decoder.contracts.errors import SettingsError, TraceError
 from decoder.engines.reference.method import method
 from decoder.settings import WorkerSettings
 from learner.rows import Rows
-from pipelines.lab.drift import alterations
 from pipelines.lab.drift.measure import figures
 from pipelines.lab.drift.scenario import PLAIN_US, Machine, Scenario, Segment, chosen, read
 from pipelines.lab.drift.stream import Run, Worker, decode, foresee
-from pipelines.lab.drift.traffic import KINDS, Library, Request, Traffic, lessons, traffic
+from pipelines.lab.drift.traffic import (
+    KINDS,
+    Library,
+    Request,
+    Traffic,
+    filled_in,
+    lessons,
+    misleading,
+    traffic,
+)
 from pipelines.lab.replay.engine import Simulator, hybrid
 from pipelines.lab.replay.model_arm import model_acceptance
 from pipelines.lab.replay.traces import Trace
@@ -97,13 +105,13 @@ def test_templates_get_arguments_of_their_own_and_a_misleading_prompt_breaks_eve
     classes, rng = np.zeros((5_000, 6), np.float32), np.random.default_rng(0)
     prompt, output = rng.integers(1_000, size=50), rng.integers(1_000, size=80)
     output[10:40] = prompt[:30]
-    made = alterations.filled_in([Trace("t", prompt, output)], 5, classes, rng)
+    made = filled_in([Trace("t", prompt, output)], 5, classes, rng)
     assert len({t.session for t in made}) == 5
     assert 0.7 < np.mean([np.asarray(t.output) == output for t in made]) < 0.95
     for trace in made:
         np.testing.assert_array_equal(trace.output[10:40], trace.prompt[:30])
     output = np.arange(40) + 1_000
-    broken = alterations.misleading(Trace("s", [1, 2], output), 4, classes, rng)
+    broken = misleading(Trace("s", [1, 2], output), 4, classes, rng)
     same = np.asarray(broken.prompt[2:]) == output
     assert same[:3].all() and not same[3::4].any()
 

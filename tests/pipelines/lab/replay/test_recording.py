@@ -8,11 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from decoder.contracts.errors import ModelError
-from decoder.policy.pricing import CostTable
 from pipelines import embedded, machine
 from pipelines.cli import app
-from pipelines.lab.replay import own, recording
+from pipelines.lab.replay import recording
 from pipelines.lab.replay.traces import read
 from pipelines.workloads import WORKLOADS
 
@@ -52,17 +50,6 @@ def test_what_was_recorded_is_not_recorded_again_and_read_in_the_order_asked_for
     assert recording.Plan(prompt=21, answer=8).folder() != folder, "other lengths are others"
 
 
-def test_costs_are_measured_once_and_those_of_a_machine_too_busy_for_large_steps_are_refused(
-    folder: Path,
-) -> None:
-    with pytest.raises(ModelError, match="--nominal"):
-        recording.keep(CostTable("reference", (1,), (10.0,)), folder)
-    assert not list(folder.glob("costs*"))
-    table = CostTable("reference", (1, 64), (10.0, 30.0), draft_token_us=2.0)
-    recording.keep(table, folder)
-    assert recording.costs_of(folder, no_step) == table
-
-
 @pytest.fixture
 def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cache that holds the embedded model and nothing else."""
@@ -75,15 +62,15 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.long
 @pytest.mark.usefixtures("empty_cache")
 def test_recordings_are_made_once_and_can_be_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own, "WORKLOADS", ("chat",))
+    monkeypatch.setattr(recording, "WORKLOADS", ("chat",))
     told = list[tuple[str, int, int]]()
 
     def step(what: str, done: int, whole: int) -> None:
         told.append((what, done, whole))
 
-    path = own.record(1, step) / "chat.jsonl"
+    path = recording.record_own(1, step) / "chat.jsonl"
     first = path.read_bytes()
-    assert own.record(2, step) == own.folder() == path.parent
+    assert recording.record_own(2, step) == recording.OWN.folder() == path.parent
     assert path.read_bytes().startswith(first)
     both = [("recording chat", done, 1) for done in (0, 1)] * 2
     assert told == both, "the second time one was there"
@@ -101,8 +88,8 @@ def test_recordings_are_made_once_and_can_be_replayed(monkeypatch: pytest.Monkey
 def test_the_command_records_first_and_then_measures(tmp_path: Path) -> None:
     (tmp_path / "small.toml").write_text('[[segments]]\nkinds = ["edits"]\ngenerations = 4\n')
     asked = ["drift", "--record", "8", "--scenario", str(tmp_path / "small.toml"), "--json"]
-    asked += ["--seeds", "1", "--policies", "counting,oracle", "--out", str(tmp_path / "out")]
+    asked += ["--seeds", "1", "--policies", "counting,oracle"]
     done = CliRunner().invoke(app, asked, catch_exceptions=False)
     (found,) = json.loads(done.stdout)["scenarios"]
     assert found["requests"] > 0 and found["policies"]["counting"]["rate"] > 1.0
-    assert {path.stem for path in own.folder().glob("*.jsonl")} == set(WORKLOADS)
+    assert {path.stem for path in recording.OWN.folder().glob("*.jsonl")} == set(WORKLOADS)

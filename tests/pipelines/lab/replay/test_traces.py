@@ -134,7 +134,7 @@ def test_what_cannot_be_used_is_one_sentence_with_file_and_line(write: Write) ->
     found = read(path, TOKENIZER)
     last = len(UNUSABLE) + 3
     assert [t.session for t in found.traces] == ["1", str(last)]
-    left = [n.text.removeprefix(f"{path}:") for n in found.notices]
+    left = [n.removeprefix(f"{path}:") for n in found.notices]
     assert [int(text.split(":")[0]) for text in left] == [*range(2, last - 1), last + 1]
     assert all(text.endswith(".") and "\n" not in text for text in left) and "UTF-8" in left[-1]
     with pytest.raises(TraceError, match="No such file"):
@@ -148,7 +148,7 @@ def test_generations_longer_than_the_context_are_counted_by_line(write: Write) -
     path = write({"messages": messages[:-1]}, {"prompt": [5] * 30, "output": [6]})
     found = read(path, TOKENIZER, context=20)
     assert len(found.traces) == 2
-    assert [n.text for n in found.notices] == [
+    assert found.too_long == [
         f"{path}:1: 3 prompts with their outputs are longer than the context, 20.",
         f"{path}:2: prompt and output are longer than the context, 20.",
     ]

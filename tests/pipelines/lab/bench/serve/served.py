@@ -11,9 +11,8 @@ from typing import Any
 from rich.console import Console
 
 from pipelines.lab.bench.serve.load import Reply
-from pipelines.lab.bench.serve.plan import Plan
 from pipelines.lab.bench.serve.server import parse
-from pipelines.lab.bench.serve.setups import Setup
+from pipelines.lab.bench.serve.setups import Plan, Setup
 from pipelines.lab.bench.serve.summary import Level
 from pipelines.prompts import Prompt
 from pipelines.serve.command import ServeOptions
@@ -24,7 +23,7 @@ OPTIONS = ServeOptions("owner/model", "owner/head", port=8123, served_name="m")
 
 
 def said(*words: str) -> tuple[dict[str, str], ...]:
-    """Messages: a word is a user's, ``>word`` an assistant's."""
+    """Messages: a word is a user's, ``>word`` an assistant's, ``>`` where the server answers."""
     roles = {True: "assistant", False: "user"}
     return tuple({"role": roles[w.startswith(">")], "content": w.lstrip(">")} for w in words)
 
@@ -50,10 +49,9 @@ def plan(*compared: Setup, by_turns: bool = False, **further: Any) -> Plan:
         (2, (asked("b"), asked("a prompt of many characters"))),
     )
     if by_turns:
-        long = script("u", "12345", ">not sent", "the second of these is long")
-        levels = ((1, (script("s", "1234", ">not sent", "12"),)), (2, (script("t", "1"), long)))
-    return Plan(compared, OPTIONS, levels, (asked("w"), asked("ww")), 6, by_turns=by_turns,
-                **further)  # fmt: skip
+        long = script("u", "12345", ">", "the second of these is long")
+        levels = ((1, (script("s", "1234", ">", "12"),)), (2, (script("t", "1"), long)))
+    return Plan(compared, OPTIONS, levels, (asked("w"), asked("ww")), 6, **further)
 
 
 def launching(

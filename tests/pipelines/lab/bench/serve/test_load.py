@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.lab.bench.serve.load import Load, chunks, run, turns
-from pipelines.lab.bench.serve.prompts import cut, dealt, sessions
+from pipelines.lab.bench.serve.prompts import cut, deal, from_workloads
 from pipelines.lab.bench.serve.server import parse, session_seconds
 from pipelines.prompts import PromptSet
 from pipelines.workloads import WORKLOADS
@@ -21,37 +21,38 @@ from tests.pipelines.lab.bench.serve.served import asked, said, script
 
 
 @given(
-    wanted=st.lists(st.integers(1, 8), min_size=1, max_size=4),
+    hands=st.integers(1, 4),
+    count=st.integers(1, 8),
     held=st.lists(st.integers(0, 12), min_size=1, max_size=3),
 )
 def test_every_concurrency_gets_the_same_mix_and_no_prompt_twice(
-    wanted: list[int], held: list[int]
+    hands: int, count: int, held: list[int]
 ) -> None:
     sets = [[asked(f"{name}{i}", str(name)) for i in range(n)] for name, n in enumerate(held)]
-    hands = dealt([iter(each) for each in sets], wanted)
-    ids = [prompt.id for hand in hands for prompt in hand]
-    assert len(ids) == len(set(ids))
-    assert all(len(hand) <= many for hand, many in zip(hands, wanted, strict=True))
-    if max(held) >= sum(wanted):  # one that runs out is passed over
-        assert len(ids) == sum(wanted)
-    if min(held) >= sum(wanted):
-        for hand in hands:
-            shares = [sum(p.dataset == str(name) for p in hand) for name in range(len(held))]
-            assert max(shares) - min(shares) <= 1
+    dealt = deal([iter(each) for each in sets], hands, count)
+    ids = [prompt.id for hand in dealt for prompt in hand]
+    assert len(ids) == len(set(ids)) and len({len(hand) for hand in dealt}) <= 1
+    # one that runs out is passed over
+    assert len(ids) == hands * min(count, sum(n // hands for n in held))
+    assert len({tuple(p.dataset for p in hand) for hand in dealt}) <= 1
+    if min(held) >= hands * count:
+        shares = [sum(p.dataset == str(name) for p in dealt[0]) for name in range(len(held))]
+        assert max(shares) - min(shares) <= 1
 
 
 def test_a_turn_is_what_is_said_between_two_answers_and_answers_are_never_brought() -> None:
     talk = script("a", ">hello", "one", "two", ">yes", ">and more", "three", ">no")
-    assert [[m["content"] for m in turn] for turn in turns(talk)] == [["one", "two"], ["three"]]
-    assert list(turns(script("c", ">one"))) == []
+    assert turns(talk) == [talk.messages], "one request, as it is"
     found = cut(PromptSet("d", "f", (talk, script("b", ">only an answer"))), 2)
     assert [p.messages for p in found.prompts] == [said("one", "two", ">", "three")]
+    (one,) = found.prompts
+    assert [[m["content"] for m in turn] for turn in turns(one)] == [["one", "two"], ["three"]]
 
 
 @pytest.mark.parametrize("kind", WORKLOADS)
 def test_own_sessions_are_reproducible_and_each_is_another(kind: str) -> None:
-    (made,) = sessions(5, 3, [kind])
-    assert [made] == sessions(5, 3, [kind])
+    (made,) = from_workloads(5, [kind], 3)
+    assert [made] == from_workloads(5, [kind], 3)
     assert len({p.text for p in made.prompts}) == 5
     for one in made.prompts:
         assert len(turns(one)) == 3

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from decoder.contracts.errors import ProcessError, SettingsError
+from decoder.contracts.errors import ProcessError
 from pipelines import progress
 from pipelines.lab.bench.serve import run as bench
-from pipelines.lab.bench.serve.plan import Plan
+from pipelines.lab.bench.serve.setups import Plan
 from pipelines.lab.bench.serve.summary import unequal
 from pipelines.stack import processes
 from tests.pipelines.lab.bench.serve.served import (
@@ -25,7 +25,6 @@ from tests.pipelines.lab.bench.serve.served import (
     launching,
     plan,
     quiet,
-    script,
 )
 
 
@@ -45,7 +44,7 @@ def measured(
     return bench.run(of, out, quiet(), launch)
 
 
-def test_every_setup_is_measured_at_every_concurrency_in_every_round_and_more_may_join(
+def test_every_setup_is_measured_at_every_concurrency_in_every_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
@@ -54,7 +53,7 @@ def test_every_setup_is_measured_at_every_concurrency_in_every_round_and_more_ma
     bench.run(plan(NONE), out, console, launching({}, started))
     assert "round 1/1 none: starting: 0 of 3" in console.file.getvalue()
     made = measured(plan(NONE, HYBRID, rounds=2), out, started=started)
-    assert started == ["none", "hybrid", "none", "hybrid"], "none's first round was kept"
+    assert started == ["none", *["none", "hybrid"] * 2]
     assert json.loads(out.read_text()) == made
     assert [(r["concurrency"], r["configuration"]) for r in made["records"]] == [
         (1, "none"), (1, "hybrid"), (2, "none"), (2, "hybrid"),
@@ -67,10 +66,6 @@ def test_every_setup_is_measured_at_every_concurrency_in_every_round_and_more_ma
         assert record["tok_per_cpu_s"] is None or record["tok_per_cpu_s"] > 0
         assert record["equal_to_none"] == record["compared_with_none"] == record["answers"]
     assert unequal(made) == []
-    alone = measured(plan(HYBRID), out, started=started)
-    assert {r["configuration"] for r in alone["records"]} == {"hybrid"} and len(started) == 4
-    with pytest.raises(SettingsError, match=r"another concurrency, max_tokens, prompts.*--fresh"):
-        measured(Plan((NONE,), plan().options, ((1, ()),), (), 7), out)
 
 
 def test_servers_of_a_round_can_be_up_together_and_one_that_fails_holds_up_no_other(
@@ -93,11 +88,6 @@ def test_servers_of_a_round_can_be_up_together_and_one_that_fails_holds_up_no_ot
     assert [(r["concurrency"], r["configuration"]) for r in made["records"]] == [
         (1, "none"), (1, "hybrid"), (2, "none"), (2, "hybrid"),
     ]  # fmt: skip
-    again = measured(whole, out)
-    assert len(children) == 3, "who failed beside the others is not measured alone"
-    assert again["records"] == made["records"] and "--fresh" in again["skipped"]["suffix-k8"]
-    with pytest.raises(SettingsError, match=r"another together.*--fresh"):
-        measured(plan(NONE), out)
 
 
 @pytest.mark.parametrize(("by_turns", "answered"), [(False, (1, 1)), (True, (2, 2))])
@@ -117,15 +107,13 @@ def test_answers_that_differ_are_named_and_a_refused_request_is_counted(
               if r["configuration"] == "suffix-k8"]  # fmt: skip
     assert counts == [(answered[0], 0), (answered[1], 1)]
     if by_turns:
-        kept = json.loads((tmp_path / "o.runs.jsonl").read_text().splitlines()[1])
-        replies = [(r["prompt"], r["turn"], r["tokens"][0]) for r in kept["levels"][0]["replies"]]
+        launch = launching({}, [])
+        (alone,), _ = bench.measure(whole, [NONE], 0, tmp_path, lambda *_: None, launch)
+        replies = [(r.prompt, r.turn, r.tokens[0]) for r in alone.levels[0].replies]
         assert replies == [("d:s", 0, 4), ("d:s", 1, 4 + len("xxx") + 2)]
         lone = made["records"][0]
         assert (lone["sessions"], lone["answers"], lone["tokens"], lone["failed"]) == (1, 2, 12, 0)
         assert lone["groups"]["warm"]["answers"] == 1 and made["benchmark"] == "sessions"
-        other = tuple((n, tuple(script(p.id, "1") for p in level)) for n, level in whole.levels)
-        with pytest.raises(SettingsError, match=r"another prompts.*--fresh"):
-            measured(Plan(whole.setups, whole.options, other, (), 6, by_turns=True), out)
 
 
 def test_a_server_that_does_not_start_is_passed_over_and_a_run_without_any_is_an_error(
@@ -141,7 +129,7 @@ def test_a_server_that_does_not_start_is_passed_over_and_a_run_without_any_is_an
     assert {r["configuration"] for r in made["records"]} == {"none"}
 
 
-def test_ctrl_c_stops_the_server_keeps_what_is_measured_and_the_run_goes_on_later(
+def test_ctrl_c_stops_the_server_and_reports_what_is_measured(
     tmp_path: Path, children: list[Any]
 ) -> None:
     started: list[str] = []
@@ -150,9 +138,6 @@ def test_ctrl_c_stops_the_server_keeps_what_is_measured_and_the_run_goes_on_late
         measured(whole, out, {"hybrid": "interrupt"}, started)
     assert [child.is_alive for child in children] == [False, False]
     assert {r["configuration"] for r in json.loads(out.read_text())["records"]} == {"none"}
-    made = measured(whole, out, {}, started)
-    assert started == ["none", "hybrid", "hybrid"]
-    assert {r["configuration"] for r in made["records"]} == {"none", "hybrid"}
 
 
 def test_servers_are_told_to_end_at_once_and_a_second_signal_leaves_none_behind(
