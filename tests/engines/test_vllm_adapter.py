@@ -140,7 +140,7 @@ def observed(e: Scheduled) -> list[tuple[str, int, int, int]]:
                 outcomes.lengths.tolist(),
                 (outcomes.lengths - np.diff(outcomes.ends, prepend=0)).tolist(),
                 strict=True,
-            )  # fmt: skip
+            )
         )
         take(outcomes, tokens, usual)
 
