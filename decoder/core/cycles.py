@@ -71,7 +71,7 @@ _FEATURES_AT: Final = _NAMES_AT + NAMES.itemsize
 _UNNAMED: Final = 255
 
 
-@compiled()
+@compiled((TABLE, WHOLE, WHOLE, WHOLE))
 def await_settling(table: Table, cycle: int, accepted: int, censored: int) -> None:
     """All is known of a cycle. Mutates."""
     row = table.rows[cycle]
@@ -80,7 +80,7 @@ def await_settling(table: Table, cycle: int, accepted: int, censored: int) -> No
     table.counts[UNSETTLED] += 1
 
 
-@compiled()
+@compiled((TABLE, WHOLE))
 def give_back(table: Table, cycle: int) -> None:
     """Nobody knows a cycle any more. Mutates."""
     table.free[table.counts[FREE]] = cycle
