@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any, Final, TypeVar
 
 try:
@@ -92,11 +93,16 @@ def _sources(made: Any) -> set[Any]:
     numba does not look at: their files, and constants."""
     function = made.py_func
     sources = {made._cache._cache_file._source_stamp}
-    for name in function.__code__.co_names:
-        taken = function.__globals__.get(name)
-        sources |= getattr(taken, "sources", set())
-        if isinstance(taken, int | float | tuple):
-            sources.add((name, repr(taken)))
+    names = function.__code__.co_names
+    rooms = [
+        room for name in names if isinstance(room := function.__globals__.get(name), ModuleType)
+    ]
+    for held in (function.__globals__, *map(vars, rooms)):
+        for name in names:
+            taken = held.get(name)
+            sources |= getattr(taken, "sources", set())
+            if isinstance(taken, int | float | tuple):
+                sources.add((name, repr(taken)))
     return sources
 
 

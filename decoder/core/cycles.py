@@ -25,40 +25,9 @@ from decoder.compiled import (
     compiled,
 )
 from decoder.contracts.features import FEATURES
+from decoder.core import table as at
 from decoder.core.guards.floor import add, outcomes_of
-from decoder.core.table import (
-    ALL_CACHED,
-    ALL_WANTED,
-    ARM,
-    BESIDE,
-    COMMITTED,
-    CYCLE,
-    CYCLES,
-    DRAFTED_AT,
-    DRAFTING,
-    EVENTS,
-    FREE,
-    HELD,
-    LABELLED,
-    LENGTH,
-    MADE,
-    MODEL_LEN,
-    MODELS,
-    OPEN,
-    PROMPT,
-    SERVES,
-    SHARE,
-    SLOT,
-    STRETCH,
-    TABLE,
-    TOOK,
-    TOOK_CYCLES,
-    UNDRAFTED,
-    UNSETTLED,
-    WANTED,
-    WANTED_LEN,
-    Table,
-)
+from decoder.core.table import TABLE, Table
 from decoder.policy.rule import CACHE, MODEL, NONE
 from decoder.telemetry.ring import FULL, HEAD, NAMES, OWN, STEP, UNREADABLE
 
@@ -76,26 +45,26 @@ def await_settling(table: Table, cycle: int, accepted: int, censored: int) -> No
     """All is known of a cycle. Mutates."""
     row = table.rows[cycle]
     row["accepted"], row["censored"] = accepted, censored
-    table.unsettled[table.counts[UNSETTLED]] = cycle
-    table.counts[UNSETTLED] += 1
+    table.unsettled[table.counts[at.UNSETTLED]] = cycle
+    table.counts[at.UNSETTLED] += 1
 
 
 @compiled((TABLE, WHOLE))
 def give_back(table: Table, cycle: int) -> None:
     """Nobody knows a cycle any more. Mutates."""
-    table.free[table.counts[FREE]] = cycle
-    table.counts[FREE] += 1
+    table.free[table.counts[at.FREE]] = cycle
+    table.counts[at.FREE] += 1
 
 
 @compiled((TABLE, WHOLE, WHOLE))
 def close(table: Table, slot: int, censored: int) -> None:
     """A request has ended: what matched so far is a lower bound of its open labels. Mutates."""
     request = table.requests[slot]
-    for i in range(request[OPEN]):
+    for i in range(request[at.OPEN]):
         cycle = table.open[slot, i]
-        await_settling(table, cycle, table.cycles[cycle, HELD], censored)
-    request[OPEN] = 0
-    cycle, request[CYCLE] = request[CYCLE], -1
+        await_settling(table, cycle, table.cycles[cycle, at.HELD], censored)
+    request[at.OPEN] = 0
+    cycle, request[at.CYCLE] = request[at.CYCLE], -1
     if cycle >= 0 and table.rows[cycle]["draft_len"] == 0:
         give_back(table, cycle)
 
@@ -104,13 +73,13 @@ def close(table: Table, slot: int, censored: int) -> None:
 def took(table: Table, slot: int, cache: bool) -> None:
     """Take in whether a cycle verifies a cache draft. Mutates."""
     request = table.requests[slot]
-    request[TOOK] = ((request[TOOK] << 1) | (1 if cache else 0)) & _ALL_CYCLES
-    request[TOOK_CYCLES] = min(request[TOOK_CYCLES] + 1, RECENT_CYCLES)
-    bits, left = 0, request[TOOK]
+    request[at.TOOK] = ((request[at.TOOK] << 1) | (1 if cache else 0)) & _ALL_CYCLES
+    request[at.TOOK_CYCLES] = min(request[at.TOOK_CYCLES] + 1, RECENT_CYCLES)
+    bits, left = 0, request[at.TOOK]
     while left:
         bits += left & 1
         left >>= 1
-    table.means[slot, SHARE] = bits / request[TOOK_CYCLES]
+    table.means[slot, at.SHARE] = bits / request[at.TOOK_CYCLES]
 
 
 @compiled((
@@ -155,42 +124,42 @@ def begin(
     for row in range(len(places)):
         slot, arm = slots[places[row]], arms[row]
         request = table.requests[slot]
-        before = request[CYCLE]
+        before = request[at.CYCLE]
         if before >= 0 and table.rows[before]["draft_len"] == 0:
             give_back(table, before)
-        table.counts[FREE] -= 1
-        cycle = table.free[table.counts[FREE]]
+        table.counts[at.FREE] -= 1
+        cycle = table.free[table.counts[at.FREE]]
         raw, event, facts = table.raw[cycle], table.rows[cycle], table.cycles[cycle]
         raw[_STEP_AT:_NAMES_AT] = step
         raw[_NAMES_AT:_FEATURES_AT] = table.names[slot]
         event["predicted"], event["predicted_model"] = expected[row], model[row]
-        event["share"], event["cycle"] = 1.0, request[CYCLES]
-        event["position"] = request[LENGTH] - request[PROMPT]
+        event["share"], event["cycle"] = 1.0, request[at.CYCLES]
+        event["position"] = request[at.LENGTH] - request[at.PROMPT]
         event["model_accepted"], event["verified_len"], event["censored"] = -1, 0, 0
         facts[:] = 0
-        facts[SLOT], facts[ARM], facts[WANTED] = slot, arm, wanted[row]
-        facts[WANTED_LEN], facts[ALL_WANTED], facts[ALL_CACHED] = (
+        facts[at.SLOT], facts[at.ARM], facts[at.WANTED] = slot, arm, wanted[row]
+        facts[at.WANTED_LEN], facts[at.ALL_WANTED], facts[at.ALL_CACHED] = (
             lengths[row],
             all_wanted,
             all_cached,
         )
-        facts[DRAFTING], facts[MODELS], facts[MODEL_LEN] = drafting, models, model_len
-        facts[BESIDE], facts[SERVES] = beside, serves
+        facts[at.DRAFTING], facts[at.MODELS], facts[at.MODEL_LEN] = drafting, models, model_len
+        facts[at.BESIDE], facts[at.SERVES] = beside, serves
         length = 0
         event["features"][:] = np.float32(0.0)
         if found < len(owners) and owners[found] == row:
-            if request[OPEN] < table.open.shape[1]:
+            if request[at.OPEN] < table.open.shape[1]:
                 length = int(features[found, _DRAFT_LEN])
                 event["features"][:] = features[found]
                 table.drafts[cycle, :length] = tokens[found, :length]
                 table.keys[cycle] = keys[found]
-                table.open[slot, request[OPEN]] = cycle
-                request[OPEN] += 1
+                table.open[slot, request[at.OPEN]] = cycle
+                request[at.OPEN] += 1
                 decided[places[row], 3] = found
             found += 1
         event["draft_len"] = length
-        request[CYCLE] = cycle
-        request[CYCLES] += 1
+        request[at.CYCLE] = cycle
+        request[at.CYCLES] += 1
         took(table, slot, arm == CACHE)
         most = left if whole else min(lengths[row], left)
         drafted = 0
@@ -216,16 +185,16 @@ def drafted(table: Table, slots: NDArray[np.int64], lengths: NDArray[np.int64]) 
         if slots[i] < 0:
             continue
         request = table.requests[slots[i]]
-        cycle = request[CYCLE]
-        if cycle < 0 or table.cycles[cycle, MADE]:
+        cycle = request[at.CYCLE]
+        if cycle < 0 or table.cycles[cycle, at.MADE]:
             continue
-        table.cycles[cycle, MADE] = 1
+        table.cycles[cycle, at.MADE] = 1
         table.rows[cycle]["drafted_len"] = lengths[i]
-        if table.cycles[cycle, ARM] == MODEL:
+        if table.cycles[cycle, at.ARM] == MODEL:
             if lengths[i]:
-                request[DRAFTED_AT] = request[LENGTH]
+                request[at.DRAFTED_AT] = request[at.LENGTH]
             else:
-                table.counts[UNDRAFTED] += 1
+                table.counts[at.UNDRAFTED] += 1
 
 
 @compiled((
@@ -258,29 +227,27 @@ def settle(
         rows written since the ring was made.
     """
     head, outcomes = control[HEAD], np.empty((len(needed), 2))
-    for i in range(table.counts[UNSETTLED]):
+    for i in range(table.counts[at.UNSETTLED]):
         cycle = table.unsettled[i]
         row, facts = table.rows[cycle], table.cycles[cycle]
         length, verified, accepted = row["draft_len"], row["verified_len"], row["accepted"]
-        if weighs and facts[COMMITTED] > 0 and facts[SERVES]:
+        if weighs and facts[at.COMMITTED] > 0 and facts[at.SERVES]:
             outcomes_of(
-                facts[ARM], facts[WANTED], facts[WANTED_LEN], facts[ALL_WANTED], facts[ALL_CACHED],
-                facts[DRAFTING], facts[MODEL_LEN], facts[BESIDE], row["batch_size"], length,
-                accepted, verified, row["drafted_len"], row["model_accepted"],
-                row["predicted_model"], dense, drafting, outcomes,
+                facts[at.ARM], facts[at.WANTED], facts[at.WANTED_LEN], facts[at.ALL_WANTED],
+                facts[at.ALL_CACHED], facts[at.DRAFTING], facts[at.MODEL_LEN], facts[at.BESIDE],
+                row["batch_size"], length, accepted, verified, row["drafted_len"],
+                row["model_accepted"], row["predicted_model"], dense, drafting, outcomes,
             )  # fmt: skip
-            add(
-                table.means[facts[SLOT], STRETCH:], facts[COMMITTED], outcomes, row["batch_size"],
-                needed, ahead, floor,
-            )  # fmt: skip
+            stretch = table.means[facts[at.SLOT], at.STRETCH :]
+            add(stretch, facts[at.COMMITTED], outcomes, row["batch_size"], needed, ahead, floor)
         label = 2 if length else 0
-        if facts[ARM] == CACHE and length and (accepted < verified or verified >= length):
+        if facts[at.ARM] == CACHE and length and (accepted < verified or verified >= length):
             label = 1
-        row["number"] = table.counts[EVENTS]
-        row["arm"], row["label"] = words[facts[ARM] if verified else NONE], words[3 + label]
+        row["number"] = table.counts[at.EVENTS]
+        row["arm"], row["label"] = words[facts[at.ARM] if verified else NONE], words[3 + label]
         row["drafted_len"] = max(row["drafted_len"], verified)
-        table.counts[EVENTS] += 1
-        table.counts[LABELLED] += length > 0
+        table.counts[at.EVENTS] += 1
+        table.counts[at.LABELLED] += length > 0
         if len(ring):
             if row["side"] < 0 or table.raw[cycle, _NAMES_AT] == _UNNAMED:
                 control[UNREADABLE] += 1
@@ -290,5 +257,5 @@ def settle(
                 ring[head % len(ring)] = table.raw[cycle]
                 head += 1
         give_back(table, cycle)
-    table.counts[UNSETTLED] = 0
+    table.counts[at.UNSETTLED] = 0
     return int(head)

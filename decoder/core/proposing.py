@@ -16,30 +16,9 @@ from decoder.compiled import (
     compiled,
 )
 from decoder.contracts.features import LOGGED, NUM_FEATURES, RECENT, TOKEN_CLASSES
+from decoder.core import table as at
 from decoder.core.payoff.memory import KINDS, PAYOFFS, Payoffs, hashed, recall
-from decoder.core.table import (
-    BROKE_AT,
-    ENDED,
-    FAST,
-    FIRST,
-    HELD,
-    INDEX,
-    KEYS,
-    LENGTH,
-    MAX_LENGTH,
-    MAX_TOKENS,
-    MEMORY,
-    MIN_TOKENS,
-    OPEN,
-    PAYOFFS_SEEN,
-    PROMPT,
-    RECENT_MODEL,
-    SHARE,
-    SLOW,
-    SPECULATES,
-    TABLE,
-    Table,
-)
+from decoder.core.table import TABLE, Table
 from decoder.drafting.matches import BACK, draft
 from decoder.drafting.pages import PAGES, POOL, SHARED, Pool
 
@@ -56,11 +35,11 @@ def room_of(table: Table, slot: int, longest: int) -> int:
     in that place, too, by the length before it.
     """
     request = table.requests[slot]
-    if not request[SPECULATES] or request[ENDED]:
+    if not request[at.SPECULATES] or request[at.ENDED]:
         return 0
-    written = request[LENGTH] - request[PROMPT]
-    left = min(request[MAX_TOKENS] - written, request[MAX_LENGTH] - request[LENGTH]) - 1
-    least = request[MIN_TOKENS] - written
+    written = request[at.LENGTH] - request[at.PROMPT]
+    left = min(request[at.MAX_TOKENS] - written, request[at.MAX_LENGTH] - request[at.LENGTH]) - 1
+    least = request[at.MIN_TOKENS] - written
     return int(min(left, longest, least - 1 if least > 0 else longest))
 
 
@@ -104,11 +83,11 @@ def describe(
 ) -> None:
     """Fill ``out`` with the features of a cache draft, in the order of ``FEATURES``."""
     request, means = table.requests[slot], table.means[slot]
-    length, written = len(tokens), request[LENGTH] - request[PROMPT]
+    length, written = len(tokens), request[at.LENGTH] - request[at.PROMPT]
     for offset in (0, 10):
         out[offset], out[offset + 1], out[offset + 2] = score, match, length
     out[3], out[4], out[5], out[6] = rival_score, rival_match, rival_len, agreement
-    out[7], out[8], out[9] = request[PROMPT], written, max(written - request[BROKE_AT], 0)
+    out[7], out[8], out[9] = request[at.PROMPT], written, max(written - request[at.BROKE_AT], 0)
     for column in range(_LOGGED):
         out[column] = np.log1p(out[column])
     out[13], out[14] = score / length, probs[length - 1]
@@ -117,8 +96,8 @@ def describe(
         out[15 + i] = probs[place] if place < length else 0.0
     out[20], out[21] = rival_first, agreement / length
     out[22], out[23] = rival_len > 0 and agreement == 0, local
-    out[24], out[25] = written / max(request[MAX_TOKENS], 1), means[SHARE]
-    known = request[PAYOFFS_SEEN]
+    out[24], out[25] = written / max(request[at.MAX_TOKENS], 1), means[at.SHARE]
+    known = request[at.PAYOFFS_SEEN]
     for i in range(3):
         out[26 + i] = table.payoffs[slot, (known - 1 - i) % RECENT] if known > i else 0
     total, most = 0, 0
@@ -126,11 +105,11 @@ def describe(
         total += table.payoffs[slot, i]
         most = max(most, table.payoffs[slot, i])
     out[29], out[30] = total / max(min(known, RECENT), 1), most
-    out[31] = table.cycles[table.open[slot, 0], HELD] if request[OPEN] else 0
-    out[32], out[33], out[34] = means[FIRST], means[FAST], means[SLOW]
-    out[35], out[36] = payoffs.means[request[MEMORY], 0], payoffs.means[request[MEMORY], 1]
-    out[37] = means[RECENT_MODEL]
-    recall(payoffs, request[MEMORY], keys, out[_RECALLED:_SHARES])
+    out[31] = table.cycles[table.open[slot, 0], at.HELD] if request[at.OPEN] else 0
+    out[32], out[33], out[34] = means[at.FIRST], means[at.FAST], means[at.SLOW]
+    out[35], out[36] = payoffs.means[request[at.MEMORY], 0], payoffs.means[request[at.MEMORY], 1]
+    out[37] = means[at.RECENT_MODEL]
+    recall(payoffs, request[at.MEMORY], keys, out[_RECALLED:_SHARES])
     classify(out[_SHARES:], tokens, classes)
 
 
@@ -178,14 +157,14 @@ def propose(
     Returns:
         Of the n requests that may have a draft their places in ``slots`` and their rooms; of the m
         with a cache draft their places among these, the features [m, features], the tokens [m,
-        most], and the keys of the memory [m, KEYS].
+        most], and the keys of the memory [m, at.KEYS].
     """
     count = len(slots)
     places, rooms, owners = (
         np.empty(count, np.int64), np.empty(count, np.int64), np.empty(count, np.int64)
     )  # fmt: skip
     features = np.empty((count, NUM_FEATURES), np.float32)
-    found, keys = np.zeros((count, most), np.int32), np.empty((count, KEYS), np.int64)
+    found, keys = np.zeros((count, most), np.int32), np.empty((count, at.KEYS), np.int64)
     tokens, probs = np.empty((2, most), np.int32), np.empty((2, most), np.float32)
     n, m = 0, 0
     for place in range(count):
@@ -196,10 +175,10 @@ def propose(
         places[n], rooms[n] = place, room
         n += 1
         request = table.requests[slot]
-        own = request[INDEX]
+        own = request[at.INDEX]
         if not shown or own == 0:
             continue
-        length = min(request[LENGTH], BACK)
+        length = min(request[at.LENGTH], BACK)
         context = table.contexts[slot, BACK - length :]
         mine, match, score, theirs, their_match, their_score = 0, 0, 0.0, 0, 0, 0.0
         limit, shared = min(room, most), pool.indexes[own, SHARED]
@@ -223,7 +202,7 @@ def propose(
         while agreement < min(mine, theirs) and tokens[0, agreement] == tokens[1, agreement]:
             agreement += 1
         found[m, :mine] = tokens[best, :mine]
-        keys_of(table.contexts[slot], request[LENGTH], found[m, :mine], keys[m])
+        keys_of(table.contexts[slot], request[at.LENGTH], found[m, :mine], keys[m])
         describe(
             features[m], table, payoffs, slot, keys[m], found[m, :mine], probs[best, :mine], score,
             match, best == 0, theirs, their_score, their_match,

@@ -21,37 +21,11 @@ from decoder.compiled import (
     compiled,
 )
 from decoder.contracts.features import RECENT
+from decoder.core import table as at
 from decoder.core.cycles import await_settling
 from decoder.core.payoff.memory import PAYOFFS, Payoffs, lacks, learn
 from decoder.core.payoff.model_arm import observe_model, payoff_of
-from decoder.core.table import (
-    ARM,
-    BROKE_AT,
-    BY_ARM,
-    COMMITTED,
-    COUNTED,
-    CYCLE,
-    ENDED,
-    FAST,
-    FIRST,
-    FULL_LENGTH,
-    HELD,
-    INDEX,
-    LENGTH,
-    LIVE,
-    MAX_TOKENS,
-    MEMORY,
-    MODELS,
-    OPEN,
-    PAYOFFS_SEEN,
-    PROMPT,
-    RECENT_MODEL,
-    SLOW,
-    STOPPED,
-    STOPS,
-    TABLE,
-    Table,
-)
+from decoder.core.table import TABLE, Table
 from decoder.drafting.matches import BACK
 from decoder.drafting.pages import POOL, Pool, append_both, fits
 from decoder.policy.rule import MODEL, NONE
@@ -74,28 +48,28 @@ def until_end(table: Table, slot: int, tokens: NDArray[np.int32]) -> tuple[int, 
     overstate acceptance in every last cycle.
     """
     request = table.requests[slot]
-    left = max(request[MAX_TOKENS] - (request[LENGTH] - request[PROMPT]), 0)
+    left = max(request[at.MAX_TOKENS] - (request[at.LENGTH] - request[at.PROMPT]), 0)
     for i in range(min(len(tokens), left)):
-        for j in range(request[STOPS]):
+        for j in range(request[at.STOPS]):
             if tokens[i] == table.stops[slot, j]:
-                return i + 1, STOPPED
+                return i + 1, at.STOPPED
     if len(tokens) >= left:
-        return left, FULL_LENGTH
-    return len(tokens), LIVE
+        return left, at.FULL_LENGTH
+    return len(tokens), at.LIVE
 
 
 @compiled()
 def learn_payoff(table: Table, slot: int, accepted: int, length: int) -> None:
     """Take in a resolved payoff of a request's draft of ``length``. Mutates."""
     request, means = table.requests[slot], table.means[slot]
-    table.payoffs[slot, request[PAYOFFS_SEEN] % RECENT] = accepted
-    request[PAYOFFS_SEEN] += 1
+    table.payoffs[slot, request[at.PAYOFFS_SEEN] % RECENT] = accepted
+    request[at.PAYOFFS_SEEN] += 1
     value = np.log1p(float(accepted))
-    means[FIRST] += TAUGHT[2] * ((1.0 if accepted > 0 else 0.0) - means[FIRST])
-    means[FAST] += TAUGHT[0] * (value - means[FAST])
-    means[SLOW] += TAUGHT[1] * (value - means[SLOW])
+    means[at.FIRST] += TAUGHT[2] * ((1.0 if accepted > 0 else 0.0) - means[at.FIRST])
+    means[at.FAST] += TAUGHT[0] * (value - means[at.FAST])
+    means[at.SLOW] += TAUGHT[1] * (value - means[at.SLOW])
     if accepted < length:
-        request[BROKE_AT] = request[LENGTH] - request[PROMPT]
+        request[at.BROKE_AT] = request[at.LENGTH] - request[at.PROMPT]
 
 
 @compiled()
@@ -103,22 +77,22 @@ def resolve(table: Table, payoffs: Payoffs, slot: int, tokens: NDArray[np.int32]
     """Compare a request's open drafts with what was committed behind them; those that broke off,
     or came to their end, are known. Mutates."""
     request, kept = table.requests[slot], 0
-    for i in range(request[OPEN]):
+    for i in range(request[at.OPEN]):
         cycle = table.open[slot, i]
         row, facts = table.rows[cycle], table.cycles[cycle]
-        length, held, place = row["draft_len"], facts[HELD], 0
+        length, held, place = row["draft_len"], facts[at.HELD], 0
         while place < len(tokens) and held < length and table.drafts[cycle, held] == tokens[place]:
             held += 1
             place += 1
-        facts[HELD] = held
+        facts[at.HELD] = held
         if held < length and place == len(tokens):
             table.open[slot, kept] = cycle
             kept += 1
             continue
         learn_payoff(table, slot, held, length)
-        learn(payoffs, request[MEMORY], table.keys[cycle], held, length)
+        learn(payoffs, request[at.MEMORY], table.keys[cycle], held, length)
         await_settling(table, cycle, held, 0)
-    request[OPEN] = kept
+    request[at.OPEN] = kept
 
 
 @compiled()
@@ -135,19 +109,19 @@ def count(
     Nothing verified (a draft the scheduler had no room for) is a cycle of the arm "none".
     """
     row, facts = table.rows[cycle], table.cycles[cycle]
-    verified, committed = row["verified_len"], facts[COMMITTED]
-    arm = facts[ARM] if verified else NONE
+    verified, committed = row["verified_len"], facts[at.COMMITTED]
+    arm = facts[at.ARM] if verified else NONE
     accepted = min(reported - 1, committed)
-    at = BY_ARM + 3 * arm
-    table.counts[at] += 1
-    table.counts[at + 1] += verified
-    table.counts[at + 2] += accepted
+    mine = table.counts[at.BY_ARM + 3 * arm :]
+    mine[0] += 1
+    mine[1] += verified
+    mine[2] += accepted
     if arm == MODEL and committed == reported:
         row["model_accepted"] = accepted
-        observe_model(odds, seen, accepted, verified, facts[MODELS])
+        observe_model(odds, seen, accepted, verified, facts[at.MODELS])
         whole = accepted + payoff_of(odds, len(odds) - verified) * (accepted == verified)
         means = table.means[slot]
-        means[RECENT_MODEL] += TAUGHT[3] * (whole - means[RECENT_MODEL])
+        means[at.RECENT_MODEL] += TAUGHT[3] * (whole - means[at.RECENT_MODEL])
 
 
 @compiled((
@@ -188,19 +162,23 @@ def take(
     """
     for i in range(first, len(slots)):
         slot = slots[i]
-        if slot < 0 or table.requests[slot, ENDED]:
+        if slot < 0 or table.requests[slot, at.ENDED]:
             continue
         request = table.requests[slot]
         came = tokens[(ends[i - 1] if i else 0) : ends[i]]
         count_of, ended = until_end(table, slot, came)
         committed = came[:count_of]
-        if lengths[i] and not ended and request[LENGTH] + count_of != lengths[i]:
-            table.counts[COUNTED] += count_of
+        if lengths[i] and not ended and request[at.LENGTH] + count_of != lengths[i]:
+            table.counts[at.COUNTED] += count_of
             return i, LOST
-        index = request[INDEX]
+        index = request[at.INDEX]
         if index and count_of and not done[i] & WRITTEN and not fits(pool, index, count_of):
             return i, WRITE
-        if request[OPEN] and not done[i] & GROWN and lacks(payoffs, request[MEMORY], request[OPEN]):
+        if (
+            request[at.OPEN]
+            and not done[i] & GROWN
+            and lacks(payoffs, request[at.MEMORY], request[at.OPEN])
+        ):
             return i, GROW
         if index and count_of and not done[i] & WRITTEN and append_both(pool, index, committed):
             done[i] |= BEGUN
@@ -210,20 +188,20 @@ def take(
             context[j] = context[j + BACK - keep]
         for j in range(keep, BACK):
             context[j] = committed[count_of - BACK + j]
-        table.counts[COUNTED] += count_of
-        request[LENGTH] += count_of
-        cycle, request[CYCLE] = request[CYCLE], -1
+        table.counts[at.COUNTED] += count_of
+        request[at.LENGTH] += count_of
+        cycle, request[at.CYCLE] = request[at.CYCLE], -1
         if cycle >= 0:
             row = table.rows[cycle]
             row["verified_len"], row["step_tokens"] = verified[i], step_tokens
             row["step_us"] = step_us
-            table.cycles[cycle, COMMITTED] = count_of
+            table.cycles[cycle, at.COMMITTED] = count_of
             count(table, slot, cycle, len(came), odds, seen)
             if row["draft_len"] == 0:
                 await_settling(table, cycle, 0, 0)
         resolve(table, payoffs, slot, committed)
         made[i, 0], made[i, 1] = count_of, cycle >= 0
         if ended:
-            request[ENDED] = ended
+            request[at.ENDED] = ended
             return i + 1, OVER
     return len(slots), DONE
