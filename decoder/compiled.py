@@ -49,12 +49,21 @@ FLOATS_3: Final = _of.float32[:, :, ::1]
 WHOLES_2: Final = _of.int64[:, ::1]
 WHOLES_3: Final = _of.int64[:, :, ::1]
 REALS_2: Final = _of.float64[:, ::1]
+SMALLS: Final = _of.int8[::1]
+BYTES: Final = _of.types.Array(_of.uint8, 1, "C", readonly=True)
+BYTES_2: Final = _of.uint8[:, ::1]
+YESES: Final = _of.boolean[::1]
 """Types of arguments: arrays are contiguous; a ``FIXED`` one is only read."""
 
 
 def record(kind: type, *fields: Any) -> Any:
     """The type of a named tuple whose fields are of these types."""
     return _of.types.NamedTuple(fields, kind)
+
+
+def rows_of(kind: Any) -> Any:
+    """The type of an array of rows of the structured dtype ``kind``."""
+    return numba.from_dtype(kind)[::1] if numba is not None else None
 
 
 def _if_there_is_room(keep: Callable[..., None]) -> Callable[..., None]:

@@ -24,8 +24,8 @@ from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import SideSums, WorkerStatus
 from decoder.contracts.trials import MODEL
 from decoder.core.costs import LiveCosts
-from decoder.core.floor import Floor
-from decoder.core.hindsight import Nowhere, RingSink
+from decoder.core.events import Sink
+from decoder.core.guards.floor import Floor
 from decoder.core.router import DraftRouter
 from decoder.drafting.suffix import SuffixCache
 from decoder.feed import PolicyFeed
@@ -60,7 +60,7 @@ class Worker:
         """The worker's status record of this moment."""
         counters, policy = self.router.counters, self.router.policy
         events = self.handover.accounts() if self.handover else Accounts()
-        floor, costs = self.router.floor, self.router.costs.table
+        floor, costs, cache = self.router.floor, self.router.costs.table, self.router.cache
         trial, turns = self.admission.held.get(TRIAL), self.turns
         return WorkerStatus(
             process=self.settings.name,
@@ -108,9 +108,9 @@ class Worker:
             asleep=counters.asleep,
             undrafted=counters.undrafted,
             left_out=dict(counters.left_out),
-            cache_bytes=self.router.cache.held_bytes,
-            cache_evicted=self.router.cache.evicted,
-            cache_shed=self.router.cache.shed,
+            cache_bytes=cache.held_bytes if cache else 0,
+            cache_evicted=cache.evicted if cache else 0,
+            cache_shed=cache.shed if cache else 0,
             faults=self.faults,
             sides={
                 name: SideSums(steps=s.steps, tokens=s.tokens, us=s.us, cost_us=s.cost_us)
@@ -206,7 +206,7 @@ def make_worker(
     turns = Turns(sides, settings.holdout, admission.held, first_or_counting(scope), seed=life)
     router = DraftRouter(
         SuffixCache(settings), policy, token_classes,
-        RingSink(ring) if ring is not None else Nowhere(), has_model,
+        Sink(ring), has_model,
         model_draft_tokens=settings.model_draft_tokens,
         costs=LiveCosts(),
         floor=Floor(has_model) if settings.floor else None,

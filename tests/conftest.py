@@ -21,7 +21,7 @@ from decoder.contracts.bundle import Policy
 from decoder.contracts.events import DraftEvent
 from decoder.contracts.features import NUM_FEATURES, TOKEN_CLASSES
 from decoder.contracts.settings import KafkaSettings
-from decoder.core.hindsight import Resolved, event_of
+from decoder.core.events import Log
 
 VOCABULARY = 32
 
@@ -34,14 +34,8 @@ def pytest_sessionstart() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-class KeepingSink:
+class KeepingSink(Log):
     """An event sink that keeps the events."""
-
-    def __init__(self) -> None:
-        self.every: list[DraftEvent] = []
-
-    def put(self, resolved: Resolved) -> None:
-        self.every.append(event_of(resolved))
 
     @property
     def events(self) -> list[DraftEvent]:

@@ -6,6 +6,12 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
+from decoder.core.table import BY_ARM, COUNTED, LABELLED, UNDRAFTED
+from decoder.policy.rule import ARMS
+
 REMEMBERED: Final = 512
 """Steps whose times are kept."""
 
@@ -16,23 +22,52 @@ def _times() -> deque[float]:
 
 @dataclass
 class Counters:
-    """Cumulative counts, and microseconds of the last steps.
+    """Cumulative counts, those of the table among them, and microseconds of the last steps.
 
     ``own_us`` is all that the router did in a step, and an engine's adapter for it; ``exposed_us``
     what of it the engine waited for; ``choose_us`` what a choice took.
     """
 
+    counts: NDArray[np.int64]
     started: int = 0
     stopped: int = 0
-    tokens: int = 0
-    labelled: int = 0
     probes: int = 0
     asleep: int = 0  # steps in which no draft was looked for
-    undrafted: int = 0  # model drafts chosen and not made
     left_out: Counter[str] = field(default_factory=Counter)  # requests, by reason
-    cycles: Counter[str] = field(default_factory=Counter)
-    accepted: Counter[str] = field(default_factory=Counter)
-    drafted: Counter[str] = field(default_factory=Counter)
     choose_us: deque[float] = field(default_factory=_times)
     own_us: deque[float] = field(default_factory=_times)
     exposed_us: deque[float] = field(default_factory=_times)
+
+    @property
+    def tokens(self) -> int:
+        """Committed."""
+        return int(self.counts[COUNTED])
+
+    @property
+    def labelled(self) -> int:
+        """Cache drafts of which the label is known."""
+        return int(self.counts[LABELLED])
+
+    @property
+    def undrafted(self) -> int:
+        """Model drafts chosen and not made."""
+        return int(self.counts[UNDRAFTED])
+
+    @property
+    def cycles(self) -> Counter[str]:
+        """By arm."""
+        return self._by_arm(0)
+
+    @property
+    def drafted(self) -> Counter[str]:
+        """Draft tokens verified, by arm."""
+        return self._by_arm(1)
+
+    @property
+    def accepted(self) -> Counter[str]:
+        """Draft tokens accepted, by arm."""
+        return self._by_arm(2)
+
+    def _by_arm(self, column: int) -> Counter[str]:
+        counts = self.counts[BY_ARM + column :: 3].tolist()
+        return +Counter(dict(zip(ARMS, counts, strict=False)))

@@ -1,25 +1,17 @@
-"""A request as the router follows it: what it asked for, its tokens, and its cycles."""
+"""What engine and router tell each other of a request."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
-from decoder.contracts.bundle import CHAMPION, Policy
 from decoder.contracts.events import Arm
-from decoder.contracts.features import FloatArray
-from decoder.core.floor import Stretch
-from decoder.core.labels import LabelTracker
-from decoder.core.payoff.featurize import DraftState
-from decoder.core.payoff.memory import History, Keys, TenantMemory, memory_keys
-from decoder.drafting.drafts import CacheDraft, Tokens
-
-
-def _empty() -> FloatArray:
-    return np.zeros(0, np.float32)
+from decoder.policy.rule import ARMS
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,158 +62,64 @@ class Committed(NamedTuple):
     length: int = 0
 
 
-@dataclass(slots=True)
-class Step:
-    """What the requests of a step share, and by row what was chosen of each.
+class Outcomes(NamedTuple):
+    """What a step committed of n requests: ``tokens`` are of all, up to the ``ends`` of each."""
 
-    ``wanted`` and ``cached`` are draft tokens, had the policy its way and if every cache draft were
-    verified whole: the price of one hangs on how many there are. ``drafting`` counts the requests
-    for which the policy wants a model draft, ``batch`` all of the step, followed or not. ``arms``
-    is what the floor made of its choice. ``tokens`` and ``us`` are the engine's word, once it has
-    run.
-    """
+    names: Sequence[str]
+    tokens: NDArray[np.int32]
+    ends: NDArray[np.int64]
+    verified: NDArray[np.int64]
+    lengths: NDArray[np.int64]
 
-    wanted: int
-    cached: int
-    drafting: int
-    batch: int
-    wall: float = 0.0  # seconds since the epoch
-    parameter: float = 0.0
-    model_len: int = 0  # tokens of a model draft
-    arms: Sequence[int] = ()
-    chosen: Sequence[int] = ()
-    lengths: Sequence[int] = ()
-    expected: FloatArray = field(default_factory=_empty)
-    model: FloatArray = field(default_factory=_empty)
-    features: FloatArray = field(default_factory=_empty)  # [m, features], by cache draft
-    draft_us: float = 0.0
-    tokens: int = 0
-    us: float = 0.0
-    policy: Policy | None = None  # that chose
-    side: str = ""  # of a trial
-    beside: int = 0  # tokens of prompts that it was expected to read
-    told: Any = None  # what a sink keeps of it
+    @classmethod
+    def of(cls, outcomes: Sequence[Committed]) -> Outcomes:
+        """The same in columns.
 
-    @property
-    def serves(self) -> bool:
-        """Whether the champion decided, in a block of a trial or outside: what a worker serves by
-        learns from no other."""
-        return self.side in ("", CHAMPION)
-
-
-@dataclass(slots=True)
-class Cycle:
-    """One request's part in a step, and what became of it; completed when the step is observed.
-
-    ``row`` is its place among the requests of the step, ``draft`` among their cache drafts, -1
-    without one. What was really drafted and verified is the engine's word.
-    """
-
-    step: Step
-    row: int
-    draft: int
-    index: int
-    position: int
-    draft_len: int
-    keys: Keys
-    drafted_len: int = 0  # as the engine made it
-    committed: int = 0
-    verified_len: int = 0
-    model_accepted: int | None = None
-    made: bool = False  # whether the engine has said what it drafted
-
-    @property
-    def arm(self) -> int:
-        """The arm in force."""
-        return self.step.arms[self.row]
-
-    @property
-    def wanted(self) -> int:
-        """The policy's own choice of an arm."""
-        return self.step.chosen[self.row]
-
-    @property
-    def wanted_len(self) -> int:
-        """Draft tokens of the policy's own choice."""
-        return self.step.lengths[self.row]
-
-
-@dataclass(slots=True)
-class Request:
-    """Mutable state of one request; ``cycle`` is the one under way."""
-
-    name: str
-    options: RequestOptions
-    tokens: Tokens  # prompt and output, int32, with room to grow
-    prompt_len: int
-    length: int
-    memory: TenantMemory
-    tail: tuple[int, ...]  # its last two tokens
-    history: History = field(default_factory=History)
-    labels: LabelTracker[Cycle] = field(default_factory=LabelTracker)
-    stretch: Stretch = field(default_factory=Stretch)
-    cycle: Cycle | None = None
-    cycles: int = 0
-    drafted_at: int = 0  # tokens there were when it last had a model draft
-    ended: str = ""
-
-    @property
-    def generated(self) -> int:
-        """Output tokens committed."""
-        return self.length - self.prompt_len
-
-    @property
-    def left(self) -> int:
-        """Tokens of drafts that it may still have; none if it may have none.
-
-        One place is kept for the target's own token.
+        Raises:
+            OverflowError: a token is none.
         """
-        options = self.options
-        if not options.speculate or self.ended:
-            return 0
-        return min(options.max_tokens - self.generated, options.max_model_len - self.length) - 1
+        names = [outcome.request for outcome in outcomes]
+        return cls.flat(
+            names, [o.tokens for o in outcomes], [o.verified_len for o in outcomes],
+            [o.length for o in outcomes],
+        )  # fmt: skip
 
-    def room(self, longest: int) -> int:
-        """Tokens of a draft for it, at most ``longest``.
+    @classmethod
+    def flat(
+        cls,
+        names: Sequence[str],
+        tokens: Sequence[Sequence[int]],
+        verified: Sequence[int],
+        lengths: Sequence[int],
+    ) -> Outcomes:
+        """By request its tokens, how many draft tokens were verified, and its length.
 
-        While fewer than ``min_tokens`` are written a draft does not reach them: vLLM forbids the
-        end in that place, too, by the length before it.
+        Raises:
+            OverflowError: a token is none.
         """
-        least = self.options.min_tokens - self.generated
-        return min(self.left, longest, least - 1 if least > 0 else longest)
-
-    def append(self, committed: Sequence[int]) -> None:
-        """Add committed tokens. Mutates the request."""
-        end = self.length + len(committed)
-        if end > len(self.tokens):
-            self.tokens = np.concatenate([self.tokens, np.zeros_like(self.tokens)])
-        self.tokens[self.length : end] = committed
-        self.length = end
-        self.tail = (*self.tail, *committed)[-2:]
-
-    def until_end(self, tokens: Sequence[int]) -> Sequence[int]:
-        """The tokens the client will see: an engine may report more than the request may have.
-
-        Counting what lies behind the end would overstate acceptance in every last cycle. Mutates
-        ``ended``.
-        """
-        left = self.options.max_tokens - self.generated
-        stops = self.options.stop_ids
-        if not stops.isdisjoint(tokens):
-            for index, token in enumerate(tokens[:left]):
-                if token in stops:
-                    self.ended = "stop"
-                    return tokens[: index + 1]
-        if len(tokens) >= left:
-            self.ended = "length"
-            return tokens[:left]
-        return tokens
+        ends = np.cumsum(np.fromiter(map(len, tokens), np.int64, len(tokens)))
+        flat = np.array([*chain.from_iterable(tokens)], np.int32)
+        return cls(names, flat, ends, np.array(verified, np.int64), np.array(lengths, np.int64))
 
 
-def state_of(request: Request, draft: CacheDraft) -> DraftState:
-    """What a cache draft of ``request`` is judged by."""
-    return DraftState(
-        draft, request.prompt_len, request.generated, request.options.max_tokens,
-        request.labels.streak, request.history, request.memory,
-        memory_keys(request.tail, draft.tokens),
-    )  # fmt: skip
+class Decisions(Sequence[Decision]):
+    """What each of n requests verifies: ``arms``, ``lengths`` of cache drafts, ``rooms`` (as in
+    :class:`Decision`) and ``drafts``, the row of ``tokens`` that each has; all int32 [n]."""
+
+    def __init__(self, decided: NDArray[np.int32], tokens: NDArray[np.int32]) -> None:
+        self.arms, self.lengths, self.rooms, self.drafts = decided.T
+        self.tokens = tokens
+
+    def __len__(self) -> int:
+        return len(self.arms)
+
+    @overload
+    def __getitem__(self, at: int) -> Decision: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[Decision]: ...
+    def __getitem__(self, at: int | slice) -> Decision | list[Decision]:
+        if isinstance(at, slice):
+            return [self[i] for i in range(*at.indices(len(self)))]
+        length, room = int(self.lengths[at]), int(self.rooms[at])
+        tokens = self.tokens[self.drafts[at], :length].tolist() if length else ()
+        return Decision(ARMS[self.arms[at]], tokens, room)

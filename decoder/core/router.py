@@ -29,27 +29,30 @@ from numpy.typing import NDArray
 from decoder.complaints import Complaints
 from decoder.contracts.bundle import CHAMPION, FIRST, MAX_DRAFT, Policy
 from decoder.contracts.features import FloatArray
+from decoder.core import cycles, proposing, taking
 from decoder.core.choice import Chosen, choose
 from decoder.core.costs import LiveCosts
 from decoder.core.counters import Counters
-from decoder.core.doze import Doze
-from decoder.core.floor import Floor
-from decoder.core.followed import Followed, Taken
-from decoder.core.hindsight import EventSink, weigh
-from decoder.core.looks import Looks
-from decoder.core.payoff.featurize import featurize
+from decoder.core.events import Sink
+from decoder.core.guards.floor import Floor
+from decoder.core.guards.pause import SpeculationPause
+from decoder.core.guards.probing import Probing, relieved
+from decoder.core.payoff.memory import Memories
 from decoder.core.payoff.model_arm import START, ModelArm
 from decoder.core.rate import LiveRate
-from decoder.core.requests import Committed, Decision, RequestOptions, Step, state_of
+from decoder.core.requests import Committed, Decision, Decisions, Outcomes, RequestOptions
+from decoder.core.table import DRAFTED_AT, ENDED, INDEX, LENGTH, MEMORY, OPEN, STOPPED, RequestTable
 from decoder.core.underway import Underway
-from decoder.drafting.drafts import Tokens
+from decoder.drafting.drafts import STOCK, Limits, Tokens
+from decoder.drafting.pages import Pool, new_pool
 from decoder.drafting.suffix import SuffixCache
 from decoder.policy.pricing import MAX_TOKENS, gain_of, plain_steps
-from decoder.policy.rule import MODEL
+from decoder.policy.rule import MODEL, Arms
+from decoder.telemetry.ring import HEAD, SETTLED
 from decoder.trial.sides import Side
 from decoder.trial.turns import Turns
 
-__all__ = ["Committed", "Counters", "Decision", "DraftRouter", "EventSink", "RequestOptions"]
+__all__ = ["Committed", "Counters", "Decision", "DraftRouter", "RequestOptions", "Sink"]
 
 
 class DraftRouter:
@@ -62,10 +65,10 @@ class DraftRouter:
 
     def __init__(
         self,
-        cache: SuffixCache,
+        cache: SuffixCache | None,
         policy: Policy,
         token_classes: NDArray[np.float32],
-        sink: EventSink,
+        sink: Sink,
         has_model: bool,
         *,
         model_draft_tokens: int = 4,
@@ -79,6 +82,7 @@ class DraftRouter:
         """Put a router together.
 
         Args:
+            cache: None proposes no cache drafts.
             model_draft_tokens: tokens of a model draft at most, where the engine ``has_model``.
             longest: tokens of any draft at most: what the engine was started for.
             shorter: whether a survival policy may ask for fewer, as it does where that pays.
@@ -90,12 +94,11 @@ class DraftRouter:
         """
         self.policy = policy
         self.turns = turns
-        self.counters = Counters()
         self.costs = costs or LiveCosts(live=False)
         self.floor = floor
         self.rate = LiveRate()
         self.cache = cache
-        self._classes = token_classes
+        self._classes = np.ascontiguousarray(token_classes, np.float32)
         self._sink, self._choice = sink, choice
         self._complaints = Complaints()
         self._model_len = min(model_draft_tokens, longest) if has_model else 0
@@ -103,12 +106,13 @@ class DraftRouter:
         # A first policy was made with drafters of its own: it knows nothing of this one.
         known = policy.model_payoff if policy.role != FIRST else 0.0
         self.model_arm = ModelArm(known or START, self._model_len)
-        self.doze = Doze() if floor is not None else None
-        self.followed = Followed(
-            cache, self.model_arm, self._model_len, longest, self.counters, self._complaints
-        )
-        self._looks = Looks(floor, self.model_arm, self._model_len > 0)
-        self._events = 0
+        self.pause = SpeculationPause() if floor is not None else None
+        most = max(cache.most if cache is not None else 1, STOCK.most)
+        self.table = RequestTable(most)
+        self.counters = Counters(self.table.arrays.counts)
+        self.memories = Memories(cache.memory_bytes if cache is not None else 0)
+        self._probing = Probing(self.model_arm, self._model_len > 0)
+        self._longest = longest
         self.underway = Underway()
         self._last = 1, 0  # tokens that the last step ran through the target, and drafted
         self.worth_us: float | None = None
@@ -116,7 +120,7 @@ class DraftRouter:
         the drafter; None where the champion did not decide it."""
 
     def __contains__(self, request: str) -> bool:
-        return request in self.followed.requests
+        return request in self.table
 
     def start(
         self, request: str, prompt: Tokens, options: RequestOptions, output: Sequence[int] = ()
@@ -129,9 +133,26 @@ class DraftRouter:
         Raises:
             ValueError: the request is followed already.
         """
-        self.followed.start(request, prompt, options, output)
+        if request in self.table:
+            raise ValueError(f"request {request!r} is active already")
+        text = np.concatenate([prompt, np.array(output, np.int32)], dtype=np.int32)
+        payoff = self.model_arm.payoff(self._model_len) if self._model_len else 1.0
+        slot = self.table.add(
+            request, options, text, len(prompt), payoff, self._sink.names(request, options)
+        )
+        row = self.table.arrays.requests[slot]
+        row[MEMORY] = self.memories.begin(options.key)
+        if self.cache is not None:
+            # As one text: what a request wrote before it was met is not written for others again.
+            # One that may have no draft has nothing to copy from it.
+            left = min(options.max_tokens - len(output), options.max_model_len - len(text)) - 1
+            kept = text if options.speculate and left > 0 else text[:0]
+            row[INDEX] = self.cache.start(request, kept, options.key)
+        self.counters.started += 1
 
-    def observe(self, outcomes: Sequence[Committed], step_tokens: int, usual: bool = True) -> None:
+    def observe(
+        self, outcomes: Outcomes | Sequence[Committed], step_tokens: int, usual: bool = True
+    ) -> None:
         """Take in what the last step committed; labels resolve.
 
         Args:
@@ -141,44 +162,145 @@ class DraftRouter:
             usual: False where the step also did work that had waited: it says nothing of costs.
         """
         began = self.underway.since or time.perf_counter()
+        if not isinstance(outcomes, Outcomes):
+            outcomes = self._in_columns(outcomes)
         # A choice stands for the step that follows it, and for no later one.
         ran, self.underway = self.underway, Underway(since=self.underway.since)
         serves = ran.side is None or ran.side.name == CHAMPION
         step_us = ran.ran_us(began)
         if ran.decided:
-            if serves and (self.doze is None or self.doze.awake):
+            if serves and (self.pause is None or self.pause.awake):
                 self.costs.proposed(ran.asked, ran.exposed_us)
             self.counters.own_us.append(ran.own_us)
             self.counters.exposed_us.append(ran.exposed_us)
         self._settle()
         self._last = max(step_tokens, 1), ran.drafted
-        decoding_alone = step_tokens == sum(1 + o.verified_len for o in outcomes)
+        rows = len(outcomes.names)
+        verified = int(outcomes.verified.sum())
+        decoding_alone = step_tokens == rows + verified
         if usual and decoding_alone and ran.decided:
-            self.costs.observe(step_tokens, len(outcomes), ran.drafted, step_us)
-        taken = self.followed.take(outcomes, step_tokens, step_us, ran.side is not None)
-        if serves and taken.cycles and step_tokens:
-            verified = sum(1 + o.verified_len for o in outcomes)
-            self._reckon(taken, ran, len(outcomes), max(step_tokens - verified, 0))
+            self.costs.observe(step_tokens, rows, ran.drafted, step_us)
+        known = self.counters.tokens
+        slots = self.table.of(outcomes.names)
+        groups = self._groups(slots) if ran.side is not None else {}
+        made = self._take(outcomes, slots.copy(), step_tokens, step_us)
+        closed = made[:, 1] > 0
+        count = int(closed.sum())
+        if serves and count and step_tokens:
+            self._reckon(
+                int(made[closed, 0].sum()) - count, int(outcomes.verified[closed].sum()), ran,
+                rows, max(step_tokens - rows - verified, 0),
+            )  # fmt: skip
         now = self.underway.spent(began)
-        if ran.decided and outcomes and self.turns is not None and self.turns.dealing:
-            table = self.costs.table
+        if ran.decided and rows and self.turns is not None and self.turns.dealing:
+            told = {name: [int(made[at, 0].sum()), len(at)] for name, at in groups.items()}
             self.turns.book(
                 ran.side,
-                ran.came_to(table, outcomes, taken.tokens, taken.groups, step_us, now, usual),
+                ran.came_to(
+                    self.costs.table, outcomes.names, verified, self.counters.tokens - known, told,
+                    step_us, now, usual,
+                ),
                 decoding_alone,
-            )
+            )  # fmt: skip
 
-    def _reckon(self, taken: Taken, ran: Underway, rows: int, beside: int) -> None:
-        """Let rate and doze know what the champion's step of ``rows`` requests brought for its
+    def _in_columns(self, outcomes: Sequence[Committed]) -> Outcomes:
+        """The same; a request whose tokens are none is left out."""
+        try:
+            return Outcomes.of(outcomes)
+        except (OverflowError, TypeError, ValueError):
+            sound = list[Committed]()
+            for outcome in outcomes:
+                try:
+                    Outcomes.of([outcome])
+                    sound.append(outcome)
+                except (OverflowError, TypeError, ValueError):
+                    self._fault(outcome.request)
+            return Outcomes.of(sound)
+
+    def _groups(self, slots: NDArray[np.int64]) -> dict[tuple[str, str], list[int]]:
+        """Which of the requests are of each tenant and workload."""
+        groups: dict[tuple[str, str], list[int]] = {}
+        for at, slot in enumerate(slots.tolist()):
+            if slot >= 0:
+                options = self.table.options[slot]
+                groups.setdefault((options.tenant, options.workload), []).append(at)
+        return groups
+
+    def _take(
+        self,
+        outcomes: Outcomes,
+        slots: NDArray[np.int64],
+        step_tokens: int,
+        step_us: float,
+    ) -> NDArray[np.int64]:
+        """Take in what a step committed: int64 [n, 2], tokens of each, and whether they closed a
+        cycle. Mutates ``slots``."""
+        names, tokens, ends, verified, lengths = outcomes
+        done, made = np.zeros(len(names), np.int64), np.zeros((len(names), 2), np.int64)
+        at, why = 0, -1
+        while why != taking.DONE:
+            table = self.table.arrays
+            at, why = taking.take(
+                table, self._pool, self.memories.payoffs, self.model_arm.odds, self.model_arm.seen,
+                slots, tokens, ends, verified, lengths, step_tokens, step_us, at, done, made,
+            )  # fmt: skip
+            if why == taking.DONE:
+                break
+            place = at - (why == taking.OVER)
+            name, slot = names[place], int(slots[place])
+            if why == taking.OVER:
+                if self.cache is not None:
+                    self.cache.book(name)
+                stopped = int(table.requests[slot, ENDED]) == STOPPED
+                self.stop(name, "stop" if stopped else "length")
+            elif why == taking.LOST:
+                slots[place] = -1
+                self._leave_out(name, "length")
+            elif why == taking.GROW:
+                done[place] |= taking.GROWN
+                row = table.requests[slot]
+                self.memories.grow(int(row[MEMORY]), int(row[OPEN]))
+            else:
+                done[place] |= taking.WRITTEN
+                came = tokens[(ends[place - 1] if place else 0) : ends[place]]
+                count, _ = taking.until_end(table, slot, came)
+                try:
+                    assert self.cache is not None
+                    self.cache.extend(name, came[:count].tolist())
+                except Exception:  # noqa: BLE001 - told by the complaints
+                    slots[place] = -1
+                    self._fault(name)
+        for place in np.flatnonzero(done & taking.BEGUN).tolist():
+            if self.cache is not None:
+                self.cache.book(names[place])
+        return made
+
+    @property
+    def _pool(self) -> Pool:
+        return self.cache.pool if self.cache is not None else NO_TEXT
+
+    def _fault(self, name: str) -> None:
+        """Count and log the exception being handled, of the bookkeeping of a request."""
+        if name in self.table:
+            self._complaints.exception("a request is left out of drafting: its bookkeeping failed")
+            self._leave_out(name, "fault")
+
+    def _leave_out(self, name: str, reason: str) -> None:
+        """Follow a request no longer: what is known of it cannot be relied on."""
+        self.counters.left_out[reason] += 1
+        self.stop(name, "lost")
+
+    def _reckon(self, drafted: int, verified: int, ran: Underway, rows: int, beside: int) -> None:
+        """Let rate and pause know what the champion's step of ``rows`` requests brought for its
         time; one without a cycle had its one token."""
-        table, drafted = self.costs.table, taken.decoded - taken.cycles
+        table = self.costs.table
         time_taken = plain_steps(
-            table, rows, taken.verified, ran.drafted, proposes=self.costs.steps > 0, beside=beside
+            table, rows, verified, ran.drafted, proposes=self.costs.steps > 0, beside=beside
         )
         self.rate.observe(rows + drafted, rows, time_taken)
-        if self.doze is not None and self.costs.steps:  # else a table has no unit of time yet
-            gain_us = gain_of(table, rows, drafted, taken.verified, ran.drafted, beside=beside)
-            self.doze.observe(ran.exposed_us, gain_us, rows, table.time(rows))
+        if self.pause is not None and self.costs.steps:  # else a table has no unit of time yet
+            gain_us = gain_of(table, rows, drafted, verified, ran.drafted, beside=beside)
+            self.pause.observe(ran.exposed_us, gain_us, rows, table.time(rows))
 
     def choose(
         self,
@@ -188,8 +310,8 @@ class DraftRouter:
         *,
         others: int = 0,
         beside: int = 0,
-    ) -> list[Decision]:
-        """The next draft of each request; one featurize and one estimate for all of them.
+    ) -> Decisions:
+        """The next draft of each request.
 
         A request that is unknown, has ended, or switched speculation off verifies nothing.
 
@@ -225,81 +347,107 @@ class DraftRouter:
         unread: Collection[str],
         others: int,
         beside: int,
-    ) -> list[Decision]:
+    ) -> Decisions:
+        cache, table = self.cache, self.table
         shown = side.shown if side is not None else "worker"
-        awake = self.doze is None or self.doze.awake
+        awake = self.pause is None or self.pause.awake
         self.counters.asleep += not awake and shown == "worker"
-        if awake:
-            self.cache.index()
-        proposed = self.followed.propose(names, shown if awake or shown == "stock" else "none")
-        requests, drafts, _ = proposed
-        owners = [row for row, draft in enumerate(drafts) if draft is not None]
+        if awake and cache is not None:
+            cache.index()
+        table.reserve(len(names))
+        slots = table.of(names)
+        limits = STOCK
+        if cache is not None and shown != "stock":
+            limits = Limits(cache.depth, cache.most, cache.limits)
+        places, rooms, owners, features, tokens, keys = proposing.propose(
+            table.arrays, self._pool, self.memories.payoffs, slots, self._longest,
+            cache is not None and (shown == "stock" or (awake and shown != "none")),
+            limits.depth, limits.most, limits.of_draft, self._classes,
+        )  # fmt: skip
         described = time.perf_counter()
-        states = [state_of(requests[row], draft) for row, draft in enumerate(drafts) if draft]
-        features = featurize(states, self._classes)
-        unable = [row for row, r in enumerate(requests) if r.name in unread] if unread else []
+        unable = np.zeros(len(places), np.bool_)
+        if unread:
+            unable[:] = [names[place] in unread for place in places.tolist()]
         batch = len(names) + others
         side, wanted = self._wanted(
-            side, champion, features, owners, len(requests), batch, most, unable, beside
+            side, champion, features, owners, len(places), batch, most, unable, beside
         )
         policy = side.policy if side is not None else champion
         serves = side is None or side.name == CHAMPION
         self.worth_us = wanted.worth if serves and awake else None
-        arms = wanted.arms
+        arms = np.ascontiguousarray(wanted.arms, np.int8)
+        if not len(arms) == len(wanted.lengths) == len(wanted.expected) == len(places):
+            raise ValueError(f"a choice for {len(arms)} requests, asked for {len(places)}")
         if shown == "worker":
-            arms = self._looks.arms(
-                arms, [d is not None for d in drafts],
-                [r.length - r.drafted_at for r in requests], self.costs, self._last,
-                relieved=serves, unable=unable,
-            )  # fmt: skip
+            arms = self._guarded(arms, serves, table.arrays.requests[slots[places]], owners, unable)
         underway = self.underway
         underway.side, underway.began, underway.asked = side, began, len(names)
         underway.unpaid_us = (time.perf_counter() - described) * 1e6 if shown == "stock" else 0.0
-        self.counters.probes = self._looks.taken
+        self.counters.probes = self._probing.taken
         draft_us = (time.perf_counter() - began) * 1e6
-        step = Step(
-            int(wanted.lengths.sum()), sum(len(s.draft.tokens) for s in states),
-            int((wanted.arms == MODEL).sum()), batch, time.time(),
-            self.rate.value if policy.kind == "survival" else policy.threshold, wanted.model_len,
-            arms.tolist(), wanted.arms.tolist(), wanted.lengths.tolist(), wanted.expected,
-            wanted.model, features, draft_us, policy=policy,
-            side=side.name if side is not None else "", beside=beside,
+        floor = self.floor if serves else None
+        decided = np.zeros((len(names), 4), np.int32)
+        cycles.begin(
+            table.arrays, slots, places, rooms, owners, features, tokens, keys, arms,
+            np.ascontiguousarray(wanted.arms, np.int8),
+            np.ascontiguousarray(wanted.lengths, np.int32),
+            np.ascontiguousarray(wanted.expected, np.float32),
+            np.ascontiguousarray(wanted.model, np.float32), wanted.model_len,
+            MAX_TOKENS if most is None else most,
+            floor is not None and floor.in_force != "policy", beside, serves,
+            self._sink.step(
+                policy, side.name if side is not None else "",
+                self.rate.value if policy.kind == "survival" else policy.threshold, time.time(),
+                batch, wanted.model_len, draft_us,
+            ),
+            decided,
         )  # fmt: skip
-        underway.drafted = step.model_len if MODEL in step.arms else 0
-        floor = self.floor if step.serves else None
-        decisions = self.followed.begin(
-            step, proposed, states, MAX_TOKENS if most is None else most,
-            whole=floor is not None and floor.in_force != "policy",
-        )  # fmt: skip
+        underway.drafted = wanted.model_len if MODEL in arms else 0
         self.counters.choose_us.append(draft_us)
         underway.settled_us = 0.0
         now = underway.spent(began)
-        underway.decided = now if names else 0.0  # what follows nobody's step is a pause
-        if len(decisions) == len(names):
-            return decisions
-        found = {r.name: d for r, d in zip(requests, decisions, strict=True)}
-        return [found.get(name, _NOTHING) for name in names]
+        underway.decided = now if len(names) else 0.0  # what follows nobody's step is a pause
+        return Decisions(decided, tokens)
+
+    def _guarded(
+        self,
+        arms: Arms,
+        serves: bool,
+        requests: NDArray[np.int64],
+        owners: NDArray[np.int64],
+        unable: NDArray[np.bool_],
+    ) -> Arms:
+        """The arms [n] that are taken; the floor judges the champion, and nobody on trial."""
+        if self.floor is None or not len(arms):
+            return arms
+        if serves:
+            proposed = np.zeros(len(arms), np.bool_)
+            proposed[owners] = True
+            arms = relieved(arms, self.floor, proposed, unable)
+        behind = requests[:, LENGTH] - requests[:, DRAFTED_AT]
+        arms = self._probing.at_the_drafter(arms, behind, unable)
+        return self._probing.at_nothing(arms, self.costs, self._last)
 
     def _wanted(
         self,
         side: Side | None,
         champion: Policy,
         features: FloatArray,
-        owners: Sequence[int],
+        owners: NDArray[np.int64],
         n: int,
         rows: int,
         most: int | None,
-        unable: Sequence[int],
+        unable: NDArray[np.bool_],
         beside: int,
     ) -> tuple[Side | None, Chosen]:
         """Who decides, and what; a side that cannot leaves it to the champion."""
         rule = self._choice if side is None or side.shown == "worker" else choose
         try:
             return side, rule(
-                champion if side is None else side.policy, features, np.array(owners, np.int64),
+                champion if side is None else side.policy, features, owners,
                 n, rows, self.costs.table, self.rate.value, self._model_len,
                 odds=self.model_arm.odds, shorter=self._shorter, most=most,
-                unread=np.array(unable, np.int64), beside=beside,
+                unread=np.flatnonzero(unable), beside=beside,
             )  # fmt: skip
         except Exception:
             if side is None or self.turns is None or side.name == CHAMPION:
@@ -316,7 +464,7 @@ class DraftRouter:
             k: tokens for which the model drafter really ran; 0 if it did not.
         """
         self.underway.drafted = k
-        self.followed.drafted(names, lengths)
+        cycles.drafted(self.table.arrays, self.table.of(names), np.array(lengths, np.int64))
 
     def settle(self, exposed: bool = True) -> None:
         """What the next choice does not need: accounts of the floor, and events.
@@ -331,29 +479,41 @@ class DraftRouter:
         self.underway.settled(began, exposed)
 
     def _settle(self) -> None:
-        unsettled, self.followed.unsettled = self.followed.unsettled, []
-        for request, label, censored in unsettled:
-            try:
-                weigh(self.floor, self.costs.table, request, label)
-            except Exception:  # noqa: BLE001 - told by the complaints
-                self._complaints.exception("the floor could not weigh a cycle")
-            self._sink.put((self._events, request.name, request.options, label, censored))
-            self._events += 1
-            self.counters.labelled += label.subject.draft_len > 0
+        sink, floor, costs = self._sink, self.floor or NO_FLOOR, self.costs.table
+        sink.control[HEAD] = cycles.settle(
+            self.table.arrays, floor.needed, floor.ahead, floor.state, self.floor is not None,
+            costs.dense, (costs.draft_us, costs.draft_token_us, costs.draft_row_us), sink.raw,
+            sink.control, int(sink.control[SETTLED]), sink.words,
+        )  # fmt: skip
+        self.table.settled()
+        sink.written()
 
     def stop(self, name: str, reason: str) -> None:
         """Stop following a request: its open labels leave censored.
 
         Unknown names are ignored; never raises.
         """
-        if self.followed.stop(name, reason) and not self.followed.requests:
+        if name not in self.table:
+            return
+        slot = self.table.remove(name)
+        self.counters.stopped += 1
+        if not self.table.slots:
             self.underway.decided = 0.0  # nobody waits for the step any more: a pause begins
+        try:
+            cycles.close(self.table.arrays, slot, self._sink.word(reason))
+            if self.cache is not None:
+                self.cache.stop(name)
+            self.memories.end(int(self.table.arrays.requests[slot, MEMORY]))
+        except Exception:  # noqa: BLE001 - told by the complaints
+            self._complaints.exception("a request's last labels are lost: its bookkeeping failed")
+            self.counters.left_out["fault"] += 1
 
     def close(self) -> None:
         """Stop every request: the worker is going down."""
-        for name in list(self.followed.requests):
+        for name in list(self.table.slots):
             self.stop(name, "abort")
         self._settle()
 
 
-_NOTHING: Final = Decision("none")
+NO_TEXT: Final = new_pool(1, 1, 1)
+NO_FLOOR: Final = Floor(has_model=False)

@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from decoder.core.requests import Committed
 from decoder.policy.pricing import CostTable, step_time
 from decoder.trial.block import Groups, Made
 from decoder.trial.sides import Side
@@ -74,24 +73,23 @@ class Underway:
     def came_to(
         self,
         table: CostTable,
-        outcomes: Sequence[Committed],
+        names: Sequence[str],
+        drafts: int,
         tokens: int,
         groups: Groups,
         step_us: float,
         until: float,
         usual: bool,
     ) -> Made:
-        """What the step came to, as a trial books it.
+        """What the step of ``names`` came to that verified ``drafts`` tokens, as a trial books it.
 
         The router's own work is in it: only a side that is shown no draft pays for none of it.
         """
-        rows = len(outcomes)
-        drafts = sum(outcome.verified_len for outcome in outcomes)
+        rows = len(names)
         cost_us = step_time(table, rows, drafts, self.drafted)
         late_us = 0.0 if usual else max(step_us - cost_us, 0.0)
         us = step_us
         if self.side is None or self.side.shown != "none":
             us = (until - self.began) * 1e6 - self.unpaid_us
             cost_us += table.proposing(rows)
-        names = tuple(outcome.request for outcome in outcomes)
-        return Made(tokens, names, us, cost_us, late_us, groups)
+        return Made(tokens, tuple(names), us, cost_us, late_us, groups)

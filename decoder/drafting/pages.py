@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.compiled import IDS, IDS_2, WHOLE, WHOLES, WHOLES_2, YES, compiled, record
+from decoder.compiled import IDS, IDS_2, WHOLE, WHOLES, WHOLES_2, compiled, record
 
 ORDERS: Final = (1, 2, 3)
 """Tokens that the positions of a chain have in common."""
@@ -28,14 +28,16 @@ NEVER: Final = 1 << 62
 OWNER, BEFORE, AFTER, FILLED = range(4)
 BORN, CLOSED = range(2)
 FREE, FRESH, CLOCK = range(3)
-BEGIN, MASK = range(2)
+BEGIN, MASK, PAGES, OWN, OUTPUT, SHARED, PENDING = range(7)
 
 
 class Pool(NamedTuple):
     """Pages, and the tables of all indexes; page 0 and index 0 are nobody's, and mean none.
 
     An index's buckets begin where ``indexes`` says, and are a power of two; beside it stands that
-    less one. ``heads`` hold the newest position of a bucket, ``chains`` the one before each.
+    less one, and how many pages it has. If it is a request's, its row also has the last page of its
+    text and of its output, the index that has the output, and whether a part of its prompt is not
+    written yet. ``heads`` hold the newest position of a bucket, ``chains`` the one before each.
     ``links`` say of a page whose it is, the pages before and after it in its stream, and how much
     of it is written; ``times`` when it was begun and when the next one was, by a clock of pages.
     """
@@ -43,7 +45,7 @@ class Pool(NamedTuple):
     text: NDArray[np.int32]  # [slots]
     chains: NDArray[np.int32]  # [slots, orders]
     heads: NDArray[np.int32]  # [buckets, orders]
-    indexes: NDArray[np.int64]  # [indexes, 2]
+    indexes: NDArray[np.int64]  # [indexes, 7]
     links: NDArray[np.int32]  # [pages, 4]
     times: NDArray[np.int64]  # [pages, 2]
     free: NDArray[np.int32]  # [pages], those given up
@@ -62,7 +64,7 @@ def new_pool(pages: int, buckets: int, indexes: int) -> Pool:
     """
     return Pool(
         np.zeros(pages * PAGE, np.int32), np.zeros((pages * PAGE, len(ORDERS)), np.int32),
-        np.zeros((buckets, len(ORDERS)), np.int32), np.zeros((indexes, 2), np.int64),
+        np.zeros((buckets, len(ORDERS)), np.int32), np.zeros((indexes, 7), np.int64),
         np.zeros((pages, 4), np.int32), np.zeros((pages, 2), np.int64), np.zeros(pages, np.int32),
         np.array([0, 1, 0], np.int64),
     )  # fmt: skip
@@ -169,33 +171,31 @@ def append(pool: Pool, index: int, page: int, tokens: NDArray[np.int32]) -> int:
     return page
 
 
-@compiled((POOL, WHOLES, WHOLES, IDS, WHOLES, WHOLES))
-def append_all(
-    pool: Pool,
-    indexes: NDArray[np.int64],
-    pages: NDArray[np.int64],
-    tokens: NDArray[np.int32],
-    ends: NDArray[np.int64],
-    opened: NDArray[np.int64],
-) -> None:
-    """:func:`append` to n streams, of ``tokens`` up to the ``ends`` [n] of each. Mutates.
+@compiled()
+def fits(pool: Pool, index: int, count: int) -> bool:
+    """Whether so many tokens of a request can be appended as they come: its streams have begun, and
+    there is a page more for each."""
+    row = pool.indexes[index]
+    if row[PENDING] or row[OWN] == 0 or (row[SHARED] > 0 and row[OUTPUT] == 0) or count > PAGE:
+        return False
+    return bool(pool.counts[FREE] + len(pool.links) - pool.counts[FRESH] > 1)
 
-    Args:
-        indexes, pages: [n], of the streams; each page is overwritten by the stream's last one then.
-        opened: [n], filled: how many pages were begun.
+
+@compiled()
+def append_both(pool: Pool, index: int, tokens: NDArray[np.int32]) -> bool:
+    """Append tokens that fit (:func:`fits`) to a request's text and to its key's. Mutates.
+
+    Returns:
+        Whether a page was begun, which is still to be booked.
     """
-    begin = 0
-    for i in range(len(ends)):
-        before = pool.counts[CLOCK]
-        pages[i] = append(pool, indexes[i], pages[i], tokens[begin : ends[i]])
-        opened[i] = pool.counts[CLOCK] - before
-        begin = ends[i]
-
-
-@compiled((POOL, WHOLE, YES))
-def close_page(pool: Pool, page: int, closed: bool) -> None:
-    """Say that a stream goes on no more, or that it does again. Mutates."""
-    pool.times[page, CLOSED] = pool.counts[CLOCK] if closed else NEVER
+    row, before = pool.indexes[index], pool.counts[CLOCK]
+    row[OWN] = append(pool, index, row[OWN], tokens)
+    row[PAGES] += pool.counts[CLOCK] - before
+    began, shared = pool.counts[CLOCK], row[SHARED]
+    if shared > 0:
+        row[OUTPUT] = append(pool, shared, row[OUTPUT], tokens)
+        pool.indexes[shared, PAGES] += pool.counts[CLOCK] - began
+    return bool(pool.counts[CLOCK] > before)
 
 
 @compiled((POOL, WHOLE))

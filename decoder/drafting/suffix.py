@@ -16,21 +16,30 @@ from typing import Final
 
 import numpy as np
 
+from decoder.drafting.blocks import Blocks
 from decoder.drafting.drafts import CacheDraft, Limits, Tokens, common_prefix
 from decoder.drafting.matches import BACK, look_up
 from decoder.drafting.pages import (
     AFTER,
     BEFORE,
     BEGIN,
+    CLOCK,
+    CLOSED,
     END,
     FILLED,
     FREE,
     FRESH,
     MASK,
+    NEVER,
     ORDERS,
+    OUTPUT,
+    OWN,
     PAGE,
-    append_all,
-    close_page,
+    PAGES,
+    PENDING,
+    SHARED,
+    Pool,
+    append,
     first_page,
     give_page,
     give_stream,
@@ -52,43 +61,15 @@ MEMORIES: Final = 16
 """Memories of payoffs may take one part in so many of what text may."""
 
 
-class Blocks:
-    """Parts of an array whose sizes are powers of two, split and joined as buddies."""
-
-    def __init__(self, size: int) -> None:
-        """One free block of 2**``size``."""
-        self._free: list[set[int]] = [set() for _ in range(size)] + [{0}]
-
-    def take(self, size: int) -> int:
-        """Where a free block of 2**``size`` begins, -1 if there is none; the first of the smallest
-        that will do. Mutates."""
-        for larger in range(size, len(self._free)):
-            if self._free[larger]:
-                begin = min(self._free[larger])
-                self._free[larger].remove(begin)
-                for half in range(size, larger):
-                    self._free[half].add(begin + (1 << half))
-                return begin
-        return -1
-
-    def give(self, begin: int, size: int) -> None:
-        """Give back what was taken. Mutates."""
-        while begin ^ (1 << size) in self._free[size]:
-            self._free[size].remove(begin ^ (1 << size))
-            begin &= ~(1 << size)
-            size += 1
-        self._free[size].add(begin)
-
-
 @dataclass(slots=True)
 class _Index:
-    """A row of the pool's ``indexes``, and how many pages are in it. Its buckets are 2**``size``;
-    one without pages has none, and one that found none takes nobody's: its ``size`` is 0."""
+    """A row of the pool's ``indexes``. Its buckets are 2**``size``; one without pages has none, and
+    one that found none takes nobody's: its ``size`` is 0."""
 
     row: int
     owner: str
-    pages: int = 0
     size: int = 0
+    booked: int = 0  # pages
 
 
 @dataclass(slots=True)
@@ -101,17 +82,14 @@ class _Shared(_Index):
 
 @dataclass(slots=True)
 class _Active:
-    """A request under way: its own text, the last page of it, and that of its output in
-    ``shared``; ``prompt`` is what is not indexed yet, ``behind`` came meanwhile, and ``written`` is
-    to be appended."""
+    """A request under way: its own text and that in ``shared``; ``prompt`` is what is not indexed
+    yet, and ``behind`` came meanwhile."""
 
     own: _Index
     shared: _Shared | None
     prompt: Tokens
     behind: list[int] = field(default_factory=list)
-    written: list[int] = field(default_factory=list)
-    page: int = 0
-    output: int = 0
+    output: int = 0  # the page of its output that is not to give way
 
 
 class SuffixCache:
@@ -139,7 +117,7 @@ class SuffixCache:
         self._budget = int(s.cache_gib * 2**30)
         pages = max(self._budget // PAGE_BYTES, 4)
         size = max((pages * PAGE).bit_length(), LEAST)
-        self._pool = new_pool(pages + 1, 1 << size, 256)
+        self.pool: Pool = new_pool(pages + 1, 1 << size, 256)
         self._blocks = Blocks(size)
         self._blocks.take(LEAST)  # nobody's
         self._rows = list(range(255, 0, -1))
@@ -148,7 +126,6 @@ class SuffixCache:
         self._shared: dict[str, _Shared] = {}
         self._outputs: dict[str, deque[tuple[_Shared, int]]] = {}  # by owner, oldest first
         self._waiting: deque[str] = deque()  # whose prompts are not indexed
-        self._written: dict[str, None] = {}  # who has something to append, in their order
         self.evicted = 0
         self.shed = 0
 
@@ -170,12 +147,15 @@ class SuffixCache:
         """Requests whose prompts are not wholly indexed."""
         return sum(len(active.prompt) > 0 for active in self._active.values())
 
-    def start(self, request: str, prompt: Tokens, key: str) -> None:
+    def start(self, request: str, prompt: Tokens, key: str) -> int:
         """Begin a request; ``prompt`` (int32 [n], contiguous) is kept and indexed by :meth:`index`.
 
         Args:
             key: whose outputs it may copy from, and whose its own will be: one for all requests
                 that share, see :func:`decoder.tenancy.shares.cache_key`.
+
+        Returns:
+            The index of its own text, by which :mod:`decoder.drafting.pages` knows it.
 
         Raises:
             ValueError: the request is active already.
@@ -192,8 +172,12 @@ class SuffixCache:
             shared.users += 1
         own = _Index(self._new_row(), owner)
         self._active[request] = _Active(own, shared, prompt)
+        row = self.pool.indexes[own.row]
+        row[SHARED] = shared.row if shared is not None else 0
         if len(prompt):
             self._waiting.append(request)
+            row[PENDING] = True
+        return own.row
 
     def index(self, most: int | None = STEP_TOKENS) -> int:
         """Go on indexing prompts, the oldest first; to be called once a step.
@@ -207,7 +191,6 @@ class SuffixCache:
         Returns:
             Tokens of prompts indexed.
         """
-        self.write()
         done = 0
         while self._waiting and (most is None or done < most):
             active = self._active.get(self._waiting[0])
@@ -219,56 +202,38 @@ class SuffixCache:
             done += len(part)
             if not len(active.prompt):
                 part, active.behind = np.append(part, np.array(active.behind, np.int32)), []
-            (active.page,) = self._append([active.own], [active.page], part, [len(part)])
+            self._append(active.own, active.own.row, OWN, part)
+            self.pool.indexes[active.own.row, PENDING] = len(active.prompt) > 0
         return done
 
     def extend(self, request: str, tokens: Sequence[int]) -> None:
-        """Append committed tokens, to the request's own text and to its key's.
-
-        They are written by :meth:`write`, for all requests together, or before anything is looked
-        up or forgotten.
-        """
-        self._active[request].written += tokens
-        self._written[request] = None
-
-    def write(self) -> None:
-        """Append what was committed since the last time; to be called once a step."""
-        if not self._written:
+        """Append committed tokens, to the request's own text and to its key's."""
+        active = self._active[request]
+        own, shared, text = active.own.row, active.shared, np.array(tokens, np.int32)
+        if not len(text):
             return
-        streams: list[tuple[_Active, _Index]] = []
-        pages: list[int] = []
-        tokens: list[int] = []
-        ends: list[int] = []
-        for name in self._written:
-            active = self._active[name]
-            written, active.written = active.written, []
-            if len(active.prompt):
-                active.behind += written
-            elif written:
-                tokens += written
-                streams.append((active, active.own))
-                pages.append(active.page)
-                ends.append(len(tokens))
-            shared = active.shared
-            if shared is not None and written:
-                if not active.output and (page := self._reopen(shared)):
-                    active.output = page
-                    tokens.append(END)
-                tokens += written
-                streams.append((active, shared))
-                pages.append(active.output)
-                ends.append(len(tokens))
-        self._written.clear()
-        if not streams:
+        if len(active.prompt):
+            active.behind += text.tolist()
+        else:
+            self._append(active.own, own, OWN, text)
+        if shared is None:
             return
-        for (active, index), page in zip(
-            streams, self._append([i for _, i in streams], pages, tokens, ends), strict=True
-        ):
-            if index is active.own:
-                active.page = page
-            elif page != active.output and (shared := active.shared) is not None:
-                self._close(shared, self._before(page, active.output))
-                active.output = page
+        before = int(self.pool.indexes[own, OUTPUT])
+        if not before and (before := self._reopen(shared)):
+            self.pool.indexes[own, OUTPUT] = active.output = before
+            text = np.concatenate([np.array([END], np.int32), text])
+        self._append(shared, own, OUTPUT, text)
+        self._leave_behind(active)
+
+    def book(self, request: str) -> None:
+        """Book the pages that were begun while committed tokens were appended as they came."""
+        active = self._active.get(request)
+        if active is None:
+            return
+        self._book(active.own)
+        if active.shared is not None:
+            self._book(active.shared)
+            self._leave_behind(active)
 
     def propose(
         self, request: str, context: Tokens, limit: int, limits: Limits | None = None
@@ -278,45 +243,26 @@ class SuffixCache:
         Args:
             limits: in place of its own.
         """
-        return self.propose_all([request], [context], [limit], limits)[0]
-
-    def propose_all(
-        self,
-        requests: Sequence[str],
-        contexts: Sequence[Tokens],
-        most: Sequence[int],
-        limits: Limits | None = None,
-    ) -> list[CacheDraft | None]:
-        """:meth:`propose` for n requests, looked up together."""
-        self.write()
-        asked, n = limits or Limits(self.depth, self.most, self.limits), len(requests)
-        indexes, lengths = np.empty((n, 2), np.int64), np.empty(n, np.int64)
-        seen = np.empty((n, BACK), np.int32)
-        for row, (name, context) in enumerate(zip(requests, contexts, strict=True)):
-            active = self._active[name]
-            shared = active.shared
-            indexes[row, 0] = active.own.row if active.own.pages else 0
-            indexes[row, 1] = shared.row if shared is not None and shared.pages else 0
-            lengths[row] = length = min(len(context), BACK)
-            seen[row, :length] = context[len(context) - length :]
-        tokens, probs = np.empty((n, 2, asked.most), np.int32), np.empty((n, 2, asked.most), "f4")
-        sizes, scores = np.empty((n, 2, 2), np.int64), np.empty((n, 2))
+        asked, active = limits or Limits(self.depth, self.most, self.limits), self._active[request]
+        rows = self.pool.indexes
+        indexes = np.array([[active.own.row, rows[active.own.row, SHARED]]])
+        indexes[rows[indexes, PAGES] == 0] = 0
+        tokens, probs = np.empty((1, 2, asked.most), np.int32), np.empty((1, 2, asked.most), "f4")
+        sizes, scores = np.empty((1, 2, 2), np.int64), np.empty((1, 2))
+        seen = np.ascontiguousarray(context[None, -BACK:], np.int32)
         look_up(
-            self._pool, indexes, seen, lengths, np.array(most, np.int64), asked.depth,
+            self.pool, indexes, seen, np.array([seen.shape[1]]), np.array([limit]), asked.depth,
             asked.of_draft, tokens, probs, sizes, scores,
         )  # fmt: skip
-        drafts: list[CacheDraft | None] = []
-        for row, found in enumerate(sizes.tolist()):
-            own, theirs = (
-                CacheDraft(
-                    tokens[row, k, :size].tolist(), probs[row, k, :size].tolist(),
-                    scores.item(row, k), match, local=not k,
-                )
-                if size else None
-                for k, (size, match) in enumerate(found)
-            )  # fmt: skip
-            drafts.append(_better(own, theirs))
-        return drafts
+        found = [
+            CacheDraft(
+                tokens[0, k, :size].tolist(), probs[0, k, :size].tolist(), float(scores[0, k]),
+                match, local=not k,
+            )
+            if size else None
+            for k, (size, match) in enumerate(sizes[0].tolist())
+        ]  # fmt: skip
+        return _better(*found)
 
     def stop(self, request: str) -> None:
         """Forget the request's own text; its output stays for its key until it gives way.
@@ -325,49 +271,54 @@ class SuffixCache:
         """
         if request not in self._active:
             return
-        self.write()
         active = self._active.pop(request)
-        self._drop_pages(active.own, give_stream(self._pool, active.page))
+        self._leave_behind(active)
+        row = self.pool.indexes[active.own.row]
+        self._drop_pages(active.own, give_stream(self.pool, int(row[OWN])))
         self._rows.append(active.own.row)
-        shared = active.shared
+        shared, output = active.shared, int(row[OUTPUT])
+        row[PAGES:] = 0
         if shared is not None:
-            if active.output:
-                self._close(shared, [active.output])
+            if output:
+                self._close(shared, [output])
             shared.users -= 1
             self._leave_shared(shared)
         self._leave(active.own.owner)
 
-    def _append(
-        self,
-        indexes: Sequence[_Index],
-        pages: Sequence[int],
-        tokens: Sequence[int] | Tokens,
-        ends: Sequence[int],
-    ) -> list[int]:
-        """Write to streams of ``indexes`` whose last pages are ``pages``; their last pages then."""
-        last, until = np.array(pages, np.int64), np.array(ends, np.int64)
-        lengths = np.diff(until, prepend=0)
-        held = np.where(last > 0, self._pool.links[last, FILLED], PAGE)
-        self._make_room(int(((held + lengths - 1) // PAGE).sum()))
-        for index, length in zip(indexes, lengths.tolist(), strict=True):
-            if not index.size:
-                self._grow(index, length)
-        opened, rows = np.empty_like(until), np.array([i.row for i in indexes], np.int64)
-        append_all(self._pool, rows, last, np.asarray(tokens, np.int32), until, opened)
-        for row in np.flatnonzero(opened).tolist():
-            index, count = indexes[row], int(opened[row])
-            index.pages += count
-            self._shares.grow(index.owner, count * PAGE_BYTES)
-            if index.pages * PAGE > 2 << index.size:
-                self._grow(index, index.pages * PAGE)
-        return [int(page) for page in last]
+    def _append(self, index: _Index, own: int, stream: int, tokens: Tokens) -> None:
+        """Write to a ``stream`` of the request whose index is ``own``."""
+        page, count = int(self.pool.indexes[own, stream]), len(tokens)
+        filled = int(self.pool.links[page, FILLED]) if page else PAGE
+        self._make_room((filled + count - 1) // PAGE)
+        if not index.size:
+            self._grow(index, count)
+        before = int(self.pool.counts[CLOCK])
+        self.pool.indexes[own, stream] = append(self.pool, index.row, page, tokens)
+        self.pool.indexes[index.row, PAGES] += int(self.pool.counts[CLOCK]) - before
+        self._book(index)
+
+    def _book(self, index: _Index) -> None:
+        """Book the pages that an index has got, and give it buckets for them."""
+        pages = int(self.pool.indexes[index.row, PAGES])
+        if pages > index.booked:
+            self._shares.grow(index.owner, (pages - index.booked) * PAGE_BYTES)
+            index.booked = pages
+            if pages * PAGE > 2 << index.size:
+                self._grow(index, pages * PAGE)
+
+    def _leave_behind(self, active: _Active) -> None:
+        """Let pages that the output of a request has left give way from now on."""
+        page = int(self.pool.indexes[active.own.row, OUTPUT])
+        if page != active.output and active.shared is not None:
+            self._close(active.shared, self._before(page, active.output))
+            active.output = page
 
     def _before(self, page: int, first: int) -> list[int]:
         """The pages of a stream from ``first``, or from its beginning if that is 0, up to the one
         before ``page``."""
         pages = list[int]()
         while page not in (0, first):
-            page = int(self._pool.links[page, BEFORE])
+            page = int(self.pool.links[page, BEFORE])
             pages.append(page)
         return [page for page in reversed(pages) if page]
 
@@ -378,12 +329,12 @@ class SuffixCache:
         through it, past what is another's now.
         """
         old, size = index.size, max((tokens - 1).bit_length() - 1, LEAST)
-        heads, row = self._pool.heads, self._pool.indexes[index.row]
+        heads, row = self.pool.heads, self.pool.indexes[index.row]
         while (begin := self._blocks.take(size)) < 0:
             size -= 1
             if size <= old:
                 if not old:
-                    row[:] = 0
+                    row[: MASK + 1] = 0
                 return
         block = heads[begin : begin + (1 << size)]
         if not old:
@@ -396,17 +347,19 @@ class SuffixCache:
 
     def _drop_pages(self, index: _Index, pages: int) -> None:
         """Book that an index lost pages; without any it needs no buckets."""
-        index.pages -= pages
+        self._book(index)
+        self.pool.indexes[index.row, PAGES] -= pages
+        index.booked -= pages
         self._shares.grow(index.owner, -pages * PAGE_BYTES)
-        if not index.pages and index.size:
-            self._blocks.give(int(self._pool.indexes[index.row, BEGIN]), index.size)
+        if not self.pool.indexes[index.row, PAGES] and index.size:
+            self._blocks.give(int(self.pool.indexes[index.row, BEGIN]), index.size)
             index.size = 0
 
     def _new_row(self) -> int:
         if not self._rows:
-            rows = self._pool.indexes
+            rows = self.pool.indexes
             self._rows = list(range(2 * len(rows) - 1, len(rows) - 1, -1))
-            self._pool = self._pool._replace(indexes=np.concatenate([rows, np.zeros_like(rows)]))
+            self.pool = self.pool._replace(indexes=np.concatenate([rows, np.zeros_like(rows)]))
         return self._rows.pop()
 
     def _reopen(self, shared: _Shared) -> int:
@@ -415,21 +368,21 @@ class SuffixCache:
         if not outputs or outputs[-1][0] is not shared:
             return 0
         page = outputs[-1][1]
-        if self._pool.links[page, FILLED] >= PAGE - 1 or self._pool.links[page, AFTER]:
+        if self.pool.links[page, FILLED] >= PAGE - 1 or self.pool.links[page, AFTER]:
             return 0
         outputs.pop()
-        close_page(self._pool, page, False)
+        self.pool.times[page, CLOSED] = NEVER
         return page
 
     def _close(self, shared: _Shared, pages: Sequence[int]) -> None:
         """From now on ``pages`` may give way."""
         for page in pages:
-            close_page(self._pool, page, True)
+            self.pool.times[page, CLOSED] = self.pool.counts[CLOCK]
             self._outputs.setdefault(shared.owner, deque()).append((shared, page))
 
     def _make_room(self, pages: int) -> None:
         """Let outputs give way, then text of requests under way, until so many pages are free."""
-        counts, last = self._pool.counts, len(self._pool.links)
+        counts, last = self.pool.counts, len(self.pool.links)
         while counts[FREE] + last - counts[FRESH] < pages:
             if not self._shares.give_way(self._take):
                 return  # nothing but what is written at this moment
@@ -440,20 +393,25 @@ class SuffixCache:
         outputs = self._outputs.get(owner)
         if outputs:
             shared, page = outputs.popleft()
-            give_page(self._pool, page)
+            give_page(self.pool, page)
             self._drop_pages(shared, 1)
             self.evicted += 1
             self._leave_shared(shared)
             self._leave(owner)
             return True
-        mine = [a for a in self._active.values() if a.own.owner == owner and a.own.pages > 1]
+        rows = self.pool.indexes
+        mine = [
+            a for a in self._active.values()
+            if a.own.owner == owner and rows[a.own.row, PAGES] > 1
+        ]  # fmt: skip
         if not mine:
             return False
-        longest = max(mine, key=lambda active: active.own.pages)
-        page, taken = first_page(self._pool, longest.page), 0
-        while page != longest.page and taken < TAKEN:
-            after = int(self._pool.links[page, AFTER])
-            give_page(self._pool, page)
+        longest = max(mine, key=lambda active: int(rows[active.own.row, PAGES]))
+        last = int(rows[longest.own.row, OWN])
+        page, taken = first_page(self.pool, last), 0
+        while page != last and taken < TAKEN:
+            after = int(self.pool.links[page, AFTER])
+            give_page(self.pool, page)
             page, taken = after, taken + 1
         self._drop_pages(longest.own, taken)
         self.shed += taken
@@ -461,7 +419,7 @@ class SuffixCache:
 
     def _leave_shared(self, shared: _Shared) -> None:
         """Forget a key that has no text and that nobody uses."""
-        if not shared.users and not shared.pages:
+        if not shared.users and not self.pool.indexes[shared.row, PAGES]:
             del self._shared[shared.key]
             self._rows.append(shared.row)
 

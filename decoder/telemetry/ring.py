@@ -38,9 +38,9 @@ OWN: Final = np.dtype([
 STEP: Final = np.dtype([
     ("time", "f8"), ("parameter", "f8"), ("draft_us", "f8"), ("step_us", "f8"),
     ("publication", "i8"), ("policy_version", "i4"), ("batch_size", "i4"), ("step_tokens", "i4"),
-    ("role", "i4"), ("side", "i4"), ("parameter_name", "i4"),
+    ("role", "i4"), ("side", "i4"), ("parameter_name", "i4"), ("model_len", "i8"),
 ])  # fmt: skip
-"""What the cycles of a step share."""
+"""What the cycles of a step share; ``model_len`` (tokens of a model draft) is in no event."""
 NAMES: Final = np.dtype([
     ("request", "S24"), ("tenant", "S24"), ("session", "S24"), ("workload", "S32"),
     ("choice", "i4"),

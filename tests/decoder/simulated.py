@@ -16,7 +16,7 @@ from decoder.contracts.bundle import BUCKETS, Policy, frequency_policy
 from decoder.contracts.features import NUM_FEATURES
 from decoder.core.choice import Chosen
 from decoder.core.costs import LiveCosts
-from decoder.core.floor import Floor
+from decoder.core.guards.floor import Floor
 from decoder.core.router import Committed, DraftRouter, RequestOptions
 from decoder.drafting.suffix import SuffixCache
 from decoder.policy.pricing import CostTable

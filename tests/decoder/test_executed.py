@@ -11,9 +11,10 @@ import pytest
 
 from decoder.contracts.bundle import Policy, frequency_policy
 from decoder.core.costs import LiveCosts
-from decoder.core.floor import PROBE_EVERY, Floor
-from decoder.core.hindsight import EventSink, Resolved, event_of
+from decoder.core.events import Sink
+from decoder.core.guards.floor import PROBE_EVERY, Floor
 from decoder.core.router import Committed, DraftRouter, RequestOptions
+from decoder.core.table import LENGTH
 from decoder.drafting.suffix import SuffixCache
 from decoder.policy.pricing import NOMINAL
 from decoder.settings import WorkerSettings
@@ -23,27 +24,16 @@ from tests.decoder.simulated import trusting_policy
 OPTIONS = RequestOptions(400, 4096)
 
 
-class Queue:
-    """An event sink whose events are made later, as in a worker."""
-
-    def __init__(self) -> None:
-        self.held: list[Resolved] = []
-
-    def put(self, resolved: Resolved) -> None:
-        self.held.append(resolved)
-
-
 class FailingCache(SuffixCache):
     """A suffix cache that fails for one request, in one verb."""
 
     def __init__(self, verb: str, name: str) -> None:
         super().__init__(WorkerSettings())
-        for each in ("extend", "propose_all", "stop"):
-            setattr(self, each, self._failing(getattr(self, each), each == verb, name))
+        setattr(self, verb, self._failing(getattr(self, verb), name))
 
-    def _failing(self, verb: Any, fails: bool, name: str) -> Any:
-        def called(request: Any, *rest: Any) -> Any:
-            if fails and (name in request if isinstance(request, list) else name == request):
+    def _failing(self, verb: Any, name: str) -> Any:
+        def called(request: str, *rest: Any) -> Any:
+            if name == request:
                 raise RuntimeError("the text is lost")
             return verb(request, *rest)
 
@@ -51,7 +41,7 @@ class FailingCache(SuffixCache):
 
 
 def make(
-    sink: EventSink,
+    sink: Sink,
     classes: np.ndarray,
     policy: Policy,
     cache: SuffixCache | None = None,
@@ -88,9 +78,8 @@ def test_a_model_draft_that_was_not_made_costs_and_brings_nothing(
 
 
 def test_a_request_that_missed_its_step_takes_nothing_from_those_that_ran(
-    token_classes: np.ndarray,
+    sink: KeepingSink, token_classes: np.ndarray
 ) -> None:
-    sink = Queue()
     router = make(sink, token_classes, frequency_policy("s", 0.0))
     begin(router, ["a", "b"], [1, 2, 3, 1, 2])
     router.choose(["a", "b"])
@@ -98,7 +87,7 @@ def test_a_request_that_missed_its_step_takes_nothing_from_those_that_ran(
     router.choose(["a"])
     router.observe([Committed("a", [1], 0, 8), Committed("b", [3], 0, 7)], 9)
     router.close()
-    took = {(e.request, e.position): e.step_tokens for e in map(event_of, sink.held)}
+    took = {(e.request, e.position): e.step_tokens for e in sink.every}
     assert took == {("a", 1): 5, ("a", 2): 9, ("b", 1): 9}
 
 
@@ -190,8 +179,8 @@ def test_caches_stay_within_their_bytes_while_the_router_sleeps(
         SuffixCache(settings),
         floor=Floor(True),
     )
-    assert router.doze is not None
-    router.doze.awake = False
+    assert router.pause is not None
+    router.pause.awake = False
     rng = np.random.default_rng(0)
     names = [f"r{i}" for i in range(8)]
     for name in names:
@@ -209,7 +198,7 @@ def test_caches_stay_within_their_bytes_while_the_router_sleeps(
     assert router.cache.evicted > 20 and worst <= 1.0, worst
 
 
-@pytest.mark.parametrize("verb", ["extend", "propose_all", "stop"])
+@pytest.mark.parametrize("verb", ["extend", "stop"])
 def test_a_fault_leaves_out_its_own_request_and_no_other(
     sink: KeepingSink, token_classes: np.ndarray, verb: str
 ) -> None:
@@ -225,7 +214,19 @@ def test_a_fault_leaves_out_its_own_request_and_no_other(
     decisions = router.choose(names)
     assert [d.arm for d in decisions[1:]] == ["cache", "cache"]
     assert router.counters.left_out == {"fault": 1}
-    assert "a" not in router and router.followed.requests["c"].length == 7
+    slot = router.table.slots["c"]
+    assert "a" not in router and router.table.arrays.requests[slot, LENGTH] == 7
+
+
+def test_tokens_that_are_none_leave_out_their_own_request_alone(
+    sink: KeepingSink, token_classes: np.ndarray
+) -> None:
+    router = make(sink, token_classes, frequency_policy("s", 0.0))
+    begin(router, ["a", "b"], [1, 2, 3, 1, 2])
+    router.choose(["a", "b"])
+    router.observe([Committed("a", [2**40], 0), Committed("b", [3], 0)], 2)
+    assert "a" not in router and router.counters.left_out == {"fault": 1}
+    assert router.choose(["b"])[0].arm == "cache"
 
 
 def test_events_and_accounts_wait_for_settle_and_none_is_lost(

@@ -1,70 +1,180 @@
-"""Features are what their names say, the same for a batch as for each draft alone."""
+"""Features are what their names say: by a plain reading of them, cycle by cycle."""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from dataclasses import dataclass, field
+
 import numpy as np
+import pytest
 
-from decoder.contracts.features import FEATURES, NUM_FEATURES, TOKEN_CLASSES
-from decoder.core.payoff.featurize import DraftState, featurize
-from decoder.core.payoff.memory import SLOTS, History, TenantMemory, memory_keys
+from decoder.contracts.bundle import Policy, frequency_policy
+from decoder.contracts.features import FEATURES, MEMORY_KEYS, TOKEN_CLASSES
 from decoder.core.payoff.token_classes import token_class_table
-from decoder.drafting.drafts import CacheDraft, common_prefix
+from decoder.core.router import Committed, DraftRouter, RequestOptions
+from decoder.drafting.drafts import CacheDraft
+from decoder.drafting.suffix import SuffixCache
+from decoder.settings import WorkerSettings
+from tests.conftest import VOCABULARY, KeepingSink, naive_accepted_length, random_policy
+
+Key = tuple[object, ...]
 
 
-def state(
-    tokens: list[int], payoffs: tuple[int, ...] = (), rival: list[int] | None = None
-) -> DraftState:
-    history = History()
-    for payoff in payoffs:
-        history.learn(payoff, length=10, generated=6)
-    for cache in (True, False, False, False):
-        history.took(cache)
-    probs = [0.9 * 0.5**i for i in range(len(tokens))]
-    other = None if rival is None else CacheDraft(rival, [0.5] * len(rival), 1.5, 3, False)
-    agreement = 0 if rival is None else common_prefix(tokens, rival)
-    draft = CacheDraft(tokens, probs, sum(probs), 5, True, other, agreement)
-    return DraftState(draft, 99, 10, 40, 3, history, TenantMemory(), memory_keys([7, 8], tokens))
+def decayed(values: list[float], start: float, weight: float) -> float:
+    """The mean of ``values`` in which each new one has ``weight``."""
+    for value in values:
+        start += weight * (value - start)
+    return start
 
 
-def named(row: np.ndarray) -> dict[str, float]:
-    return dict(zip(FEATURES, row.tolist(), strict=True))
+@dataclass
+class Slow:
+    """What a request has shown, and its tenant, as plain lists."""
+
+    prompt: list[int]
+    allowed: int
+    classes: np.ndarray
+    output: list[int] = field(default_factory=list)
+    took: list[bool] = field(default_factory=list)  # by cycle, whether a cache draft was verified
+    waiting: list[tuple[int, list[int]]] = field(default_factory=list)  # place and draft
+    known: list[tuple[int, int]] = field(default_factory=list)  # accepted and drafted tokens
+    broke: int = 0
+    model: list[float] = field(default_factory=list)
+    learned: dict[Key, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
+
+    def keys(self, place: int, draft: list[int]) -> dict[str, Key]:
+        text = [*self.prompt, *self.output[:place]]
+        return {
+            "draft": ("draft", *draft[:8]),
+            "context": ("context", *text[-2:]),
+            "joint": ("joint", *text[-1:], draft[0]),
+        }
+
+    def commit(self, tokens: list[int]) -> None:
+        self.output += tokens
+        open_still = []
+        for place, draft in self.waiting:
+            behind = self.output[place:]
+            accepted = naive_accepted_length(draft, behind)
+            if accepted == len(behind) < len(draft):
+                open_still.append((place, draft))
+                continue
+            self.known.append((accepted, len(draft)))
+            if accepted < len(draft):
+                self.broke = len(self.output)
+            for key in self.keys(place, draft).values():
+                self.learned[key].append((accepted, len(draft)))
+        self.waiting = open_still
+
+    def features(self, draft: CacheDraft) -> dict[str, float]:
+        probs, rival, done = draft.probs, draft.rival, len(self.output)
+        length, payoffs = len(probs), [accepted for accepted, _ in self.known]
+        logs = [float(np.log1p(a)) for a in payoffs]
+        firsts = [float(a > 0) for a in payoffs]
+        classes = [self.classes[t] for t in draft.tokens]
+        counts = {
+            "score": draft.score, "match": draft.match_len, "len": length,
+            "rival_score": rival.score if rival else 0, "agreement": draft.agreement,
+            "rival_match": rival.match_len if rival else 0,
+            "rival_len": len(rival.probs) if rival else 0, "prompt_len": len(self.prompt),
+            "generated_len": done, "since_break": done - self.broke,
+        }  # fmt: skip
+        told = {f"log_{name}": float(np.log1p(count)) for name, count in counts.items()}
+        told |= {
+            "score": draft.score, "match_len": draft.match_len, "draft_len": length,
+            "score_share": draft.score / length, "last_prob": probs[-1],
+            "rival_prob_1": rival.probs[0] if rival else 0,
+            "agreement_share": draft.agreement / length,
+            "disagree": rival is not None and not draft.agreement, "local": draft.local,
+            "relative_position": done / self.allowed,
+            "cache_share": np.mean(self.took[-16:] or [0]),
+            "payoff_mean": np.mean(payoffs[-8:] or [0]), "payoff_max": max(payoffs[-8:], default=0),
+            "streak": max((done - place for place, _ in self.waiting), default=0),
+            "first_recent": decayed(firsts, 0.5, 0.1), "tenant_first": decayed(firsts, 0.5, 0.002),
+            "log_payoff_fast": decayed(logs, 0.7, 0.3), "log_payoff_slow": decayed(logs, 0.7, 0.05),
+            "tenant_log_payoff": decayed(logs, 0.7, 0.002),
+            "model_recent": decayed(self.model, 1.0, 0.1),
+        }  # fmt: skip
+        for i, name in enumerate(("last", "2nd_last", "3rd_last"), start=1):
+            told[f"payoff_{name}"] = payoffs[-i] if len(payoffs) >= i else 0
+        for place in (1, 2, 4, 8, 16):
+            told[f"prob_{place}"] = probs[place - 1] if length >= place else 0
+        for name, key in self.keys(done, draft.tokens).items():
+            weight, log, share = 0.0, 0.0, 0.0
+            for accepted, drafted in self.learned[key]:
+                weight = weight * 0.8 + 1
+                log, share = log * 0.8 + np.log1p(accepted), share * 0.8 + accepted / drafted
+            told[f"{name}_log_payoff"] = (log + 0.7) / (weight + 1)
+            told[f"{name}_share"] = (share + 0.3) / (weight + 1)
+            told[f"{name}_log_weight"] = np.log1p(weight)
+        for i, name in enumerate(TOKEN_CLASSES):
+            told[f"share_{name}"] = np.mean([c[i] for c in classes])
+            told[f"first_{name}"] = classes[0][i]
+        return told
 
 
-def test_named_values(token_classes: np.ndarray) -> None:
-    (row,) = featurize([state([1, 2, 3], payoffs=(4, 0, 9))], token_classes)
-    values = named(row)
-    assert values["draft_len"] == 3 and values["match_len"] == 5
-    assert np.isclose(values["last_prob"], 0.225) and np.isclose(values["prob_2"], 0.45)
-    assert values["prob_4"] == 0.0
-    assert np.isclose(values["log_prompt_len"], np.log(100))
-    assert np.isclose(values["log_since_break"], np.log(1 + 10 - 6))
-    assert values["relative_position"] == 0.25 and values["cache_share"] == 0.25
-    last = [values[f"payoff_{name}"] for name in ("last", "2nd_last", "3rd_last")]
-    assert last == [9, 0, 4]
-    assert values["payoff_max"] == 9 and np.isclose(values["payoff_mean"], 13 / 3)
-    assert values["streak"] == 3
-    for index, name in enumerate(TOKEN_CLASSES):
-        assert np.isclose(values[f"share_{name}"], token_classes[[1, 2, 3], index].mean())
-        assert values[f"first_{name}"] == token_classes[1, index]
+@pytest.mark.parametrize("policy", [frequency_policy("s", 1.5), random_policy()])
+@pytest.mark.parametrize("alphabet", [3, 12])
+def test_every_feature_is_what_its_name_says(
+    sink: KeepingSink, token_classes: np.ndarray, policy: Policy, alphabet: int
+) -> None:
+    caches = [SuffixCache(WorkerSettings()) for _ in range(2)]
+    router = DraftRouter(caches[0], policy, token_classes, sink, has_model=False)
+    rng, drafts = np.random.default_rng(alphabet), dict[tuple[str, int], dict[str, float]]()
+    phrases = [rng.integers(0, alphabet, 9).tolist() for _ in range(6)]
+    name = "r"
+    text = [token for i in rng.integers(0, 6, 60) for token in phrases[i]]
+    prompt, text = text[:60], text[60:]
+    slow = Slow(prompt, len(text) + 9, token_classes)
+    router.start(name, np.array(prompt, np.int32), RequestOptions(slow.allowed, 1 << 20))
+    caches[1].start(name, np.array(prompt, np.int32), "")
+    caches[1].index()
+    committed, verified = text[:1], 0
+    while committed:
+        router.observe([Committed(name, committed, verified)], 1 + verified)
+        slow.commit(committed)
+        caches[1].extend(name, committed)
+        done = len(slow.output)
+        room = max(min(64, slow.allowed - done - 1), 0)
+        found = caches[1].propose(name, np.array(prompt + slow.output, np.int32), room)
+        if found is not None:
+            drafts[name, done] = slow.features(found)
+            slow.waiting.append((done, found.tokens))
+        (decision,) = router.choose([name])
+        slow.took.append(decision.arm == "cache")
+        verified = len(decision.tokens)
+        accepted = naive_accepted_length(decision.tokens, text[done:])
+        committed = text[done : done + accepted + 1]
+    router.close()
+    told = {(event.request, event.position): event for event in sink.events}
+    assert told.keys() == drafts.keys() and len(told) > 40
+    assert policy.kind != "frequency" or "cache" in {event.arm for event in told.values()}
+    missed = 0  # entries of the memory that gave their slots to others
+    for at, expected in drafts.items():
+        row = dict(zip(FEATURES, told[at].features.tolist(), strict=True))
+        same = pytest.approx({name: float(expected[name]) for name in FEATURES}, abs=1e-5)
+        for key in MEMORY_KEYS:
+            names = [f"{key}_{what}" for what in ("log_payoff", "share", "log_weight")]
+            if row[names[2]] < expected[names[2]] - 1e-5:
+                missed += 1
+                same.expected.update({name: row[name] for name in names})
+        assert row == same
+    assert missed < 0.05 * len(MEMORY_KEYS) * len(drafts)
 
 
-def test_what_the_other_tree_says(token_classes: np.ndarray) -> None:
-    rows = featurize(
-        [state([1, 2, 3]), state([1, 2, 3], rival=[1, 2]), state([1, 2], rival=[4])], token_classes
-    )
-    alone, agreeing, differing = map(named, rows)
-    assert alone["log_rival_len"] == alone["disagree"] == alone["log_agreement"] == 0
-    assert np.isclose(agreeing["log_agreement"], np.log(3)) and agreeing["disagree"] == 0
-    assert np.isclose(agreeing["agreement_share"], 2 / 3)
-    assert differing["disagree"] == 1 and differing["rival_prob_1"] == 0.5
-
-
-def test_a_batch_is_its_rows(token_classes: np.ndarray) -> None:
-    states = [state([1]), state([2, 3], (1,)), state([4] * 10, tuple(range(12)))]
-    together = featurize(states, token_classes)
-    alone = np.concatenate([featurize([s], token_classes) for s in states])
-    assert np.array_equal(together, alone) and together.shape == (3, NUM_FEATURES)
-    assert featurize([], token_classes).shape == (0, NUM_FEATURES)
+def test_a_token_behind_the_vocabulary_is_of_no_class(sink: KeepingSink) -> None:
+    classes = np.ones((VOCABULARY, len(TOKEN_CLASSES)), np.float32)
+    cache = SuffixCache(WorkerSettings())
+    router = DraftRouter(cache, frequency_policy("s", 1e9), classes, sink, has_model=False)
+    strange = [1, VOCABULARY, -3, 2, 1]
+    router.start("r", np.array([7, 8, *strange, 7, 8], np.int32), RequestOptions(50, 100))
+    router.choose(["r"])
+    router.close()
+    (event,) = sink.events
+    shares = [event.features[FEATURES.index(f"share_{name}")] for name in TOKEN_CLASSES]
+    told = [*strange, 7, 8][: event.draft_len]
+    share = sum(0 <= token < VOCABULARY for token in told) / len(told)
+    assert event.draft_len > 1 and shares == pytest.approx([share] * len(TOKEN_CLASSES))
 
 
 def test_token_classes_of_byte_level_and_sentencepiece_entries() -> None:
@@ -78,34 +188,3 @@ def test_token_classes_of_byte_level_and_sentencepiece_entries() -> None:
     assert names[4] == {"bracket"} and names[5] == {"bracket", "delimiter"}
     assert names[6] == {"digit"} and names[7] == {"punctuation"}
     assert names[8] == names[9] == set()
-
-
-def test_a_memory_tells_what_drafts_did_after_the_same_tokens() -> None:
-    memory = TenantMemory()
-    here, elsewhere = memory_keys([1, 2], [3, 4]), memory_keys([5, 6], [3, 4])
-    unknown = memory.recall(here)
-    assert unknown[2] == 0.0
-    for _ in range(10):
-        memory.learn(here, accepted=20, length=20)
-        memory.learn(elsewhere, accepted=0, length=20)
-    draft, context = memory.recall(here)[:3], memory.recall(here)[3:6]
-    assert context[0] > 2.4 > unknown[0] and context[1] > 0.8
-    assert 0.2 < draft[1] < 0.8  # the draft alone has seen both
-    assert memory.recall(memory_keys([9, 9], [9])) == unknown
-
-
-def test_a_memory_is_bounded() -> None:
-    memory = TenantMemory()
-    for token in range(3 * SLOTS):
-        memory.learn(memory_keys([token], [token]), 1, 2)
-    assert all(len(table) <= SLOTS for table in memory._tables)
-
-
-def test_a_request_history_forgets_at_its_own_paces() -> None:
-    history = History()
-    for _ in range(60):
-        history.learn(0, 5, 1)
-    slow = history.slow
-    for _ in range(4):
-        history.learn(5, 5, 9)
-    assert history.fast > 1.2 > history.slow > slow and history.broke_at == 1

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from decoder.core.costs import LiveCosts
-from decoder.core.floor import DOUBT, PROBE_EVERY, STRETCH, Floor, Outcome, Stretch
+from decoder.core.guards.floor import DOUBT, PROBE_EVERY, STRETCH, WIDTH, Floor, add
 from decoder.core.router import Committed, RequestOptions
 from decoder.policy.pricing import CostTable
 from tests.decoder.simulated import (
@@ -157,29 +157,38 @@ def test_the_cache_arm_in_force_verifies_whole_drafts() -> None:
     assert 0 < lengths["policy"] < 8 < lengths["cache"]
 
 
+Options = tuple[tuple[float, float], ...]
+"""Tokens and time of each option."""
+
+
+def cycles(floor: Floor, stretch: np.ndarray, committed: int, outcomes: Options) -> None:
+    """Let the floor take in a cycle."""
+    add(stretch, committed, np.array(outcomes), 1, floor.needed, floor.ahead, floor.state)
+
+
 def test_a_good_past_hides_no_change() -> None:
     """A thousand cycles ten times faster than any fixed arm buy the policy no later loss."""
-    floor, stretch = Floor(has_model=True), Stretch()
-    ahead: tuple[Outcome, ...] = ((10.0, 1.0), (1.0, 1.0), (1.0, 1.2), (1.0, 1.2))
-    behind: tuple[Outcome, ...] = ((1.0, 1.5), (1.0, 1.0), (2.0, 1.2), (1.0, 1.5))
+    floor, stretch = Floor(has_model=True), np.zeros(WIDTH)
+    ahead: Options = ((10.0, 1.0), (1.0, 1.0), (1.0, 1.2), (1.0, 1.2))
+    behind: Options = ((1.0, 1.5), (1.0, 1.0), (2.0, 1.2), (1.0, 1.5))
     for _ in range(1000):
-        floor.add(stretch, 10.0, ahead)
+        cycles(floor, stretch, 10, ahead)
     assert (floor.in_force, floor.falls) == ("policy", 0)
     lasted = 0
     while floor.in_force == "policy":
-        floor.add(stretch, 1.0, behind)
+        cycles(floor, stretch, 1, behind)
         lasted += 1
     assert floor.in_force == "model"
     assert lasted <= 2 * STRETCH
 
 
 def test_luck_of_one_stretch_relieves_nobody() -> None:
-    floor, stretch = Floor(has_model=False), Stretch()
-    even: tuple[Outcome, ...] = ((1.0, 1.0),) * 4
-    unlucky: tuple[Outcome, ...] = ((1.0, 1.9), (1.0, 1.0), (1.0, 1.0), (1.0, 1.0))
+    floor, stretch = Floor(has_model=False), np.zeros(WIDTH)
+    even: Options = ((1.0, 1.0),) * 4
+    unlucky: Options = ((1.0, 1.9), (1.0, 1.0), (1.0, 1.0), (1.0, 1.0))
     for outcomes in (even, unlucky, even):
         for _ in range(STRETCH):
-            floor.add(stretch, 1.0, outcomes)
+            cycles(floor, stretch, 1, outcomes)
     assert floor.in_force == "policy"
 
 

@@ -1,90 +1,53 @@
-"""The tracker gives every draft its longest common prefix with what was committed, and no more."""
+"""A draft's label is its longest common prefix with what was committed behind it, and no more."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from hypothesis import given
+import numpy as np
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decoder.core.labels import LabelTracker
-from tests.conftest import naive_accepted_length
+from decoder.contracts.bundle import frequency_policy
+from decoder.contracts.features import FEATURES
+from decoder.core.router import Committed, DraftRouter, RequestOptions
+from decoder.core.table import OPEN
+from decoder.drafting.suffix import SuffixCache
+from decoder.settings import WorkerSettings
+from tests.conftest import VOCABULARY, KeepingSink, naive_accepted_length
+from tests.engines.trials import drafts_in
 
-tokens = st.lists(st.integers(0, 2), max_size=24)
+few = st.lists(st.integers(0, 1), min_size=1, max_size=20)
 
 
-@given(draft=st.lists(st.integers(0, 2), min_size=1, max_size=12), committed=st.lists(tokens))
-def test_equals_the_definition_however_the_tokens_arrive(
-    draft: list[int], committed: list[list[int]]
+@settings(max_examples=60)
+@given(few, st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=5), max_size=60))
+def test_every_draft_keeps_its_own_place_however_many_wait(
+    prompt: list[int], commits: list[list[int]]
 ) -> None:
-    tracker: LabelTracker[str] = LabelTracker()
-    tracker.propose(draft, "d")
-    labels = [label for commit in committed for label in tracker.commit(commit)] + tracker.close()
-    continuation = [t for commit in committed for t in commit]
-    (label,) = labels
-    assert label.accepted == naive_accepted_length(draft, continuation)
-    reached_end = label.accepted == len(continuation) and label.accepted < len(draft)
-    assert label.censored == reached_end
-
-
-few = st.lists(st.integers(0, 1), min_size=1, max_size=8)
-
-
-@given(st.lists(st.tuples(few, st.lists(st.integers(0, 1), min_size=1, max_size=3)), max_size=30))
-def test_many_drafts_at_once_each_keep_their_own_position(
-    cycles: list[tuple[list[int], list[int]]],
-) -> None:
-    tracker: LabelTracker[int] = LabelTracker()
-    labels, text = [], [token for _, tokens in cycles for token in tokens]
-    drafts: dict[int, list[int]] = {}
-    done = 0
-
-    def matched(position: int) -> int:
-        return naive_accepted_length(drafts[position], text[position:done])
-
-    for draft, committed in cycles:
-        drafts[done] = draft
-        tracker.propose(draft, done)
-        done += len(committed)
-        waiting = [p for p in drafts if matched(p) == done - p < len(drafts[p])]
-        behind = max((done - p for p in waiting), default=0)
-        labels += tracker.commit(committed)
-        assert tracker.streak == behind and len(tracker) == len(waiting)
-    labels += tracker.close()
-    assert sorted(label.subject for label in labels) == sorted(drafts)
-    for label in labels:
-        assert label.accepted == matched(label.subject)
-        assert label.censored == (
-            label.accepted == done - label.subject < len(drafts[label.subject])
-        )
-
-
-class Counted(list[int]):
-    """Tokens that count how often anybody looks at them."""
-
-    looks = 0
-
-    def __getitem__(self, index: Any) -> Any:
-        Counted.looks += 1
-        return super().__getitem__(index)
-
-
-def test_drafts_that_foresee_the_same_are_compared_together() -> None:
-    """Text that is copied has as many drafts under way as one is long."""
-    tracker: LabelTracker[int] = LabelTracker()
-    text, looks = list(range(200)), []
-    for position in range(63):
-        tracker.propose(Counted(text[position : position + 64]), position)
-        Counted.looks = 0
-        assert not tracker.commit([position])
-        looks.append(Counted.looks)
-    assert len(tracker) == 63 and max(looks) <= 2
-
-
-def test_a_draft_waits_no_longer_than_it_is_long() -> None:
-    tracker: LabelTracker[int] = LabelTracker()
-    for position in range(100):
-        tracker.propose([1] * 8, position)
-        tracker.commit([1])
-        assert len(tracker) <= 8
-    assert tracker.streak == 7
+    sink, classes = KeepingSink(), np.zeros((VOCABULARY, 6), np.float32)
+    cache = SuffixCache(WorkerSettings())
+    router = DraftRouter(cache, frequency_policy("s", 1e9), classes, sink, has_model=False)
+    router.start("r", np.array(prompt, np.int32), RequestOptions(1 << 20, 1 << 21))
+    drafts: dict[int, list[int]] = {}  # by output tokens before it
+    text: list[int] = []
+    streaks = {}
+    for committed in commits:
+        waiting = [
+            at for at, draft in drafts.items()
+            if naive_accepted_length(draft, text[at:]) == len(text) - at < len(draft)
+        ]  # fmt: skip
+        table = router.table.arrays
+        assert table.requests[router.table.slots["r"], OPEN] == len(waiting)
+        router.choose(["r"])
+        for *_, tokens in drafts_in(router, ["r"]):
+            drafts[len(text)] = tokens
+            streaks[len(text)] = max((len(text) - at for at in waiting), default=0)
+        text += committed
+        router.observe([Committed("r", committed, 0)], 1)
+    router.close()
+    assert sorted(event.position for event in sink.events) == sorted(drafts)
+    for event in sink.events:
+        draft, behind = drafts[event.position], text[event.position :]
+        assert event.accepted == naive_accepted_length(draft, behind)
+        assert event.features[FEATURES.index("streak")] == streaks[event.position]
+        censored = event.accepted == len(behind) < len(draft)
+        assert event.censored == ("abort" if censored else "")

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from decoder.drafting.matches import BACK, FULL, MOST, WORK, look_up
 from decoder.drafting.pages import (
+    CLOCK,
+    CLOSED,
     END,
     FILLED,
     FREE,
@@ -21,7 +23,6 @@ from decoder.drafting.pages import (
     ORDERS,
     PAGE,
     append,
-    close_page,
     give_page,
     give_stream,
     new_pool,
@@ -37,7 +38,7 @@ class Texts:
     def __init__(self, pages: int = 400, buckets: int = 256) -> None:
         self.pool = new_pool(pages + 1, 4 * buckets, 5)
         for index in range(4):
-            self.pool.indexes[index + 1] = index * buckets, buckets - 1
+            self.pool.indexes[index + 1, :2] = index * buckets, buckets - 1
         self.streams: dict[tuple[int, int], list[int]] = {}
         self.written: list[
             tuple[int, int, int, int]
@@ -282,7 +283,7 @@ def test_no_index_shows_what_another_wrote(written: list[tuple[int, int]]) -> No
     held: list[tuple[int, int]] = []
     for index, count in written:
         if rng.random() < 0.2 and streams[index]:
-            close_page(texts.pool, streams[index], True)
+            texts.pool.times[streams[index], CLOSED] = texts.pool.counts[CLOCK]
             streams[index] = 0
         for _ in range(0, count, 16):
             while not free_pages(texts):

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from decoder.drafting.blocks import Blocks
 from decoder.drafting.drafts import CacheDraft, common_prefix
-from decoder.drafting.suffix import LEAST, PAGE_BYTES, STEP_TOKENS, Blocks, SuffixCache
+from decoder.drafting.suffix import LEAST, PAGE_BYTES, STEP_TOKENS, SuffixCache
 from decoder.settings import WorkerSettings
 from decoder.tenancy.shares import ALONE, FLOORS, cache_key
 from tests.conftest import naive_accepted_length
@@ -104,23 +105,6 @@ def test_a_long_text_is_copied_from_everywhere_in_it() -> None:
             assert draft.tokens == text[at : at + len(draft.tokens)], (name, at)
 
 
-def test_requests_looked_up_together_get_what_each_gets_alone() -> None:
-    cache, rng = SuffixCache(WorkerSettings()), np.random.default_rng(4)
-    texts = {}
-    for name in "abcdefgh":
-        cache.start(name, array(rng.integers(0, 9, 300)), "even" if name in "aceg" else ALONE)
-        cache.index()
-        cache.extend(name, texts.setdefault(name, rng.integers(0, 9, 50).tolist()))
-    contexts, rooms = [array(texts[n]) for n in texts], list(range(1, 9))
-    together = cache.propose_all(list(texts), contexts, rooms)
-    assert together == [cache.propose(*each) for each in zip(texts, contexts, rooms, strict=True)]
-    assert any(d is not None and d.rival for d in together)
-    for draft in together:
-        if draft is not None and (rival := draft.rival) is not None:
-            assert rival.score <= draft.score and rival.local != draft.local
-            assert draft.agreement == naive_accepted_length(draft.tokens, rival.tokens)
-
-
 def test_a_text_that_ends_is_not_taken_for_the_beginning_of_the_next() -> None:
     cache = SuffixCache(WorkerSettings())
     first, second = some(5, 40), some(6, 40)
@@ -152,7 +136,7 @@ def test_text_comes_and_goes_and_the_books_are_even() -> None:
             cache.stop(name)
             cache.stop(name)  # a second time is ignored
     assert cache.evicted
-    links = cache._pool.links[:, 0]
+    links = cache.pool.links[:, 0]
     assert cache.held_bytes == (links > 0).sum() * PAGE_BYTES
     while cache._shares.give_way(cache._take):
         pass
@@ -169,7 +153,7 @@ def test_the_bytes_booked_are_no_fewer_than_the_arrays_hold() -> None:
         cache.start(str(i), array(some(i, length)), f"t{i}")
         cache.index(None)
         cache.extend(str(i), some(i, 3 * length))
-    pool = cache._pool
+    pool = cache.pool
     pages = int((pool.links[:, 0] > 0).sum())
     buckets = int(sum(pool.indexes[pool.indexes[:, 1] > 0, 1] + 1))
     each = pool.text.nbytes + pool.chains.nbytes + pool.links.nbytes + pool.times.nbytes

@@ -9,45 +9,49 @@ from __future__ import annotations
 import os
 import runpy
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from decoder.drafting.drafts import CacheDraft
 from decoder.engines.vllm import plugin
-
-Proposing = Callable[..., list[CacheDraft | None]]
-
-
-def spied(propose: Proposing) -> Proposing:
-    path = Path(os.environ["SPIED_DRAFTS"])
-
-    def proposing(
-        cache: Any, requests: list[str], contexts: list[np.ndarray], *rest: Any
-    ) -> list[CacheDraft | None]:
-        drafts = propose(cache, requests, contexts, *rest)
-        with path.open("a") as file:
-            for draft, context in zip(drafts, contexts, strict=True):
-                both = [] if draft is None else [draft, draft.rival]
-                shown = {token for one in both if one is not None for token in one.tokens}
-                file.write(f"{len(shown - {*context.tolist()})}\n")
-        return drafts
-
-    return proposing
 
 
 def spy() -> None:
     make = plugin._adapter
 
     def made(*arguments: Any) -> Any:
-        from decoder.drafting.suffix import SuffixCache  # as late as the plugin: it brings numba
-
-        SuffixCache.propose_all = spied(SuffixCache.propose_all)  # type: ignore[method-assign]
+        spy_on_the_router()
         return make(*arguments)
 
     plugin._adapter = made
+
+
+def spy_on_the_router() -> None:
+    from decoder.core.router import DraftRouter  # as late as the plugin: it brings numba
+    from tests.engines.trials import drafts_in
+
+    path, texts = Path(os.environ["SPIED_DRAFTS"]), dict[str, set[int]]()
+    start, observe, choose = DraftRouter.start, DraftRouter.observe, DraftRouter.choose
+
+    def started(self: Any, name: str, prompt: Any, options: Any, output: Any = ()) -> None:
+        texts[name] = {*prompt.tolist(), *output}
+        start(self, name, prompt, options, output)
+
+    def observed(self: Any, outcomes: Any, *rest: Any) -> None:
+        begin = 0
+        for name, end in zip(outcomes.names, outcomes.ends.tolist(), strict=True):
+            texts.setdefault(name, set()).update(outcomes.tokens[begin:end].tolist())
+            begin = end
+        observe(self, outcomes, *rest)
+
+    def chosen(self: Any, names: Any, *rest: Any, **more: Any) -> Any:
+        decisions = choose(self, names, *rest, **more)
+        with path.open("a") as file:
+            for name, _, _, tokens in drafts_in(self, names):
+                file.write(f"{len({*tokens} - texts[name])}\n")
+        return decisions
+
+    DraftRouter.start, DraftRouter.observe = started, observed  # type: ignore[method-assign]
+    DraftRouter.choose = chosen  # type: ignore[method-assign]
 
 
 spy()  # in each process that vLLM starts from this program: the engine has one of its own

@@ -41,11 +41,11 @@ def worker_in(llm: LLM) -> Worker:
 
 def keep_events(worker: Worker) -> Ring:
     """Where the events of a worker without telemetry lie from now on."""
-    from decoder.core.hindsight import RingSink
+    from decoder.core.events import Sink
     from decoder.telemetry.ring import Ring
 
     ring = Ring(1_000_000)
-    worker.router._sink = RingSink(ring)
+    worker.router._sink = Sink(ring)
     return ring
 
 
@@ -53,7 +53,7 @@ def events_in(worker: Worker) -> list[DraftEvent]:
     """The events that such a worker keeps."""
     from tests.decoder.telemetry.telling import events_of
 
-    return events_of(worker.router._sink._ring)  # type: ignore[attr-defined]
+    return events_of(worker.router._sink.ring)  # type: ignore[arg-type]
 
 
 def worker_of(runner: Any) -> Worker:

@@ -11,7 +11,7 @@ import torch
 from decoder.contracts.bundle import OUTPUTS, Policy
 from decoder.contracts.features import NUM_FEATURES
 from decoder.core.costs import LiveCosts
-from decoder.core.floor import Floor
+from decoder.core.guards.floor import Floor
 from decoder.engines.reference.generation import Generation, Sampling
 from decoder.engines.reference.method import METHODS, Drafting, Method, method
 from decoder.engines.reference.session import Session

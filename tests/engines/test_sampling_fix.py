@@ -17,7 +17,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decoder.core.room import COPIES
+from decoder.core.guards.draft_budget import COPIES
 from decoder.engines.vllm import sampling
 from decoder.engines.vllm.sampling import (
     WORKED_ROW,

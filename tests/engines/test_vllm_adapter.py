@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from decoder.core import table as tables
 from decoder.core.costs import LiveCosts
-from decoder.core.room import MASK_US
+from decoder.core.guards.draft_budget import MASK_US
 from decoder.engines.vllm.adapter import RESTARTS, Adapter
 from decoder.engines.vllm.asked import text_of
 from decoder.policy.pricing import CostTable
+from decoder.policy.rule import CACHE
 from pipelines.embedded import drafter_path, ensure_model
 from tests.conftest import KeepingSink
 from tests.decoder.simulated import trusting_policy
@@ -102,10 +104,11 @@ def test_a_router_that_says_too_much_is_cut_at_the_last_moment(late: bool) -> No
 
     def rash(names: Sequence[str], *_: Any, **__: Any) -> Any:
         long = [VOCABULARY + 9 if i == 2 else 5 for i in range(40)]
-        return [
-            d._replace(room=99, tokens=long if d.arm == "cache" else d.tokens)
-            for d in choose(names)
-        ]
+        chosen = choose(names)
+        chosen.rooms[:], chosen.drafts[:] = 99, 0
+        chosen.lengths[chosen.arms == CACHE] = len(long)
+        chosen.tokens = np.array([long], np.int32)
+        return chosen
 
     router.choose = rash  # type: ignore[method-assign]
     serve(e)
@@ -131,7 +134,13 @@ def observed(e: Scheduled) -> list[tuple[str, int, int, int]]:
 
     def noting(outcomes: Any, tokens: int, usual: bool = True) -> None:
         told.extend(
-            (o.request, o.verified_len, o.length, o.length - len(o.tokens)) for o in outcomes
+            zip(
+                outcomes.names,
+                outcomes.verified.tolist(),
+                outcomes.lengths.tolist(),
+                (outcomes.lengths - np.diff(outcomes.ends, prepend=0)).tolist(),
+                strict=True,
+            )
         )
         take(outcomes, tokens, usual)
 
@@ -414,7 +423,7 @@ def test_what_goes_wrong_with_every_request_is_told_once(
 ) -> None:
     e = engine(config("suffix"))
 
-    e.worker.router.cache.propose_all = broken  # type: ignore[method-assign]
+    e.worker.router.cache.extend = broken  # type: ignore[method-assign]
     with caplog.at_level(logging.ERROR, "decoder"):
         serve(e)
     for name, output in e.outputs.items():
@@ -450,12 +459,13 @@ def test_a_request_that_was_left_out_is_taken_up_with_its_whole_text_twice_at_mo
     while e.scheduler.has_requests():
         e.run(6)
         if "1" in router and "1" in e.runner.requests:
-            held = router.followed.requests["1"]
-            state = e.runner.requests["1"]
-            assert held.length == state.num_tokens
-            assert held.tokens[: held.length].tolist() == list(copying("1")[: held.length])
-            held.length -= 1  # as a fault of ours might leave it
-            lost.append(held.length)
+            table, slot = router.table.arrays, router.table.slots["1"]
+            length = int(table.requests[slot, tables.LENGTH])
+            assert length == e.runner.requests["1"].num_tokens
+            seen = table.contexts[slot, -32:].tolist()
+            assert seen == list(copying("1")[length - 32 : length])
+            table.requests[slot, tables.LENGTH] -= 1  # as a fault of ours might leave it
+            lost.append(length)
     assert len(lost) == 1 + RESTARTS and router.counters.left_out == {"length": 3}
     assert e.outputs["1"] == list(copying("1")[41 : 41 + 300]) and e.worker.faults == 0
 
@@ -488,7 +498,7 @@ def test_a_request_that_ends_before_its_prompt_is_read_leaves_nothing_behind() -
     counters = e.worker.router.counters
     assert e.outputs["2"] == list(in_pieces("2")[1_400:]) and not e.outputs["1"]
     assert (counters.started, counters.stopped) == (2, 2) and not e.worker.faults
-    assert not e.worker.router.followed.requests and not e.worker.router.cache.waiting
+    assert not e.worker.router.table.slots and not e.worker.router.cache.waiting
 
 
 def test_a_prompt_is_taken_from_the_batch_and_no_list_is_walked_for_it() -> None:
@@ -615,7 +625,7 @@ def test_what_the_adapter_takes_is_our_own_time_and_not_the_targets(
     serve(e, requests=2)
     is_whole(e)
     has_model = method == "eagle3"
-    own = 2 * 100.0 + 2 * 20.0 + 3.0 * has_model
+    own = 100.0 + 2 * 20.0 + 3.0 * has_model
     assert np.median(router.counters.own_us) == pytest.approx(own)
     assert np.median(router.counters.exposed_us) == pytest.approx(own)
     took = [event.step_us for event in sink.every]

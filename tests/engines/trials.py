@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from decoder.contracts.bundle import Policy, frequency_policy
+from decoder.core.table import CYCLE, LENGTH
 from decoder.engines.reference.engine import ReferenceEngine
 from decoder.engines.reference.method import Drafting
 from decoder.engines.reference.session import Session
@@ -67,18 +68,31 @@ def note_drafts(router: Any) -> list[tuple[str, int, list[int]]]:
     Requests are named as events name them.
     """
     noted: list[tuple[str, int, list[int]]] = []
-    propose = router.cache.propose_all
+    choose = router.choose
 
-    def proposing(requests: list[str], contexts: list[Any], *rest: Any) -> Any:
-        drafts = propose(requests, contexts, *rest)
-        for request, context, draft in zip(requests, contexts, drafts, strict=True):
-            if draft is not None:
-                told = router.followed.requests[request].options.opaque or request
-                noted.append((told, len(context), list(draft.tokens)))
-        return drafts
+    def choosing(names: list[str], *rest: Any, **more: Any) -> Any:
+        decisions = choose(names, *rest, **more)
+        noted.extend((told, at, tokens) for _, told, at, tokens in drafts_in(router, names))
+        return decisions
 
-    router.cache.propose_all = proposing
+    router.choose = choosing
     return noted
+
+
+def drafts_in(router: Any, names: Sequence[str]) -> list[tuple[str, str, int, list[int]]]:
+    """The cache drafts that were just proposed: of whom, under which name events tell of it, tokens
+    before it, and its own."""
+    found = []
+    for name in names:
+        if name in router.table:
+            table, slot = router.table.arrays, router.table.slots[name]
+            cycle = table.requests[slot, CYCLE]
+            length = int(table.rows[cycle]["draft_len"]) if cycle >= 0 else 0
+            if length:
+                told = router.table.options[slot].opaque or name
+                at = int(table.requests[slot, LENGTH])
+                found.append((name, told, at, table.drafts[cycle, :length].tolist()))
+    return found
 
 
 def by_workload(

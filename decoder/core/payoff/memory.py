@@ -1,95 +1,150 @@
-"""What cache drafts paid before: in this request, for this tenant, and in like contexts.
+"""What cache drafts paid before for a tenant, in like contexts.
 
-Everything here is updated as labels resolve, so it adapts within one request, long before any
-retraining, and holds nothing that was not known when the next draft is judged. A tenant's memory is
-its own, bounded in bytes over all of them, and keeps hashes, no tokens.
+It is learned as labels resolve, so it adapts within one request, long before any retraining, and
+holds nothing that was not known when the next draft is judged. A memory is one cache key's own,
+bounded in bytes over all of them, and keeps hashes, no tokens.
 """
 
 from __future__ import annotations
 
 import time
-from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from math import log1p
-from typing import Final
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final, NamedTuple
 
-from decoder.contracts.features import MEMORY_KEYS, RECENT
+import numpy as np
+from numpy.typing import NDArray
+
+from decoder.compiled import FLOATS, IDS, REALS_2, WHOLE, WHOLES, WHOLES_2, compiled, record
+from decoder.contracts.features import MEMORY_KEYS
+from decoder.drafting.blocks import Blocks
+from decoder.drafting.pages import mixed
 from decoder.tenancy.shares import ALONE, Shares, owner_of
 
 SLOTS: Final = 1 << 14
-"""Entries of a tenant's memory for each key; a newcomer takes over the slot it falls into."""
-ENTRY_BYTES: Final = 448
-"""Bytes of an entry, at most: 395 measured over 48,000."""
-MEMORY_BYTES: Final = 1024
+"""Entries of a memory for each key; a newcomer takes over the slot it falls into."""
+KINDS: Final = len(MEMORY_KEYS)
+PLACE_BYTES: Final = 4 + 8 + 3 * 8
+MEMORY_BYTES: Final = 256
 """Bytes of a memory without entries."""
-LATELY: Final = 64
-"""Memories handed out last, whose growth is booked whenever one is handed out."""
-FORGOTTEN: Final = 512
-"""Entries of a memory given up that are freed at each new request: 0.3 us each."""
+LEAST, MOST = 6, (4 * KINDS * SLOTS // 3 - 1).bit_length()
+"""Places of the smallest and of the largest table, as powers of two; three in four are filled."""
 FADE: Final = 0.8
 """Weight of an entry's past at each new payoff: about five are remembered."""
+TENANT: Final = 0.002
 PRIOR_LOG: Final = 0.7
 PRIOR_SHARE: Final = 0.3
 PRIOR_FIRST: Final = 0.5
 """What an average draft does: log1p(payoff), payoff / length, first token accepted."""
-FAST, SLOW, FIRST, TENANT, MODEL_FADE = 0.3, 0.05, 0.1, 0.002, 0.1
-RECENT_CYCLES: Final = 16
-"""Cycles over which the cache-selection rate is taken."""
-_ALL_CYCLES: Final = (1 << RECENT_CYCLES) - 1
-
-Keys = tuple[int, ...]
-Entry = tuple[int, float, float, float, tuple[float, float, float]]
-"""Key, weight, decayed sums of log payoff and share, and the features made of them: what can be
-computed when a label resolves is not computed when a draft waits."""
-_NEW: Final[Entry] = (0, 0.0, 0.0, 0.0, (PRIOR_LOG, PRIOR_SHARE, 0.0))
+BEGIN, SIZE, COUNT = range(3)
 
 
-@dataclass(slots=True)
-class TenantMemory:
-    """Payoffs of one tenant: an average, and entries by the hash of context and draft."""
+class Payoffs(NamedTuple):
+    """Tables of all memories; row 0 is nobody's.
 
-    first: float = PRIOR_FIRST
-    log_payoff: float = PRIOR_LOG
-    _tables: tuple[dict[int, Entry], ...] = field(
-        default_factory=lambda: tuple({} for _ in MEMORY_KEYS)
-    )
+    ``tables`` say where a memory's places begin, how many there are, and how many are taken;
+    ``means`` the decayed share of first tokens accepted, and mean of log1p(payoff). Of a place,
+    ``idents`` is the kind of key and its slot, plus one; ``sums`` weight, log payoffs and shares.
+    """
 
-    def __len__(self) -> int:
-        return sum(len(table) for table in self._tables)
-
-    def forget(self, most: int) -> int:
-        """Drop entries, at most ``most``; how many it were. Mutates."""
-        dropped = 0
-        for table in self._tables:
-            while table and dropped < most:
-                table.popitem()
-                dropped += 1
-        return dropped
-
-    def recall(self, keys: Keys) -> tuple[float, ...]:
-        """Mean log payoff, mean share and log weight for each of ``keys``, flat."""
-        flat: tuple[float, ...] = ()
-        for key, table in zip(keys, self._tables, strict=True):
-            entry = table.get(key % SLOTS, _NEW)
-            flat += entry[4] if entry[0] == key else _NEW[4]
-        return flat
-
-    def learn(self, keys: Keys, accepted: int, length: int) -> None:
-        """Take in a resolved payoff, in tokens, of a draft of ``length``. Mutates."""
-        value, share = log1p(accepted), accepted / length
-        self.first += TENANT * ((accepted > 0) - self.first)
-        self.log_payoff += TENANT * (value - self.log_payoff)
-        for key, table in zip(keys, self._tables, strict=True):
-            entry = table.get(key % SLOTS, _NEW)
-            _, weight, logs, shares, _ = entry if entry[0] == key else _NEW
-            weight, logs, shares = weight * FADE + 1.0, logs * FADE + value, shares * FADE + share
-            whole = weight + 1.0
-            found = (logs + PRIOR_LOG) / whole, (shares + PRIOR_SHARE) / whole, log1p(weight)
-            table[key % SLOTS] = key, weight, logs, shares, found
+    tables: NDArray[np.int64]  # [memories, 3]
+    means: NDArray[np.float64]  # [memories, 2]
+    idents: NDArray[np.int32]  # [places]
+    keys: NDArray[np.int64]  # [places]
+    sums: NDArray[np.float64]  # [places, 3]
 
 
-class TenantMemories:
+PAYOFFS: Final = record(Payoffs, WHOLES_2, REALS_2, IDS, WHOLES, REALS_2)
+
+
+@compiled()
+def hashed(tokens: NDArray[np.int32], first: int, end: int, state: int) -> int:
+    """A key of 62 bits of ``tokens`` from ``first`` to before ``end``, after what ``state`` is."""
+    low, high = state, state + 1
+    for i in range(first, end):
+        low = mixed(low, int(tokens[i]))
+        high = mixed(high, int(tokens[i]) + 0x5BD1)
+    return ((high & 0x3FFFFFFF) << 32) | low
+
+
+@compiled()
+def place_of(payoffs: Payoffs, row: int, kind: int, key: int) -> int:
+    """Where an entry is, or would be; -1 without a table."""
+    begin, size = payoffs.tables[row, BEGIN], payoffs.tables[row, SIZE]
+    if size == 0:
+        return -1
+    ident = kind * SLOTS + (key & (SLOTS - 1)) + 1
+    at = ident & (size - 1)
+    while payoffs.idents[begin + at] != 0 and payoffs.idents[begin + at] != ident:
+        at = (at + 1) & (size - 1)
+    return int(begin + at)
+
+
+@compiled((PAYOFFS, WHOLE, WHOLE))
+def lacks(payoffs: Payoffs, row: int, labels: int) -> bool:
+    """Whether a memory must grow before so many labels are learned."""
+    size = payoffs.tables[row, SIZE]
+    needed = payoffs.tables[row, COUNT] + KINDS * labels
+    return bool(size < 1 << MOST and 4 * needed > 3 * size)
+
+
+@compiled((PAYOFFS, WHOLE, WHOLES, FLOATS))
+def recall(payoffs: Payoffs, row: int, keys: NDArray[np.int64], out: NDArray[np.float32]) -> None:
+    """Fill ``out`` with mean log payoff, mean share and log weight for each of ``keys``."""
+    for kind in range(KINDS):
+        at = place_of(payoffs, row, kind, keys[kind])
+        weight, logs, shares = 0.0, 0.0, 0.0
+        if at >= 0 and payoffs.idents[at] and payoffs.keys[at] == keys[kind]:
+            weight, logs, shares = payoffs.sums[at, 0], payoffs.sums[at, 1], payoffs.sums[at, 2]
+        out[3 * kind] = (logs + PRIOR_LOG) / (weight + 1.0)
+        out[3 * kind + 1] = (shares + PRIOR_SHARE) / (weight + 1.0)
+        out[3 * kind + 2] = np.log1p(weight)
+
+
+@compiled((PAYOFFS, WHOLE, WHOLES, WHOLE, WHOLE))
+def learn(payoffs: Payoffs, row: int, keys: NDArray[np.int64], accepted: int, length: int) -> None:
+    """Take in a resolved payoff, in tokens, of a draft of ``length``. Mutates.
+
+    What finds no place is not remembered.
+    """
+    value, share = np.log1p(float(accepted)), accepted / length
+    means, sums = payoffs.means[row], payoffs.sums
+    means[0] += TENANT * ((1.0 if accepted > 0 else 0.0) - means[0])
+    means[1] += TENANT * (value - means[1])
+    for kind in range(KINDS):
+        at = place_of(payoffs, row, kind, keys[kind])
+        if at < 0:
+            continue
+        if not payoffs.idents[at]:
+            if 4 * (payoffs.tables[row, COUNT] + 1) > 3 * payoffs.tables[row, SIZE]:
+                continue
+            payoffs.tables[row, COUNT] += 1
+            payoffs.idents[at] = kind * SLOTS + (keys[kind] & (SLOTS - 1)) + 1
+            payoffs.keys[at] = -1
+        if payoffs.keys[at] != keys[kind]:
+            payoffs.keys[at] = keys[kind]
+            sums[at] = 0.0
+        sums[at, 0] = sums[at, 0] * FADE + 1.0
+        sums[at, 1] = sums[at, 1] * FADE + value
+        sums[at, 2] = sums[at, 2] * FADE + share
+
+
+@compiled((PAYOFFS, WHOLE, WHOLE, WHOLE))
+def move(payoffs: Payoffs, row: int, begin: int, size: int) -> None:
+    """Move a memory to ``size`` free places from ``begin`` on. Mutates."""
+    old, places = payoffs.tables[row, BEGIN], payoffs.tables[row, SIZE]
+    payoffs.tables[row, BEGIN], payoffs.tables[row, SIZE] = begin, size
+    for at in range(old, old + places):
+        ident = payoffs.idents[at]
+        if ident:
+            kind = (ident - 1) // SLOTS
+            new = place_of(payoffs, row, kind, payoffs.keys[at])
+            payoffs.idents[new], payoffs.keys[new] = ident, payoffs.keys[at]
+            payoffs.sums[new] = payoffs.sums[at]
+            payoffs.idents[at] = 0
+
+
+class Memories:
     """Memories by cache key, bounded in bytes over all of them; each tenant has its fair share.
 
     A request that shares nothing (:data:`ALONE`) has a memory of its own.
@@ -97,121 +152,112 @@ class TenantMemories:
 
     def __init__(self, budget: int, clock: Callable[[], float] = time.monotonic) -> None:
         """Begin empty. ``budget`` is in bytes, ``clock`` in seconds."""
+        size = max((budget // PLACE_BYTES).bit_length(), MOST)
+        self.payoffs = Payoffs(
+            np.zeros((64, 3), np.int64), np.zeros((64, 2)), np.zeros(1 << size, np.int32),
+            np.zeros(1 << size, np.int64), np.zeros((1 << size, 3)),
+        )  # fmt: skip
+        self._blocks, self._rows = Blocks(size), list(range(63, 0, -1))
         self._shares = Shares(budget, clock)
-        self._kept: dict[str, OrderedDict[str, TenantMemory]] = {}  # by owner, by key
-        self._booked: dict[str, int] = {}
-        self._lately: deque[str] = deque(maxlen=LATELY)
-        self._dying: deque[TenantMemory] = deque()
+        self._kept: dict[str, OrderedDict[str, int]] = {}  # rows, by owner and key
+        self._owners: dict[int, str] = {}  # of those rows
+        self._users: dict[int, int] = {}
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of all memories at most, as of the last request that began."""
+        """Bytes of all memories at most."""
         return self._shares.held
 
     def __len__(self) -> int:
-        return len(self._booked)
+        return len(self._owners)
 
-    def of(self, key: str) -> TenantMemory:
-        """The memory that a request of ``key`` learns into. Mutates.
+    def begin(self, key: str) -> int:
+        """The memory that a request of ``key`` learns into, until it is given to :meth:`end`.
 
-        Where a memory gives way, requests under way keep it, while it is emptied by and by.
+        Where a memory gives way, requests under way go on with an empty one. Mutates.
         """
-        self._free()
         if key == ALONE:
-            return TenantMemory()
+            row = self._new_row()
+            self._users[row] = 1
+            return row
         owner = owner_of(key)
         self._shares.visit(owner)
         mine = self._kept.setdefault(owner, OrderedDict())
-        found = mine.setdefault(key, TenantMemory())
+        found = mine.get(key)
+        row = mine[key] = self._new_row() if found is None else found
         mine.move_to_end(key)
-        self._booked.setdefault(key, 0)
-        self._lately.append(key)
-        for name in dict.fromkeys(self._lately):
-            self._book(name)
-        while self._shares.held > self._shares.budget and self._shares.give_way(self._take):
-            pass
-        return found
+        self._users[row] = self._users.get(row, 0) + 1
+        if found is None:
+            self._owners[row] = owner
+            self._book(row, MEMORY_BYTES)
+        return row
 
-    def book(self, key: str) -> None:
-        """Count what the memory of ``key`` has grown by; one that gave way is none. Mutates."""
-        if key in self._booked:
-            self._book(key)
+    def end(self, row: int) -> None:
+        """A request that learned into ``row`` is over. Mutates."""
+        self._users[row] -= 1
+        if not self._users[row]:
+            del self._users[row]
+            self._leave(row)
 
-    def _book(self, key: str) -> None:
-        owner = owner_of(key)
-        memory = self._kept[owner].get(key) if owner in self._kept else None
-        if memory is not None:
-            now = MEMORY_BYTES + len(memory) * ENTRY_BYTES
-            self._shares.grow(owner, now - self._booked[key])
-            self._booked[key] = now
+    def grow(self, row: int, labels: int) -> None:
+        """Make room for so many labels, as far as there is any. Mutates."""
+        tables = self.payoffs.tables
+        needed = int(tables[row, COUNT]) + KINDS * labels
+        size = min(max((4 * needed // 3).bit_length(), LEAST), MOST)
+        begin, had = self._blocks.take(size), int(tables[row, SIZE])
+        if begin < 0:
+            return
+        was = int(tables[row, BEGIN])
+        move(self.payoffs, row, begin, 1 << size)
+        if had:
+            self._blocks.give(was, had.bit_length() - 1)
+        self._book(row, ((1 << size) - had) * PLACE_BYTES)
+
+    def _book(self, row: int, count: int) -> None:
+        owner = self._owners.get(row)
+        if owner is not None:
+            self._shares.grow(owner, count)
+            while self._shares.held > self._shares.budget and self._shares.give_way(self._take):
+                pass
 
     def _take(self, owner: str) -> bool:
         """Give up the memory of the owner's that was asked for longest ago."""
         mine = self._kept.get(owner)
         if not mine:
             return False
-        key, memory = mine.popitem(last=False)
-        self._shares.grow(owner, -self._booked.pop(key))
-        self._dying.append(memory)
+        _, row = mine.popitem(last=False)
+        size = int(self.payoffs.tables[row, SIZE])
+        self._shares.grow(owner, -(MEMORY_BYTES + size * PLACE_BYTES))
+        del self._owners[row]
+        self._clear(row)
+        self._leave(row)
         if not mine:
             del self._kept[owner]
             self._shares.forget(owner)
         return True
 
-    def _free(self) -> None:
-        left = FORGOTTEN
-        while left > 0 and self._dying:
-            left -= max(self._dying[0].forget(left), 1)
-            if not len(self._dying[0]):
-                self._dying.popleft()
+    def _new_row(self) -> int:
+        if not self._rows:
+            tables, means = self.payoffs.tables, self.payoffs.means
+            self._rows = list(range(2 * len(tables) - 1, len(tables) - 1, -1))
+            self.payoffs = self.payoffs._replace(
+                tables=np.concatenate([tables, np.zeros_like(tables)]),
+                means=np.concatenate([means, np.zeros_like(means)]),
+            )
+        row = self._rows.pop()
+        self.payoffs.means[row] = PRIOR_FIRST, PRIOR_LOG
+        return row
 
+    def _clear(self, row: int) -> None:
+        begin, size, _ = self.payoffs.tables[row].tolist()
+        if size:
+            self.payoffs.idents[begin : begin + size] = 0
+            self._blocks.give(begin, size.bit_length() - 1)
+        self.payoffs.tables[row] = 0
+        self.payoffs.means[row] = PRIOR_FIRST, PRIOR_LOG
 
-def memory_keys(context: Sequence[int], draft: Sequence[int]) -> Keys:
-    """Keys of ``draft`` token ids after ``context``, its last token ids.
-
-    The order is that of ``MEMORY_KEYS``. Hashes of integers are the same in every process.
-    """
-    last = context[-1] if context else -1
-    return hash(tuple(draft[:8])), hash(tuple(context[-2:])), hash((last, draft[0]))
-
-
-@dataclass(slots=True)
-class History:
-    """What a request has shown so far. Holds only labels already resolved: no leak."""
-
-    payoffs: deque[int] = field(default_factory=lambda: deque(maxlen=RECENT))
-    payoff_features: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0, 0.0)
-    """Last, second last, third last, mean and maximum of ``payoffs``."""
-    cache_share: float = 0.0
-    first: float = PRIOR_FIRST
-    fast: float = PRIOR_LOG
-    slow: float = PRIOR_LOG
-    broke_at: int = 0  # output tokens committed when a draft last broke off
-    model: float = 1.0
-    _arms: int = 0  # a bit for each of the last cycles, the newest lowest
-    _cycles: int = 0  # that it tells of
-
-    def took(self, cache: bool) -> None:
-        """Take in whether a cycle verifies a cache draft. Mutates."""
-        self._arms = (self._arms << 1 | cache) & _ALL_CYCLES
-        self._cycles = min(self._cycles + 1, RECENT_CYCLES)
-        self.cache_share = self._arms.bit_count() / self._cycles
-
-    def learn(self, accepted: int, length: int, generated: int) -> None:
-        """Take in a resolved payoff of a draft of ``length``, known after ``generated`` tokens."""
-        payoffs = self.payoffs
-        payoffs.append(accepted)
-        count = len(payoffs)
-        before = payoffs[-2] if count > 1 else 0
-        earlier = payoffs[-3] if count > 2 else 0
-        self.payoff_features = accepted, before, earlier, sum(payoffs) / count, max(payoffs)
-        value = log1p(accepted)
-        self.first += FIRST * ((accepted > 0) - self.first)
-        self.fast += FAST * (value - self.fast)
-        self.slow += SLOW * (value - self.slow)
-        if accepted < length:
-            self.broke_at = generated
-
-    def learn_model(self, accepted: float) -> None:
-        """Take in what the target accepts of a model draft of full length. Mutates."""
-        self.model += MODEL_FADE * (accepted - self.model)
+    def _leave(self, row: int) -> None:
+        """Free a row that nobody knows any more."""
+        if row not in self._owners and row not in self._users:
+            self._clear(row)
+            self._rows.append(row)

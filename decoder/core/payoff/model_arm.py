@@ -16,6 +16,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from decoder.compiled import REALS, WHOLE, compiled
 from decoder.policy.survival import yields_of
 
 START: Final = 1.0
@@ -35,52 +36,73 @@ LOOK_RATE: Final = 25.0
 nobody used may have changed, and one look must be able to bring it back."""
 
 
+SEEN, LEFT, AGED, UNSEEN = range(4)
+"""Of what is known beside the odds: steps with model drafts, drafts to come of the step under way,
+how old the past is, and steps since a model draft was verified."""
+
+
+@compiled()
+def chance_at(odds: float) -> float:
+    """The chance that log-odds stand for."""
+    return float(1.0 / (1.0 + np.exp(-odds)))
+
+
+@compiled()
+def payoff_of(odds: NDArray[np.float64], length: int) -> float:
+    """Accepted length to expect of a draft of ``length`` tokens."""
+    total, alive = 0.0, 1.0
+    for place in range(min(length, len(odds))):
+        alive *= chance_at(odds[place])
+        total += alive
+    return total
+
+
+@compiled((REALS, REALS, WHOLE, WHOLE, WHOLE))
+def observe_model(
+    odds: NDArray[np.float64], seen: NDArray[np.float64], accepted: int, verified: int, drafts: int
+) -> None:
+    """Take in a verified model draft. Mutates.
+
+    Args:
+        drafts: model drafts that its step verified: together they count for one step.
+    """
+    if seen[LEFT] <= 0.0 or seen[UNSEEN]:
+        seen[LEFT], seen[AGED] = drafts, 1.0 - np.exp(-seen[UNSEEN] / AGES)
+    seen[LEFT] -= 1.0
+    seen[UNSEEN] = 0.0
+    seen[SEEN] += 1.0 / drafts
+    rate = max(RATE, FIRST_RATE / (1.0 + seen[SEEN]), LOOK_RATE * seen[AGED] ** 2) / drafts
+    for place in range(min(accepted + 1, verified, len(odds))):
+        came = 1.0 if place < accepted else 0.0
+        moved = odds[place] + rate * (came - chance_at(odds[place]))
+        odds[place] = min(max(moved, -FURTHEST), FURTHEST)
+
+
 class ModelArm:
     """Chances of one worker's model drafts; ``odds`` is float64 [length], by place."""
 
     def __init__(self, payoff: float, length: int) -> None:
         """Begin from ``payoff``, the accepted length expected of a draft of ``length`` tokens."""
-        self.unseen = 0
-        """Steps since a model draft was verified."""
         chance = min(max(chance_of(payoff, length), chance_at(-FURTHEST)), chance_at(FURTHEST))
         self.odds: NDArray[np.float64] = np.full(length, math.log(chance / (1.0 - chance)))
-        self._seen = 0.0  # steps with model drafts
-        self._left, self._aged = 0, 0.0  # drafts to come of the step under way; how old the past is
+        self.seen = np.zeros(4)
+
+    @property
+    def unseen(self) -> int:
+        """Steps since a model draft was verified."""
+        return int(self.seen[UNSEEN])
+
+    @unseen.setter
+    def unseen(self, steps: int) -> None:
+        self.seen[UNSEEN] = steps
 
     def payoff(self, length: int) -> float:
         """Accepted length to expect of a draft of ``length`` tokens."""
-        total, alive = 0.0, 1.0
-        for odds in self.odds[:length].tolist():
-            alive *= chance_at(odds)
-            total += alive
-        return total
-
-    def holds(self, length: int) -> float:
-        """Chance that a draft of ``length`` tokens is accepted whole."""
-        chances = (chance_at(odds) for odds in self.odds[:length].tolist())
-        return math.prod(chances) if length <= len(self.odds) else 0.0
+        return float(payoff_of(self.odds, length))
 
     def observe(self, accepted: int, verified: int, drafts: int = 1) -> None:
-        """Take in a verified model draft. Mutates.
-
-        Args:
-            drafts: model drafts that its step verified: together they count for one step.
-        """
-        if self._left <= 0 or self.unseen:
-            self._left, self._aged = drafts, 1.0 - math.exp(-self.unseen / AGES)
-        self._left -= 1
-        self.unseen = 0
-        self._seen += 1.0 / drafts
-        first = FIRST_RATE / (1.0 + self._seen)
-        rate = max(RATE, first, LOOK_RATE * self._aged**2) / drafts
-        for place in range(min(accepted + 1, verified, len(self.odds))):
-            odds = self.odds[place] + rate * ((place < accepted) - chance_at(self.odds[place]))
-            self.odds[place] = min(max(odds, -FURTHEST), FURTHEST)
-
-
-def chance_at(odds: float) -> float:
-    """The chance that log-odds stand for."""
-    return 1.0 / (1.0 + math.exp(-odds))
+        """Take in a verified model draft, one of so many of its step. Mutates."""
+        observe_model(self.odds, self.seen, accepted, verified, drafts)
 
 
 def chance_of(payoff: float, length: int) -> float:

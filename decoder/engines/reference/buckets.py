@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from decoder.contracts.bundle import Policy
 from decoder.contracts.features import FEATURES, FloatArray
 from decoder.core.choice import Chosen, room_of
-from decoder.core.hindsight import Resolved
 from decoder.core.loops import draft_length, share_out, yields_of_places
 from decoder.policy.pricing import CostTable, value_of
 
@@ -37,17 +36,19 @@ class Buckets:
         self._accepted, self._observed = np.zeros(shape), np.zeros(shape)
         self._steps = 0
 
-    def put(self, resolved: Resolved) -> None:
-        """Count the label of a cache draft, a censored one as far as it is known. Mutates."""
-        _, _, _, label, _ = resolved
-        cycle = label.subject
-        if not cycle.draft_len:
-            return
-        source, match = _places(cycle.step.features[cycle.draft : cycle.draft + 1])
-        accepted = min(label.accepted, POSITIONS)
-        broke = not label.censored and label.accepted < cycle.draft_len
-        self._accepted[source, match, :accepted] += 1
-        self._observed[source, match, : accepted + broke] += 1
+    def put(self, rows: NDArray[Any]) -> None:
+        """Count the labels of cache drafts, censored ones as far as they are known. Mutates.
+
+        Args:
+            rows: [n] of :data:`decoder.telemetry.ring.ROW`.
+        """
+        rows = rows[rows["draft_len"] > 0]
+        sources, matches = _places(rows["features"])
+        broke = (rows["censored"] == 0) & (rows["accepted"] < rows["draft_len"])
+        for row, (source, match) in enumerate(zip(sources, matches, strict=True)):
+            accepted = min(int(rows["accepted"][row]), POSITIONS)
+            self._accepted[source, match, :accepted] += 1
+            self._observed[source, match, : accepted + broke[row]] += 1
 
     def curves(self, features: FloatArray) -> FloatArray:
         """Survival of each draft through each of its positions: float32 [m, POSITIONS]."""

@@ -7,19 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from decoder.contracts.errors import EngineError
 from decoder.contracts.events import DraftEvent
 from decoder.core.choice import choose
 from decoder.core.costs import LiveCosts
-from decoder.core.floor import Floor
-from decoder.core.hindsight import Resolved, event_of
+from decoder.core.events import Log
+from decoder.core.guards.floor import Floor
 from decoder.core.router import Committed, Decision, DraftRouter, RequestOptions
-from decoder.drafting.drafts import CacheDraft, Limits, Tokens, common_prefix
+from decoder.drafting.drafts import common_prefix
 from decoder.drafting.suffix import SuffixCache
 from decoder.drafting.tree import DraftTree, chain
 from decoder.engines.reference.acceptance import accept_greedy, accept_sampled, distribution
@@ -32,50 +33,17 @@ from decoder.engines.reference.recording import record
 from decoder.engines.reference.target import Read
 
 
-class EventLog(list[DraftEvent]):
+class EventLog(Log):
     """An event sink that keeps the events, and tells a rule that learns from them."""
 
     def __init__(self, rule: Buckets | None = None) -> None:
         super().__init__()
         self._rule = rule
 
-    def put(self, resolved: Resolved) -> None:
-        """Keep one event."""
-        self.append(event_of(resolved))
+    def put(self, rows: NDArray[Any]) -> None:
+        """Look at rows as they come."""
         if self._rule is not None:
-            self._rule.put(resolved)
-
-
-class NoCache:
-    """In the place of a suffix cache for methods that have none: proposes nothing."""
-
-    memory_bytes = 0
-
-    def start(self, request: str, prompt: Tokens, tenant: str) -> None:
-        """Nothing to index."""
-
-    def index(self, most: int | None = None) -> int:
-        """Nothing to index."""
-        return 0
-
-    def extend(self, request: str, tokens: Sequence[int]) -> None:
-        """Nothing to index."""
-
-    def write(self) -> None:
-        """Nothing to index."""
-
-    def propose_all(
-        self,
-        requests: Sequence[str],
-        contexts: Sequence[Tokens],
-        most: Sequence[int],
-        limits: Limits | None = None,
-    ) -> list[CacheDraft | None]:
-        """No drafts."""
-        return [None] * len(requests)
-
-    def stop(self, request: str) -> None:
-        """Nothing to forget."""
+            self._rule.put(rows)
 
 
 class Session:
@@ -98,15 +66,15 @@ class Session:
         self.engine, self.method = engine, method
         rule = method.rule() if method.rule is not None else None
         settings = method.drafting(engine.settings)
-        self.sink = EventLog(rule)
+        self._log = EventLog(rule)
         if cache is None and method.cache:
             cache = SuffixCache(settings)
-        self.cache = cache or cast("SuffixCache", NoCache())
+        self.cache = cache
         self.router = DraftRouter(
             self.cache,
             method.policy,
             engine.token_classes,
-            self.sink,
+            self._log,
             method.model != "none",
             model_draft_tokens=engine.longest_draft(method),
             shorter=method.model == "chain",
@@ -115,6 +83,11 @@ class Session:
             choice=rule or choose,
         )
         self._requests = 0
+
+    @property
+    def sink(self) -> list[DraftEvent]:
+        """The events so far; may be emptied."""
+        return self._log.every
 
     def generate(
         self,
@@ -193,7 +166,7 @@ class Session:
         position = len(request.output)
         context = np.asarray(request.prompt + request.output, np.int32)
         room = request.room
-        draft = self.cache.propose(request.name, context, room) if room else None
+        draft = self.cache.propose(request.name, context, room) if self.cache and room else None
         cache = common_prefix(draft.tokens, known[position:]) if draft else 0
         model = recorded[position] if recorded and position < len(recorded) else 0
         threshold = ALWAYS if cache > min(model, room) else NEVER

@@ -19,17 +19,19 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import torch
 
 from decoder.complaints import Complaints
-from decoder.core.requests import Committed, Decision
-from decoder.core.room import DRAFTS_SHARE, room, under_grammar
+from decoder.core.guards.draft_budget import DRAFTS_SHARE, room, under_grammar
+from decoder.core.requests import Decisions, Outcomes
 from decoder.engines.vllm.asked import options_of, text_of
 from decoder.engines.vllm.drafter import MUCH, LateDrafter
 from decoder.engines.vllm.plan import Plan
 from decoder.engines.vllm.ranks import Ranks
 from decoder.engines.vllm.reading import Reading
 from decoder.policy.pricing import NOMINAL
+from decoder.policy.rule import MODEL
 from decoder.tenancy.identities import Identities
 
 if TYPE_CHECKING:
@@ -200,23 +202,31 @@ class Adapter:
         scheduled, step_tokens = (
             scheduler_output.num_scheduled_tokens, scheduler_output.total_num_scheduled_tokens
         )  # fmt: skip
-        outcomes, lengths, waiting = [], {}, 0
-        for row, (name, tokens) in enumerate(zip(names, sampled, strict=True)):
-            state = runner.requests[name]
-            with self._sparing("a request could not be taken up"):
-                self._take_up(row, name, len(tokens), runner)
-            if not tokens:  # a prompt only partly read: nothing was committed yet
-                waiting += state.num_tokens - state.num_computed_tokens - scheduled[name]
-                continue
-            # Places kept or drafts refused by a grammar are marked with -1 by the scheduler.
-            really = sum(1 for token in verified.get(name, ()) if token >= 0)
-            lengths[name] = state.num_tokens
-            outcomes.append(Committed(name, tokens, really, state.num_tokens))
-        followed = [outcome.request for outcome in outcomes if outcome.request in router]
+        requests, max_model_len = runner.requests, runner.max_model_len
+        states = [requests[name] for name in names]
+        lengths = [state.num_tokens for state in states]
+        slots = router.table.slots
+        for row in [row for row, name in enumerate(names) if name not in slots]:
+            if self._restarts.get(names[row], 0) < RESTARTS:
+                with self._sparing("a request could not be taken up"):
+                    self._take_up(row, names[row], len(sampled[row]), runner, max_model_len)
+        rows = [row for row, tokens in enumerate(sampled) if tokens]
+        waiting = 0  # tokens of prompts only partly read: nothing of them was committed yet
+        if len(rows) < len(names):
+            for state, name, tokens in zip(states, names, sampled, strict=True):
+                if not tokens:
+                    waiting += state.num_tokens - state.num_computed_tokens - scheduled[name]
+        stepped = names if len(rows) == len(names) else [names[row] for row in rows]
+        # Places kept or drafts refused by a grammar are marked with -1 by the scheduler.
+        really = [_really(verified.get(name, ())) for name in stepped]
+        followed = [name for name in stepped if name in slots]
         usual = late is None or late.caught_up < MUCH
         with self._sparing("observing failed"):
+            outcomes = Outcomes.flat(
+                stepped, [sampled[row] for row in rows], really, [lengths[row] for row in rows]
+            )
             router.observe(outcomes, step_tokens, usual)
-        live = [name for name in followed if name in router]
+        live = [name for name in followed if name in slots]
         # An ended request's blocks may be given to a later prompt that begins alike.
         reads = self.reading is None or self.reading.wanted
         unread: set[str] = set()
@@ -225,42 +235,85 @@ class Adapter:
             read = late.would_read(names, reads)
             unread = {name for name, is_read in zip(names, read, strict=True) if not is_read}
             full = late.full(sum(scheduled[name] for name in names if name not in unread))
-        catch_up = self._hits or full or bool({*followed}.difference(live, unread))
+        catch_up = (
+            self._hits
+            or full
+            or (len(live) < len(followed) and bool({*followed}.difference(live, unread)))
+        )
         known = runner.input_batch.vocab_size
-        chosen: dict[str, Decision] = {}
+        chosen: Decisions | None = None
         with self._sparing("choosing drafts failed: this step goes on without drafts"):
             budget = runner.scheduler_config.max_num_scheduled_tokens
             most = room(len(names), known, budget, waiting, full=step_tokens >= budget)
             if not runner.scheduler_config.enable_chunked_prefill:
                 self._steps += 1  # a prompt that is read whole may need all the room there is
                 most *= self._steps % DRAFTS_SHARE > 0
-            others = len(outcomes) - len(followed)
+            others = len(rows) - len(followed)
             beside = min(waiting, max(budget - len(live) - others, 0))
-            decisions = router.choose(live, most, unread, others=others, beside=beside)
-            chosen = dict(zip(live, decisions, strict=True))
+            chosen = router.choose(live, most, unread, others=others, beside=beside)
             self._weigh_reading(step_tokens, len(names))
-        self._limits = self._longest_of(runner, names, longest)
+        self._limits = self._longest_of(runner, states, longest)
+        if chosen is None:
+            nothing = [0] * len(names)
+            return Plan(((),) * len(names), tuple(nothing), 0, catch_up, reads)
         end = runner.effective_drafter_max_model_len if self._has_model else 0
-        given, rooms = [], []
-        for name, most in zip(names, self._limits, strict=True):
-            decision = chosen.get(name, _NOTHING)
-            model = decision.arm == "model"
-            left = min(decision.room, most, end - lengths[name]) if model else 0
-            rooms.append(max(left, 0))
-            tokens = decision.tokens[:most] if decision.arm == "cache" else ()
-            given.append(_known(tokens, known))
+        given, rooms = self._given(chosen, names, live, lengths, end, known)
         k = min(max(rooms, default=0), self.worker.settings.model_draft_tokens)
-        return Plan(tuple(given), tuple(rooms), k, catch_up, reads)
+        return Plan(given, rooms, k, catch_up, reads)
 
-    def _longest_of(self, runner: Any, names: Sequence[str], longest: int) -> list[int]:
+    def _given(
+        self,
+        chosen: Decisions,
+        names: Sequence[str],
+        live: Sequence[str],
+        lengths: Sequence[int],
+        end: int,
+        vocabulary: int,
+    ) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
+        """The cache draft of each request, and tokens of a model draft that it may have.
+
+        A cache draft ends before the first token that the target has no logit for: a prompt may
+        hold such marks.
+
+        Args:
+            live: those that ``chosen`` is of, in the order of ``names``.
+            lengths: tokens of each request.
+            end: tokens of a request that the drafter reaches to.
+        """
+        most = np.array(self._limits)
+        rooms = np.zeros(len(names), np.int64)
+        lens = np.zeros(len(names), np.int64)
+        place = np.arange(len(names))
+        if len(live) < len(names):
+            alive = {*live}
+            place = np.array([row for row, n in enumerate(names) if n in alive], np.int64)
+        drafts = np.zeros(len(names), np.int64)
+        lens[place], drafts[place] = chosen.lengths, chosen.drafts
+        lens = np.minimum(lens, most)
+        asked = chosen.rooms * (chosen.arms == MODEL)
+        rooms[place] = np.minimum(asked, end - np.array(lengths)[place])
+        rooms = np.maximum(np.minimum(rooms, most), 0)
+        tokens = chosen.tokens
+        strange = tokens.view(np.uint32) >= vocabulary  # or below 0
+        if strange.any():
+            first = np.where(strange.any(1), strange.argmax(1), tokens.shape[1])
+            lens = np.minimum(lens, first[drafts])
+        given: list[tuple[int, ...]] = [()] * len(names)
+        for row in np.flatnonzero(lens).tolist():
+            given[row] = tuple(tokens[drafts[row], : lens[row]].tolist())
+        return tuple(given), tuple(rooms.tolist())
+
+    def _longest_of(self, runner: Any, states: Sequence[Any], longest: int) -> list[int]:
         """Draft tokens of each request at most."""
         assert self.worker is not None, "only the rank that leads decides"
         table = self.worker.router.costs.table
-        asked = [runner.requests[name].sampling_params for name in names]
-        bound = [getattr(one, "structured_outputs", None) is not None for one in asked]
+        bound = [
+            getattr(state.sampling_params, "structured_outputs", None) is not None
+            for state in states
+        ]
         if table is NOMINAL or not any(bound):  # that has no unit of time yet
-            return [longest] * len(names)
-        few = min(longest, under_grammar(sum(bound), table.time(len(names))))
+            return [longest] * len(states)
+        few = min(longest, under_grammar(sum(bound), table.time(len(states))))
         return [few if is_bound else longest for is_bound in bound]
 
     def _weigh_reading(self, tokens: int, rows: int) -> None:
@@ -270,12 +323,10 @@ class Adapter:
             table = router.costs.table
             self.reading.observe(tokens, table.slope, router.worth_us, table.time(rows))
 
-    def _take_up(self, row: int, name: str, sampled: int, runner: Any) -> None:
+    def _take_up(self, row: int, name: str, sampled: int, runner: Any, max_model_len: int) -> None:
         """Let the router follow a request that it does not, with the text that it has by now."""
         assert self.worker is not None, "only the rank that leads decides"
-        state, max_model_len = runner.requests[name], runner.max_model_len
-        if name in self.worker.router or self._restarts.get(name, 0) >= RESTARTS:
-            return
+        state = runner.requests[name]
         text = text_of(state, runner.input_batch.token_ids_cpu[row], sampled)
         if text is None:
             return
@@ -356,11 +407,6 @@ class Adapter:
             self._count(what)
 
 
-def _known(tokens: Sequence[int], vocabulary: int) -> tuple[int, ...]:
-    """``tokens`` up to the first the target has no logit for: a prompt may hold such marks."""
-    if not tokens or (min(tokens) >= 0 and max(tokens) < vocabulary):
-        return tuple(tokens)
-    return tuple(tokens[: next(i for i, t in enumerate(tokens) if not 0 <= t < vocabulary)])
-
-
-_NOTHING: Final = Decision("none")
+def _really(tokens: Sequence[int]) -> int:
+    """How many of ``tokens`` are any."""
+    return len(tokens) - tokens.count(-1) if tokens else 0

@@ -17,7 +17,7 @@ from typing import Any, Final
 import torch
 
 from decoder.core import profiling
-from decoder.core.room import tokens_of_logits
+from decoder.core.guards.draft_budget import tokens_of_logits
 from decoder.engines.vllm.graphs import sizes
 from decoder.engines.vllm.ranks import Ranks
 from decoder.engines.vllm.requirements import longest_draft

@@ -44,7 +44,7 @@ from typing import Any, Final
 
 import torch
 
-from decoder.core.room import COPIES, LOGITS_BYTES, tokens_of_logits
+from decoder.core.guards.draft_budget import COPIES, LOGITS_BYTES, tokens_of_logits
 
 _MARK: Final = "_hvd_mended"
 _PENALISED: Final = "_hvd_penalised"

@@ -24,9 +24,13 @@ from decoder.contracts.events import Origin, decode_batch
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import WorkerStatus
 from decoder.contracts.topics import DRAFTS
-from decoder.core.hindsight import RingSink
+from decoder.core.cycles import settle
+from decoder.core.events import Sink
+from decoder.core.guards.floor import Floor
+from decoder.core.table import FREE, UNSETTLED, new_table
+from decoder.policy.pricing import NOMINAL
 from decoder.telemetry.handover import Handover
-from decoder.telemetry.ring import HEAD, Ring
+from decoder.telemetry.ring import HEAD, SETTLED, SPELLED, Ring
 from pipelines import machine
 from pipelines.lab.bench.step_cost import BATCH, recorded
 from pipelines.stack import broker, processes
@@ -77,13 +81,9 @@ def _measure(
     kafka: KafkaSettings, rate: float, seconds: float, progress: Callable[[float], None]
 ) -> dict[str, Any]:
     ring, emitting = Ring(QUEUE), list[float]()
-    sink = RingSink(ring)
-    told, number = itertools.cycle(recorded(STEPS * BATCH)), itertools.count()
     origin = Origin("bench", "bench", f"{time.time_ns():016x}"[-16:])
 
-    def emit() -> None:
-        for _, name, request, label, censored in itertools.islice(told, BATCH):
-            sink.put((next(number), name, request, label, censored))
+    emit = emitter(ring)
 
     def status() -> WorkerStatus:
         made = handover.accounts().made
@@ -127,6 +127,27 @@ def _measure(
         "dropped": accounts.made - accounts.sent,
         "machine": machine.description(),
     }
+
+
+def emitter(ring: Ring) -> Callable[[], None]:
+    """What puts the events of a next step of 64 requests into ``ring``, as the router does."""
+    rows, sink, floor = recorded(STEPS * BATCH), Sink(ring), Floor(has_model=True)
+    table, number = new_table(1, BATCH, 1), itertools.count()
+    for column in SPELLED:  # the same words have other numbers in another ring
+        rows[column] = sink.word("")
+    costs = NOMINAL.draft_us, NOMINAL.draft_token_us, NOMINAL.draft_row_us
+
+    def emit() -> None:
+        at = next(number) % STEPS * BATCH
+        table.rows[:] = rows[at : at + BATCH]
+        table.unsettled[:] = np.arange(BATCH)
+        table.counts[UNSETTLED], table.counts[FREE] = BATCH, 0
+        sink.control[HEAD] = settle(
+            table, floor.needed, floor.ahead, floor.state, False, NOMINAL.dense, costs, sink.raw,
+            sink.control, int(sink.control[SETTLED]), sink.words,
+        )  # fmt: skip
+
+    return emit
 
 
 def _until(done: Callable[[], bool], meanwhile: Callable[[], None]) -> None:

@@ -18,8 +18,8 @@ from decoder.contracts.bundle import Policy
 from decoder.contracts.events import DraftEvent
 from decoder.contracts.features import FloatArray
 from decoder.core.costs import LiveCosts
-from decoder.core.floor import Floor
-from decoder.core.hindsight import Resolved, event_of
+from decoder.core.events import Log
+from decoder.core.guards.floor import Floor
 from decoder.core.router import DraftRouter
 from decoder.drafting.suffix import SuffixCache
 from decoder.policy.pricing import CostTable, step_time
@@ -148,7 +148,7 @@ def decode(
             made.add(cycle, us)
             clock.now_us += us
             router.costs.observe(1 + cycle.verified, 1, cycle.drafted, us)
-        events, clock.events, clock.steps = clock.events, [], {}
+        events = clock.dated()
         won = told(index, from_events(events)) if told is not None else None
         if won is not None:
             router.policy = won
@@ -162,18 +162,21 @@ class _RecordedCosts(LiveCosts):
         """Take in nothing."""
 
 
-@dataclass
-class _Clock:
-    """Time of the recorded service, and the steps that open events still have to be dated by."""
+class _Clock(Log):
+    """Time of the recorded service, by which events are dated: the router's sink."""
 
-    now_us: float = 0.0
-    steps: dict[int, tuple[float, float]] = field(default_factory=dict)  # by position
-    events: list[DraftEvent] = field(default_factory=list)
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_us = 0.0
+        self.steps: dict[int, tuple[float, float]] = {}  # when and how long, by position
 
-    def put(self, resolved: Resolved) -> None:
-        """Take one event, dated by the recorded clock: the router's sink. Mutates its step."""
-        _, _, _, (cycle, _, _), _ = resolved
-        at, us = self.steps.pop(cycle.position, (self.now_us, 0.0))
-        cycle.step.wall, cycle.step.us, cycle.step.draft_us = at * 1e-6, us, 0.0
-        if cycle.draft_len:
-            self.events.append(event_of(resolved))
+    def dated(self) -> list[DraftEvent]:
+        """The events of cache drafts of a request that is done. Mutates."""
+        dated = []
+        for event in self.every:
+            at, us = self.steps.get(event.position, (self.now_us, 0.0))
+            if event.draft_len:
+                dated.append(event._replace(time=at * 1e-6, step_us=us, draft_us=0.0))
+        self.every.clear()
+        self.steps.clear()
+        return dated

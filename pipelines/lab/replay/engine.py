@@ -9,17 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, Protocol
+
+from numpy.typing import NDArray
 
 from decoder.contracts.bundle import MAX_DRAFT, Policy
 from decoder.contracts.errors import TraceError
-from decoder.contracts.events import DraftEvent
 from decoder.contracts.features import FloatArray
 from decoder.core.choice import choose
 from decoder.core.costs import LiveCosts
-from decoder.core.floor import Floor
-from decoder.core.hindsight import Resolved, event_of
-from decoder.core.router import Committed, Decision, DraftRouter, EventSink, RequestOptions
+from decoder.core.events import Log
+from decoder.core.guards.floor import Floor
+from decoder.core.router import Committed, Decision, DraftRouter, RequestOptions
 from decoder.drafting.drafts import common_prefix
 from decoder.drafting.suffix import SuffixCache
 from decoder.engines.reference.method import Method
@@ -56,7 +57,7 @@ class Engine:
             usual: false keeps the router from learning costs by this machine's clock, and has
                 labels told at once, not in the next step.
         """
-        router.doze = None
+        router.pause = None
         self._router, self._cache, self._traces = router, cache, traces
         self._has_model, self._mean, self._usual = has_model, model_mean, usual
 
@@ -106,20 +107,24 @@ def _verified(decision: Decision, turn: Turn, model: Sequence[int], done: int) -
     return Cycle(turn.index, done, arm, length, min(accepted, came), came)
 
 
-class _Sink:
-    """Keeps the events of cache drafts, and hands every cycle on to those who listen."""
+class Listening(Protocol):
+    """Who wants to know of every cycle."""
 
-    def __init__(self, *listening: EventSink | None) -> None:
-        self.events: list[DraftEvent] = []
+    def put(self, rows: NDArray[Any]) -> None:
+        """Take in rows of :data:`decoder.telemetry.ring.ROW`, as they come."""
+
+
+class _Sink(Log):
+    """Keeps the events, and hands every cycle on to those who listen."""
+
+    def __init__(self, *listening: Listening | None) -> None:
+        super().__init__()
         self._listening: Final = [sink for sink in listening if sink is not None]
 
-    def put(self, resolved: Resolved) -> None:
-        """Take one event."""
-        _, _, _, (cycle, _, _), _ = resolved
-        if cycle.draft_len:
-            self.events.append(event_of(resolved))
+    def put(self, rows: NDArray[Any]) -> None:
+        """Look at rows as they come."""
         for sink in self._listening:
-            sink.put(resolved)
+            sink.put(rows)
 
 
 @dataclass(frozen=True)
@@ -142,7 +147,7 @@ class Simulator:
         warm_up: Sequence[Trace] = (),
         told: Told | None = None,
         floor: Floor | None = None,
-        watch: EventSink | None = None,
+        watch: Listening | None = None,
     ) -> tuple[Cycles, Rows]:
         """The cycles of ``traces`` by ``method``, and the labelled cache drafts proposed in them.
 
@@ -184,7 +189,7 @@ class Simulator:
             done += len(trace.output)
             if told is not None:
                 told(done, whole)
-        asked = [(int(e.request), e.position, e) for e in sink.events]
+        asked = [(int(e.request), e.position, e) for e in sink.every if e.draft_len]
         kept = sorted(((i, p, e) for i, p, e in asked if i >= warm), key=lambda each: each[:2])
         return Cycles.of(cycles), from_events([event for *_, event in kept])
 

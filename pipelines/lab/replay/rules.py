@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from decoder.contracts.bundle import Policy
-from decoder.core.floor import Floor
+from decoder.core.guards.floor import Floor
 from decoder.engines.reference.method import Method, method
 from pipelines.lab.replay.engine import Simulator, hybrid
 from pipelines.lab.replay.hindsight import Prices, foreseen

@@ -20,7 +20,7 @@ from decoder.telemetry.ring import (
 def write(ring: Ring, *events: DraftEvent) -> None:
     """Write a row for each event, as it is."""
     for event in events:
-        told = event._asdict()
+        told = event._asdict() | {"model_len": 0}
         told |= {name: ring.word(told[name]) for name in SPELLED}
         told |= {name: told[name].encode() for name in NAMES.names[:-1]}
         told["model_accepted"] = -1 if event.model_accepted is None else event.model_accepted

@@ -11,7 +11,7 @@ import pytest
 from decoder.contracts.bundle import CHAMPION, FIRST, TRIAL, Policy, frequency_policy
 from decoder.contracts.trials import MODEL, PLAIN, SUFFIX
 from decoder.core.choice import Chosen, choose
-from decoder.core.floor import Floor
+from decoder.core.guards.floor import Floor
 from decoder.core.router import Committed, DraftRouter, RequestOptions
 from decoder.drafting.suffix import SuffixCache
 from decoder.policy.first import first_policy
@@ -107,10 +107,10 @@ def test_the_worker_learns_to_serve_from_the_champion_alone(
 ) -> None:
     router = playing(sink, token_classes, names=(PLAIN,))
     rates, naps = [], []
-    assert router.turns is not None and router.doze is not None
-    observe, doze = router.rate.observe, router.doze.observe
+    assert router.turns is not None and router.pause is not None
+    observe, doze = router.rate.observe, router.pause.observe
     router.rate.observe = lambda *a: (rates.append(router.turns.playing), observe(*a))  # type: ignore
-    router.doze.observe = lambda *a: (naps.append(router.turns.playing), doze(*a))  # type: ignore
+    router.pause.observe = lambda *a: (naps.append(router.turns.playing), doze(*a))  # type: ignore
     decode(router, 20)
     assert len(sink.every) > len(rates) > 0
     told = sum(e.side in ("", CHAMPION) for e in sink.every)

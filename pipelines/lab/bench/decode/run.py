@@ -141,7 +141,7 @@ def open_lane(
 
 def opened(engine: ReferenceEngine, method: Method, costs: LiveCosts | None) -> Session:
     """A session of ``method``; one that decides by costs has the floor that a server gives it."""
-    from decoder.core.floor import Floor
+    from decoder.core.guards.floor import Floor
     from decoder.engines.reference.session import Session
 
     served = costs is not None and method.rule is None

@@ -26,6 +26,6 @@ def test_a_step_has_every_part_of_ours_in_it_and_prompts_are_waited_for() -> Non
     assert set(whole["us_by_verb"]) == {"observe", "choose", "drafted", "settle", "adapter"}
     assert all(us > 0.0 for us in whole["us_by_verb"].values())
     assert whole["tokens_per_cycle"] > 1.2 and whole["longest_wait_for_a_prompt_ms"] > 0.0
-    assert [number for number, *_ in step_cost.recorded(65)] == list(range(65))
+    assert step_cost.recorded(65)["number"].tolist() == list(range(65))
     shown = CliRunner().invoke(app, ["bench", "decide", "--steps", "20"])
     assert shown.exit_code == 0 and "us by verb observe" in shown.output, shown.output

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from decoder.core.doze import FIRST_WAIT, LONGEST_WAIT, LOSS, PROBE, SPENT, Doze
+from decoder.core.guards.pause import FIRST_WAIT, LONGEST_WAIT, LOSS, PROBE, SPENT, SpeculationPause
 
 PLAIN = 5_000.0
 STEPS = 10_000
@@ -25,7 +25,7 @@ class Told:
 
 def serve(own: float, gains: Iterable[float], doze: bool = True) -> Told:
     """Steps whose drafts are worth ``gains`` plain steps, at ``own`` plain steps for proposing."""
-    judge, times, awake = Doze(), [], []
+    judge, times, awake = SpeculationPause(), [], []
     for gain in gains:
         looks = judge.awake or not doze
         awake.append(looks)
@@ -72,8 +72,8 @@ def test_it_is_never_much_worse_than_the_better_of_sleeping_and_waking(
 
 
 def test_another_batch_or_another_cost_of_a_step_ends_the_sleep() -> None:
-    def asleep() -> Doze:
-        doze = Doze()
+    def asleep() -> SpeculationPause:
+        doze = SpeculationPause()
         for _ in range(round(LOSS / 0.2) + 1):
             doze.observe(0.2 * PLAIN, 0.0, 64, PLAIN)
         assert not doze.awake
@@ -101,7 +101,7 @@ def test_a_router_that_takes_longer_than_the_steps_it_saves_sleeps() -> None:
 
 
 def test_a_machine_that_stands_still_for_a_second_is_not_the_routers_doing() -> None:
-    doze = Doze()
+    doze = SpeculationPause()
     for step in range(400):
         stalled = step % 100 == 50
         doze.observe(200 * PLAIN if stalled else 0.02 * PLAIN, 0.1 * PLAIN, 8, PLAIN)

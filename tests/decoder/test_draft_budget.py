@@ -5,7 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decoder.core.room import COPIES, DRAFTS_SHARE, NEWCOMERS_SHARE, room, tokens_of_logits
+from decoder.core.guards.draft_budget import (
+    COPIES,
+    DRAFTS_SHARE,
+    NEWCOMERS_SHARE,
+    room,
+    tokens_of_logits,
+)
 
 
 def test_logits_bound_a_step_of_many_requests() -> None:

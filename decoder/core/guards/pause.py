@@ -2,9 +2,9 @@
 
 A router that looks up drafts, describes and judges them takes time in every step, drafts or none.
 How far that time has run ahead of what its choices were worth is summed up from where they were
-last even (Page's test, as in :mod:`decoder.core.floor`); ``LOSS`` ahead, the router falls asleep:
-nothing is proposed, and nothing of new text is indexed. Now and then a short **probe** of some
-steps looks again. After one that finds nothing the wait is twice as long, up to where probing costs
+last even (Page's test, as in :mod:`decoder.core.guards.floor`); ``LOSS`` ahead, the router falls
+asleep: nothing is proposed, and nothing of new text is indexed. Now and then a short **probe** of
+some steps looks again. After one that finds nothing the wait is twice as long, up to where probing costs
 ``SPENT`` of decoding. A change of batch, or of what a step costs, ends the sleep at once: what pays
 hangs on both.
 """
@@ -28,7 +28,7 @@ CHANGE: Final = 2.0
 """Ratio of requests, or of the time of a step, to those at falling asleep that ends the sleep."""
 
 
-class Doze:
+class SpeculationPause:
     """Whether one worker's router looks for drafts. Written and read by the engine's thread."""
 
     def __init__(self) -> None:

@@ -1,0 +1,83 @@
+"""Looks at what nobody uses: a drafter that may have recovered, and a step that verifies nothing,
+from which every other is priced."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from decoder.core.costs import LiveCosts
+from decoder.core.guards.floor import DOUBT, PLAIN_EVERY, PROBE_EVERY, Floor
+from decoder.core.payoff.model_arm import ModelArm
+from decoder.policy.rule import CACHE, MODEL, NONE, Arms
+
+Mask = NDArray[np.bool_]
+
+
+def relieved(arms: Arms, floor: Floor, proposed: Mask, unable: Mask) -> Arms:
+    """The arms [n] of whom the floor has in force.
+
+    Args:
+        proposed, unable: bool [n], who has a cache draft, and who can have no model draft.
+    """
+    if floor.in_force == "policy":
+        return arms
+    if floor.in_force == "cache":
+        return np.where(proposed, CACHE, NONE).astype(np.int8)
+    if floor.in_force == "model":
+        return np.where(unable, arms, MODEL).astype(np.int8)
+    return np.full(len(arms), NONE, np.int8)
+
+
+class Probing:
+    """When what is looked at; ``taken`` counts looks. For the engine's thread."""
+
+    def __init__(self, model_arm: ModelArm, has_model: bool) -> None:
+        self.taken = 0
+        self._model_arm, self._has_model = model_arm, has_model
+        self._since_asked = 0  # steps since one that asked for a model draft
+        self._since_plain = 0  # steps since one that verified nothing
+
+    def at_the_drafter(self, arms: Arms, behind: NDArray[np.int64], unable: Mask) -> Arms:
+        """The same with a model draft where the drafter has least to read before it can draft.
+
+        Args:
+            behind: int64 [n], tokens of each that the drafter has not drafted from.
+        """
+        if not self._has_model:
+            return arms
+        # A look that came to nothing waits for its next turn like any other.
+        self._model_arm.unseen += 1
+        self._since_asked += 1
+        asks = bool((arms == MODEL).any())
+        if not asks and min(self._model_arm.unseen, self._since_asked) > PROBE_EVERY:
+            able = np.flatnonzero(~unable)
+            if len(able):
+                arms = arms.copy()
+                arms[able[behind[able].argmin()]] = MODEL
+                self.taken += 1
+                asks = True
+        if asks:
+            self._since_asked = 0
+        return arms
+
+    def at_nothing(self, arms: Arms, costs: LiveCosts, last: tuple[int, int]) -> Arms:
+        """The same, or nothing for anybody, where in doubt what that takes.
+
+        Args:
+            last: tokens that the last step ran through the target, and tokens drafted in it.
+        """
+        self._since_plain += 1
+        # In place of a lone request's cache draft it would cost a whole copied stretch.
+        copying = len(arms) == 1 and arms[0] == CACHE
+        if not (arms != NONE).any():
+            self._since_plain = 0
+        elif (
+            not copying
+            and self._since_plain % PLAIN_EVERY == 0
+            and costs.doubt(last[0], len(arms), last[1]) > DOUBT
+        ):
+            self._since_plain = 0
+            self.taken += 1
+            return np.full(len(arms), NONE, np.int8)
+        return arms

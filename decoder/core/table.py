@@ -1,0 +1,224 @@
+"""The requests that a worker follows, as slots in arrays, and their cycles until these are told of.
+
+A cycle is a row of :data:`decoder.telemetry.ring.ROW` from the choice on: what becomes of it is
+written where its event will be. ``taking``, ``proposing`` and ``cycles`` have what is done with
+them in every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from decoder.compiled import (
+    BYTES_2,
+    IDS,
+    IDS_2,
+    REALS_2,
+    WHOLES,
+    WHOLES_2,
+    record,
+    rows_of,
+)  # fmt: skip
+from decoder.contracts.features import RECENT
+from decoder.core.guards.floor import WIDTH
+from decoder.core.payoff.memory import PRIOR_FIRST, PRIOR_LOG
+from decoder.core.requests import RequestOptions
+from decoder.drafting.drafts import Tokens
+from decoder.drafting.matches import BACK
+from decoder.policy.rule import ARMS
+from decoder.telemetry.ring import NAMES, ROW
+
+(
+    LENGTH, PROMPT, MAX_TOKENS, MAX_LENGTH, MIN_TOKENS, SPECULATES, ENDED, CYCLE, CYCLES,
+    DRAFTED_AT, INDEX, MEMORY, STOPS, OPEN, BROKE_AT, TOOK, TOOK_CYCLES, PAYOFFS_SEEN,
+) = range(18)  # fmt: skip
+"""Of ``requests``: tokens there are, of them the prompt's, bounds, whether and how it has ended,
+its cycle under way (-1: none) and how many there were, tokens there were when it last had a model
+draft, its rows of the cache and of the memories, how many ids end it, labels that are open, output
+tokens when a cache draft last broke off, a bit for each of its last cycles that verified a cache
+draft, of how many that tells, and payoffs that are known."""
+SHARE, FIRST, FAST, SLOW, RECENT_MODEL, STRETCH = range(6)
+"""Of ``means``: the cache's share of cycles, decayed means, and from ``STRETCH`` on what
+:mod:`decoder.core.guards.floor` sums up."""
+(
+    SLOT, HELD, ARM, WANTED, WANTED_LEN, ALL_WANTED, ALL_CACHED, DRAFTING, MODELS, MODEL_LEN,
+    BESIDE, SERVES, MADE, COMMITTED, NAMED,
+) = range(15)  # fmt: skip
+"""Of ``cycles``: whose, tokens of its draft that matched so far, its arm by number, what the policy
+wanted of it, and of its step: draft tokens, had the policy its way and if every cache draft were
+verified whole, requests for which the policy wants a model draft and those that have one, tokens of
+a model draft and of prompts beside; whether the champion decided, whether the engine has said what
+it drafted, tokens committed, and whether it can be told of."""
+KEYS: Final = 3
+(FREE, UNSETTLED, EVENTS, LABELLED, COUNTED, UNDRAFTED, BY_ARM) = range(7)
+"""Of ``counts``: free cycles, those to be settled, events made, labels known, tokens committed,
+model drafts not made; then for each arm cycles, tokens drafted, and accepted."""
+LIVE, STOPPED, FULL_LENGTH = range(3)
+"""How a request has ended."""
+GROWS: Final = 2
+
+
+class Table(NamedTuple):
+    """Requests by slot, cycles by number."""
+
+    requests: NDArray[np.int64]  # [slots, 18]
+    means: NDArray[np.float64]  # [slots, 5 + WIDTH]
+    payoffs: NDArray[np.int64]  # [slots, RECENT], as they come, the oldest overwritten
+    contexts: NDArray[np.int32]  # [slots, BACK], the last tokens, at the end
+    stops: NDArray[np.int32]  # [slots, widest]
+    open: NDArray[np.int32]  # [slots, deepest], cycles whose labels are open, the oldest first
+    names: NDArray[np.uint8]  # [slots, bytes], as events have them
+    rows: NDArray[Any]  # [cycles] of ROW
+    raw: NDArray[np.uint8]  # the same, [cycles, bytes]
+    cycles: NDArray[np.int64]  # [cycles, 15]
+    keys: NDArray[np.int64]  # [cycles, KEYS], of the memory
+    drafts: NDArray[np.int32]  # [cycles, longest], tokens of cache drafts
+    free: NDArray[np.int32]  # [cycles]
+    unsettled: NDArray[np.int32]  # [cycles], those of which all is known, in that order
+    counts: NDArray[np.int64]
+
+
+TABLE: Final = record(
+    Table, WHOLES_2, REALS_2, WHOLES_2, IDS_2, IDS_2, IDS_2, BYTES_2, rows_of(ROW), BYTES_2,
+    WHOLES_2, WHOLES_2, IDS_2, IDS, IDS, WHOLES,
+)  # fmt: skip
+
+
+def new_table(slots: int, cycles: int, longest: int) -> Table:
+    """An empty table.
+
+    Args:
+        longest: tokens of a cache draft at most.
+    """
+    rows = np.zeros(cycles, ROW)
+    counts = np.zeros(BY_ARM + 3 * len(ARMS), np.int64)
+    counts[FREE] = cycles
+    return Table(
+        np.zeros((slots, 18), np.int64), np.zeros((slots, STRETCH + WIDTH)),
+        np.zeros((slots, RECENT), np.int64), np.zeros((slots, BACK), np.int32),
+        np.zeros((slots, 4), np.int32), np.zeros((slots, 16), np.int32),
+        np.zeros((slots, NAMES.itemsize), np.uint8), rows, raw_of(rows),
+        np.zeros((cycles, 15), np.int64), np.zeros((cycles, KEYS), np.int64),
+        np.zeros((cycles, longest), np.int32), np.arange(cycles, dtype=np.int32),
+        np.zeros(cycles, np.int32), counts,
+    )  # fmt: skip
+
+
+def raw_of(rows: NDArray[Any]) -> NDArray[np.uint8]:
+    """The bytes of rows of a structured dtype: [n, bytes]."""
+    return rows.view(np.uint8).reshape(len(rows), rows.dtype.itemsize)
+
+
+class RequestTable:
+    """The table, who is where in it, and what grows."""
+
+    def __init__(self, longest: int) -> None:
+        """Begin empty."""
+        self.arrays = new_table(64, 1024, longest)
+        self.slots: dict[str, int] = {}
+        self.options: dict[int, RequestOptions] = {}  # by slot
+        self._free = list(range(63, -1, -1))
+        self._left: list[int] = []  # slots whose cycles may still wait to be settled
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.slots
+
+    def of(self, names: Sequence[str]) -> NDArray[np.int64]:
+        """Slots of requests by name, -1 for those that are not followed."""
+        slots = self.slots
+        return np.array([slots.get(name, -1) for name in names], np.int64)
+
+    def add(
+        self,
+        name: str,
+        options: RequestOptions,
+        text: Tokens,
+        prompt_len: int,
+        model: float,
+        told: bytes | None,
+    ) -> int:
+        """A slot for a request with ``text`` (int32 [n]).
+
+        Args:
+            model: accepted length that its first model draft has to expect.
+            told: its names as events have them; None where they cannot be written.
+        """
+        if not self._free:
+            self._more_slots()
+        slot, stops = self._free.pop(), sorted(options.stop_ids)
+        if len(stops) > self.arrays.stops.shape[1]:
+            self._widen("stops", len(stops))
+        table = self.arrays
+        row = table.requests[slot]
+        row[:] = 0
+        row[:6] = (
+            len(text), prompt_len, options.max_tokens, options.max_model_len, options.min_tokens,
+            options.speculate,
+        )  # fmt: skip
+        row[CYCLE], row[STOPS] = -1, len(stops)
+        table.means[slot] = 0.0
+        table.means[slot, FIRST : RECENT_MODEL + 1] = PRIOR_FIRST, PRIOR_LOG, PRIOR_LOG, model
+        table.stops[slot, : len(stops)] = stops
+        seen = text[-BACK:]
+        table.contexts[slot, BACK - len(seen) :] = seen
+        table.names[slot] = np.frombuffer(told, np.uint8) if told is not None else 255
+        self.slots[name], self.options[slot] = slot, options
+        return slot
+
+    def remove(self, name: str) -> int:
+        """Forget who is in a slot; what is left of its cycles may be settled first."""
+        slot = self.slots.pop(name)
+        self._left.append(slot)
+        return slot
+
+    def settled(self) -> None:
+        """No cycle of one that left waits any more."""
+        for slot in self._left:
+            del self.options[slot]
+        self._free += self._left
+        self._left = []
+
+    def reserve(self, cycles: int) -> None:
+        """Make room for so many more cycles, each with an open label."""
+        table = self.arrays
+        if table.counts[FREE] < cycles:
+            self._more_cycles(cycles)
+        if len(self.slots) and table.requests[:, OPEN].max() >= table.open.shape[1]:
+            self._widen("open", GROWS * table.open.shape[1])
+
+    def _more_slots(self) -> None:
+        table, had = self.arrays, len(self.arrays.requests)
+        grown = {
+            name: _longer(getattr(table, name), GROWS * had)
+            for name in ("requests", "means", "payoffs", "contexts", "stops", "open", "names")
+        }
+        self.arrays = table._replace(**grown)
+        self._free += range(GROWS * had - 1, had - 1, -1)
+
+    def _more_cycles(self, cycles: int) -> None:
+        table, had = self.arrays, len(self.arrays.rows)
+        size = GROWS * had
+        while size - had + int(table.counts[FREE]) < cycles:
+            size *= GROWS
+        names = ("rows", "cycles", "keys", "drafts", "free", "unsettled")
+        grown = {name: _longer(getattr(table, name), size) for name in names}
+        left = int(table.counts[FREE])
+        grown["free"][left : left + size - had] = np.arange(had, size)
+        table.counts[FREE] += size - had
+        self.arrays = table._replace(**grown, raw=raw_of(grown["rows"]))
+
+    def _widen(self, name: str, width: int) -> None:
+        old = getattr(self.arrays, name)
+        wider = np.zeros((len(old), width), old.dtype)
+        wider[:, : old.shape[1]] = old
+        self.arrays = self.arrays._replace(**{name: wider})
+
+
+def _longer(array: NDArray[Any], size: int) -> NDArray[Any]:
+    grown = np.zeros((size, *array.shape[1:]), array.dtype)
+    grown[: len(array)] = array
+    return grown
