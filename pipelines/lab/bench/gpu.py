@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import platform
 import statistics
 import sys
@@ -18,9 +17,10 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -37,7 +37,10 @@ try:
     import triton
     import triton.language as tl
 
-    jit: Callable[[Any], Any] = triton.jit(do_not_specialize=["tokens", "splits", "size"])
+    # or each alignment and size would be compiled anew
+    jit: Callable[[Any], Any] = triton.jit(
+        do_not_specialize=["first", "count", "length", "tokens", "splits", "size"]
+    )
 except ImportError:  # torch for a CPU alone
     triton, jit = None, lambda function: function
 
@@ -154,9 +157,7 @@ def _attend_kernel(
             higher = tl.maximum(top, tl.max(scores, 1))
             safe = tl.where(higher == float("-inf"), 0.0, higher)
             p, shrink = tl.exp(scores - safe[:, None]), tl.exp(top - safe)
-            values = tl.load(
-                where[:, None] + KV * D + d[None, :], mask=inside[:, None], other=0.0
-            )
+            values = tl.load(where[:, None] + KV * D + d[None, :], mask=inside[:, None], other=0.0)
             total = total * shrink + tl.sum(p, 1)
             acc = acc * shrink[:, None] + tl.dot(p.to(values.dtype), values)
             top = higher
@@ -233,7 +234,7 @@ def bias_of(plan: Plan, group: int, dtype: torch.dtype) -> Tensor:
 def masked(q: Tensor, cache: Tensor, plan: Plan) -> Tensor:
     """The same by torch's own kernels, which see all of the cache: a group's heads are further
     query rows, so that keys need not be repeated."""
-    (tokens, heads, dim), batch, kv = q.shape, len(plan.first), cache.shape[1] // 2
+    (tokens, heads, _), batch, kv = q.shape, len(plan.first), cache.shape[1] // 2
     steps = torch.arange(plan.longest, device=q.device)
     rows = q[(plan.first[:, None] + steps).clamp(max=tokens - 1)]
     folded = rows.unflatten(2, (kv, heads // kv)).permute(0, 2, 3, 1, 4).flatten(2, 3)
@@ -289,9 +290,7 @@ class Model(NamedTuple):
         """Weights drawn so that states stay near unit size."""
 
         def of(rows: int, columns: int) -> Tensor:
-            return torch.empty(rows, columns, device=device, dtype=dtype).normal_(
-                std=columns**-0.5
-            )
+            return torch.empty(rows, columns, device=device, dtype=dtype).normal_(std=columns**-0.5)
 
         def ones() -> Tensor:
             return torch.ones(s.hidden, device=device, dtype=dtype)
@@ -496,7 +495,10 @@ def kernel_fault(s: Shape, device: torch.device, dtype: torch.dtype) -> str:
             longest = next(size for size in ROWS if size >= max(count))
             plan = Plan(384, longest, first - counts, counts, length, slots, q, q, None)
             exact = plan._replace(bias=bias_of(plan, s.heads // s.kv_heads, torch.float32))
-            mine, theirs = by_kernel(q, cache, plan).float(), masked(q.float(), cache.float(), exact)
+            mine, theirs = (
+                by_kernel(q, cache, plan).float(),
+                masked(q.float(), cache.float(), exact),
+            )
             if not (off := float((mine - theirs).norm() / theirs.norm())) < 0.02:
                 return f"it is off by {off:.3f}"
     except Exception as error:  # noqa: BLE001 - whatever a compiler says
@@ -535,7 +537,9 @@ def read_sessions(path: Path, longest: int, skip: Sequence[str]) -> tuple[list[l
                 held[n] for n in ("tokens", "offsets", "names", "classes")
             )
     except (OSError, KeyError, ValueError) as error:
-        raise SettingsError(f"no sessions in {path} ({error}): make them, --make-sessions.") from error
+        raise SettingsError(
+            f"no sessions in {path} ({error}): make them, --make-sessions."
+        ) from error
     sessions: dict[str, list[Request]] = {}
     for number, (name, (low, middle, high)) in enumerate(zip(names, offsets, strict=True)):
         workload, session = str(name).split("\t")
@@ -599,7 +603,9 @@ class Player:
         from decoder.core.requests import Decision
 
         self.name, self.mean, self.engine = name, mean, engine
-        self.router = None if name in ("none", "eagle3") else router_of(name, engine.k, classes, table)
+        self.router = (
+            None if name in ("none", "eagle3") else router_of(name, engine.k, classes, table)
+        )
         fixed = Decision("model", (), engine.k) if name == "eagle3" else Decision("none")
         self._fixed = [fixed] * engine.batch
         self.slots = [Slot(place, lane) for place, lane in enumerate(lanes)]
@@ -668,15 +674,7 @@ class Player:
             told_of = zip(names, committed, drafts, strict=True)
             outcomes = [Committed(name, made, len(draft)) for name, made, draft in told_of]
             router.observe(outcomes, len(ids), usual=e.capture_s == captured)
-        ended = [slot for slot in slots if len(slot.text) >= len(slot.request.answer)]
-        for slot in ended:
-            if slot.text != slot.request.answer:
-                raise RuntimeError(f"{self.name} wrote another text than was recorded.")
-            if router is not None:
-                router.stop(slot.name, "stop")
-            slot.begin()
-        if ended:
-            self._enter(ended)
+        self._go_on()
         if router is not None:
             exposed += clock() - began
         self.steps, self.cycles = self.steps + 1, self.cycles + len(slots)
@@ -684,6 +682,18 @@ class Player:
         self.exposed_s, self.own_s = self.exposed_s + exposed, self.own_s + exposed
         self.gpu_ms += gpu_ms if e.capture_s == captured else self.gpu_ms / max(self.steps - 1, 1)
         self.arms.update(d.arm if draft else "none" for d, draft in pairs)
+
+    def _go_on(self) -> None:
+        """Let other requests follow those that ended."""
+        ended = [slot for slot in self.slots if len(slot.text) >= len(slot.request.answer)]
+        for slot in ended:
+            if slot.text != slot.request.answer:
+                raise RuntimeError(f"{self.name} wrote another text than was recorded.")
+            if self.router is not None:
+                self.router.stop(slot.name, "stop")
+            slot.begin()
+        if ended:
+            self._enter(ended)
 
     def play(self, tokens: int, until: float) -> bool:
         """Decode until there are so many since counts began; False where the time was over."""
@@ -801,7 +811,9 @@ def compare(players: Sequence[Player]) -> list[dict[str, Any]]:
 
     found = [p.told() | {"over": {}} for p in players]
     for mine, p in zip(found, players, strict=True):
-        rivals = [q for q in players if q.mean in (0.0, p.mean) and q.name not in (p.name, "hybrid")]
+        rivals = [
+            q for q in players if q.mean in (0.0, p.mean) and q.name not in (p.name, "hybrid")
+        ]
         picked = [q for q in rivals if q.name == "none"]
         if p.name == "hybrid" and rivals:
             picked.append(max(rivals, key=lambda q: found[players.index(q)]["tok_per_s"]))
@@ -845,11 +857,13 @@ def cell(
             tried(p, partial(p.play, WARM * e.batch, until))
     paces = [p.rounds[-1][1] / max(p.rounds[-1][0], 1) for p in players]
     left = until - time.monotonic()
-    quota = max(int(left / asked.rounds / max(sum(paces), 1e-9)), e.batch)
+    quota = max(min(int(left / asked.rounds / max(sum(paces), 1e-9)), asked.tokens), e.batch)
     for p in players:
         p.forget()
     target, took, turn = 0, 0.0, 0
-    while players and (not took or time.monotonic() + 0.9 * took < until):
+    while (
+        players and turn < 2 * asked.rounds and (not took or time.monotonic() + 0.9 * took < until)
+    ):
         start, target = time.monotonic(), target + quota
         first = turn % len(players)
         order = [*players[first:], *players[:first]]
@@ -858,8 +872,7 @@ def cell(
         if not all(whole):
             record["errors"].append("the time was over within a round")
             break
-    if turn:
-        record["methods"] = compare(players)
+    record["methods"] = compare([p for p in players if p.tokens])
     record |= {"rounds": turn, "graphs": len(e.graphs), "capture_s": e.capture_s}
     record["seconds"] = time.monotonic() - began
     told(record)
@@ -879,6 +892,7 @@ class Options:
     k: int
     minutes: float
     rounds: int
+    tokens: int
     context: int
     skip: tuple[str, ...]
     no_kernel: str = ""
@@ -891,8 +905,7 @@ def run(asked: Options, say: Say) -> dict[str, Any]:
     from pipelines.reports import write_json
 
     began = time.monotonic()
-    from decoder.core import router as _  # noqa: F401 - compiles its loops
-
+    import_module("decoder.core.router")  # compiles its loops
     compiled_s = time.monotonic() - began
     say(f"the router's loops were compiled in {compiled_s:.1f} s")
     device = torch.device(asked.device)
@@ -996,8 +1009,9 @@ def versions() -> dict[str, str]:
     from decoder.compiled import numba
 
     return {
-        "python": platform.python_version(), "torch": torch.__version__,
-        "cuda": str(torch.version.cuda), "numpy": np.__version__, "numba": numba.__version__ if numba else "none",
+        "python": platform.python_version(), "torch": str(torch.__version__),
+        "cuda": str(torch.version.cuda), "numpy": np.__version__,
+        "numba": numba.__version__ if numba else "none",
         "triton": triton.__version__ if triton else "none",
     }  # fmt: skip
 
@@ -1054,6 +1068,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--k", type=int, default=5, help="tokens of a model draft at most")
     parser.add_argument("--minutes", type=float, default=6.0)
     parser.add_argument("--rounds", type=int, default=12, help="of each cell, about")
+    parser.add_argument("--tokens", type=int, default=1 << 30, help="of a round at most")
     parser.add_argument("--context", type=int, default=PROMPT, help="last tokens of a prompt")
     parser.add_argument("--skip", default=",".join(CHAT), help="sets of the sessions left out")
     parser.add_argument("--no-kernel", action="store_true", help="attention of torch's own")
@@ -1067,7 +1082,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         accepts = tuple(map(float, words(a.accepts)))
         asked = Options(
             a.sessions, a.json, a.device, words(a.shapes), numbers(a.batches, "--batches"),
-            words(a.methods), accepts, a.k, a.minutes, a.rounds, a.context, words(a.skip),
+            words(a.methods), accepts, a.k, a.minutes, a.rounds, a.tokens, a.context, words(a.skip),
             "a CPU" if a.device == "cpu" else "asked for" if a.no_kernel else "",
         )  # fmt: skip
         with torch.inference_mode():
