@@ -853,8 +853,9 @@ def cell(
 
     for p in list(players):
         for _ in range(2):  # by the second time most graphs are there
-            p.forget()
-            tried(p, partial(p.play, WARM * e.batch, until))
+            if p in players:
+                p.forget()
+                tried(p, partial(p.play, WARM * e.batch, until))
     paces = [p.rounds[-1][1] / max(p.rounds[-1][0], 1) for p in players]
     left = until - time.monotonic()
     quota = max(min(int(left / asked.rounds / max(sum(paces), 1e-9)), asked.tokens), e.batch)
