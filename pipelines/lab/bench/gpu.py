@@ -121,11 +121,11 @@ SHAPES: Final = {
 
 
 @jit
-def _attend_kernel(
+def _attend_kernel(  # type: ignore[no-untyped-def]
     q, cache, out, part, stats, first, count, length, scale, capacity, tokens, q_stride, splits,
     KV: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     WHOLE: tl.constexpr,
-):  # type: ignore[no-untyped-def]  # fmt: skip
+):  # fmt: skip
     # A program: M query rows (a request's tokens, each with the query heads of one key head) over
     # one of ``splits`` parts of what the request has cached.
     row, head, block = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
@@ -186,15 +186,15 @@ def _merge_kernel(part, stats, out, size, D: tl.constexpr, SPLITS: tl.constexpr)
 class Plan(NamedTuple):
     """Where the tokens of a ragged step belong; tensors are int64 and stay on the device.
 
-    ``first, count, length`` [batch]: each request's first token, tokens, and cached positions with
-    them; ``longest`` bounds ``count``. ``slots`` [tokens]: where each goes in the cache. ``cos,
+    ``first, counts, length`` [batch]: each request's first token, tokens, and cached positions with
+    them; ``longest`` bounds ``counts``. ``slots`` [tokens]: where each goes in the cache. ``cos,
     sin`` [tokens, 1, head_dim]. ``bias`` is that of :func:`masked`; None takes the kernel.
     """
 
     capacity: int
     longest: int
     first: Tensor
-    count: Tensor
+    counts: Tensor
     length: Tensor
     slots: Tensor
     cos: Tensor
@@ -214,7 +214,7 @@ def by_kernel(q: Tensor, cache: Tensor, plan: Plan) -> Tensor:
     part = q.new_empty((splits, tokens, heads, dim) if splits > 1 else 1, dtype=torch.float32)
     stats = q.new_empty((splits, tokens, heads, 2) if splits > 1 else 1, dtype=torch.float32)
     _attend_kernel[(batch, kv, blocks * splits)](
-        q, cache, out, part, stats, plan.first, plan.count, plan.length, dim**-0.5, plan.capacity,
+        q, cache, out, part, stats, plan.first, plan.counts, plan.length, dim**-0.5, plan.capacity,
         tokens, q.stride(0), splits, KV=kv, GROUP=group, D=dim, M=m, N=64, WHOLE=splits == 1,
     )  # fmt: skip
     if splits > 1:
@@ -225,7 +225,7 @@ def by_kernel(q: Tensor, cache: Tensor, plan: Plan) -> Tensor:
 def bias_of(plan: Plan, group: int, dtype: torch.dtype) -> Tensor:
     """What :func:`masked` adds to scores: (batch, 1, group * longest, capacity)."""
     device = plan.first.device
-    last = (plan.length - plan.count)[:, None] + torch.arange(plan.longest, device=device)
+    last = (plan.length - plan.counts)[:, None] + torch.arange(plan.longest, device=device)
     hidden = torch.arange(plan.capacity, device=device) > last[..., None]
     bias = torch.zeros(hidden.shape, device=device, dtype=dtype).masked_fill_(hidden, -torch.inf)
     return bias.repeat(1, group, 1)[:, None]
@@ -245,7 +245,8 @@ def masked(q: Tensor, cache: Tensor, plan: Plan) -> Tensor:
     out = out.unflatten(2, (heads // kv, plan.longest)).permute(0, 3, 1, 2, 4).flatten(2, 3)
     owner = (plan.slots // plan.capacity).clamp(max=batch - 1)
     place = torch.arange(tokens, device=q.device) - plan.first[owner]
-    return out[owner, place.clamp(0, plan.longest - 1)].flatten(1)
+    found: Tensor = out[owner, place.clamp(0, plan.longest - 1)]
+    return found.flatten(1)
 
 
 class Layer(NamedTuple):
@@ -521,7 +522,8 @@ class Request:
         from pipelines.lab.replay.model_arm import drawn_acceptance
 
         rng = np.random.default_rng([self.number, round(100 * mean)])
-        return drawn_acceptance(mean, k, len(self.answer), rng).tolist()
+        drawn: list[int] = drawn_acceptance(mean, k, len(self.answer), rng).tolist()
+        return drawn
 
 
 def read_sessions(path: Path, longest: int, skip: Sequence[str]) -> tuple[list[list[Request]], Any]:
@@ -1007,7 +1009,7 @@ def device_of(device: torch.device) -> str:
 
 def versions() -> dict[str, str]:
     """Of what decides over time."""
-    from decoder.compiled import numba
+    numba = import_module("decoder.compiled").numba
 
     return {
         "python": platform.python_version(), "torch": str(torch.__version__),
