@@ -106,8 +106,8 @@ class Shape:
 
     @property
     def kv_values(self) -> int:
-        """Cached numbers of one token, the head's layer included."""
-        return (self.layers + 1) * 2 * self.kv_heads * self.head_dim
+        """Cached numbers of one token, without the head's layer."""
+        return self.layers * 2 * self.kv_heads * self.head_dim
 
 
 SHAPES: Final = {
@@ -765,6 +765,9 @@ def costs_of(e: Engine, until: float) -> list[dict[str, Any]]:
                     e.uniform(n * e.batch, context)
                 ms = e.timed(key, 15 if e.cuda else 2)
                 found.append({**where, "step": step, "tokens": n, "ms": ms})
+                if (step, n) == ("verify", 1):
+                    read = e.s.read_parameters + e.batch * context * e.s.kv_values
+                    found[-1]["read_gb"] = read * e.caches[0].element_size() / 1e9
     return found
 
 
@@ -982,6 +985,9 @@ def table(record: dict[str, Any]) -> list[str]:
             of = [r for r in record["costs"] if (r["step"], r["context"]) == (step, context)]
             cells = "".join(f"  {r['tokens']}: {r['ms']:.2f}" for r in of)
             lines.append(f"{step} ms at {context}, by tokens a request:{cells}")
+        for r in (r for r in record["costs"] if r["context"] == context and "read_gb" in r):
+            rate = 1e3 * r["read_gb"] / r["ms"]
+            lines.append(f"one token each reads {r['read_gb']:.2f} GB at least: {rate:.0f} GB/s")
     if record["methods"]:
         lines.append(f"{'method':<10}accepts   tok/s    free  ms/step  gpu ms  us/req exposed  "
                      "tok/cycle  cache model  over none, best")  # fmt: skip
