@@ -4,9 +4,9 @@ A router that looks up drafts, describes and judges them takes time in every ste
 How far that time has run ahead of what its choices were worth is summed up from where they were
 last even (Page's test, as in :mod:`decoder.core.guards.floor`); ``LOSS`` ahead, the router falls
 asleep: nothing is proposed, and nothing of new text is indexed. Now and then a short **probe** of
-some steps looks again. After one that finds nothing the wait is twice as long, up to where probing costs
-``SPENT`` of decoding. A change of batch, or of what a step costs, ends the sleep at once: what
-pays hangs on both.
+some steps looks again. After one that finds nothing the wait is twice as long, up to where probing
+costs ``SPENT`` of decoding. A change of batch, or of what a step costs, ends the sleep at once:
+what pays hangs on both.
 """
 
 from __future__ import annotations

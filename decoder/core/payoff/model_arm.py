@@ -20,9 +20,9 @@ from decoder.compiled import REALS, WHOLE, compiled
 from decoder.policy.survival import yields_of
 
 START: Final = 2.0
-"""Accepted tokens expected of a whole draft of a drafter of which nothing is known: what one accepts
-that was trained for its target (2.2 to 3.2 in the paper), or a batch, for which its pass is dear,
-would never try it. One step tells how good it is."""
+"""Accepted tokens expected of a whole draft of a drafter of which nothing is known: what one
+accepts that was trained for its target (2.2 to 3.2 in the paper), or a batch, for which its pass is
+dear, would never try it. One step tells how good it is."""
 RATE: Final = 0.1
 """Log-odds that a place moves by where it was taken for impossible: some forty of its outcomes are
 remembered."""
@@ -39,8 +39,8 @@ nobody used may have changed, and one look must be able to bring it back."""
 
 
 LEFT, AGED, UNSEEN, PLACES = range(4)
-"""Of what is known beside the odds: drafts to come of the step under way, how old the past is, steps
-since a model draft was verified, and from there on the outcomes of each place."""
+"""Of what is known beside the odds: drafts to come of the step under way, how old the past is,
+steps since a model draft was verified, and from there on the outcomes of each place."""
 
 
 @compiled()
