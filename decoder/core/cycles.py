@@ -71,7 +71,7 @@ _FEATURES_AT: Final = _NAMES_AT + NAMES.itemsize
 _UNNAMED: Final = 255
 
 
-@compiled()
+@compiled((TABLE, WHOLE, WHOLE, WHOLE))
 def await_settling(table: Table, cycle: int, accepted: int, censored: int) -> None:
     """All is known of a cycle. Mutates."""
     row = table.rows[cycle]
@@ -80,7 +80,7 @@ def await_settling(table: Table, cycle: int, accepted: int, censored: int) -> No
     table.counts[UNSETTLED] += 1
 
 
-@compiled()
+@compiled((TABLE, WHOLE))
 def give_back(table: Table, cycle: int) -> None:
     """Nobody knows a cycle any more. Mutates."""
     table.free[table.counts[FREE]] = cycle
@@ -177,17 +177,17 @@ def begin(
         facts[DRAFTING], facts[MODELS], facts[MODEL_LEN] = drafting, models, model_len
         facts[BESIDE], facts[SERVES] = beside, serves
         length = 0
+        event["features"][:] = np.float32(0.0)
         if found < len(owners) and owners[found] == row:
-            length = int(features[found, _DRAFT_LEN])
-            event["features"][:] = features[found]
-            table.drafts[cycle, :length] = tokens[found, :length]
-            table.keys[cycle] = keys[found]
-            table.open[slot, request[OPEN]] = cycle
-            request[OPEN] += 1
-            decided[places[row], 3] = found
+            if request[OPEN] < table.open.shape[1]:
+                length = int(features[found, _DRAFT_LEN])
+                event["features"][:] = features[found]
+                table.drafts[cycle, :length] = tokens[found, :length]
+                table.keys[cycle] = keys[found]
+                table.open[slot, request[OPEN]] = cycle
+                request[OPEN] += 1
+                decided[places[row], 3] = found
             found += 1
-        else:
-            event["features"][:] = np.float32(0.0)
         event["draft_len"] = length
         request[CYCLE] = cycle
         request[CYCLES] += 1

@@ -58,7 +58,6 @@ class Sink:
         parameter: float,
         wall: float,
         batch: int,
-        model_len: int,
         draft_us: float,
     ) -> NDArray[np.uint8]:
         """The bytes of what the events of a step share; ``wall`` is in seconds since the epoch."""
@@ -66,7 +65,6 @@ class Sink:
             "time": wall, "draft_us": draft_us, "step_us": 0.0, "batch_size": batch,
             "parameter": min(max(parameter, _TELLABLE[0]), _TELLABLE[1]), "step_tokens": 0,
             "policy_version": policy.version, "publication": policy.publication,
-            "model_len": model_len,
         }  # fmt: skip
         try:
             told["side"], told["role"] = self.word(side), self.word(policy.role)

@@ -140,15 +140,20 @@ class DraftRouter:
         slot = self.table.add(
             request, options, text, len(prompt), payoff, self._sink.names(request, options)
         )
+        self.counters.started += 1
         row = self.table.arrays.requests[slot]
         row[MEMORY] = self.memories.begin(options.key)
-        if self.cache is not None:
-            # As one text: what a request wrote before it was met is not written for others again.
-            # One that may have no draft has nothing to copy from it.
-            left = min(options.max_tokens - len(output), options.max_model_len - len(text)) - 1
-            kept = text if options.speculate and left > 0 else text[:0]
+        if self.cache is None:
+            return
+        # As one text: what a request wrote before it was met is not written for others again. One
+        # that may have no draft has nothing to copy from it.
+        left = min(options.max_tokens - len(output), options.max_model_len - len(text)) - 1
+        kept = text if options.speculate and left > 0 else text[:0]
+        try:
             row[INDEX] = self.cache.start(request, kept, options.key)
-        self.counters.started += 1
+        except Exception:
+            self.stop(request, "lost")
+            raise
 
     def observe(
         self, outcomes: Outcomes | Sequence[Committed], step_tokens: int, usual: bool = True
@@ -398,7 +403,7 @@ class DraftRouter:
             self._sink.step(
                 policy, side.name if side is not None else "",
                 self.rate.value if policy.kind == "survival" else policy.threshold, time.time(),
-                batch, wanted.model_len, draft_us,
+                batch, draft_us,
             ),
             decided,
         )  # fmt: skip

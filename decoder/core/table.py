@@ -149,7 +149,8 @@ class RequestTable:
         """
         if not self._free:
             self._more_slots()
-        slot, stops = self._free.pop(), sorted(options.stop_ids)
+        stops = np.array(sorted(options.stop_ids), np.int32)
+        slot = self._free.pop()
         if len(stops) > self.arrays.stops.shape[1]:
             self._widen("stops", len(stops))
         table = self.arrays

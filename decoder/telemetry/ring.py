@@ -38,9 +38,9 @@ OWN: Final = np.dtype([
 STEP: Final = np.dtype([
     ("time", "f8"), ("parameter", "f8"), ("draft_us", "f8"), ("step_us", "f8"),
     ("publication", "i8"), ("policy_version", "i4"), ("batch_size", "i4"), ("step_tokens", "i4"),
-    ("role", "i4"), ("side", "i4"), ("parameter_name", "i4"), ("model_len", "i8"),
+    ("role", "i4"), ("side", "i4"), ("parameter_name", "i4"),
 ])  # fmt: skip
-"""What the cycles of a step share; ``model_len`` (tokens of a model draft) is in no event."""
+"""What the cycles of a step share."""
 NAMES: Final = np.dtype([
     ("request", "S24"), ("tenant", "S24"), ("session", "S24"), ("workload", "S32"),
     ("choice", "i4"),
@@ -69,11 +69,6 @@ def packer(kind: np.dtype[Any]) -> struct.Struct:
     codes = {"i4": "i", "i8": "q", "f8": "d"}
     parts = [kind[name].str.lstrip("<|") for name in kind.names or ()]
     return struct.Struct("<" + "".join(codes.get(p) or p[1:] + "s" for p in parts))
-
-
-_ROW: Final = struct.Struct(
-    packer(OWN).format + f"{STEP.itemsize}s{NAMES.itemsize}s{4 * NUM_FEATURES}s"
-)
 
 
 def claim(control: NDArray[np.int64], size: int, rows: int) -> int:
@@ -106,7 +101,6 @@ class Ring:
         self._spelled = np.frombuffer(self._memory, f"S{LETTERS}", WORDS, _WORDS_AT)
         self.rows = np.frombuffer(self._memory, ROW, size, _ROWS_AT)
         self._codes: dict[str, int] = {"": 0}
-        self._upto = 0
 
     def __len__(self) -> int:
         return self._counts[HEAD] - self._counts[SETTLED]
@@ -128,24 +122,9 @@ class Ring:
             self._codes[text] = code
         return code
 
-    def write(self, own: tuple[Any, ...], step: bytes, names: bytes, features: bytes) -> None:
-        """Add a row of ``own`` values and packed parts, or count it as lost. Never waits.
-
-        Raises:
-            struct.error: a number does not fit; nothing was written.
-        """
-        counts, head = self._counts, self._counts[HEAD]
-        if head >= self._upto:
-            self._upto = counts[SETTLED] + self.size
-            if head >= self._upto:
-                counts[FULL] += 1
-                return
-        at = _ROWS_AT + head % self.size * _WIDTH
-        _ROW.pack_into(self._memory, at, *own, step, names, features)
-        counts[HEAD] = head + 1
-
     def extend(self, rows: NDArray[Any]) -> None:
-        """The same for ``rows`` of dtype :data:`ROW` [n], the last of which are lost."""
+        """Add ``rows`` of dtype :data:`ROW` [n]; the last are lost where there is no room. A worker's
+        step does the same, compiled."""
         fits, head = claim(self.control, self.size, len(rows)), self._counts[HEAD]
         self.rows[self.places(head, head + fits)] = rows[:fits]
         self._counts[HEAD] = head + fits

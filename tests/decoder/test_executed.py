@@ -229,6 +229,33 @@ def test_tokens_that_are_none_leave_out_their_own_request_alone(
     assert router.choose(["b"])[0].arm == "cache"
 
 
+def test_a_request_asked_for_twice_in_a_step_harms_nobody(
+    sink: KeepingSink, token_classes: np.ndarray
+) -> None:
+    router = make(sink, token_classes, frequency_policy("s", 0.0))
+    begin(router, ["a", "b"], [1, 2, 3, 1, 2])
+    for _ in range(20):
+        router.choose(["a", "b", "a", "a"])
+    router.observe([Committed("a", [3], 0), Committed("b", [3], 0)], 2)
+    assert router.choose(["b"])[0].arm == "cache"
+    router.close()
+    assert 20 < len(sink.events) == router.counters.labelled
+    assert sum(event.request == "b" for event in sink.events) == 21
+
+
+def test_a_request_that_cannot_be_begun_is_not_followed(
+    sink: KeepingSink, token_classes: np.ndarray
+) -> None:
+    router = make(sink, token_classes, frequency_policy("s", 0.0), FailingCache("start", "a"))
+    with pytest.raises(RuntimeError, match="the text is lost"):
+        router.start("a", np.array([1, 2], np.int32), OPTIONS)
+    endless = replace(OPTIONS, stop_ids=frozenset({2**40}))
+    with pytest.raises(OverflowError):
+        router.start("c", np.array([1, 2], np.int32), endless)
+    begin(router, ["b"], [1, 2, 3, 1, 2])
+    assert "a" not in router and "c" not in router and router.choose(["b"])[0].arm == "cache"
+
+
 def test_events_and_accounts_wait_for_settle_and_none_is_lost(
     sink: KeepingSink, token_classes: np.ndarray
 ) -> None:

@@ -5,9 +5,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from decoder.contracts.bundle import frequency_policy
 from decoder.core.costs import LiveCosts
-from decoder.core.guards.floor import DOUBT, PROBE_EVERY, STRETCH, WIDTH, Floor, add
+from decoder.core.guards.floor import (
+    DOUBT,
+    OPTIONS,
+    PROBE_EVERY,
+    STRETCH,
+    WIDTH,
+    Floor,
+    Option,
+    add,
+)
 from decoder.core.router import Committed, RequestOptions
+from decoder.policy.first import first_policy
 from decoder.policy.pricing import CostTable
 from tests.decoder.simulated import (
     K,
@@ -98,6 +109,27 @@ def test_a_drafter_that_alone_pays_is_missed_while_it_is_broken_and_taken_back()
     for run in (runs[0], runs[2]):
         late = run.arms[WITHIN_CYCLES:]
         assert late.count("model") > 0.8 * len(late)
+
+
+POLICIES = {
+    "trusting": trusting_policy(),
+    "despairs of the drafter": trusting_policy(chance=0.01),
+    "despairs of copies": trusting_policy(hazard=0.9),
+    "counting": frequency_policy("s"),
+    "first": first_policy("s"),
+}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("start", OPTIONS)
+def test_a_mended_drafter_is_taken_up_whoever_is_in_force(start: Option, policy: str) -> None:
+    router = make_router(POLICIES[policy], has_model=True, floor=True)
+    assert router.floor is not None
+    decode(router, Phase(scattered(1500, 7), collapsed, MILD), Run(), PROMPT, "broken")
+    router.floor.in_force, run = start, Run()
+    decode(router, Phase(scattered(1500, 8), healthy, MILD), run, PROMPT, "mended")
+    late = run.arms[WITHIN_CYCLES:]
+    assert len(late) > 100 and late.count("model") > 0.9 * len(late)
 
 
 def test_without_the_floor_the_same_policy_is_far_behind() -> None:

@@ -57,7 +57,7 @@ class Payoffs(NamedTuple):
 PAYOFFS: Final = record(Payoffs, WHOLES_2, REALS_2, IDS, WHOLES, REALS_2)
 
 
-@compiled()
+@compiled((IDS, WHOLE, WHOLE, WHOLE))
 def hashed(tokens: NDArray[np.int32], first: int, end: int, state: int) -> int:
     """A key of 62 bits of ``tokens`` from ``first`` to before ``end``, after what ``state`` is."""
     low, high = state, state + 1

@@ -298,10 +298,11 @@ class Adapter:
         if strange.any():
             first = np.where(strange.any(1), strange.argmax(1), tokens.shape[1])
             lens = np.minimum(lens, first[drafts])
-        given: list[tuple[int, ...]] = [()] * len(names)
-        for row in np.flatnonzero(lens).tolist():
-            given[row] = tuple(tokens[drafts[row], : lens[row]].tolist())
-        return tuple(given), tuple(rooms.tolist())
+        given = tuple(
+            tuple(tokens[draft, :length].tolist()) if length else ()
+            for draft, length in zip(drafts.tolist(), lens.tolist(), strict=True)
+        )
+        return given, tuple(rooms.tolist())
 
     def _longest_of(self, runner: Any, states: Sequence[Any], longest: int) -> list[int]:
         """Draft tokens of each request at most."""

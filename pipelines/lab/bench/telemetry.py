@@ -81,9 +81,8 @@ def _measure(
     kafka: KafkaSettings, rate: float, seconds: float, progress: Callable[[float], None]
 ) -> dict[str, Any]:
     ring, emitting = Ring(QUEUE), list[float]()
-    origin = Origin("bench", "bench", f"{time.time_ns():016x}"[-16:])
-
     emit = emitter(ring)
+    origin = Origin("bench", "bench", f"{time.time_ns():016x}"[-16:])
 
     def status() -> WorkerStatus:
         made = handover.accounts().made

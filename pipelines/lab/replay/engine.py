@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any
 
 from numpy.typing import NDArray
 
@@ -23,6 +23,7 @@ from decoder.core.guards.floor import Floor
 from decoder.core.router import Committed, Decision, DraftRouter, RequestOptions
 from decoder.drafting.drafts import common_prefix
 from decoder.drafting.suffix import SuffixCache
+from decoder.engines.reference.buckets import Buckets
 from decoder.engines.reference.method import Method
 from decoder.policy.pricing import NOMINAL, CostTable
 from decoder.policy.rule import ARMS, NONE
@@ -107,24 +108,17 @@ def _verified(decision: Decision, turn: Turn, model: Sequence[int], done: int) -
     return Cycle(turn.index, done, arm, length, min(accepted, came), came)
 
 
-class Listening(Protocol):
-    """Who wants to know of every cycle."""
-
-    def put(self, rows: NDArray[Any]) -> None:
-        """Take in rows of :data:`decoder.telemetry.ring.ROW`, as they come."""
-
-
 class _Sink(Log):
-    """Keeps the events, and hands every cycle on to those who listen."""
+    """Keeps the events, and tells a rule that learns from them."""
 
-    def __init__(self, *listening: Listening | None) -> None:
+    def __init__(self, rule: Buckets | None) -> None:
         super().__init__()
-        self._listening: Final = [sink for sink in listening if sink is not None]
+        self._rule = rule
 
     def put(self, rows: NDArray[Any]) -> None:
         """Look at rows as they come."""
-        for sink in self._listening:
-            sink.put(rows)
+        if self._rule is not None:
+            self._rule.put(rows)
 
 
 @dataclass(frozen=True)
@@ -147,14 +141,12 @@ class Simulator:
         warm_up: Sequence[Trace] = (),
         told: Told | None = None,
         floor: Floor | None = None,
-        watch: Listening | None = None,
     ) -> tuple[Cycles, Rows]:
         """The cycles of ``traces`` by ``method``, and the labelled cache drafts proposed in them.
 
         Args:
             warm_up: decoded first, so that cache and memory hold them; not in the result.
             floor: as of a worker, with its looks; None lets the policy have its way.
-            watch: is given every cycle too; requests are named by their number, warm-up included.
 
         Raises:
             TraceError: the method is none of one chain of drafts, or a recording lacks the model
@@ -163,7 +155,7 @@ class Simulator:
         if method.oracle or method.model == "tree":
             raise TraceError(f"method {method.name!r} cannot be simulated from recordings.")
         rule = method.rule() if method.rule is not None else None
-        cache, sink = SuffixCache(method.drafting(self.settings)), _Sink(rule, watch)
+        cache, sink = SuffixCache(method.drafting(self.settings)), _Sink(rule)
         has_model = method.model == "chain"
         router = DraftRouter(
             cache,

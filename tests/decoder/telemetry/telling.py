@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from decoder.contracts.events import DraftEvent, Origin, decode_batch
-from decoder.telemetry.ring import (
-    FULL,
-    HEAD,
-    NAMES,
-    OWN,
-    SETTLED,
-    SPELLED,
-    STEP,
-    UNREADABLE,
-    Ring,
-    packed,
-)
+from decoder.telemetry.ring import FULL, HEAD, NAMES, ROW, SETTLED, SPELLED, UNREADABLE, Ring
 
 
 def write(ring: Ring, *events: DraftEvent) -> None:
     """Write a row for each event, as it is."""
     for event in events:
-        told = event._asdict() | {"model_len": 0}
+        told = event._asdict()
         told |= {name: ring.word(told[name]) for name in SPELLED}
         told |= {name: told[name].encode() for name in NAMES.names[:-1]}
         told["model_accepted"] = -1 if event.model_accepted is None else event.model_accepted
-        features = b"" if event.features is None else event.features.tobytes()
-        own = tuple(told[name] for name in OWN.names)
-        ring.write(own, packed(STEP, told), packed(NAMES, told), features)
+        row = np.zeros(1, ROW)
+        for name in ROW.names:
+            row[name] = 0.0 if told[name] is None else told[name]
+        ring.extend(row)
 
 
 def put(ring: Ring, *events: DraftEvent) -> None:
