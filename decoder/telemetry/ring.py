@@ -123,8 +123,8 @@ class Ring:
         return code
 
     def extend(self, rows: NDArray[Any]) -> None:
-        """Add ``rows`` of dtype :data:`ROW` [n]; the last are lost where there is no room. The step
-        of a worker does the same, compiled."""
+        """Add ``rows`` of dtype :data:`ROW` [n]; the last are lost where there is no room. A
+        worker's step does the same, compiled."""
         fits, head = claim(self.control, self.size, len(rows)), self._counts[HEAD]
         self.rows[self.places(head, head + fits)] = rows[:fits]
         self._counts[HEAD] = head + fits

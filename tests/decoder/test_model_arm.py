@@ -75,6 +75,19 @@ def test_the_drafts_of_a_step_count_for_one() -> None:
     assert arm.payoff(4) > 0.85 * before
 
 
+@pytest.mark.parametrize("requests", [1, 8, 64])
+def test_a_drafter_is_known_after_its_first_drafts(requests: int) -> None:
+    """Whatever was expected of it, and at places, too, that no draft has reached yet."""
+    rng = np.random.default_rng(requests)
+    for chance in (0.2, 0.5, 0.85):
+        arm = ModelArm(2.0, 5)
+        for _ in range(64 // requests):
+            for _ in range(requests):
+                arm.observe(drawn(rng, [chance] * 2), 2, requests)
+        assert arm.payoff(2) == pytest.approx(yields_of(chance, 2)[-1], abs=0.3)
+        assert arm.payoff(5) >= 0.8 * yields_of(chance, 5)[-1]
+
+
 def test_a_tree_tells_of_as_many_places_as_are_kept() -> None:
     arm = ModelArm(1.0, 4)
     arm.observe(6, 32)

@@ -19,14 +19,16 @@ from numpy.typing import NDArray
 from decoder.compiled import REALS, WHOLE, compiled
 from decoder.policy.survival import yields_of
 
-START: Final = 1.0
-"""Accepted tokens expected of a whole draft of a drafter of which nothing is known: enough to try
-it, and about what one accepts that was trained for its target."""
+START: Final = 2.0
+"""Accepted tokens expected of a whole draft of a drafter of which nothing is known: what one
+accepts that was trained for its target (2.2 to 3.2 in the paper), or a batch, for which its pass is
+dear, would never try it. One step tells how good it is."""
 RATE: Final = 0.1
 """Log-odds that a place moves by where it was taken for impossible: some forty of its outcomes are
 remembered."""
-FIRST_RATE: Final = 1.0
-"""The same of the first step that is seen, falling as their number grows to :data:`RATE`."""
+FIRST: Final = 4.0
+"""Outcomes of a place that what was expected of it counts for, while these are few: the first ones
+move it by the slope of a logarithm of odds, until it stands as they say."""
 FURTHEST: Final = 4.0
 """Log-odds that nothing goes beyond: a chance of 0.018 or 0.982, from which one comes back."""
 AGES: Final = 150.0
@@ -36,9 +38,9 @@ LOOK_RATE: Final = 25.0
 nobody used may have changed, and one look must be able to bring it back."""
 
 
-SEEN, LEFT, AGED, UNSEEN = range(4)
-"""Of what is known beside the odds: steps with model drafts, drafts to come of the step under way,
-how old the past is, and steps since a model draft was verified."""
+LEFT, AGED, UNSEEN, PLACES = range(4)
+"""Of what is known beside the odds: drafts to come of the step under way, how old the past is,
+steps since a model draft was verified, and from there on the outcomes of each place."""
 
 
 @compiled()
@@ -64,18 +66,22 @@ def observe_model(
     """Take in a verified model draft. Mutates.
 
     Args:
-        drafts: model drafts that its step verified: together they count for one step.
+        drafts: model drafts that its step verified: once a place is known, they count for one.
     """
     if seen[LEFT] <= 0.0 or seen[UNSEEN]:
         seen[LEFT], seen[AGED] = drafts, 1.0 - np.exp(-seen[UNSEEN] / AGES)
     seen[LEFT] -= 1.0
     seen[UNSEEN] = 0.0
-    seen[SEEN] += 1.0 / drafts
-    rate = max(RATE, FIRST_RATE / (1.0 + seen[SEEN]), LOOK_RATE * seen[AGED] ** 2) / drafts
+    aged = LOOK_RATE * seen[AGED] ** 2
     for place in range(min(accepted + 1, verified, len(odds))):
+        rate = max(max(RATE, aged) / drafts, FIRST / (FIRST + seen[PLACES + place]))
         came = 1.0 if place < accepted else 0.0
         moved = odds[place] + rate * (came - chance_at(odds[place]))
         odds[place] = min(max(moved, -FURTHEST), FURTHEST)
+        seen[PLACES + place] += 1.0
+    for place in range(1, len(odds)):
+        if seen[PLACES + place] == 0.0:  # a drafter that found the thread holds on to it
+            odds[place] = max(odds[place], odds[place - 1])
 
 
 class ModelArm:
@@ -85,7 +91,7 @@ class ModelArm:
         """Begin from ``payoff``, the accepted length expected of a draft of ``length`` tokens."""
         chance = min(max(chance_of(payoff, length), chance_at(-FURTHEST)), chance_at(FURTHEST))
         self.odds: NDArray[np.float64] = np.full(length, math.log(chance / (1.0 - chance)))
-        self.seen = np.zeros(4)
+        self.seen = np.zeros(PLACES + length)
 
     @property
     def unseen(self) -> int:

