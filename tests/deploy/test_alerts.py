@@ -110,10 +110,6 @@ FURTHER = [
     # the checkpoint keeps the count
     ("HvdRecordsRefused", case(42, 37, f"{REFUSED}{RANGE}  _x2 9x20 stale _x12 9x5 11x30")),
     ("HvdEventsLost", case(4, 30, 'hvd_drops_total{worker="w", reason="queue"}  _x2 5x40')),
-    ("HvdEventsLost", case(
-        4, 30, 'hvd_former_lost_total{worker="w", reason="damaged"}  _x2 5x40'
-    )),
-    ("HvdEventsLost", case(4, 20, f"hvd_former_unread_total{W}  0 0 1x30")),
     # ten minutes after a pause, the same count is no news
     ("HvdLessonsLost", case(
         4, 35, LOST + '{instance="l", scope="s", reason="disk"}  _x2 9x20 stale _x3 7x30'

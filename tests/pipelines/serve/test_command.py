@@ -232,13 +232,15 @@ cd /proc; exec "$@"' sh "$@"
 
 
 @pytest.mark.parametrize(
-    ("before", "word"),
+    ("before", "model", "word"),
     [
-        (("sh", "-c", READ_ONLY, "sh"), "TMPDIR"),
-        (("setpriv", "--reuid=2147483", "--clear-groups"), "set HOME"),
+        (("sh", "-c", READ_ONLY, "sh"), ("--model", "owner/model"), "TMPDIR"),
+        (("setpriv", "--reuid=2147483", "--clear-groups"), (), "set HOME"),
     ],
 )
-def test_nowhere_to_keep_anything_is_one_sentence(before: tuple[str, ...], word: str) -> None:
+def test_nowhere_to_keep_anything_is_one_sentence(
+    before: tuple[str, ...], model: tuple[str, ...], word: str
+) -> None:
     if subprocess.run([*before, "true"], check=False, capture_output=True).returncode:
         pytest.skip("this user may neither mount nor become another")
     environment = {
@@ -246,7 +248,7 @@ def test_nowhere_to_keep_anything_is_one_sentence(before: tuple[str, ...], word:
         if name not in ("HOME", "XDG_CACHE_HOME", "TMPDIR")
     }  # fmt: skip
     done = subprocess.run(
-        [*before, sys.executable, "-m", "pipelines.cli", "serve", "--model", "owner/model",
+        [*before, sys.executable, "-m", "pipelines.cli", "serve", *model,
          "--port", str(machine.free_port())],
         env=environment | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
         capture_output=True, text=True, check=False,
