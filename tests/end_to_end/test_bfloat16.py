@@ -95,7 +95,7 @@ def served(server: Server, reader: Reader) -> dict[str, Answer]:
     def answer(index: int) -> Answer:
         return ask(
             server.url, embedded.SERVED_NAME, list(asked[index].messages), MAX_TOKENS,
-            ignore_eos=True, vllm_xargs={"hvd_workload": f"{asked[index].workload}-{index}"},
+            ignore_eos=True, vllm_xargs={"hvd_workload": f"{asked[index].dataset}-{index}"},
         )  # fmt: skip
 
     with ThreadPoolExecutor(TOGETHER) as pool:
@@ -103,7 +103,7 @@ def served(server: Server, reader: Reader) -> dict[str, Answer]:
     reader.until("the worker's status", lambda: bool(reader.workers))
     reader.until("every label", lambda: reader.workers[-1].requests_stopped == len(asked))
     reader.until("every event", lambda: len(reader.events) == reader.workers[-1].events_made)
-    return {f"{p.workload}-{i}": a for i, (p, a) in enumerate(zip(asked, answers, strict=True))}
+    return {f"{p.dataset}-{i}": a for i, (p, a) in enumerate(zip(asked, answers, strict=True))}
 
 
 def test_auto_serves_in_bfloat16_here(service: Service) -> None:
