@@ -26,6 +26,7 @@ def spy() -> None:
 
 
 def spy_on_the_router() -> None:
+    sys.path.append(str(Path(__file__).parents[2]))  # this is run as a program
     from decoder.core.router import DraftRouter  # as late as the plugin: it brings numba
     from tests.engines.trials import drafts_in
 
