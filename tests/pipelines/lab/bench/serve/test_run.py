@@ -169,7 +169,7 @@ def test_served_sessions_are_those_of_plain_decoding_and_their_context_is_cached
     assert done.returncode == 0, done.stdout + done.stderr
     made = json.loads((tmp_path / "s.json").read_text())
     assert [(r["configuration"], r["concurrency"], r["answers"]) for r in made["records"]] == [
-        ("none", 1, 4), ("hybrid", 1, 4), ("none", 2, 8), ("hybrid", 2, 8),
+        ("none", 1, 8), ("hybrid", 1, 8), ("none", 2, 8), ("hybrid", 2, 8),
     ]  # fmt: skip
     for record in made["records"]:
         assert record["equal_to_none"] == record["compared_with_none"] == record["answers"]
