@@ -14,6 +14,8 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+import pytest
+
 from decoder.engines.vllm import contract
 from pipelines.machine import cache_directory
 
@@ -31,7 +33,8 @@ def mixture(number: str) -> Path:
         made = Path(name, "made")
         fetch = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", name]
         platform = ["--only-binary", ":all:", "--platform", "manylinux_2_28_x86_64"]
-        subprocess.run([*fetch, *platform, f"vllm=={number}"], check=True)
+        if subprocess.run([*fetch, *platform, f"vllm=={number}"], check=False).returncode:
+            pytest.skip(f"the package index cannot be asked for vllm {number}")
         (wheel,) = Path(name).glob("*.whl")
         with zipfile.ZipFile(wheel) as archive:
             for entry in archive.infolist():
