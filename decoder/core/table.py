@@ -22,7 +22,7 @@ from decoder.compiled import (
     WHOLES_2,
     record,
     rows_of,
-)  # fmt: skip
+)
 from decoder.contracts.features import RECENT
 from decoder.core.guards.floor import WIDTH
 from decoder.core.payoff.memory import PRIOR_FIRST, PRIOR_LOG
