@@ -1,0 +1,1 @@
+"""Pages: what they link to, run, show and copy from the code."""
