@@ -129,7 +129,7 @@ def doctor(
 ) -> None:
     """Check this machine and environment; each failing line names its fix.
 
-    Every variable that a process reads: docs/settings.md.
+    Every variable that a process reads: docs/reference/settings.md.
     """
     from dataclasses import asdict
 

@@ -122,7 +122,7 @@ def kafka() -> Check:
     try:
         settings = KafkaSettings.load()
     except SettingsError as error:
-        return Check("broker", False, str(error), "correct the setting (deploy/README.md)")
+        return Check("broker", False, str(error), "correct the setting (docs/deploy.md)")
     return _service("broker", settings.bootstrap_servers, broker.answers(settings), broker.VARIABLE)
 
 
@@ -174,7 +174,7 @@ def tenants() -> Check:
         settings = WorkerSettings.load()
         key = key_of(settings)
     except SettingsError as error:
-        return Check("tenants", False, str(error), "correct the setting (docs/tenants.md)")
+        return Check("tenants", False, str(error), "correct the setting (docs/security.md)")
     source = os.environ.get("HVD_WORKER_TENANTS", "middleware")
     found = f"{SHARED[source]}; names are hashed under "
     found += "the operator's key" if key else f"a new key at each start (set {VARIABLE})"

@@ -1,4 +1,4 @@
-"""Each claim of the page of threats names a test that there is."""
+"""Each claim of the page on security names a test that there is."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NAMED = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
 
 
 def test_every_claim_names_a_test_that_exists() -> None:
-    text = (ROOT / "docs" / "threats.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
     tables = re.findall(r"\| claim \| test \|\n\|---\|---\|\n((?:\|.*\n)+)", text)
     claims = "".join(tables).splitlines()
     assert len(claims) > 15

@@ -1,6 +1,6 @@
 """The policy that comes with the project: what any scope serves from its first request on.
 
-It names no target and no drafter, only the feature schema; ``docs/first-policy.md`` says what it
+It names no target and no drafter, only the feature schema; ``docs/learning.md`` says what it
 was made of and how it does on texts that it has not seen.
 """
 

@@ -18,7 +18,7 @@ from pipelines.reports import print_json
 app = typer.Typer(
     help=(
         "Export the topics; the broker is HVD_KAFKA_BOOTSTRAP_SERVERS. How to follow and ask them, "
-        "and what every column means: docs/telemetry.md."
+        "and what every column means: docs/reference/topics.md."
     ),
     no_args_is_help=True,
     add_completion=False,

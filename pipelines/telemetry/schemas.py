@@ -1,7 +1,7 @@
 """JSON Schema (2020-12) of what each topic carries, made of the code that reads it.
 
 Types come from the contracts' models and ranges of events from their own table; what a column means
-says the page that analysts read, ``docs/telemetry.md``.
+says the page that analysts read, ``docs/reference/topics.md``.
 
 What is said now may only add to what the last release said, under ``deploy/schemas/released``; a
 test holds the two together.
@@ -76,7 +76,7 @@ def _drafts() -> Schema:
     schema = DraftRecord.model_json_schema() | {
         "description": "A batch of draft events. Each column holds `rows` values; `accepted` is at "
         "most `draft_len`; features are null where, and only where, `draft_len` is 0. What columns "
-        "mean: docs/telemetry.md."
+        "mean: docs/reference/topics.md."
     }
     columns = schema["$defs"]["DraftColumns"]["properties"]
     for name, (low, high) in LIMITS.items():

@@ -1,6 +1,6 @@
 """The page on settings, made of the classes that read them.
 
-``python -m tests.contracts.settings_page`` writes it anew.
+``python -m tests.docs.reference`` writes it anew.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from learner.settings import LearnerSettings
 from pipelines.cli import up
 from pipelines.machine import FLAGS_VARIABLE
 
-PAGE: Final = Path(__file__).parents[2] / "docs" / "settings.md"
+PAGE: Final = Path(__file__).parents[2] / "docs" / "reference" / "settings.md"
 CLASSES: Final[dict[str, type[Settings]]] = {
     "Worker": WorkerSettings,
     "Learner": LearnerSettings,
@@ -48,9 +48,8 @@ THAT_HANG: Final = {
 HEAD: Final = """\
 # Settings
 
-For whoever runs the service: every variable that a process of it reads. The page is made of the
-classes that read them (`python -m tests.contracts.settings_page`), and a test holds both together.
-What has no row here is a named constant in the code.
+Every variable that a process of the service reads, made of the code. What has no row here is a named
+constant.
 
 An unknown name with one of these prefixes, or a value out of its range, ends the process with one
 sentence. *Secret* values are in no message; files may hold them ([others](#others)).
@@ -131,7 +130,3 @@ def _range(limits: list[Any]) -> str:
     }
     known = [limit for limit in limits if type(limit).__name__ in said]
     return ", ".join(said[type(limit).__name__](limit) for limit in known)
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What the page on telemetry tells an analyst is what the wire carries; its code runs."""
+"""What the pages on telemetry and topics tell an analyst is what the wire carries; its code runs."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from decoder.contracts.status import LearnerStatus, WorkerStatus
 from decoder.contracts.topics import TOPICS
 from tests.contracts.test_events import EVENT, ORIGIN, PLAIN
 
-PAGE = (Path(__file__).parents[2] / "docs" / "telemetry.md").read_text()
-BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "reference" / "topics.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", (DOCS / "telemetry.md").read_text(), re.DOTALL)
 
 
 def section(title: str) -> str:

@@ -80,7 +80,7 @@ def test_a_person_s_own_file_goes_first_and_may_be_for_any_scope(tmp_path: Path)
 
 
 def test_its_page_tells_of_every_set_it_was_made_of() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "first-policy.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "learning.md").read_text()
     for s in first_policy("scope").provenance["sets"]:
         row = (s["name"], s["licence"], s["sessions"], s["generations"], f"{s['drafts']:,}")
         assert "| " + " | ".join(map(str, row)) + " |" in page

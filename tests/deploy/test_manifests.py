@@ -206,7 +206,7 @@ def test_each_part_logs_in_as_itself_with_a_password_of_its_own() -> None:
         for container in containers(template):
             mounted = {m["mountPath"]: held.get(m["name"]) for m in container["volumeMounts"]}
             assert mounted["/run/secrets/hvd"] == users[container["name"]]
-    rights = (DEPLOY / "README.md").read_text()
+    rights = (DEPLOY.parent / "docs" / "deploy.md").read_text()
     for user in users.values():
         assert f"User:{user}" in rights, f"nothing says what {user} may do"
 

@@ -12,7 +12,6 @@ import pytest
 
 from decoder.contracts.errors import EngineError
 from decoder.engines.vllm.requirements import (
-    HOW_TO_START,
     REQUIREMENTS,
     Requirement,
     check,
@@ -24,7 +23,6 @@ from decoder.settings import WorkerSettings
 from pipelines.embedded import drafter_path, ensure_model
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of what vLLM imports
-PAGE = Path(__file__).parents[2] / "docs" / "vllm.md"
 Change = Callable[[Any], None]
 
 
@@ -282,21 +280,3 @@ def test_a_drafter_reads_late_only_where_tokens_and_positions_are_all_it_takes(
     assert reads_with_positions_alone(config)
     change(config)
     assert not reads_with_positions_alone(config)
-
-
-def as_table() -> str:
-    lines = ["| setting | values | | why |", "|---|---|---|---|"]
-    for row in REQUIREMENTS:
-        why = row.why.removesuffix(f" {HOW_TO_START}")
-        lines.append(f"| {code(row.setting)} | {row.values} | {row.verdict} | {why} |")
-    return "\n".join(lines)
-
-
-def code(setting: str) -> str:
-    """Code marks around what is written as it stands, none around words."""
-    parts = setting.split(", ")
-    return ", ".join(f"`{p}`" if p.startswith("--") or "_" in p else p for p in parts)
-
-
-def test_the_operators_page_prints_the_table() -> None:
-    assert as_table() in PAGE.read_text()

@@ -225,7 +225,7 @@ class Found:
     seconds: float = 0.0
 
     def row(self, applied: int) -> str:
-        """Of the table in docs/vllm.md; ``applied`` is how many policies came into force."""
+        """A row of figures; ``applied`` is how many policies came into force."""
         rate = self.tokens / self.seconds
         return (
             f"| {self.seconds:.0f} s | {self.answers} | {len(self.failures)} | "

@@ -1,6 +1,6 @@
 """OpenAI's own client sees no difference between stock vLLM and the hybrid, policies swapping.
 
-Both serve in float32. With ``-s`` a run prints its row of the table in docs/vllm.md.
+Both serve in float32. With ``-s`` a run prints its row as docs/vllm.md tells them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What this plugin makes of vLLM's settings: a table, read at load and printed in docs/vllm.md.
+"""What this plugin makes of vLLM's settings: a table, read at load and printed in docs/reference.
 
 Every setting that matters here is *accepted*, *clamped* (taken with a limit, which the log tells)
 or *refused* with one sentence that says what to set. A refusal comes before the weights are loaded.

@@ -23,7 +23,6 @@ from tests.learner.stage import client_of
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 PAGE = Path(__file__).parents[3] / "docs" / "mlflow.md"
-ON_PAGE = "hvd-payoff-smollm2-135m-instruct-smollm2-135m-eagle3-502955ea"
 SCOPE = "0123456789abcdef"
 NAME = "hvd-payoff-llama-eagle3-01234567"
 LEARNED = {"origin": "learner", "verdict": "faster", "target": "llama", "drafter": "eagle3"}
@@ -140,11 +139,12 @@ def test_two_scopes_must_be_told_apart(held: Registry) -> None:
 
 
 def test_what_mlflow_does_itself_is_done_as_the_page_says(
-    held: Registry, capsys: pytest.CaptureFixture[str]
+    held: Registry, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = PAGE.read_text().partition("## What MLflow does itself")[2]
+    text = PAGE.read_text().partition("## Use MLflow directly")[2]
     code = text.partition("```python\n")[2].partition("```")[0]
-    exec(code.replace("sqlite:///mlruns/mlflow.db", held.tracking_uri).replace(ON_PAGE, NAME))
+    monkeypatch.setenv("MODEL", NAME)
+    exec(code)
     said = capsys.readouterr().out
     assert "won" in said and "rate_gain" in said and "moved." in said
     assert held.standing(SCOPE) == Standing(SCOPE, champion=2)

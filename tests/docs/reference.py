@@ -1,0 +1,165 @@
+"""The references in docs/reference, made of the code: ``python -m tests.docs.reference``.
+
+It writes settings, commands, metrics and vLLM's settings anew, and the tables that the page on
+performance takes from its data. What fields of topics mean is written by hand on their page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import NoneType
+from typing import Any, Final, Literal, get_args, get_origin
+
+import typer
+
+from decoder.engines.vllm.requirements import HOW_TO_START, REQUIREMENTS
+from decoder.telemetry import metrics as worker
+from learner import metrics as learner
+from pipelines.cli import app
+from tests.contracts import settings_page
+from tests.docs.pages import DOCS, filled, table
+
+FOLDER: Final = DOCS / "reference"
+NAMED: Final = {str: "text", Path: "path", int: "whole number", float: "number"}
+MARKUP: Final = ("[bold]", "[/bold]", "\b")
+SERVING: Final = (("hvd_serving", "1 for the scope that the worker serves.", "worker, scope"),)
+SIDES: Final = (
+    ("hvd_side_tokens_total", "Tokens of steps that a side decided.", "worker, side"),
+    ("hvd_side_seconds_total", "Seconds that these steps took.", "worker, side"),
+    ("hvd_fallback", "1 for the arm that the floor has in force.", "worker, arm"),
+)
+SUMMED: Final = (
+    ("records_refused_total", "Records that keep no contract.", "reason"),
+    ("given_up_total", "Registrations and moves of aliases that were not made.", "reason"),
+    ("events_lost_total", "Of the events consumed, those whose lesson is gone.", "scope, reason"),
+    ("verdicts_total", "Comparisons with the champion that ended.", "scope, outcome"),
+    ("registry_away_seconds", "Since when MLflow does not answer; 0: it does.", ""),
+    ("lease_known", "1 where some learner holds the scope, as far as is known.", "scope"),
+)
+
+
+def commands() -> str:
+    """Every command with its arguments and options."""
+    parts = [
+        "# Commands\n\nEvery command of `hvd`, made of the code. `hvd COMMAND --help` says the "
+        "same. Exit status: 0, 1 where a check failed, 2 with one sentence for an error, 130 after "
+        "Ctrl-C.\n"
+    ]
+    for path, command in walked("hvd", typer.main.get_command(app)):
+        said = plain(command.help or "")
+        parts.append(f"## {path}\n\n{said}\n")
+        rows = [row for each in command.params if (row := parameter(each)) is not None]
+        if rows:
+            parts.append(table(["option", "takes", "default", "meaning"], rows))
+    return "\n".join(parts)
+
+
+def walked(path: str, command: Any) -> Iterator[tuple[str, Any]]:
+    """A command and all below it, with what is typed."""
+    yield path, command
+    for name, each in getattr(command, "commands", {}).items():
+        yield from walked(f"{path} {name}", each)
+
+
+def parameter(given: Any) -> list[str] | None:
+    """A row of an option or an argument; none of those that every command has."""
+    if given.name in ("help", "install_completion", "show_completion"):
+        return None
+    named = [*given.opts, *given.secondary_opts]
+    names = ", ".join(named) if given.param_type_name == "option" else given.name.upper()
+    shown = given.default not in (None, "", False, ()) and not callable(given.default)
+    default = f"`{given.default}`" if shown else ""
+    return [f"`{names}`", takes(given), default, plain(getattr(given, "help", None) or "")]
+
+
+def takes(given: Any) -> str:
+    """The words of a choice, or the kind and range of a value; nothing of a switch."""
+    kind = given.type_descriptor.annotation
+    if get_origin(kind) is Literal:
+        return ", ".join(f"`{word}`" for word in get_args(kind))
+    kinds = [each for each in get_args(kind) if each is not NoneType] or [kind]
+    if kinds == [bool]:
+        return ""
+    ends = [f"{given.min} or more"] if given.min is not None else []
+    ends += [f"{given.max} at most"] if given.max is not None else []
+    again = ["may be given again"] if getattr(given, "multiple", False) else []
+    return ", ".join([NAMED.get(kinds[0], kinds[0].__name__), *ends, *again])
+
+
+def plain(text: str) -> str:
+    """Help as a page has it."""
+    for mark in MARKUP:
+        text = text.replace(mark, "")
+    return "\n".join(line.strip() for line in text.strip().splitlines()).replace("|", "\\|").replace("<", "&lt;")
+
+
+def metrics() -> str:
+    """Every series of worker and learner, beside vLLM's own."""
+    rows = [(f"hvd_{name}_total", said, "worker") for name, said in worker.COUNTS.items()]
+    rows += [
+        (f"hvd_{name}_total", said, f"worker, {label}")
+        for name, (label, said) in worker.COUNTS_BY.items()
+    ]
+    rows += [(f"hvd_{name}", said, "worker") for name, said in worker.LEVELS.items()]
+    rows += [*SERVING, *SIDES]
+    of: list[tuple[Mapping[str, str], str, str]] = [
+        (learner.COUNTS, "_total", ""),
+        (learner.LEVELS, "", ""),
+        (learner.SCOPE_COUNTS, "_total", "scope"),
+        (learner.SCOPE_LEVELS, "", "scope"),
+    ]
+    others = [
+        (f"{learner.PREFIX}{name}{end}", said, label)
+        for series, end, label in of
+        for name, said in series.items()
+    ]
+    others += [(learner.PREFIX + name, said, label) for name, said, label in SUMMED]
+    head = ["series", "meaning", "labels"]
+    return (
+        "# Metrics\n\nEvery series of ours, made of the code. Which to look at is on "
+        "[Operations](../operations.md).\n\n## Worker\n\n"
+        + table(head, [[f"`{name}`", *rest] for name, *rest in rows])
+        + "\n## Learner\n\n"
+        + table(head, [[f"`{name}`", *rest] for name, *rest in others])
+    )
+
+
+def vllm_settings() -> str:
+    """What the plugin makes of vLLM's settings."""
+    rows = [
+        [code(row.setting), row.values, row.verdict, row.why.removesuffix(f" {HOW_TO_START}")]
+        for row in REQUIREMENTS
+    ]
+    return (
+        "# vLLM's settings\n\nWhat the plugin makes of them, made of the code. *Accepted* works as "
+        "in plain vLLM, *clamped* with the limit that is named, *refused* ends the start with the "
+        "sentence of the last column. [The plugin in your vLLM](../vllm.md) has the rest.\n\n"
+        + table(["setting", "values", "", "why"], rows)
+    )
+
+
+def code(setting: str) -> str:
+    """Code marks around what is written as it stands, none around words."""
+    parts = setting.split(", ")
+    return ", ".join(f"`{p}`" if p.startswith("--") or "_" in p else p for p in parts)
+
+
+def performance() -> str:
+    """The page on performance with the tables of its data."""
+    return filled((DOCS / "performance.md").read_text(encoding="utf-8"))
+
+
+MADE: Final[Mapping[Path, Callable[[], str]]] = {
+    settings_page.PAGE: settings_page.page,
+    FOLDER / "cli.md": commands,
+    FOLDER / "metrics.md": metrics,
+    FOLDER / "vllm-settings.md": vllm_settings,
+    DOCS / "performance.md": performance,
+}
+"""Each page that is made, and what makes it."""
+
+
+if __name__ == "__main__":
+    for place, make in MADE.items():
+        place.write_text(make(), encoding="utf-8")
