@@ -67,7 +67,7 @@ def options(path: list[str]) -> tuple[set[str], int]:
     """
     command: Any = typer.main.get_command(cli.app)
     taken = 0
-    while hasattr(command, "commands") and taken < len(path):
+    while hasattr(command, "commands") and taken < len(path) and path[taken][0] != "-":
         command = command.commands[path[taken]]
         taken += 1
     if command.name == "gpu":  # argparse's
@@ -79,7 +79,7 @@ def options(path: list[str]) -> tuple[set[str], int]:
 def typed(code: str) -> Iterator[list[str]]:
     """The words behind each ``hvd`` of a piece of shell, up to what ends a command."""
     for line in code.replace("\\\n", " ").splitlines():
-        for found in re.finditer(r"(?:^|[\s/;&|])hvd ((?:[^|;&<>#`']|'[^']*')+)", line):
+        for found in re.finditer(r"(?:^|[/;&|] ?|=\S+ )hvd ((?:[^|;&<>#`']|'[^']*')+)", line):
             yield shlex.split(found.group(1))
 
 
@@ -141,6 +141,7 @@ def dated(text: str) -> str:
     return " ".join(re.sub(r"[\s─━═┏┓┗┛┡┩└┘┳┻╇┴│┃]+", " ", text).split())
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_the_tutorial_of_mlflow_says_what_it_prints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
