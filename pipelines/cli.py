@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from importlib.metadata import entry_points
+from importlib.metadata import entry_points, version
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, NoReturn
@@ -30,6 +30,23 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        out.print(f"hvd {version('hybrid-verified-decoding')}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    told: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which one.")
+    ] = False,
+) -> None:
+    pass
+
+
 app.add_typer(policy_app, name="policy")
 app.add_typer(telemetry_app, name="telemetry")
 out, err = Console(), Console(stderr=True)

@@ -30,6 +30,8 @@ PINS: Final = {
     "numpy": "2.3.5",
 }
 """What the lock files install; ``tests/pipelines`` keeps the two equal."""
+EXTRAS: Final = {"torch": "worker", "transformers": "worker", "mlflow": "learner"}
+"""What brings them beside a vLLM of one's own."""
 
 
 SHARED: Final = {
@@ -69,7 +71,9 @@ def package(name: str, pin: str) -> Check:
     """One package against its pin; a local part such as ``+cpu`` does not count."""
     found = _installed(name)
     ok = found is not None and found.split("+")[0] == pin
-    return Check(name, ok, found or "not installed", f"make setup (installs {name} {pin})")
+    extra = f"[{EXTRAS[name]}]" if name in EXTRAS else ""
+    fix = f"make setup (installs {name} {pin}), or pip install 'hybrid-verified-decoding{extra}'"
+    return Check(name, ok, found or "not installed", fix, blocks=found is None)
 
 
 def vllm() -> Check:

