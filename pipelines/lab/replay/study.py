@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -91,12 +91,15 @@ def trained(
     return paper(joined(seen), "replay", step)
 
 
-def replayed(sets: Sets, policy: Policy, simulator: Simulator, step: Step) -> dict[str, Any]:
+def replayed(
+    sets: Sets, policy: Policy, simulator: Simulator, step: Step,
+    router_us: Callable[[str], float] = lambda rule: 0.0,
+) -> dict[str, Any]:  # fmt: skip
     """The test sessions of ``sets`` by every rule; plain JSON."""
     found = {}
     for done, (name, parts) in enumerate(sets.items()):
         step(f"decoding {name}", done, len(sets))
-        found[name] = ruled(parts.test, policy, simulator, parts.warm_up)
+        found[name] = ruled(parts.test, policy, simulator, parts.warm_up, router_us)
     counts = {name: {"sessions": len({t.session for t in parts.test}),
                      "generations": len(parts.test)} for name, parts in sets.items()}  # fmt: skip
     return {"sets": counts, **summary(found)}
