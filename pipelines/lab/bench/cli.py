@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from pipelines.lab.bench.options import Clock, Dtype, Engine, Options, Selection, Templates
+from pipelines.lab.bench.options import Clock, Dtype, Engine, Options, Selection
 from pipelines.lab.bench.serve import command as serve_cli
 from pipelines.prompts import TooLong
 from pipelines.reports import print_json, write_json
@@ -46,9 +46,6 @@ def decode(
     too_long: Annotated[
         TooLong, typer.Option(help="Skip a prompt that is too long, or truncate its middle.")
     ] = "skip",
-    template: Annotated[
-        Templates, typer.Option(help="With a chat template, with none, or both.")
-    ] = "chat",
     model: Annotated[
         str | None, typer.Option(help="Checkpoint directory or hub name; default: embedded.")
     ] = None,
@@ -88,9 +85,7 @@ def decode(
     wanted = names(methods)
     if check and "greedy" not in wanted:
         raise SettingsError("--check compares with greedy: name it among --methods.")
-    selection = Selection(
-        prompts, words(datasets), limit, warmup, max_prompt_tokens, too_long, template
-    )
+    selection = Selection(prompts, words(datasets), limit, warmup, max_prompt_tokens, too_long)
     engine = Engine(model, drafter, tuple(policy or ()), dtype, device, threads, clock)
     results = launch(Options(wanted, selection, engine, max_tokens, minutes), err)
     summary = metrics.summary(results)

@@ -156,8 +156,8 @@ def differing(results: Results) -> list[str]:
             at = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
             if at is not None:
                 found.append(
-                    f"{name} differs from greedy on prompt {key.prompt} of {key.dataset} "
-                    f"(template {key.template}), from output token {at} on."
+                    f"{name} differs from greedy on prompt {key.prompt} of {key.dataset}, "
+                    f"from output token {at} on."
                 )
     return found
 
@@ -165,19 +165,18 @@ def differing(results: Results) -> list[str]:
 def _pooled(
     results: Results, name: str, of: Callable[[Measured], str], by_dataset: bool = False
 ) -> list[dict[str, Any]]:
-    """One record for each (template, group, method), in run order; ``name`` is the group's column.
+    """One record for each (group, method), in run order; ``name`` is the group's column.
 
     Those of datasets say what the dataset is, too, and compare with the best rule.
     """
-    groups: dict[tuple[str, str], list[Measured]] = defaultdict(list)
+    groups: dict[str, list[Measured]] = defaultdict(list)
     for prompt in results.prompts.values():
-        groups[prompt.key.template, of(prompt)].append(prompt)
+        groups[of(prompt)].append(prompt)
     made = []
-    for (template, group), found in sorted(groups.items(), key=lambda item: item[0][0]):
+    for group, found in groups.items():
         prompts = [p.outcomes for p in found]
         for method in results.settings["methods"]:
-            record = {name: group, "template": template, "method": method}
-            record |= measure(prompts, method)
+            record = {name: group, "method": method} | measure(prompts, method)
             if by_dataset:
                 record |= {"family": found[0].family}
                 record |= _over_best(prompts, method)

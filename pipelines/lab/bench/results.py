@@ -30,7 +30,6 @@ class Key(NamedTuple):
     """Names a measured prompt within a run; ``prompt`` is its id."""
 
     dataset: str
-    template: str
     prompt: str
 
 

@@ -65,7 +65,7 @@ def of_prompts(
     """
     plan, wanted = recording.Plan(), dict[str, list[tuple[int, ...]]]()
     for each in read_folder(folder, (), notices):
-        fits = fitting(each, tokenizer, "chat", plan.prompt, "truncate", notices.append)
+        fits = fitting(each, tokenizer, plan.prompt, "truncate", notices.append)
         if ids := [prompt.ids for prompt in itertools.islice(fits, limit or PROMPTS)]:
             wanted[each.name] = ids
     if not wanted:

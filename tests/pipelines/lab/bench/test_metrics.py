@@ -32,9 +32,9 @@ def of(*outcomes: Outcome) -> dict[str, Outcome]:
 
 def results_of(**prompts: dict[str, Outcome]) -> Results:
     methods = list(next(iter(prompts.values())))
-    found = Results({"methods": methods, "templates": ["chat"]})
+    found = Results({"methods": methods})
     for name, outcomes in prompts.items():
-        key = Key("mbpp", "chat", name)
+        key = Key("mbpp", name)
         found.prompts[key] = Measured(key, "code", 7, 0, outcomes)
     return found
 
