@@ -163,21 +163,3 @@ def learner(
             for n in (1, 10)
         )
     _show("What a learner takes in", {**one, "ten_scopes": ten}, as_json)
-
-
-@app.command()
-def telemetry(
-    rate: Annotated[float, typer.Option(min=100, help="Events a second of the worker.")] = 10_000,
-    seconds: Annotated[float, typer.Option(min=2, help="Length.")] = 30,
-    as_json: AsJson = False,
-) -> None:
-    """What telemetry costs the thread that decodes, and the machine; with a broker.
-
-    Aim: at most 1% of the interpreter's time at 10,000 events a second.
-    """
-    from pipelines.lab.bench.telemetry import measure
-    from pipelines.progress import Shown
-
-    with Shown(err) as shown:
-        found = measure(rate, seconds, partial(shown.step, "seconds", whole=seconds))
-    _show("Telemetry of one worker", found, as_json)
