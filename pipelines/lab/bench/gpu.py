@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -40,6 +41,7 @@ from decoder.policy.first import first_policy
 from decoder.policy.pricing import CostTable
 from decoder.settings import WorkerSettings
 from decoder.telemetry.ring import Ring
+from pipelines import machine
 from pipelines.embedded import load_tokenizer
 from pipelines.lab.bench.commas import numbers, words
 from pipelines.lab.bench.llama import LONGEST, MOST, SHAPES, SIZES, Engine, Model
@@ -64,6 +66,7 @@ WARM: Final = 12
 """Tokens of each request, before what is counted."""
 SESSIONS, TURNS, PROMPT, ANSWER = 48, 3, 3000, 256
 """What is recorded: sessions of a set, requests of a session, tokens of each."""
+HELD: Final = ("tokens", "offsets", "names", "classes")
 METHODS: Final = ("none", "suffix", "eagle3", "frequency", "hybrid")
 Report = dict[str, Any]
 
@@ -87,8 +90,7 @@ def read_sessions(path: Path, longest: int, skip: Sequence[str]) -> tuple[list[l
     """
     try:
         with np.load(path) as held:
-            wanted = ("tokens", "offsets", "names", "classes")
-            tokens, offsets, names, classes = map(held.__getitem__, wanted)
+            tokens, offsets, names, classes = (held[n] for n in HELD)
     except (OSError, KeyError, ValueError) as error:
         raise SettingsError(f"no sessions in {path} ({error}): try --make-sessions.") from error
     sets: dict[str, dict[str, list[Request]]] = {}
@@ -184,8 +186,7 @@ class Player:
             for slot, d in zip(slots, decisions, strict=True)
         ]
         arms = [d.arm if draft else "none" for d, draft in zip(decisions, drafts, strict=True)]
-        pairs = zip(arms, drafts, strict=True)
-        k = max((len(draft) for arm, draft in pairs if arm == "model"), default=0)
+        k = max((len(d) for a, d in zip(arms, drafts, strict=True) if a == "model"), default=0)
         counts = np.array([1 + len(draft) for draft in drafts])
         lengths = np.array([len(slot.request.prompt) + len(slot.text) for slot in slots])
         if k:
@@ -213,8 +214,7 @@ class Player:
             outcomes = map(Committed, names, made, map(len, drafts))
             router.observe(list(outcomes), len(ids), usual=e.capture_s == captured)
         self._go_on()
-        if router is not None:
-            exposed += clock() - began
+        exposed += (clock() - began) * (router is not None)
         self.steps, self.cycles = self.steps + 1, self.cycles + len(slots)
         self.tokens += sum(map(len, made))
         self.exposed_s, self.own_s = self.exposed_s + exposed, self.own_s + exposed
@@ -329,11 +329,10 @@ def cell(
             record["errors"].append(fault(p.name, error))
             return True
 
-    for p in list(players):
-        for _ in range(2):  # by the second time most graphs are there
-            if p in players:
-                p.forget()
-                tried(p, WARM * e.batch, until)
+    for p in 2 * players:  # by the second time most graphs are there
+        if p in players:
+            p.forget()
+            tried(p, WARM * e.batch, until)
     paces = [p.rounds[-1][1] / max(p.rounds[-1][0], 1) for p in players]
     share = (until - time.monotonic()) / o.rounds / max(sum(paces), 1e-9)
     quota = max(min(int(share), o.tokens), e.batch)
@@ -357,20 +356,27 @@ def cell(
 
 def run(o: argparse.Namespace, say: Callable[[str], None]) -> Report:
     """Measure; the report is written after each part of it, and returned."""
-    began, device = time.monotonic(), torch.device(o.device)
+    began, device, said = time.monotonic(), torch.device(o.device), machine.description()
+    if device.type == "cuda":
+        found = torch.cuda.get_device_properties(device)
+        said = f"{found.name}, {found.total_memory / 2**30:.0f} GiB"
+    versions = {"python": platform.python_version(), "cuda": str(torch.version.cuda)}
+    for n in ("torch", "numpy", "numba", "triton"):
+        versions[n] = str(getattr(sys.modules.get(n), "__version__", "none"))
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     sessions, classes = read_sessions(o.sessions, o.context, o.skip)
     requests = [r for s in sessions for r in s]
     capacity = -(-max(len(r.prompt) + len(r.answer) for r in requests) // 128) * 128 + 128
     report: Report = {
-        "benchmark": "gpu", **machine_of(device), "notes": NOTES, "k": o.k, "dtype": str(dtype),
+        "benchmark": "gpu", "device": said, "versions": versions, "notes": NOTES, "k": o.k,
+        "dtype": str(dtype),
         "date": datetime.now(UTC).isoformat(timespec="seconds"), "minutes": o.minutes,
         "compiled_s": time.process_time(),  # until now: imports, and compiling the router's loops
         "sessions": len(sessions), "requests": len(requests), "capacity": capacity,
         "sets": Counter(r.workload for r in requests), "shapes": {}, "cells": [], "errors": [],
     }  # fmt: skip
     o.deadline = began + 60 * o.minutes
-    pairs = [o.batches[i : i + 2] for i in range(0, len(o.batches), 2)]
+    pairs = (o.batches[i : i + 2] for i in range(0, len(o.batches), 2))
     plan = [(s, b) for some in pairs for s in o.shapes for b in some]
     weights, model, held = [2.0 if b == 1 else 1.0 for _, b in plan], None, ""
 
@@ -408,8 +414,7 @@ def run(o: argparse.Namespace, say: Callable[[str], None]) -> Report:
 def table(record: Report) -> list[str]:
     """What is known of a cell, in lines."""
     lines = [f"== {record['shape']}, batch {record['batch']}"]
-    by = itertools.groupby(record["costs"], lambda r: (r["step"], r["context"]))
-    for (step, context), rows in by:
+    for (step, context), rows in itertools.groupby(record["costs"], itemgetter("step", "context")):
         of = list(rows)
         cells = "".join(f"  {r['tokens']}: {r['ms']:.2f}" for r in of)
         rate = f" ({1e3 * of[0]['read_gb'] / of[0]['ms']:.0f} GB/s)" if step == "verify" else ""
@@ -429,18 +434,6 @@ def table(record: Report) -> list[str]:
             f"{m['arms'].get('cache', 0):7.2f}{m['arms'].get('model', 0):6.2f}  {over}"
         )
     return [*lines, *record["errors"]]
-
-
-def machine_of(device: torch.device) -> Report:
-    """What is measured, in words, and versions of what decides over time."""
-    said = f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
-    if device.type == "cuda":
-        found = torch.cuda.get_device_properties(device)
-        said = f"{found.name}, {found.total_memory / 2**30:.0f} GiB"
-    known = {"python": platform.python_version(), "cuda": str(torch.version.cuda)}
-    modules = [(n, sys.modules.get(n)) for n in ("torch", "numpy", "numba", "triton")]
-    known |= {n: str(getattr(module, "__version__", "none")) for n, module in modules}
-    return {"device": said, "versions": known}
 
 
 def make_sessions(folder: Path, path: Path, say: Callable[[str], None]) -> None:

@@ -204,17 +204,5 @@ def outcome_of(method: str, made: Generation, events: Sequence[DraftEvent]) -> O
         for c in made.cycles
     ]
     drafts = [Labelled(e.predicted, e.accepted, bool(e.censored)) for e in events if e.draft_len]
-    modelled = [
-        Labelled(e.predicted_model, e.model_accepted)
-        for e in events
-        if e.model_accepted is not None
-    ]
-    return Outcome(
-        method,
-        tuple(made.tokens),
-        tuple(cycles),
-        made.prefill_us,
-        made.decode_us,
-        tuple(drafts),
-        tuple(modelled),
-    )
+    times = made.prefill_us, made.decode_us
+    return Outcome(method, tuple(made.tokens), tuple(cycles), *times, tuple(drafts))
