@@ -1,9 +1,8 @@
 """``hvd bench gpu``: what steps cost on an accelerator, and methods there, by the wall clock.
 
-The target (:mod:`pipelines.lab.bench.llama`) is *text-forced*: a step runs as it would be served
-(drafter, verification, argmax, all in CUDA graphs), and the tokens it commits are those of a
-recorded session. The router is the worker's own. Needs torch, numpy, numba, pydantic and msgspec;
-``python -m pipelines.lab.bench.gpu`` starts it.
+The target (``llama``) is *text-forced*: a step runs as served (drafter, verification, argmax, in
+CUDA graphs), and commits a recorded session's tokens. The router is the worker's own. Needs torch,
+numpy, numba, pydantic and msgspec; ``python -m pipelines.lab.bench.gpu`` starts it.
 """
 
 from __future__ import annotations
@@ -54,19 +53,16 @@ from pipelines.stats import columns, interval
 NOTES: Final = (
     "Random weights, bfloat16; KV caches hold random numbers; no prompt is read (decode only).",
     "Tokens committed are the recorded text's. A model draft's accepted length is drawn by request "
-    "and position, the same for every method, each token right with one chance: its mean over a "
-    "draft of K tokens is the paper's for trees of 32 tokens and depth 8, at less cost.",
+    "and position, the same for every method; its mean is the paper's for trees, at less cost.",
     "70B/TP8 is one rank's eighth of target and head (fc whole); no all-reduce is timed.",
     "The drafter runs for the whole batch, and reads a fixed number of new tokens each time.",
     "Wall clock with all Python in it, without capturing graphs. none and eagle3 have no router.",
     "Steps run no more than MOST tokens; above it the last drafts are cut.",
 )
 PER_REQUEST: Final = (1, 2, 3, 5, 9, 17, 33)
-WARM: Final = 12
-"""Tokens of each request, before what is counted."""
-SESSIONS, TURNS, PROMPT, ANSWER = 48, 3, 3000, 256
-"""What is recorded: sessions of a set, requests of a session, tokens of each."""
-HELD: Final = ("tokens", "offsets", "names", "classes")
+WARM: Final = 12  # tokens of each request, before what is counted
+SESSIONS, TURNS, PROMPT, ANSWER = 48, 3, 3000, 256  # of a set, of a session, tokens of a request
+READ: Final = itemgetter("tokens", "offsets", "names", "classes")
 METHODS: Final = ("none", "suffix", "eagle3", "frequency", "hybrid")
 Report = dict[str, Any]
 
@@ -90,7 +86,7 @@ def read_sessions(path: Path, longest: int, skip: Sequence[str]) -> tuple[list[l
     """
     try:
         with np.load(path) as held:
-            tokens, offsets, names, classes = (held[n] for n in HELD)
+            tokens, offsets, names, classes = READ(held)
     except (OSError, KeyError, ValueError) as error:
         raise SettingsError(f"no sessions in {path} ({error}): try --make-sessions.") from error
     sets: dict[str, dict[str, list[Request]]] = {}
@@ -243,15 +239,14 @@ class Player:
 
     def told(self) -> Report:
         """What came of it; seconds and rates are of whole rounds."""
-        (tokens, seconds), cycles = map(sum, zip(*self.rounds, strict=True)), self.cycles
+        (tokens, seconds), n = map(sum, zip(*self.rounds, strict=True)), self.cycles
         return {
             "method": self.name, "model_accepts": self.mean or None, "tok_per_s": tokens / seconds,
             "tok_per_s_decision_free": tokens / max(seconds - self.exposed_s, 1e-9),
             "gpu_ms": self.gpu_ms / self.steps, "step_ms": 1e3 * seconds / self.steps,
-            "router_us": 1e6 * self.own_s / cycles,
-            "router_exposed_us": 1e6 * self.exposed_s / cycles,
-            "tokens_a_cycle": self.tokens / cycles,
-            "arms": {arm: n / cycles for arm, n in sorted(self.arms.items())},
+            "router_us": 1e6 * self.own_s / n, "router_exposed_us": 1e6 * self.exposed_s / n,
+            "tokens_a_cycle": self.tokens / n,
+            "arms": {arm: count / n for arm, count in sorted(self.arms.items())},
             "tokens": tokens, "seconds": seconds, "steps": self.steps, "rounds": self.rounds,
             "repeated_requests": sum(max(slot.repeats, 0) for slot in self.slots),
             "asleep_steps": self.router.counters.asleep if self.router else 0,
@@ -354,8 +349,8 @@ def cell(
     told(record)
 
 
-def run(o: argparse.Namespace, say: Callable[[str], None]) -> Report:
-    """Measure; the report is written after each part of it, and returned."""
+def run(o: argparse.Namespace, say: Callable[[str], None]) -> None:
+    """Measure; the report is written after each part of it."""
     began, device, said = time.monotonic(), torch.device(o.device), machine.description()
     if device.type == "cuda":
         found = torch.cuda.get_device_properties(device)
@@ -408,7 +403,6 @@ def run(o: argparse.Namespace, say: Callable[[str], None]) -> Report:
     report["seconds"] = time.monotonic() - began
     write_json(report, o.json)
     say("\n".join([f"{report['device']}, {report['date']}", *NOTES, *report["errors"]]))
-    return report
 
 
 def table(record: Report) -> list[str]:
@@ -486,8 +480,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="hvd bench gpu", description=__doc__)
     for name, (default, said) in OPTIONS.items():
         parser.add_argument(f"--{name}", default=default, type=type(default), help=said)
-    parser.add_argument("--make-sessions", type=Path, metavar="FOLDER",
-                        help="make --sessions of the trace files in FOLDER, and end")  # fmt: skip
+    parser.add_argument("--make-sessions", type=Path, help="only make these, of a folder's traces")
     o = parser.parse_args(arguments)
     try:
         if o.make_sessions:
