@@ -7,7 +7,6 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3; do $$p -c '$(SUITABLE)
 TESTERS ?= 2
 # Flags for the demo, e.g. make demo ARGS="--minutes 5".
 ARGS   ?=
-MINUTES ?= 30
 
 VENV   := $(CURDIR)/.venv
 BIN    := $(VENV)/bin
@@ -21,7 +20,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(TESTERS) --
   --max-worker-restart 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup rival dist chaos soak demo picture up test test-long test-release check lint audit format doctor clean
+.PHONY: help setup rival dist chaos demo picture up test test-long test-release check lint audit format doctor clean
 # One step after another, whatever -j says: pip cannot share an environment with itself.
 .NOTPARALLEL:
 
@@ -56,9 +55,6 @@ test-release: setup ## what a release must pass, too: kills under hvd up, live s
 
 chaos: setup ## kill, starve and damage every part under load
 	$(HVD) chaos $(ARGS)
-
-soak: setup ## steady load for MINUTES, and what of files, threads, memory and backlog grows
-	$(HVD) soak --minutes $(MINUTES) $(ARGS)
 
 lint: setup ## formatting, lint, types and import rules
 	$(BIN)/ruff format --check .

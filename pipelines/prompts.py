@@ -13,10 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from decoder.contracts.errors import ModelError, SettingsError
+from decoder.contracts.errors import SettingsError
 
 Message = dict[str, str]
-Template = Literal["chat", "none"]
 TooLong = Literal["skip", "truncate"]
 
 
@@ -49,7 +48,6 @@ class TokenPrompt:
     """A prompt as the target reads it. ``cut`` is the number of tokens left out of its middle."""
 
     prompt: Prompt
-    template: Template
     ids: tuple[int, ...]
     cut: int = 0
 
@@ -127,17 +125,15 @@ def parse(record: Any, dataset: str, number: int) -> Prompt:
     )
 
 
-def tokenise(prompt: Prompt, tokenizer: Any, template: Template) -> TokenPrompt:
-    """``prompt`` as token ids, in the target's chat template or, with ``none``, as plain text.
+def tokenise(prompt: Prompt, tokenizer: Any) -> TokenPrompt:
+    """``prompt`` as token ids, in the target's chat template or, where there is none, as plain
+    text.
 
     Raises:
-        ModelError: the tokenizer has no chat template.
         ValueError: the template refuses these messages, or nothing is left of them.
     """
-    if template == "none":
+    if getattr(tokenizer, "chat_template", None) is None:
         ids = tokenizer(prompt.text)["input_ids"]
-    elif getattr(tokenizer, "chat_template", None) is None:
-        raise ModelError("this model's tokenizer has no chat template: use --template none.")
     else:
         try:
             ids = tokenizer.apply_chat_template(
@@ -147,7 +143,7 @@ def tokenise(prompt: Prompt, tokenizer: Any, template: Template) -> TokenPrompt:
             raise ValueError(f"the chat template refuses it: {error}") from error
     if not ids:
         raise ValueError("the prompt is empty")
-    return TokenPrompt(prompt, template, tuple(int(i) for i in ids))
+    return TokenPrompt(prompt, tuple(int(i) for i in ids))
 
 
 def fit(prompt: TokenPrompt, room: int, too_long: TooLong) -> TokenPrompt:
@@ -172,7 +168,6 @@ def fit(prompt: TokenPrompt, room: int, too_long: TooLong) -> TokenPrompt:
 def fitting(
     found: PromptSet,
     tokenizer: Any,
-    template: Template,
     room: int,
     too_long: TooLong,
     problem: Callable[[str], None],
@@ -180,12 +175,9 @@ def fitting(
     """The prompts of a set that can be read and fit into ``room`` tokens, in their order.
 
     ``problem`` is told of each that is skipped.
-
-    Raises:
-        ModelError: see :func:`tokenise`.
     """
     for prompt in found.prompts:
         try:
-            yield fit(tokenise(prompt, tokenizer, template), room, too_long)
+            yield fit(tokenise(prompt, tokenizer), room, too_long)
         except ValueError as error:
             problem(f"{found.name}: prompt {prompt.id} skipped: {error}.")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 Spent = tuple[NDArray[np.float64], NDArray[np.float64]]
 """Tokens [n] of each of n prompts, and the time [n] that they took."""
@@ -69,17 +69,6 @@ def loops(tokens: Sequence[int]) -> bool:
     """Whether ``tokens`` hold the same run of ``LOOP`` tokens twice, overlapping or not."""
     runs = [tuple(tokens[start : start + LOOP]) for start in range(len(tokens) - LOOP + 1)]
     return len(set(runs)) < len(runs)
-
-
-def calibration(foreseen: ArrayLike, true: ArrayLike, parts: int = 10) -> list[dict[str, float]]:
-    """Means of what was foreseen [n] and of what came [n], by decile of what was foreseen."""
-    said, came = np.asarray(foreseen, np.float64), np.asarray(true, np.float64)
-    order = np.argsort(said, kind="stable")
-    return [
-        {"n": len(part), "foreseen": float(said[part].mean()), "came": float(came[part].mean())}
-        for part in np.array_split(order, parts)
-        if len(part)
-    ]
 
 
 @dataclass(frozen=True)

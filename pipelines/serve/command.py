@@ -105,7 +105,7 @@ def check(options: ServeOptions) -> None:
     """Everything that can be known to fail before vLLM is started.
 
     Raises:
-        ModelError: a path that is no checkpoint, or a drafter made for another target.
+        ModelError: a path that is no checkpoint.
         ProcessError: the port is taken, shared memory too small, or no temporary folder there.
         SettingsError: an ``HVD_`` variable with an unknown name or a bad value.
     """
@@ -120,9 +120,7 @@ def check(options: ServeOptions) -> None:
     if target is not None and not any(f.suffix in (".safetensors", ".bin") for f in files):
         raise ModelError(f"model {options.model} holds no weights (*.safetensors or *.bin).")
     if options.drafter is not None:
-        head = read_config(options.drafter, "drafter")
-        if target is not None and head is not None:
-            check_fit(target, head, (options.model, options.drafter))
+        read_config(options.drafter, "drafter")
     try:
         tempfile.gettempdir()  # of vLLM's sockets
     except OSError as error:
@@ -151,34 +149,6 @@ def read_config(model: str, what: str) -> dict[str, Any] | None:
             "checkpoint directory, or a hub name such as owner/name."
         ) from error
     return config
-
-
-def check_fit(target: dict[str, Any], drafter: dict[str, Any], names: tuple[str, str]) -> None:
-    """Compare the numbers that an EAGLE3 head shares with its target; ``names`` are theirs. vLLM
-    finds a misfit half a minute into start-up, as a shape error deep inside a layer.
-
-    Raises:
-        ModelError: the drafter is no EAGLE3 head, or was made for another hidden size or
-            vocabulary.
-    """
-    kinds = ", ".join(str(kind) for kind in drafter.get("architectures") or ())
-    if "eagle3" not in kinds.lower():
-        raise ModelError(
-            f"drafter {names[1]} is {kinds or 'of no known architecture'}, not an EAGLE3 head: "
-            "give an EAGLE3 checkpoint, or --drafter none."
-        )
-    # multimodal models nest the numbers of their language model
-    numbers = target.get("text_config") or target
-    head = drafter.get("transformer_layer_config") or drafter
-    head = head.get("text_config") or head
-    # the head may be narrower than its target if it says which width it reads
-    shared = {"hidden_size": drafter.get("target_hidden_size") or head.get("hidden_size")}
-    for key, got in (shared | {"vocab_size": head.get("vocab_size")}).items():
-        if None not in (wanted := numbers.get(key), got) and wanted != got:
-            raise ModelError(
-                f"drafter {names[1]} does not fit {names[0]}: its {key} is {got}, the target's is "
-                f"{wanted}. Use a drafter made for this target, or --drafter none."
-            )
 
 
 def metrics_folder(port: int) -> Path:

@@ -16,7 +16,7 @@ from decoder.contracts.trials import Round
 from decoder.trial.effect import Effect
 from pipelines.watch.charts import charts, zone
 from pipelines.watch.ledger import ARMS, Ledger
-from pipelines.watch.uplift import ALL, NAMES, as_text, by_workload, rate_in, uplifts
+from pipelines.watch.uplift import ALL, NAMES, as_text, rate_in, uplifts
 
 TEMPLATE: Final = Path(__file__).with_name("page.html")
 SHORTEST_S: Final = 60.0
@@ -49,7 +49,6 @@ def record(
     tables = [
         _ratio_table("Phases: ratios of tokens a second", "phase", found),
         _phase_table(ledger, rounds),
-        _ratio_table("Workloads: the same at the costs in force", "workload", by_workload(rounds)),
         _version_table(ledger, versions),
         _table("Figures", [], _facts(ledger, facts or {})),
     ]

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from decoder.contracts.bundle import CHAMPION, FIRST
-from decoder.contracts.trials import PLAIN, SUFFIX, Block, Round
+from decoder.contracts.trials import PLAIN, SUFFIX, Round
 from decoder.trial.effect import Effect, effect, effect_of
 from pipelines.watch.ledger import Phase
 
@@ -65,27 +65,6 @@ def rate_in(phase: Phase, rounds: Iterable[Round], side: str = CHAMPION) -> floa
 
 def _within(phase: Phase, rounds: Iterable[Round]) -> list[Round]:
     return [one for one in rounds if phase.began <= one.time < phase.ended]
-
-
-def by_workload(rounds: Sequence[Round]) -> dict[str, dict[str, Effect]]:
-    """Every comparison for the requests of each workload, all tenants together, and of
-    :data:`ALL`, at the costs in force: a step's time belongs to all its requests."""
-    sides = compared(rounds)
-    found: dict[str, dict[str, Effect]] = {}
-    for workload in sorted({g.workload for r in rounds for b in r.blocks for g in b.groups}):
-        shares = [{b.side: _share(b, workload) for b in r.blocks} for r in rounds]
-        for side in sides:
-            both = [(one[CHAMPION], one[side]) for one in shares if {CHAMPION, side} <= one.keys()]
-            mine, other = zip(*both, strict=True) if both else ((), ())
-            found.setdefault(workload or "-", {})[side] = effect(mine, other)
-    found[ALL] = {side: effect_of(rounds, CHAMPION, side, by_cost=True) for side in sides}
-    return found
-
-
-def _share(block: Block, workload: str) -> tuple[float, float]:
-    """Tokens and microseconds of a block that are a workload's; 0 and 0 are no pair."""
-    mine = [group for group in block.groups if group.workload == workload]
-    return sum(group.tokens for group in mine), sum(group.cost_us for group in mine)
 
 
 def over_time(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from decoder.contracts.errors import ModelError, SettingsError
+from decoder.contracts.errors import SettingsError
 from pipelines.prompts import Prompt, TokenPrompt, fit, read_folder, tokenise
 
 MESSAGE = {"role": "user", "content": "Name three rivers."}
@@ -94,20 +94,18 @@ def test_unknown_names_and_useless_files_leave_the_rest_and_no_prompts_are_an_er
     assert all(any(f"'{name}' left out" in p for p in problems) for name in ("gone", "empty"))
 
 
-def test_the_template_can_be_left_out_and_says_what_it_refuses() -> None:
+def test_a_template_says_what_it_refuses_and_without_one_text_is_plain() -> None:
     tokenizer = LetterTokenizer()
-    assert tokenise(prompt("ab"), tokenizer, "chat").ids == (1, 97, 98, 2)
-    assert tokenise(prompt("ab"), tokenizer, "none").ids == (97, 98)
+    assert tokenise(prompt("ab"), tokenizer).ids == (1, 97, 98, 2)
     odd = Prompt("p", "set", "code", ({"role": "tool", "content": "x"},))
     with pytest.raises(ValueError, match="template refuses it: Conversations"):
-        tokenise(odd, tokenizer, "chat")
+        tokenise(odd, tokenizer)
     tokenizer.chat_template = None
-    with pytest.raises(ModelError, match="--template none"):
-        tokenise(prompt(), tokenizer, "chat")
+    assert tokenise(prompt("ab"), tokenizer).ids == (97, 98)
 
 
 def test_a_prompt_too_long_is_skipped_or_cut_in_its_middle_and_never_to_nothing() -> None:
-    given = TokenPrompt(prompt(), "chat", tuple(range(10)))
+    given = TokenPrompt(prompt(), tuple(range(10)))
     assert fit(given, 10, "skip") is given
     with pytest.raises(ValueError, match="10 tokens are more than the 5"):
         fit(given, 5, "skip")

@@ -66,13 +66,3 @@ def test_where_no_bar_can_be_drawn_a_line_comes_now_and_then_with_the_pace_of_it
         "second: 1 of 9",
         "second: 2 of 9, about 7 min left",
     ]
-
-
-def test_a_terminal_gets_a_bar_and_no_lines() -> None:
-    terminal, clock = io.StringIO(), Clock()
-    console = Console(file=terminal, force_terminal=True, width=100, get_time=clock)
-    with Shown(console) as shown:
-        clock.now = LINE_SECONDS
-        shown.step("reading [a/b]", 1, 2)
-    assert "reading [a/b]" in terminal.getvalue() and "1/2" in terminal.getvalue()
-    assert "1 of 2" not in terminal.getvalue()

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from pipelines.lab.bench.options import Clock, Dtype, Engine, Options, Selection, Templates
+from pipelines.lab.bench.options import Clock, Dtype, Engine, Options, Selection
 from pipelines.lab.bench.serve import command as serve_cli
 from pipelines.prompts import TooLong
 from pipelines.reports import print_json, write_json
@@ -46,9 +46,6 @@ def decode(
     too_long: Annotated[
         TooLong, typer.Option(help="Skip a prompt that is too long, or truncate its middle.")
     ] = "skip",
-    template: Annotated[
-        Templates, typer.Option(help="With a chat template, with none, or both.")
-    ] = "chat",
     model: Annotated[
         str | None, typer.Option(help="Checkpoint directory or hub name; default: embedded.")
     ] = None,
@@ -88,9 +85,7 @@ def decode(
     wanted = names(methods)
     if check and "greedy" not in wanted:
         raise SettingsError("--check compares with greedy: name it among --methods.")
-    selection = Selection(
-        prompts, words(datasets), limit, warmup, max_prompt_tokens, too_long, template
-    )
+    selection = Selection(prompts, words(datasets), limit, warmup, max_prompt_tokens, too_long)
     engine = Engine(model, drafter, tuple(policy or ()), dtype, device, threads, clock)
     results = launch(Options(wanted, selection, engine, max_tokens, minutes), err)
     summary = metrics.summary(results)
@@ -168,21 +163,3 @@ def learner(
             for n in (1, 10)
         )
     _show("What a learner takes in", {**one, "ten_scopes": ten}, as_json)
-
-
-@app.command()
-def telemetry(
-    rate: Annotated[float, typer.Option(min=100, help="Events a second of the worker.")] = 10_000,
-    seconds: Annotated[float, typer.Option(min=2, help="Length.")] = 30,
-    as_json: AsJson = False,
-) -> None:
-    """What telemetry costs the thread that decodes, and the machine; with a broker.
-
-    Aim: at most 1% of the interpreter's time at 10,000 events a second.
-    """
-    from pipelines.lab.bench.telemetry import measure
-    from pipelines.progress import Shown
-
-    with Shown(err) as shown:
-        found = measure(rate, seconds, partial(shown.step, "seconds", whole=seconds))
-    _show("Telemetry of one worker", found, as_json)

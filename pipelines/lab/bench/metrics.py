@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 
 from pipelines.lab.bench.results import Cycle, Labelled, Measured, Outcome, Results
-from pipelines.stats import against_best, calibration, columns, interval, loops, median, over, rate
+from pipelines.stats import against_best, columns, interval, loops, median, over, rate
 
 CONTRACT: Final = "hvd.bench.decode.v1"
 HIGH_PAYOFF: Final = 6
@@ -64,24 +64,12 @@ def payoff(drafts: Sequence[Labelled]) -> dict[str, float | int | None]:
     }
 
 
-def _deciles(drafts: Iterable[Labelled]) -> list[dict[str, float]]:
-    known = [d for d in drafts if not d.censored]
-    return calibration([d.predicted for d in known], [d.accepted for d in known])
-
-
-def _quartiles(values: Iterable[float | None]) -> list[float] | None:
-    known = [v for v in values if v is not None]
-    return np.percentile(known, [25, 50, 75]).tolist() if known else None
-
-
 def speeds(prompts: Sequence[ByMethod], method: str) -> dict[str, Any]:
     """Throughput, cycles and arms of ``method``."""
     mine, usual = [p[method] for p in prompts], typical(prompts)
     spent, oracle, greedy = (
         [p[name].spent for p in prompts if name in p] for name in (method, "oracle", "greedy")
     )
-    each = [rate([one]) for one in spent]
-    single = [over(one, rate([plain])) for one, plain in zip(each, greedy, strict=False)]
     cycles = [c for o in mine for c in o.cycles]
     tokens = sum(o.decoded for o in mine)
     accepted = {arm: [c.accepted for c in cycles if c.arm == arm] for arm in ("cache", "model")}
@@ -89,10 +77,8 @@ def speeds(prompts: Sequence[ByMethod], method: str) -> dict[str, Any]:
         "prompts": len(mine),
         "tokens": sum(len(o.tokens) for o in mine),
         "tok_per_s": rate(spent),
-        "tok_per_s_quartiles": _quartiles(each),
         "speedup_vs_greedy": over(rate(spent), rate(greedy)),
         "speedup_vs_greedy_interval": interval(columns(spent), columns(greedy)) if greedy else None,
-        "speedup_vs_greedy_quartiles": _quartiles(single),
         "tok_per_s_typical": rate(usual[method]),
         "speedup_vs_greedy_typical": over(rate(usual[method]), rate(usual.get("greedy", []))),
         "fraction_of_oracle": over(rate(spent), rate(oracle)),
@@ -137,10 +123,6 @@ def measure(prompts: Sequence[ByMethod], method: str) -> dict[str, Any]:
         "exact": all(equal) if equal else None,
         "loop_share": over(len(looping), len(prompts)),
         **payoff(drafts),
-        "calibration": {
-            "cache": _deciles(drafts),
-            "model": _deciles(d for p in prompts for d in p[method].model_drafts),
-        },
         "looping": speeds(looping, method) if looping else None,
         "not_looping": speeds(straight, method) if straight else None,
     }
@@ -156,8 +138,8 @@ def differing(results: Results) -> list[str]:
             at = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
             if at is not None:
                 found.append(
-                    f"{name} differs from greedy on prompt {key.prompt} of {key.dataset} "
-                    f"(template {key.template}), from output token {at} on."
+                    f"{name} differs from greedy on prompt {key.prompt} of {key.dataset}, "
+                    f"from output token {at} on."
                 )
     return found
 
@@ -165,19 +147,18 @@ def differing(results: Results) -> list[str]:
 def _pooled(
     results: Results, name: str, of: Callable[[Measured], str], by_dataset: bool = False
 ) -> list[dict[str, Any]]:
-    """One record for each (template, group, method), in run order; ``name`` is the group's column.
+    """One record for each (group, method), in run order; ``name`` is the group's column.
 
     Those of datasets say what the dataset is, too, and compare with the best rule.
     """
-    groups: dict[tuple[str, str], list[Measured]] = defaultdict(list)
+    groups: dict[str, list[Measured]] = defaultdict(list)
     for prompt in results.prompts.values():
-        groups[prompt.key.template, of(prompt)].append(prompt)
+        groups[of(prompt)].append(prompt)
     made = []
-    for (template, group), found in sorted(groups.items(), key=lambda item: item[0][0]):
+    for group, found in groups.items():
         prompts = [p.outcomes for p in found]
         for method in results.settings["methods"]:
-            record = {name: group, "template": template, "method": method}
-            record |= measure(prompts, method)
+            record = {name: group, "method": method} | measure(prompts, method)
             if by_dataset:
                 record |= {"family": found[0].family}
                 record |= _over_best(prompts, method)

@@ -8,16 +8,15 @@ from typing import Literal
 
 from decoder.contracts.errors import SettingsError
 from pipelines.lab.bench.datasets import PROMPTS
-from pipelines.prompts import Template, TooLong
+from pipelines.prompts import TooLong
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 Clock = Literal["wall", "cpu"]
-Templates = Literal["chat", "none", "both"]
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Which prompts, of a folder or the hub, in which ``template``; lengths are in tokens."""
+    """Which prompts, of a folder or the hub; lengths are in tokens."""
 
     folder: Path | None = None
     datasets: tuple[str, ...] = ()
@@ -25,12 +24,6 @@ class Selection:
     warmup: int = 1
     max_prompt_tokens: int | None = None
     too_long: TooLong = "skip"
-    template: Templates = "chat"
-
-    @property
-    def templates(self) -> tuple[Template, ...]:
-        """One after the other."""
-        return ("chat", "none") if self.template == "both" else (self.template,)
 
 
 @dataclass(frozen=True)

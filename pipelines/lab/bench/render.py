@@ -24,7 +24,7 @@ def percent(value: float | None) -> str:
 
 
 COLUMNS: Final[dict[str, Cell]] = {
-    "method": lambda r: r["method"] + (", no template" if r["template"] == "none" else ""),
+    "method": lambda r: r["method"],
     "tok/s": lambda r: number(r["tok_per_s"], 1),
     "speed": lambda r: number(r["speedup_vs_greedy"]),
     "cyc/1K": lambda r: number(r["cycles_per_1k"], 0),

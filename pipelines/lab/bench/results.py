@@ -30,7 +30,6 @@ class Key(NamedTuple):
     """Names a measured prompt within a run; ``prompt`` is its id."""
 
     dataset: str
-    template: str
     prompt: str
 
 
@@ -39,7 +38,7 @@ class Outcome:
     """A prompt decoded by one method. The first token comes with the prefill, before any cycle.
 
     ``decode_us`` runs from the end of the prefill to the last token. ``drafts`` are all cache
-    drafts that were proposed, chosen or not; ``model_drafts`` those that were verified.
+    drafts that were proposed, chosen or not.
     """
 
     method: str
@@ -48,7 +47,6 @@ class Outcome:
     prefill_us: float
     decode_us: float
     drafts: tuple[Labelled, ...] = ()
-    model_drafts: tuple[Labelled, ...] = ()
 
     @property
     def decoded(self) -> int:

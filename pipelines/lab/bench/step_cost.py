@@ -17,13 +17,12 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from decoder.contracts.bundle import ANY_SCOPE, Policy
 from decoder.contracts.errors import EngineError
 from decoder.contracts.features import TOKEN_CLASSES
 from decoder.core.costs import LiveCosts
-from decoder.core.events import Log, Sink
+from decoder.core.events import Sink
 from decoder.core.guards.floor import Floor
 from decoder.core.router import DraftRouter
 from decoder.drafting.drafts import common_prefix
@@ -120,9 +119,9 @@ class Engine:
     It is vLLM's model runner and scheduler output in one; drafts of the model are of ``DRAFTED``.
     """
 
-    def __init__(self, requests: int = BATCH, sink: Sink | None = None) -> None:
-        """Begin with so many requests. ``sink`` is told of every cycle."""
-        self.router = make_router(first_policy(ANY_SCOPE), sink)
+    def __init__(self, requests: int = BATCH) -> None:
+        """Begin with so many requests."""
+        self.router = make_router(first_policy(ANY_SCOPE))
         settings = WorkerSettings.load()
         worker: Any = SimpleNamespace(router=self.router, settings=settings, faults=0)
         self.worker, self.adapter = worker, Adapter(worker, LONGEST, has_model=True)
@@ -209,7 +208,7 @@ class Engine:
         return torch.full((len(self.names), self.num_spec_tokens_to_schedule), DRAFTED)
 
 
-def make_router(policy: Policy, sink: Sink | None = None) -> DraftRouter:
+def make_router(policy: Policy) -> DraftRouter:
     """A worker's router with a drafter, at costs that stay as they are."""
     rng = np.random.default_rng(1)
     classes = (rng.random((VOCABULARY, len(TOKEN_CLASSES))) < 0.2).astype(np.float32)
@@ -217,31 +216,9 @@ def make_router(policy: Policy, sink: Sink | None = None) -> DraftRouter:
     table = CostTable("bench", (1, 256, 4096), (5e3, 5.5e3, 9e4), 200.0, 300.0)
     costs, floor = LiveCosts(table, live=False), Floor(True)
     cache = SuffixCache(WorkerSettings.load())
-    sink = Sink(None) if sink is None else sink
     return DraftRouter(
-        cache, policy, classes, sink, True, longest=LONGEST, costs=costs, floor=floor
+        cache, policy, classes, Sink(None), True, longest=LONGEST, costs=costs, floor=floor
     )
-
-
-def recorded(cycles: int) -> NDArray[Any]:
-    """The rows that a router writes of so many cycles of ``BATCH`` requests."""
-    log, rows = _Rows(), 0
-    engine = Engine(sink=log)
-    while rows < cycles:
-        engine.step()
-        rows = sum(map(len, log.kept))
-    found: NDArray[Any] = np.concatenate(log.kept)[:cycles]
-    return found
-
-
-class _Rows(Log):
-    def __init__(self) -> None:
-        super().__init__()
-        self.kept: list[NDArray[Any]] = []
-
-    def put(self, rows: NDArray[Any]) -> None:
-        """Keep rows as they are."""
-        self.kept.append(rows)
 
 
 def measure(steps: int, long_prompts: int, beside: int = BESIDE) -> dict[str, Any]:

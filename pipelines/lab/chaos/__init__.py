@@ -1,3 +1,3 @@
 """Trouble on purpose: parts of a stack are killed, starved and fed damage while clients ask, and
-what users and topics saw of it is judged from outside. Also the same stack for long (soak).
+what users and topics saw of it is judged from outside.
 """

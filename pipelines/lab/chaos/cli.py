@@ -1,13 +1,12 @@
-"""``hvd chaos`` and ``hvd soak``."""
+"""``hvd chaos``."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -16,15 +15,15 @@ from decoder.contracts.errors import SettingsError
 from pipelines import machine
 from pipelines.reports import write_json
 
-Out = Annotated[Path, typer.Option(help="Folder of the stack and of what is found.")]
-
 
 def chaos(
     only: Annotated[
         list[str] | None, typer.Option(help="Troubles whose name holds this; may be repeated.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the moments at which trouble comes.")] = 1,
-    out: Out = Path("reports/chaos"),
+    out: Annotated[Path, typer.Option(help="Folder of the stack and of what is found.")] = Path(
+        "reports/chaos"
+    ),
 ) -> None:
     """Kill, starve and damage every part of a stack while clients ask; say what was seen.
 
@@ -40,47 +39,17 @@ def chaos(
     if not chosen:
         names = "; ".join(each.name for each in TROUBLES)
         raise SettingsError(f"--only chooses none of the troubles: {names}.")
-    err, found = Console(stderr=True), list[dict[str, Any]]()
-    record = _record() | {"seed": seed, "rows": found, "faults": (faults := list[str]())}
+    if named := {"HVD_KAFKA_BOOTSTRAP_SERVERS", "HVD_LEARNER_MLFLOW_TRACKING_URI"} & {*os.environ}:
+        raise SettingsError(f"unset {named.pop()}: trouble is made on a stack of its own.")
+    err, rows, faults = Console(stderr=True), list[dict[str, Any]](), list[str]()
+    record = {"date": time.strftime("%F"), "machine": machine.description(), "seed": seed}
+    record |= {"rows": rows, "faults": faults}
     with run.staged(out / "stack", seed, err) as stage:
         for each in chosen:
             err.print(f"  [dim]{each.name}[/dim]", highlight=False)
-            found.append(run.make_trouble(stage, each))
-            faults += [f"{each.name}: {fault}" for fault in found[-1]["faults"]]
+            rows.append(run.make_trouble(stage, each))
+            faults += [f"{each.name}: {fault}" for fault in rows[-1]["faults"]]
             write_json(record | {"events": stage.audit.counts}, out / "chaos.json")
-    _end(record)
-
-
-def soak(
-    minutes: Annotated[float, typer.Option(min=5, help="How long.")] = 30.0,
-    out: Out = Path("reports/soak"),
-) -> None:
-    """Run a stack under steady load; say what of files, threads, memory and backlog grows.
-
-    A sample every ten seconds. Exit status 1: something grows from the second to the last quarter,
-    a request failed or was answered wrongly, or a part ended.
-    """
-    from pipelines.lab.chaos import run
-    from pipelines.progress import Shown
-
-    err, record = Console(stderr=True), _record()
-    with run.staged(out / "stack", 1, err) as stage, Shown(err) as shown:
-        tell = partial(shown.step, "seconds under load", whole=60 * minutes)
-        record |= run.soak(stage, minutes, tell)
-    write_json(record, out / "soak.json")
-    _end(record)
-
-
-def _record() -> dict[str, Any]:
-    """Where and when; a SettingsError where the environment names a part that may be others'."""
-    if named := {"HVD_KAFKA_BOOTSTRAP_SERVERS", "HVD_LEARNER_MLFLOW_TRACKING_URI"} & {*os.environ}:
-        raise SettingsError(f"unset {named.pop()}: trouble is made on a stack of its own.")
-    return {"date": time.strftime("%F"), "machine": machine.description()}
-
-
-def _end(record: dict[str, Any]) -> NoReturn:
-    """Print the rows as a table in Markdown, and the faults; leave."""
-    rows, faults = record["rows"], record["faults"]
     for line in (rows[0].keys(), ["---"] * len(rows[0]), *(row.values() for row in rows)):
         sys.stdout.write(f"| {' | '.join(map(_cell, line))} |\n")
     sys.stderr.writelines(f"{fault}\n" for fault in faults)

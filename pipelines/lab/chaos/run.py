@@ -1,4 +1,4 @@
-"""A stack under load: one trouble after another, or for long, and what came of it."""
+"""A stack under load: one trouble after another, and what came of it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ import random
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-import psutil
 from rich.console import Console
 
 from decoder.contracts.errors import ProcessError
@@ -33,9 +31,6 @@ DRAIN_S: Final = 45  # for requests under way when a worker is told to end, as i
 DYING_S: Final = 2.0  # in which a killed worker's socket takes connections
 SAID_S: Final = 1.5  # a worker says how it is once a second
 SEEN_S: Final = 10.0  # after which what is on the topic has been read
-EVERY_S: Final = 10.0
-SMALL: Final = 0.05  # of its level an hour: what is surely growing, but by less, is flat
-SILENT: Final = "silent for more than 30 s"
 SETTINGS: Final = {
     machine.FLAGS_VARIABLE: "avx2",  # float32: answers are compared token for token
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -44,7 +39,6 @@ SETTINGS: Final = {
     "HVD_LEARNER_MIN_EVENTS": "200",
     "HVD_LEARNER_CANDIDATE_EVERY": "64",
     "HVD_LEARNER_ROWS_PER_SECOND": "1000",
-    "HVD_LEARNER_BUFFER_EVENTS": "2000",  # full within minutes, so that a soak sees no filling
 }
 
 
@@ -166,58 +160,3 @@ def faults_of(
     if len(seen.tokens) < len(right) and not may_fail:
         return [f"a request failed: {seen.error or 'the answer broke off'}"]
     return ["a request was refused"] if seen.refused and not may_wait else []
-
-
-def growth(values: Sequence[float], hours: float) -> Record:
-    """Level of a figure, its change an hour, and the verdict: ``grows``, ``falls`` or ``flat``.
-
-    By the second and the last quarter of ``values``, sampled evenly in so many ``hours``: it moves
-    where their middle four fifths lie apart. Buffers, pools and caches fill in the first quarter.
-    """
-    _, early, _, late = (np.percentile(q, (10, 50, 90)) for q in np.array_split(values, 4))
-    hourly = float(late[1] - early[1]) / (hours / 2)
-    verdict = "grows" if late[0] > early[2] else "falls" if late[2] < early[0] else "flat"
-    if abs(hourly) <= SMALL * max(abs(early[1]), 1.0):
-        verdict = "flat"
-    return {"level": round(float(late[1]), 1), "an hour": round(hourly, 1), "verdict": verdict}
-
-
-def soak(stage: Stage, minutes: float, tell: Callable[[float], None]) -> Record:
-    """Let clients ask for so long, and ``tell`` the seconds that have passed: a row a figure with
-    its growth, and ``faults``.
-    """
-    audit, samples, began = stage.audit, list[dict[str, float]](), time.monotonic()
-    first = audit.counts
-    with asking(stage.stack.api, stage.stack.model, stage.prompts) as clients:
-        while (passed := time.monotonic() - began) < 60.0 * minutes:
-            tell(passed)
-            stage.within(EVERY_S)
-            samples.append(_sample(stage))
-    values = {name: [each[name] for each in samples] for name in samples[0]}
-    figures = [{"figure": name} | growth(each, minutes / 60.0) for name, each in values.items()]
-    faults = [f"{each['figure']} grows" for each in figures if each["verdict"] == "grows"]
-    faults += [name for name, each in values.items() if SILENT in name and any(each)]
-    faults += [f"no more events {name}" for name, n in audit.counts.items() if n <= first[name]]
-    faults += [fault for seen in clients for each in seen for fault in faults_of(each, stage)]
-    faults += [*stage.said, *audit.faults, *audit.contradictions()]
-    return {"requests": sum(map(len, clients)), "rows": figures, "faults": faults}
-
-
-def _sample(stage: Stage) -> dict[str, float]:
-    worker, learner = stage.audit.statuses[-1], stage.audit.learner[-1]
-    heard, late = stage.audit.spoke, time.monotonic() - 30.0
-    found: dict[str, float] = {
-        f"worker: {SILENT}": float(heard[worker.process] < late),
-        "worker: events waiting": worker.queue_depth,
-        f"learner: {SILENT}": float(heard[learner.process] < late),
-        "learner: events behind": learner.lag_events,
-    }
-    for name in stage.watches:
-        totals = np.zeros(3)
-        for process in stage.tree(name):
-            with suppress(psutil.Error), process.oneshot():
-                mib = process.memory_info().rss / 2**20
-                totals += process.num_fds(), process.num_threads(), mib
-        figures = zip(("open files", "threads", "MiB resident"), totals.tolist(), strict=True)
-        found |= {f"{name}: {what}": value for what, value in figures}
-    return found

@@ -3,7 +3,6 @@
 ===============  ==================================================================  =======
 name             policy                                                              learns
 ===============  ==================================================================  =======
-paper            the paper's features and regression, threshold 6, its draft length  no
 frozen           all features, survival by the rate rule, and what a worker adapts   no
 counting         counted score against a threshold of 2: what a new scope had        no
 first            the policy that any scope begins with                               no
@@ -12,21 +11,17 @@ refit            as ``frozen``, trained on other traffic like that since the cha
 oracle           hindsight
 ===============  ==================================================================  =======
 
-``paper`` and ``frozen`` were trained on the traffic before the change.
+``frozen`` was trained on the traffic before the change.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
-
-import numpy as np
 
 from decoder.contracts.bundle import Policy, frequency_policy
 from decoder.contracts.errors import SettingsError
-from decoder.contracts.features import FEATURES, FloatArray
-from decoder.engines.reference.method import PAPER_FACTOR
 from decoder.settings import WHOLE_FACTOR, WorkerSettings
 from pipelines.lab.bench.commas import words
 from pipelines.lab.drift.scenario import Scenario
@@ -36,23 +31,12 @@ from pipelines.lab.replay import training
 from pipelines.lab.replay.engine import Simulator
 from pipelines.lab.replay.traces import Trace
 
-NAMES: Final = (
-    "paper", "frozen", "counting", "first", "adaptive", "refit", "oracle",
-)  # fmt: skip
+NAMES: Final = ("frozen", "counting", "first", "adaptive", "refit", "oracle")
 LEARNS: Final = "adaptive"
 KNOWN: Final = 100
 """Generations that were there to train on before the change."""
 OTHERS: Final = 200
 """Generations like those after the change that a refit is trained on."""
-PAPER_FEATURES: Final = frozenset(
-    (
-        "score", "match_len", "draft_len", "log_prompt_len", "log_generated_len",
-        "relative_position", "cache_share", "payoff_last", "payoff_2nd_last", "payoff_3rd_last",
-        "payoff_mean", "payoff_max", *(f for f in FEATURES if f.startswith("share_")),
-    )
-)  # fmt: skip
-"""The paper's Table 9."""
-_OTHER: Final = np.array([name not in PAPER_FEATURES for name in FEATURES])
 
 
 def named(policies: str) -> list[str]:
@@ -90,10 +74,6 @@ class Columns:
             TraceError: there is too little to train it on.
         """
         ours = Worker(self.served)
-        if name == "paper":
-            drafts = self.served.model_copy(update={"suffix_max_factor": PAPER_FACTOR})
-            policy = paper(self._known(), self.library.token_classes, drafts)
-            return policy, Worker(drafts, adapts=False)
         if name == "frozen":
             return self._survival(self._known(), self.settings), ours
         if name == "counting":
@@ -110,17 +90,3 @@ class Columns:
     def _survival(self, traces: Sequence[Trace], settings: WorkerSettings) -> Policy:
         simulator = Simulator(self.library.token_classes, settings)
         return training.survival(training.taught(simulator, traces), "drift")
-
-
-def paper(traces: Sequence[Trace], token_classes: FloatArray, settings: WorkerSettings) -> Policy:
-    """The paper's policy, from the drafts that its frequency hybrid meets on ``traces``."""
-    counting = training.teachers()[1]
-    rows = Simulator(token_classes, settings).decode(traces, counting)[1]
-    seen = rows.features.copy()
-    seen[:, _OTHER] = 0.0
-    policy = training.paper(replace(rows, features=seen), "drift")
-    # Weights of features that were always zero learned nothing, and are not.
-    (weight, bias), *rest = policy.layers
-    weight = weight.copy()
-    weight[_OTHER] = 0.0
-    return replace(policy, layers=((weight, bias), *rest)).with_probes(rows.features)

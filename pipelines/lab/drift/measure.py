@@ -27,11 +27,11 @@ NOTICED: Final = 100
 """Requests after a change within which an alarm is taken for it."""
 RESAMPLES: Final = 1_000
 PAIRS: Final = (
-    ("adaptive", "frozen"), ("adaptive", "first"), ("adaptive", "refit"), ("adaptive", "paper"),
-    ("refit", "first"), ("first", "counting"), ("frozen", "paper"),
+    ("adaptive", "frozen"), ("adaptive", "first"), ("adaptive", "refit"),
+    ("refit", "first"), ("first", "counting"),
 )  # fmt: skip
 
-WORDS: Final = ("refit", "adaptive", "first", "frozen", "counting", "paper")
+WORDS: Final = ("refit", "adaptive", "first", "frozen", "counting")
 """Policies of the printed table, in its order."""
 GUARDED: Final = ("adaptive/frozen", "adaptive/first")
 

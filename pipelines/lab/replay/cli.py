@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -36,6 +37,13 @@ def replay(
         Literal["payoff", "survival"],
         typer.Option(help="What is trained: payoff (the paper's, by a threshold) or survival."),
     ] = "payoff",
+    costs: Annotated[
+        str | None,
+        typer.Option(
+            help="What is expected on a card: its step times, a file that 'hvd bench gpu' wrote, "
+            "or 'h100-8b'; the router's time is charged."
+        ),
+    ] = None,
     limit: Annotated[
         int | None, typer.Option(min=1, help="Generations of each file, in whole sessions.")
     ] = None,
@@ -53,6 +61,7 @@ def replay(
     from decoder.settings import WorkerSettings
     from pipelines.embedded import load_tokenizer
     from pipelines.lab.replay import rules, study
+    from pipelines.lab.replay.costs import measured
     from pipelines.lab.replay.engine import Simulator
     from pipelines.policy.bundles import load_policy
     from pipelines.progress import Shown
@@ -60,6 +69,7 @@ def replay(
     if not traces and prompts is None:
         raise typer.BadParameter("name trace files, or prompts with --prompts")
     bundle = load_policy(policy) if policy else None
+    card, cells = measured(costs) if costs else ("", [])
     ids, notices = load_tokenizer(tokenizer if prompts is None else None), list[str]()
     simulator = Simulator(token_classes_of(ids), WorkerSettings.load(), model_accepts)
     with Shown(err) as shown:
@@ -69,7 +79,15 @@ def replay(
         else:
             sets = study.of_files(traces or [], ids, limit, notices, shown.step)
             bundle = bundle or study.trained(sets, kind, simulator, shown.step)
-        found = study.replayed(sets, bundle, simulator, shown.step)
+        if cells:
+            expected = [
+                {"shape": cell.shape, "batch": cell.batch, **study.replayed(
+                    sets, bundle, replace(simulator, costs=cell.table), shown.step, cell.router_us
+                )} for cell in cells
+            ]  # fmt: skip
+            found: dict[str, Any] = {"expected_on": card, "expected": expected}
+        else:
+            found = study.replayed(sets, bundle, simulator, shown.step)
     for notice in notices:
         err.print(escape(notice), style="yellow", highlight=False, soft_wrap=True)
     if as_json:
@@ -79,5 +97,6 @@ def replay(
             "policy": f"{bundle.kind} v{bundle.version}",
         }
         print_json({**found, "settings": settings, "notices": notices})
-    else:
-        out.print(rules.table(found))
+    for one in () if as_json else found.get("expected", [found]):
+        where = f"Expected on {card}: {one['shape']}, batch {one['batch']}" if cells else ""
+        out.print(rules.table(one, where or "Tokens a unit of time, over greedy's"))

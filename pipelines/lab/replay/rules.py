@@ -7,7 +7,7 @@ those of a cost table, so a figure has no noise of the machine.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Final
 
@@ -49,18 +49,20 @@ def over_greedy(spent: Mapping[str, Spent]) -> dict[str, float]:
 
 
 def ruled(
-    traces: Sequence[Trace], policy: Policy, simulator: Simulator, warm_up: Sequence[Trace] = ()
-) -> dict[str, Spent]:
+    traces: Sequence[Trace], policy: Policy, simulator: Simulator, warm_up: Sequence[Trace] = (),
+    router_us: Callable[[str], float] = lambda rule: 0.0,
+) -> dict[str, Spent]:  # fmt: skip
     """Tokens and time of each recording by rule, in the unit of the cost table: one set by every
     rival, by the hybrid that decides by ``policy``, with the floor that a worker gives a learned
-    one, and in hindsight."""
+    one, and in hindsight. ``router_us`` is what deciding adds to each cycle of a rule."""
     n, warm, every = len(traces), len(warm_up), [*warm_up, *traces]
     settings, mean = simulator.settings, simulator.model_mean
     spent = dict[str, Spent]()
     for name, by in {**rivals(settings.model_draft_tokens), HYBRID: hybrid(HYBRID, policy)}.items():
         learned = name == HYBRID and policy.kind == "survival"
         cycles, _ = simulator.decode(traces, by, warm_up, floor=Floor(True) if learned else None)
-        spent[name] = _of(cycles.trace, n, cycles.committed, cycles.times(simulator.costs))
+        times = cycles.times(simulator.costs) + router_us(name)
+        spent[name] = _of(cycles.trace, n, cycles.committed, times)
     prices = [Prices(simulator.costs, settings)] * len(every)
     best = list(foreseen(every, prices, settings, mean, warm))
     index = np.array([c.trace - warm for c, _ in best], np.int64)
@@ -112,7 +114,7 @@ def _geometric(values: Sequence[float]) -> float:
     return float(np.exp(np.mean(np.log(values))))
 
 
-def table(found: dict[str, Any]) -> Table:
+def table(found: dict[str, Any], title: str = "Tokens a unit of time, over greedy's") -> Table:
     """Rates over greedy's, by set."""
     means = found["x_greedy_mean"]
 
@@ -120,7 +122,7 @@ def table(found: dict[str, Any]) -> Table:
         model = max(rate for rule, rate in over.items() if rule.startswith("eagle3"))
         return [f"{rate:.2f}" for rate in (*map(over.__getitem__, SHOWN), model)]
 
-    rates = Table(title="Tokens a unit of time, over greedy's", caption=_CAPTION)
+    rates = Table(title=title, caption=_CAPTION)
     rates.add_column("set", overflow="fold", min_width=10)
     for heading in (*SHOWN, "eagle3", "best", "/ best", "/ picked"):
         rates.add_column(heading, justify="right", overflow="fold")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -65,7 +65,7 @@ def of_prompts(
     """
     plan, wanted = recording.Plan(), dict[str, list[tuple[int, ...]]]()
     for each in read_folder(folder, (), notices):
-        fits = fitting(each, tokenizer, "chat", plan.prompt, "truncate", notices.append)
+        fits = fitting(each, tokenizer, plan.prompt, "truncate", notices.append)
         if ids := [prompt.ids for prompt in itertools.islice(fits, limit or PROMPTS)]:
             wanted[each.name] = ids
     if not wanted:
@@ -91,12 +91,15 @@ def trained(
     return paper(joined(seen), "replay", step)
 
 
-def replayed(sets: Sets, policy: Policy, simulator: Simulator, step: Step) -> dict[str, Any]:
+def replayed(
+    sets: Sets, policy: Policy, simulator: Simulator, step: Step,
+    router_us: Callable[[str], float] = lambda rule: 0.0,
+) -> dict[str, Any]:  # fmt: skip
     """The test sessions of ``sets`` by every rule; plain JSON."""
     found = {}
     for done, (name, parts) in enumerate(sets.items()):
         step(f"decoding {name}", done, len(sets))
-        found[name] = ruled(parts.test, policy, simulator, parts.warm_up)
+        found[name] = ruled(parts.test, policy, simulator, parts.warm_up, router_us)
     counts = {name: {"sessions": len({t.session for t in parts.test}),
                      "generations": len(parts.test)} for name, parts in sets.items()}  # fmt: skip
     return {"sets": counts, **summary(found)}

@@ -6,7 +6,6 @@ import os
 import socket
 import subprocess
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,6 @@ from pipelines.serve.command import (
 )
 
 TARGET = {"architectures": ["LlamaForCausalLM"], "hidden_size": 576, "vocab_size": 49152}
-HEAD = {"architectures": ["LlamaForCausalLMEagle3"], "hidden_size": 576, "vocab_size": 49152}
 SMALL = """
 unshare --user --map-root-user --mount sh -c 'mount -t tmpfs -o size=$0 none /dev/shm || exit 77
 {}; exec "$@"' "$0" "$@"
@@ -271,22 +269,6 @@ def test_the_embedded_model_comes_with_its_name_and_drafter(tmp_path, monkeypatc
     arguments, env = served(another)
     assert (another.drafter, another.served_name) == (None, None) and "HF_HUB_OFFLINE" not in env
     assert json.loads(after(arguments, "--speculative-config"))["method"] == "suffix"
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({}, ""),
-        ({"hidden_size": 1024}, "does not fit.*hidden_size"),
-        ({"vocab_size": 32000}, "does not fit.*vocab_size"),
-        (TARGET, "not an EAGLE3 head"),
-    ],
-)
-def test_a_drafter_is_an_eagle3_head_made_for_its_target(tmp_path, change, said) -> None:
-    model = checkpoint(tmp_path / "model", TARGET)
-    head = checkpoint(tmp_path / "head", {**HEAD, **change})
-    with pytest.raises(ModelError, match=said) if said else nullcontext():
-        check(ServeOptions(model, head, port=machine.free_port()))
 
 
 def test_what_is_no_checkpoint_or_port_to_be_had_is_named(tmp_path) -> None:

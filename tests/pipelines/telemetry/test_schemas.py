@@ -141,38 +141,3 @@ def breaks(before: Any, now: Any) -> list[Any]:
             for path in new.keys() - old.keys())  # fmt: skip
     lost = [path for path in old if old[path] != new.get(path)]
     return lost + [path for path in come if not path[-1].startswith(".")]
-
-
-TABLE = ("$defs", "DraftColumns")
-AT = (*TABLE, "properties")
-LEN = SCHEMAS[DRAFTS.name]["$defs"]["DraftColumns"]["properties"]["draft_len"]
-NEEDED = SCHEMAS[DRAFTS.name]["$defs"]["DraftColumns"]["required"]
-
-
-@pytest.mark.parametrize(
-    ("path", "to", "fits"),
-    [
-        ((), {}, True),
-        (AT, {"probability": {"type": "array", "items": {"type": "number"}}}, True),
-        ((*AT, "draft_len"), {"description": "in other words"}, True),
-        (AT, {"draft_len": ..., "length": LEN}, False),
-        ((*AT, "draft_len", "items"), {"type": "number"}, False),
-        ((*AT, "draft_len", "items"), {"maximum": 9}, False),
-        ((*AT, "label", "items"), {"enum": ["verified"]}, False),
-        (TABLE, {"required": [*NEEDED, "new"]}, False),
-        (TABLE, {"required": NEEDED[1:]}, False),
-        ((), {"additionalProperties": False}, False),
-    ],
-)
-def test_a_property_may_come_and_nothing_else_may_change(
-    path: tuple[str, ...], to: dict[str, Any], fits: bool
-) -> None:
-    before = SCHEMAS[DRAFTS.name]
-    part = schema = copy.deepcopy(before)
-    for key in path:
-        part = part[key]
-    for key, value in to.items():
-        part[key] = value
-        if value is ...:
-            del part[key]
-    assert fits is not bool(breaks(before, schema))

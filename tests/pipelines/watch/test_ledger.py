@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from decoder.contracts.bundle import CHAMPION, TRIAL
-from decoder.contracts.trials import Block, Group
 from pipelines.watch import ledger, uplift
 from pipelines.watch.ledger import Drafts, Ledger, Phase, Window
 from pipelines.watch.uplift import ALL, as_dict, as_text, over_time, uplifts
@@ -123,19 +122,6 @@ def test_no_interval_is_claimed_before_there_is_one_and_no_side_that_never_playe
     assert as_text(none) == "-" and as_text(few).startswith("about 1.") and " to " in as_text(many)
     assert as_dict(none) == {"ratio": None, "low": None, "high": None, "pairs": 0}
     assert as_dict(few) == {**as_dict(none), "ratio": round(few.ratio, 4), "pairs": 5}
-
-
-def test_a_workload_has_the_ratio_of_its_own_requests() -> None:
-    def parted(block: Block) -> Block:
-        fast, cost = 0.5 if block.side == "champion" else 0.25, 0.5 * block.cost_us
-        parts = {"edits": fast * block.tokens, "chat": (1.0 - fast) * block.tokens}
-        groups = tuple(Group(workload=w, tokens=n, cost_us=cost) for w, n in parts.items())
-        return block.model_copy(update={"groups": groups})
-
-    made = rounds(40, 0.0, 1.0, {"champion": 60.0, "plain": 60.0})
-    made = [r.model_copy(update={"blocks": tuple(map(parted, r.blocks))}) for r in made]
-    ratios = {name: one["plain"].ratio for name, one in uplift.by_workload(made).items()}
-    assert ratios == pytest.approx({"chat": 2.0 / 3.0, "edits": 2.0, ALL: 1.0}, rel=0.05)
 
 
 def test_a_course_ends_with_what_is_known_now_narrows_and_the_recent_one_follows() -> None:

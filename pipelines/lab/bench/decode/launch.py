@@ -60,7 +60,7 @@ def launch(options: Options, console: Console) -> Results:
     told = len(problems)
     plan = Plan(prepared.methods, selection, options.max_tokens, options.minutes)
     with Shown(console) as shown:
-        drawn = sum(min(selection.limit, len(s.prompts)) for s in sets) * len(selection.templates)
+        drawn = sum(min(selection.limit, len(s.prompts)) for s in sets)
         left = drawn * len(options.methods)
         begun = itertools.count()
         shown.step("warming up", 0, left)

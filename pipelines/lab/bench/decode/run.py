@@ -48,7 +48,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Lane:
-    """One dataset in one template: its prompts, and what decodes them."""
+    """One dataset: its prompts, and what decodes them."""
 
     measured: list[TokenPrompt]
     sessions: dict[str, Session]
@@ -80,16 +80,14 @@ def run(
     room = min(context - plan.max_tokens, selection.max_prompt_tokens or context)
     try:
         costs = warm_up_machine(engine, plan)
-        pairs = list(itertools.product(sets, selection.templates))
 
         @cache
         def opened_at(place: int) -> Lane:
-            found, template = pairs[place]
-            how = template, room, selection.too_long, results.problem
-            fits = fitting(found, engine.tokenizer, *how)
+            how = room, selection.too_long, results.problem
+            fits = fitting(sets[place], engine.tokenizer, *how)
             return open_lane(engine, fits, plan, costs)
 
-        for turn, place in itertools.product(range(selection.limit), range(len(pairs))):
+        for turn, place in itertools.product(range(selection.limit), range(len(sets))):
             lane = opened_at(place)
             if turn >= len(lane.measured):
                 continue
@@ -193,7 +191,7 @@ def _measure(
             return
         outcomes[method.name] = outcome_of(method.name, made, session.sink[before:])
     facts = source.family, len(prompt.ids), prompt.cut
-    key = Key(source.dataset, prompt.template, source.id)
+    key = Key(source.dataset, source.id)
     results.prompts[key] = Measured(key, *facts, outcomes)
 
 
@@ -206,17 +204,5 @@ def outcome_of(method: str, made: Generation, events: Sequence[DraftEvent]) -> O
         for c in made.cycles
     ]
     drafts = [Labelled(e.predicted, e.accepted, bool(e.censored)) for e in events if e.draft_len]
-    modelled = [
-        Labelled(e.predicted_model, e.model_accepted)
-        for e in events
-        if e.model_accepted is not None
-    ]
-    return Outcome(
-        method,
-        tuple(made.tokens),
-        tuple(cycles),
-        made.prefill_us,
-        made.decode_us,
-        tuple(drafts),
-        tuple(modelled),
-    )
+    times = made.prefill_us, made.decode_us
+    return Outcome(method, tuple(made.tokens), tuple(cycles), *times, tuple(drafts))

@@ -107,7 +107,7 @@ def levels(
     tokenizer = AutoTokenizer.from_pretrained(model)
 
     def fits(found: PromptSet) -> Iterator[Prompt]:
-        usable = fitting(found, tokenizer, "chat", wanted.room, "skip", problems.append)
+        usable = fitting(found, tokenizer, wanted.room, "skip", problems.append)
         return (made.prompt for made in usable)
 
     dealt = deal([fits(found) for found in sets], hands, count)

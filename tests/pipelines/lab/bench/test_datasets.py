@@ -9,9 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from huggingface_hub import constants
 
-from decoder.contracts.errors import SettingsError
 from pipelines.lab.bench import datasets
 
 HOTPOT = {
@@ -108,21 +106,3 @@ def test_the_split_is_shuffled_with_the_seed_cut_to_the_count_and_what_lacks_lea
     assert problems[0].startswith("dataset 'spider' left out: NBAmine/xlangai-spider-with-context")
     assert "second line" not in problems[0] and "--prompts" in problems[0]
     assert problems[1].startswith("dataset 'nonsense' left out: there are delegate52, ")
-
-
-def test_a_hub_out_of_reach_is_said_once_and_fetched_copies_still_count(
-    hub: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def unreachable(*_: Any, **__: Any) -> None:
-        raise httpx.ConnectError("no route")
-
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(httpx, "head", unreachable)
-    hub["tatsu-lab/alpaca"] = [ROWS["alpaca"]]
-    problems: list[str] = []
-    assert len(list(datasets.load(["alpaca"], 3, problems))) == 1
-    assert problems == ["the hub cannot be reached: only datasets fetched before can be used."]
-    assert constants.HF_HUB_OFFLINE
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(SettingsError, match=r"\[bench\].*--prompts"):
-        list(datasets.load([], 3, []))

@@ -69,7 +69,7 @@ def decoded(
 ) -> Results:
     made = methods.build(wanted, POLICIES, has_drafter=True, model_len=4)
     minutes, selection = selected.pop("minutes", None), Selection(**selected)
-    results = Results({"methods": list(wanted), "templates": [*selection.templates]})
+    results = Results({"methods": list(wanted)})
     plan = Plan(made, selection, 40, minutes)
     return run(engine, sets, plan, results, ([] if seen is None else seen).append)
 

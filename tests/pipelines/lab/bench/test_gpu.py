@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +16,26 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner, Result
 
 from pipelines.cli import app
-from pipelines.lab.bench import gpu
+from pipelines.lab.bench import gpu, llama
 from tests.conftest import VOCABULARY
 
-TINY = gpu.SHAPES["tiny"]
+TINY = llama.SHAPES["tiny"]
 
 
-def layer_of(held: dict[str, torch.Tensor], at: str) -> gpu.Layer:
+def layer_of(held: dict[str, torch.Tensor], at: str) -> llama.Layer:
     q, k, v, o = (held[f"{at}.self_attn.{name}_proj.weight"] for name in "qkvo")
     gate, up, down = (held[f"{at}.mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
     norms = (held[f"{at}.{n}_layernorm.weight"] for n in ("input", "post_attention"))
-    return gpu.Layer(next(norms), torch.cat((q, k, v)), o, next(norms), torch.cat((gate, up)), down)
+    return llama.Layer(
+        next(norms), torch.cat((q, k, v)), o, next(norms), torch.cat((gate, up)), down
+    )
 
 
 @torch.inference_mode()
 def test_a_ragged_step_is_the_plain_pass_of_transformers() -> None:
     torch.manual_seed(0)
     s = TINY
-    llama: Any = LlamaForCausalLM(
+    plain: Any = LlamaForCausalLM(
         LlamaConfig(
             hidden_size=s.hidden, intermediate_size=s.intermediate, num_hidden_layers=s.layers,
             num_attention_heads=s.heads, num_key_value_heads=s.kv_heads, head_dim=s.head_dim,
@@ -38,13 +43,13 @@ def test_a_ragged_step_is_the_plain_pass_of_transformers() -> None:
             rope_parameters={"rope_type": "default", "rope_theta": s.theta},
         )
     ).eval()  # fmt: skip
-    held = llama.state_dict()
-    model = gpu.Model.random(s, torch.device("cpu"), torch.float32)._replace(
+    held = plain.state_dict()
+    model = llama.Model.random(s, torch.device("cpu"), torch.float32)._replace(
         embed=held["model.embed_tokens.weight"], norm=held["model.norm.weight"],
         lm_head=held["lm_head.weight"],
         layers=[layer_of(held, f"model.layers.{i}") for i in range(s.layers)],
     )  # fmt: skip
-    engine = gpu.Engine(s, model, 3, 64, 4, kernel=False)
+    engine = llama.Engine(s, model, 3, 64, 4)
     texts = torch.randint(s.vocabulary, (3, 20))
     done, found = np.zeros(3, np.int64), [torch.empty(0, s.vocabulary)] * 3
     for counts in ([7, 1, 12], [1, 9, 2], [5, 3, 1]):
@@ -59,7 +64,7 @@ def test_a_ragged_step_is_the_plain_pass_of_transformers() -> None:
             found[row] = torch.cat((found[row], part))
         done += counts
     for row, logits in enumerate(found):
-        expected = llama(texts[row : row + 1, : done[row]]).logits[0]
+        expected = plain(texts[row : row + 1, : done[row]]).logits[0]
         torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -136,3 +141,24 @@ def test_what_cannot_be_measured_is_refused(sessions: Path) -> None:
     assert refused.exit_code == 2 and "magic" in refused.output
     refused, _ = asked(sessions.with_name("none.npz"))
     assert refused.exit_code == 2 and "--make-sessions" in refused.output
+
+
+def test_the_attention_kernel_agrees_with_torch_on_ragged_steps() -> None:
+    pytest.importorskip("triton")
+    own = {**os.environ, "TRITON_INTERPRET": "1"}  # which triton's own functions must see, too
+    subprocess.run([sys.executable, "-c", KERNEL], env=own, check=True)
+
+
+KERNEL = """
+import torch
+from pipelines.lab.bench.llama import ROWS, Ragged, by_kernel, by_torch
+for count in ([1, 1, 1], [9, 1, 0]):
+    counts, n, t = torch.tensor(count), len(count), sum(count)
+    rows, first = torch.arange(n), counts.cumsum(0) - counts
+    before = (7 + 97 * rows) % 300
+    slots = torch.arange(t) + (rows * 384 + before - first).repeat_interleave(counts)
+    q, cache = torch.randn(t, 8, 16), torch.randn(n * 384 + 1, 4, 16)
+    longest = next(size for size in ROWS if size >= max(count))
+    at = Ragged(384, longest, first, counts, before + counts, slots, q, q)
+    torch.testing.assert_close(by_kernel(q, cache, at), by_torch(q, cache, at))
+"""

@@ -13,21 +13,14 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from decoder.contracts.features import FEATURES
-from decoder.policy.estimate import predict
 from decoder.policy.first import first_policy
-from decoder.settings import WorkerSettings
 from learner.rows import Rows, from_events
 from pipelines.cli import app
 from pipelines.lab.drift import stationary
-from pipelines.lab.drift.columns import NAMES, PAPER_FEATURES, Columns
-from pipelines.lab.drift.scenario import Scenario, Segment
+from pipelines.lab.drift.columns import NAMES
 from pipelines.lab.drift.stationary import resampled, stream
-from pipelines.lab.drift.traffic import Library
 from tests.learner.traffic import Traffic
 from tests.pipelines.lab.replay.samples import (
-    copying_traces,
-    token_classes,
     word_tokenizer,
     write_traces,
 )
@@ -92,26 +85,6 @@ def test_what_cannot_be_run_is_a_sentence(
     found = drift(**wrong)
     assert found.exit_code
     assert says in str(found.exception)
-
-
-def test_what_the_paper_has_no_feature_for_its_column_does_not_see() -> None:
-    segments = tuple(Segment(kinds=(kind,), generations=20) for kind in ("one", "two"))
-    sets = {"one": copying_traces(1, 60), "two": copying_traces(2, 60)}
-    library = Library(sets, token_classes(), 4)
-    each = Scenario(name="test", segments=segments)
-    columns = Columns(each, library, 1, WorkerSettings(), first_policy("drift"))
-    policy, worker = columns.column("paper")
-    assert (policy.kind, policy.threshold, worker.adapts) == ("payoff", 6.0, False)
-    assert columns.column("adaptive")[0] is columns.column("first")[0]
-    features = np.random.default_rng(0).random((50, len(FEATURES))).astype(np.float32) * 5
-    features[:, FEATURES.index("draft_len")] = 8
-    other = features.copy()
-    for index, feature in enumerate(FEATURES):
-        if feature not in PAPER_FEATURES:
-            other[:, index] += 3.0
-    np.testing.assert_array_equal(predict(policy, features), predict(policy, other))
-    other[:, FEATURES.index("score")] += 3.0
-    assert (predict(policy, features) != predict(policy, other)).any()
 
 
 # --- traffic that does not change

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from decoder.contracts.bundle import Policy, frequency_policy
-from decoder.contracts.errors import SettingsError, TraceError
+from decoder.contracts.errors import TraceError
 from decoder.engines.reference.method import method
 from decoder.settings import WorkerSettings
 from learner.rows import Rows
 from pipelines.lab.drift.measure import figures
-from pipelines.lab.drift.scenario import PLAIN_US, Machine, Scenario, Segment, chosen, read
+from pipelines.lab.drift.scenario import PLAIN_US, Machine, Scenario, Segment, chosen
 from pipelines.lab.drift.stream import Run, Worker, decode, foresee
 from pipelines.lab.drift.traffic import (
     KINDS,
@@ -58,29 +57,6 @@ def test_every_shipped_scenario_can_be_read() -> None:
     for each in shipped:
         assert each.about
         assert all(set(s.kinds) - {"alpacaeval_chat"} <= KINDS.keys() for s in each.segments)
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("about = ", "is not TOML"),
-        ("[[segments]]\nkinds = ['a']\ngenerations = 5\ncolour = 1", "segments.0.colour"),
-        ("[[segments]]\nkinds = ['a']\ngenerations = 5\nmachine = { plain = 0 }", "machine.plain"),
-    ],
-)
-def test_a_wrong_scenario_is_refused_in_a_sentence(tmp_path: Path, text: str, says: str) -> None:
-    path = tmp_path / "wrong.toml"
-    path.write_text(text, encoding="utf-8")
-    with pytest.raises(SettingsError) as caught:
-        read(path)
-    assert says in str(caught.value)
-    assert str(path) in str(caught.value)
-    assert "\n" not in str(caught.value)
-    path.write_bytes(b"\xff\xfe")
-    for asked, told in (("rain", "no scenario 'rain'"), (str(path), "is not TOML"),
-                        (f"{path}.toml", "cannot read scenario")):  # fmt: skip
-        with pytest.raises(SettingsError, match=told):
-            chosen([asked])
 
 
 def test_the_same_seed_sends_the_same_no_session_twice_and_none_that_was_learned_from() -> None:

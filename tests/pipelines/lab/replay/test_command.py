@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from decoder.contracts.errors import ModelError
 from decoder.policy.probes import to_bytes
 from pipelines.cli import app
+from pipelines.lab.replay import costs
 from tests.conftest import random_policy
 from tests.pipelines.lab.replay.samples import word_tokenizer, write_traces
 
@@ -76,6 +77,30 @@ def test_a_bundle_is_measured_as_it_is(
     slower, faster = (each["x_greedy"]["one"] for each in (slow, fast))
     assert all(faster[name] > slower[name] for name in ("eagle3:4", "frequency", "oracle"))
     assert faster["suffix"] == slower["suffix"]
+
+
+def test_what_is_expected_on_a_card_is_priced_by_its_steps_and_says_so(
+    files: list[Path], replay: Callable[..., Result], tmp_path: Path
+) -> None:
+    card, cells = costs.measured("h100-8b")
+    assert "H100" in card and [cell.batch for cell in cells] == [1, 8, 32, 64]
+    assert cells[3].table.time(1) < cells[0].table.time(1) / 20  # one request's part of a step
+    held = json.loads(costs.SHIPPED.read_text())
+    paid, free = held["cells"][3], json.loads(json.dumps(held["cells"][3]))
+    for method in free["methods"]:
+        method["router_exposed_us"] = 0.0
+    bundle, own = tmp_path / "bundle.safetensors", tmp_path / "own.json"
+    bundle.write_bytes(to_bytes(random_policy()))
+    own.write_text(json.dumps(held | {"cells": [paid, free]}))
+    asked = (files[0], "--policy", bundle, "--limit", 4, "--costs", own)
+    found = figures(replay, *asked)
+    assert found["expected_on"] == card and found["expected"][0]["batch"] == 64
+    with_router, without = (each["x_greedy"]["one"] for each in found["expected"])
+    assert without["suffix"] > with_router["suffix"]
+    assert without["eagle3:2"] == with_router["eagle3:2"]
+    assert f"Expected on {card[:12]}" in replay(*asked).stdout
+    own.write_text("{}")
+    assert "hvd bench gpu" in str(replay(*asked).exception)
 
 
 def test_a_file_that_cannot_be_used_leaves_the_rest(

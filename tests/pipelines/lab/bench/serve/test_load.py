@@ -13,10 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.lab.bench.serve.load import Load, chunks, run, turns
-from pipelines.lab.bench.serve.prompts import cut, deal, from_workloads
-from pipelines.lab.bench.serve.server import parse, session_seconds
+from pipelines.lab.bench.serve.prompts import cut, deal
+from pipelines.lab.bench.serve.server import session_seconds
 from pipelines.prompts import PromptSet
-from pipelines.workloads import WORKLOADS
 from tests.pipelines.lab.bench.serve.served import asked, said, script
 
 
@@ -47,16 +46,6 @@ def test_a_turn_is_what_is_said_between_two_answers_and_answers_are_never_brough
     assert [p.messages for p in found.prompts] == [said("one", "two", ">", "three")]
     (one,) = found.prompts
     assert [[m["content"] for m in turn] for turn in turns(one)] == [["one", "two"], ["three"]]
-
-
-@pytest.mark.parametrize("kind", WORKLOADS)
-def test_own_sessions_are_reproducible_and_each_is_another(kind: str) -> None:
-    (made,) = from_workloads(5, [kind], 3)
-    assert [made] == from_workloads(5, [kind], 3)
-    assert len({p.text for p in made.prompts}) == 5
-    for one in made.prompts:
-        assert len(turns(one)) == 3
-        assert not any(m["content"] for m in one.messages if m["role"] == "assistant")
 
 
 def test_as_many_requests_as_asked_for_are_under_way_at_a_time() -> None:
@@ -100,18 +89,6 @@ def test_as_many_requests_as_asked_for_are_under_way_at_a_time() -> None:
     assert "ConnectError" in reply.error and reply.tokens == (), "the server has gone"
     with pytest.raises(ValueError, match="out of room"):
         list(chunks(iter(['data: {"error": {"message": "out of room"}}'])))
-
-
-def test_counters_of_all_engines_are_added_up_and_absent_ones_are_zero() -> None:
-    page = (
-        "# TYPE vllm:generation_tokens_total counter\n"
-        'vllm:generation_tokens_total{engine="0",model_name="m"} 10.0\n'
-        'vllm:generation_tokens_total{engine="1",model_name="m"} 5.0\n'
-        'vllm:spec_decode_num_accepted_tokens_total{engine="0"} 1.5e+01\n'
-        'vllm:spec_decode_num_accepted_tokens_per_pos_total{position="0"} 9.0\n'
-        'other:generation_tokens_total{engine="0"} 100.0\n'
-    )
-    assert parse(page) == parse("") | {"tokens": 15, "accepted": 15}
 
 
 def test_processor_time_is_that_of_all_processes_of_the_server() -> None:

@@ -83,21 +83,6 @@ def test_one_server_runs_at_a_time_by_its_own_clock_and_who_has_answered_least_i
     assert STOPPED not in states(servers)
 
 
-def test_what_goes_wrong_with_one_is_told_and_the_others_go_on(servers: list[int]) -> None:
-    def fails(clock: OwnClock) -> str:
-        raise ValueError("no answer")
-
-    gone = started()
-    os.killpg(gone.pid, signal.SIGKILL)
-    gone.wait()
-    works = {gone.pid: Work(lambda clock: "done", int), servers[0]: Work(fails, int)}
-    works[servers[1]] = works[gone.pid]
-    found = in_slices(works, 0.05)
-    assert isinstance(found[servers[0]], ValueError)
-    assert found[servers[1]] == found[gone.pid] == "done", "one that has ended holds up nobody"
-    assert STOPPED not in states(servers)
-
-
 def test_a_benchmark_that_is_killed_leaves_nobody_stopped(servers: list[int]) -> None:
     script = (
         "import sys, time\n"

@@ -15,7 +15,6 @@ from pipelines.lab.bench.serve.summary import (
     WIDTH,
     Level,
     ServerRun,
-    equal,
     figures,
     paired,
     summarise,
@@ -70,14 +69,6 @@ def test_ratios_pair_sessions_and_leave_out_what_only_one_side_answered_and_loop
     assert paired(looping, straight, "straight")["ratio"] == pytest.approx(2.0)
 
 
-def test_after_the_first_difference_a_session_is_compared_no_more() -> None:
-    plain = {0: level(*(reply("d:a", t, 1.0) for t in range(3)), reply("d:b", 0, 1.0))}
-    parted = [reply("d:a", t, 1.0, (1, 9) if t == 1 else (1, 2)) for t in range(3)]
-    other = {0: level(*parted, reply("d:b", 0, 1.0))}
-    assert equal(other, plain) == (3 - 1, 3)
-    assert equal(plain, plain) == (4, 4)
-
-
 def test_each_is_held_to_the_best_of_every_other_method() -> None:
     slow = Setup("suffix-k64", "suffix", 64)
     took = {NONE: 8.0, SUFFIX: 4.0, slow: 5.0, EAGLE3: 6.0, HYBRID: 2.0}
@@ -102,13 +93,3 @@ def test_each_is_held_to_the_best_of_every_other_method() -> None:
     told = console.file.getvalue()
     assert "suffix-k8 *" in told and "2.00 (2.00-2.00)" in told
     assert "/eagle3" in told and "/hybrid" not in told and "…" not in told
-
-
-def test_a_round_on_a_slower_machine_says_as_much_as_another() -> None:
-    # in the second all are half as fast, but for the hybrid
-    took = {(0, NONE): 3.0, (0, HYBRID): 1.0, (1, NONE): 6.0, (1, HYBRID): 1.0, (0, EAGLE3): 6.0}
-    runs = [run(setup, number, seconds) for (number, setup), seconds in took.items()]
-    records = {r["configuration"]: r for r in summarise(runs, [NONE, EAGLE3, HYBRID])}
-    hybrid, eagle3 = (records[n]["against"]["none"] for n in ("hybrid", "eagle3-k3"))
-    assert hybrid["rate"] == hybrid["cpu"] == {"ratio": 4.5, "range": [3.0, 6.0], "rounds": 2}
-    assert eagle3["rate"] == {"ratio": 0.5, "range": [0.5, 0.5], "rounds": 1}

@@ -1,0 +1,80 @@
+"""What steps took on some card, as ``hvd bench gpu`` writes it: an *expectation* of what rules are
+worth there, where no such card is.
+
+A recording is replayed alone. Of a card that ran ``batch`` requests it pays an even part of a step
+in which every request does as it does, and what the router took for one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from decoder.contracts.errors import SettingsError
+from decoder.policy.pricing import CostTable
+
+SHIPPED: Final = Path(__file__).with_name("h100-8b.json")
+ALONE: Final = ("greedy", "eagle3")
+"""Rules that no router decides."""
+
+
+def cost_table(
+    rows: Sequence[dict[str, Any]], graphs: Sequence[int] = (), share: bool = False
+) -> CostTable:
+    """Microseconds by tokens of a step, from ``rows`` of one shape and batch, at the longest
+    context of them; with ``share`` one request's part, by its own tokens."""
+    rows = [r for r in rows if r["context"] == max(each["context"] for each in rows)]
+    batch = rows[0]["batch"]
+    of = batch if share else 1
+    step = {
+        kind: sorted((r["tokens"], 1e3 * r["ms"] / of) for r in rows if r["step"] == kind)
+        for kind in ("verify", "draft")
+    }
+    times = {tokens * batch // of: us for tokens, us in step["verify"]}
+    times = {1: step["verify"][0][1], **times}
+    drafts = dict(step["draft"])
+    most, first = max(drafts, default=0), drafts.get(1, 0.0)
+    more = (drafts[most] - first) / (most - 1) if most > 1 else 0.0
+    return CostTable("measured", tuple(times), tuple(times.values()), max(first - more, 0.0), more,
+                     graphs=tuple(graphs))  # fmt: skip
+
+
+class Measured:
+    """Costs of one shape at one batch: of a step for each of its requests, and of the router."""
+
+    def __init__(self, cell: dict[str, Any]) -> None:
+        """Take a cell of a report.
+
+        Raises:
+            KeyError: it lacks something.
+        """
+        self.batch, self.shape = int(cell["batch"]), str(cell["shape"])
+        self.table = cost_table(cell["costs"], share=True)
+        self._router_us = {m["method"]: float(m["router_exposed_us"]) for m in cell["methods"]}
+
+    def router_us(self, rule: str) -> float:
+        """Microseconds that a step of a request waits for what decides by ``rule``: as measured of
+        that rule, else of the hybrid."""
+        name = rule.partition("@")[0].partition(":")[0]
+        return 0.0 if name in ALONE else self._router_us.get(name, self._router_us["hybrid"])
+
+
+def measured(file: str) -> tuple[str, list[Measured]]:
+    """Each shape and batch of ``file``, a report of ``hvd bench gpu`` or ``h100-8b``, which ships;
+    and what they are of, in words.
+
+    Raises:
+        SettingsError: it holds no such report.
+    """
+    path = SHIPPED if file == SHIPPED.stem else Path(file)
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+        cells = [Measured(cell) for cell in held["cells"] if cell["methods"]]
+        return f"{held['device']}, measured {held['date']}", cells
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise SettingsError(
+            f"no costs in {path} ({type(error).__name__}: {error}): give what hvd bench gpu wrote, "
+            f"or {SHIPPED.stem}."
+        ) from error
