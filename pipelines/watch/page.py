@@ -16,7 +16,15 @@ from decoder.contracts.trials import Round
 from decoder.trial.effect import Effect
 from pipelines.watch.charts import charts, zone
 from pipelines.watch.ledger import ARMS, Ledger
-from pipelines.watch.uplift import ALL, NAMES, as_text, by_workload, rate_in, uplifts
+from pipelines.watch.uplift import (
+    ALL,
+    NAMES,
+    as_text,
+    best_and_worst,
+    by_workload,
+    rate_in,
+    uplifts,
+)
 
 TEMPLATE: Final = Path(__file__).with_name("page.html")
 SHORTEST_S: Final = 60.0
@@ -48,6 +56,7 @@ def record(
         began, ended = ledger.phases[0].began, min(ended, ledger.phases[-1].ended)
     tables = [
         _ratio_table("Phases: ratios of tokens a second", "phase", found),
+        _choice_table(ledger, found),
         _phase_table(ledger, rounds),
         _ratio_table("Workloads: the same at the costs in force", "workload", by_workload(rounds)),
         _version_table(ledger, versions),
@@ -90,6 +99,16 @@ def _ratio_table(title: str, head: str, rows: Mapping[str, Mapping[str, Effect]]
     sides = next(iter(rows.values()))
     cells = [[name, *map(as_text, one.values())] for name, one in rows.items()]
     return _table(title, [head, *(f"over {NAMES[side]}" for side in sides)], cells)
+
+
+def _choice_table(ledger: Ledger, found: Mapping[str, Mapping[str, Effect]]) -> Record:
+    head = ["phase", "best fixed method", "over it", "worst fixed method", "over it"]
+    rows = []
+    for phase in ledger.phases:
+        ends = best_and_worst(found[phase.name])
+        cells = [[NAMES[side], as_text(found[phase.name][side])] for side in ends or ()]
+        rows.append([phase.name, *(cells[0] + cells[1] if cells else ["cannot tell", *("",) * 3])])
+    return _table("Nobody has to choose", head, rows)
 
 
 def _phase_table(ledger: Ledger, rounds: Sequence[Round]) -> Record:
