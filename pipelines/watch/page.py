@@ -38,13 +38,14 @@ Record = dict[str, Any]
 def record(
     ledger: Ledger,
     title: str,
-    sentences: Sequence[str] = (),
+    sentences: Sequence[str | Record] = (),
     facts: Mapping[str, str] | None = None,
     versions: str = "",
 ) -> Record:
     """What the page shows of ``ledger``, ready for JSON; all text of it is shown as text.
 
     Args:
+        sentences: text, or records as :data:`pipelines.watch.now.Sentence`.
         facts: further figures by name.
         versions: address of MLflow's page of a version, but for its number; "" for none.
     """
@@ -64,7 +65,7 @@ def record(
     ]
     return {
         "title": title,
-        "sentences": list(sentences),
+        "sentences": [{"text": s} if isinstance(s, str) else s for s in sentences],
         "made": f"{_moment(time.time())} {zone()}",
         "tiles": [_tile(side, whole) for side, whole in found[ALL].items()],
         "charts": charts(ledger, began, max(ended, began + SHORTEST_S)),

@@ -190,7 +190,7 @@ def test_what_became_of_a_policy_that_was_promoted_by_mistake_is_told() -> None:
 
 def test_a_mistake_is_made_by_the_command_that_a_person_would_give(tmp_path: Path) -> None:
     stack = SimpleNamespace(tracking_uri=f"sqlite:///{tmp_path / 'none.db'}")
-    with pytest.raises(ProcessError, match="by hand for the demo: .*no registry"):
+    with pytest.raises(ProcessError, match=r"by hand for the demo: .*no registry"):
         promote(stack, records.SCOPE, tmp_path)
     policy = load_policy(tmp_path / "drafts-nothing.safetensors", records.SCOPE)
     assert policy.use_model is False and policy.threshold > 512
