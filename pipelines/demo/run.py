@@ -1,8 +1,9 @@
 """``hvd demo``: the whole loop in a few minutes.
 
-Start the stack as it ships; send agentic traffic, then conversation, break the drafter and mend it;
-meanwhile interleave plain and stock suffix decoding with the policy in force, and show what it is
-worth beside them; wait until every event has reached the learner; stop; write the report.
+Start the stack as it ships; send one agent's session at a time, then three, then conversation;
+break the drafter and mend it; promote a bad policy by hand. Meanwhile interleave plain, stock
+suffix and EAGLE3 decoding with the policy in force, and show what it is worth beside the best and
+the worst of them; wait until every event has reached the learner; stop; write the report.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Final
 from rich.console import Console
 
 from decoder.contracts.errors import ProcessError
-from pipelines.demo import breakage
+from pipelines.demo import breakage, mistake
 from pipelines.demo.summary import Summary, summarise
 from pipelines.demo.traffic import PLANS, Plan, Traffic
 from pipelines.progress import Shown
@@ -50,7 +51,7 @@ HOME: Final = Path("var/demo")
 REGISTRY: Final = "http://127.0.0.1:5000"
 """Where ``mlflow ui`` shows the registry of a demo that is over."""
 SETTINGS: Final[Mapping[str, str]] = {
-    "HVD_WORKER_SIDES": "plain,suffix",
+    "HVD_WORKER_SIDES": "plain,suffix,model",
     # three quarters of all steps: minutes have to show what a deployment sees in a day
     "HVD_WORKER_HOLDOUT": "0.75",
     "HVD_LEARNER_TRIAL_MINUTES": "1",
@@ -59,7 +60,7 @@ SETTINGS: Final[Mapping[str, str]] = {
 FROM_SCRATCH: Final[Mapping[str, str]] = {
     "HVD_WORKER_START": "counting",
     "HVD_LEARNER_START": "counting",
-    "HVD_WORKER_SIDES": "plain,suffix,first",
+    "HVD_WORKER_SIDES": "plain,suffix,model,first",
 }
 """What ``--from-scratch`` sets as well: nothing is learned yet, and the policy that ships is one of
 those compared."""
@@ -129,7 +130,7 @@ def run(minutes: float | None, console: Console, from_scratch: bool = False) -> 
                 wait_until(children[name], ready, REPORT_SECONDS, list(children.values()))
             before, began = ledger.consumed, time.time()
             phases = phases_for(traffic_seconds(minutes, time.monotonic() - started))
-            _run_phases(stack, traffic, phases, console)
+            by_hand = _run_phases(stack, traffic, phases, console)
             with console.status("waiting until every event has reached the learner"):
                 traffic.end()
                 _wait_until_learned(stack, ledger, before)
@@ -138,7 +139,8 @@ def run(minutes: float | None, console: Console, from_scratch: bool = False) -> 
             traffic.stopping.set()
             observer.close()
     start = os.environ.get("HVD_WORKER_START", settings.get("HVD_WORKER_START", "first"))
-    summary = summarise(ledger, traffic.counts, began, before, start)
+    mistaken = mistake.outcome(ledger, by_hand) if by_hand else None
+    summary = summarise(ledger, traffic.counts, began, before, start, mistaken)
     return Run(summary, page_of(ledger, summary, versions))
 
 
@@ -152,19 +154,35 @@ def page_of(ledger: Ledger, summary: Summary, versions: str = "") -> Record:
 
 def _run_phases(
     stack: Stack, traffic: Traffic, phases: list[tuple[Plan, float]], console: Console
-) -> None:
-    whole, earlier = sum(seconds for _, seconds in phases), 0.0
+) -> int:
+    """Send the traffic of all phases; the version that was promoted by mistake, or 0."""
+    whole, earlier, by_hand, ledger = sum(seconds for _, seconds in phases), 0.0, 0, traffic.ledger
     with Shown(console) as bar:
         for index, (plan, seconds) in enumerate(phases):
             breakage.set_broken(stack.api, plan.broken)
             traffic.begin(plan, seed=index)
             began = time.monotonic()
-            while (spent := time.monotonic() - began) < seconds and not is_clear(traffic.ledger):
+            if plan.mistake and _has_champion(ledger):
+                by_hand = mistake.promote(stack, ledger.scope, HOME)
+            while (spent := time.monotonic() - began) < seconds and not _is_over(ledger, by_hand):
                 stack.check()
                 traffic.check()
-                bar.step(f"{status_line(traffic.ledger)}; seconds", earlier + spent, whole)
+                bar.step(f"{status_line(ledger)}; seconds", earlier + spent, whole)
                 time.sleep(min(0.5, seconds - spent))
             earlier += seconds
+    return by_hand
+
+
+def _has_champion(ledger: Ledger) -> bool:
+    """Whether the learner has published one that a mistake could take the place of."""
+    return bool(ledger.learner) and ledger.learner[-1].champion_version > 0
+
+
+def _is_over(ledger: Ledger, by_hand: int) -> bool:
+    """Whether the running phase has shown what it is for."""
+    if by_hand:
+        return mistake.outcome(ledger, by_hand)["taken_back_s"] is not None
+    return is_clear(ledger)
 
 
 def _wait_until_learned(stack: Stack, ledger: Ledger, before: int) -> None:

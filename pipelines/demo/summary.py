@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from pipelines import machine
 from pipelines.watch.ledger import Ledger
-from pipelines.watch.uplift import ALL, NAMES, as_dict, rate_in, uplifts
+from pipelines.watch.uplift import ALL, NAMES, as_dict, best_and_worst, rate_in, uplifts
 
 Summary = dict[str, Any]
 STARTS: Final = {"first": "the policy that ships", "counting": "nothing learned"}
@@ -24,6 +24,7 @@ def summarise(
     began: float,
     consumed_before: int = 0,
     start: str = "first",
+    mistake: Mapping[str, Any] | None = None,
 ) -> Summary:
     """The figures, JSON-ready. Shares are in 0..1, errors and accepted lengths in tokens, ratios of
     tokens a second with the bounds of their intervals, null where they are not known.
@@ -32,6 +33,7 @@ def summarise(
         requests: how many were ``answered`` and ``failed``, and their ``tokens``.
         began: of the traffic, seconds since the epoch; ``consumed_before``: events learned by then.
         start: what served at first, one of :data:`STARTS`.
+        mistake: what became of a bad policy, as :func:`pipelines.demo.mistake.outcome`.
     """
     windows = ledger.drafts.windows([(p.began, p.ended) for p in ledger.phases])
     rounds = list(ledger.rounds)
@@ -62,15 +64,17 @@ def summarise(
         "phases": [
             {"name": p.name, "workloads": p.workloads, "from_s": round(p.began - began, 1)}
             | {"to_s": round(p.ended - began, 1), **asdict(window)}
-            | {"tok_per_s": rate_in(p, rounds)}
+            | {"tok_per_s": rate_in(p, rounds), "best_and_worst": best_and_worst(found[p.name])}
             for p, window in zip(ledger.phases, windows, strict=True)
         ],
+        "mistake": mistake,
         "records_refused": ledger.refused,
         "worker": ledger.statuses[-1].model_dump(mode="json") if ledger.statuses else {},
         "learner": ledger.learner[-1].model_dump(mode="json") if ledger.learner else {},
     }
     failings, notes = _failings(summary), _notes(summary)
-    sentences = [_speed(summary), _learning(summary), _trust(summary)]
+    sentences = [_speed(summary), _choice(summary), _learning(summary), _guard(summary)]
+    sentences.append(_trust(summary))
     verdict = {"ok": not failings, "failings": failings, "notes": notes, "sentences": sentences}
     return verdict | summary
 
@@ -106,6 +110,39 @@ def _speed(summary: Summary) -> str:
     if not known:
         return "The run was too short to say how fast the service is beside plain decoding."
     return f"On the same requests it made, in tokens a second, {' and '.join(known)}."
+
+
+def _choice(summary: Summary) -> str:
+    told = [(p["name"], p["best_and_worst"]) for p in summary["phases"] if p["best_and_worst"]]
+    if not told:
+        return "Which fixed method is best or worst in a phase cannot be told from this run."
+
+    def ratio(phase: str, side: str) -> float:
+        return float(summary["uplift"][f"over_{side}"]["phases"][phase]["ratio"])
+
+    worst = [f"{NAMES[w]} in '{name}' ({ratio(name, w):.2f} times)" for name, (_, w) in told]
+    beside = [ratio(name, best) for name, (best, _) in told]
+    return (
+        f"Furthest behind it was {', '.join(worst)}; beside the best fixed method of each of these "
+        f"phases it made {min(beside):.2f} to {max(beside):.2f} times the tokens a second."
+    )
+
+
+def _guard(summary: Summary) -> str:
+    found = summary["mistake"]
+    if found is None:
+        return "No bad policy was promoted: there was no time, or no champion yet."
+    named = f"Version {found['version']}, which drafts nothing, was made champion by hand"
+    if not found["in_force"]:
+        return f"{named}; no worker took it in the time there was."
+    floor, back = found["relieved_s"], found["taken_back_s"]
+    held = "the worker's floor did not relieve it" if floor is None else (
+        f"the worker's floor decided in its place after {floor:.0f} seconds"
+    )  # fmt: skip
+    ended = "the learner had not taken it back when the run ended"
+    if back is not None:
+        ended = f"the learner took it back after {back:.0f}: {found['why']}"
+    return f"{named}; {held}, and {ended}."
 
 
 def _named(comparison: str) -> str:

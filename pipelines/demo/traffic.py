@@ -16,29 +16,35 @@ from pipelines.prompts import Prompt
 from pipelines.watch.ledger import Ledger, Phase
 from pipelines.workloads import interleaved
 
-CONCURRENCY: Final = 3
+MOST_SESSIONS: Final = 3
 MAX_TOKENS: Final = 160
 REQUEST_SECONDS: Final = 120.0
+IDLE_SECONDS: Final = 0.2
 FAILURES_ALLOWED: Final = 5
 """Requests in a row that may fail before the run is given up."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One phase to come: its share of the whole time, the workloads it alternates, and whether the
-    worker's drafter is ``broken`` meanwhile."""
+    """One phase to come: its share of the whole time, the workloads it alternates, how many
+    sessions send at a time, and what is wrong meanwhile: the worker's drafter is ``broken``, or a
+    policy that drafts nothing is made champion by ``mistake``."""
 
     name: str
     workloads: tuple[str, ...]
     share: float
+    sessions: int = MOST_SESSIONS
     broken: bool = False
+    mistake: bool = False
 
 
 PLANS: Final = (
-    Plan("agentic", ("edits", "tools"), 0.34),
-    Plan("conversation", ("chat", "code"), 0.24),
-    Plan("drafter broken", ("chat", "code"), 0.18, broken=True),
-    Plan("drafter mended", ("chat", "code"), 0.24),
+    Plan("one agent", ("edits", "tools"), 0.16, sessions=1),
+    Plan("three agents", ("edits", "tools"), 0.18),
+    Plan("conversation", ("chat", "code"), 0.18),
+    Plan("drafter broken", ("chat", "code"), 0.14, broken=True),
+    Plan("drafter mended", ("chat", "code"), 0.18),
+    Plan("bad policy", ("edits", "tools"), 0.16, mistake=True),
 )
 
 
@@ -58,6 +64,7 @@ class Traffic:
         self._lock = threading.Lock()
         self._next: Iterator[Prompt] = iter(())
         self._threads: list[threading.Thread] = []
+        self._sessions = 0
         self._errors: list[str] = []  # of the last requests, one after another
 
     def begin(self, plan: Plan, seed: int) -> None:
@@ -66,8 +73,10 @@ class Traffic:
             self._end_phase()
             self.ledger.phases.append(Phase(plan.name, plan.workloads, time.time()))
             self._next = interleaved(plan.workloads, seed=seed)
-        while len(self._threads) < CONCURRENCY:
-            thread = threading.Thread(target=self._send_all, daemon=True)
+            self._sessions = plan.sessions
+        while len(self._threads) < MOST_SESSIONS:
+            place = (len(self._threads),)
+            thread = threading.Thread(target=self._send_all, args=place, daemon=True)
             self._threads.append(thread)
             thread.start()
 
@@ -92,10 +101,13 @@ class Traffic:
             many = f"{len(self._errors)} requests in a row failed at {self.url}"
             raise ProcessError(f"{many}; the last: {self._errors[-1]}")
 
-    def _send_all(self) -> None:
+    def _send_all(self, place: int) -> None:
         with httpx.Client(base_url=self.url, timeout=REQUEST_SECONDS) as client:
             while not self.stopping.is_set():
-                self.send(client)
+                if place < self._sessions:
+                    self.send(client)
+                else:
+                    self.stopping.wait(IDLE_SECONDS)
 
     def send(self, client: httpx.Client) -> None:
         """Send the next request and count its outcome; after a failure wait a second."""

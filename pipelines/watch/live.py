@@ -19,6 +19,7 @@ from decoder.contracts.errors import ProcessError
 from decoder.contracts.redacted import for_anybody
 from decoder.contracts.settings import KafkaSettings
 from pipelines.watch.ledger import Ledger
+from pipelines.watch.now import sentences
 from pipelines.watch.observer import Observer
 from pipelines.watch.page import Record, record, render
 
@@ -67,7 +68,9 @@ def serving(kafka: KafkaSettings, port: int, tracking_uri: str = "") -> Iterator
 
     @lru_cache(1)
     def figures(period: float) -> Record:
-        return record(ledger, TITLE, versions=versions_at(tracking_uri, ledger.scope))
+        versions = versions_at(tracking_uri, ledger.scope)
+        shown = for_anybody(tracking_uri) if versions else ""
+        return record(ledger, TITLE, sentences(ledger, versions, shown), versions=versions)
 
     def respond(path: str) -> tuple[int, str, str]:
         if path not in ("/", "/figures.json"):

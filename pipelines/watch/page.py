@@ -16,7 +16,7 @@ from decoder.contracts.trials import Round
 from decoder.trial.effect import Effect
 from pipelines.watch.charts import charts, zone
 from pipelines.watch.ledger import ARMS, Ledger
-from pipelines.watch.uplift import ALL, NAMES, as_text, rate_in, uplifts
+from pipelines.watch.uplift import ALL, NAMES, as_text, best_and_worst, rate_in, uplifts
 
 TEMPLATE: Final = Path(__file__).with_name("page.html")
 SHORTEST_S: Final = 60.0
@@ -30,13 +30,14 @@ Record = dict[str, Any]
 def record(
     ledger: Ledger,
     title: str,
-    sentences: Sequence[str] = (),
+    sentences: Sequence[str | Record] = (),
     facts: Mapping[str, str] | None = None,
     versions: str = "",
 ) -> Record:
     """What the page shows of ``ledger``, ready for JSON; all text of it is shown as text.
 
     Args:
+        sentences: text, or records as :data:`pipelines.watch.now.Sentence`.
         facts: further figures by name.
         versions: address of MLflow's page of a version, but for its number; "" for none.
     """
@@ -48,13 +49,14 @@ def record(
         began, ended = ledger.phases[0].began, min(ended, ledger.phases[-1].ended)
     tables = [
         _ratio_table("Phases: ratios of tokens a second", "phase", found),
+        _choice_table(ledger, found),
         _phase_table(ledger, rounds),
         _version_table(ledger, versions),
         _table("Figures", [], _facts(ledger, facts or {})),
     ]
     return {
         "title": title,
-        "sentences": list(sentences),
+        "sentences": [{"text": s} if isinstance(s, str) else s for s in sentences],
         "made": f"{_moment(time.time())} {zone()}",
         "tiles": [_tile(side, whole) for side, whole in found[ALL].items()],
         "charts": charts(ledger, began, max(ended, began + SHORTEST_S)),
@@ -89,6 +91,16 @@ def _ratio_table(title: str, head: str, rows: Mapping[str, Mapping[str, Effect]]
     sides = next(iter(rows.values()))
     cells = [[name, *map(as_text, one.values())] for name, one in rows.items()]
     return _table(title, [head, *(f"over {NAMES[side]}" for side in sides)], cells)
+
+
+def _choice_table(ledger: Ledger, found: Mapping[str, Mapping[str, Effect]]) -> Record:
+    head = ["phase", "best fixed method", "over it", "worst fixed method", "over it"]
+    rows = []
+    for phase in ledger.phases:
+        ends = best_and_worst(found[phase.name])
+        cells = [[NAMES[side], as_text(found[phase.name][side])] for side in ends or ()]
+        rows.append([phase.name, *(cells[0] + cells[1] if cells else ["cannot tell", *("",) * 3])])
+    return _table("Nobody has to choose", head, rows)
 
 
 def _phase_table(ledger: Ledger, rounds: Sequence[Round]) -> Record:

@@ -9,16 +9,19 @@ from typing import Final
 import numpy as np
 
 from decoder.contracts.bundle import CHAMPION, FIRST
-from decoder.contracts.trials import PLAIN, SUFFIX, Round
+from decoder.contracts.trials import MODEL, PLAIN, SUFFIX, Round
 from decoder.trial.effect import Effect, effect, effect_of
 from pipelines.watch.ledger import Phase
 
 NAMES: Final[Mapping[str, str]] = {
     PLAIN: "plain decoding",
     SUFFIX: "stock suffix decoding",
+    MODEL: "EAGLE3 decoding",
     FIRST: "the frozen first policy",
 }
 """Sides that the policy in force may be compared with, as they are called."""
+FIXED: Final = (PLAIN, SUFFIX, MODEL)
+"""Of these, the methods that somebody would have to choose between."""
 ALL: Final = "(all)"
 RECENT: Final = 24
 """Pairs of a moving estimate: a minute or two of a demo."""
@@ -55,6 +58,15 @@ def uplifts(rounds: Sequence[Round], phases: Iterable[Phase]) -> dict[str, dict[
     parts = {p.name: _within(p, rounds) for p in phases} | {ALL: list(rounds)}
     sides = compared(rounds)
     return {n: {s: effect_of(part, CHAMPION, s) for s in sides} for n, part in parts.items()}
+
+
+def best_and_worst(sides: Mapping[str, Effect]) -> tuple[str, str] | None:
+    """Of the fixed methods compared, the one that is nearest to the policy in force or ahead of it,
+    and the one furthest behind; None where not two of them have pairs enough."""
+    known = {s: e.ratio for s, e in sides.items() if s in FIXED and is_bounded(e)}
+    if len(known) < 2:
+        return None
+    return min(known, key=known.__getitem__), max(known, key=known.__getitem__)
 
 
 def rate_in(phase: Phase, rounds: Iterable[Round], side: str = CHAMPION) -> float:

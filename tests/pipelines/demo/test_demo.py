@@ -17,6 +17,7 @@ from decoder.contracts.bundle import CHAMPION
 from decoder.contracts.errors import ProcessError
 from pipelines import machine
 from pipelines.demo.breakage import OPTIONS, Breakage, set_broken
+from pipelines.demo.mistake import outcome, promote
 from pipelines.demo.run import (
     Run,
     is_clear,
@@ -28,6 +29,7 @@ from pipelines.demo.run import (
 )
 from pipelines.demo.summary import Summary, summarise
 from pipelines.demo.traffic import FAILURES_ALLOWED, PLANS, Traffic
+from pipelines.policy.bundles import load_policy
 from pipelines.watch.ledger import Ledger, Phase
 from pipelines.workloads import prompts
 from tests.pipelines.watch import records
@@ -80,12 +82,13 @@ def test_a_failed_request_is_counted_and_many_in_a_row_end_the_run(response, wor
 def test_phases_share_the_time_which_shrinks_with_a_slow_start_unless_it_was_asked_for() -> None:
     usual = [traffic_seconds(None, spent) for spent in (30.0, 300.0, 5000.0)]
     assert usual == [420.0, 240.0, 60.0] and traffic_seconds(15.0, spent=300.0) == 900.0
-    for seconds, count in ((420.0, 4), (60.0, 2)):
+    for seconds, count in ((420.0, 6), (60.0, 2)):
         lengths = [length for _, length in phases_for(seconds)]
         assert sum(lengths) == pytest.approx(seconds) and len(lengths) == count
-    *_, sound, broken, mended = PLANS
+    *agents, sound, broken, mended, mistaken = PLANS
     assert sound.workloads == broken.workloads == mended.workloads
-    assert [plan.broken for plan in PLANS] == [False, False, True, False]
+    assert [plan.sessions for plan in agents] == [1, 3], "one agent at a time, then three"
+    assert [plan for plan in PLANS if plan.broken] == [broken] and mistaken.mistake is True
 
 
 def test_a_broken_drafter_is_wrong_about_everything_and_a_mended_one_is_as_it_was() -> None:
@@ -155,16 +158,54 @@ def test_a_phase_lasts_until_each_comparison_is_clear() -> None:
     assert is_clear(ledger) is False
 
 
-def test_three_sentences_say_what_was_shown_and_no_more() -> None:
-    speed, learning, trust = summary_of(recorded(), failed=1)["sentences"]
+def test_each_phase_is_set_beside_its_best_and_its_worst_fixed_method() -> None:
+    ledger = recorded(**FASTER, model=75.0)
+    ledger.phases.append(Phase("too short", ("chat",), 1119.0, 1120.0))
+    summary = summary_of(ledger)
+    ends = [phase["best_and_worst"] for phase in summary["phases"]]
+    assert ends == [("model", "plain")] * 2 + [None]
+    (choice,) = [said for said in summary["sentences"] if "Furthest behind" in said]
+    assert "plain decoding in 'agentic' (1." in choice and "too short" not in choice
+    assert "0.80 to 0.8" in choice or "0.79 to 0.8" in choice, "beside EAGLE3 decoding"
+    tables = {table["title"]: table["rows"] for table in page_of(ledger, summary)["tables"]}
+    first, *_, last = tables["Nobody has to choose"]
+    assert first[1] == "EAGLE3 decoding" and first[3] == "plain decoding"
+    assert last == ["too short", "cannot tell", "", "", ""]
+
+
+def test_what_became_of_a_policy_that_was_promoted_by_mistake_is_told() -> None:
+    ledger = recorded()
+    assert outcome(ledger, 3)["in_force"] is False, "no worker has taken it in"
+    ledger = recorded(version=3)
+    for second, fallback, version in ((122, "", 3), (125, "cache", 3), (140, "", 1)):
+        changes = {"policy_version": version, "policy_applied_at": 1140 if version == 1 else 1060}
+        ledger.add_status(records.worker_status(1000.0 + second, 1, fallback=fallback, **changes))
+    ledger.add_status(records.learner_status(1139.0, EVENTS, rollout_said="it was slower"))
+    found = outcome(ledger, 3)
+    assert (found["relieved_s"], found["taken_back_s"]) == (65.0, 80.0)
+    told = summarise(ledger, REQUESTS, 1000.0, mistake=found)["sentences"][3]
+    assert "Version 3" in told and "after 65 seconds" in told and "it was slower" in told
+    assert "No bad policy" in summary_of(recorded())["sentences"][3]
+
+
+def test_a_mistake_is_made_by_the_command_that_a_person_would_give(tmp_path: Path) -> None:
+    stack = SimpleNamespace(tracking_uri=f"sqlite:///{tmp_path / 'none.db'}")
+    with pytest.raises(ProcessError, match=r"by hand for the demo: .*no registry"):
+        promote(stack, records.SCOPE, tmp_path)
+    policy = load_policy(tmp_path / "drafts-nothing.safetensors", records.SCOPE)
+    assert policy.use_model is False and policy.threshold > 512
+
+
+def test_five_sentences_say_what_was_shown_and_no_more() -> None:
+    speed, _, learning, _, trust = summary_of(recorded(), failed=1)["sentences"]
     assert "1.5" in speed and "plain decoding" in speed and " to " in speed
     assert "480 draft events" in learning and "after 60 seconds" in learning
     assert "the policy that ships" in learning
     assert "480 draft events none were lost" in trust and "of 3 requests 1 failed" in trust
     slower = summary_of(recorded(**{**FASTER, "plain": 90.0}, lost=1))["sentences"]
-    assert "slower than plain decoding in agentic, conversation" in slower[2]
+    assert "slower than plain decoding in agentic, conversation" in slower[4]
     nothing = summary_of(Ledger(records.WORKER))["sentences"]
-    assert len(nothing) == 3 and "too short to say" in nothing[0]
+    assert len(nothing) == 5 and "too short to say" in nothing[0]
 
 
 def test_a_run_is_written_and_shown_at_every_stage(tmp_path: Path) -> None:

@@ -19,11 +19,14 @@ from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import STATUS, TRIALS
 from pipelines import machine
 from pipelines.watch import live
+from pipelines.watch.ledger import Ledger
 from pipelines.watch.live import serving
+from pipelines.watch.now import sentences
 from pipelines.watch.page import record, render
 from tests.conftest import until
 from tests.decoder.telemetry.broker import running
 from tests.pipelines.watch import records
+from tests.pipelines.watch.records import EVENTS
 
 NAMES = ("chromium-headless-shell", "chromium", "google-chrome")
 PATH = next((found for name in NAMES if (found := shutil.which(name))), None)
@@ -72,6 +75,35 @@ def test_a_page_says_what_it_is_worth_what_is_in_force_what_was_learned_and_what
     assert [linked, "in force on the worker"] in versions
     assert ["", "v2 is on trial"] in versions
     assert ["worker: faults", "3"] in tables["Figures"]
+
+
+def told(ledger: Ledger) -> list[str]:
+    return [str(one["text"]) for one in sentences(ledger, "http://mlflow/versions/", "http://m")]
+
+
+def test_four_sentences_say_what_a_running_service_comes_to() -> None:
+    nothing = told(Ledger())
+    assert "no pair was played" in nothing[0] and "No worker" in nothing[1]
+    assert "No learner" in nothing[2] and "the worker has said nothing;" in nothing[3]
+    ledger, now = records.recorded(), time.time()
+    said = {"candidates": 5, "promotions": 1, "rollout_said": "version 2: it was faster"}
+    ledger.add_status(records.learner_status(now, EVENTS, **said))
+    ledger.add_status(records.worker_status(now, 1, policy_version=2, publication=7))
+    worth, force, learned, wrong = told(ledger)
+    assert worth.startswith("It makes 1.") and worth.endswith("of plain decoding.")
+    assert force == "Policy version 2, made by the learner, decides."
+    assert f"took in {EVENTS} events, tried 5 candidates and promoted 1; version 2" in learned
+    assert wrong == "Nothing is wrong."
+    assert sentences(ledger, "http://mlflow/versions/")[1]["href"] == "http://mlflow/versions/2"
+    troubled = {"faults": 2, "events_dropped": 3, "drops": {"queue full": 3}, "fallback": "cache"}
+    ledger.add_status(records.worker_status(now, 1, policy_version=2, **troubled))
+    ledger.rounds = records.rounds(40, 1000.0, 2.0, {CHAMPION: 40.0, "plain": 40.0})
+    worth, force, _, wrong = told(ledger)
+    assert "cannot be told yet, about 1 minute more" in worth
+    assert "The policy that ships is in force, but 'cache' decides" in force
+    assert "2 faults" in wrong and "3 events were dropped (3 queue full)" in wrong
+    ledger.rounds = ledger.rounds[:6]
+    assert "about 1 minute more of such traffic" in told(ledger)[0]
 
 
 @needs_browser
