@@ -1,7 +1,7 @@
 """``hvd up`` as a person starts it, whose parts are killed one by one and in pairs.
 
 It serves in float32, so that every answer can be compared token for token with the one that was
-given before anything happened. With ``-s`` it prints the table of docs/operations.md.
+given before anything happened. With ``-s`` it prints the table of docs/reliability.md.
 """
 
 from __future__ import annotations
