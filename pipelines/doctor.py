@@ -44,7 +44,7 @@ SHARED: Final = {
 
 @dataclass(frozen=True)
 class Check:
-    """One finding. ``blocks`` says whether the demo cannot run because of it."""
+    """One finding. ``blocks`` says whether a worker cannot serve because of it."""
 
     name: str
     ok: bool
@@ -73,7 +73,8 @@ def package(name: str, pin: str) -> Check:
     ok = found is not None and found.split("+")[0] == pin
     extra = f"[{EXTRAS[name]}]" if name in EXTRAS else ""
     fix = f"make setup (installs {name} {pin}), or pip install 'hybrid-verified-decoding{extra}'"
-    return Check(name, ok, found or "not installed", fix, blocks=found is None)
+    needed = EXTRAS.get(name) != "learner"
+    return Check(name, ok, found or "not installed", fix, blocks=found is None and needed)
 
 
 def vllm() -> Check:
@@ -121,8 +122,9 @@ def kafka() -> Check:
     """The broker the environment names, or the embedded one."""
     if not broker.is_external():
         found = _installed("noida-db")
-        fix = f"make setup, or set {broker.VARIABLE}"
-        return Check("broker", found is not None, f"embedded, noida-db {found or 'missing'}", fix)
+        fix = f"for hvd up and hvd demo: make setup, or set {broker.VARIABLE}"
+        told = f"embedded, noida-db {found or 'missing'}"
+        return Check("broker", found is not None, told, fix, blocks=False)
     try:
         settings = KafkaSettings.load()
     except SettingsError as error:
@@ -139,7 +141,9 @@ def registry() -> Check:
     """The registry the environment names, or the one the stack starts."""
     uri = os.environ.get(TRACKING_VARIABLE)
     if not uri:
-        return Check("registry", _installed("mlflow") is not None, "started with the stack")
+        fix = f"for hvd up, a learner and hvd policy: make setup, or set {TRACKING_VARIABLE}"
+        ok = _installed("mlflow") is not None
+        return Check("registry", ok, "started with the stack", fix, blocks=False)
     if not uri.startswith("http"):
         return Check("registry", True, redacted(uri))
     ok = responds(f"{uri.rstrip('/')}/health")
@@ -150,7 +154,8 @@ def model() -> Check:
     """The embedded model, expanded."""
     home = embedded.model_directory()
     ok = (home / "config.json").exists()
-    return Check("model", ok, str(home) if ok else "not expanded yet", "hvd model")
+    found = str(home) if ok else "not expanded yet"
+    return Check("model", ok, found, "for the embedded one: hvd model", blocks=False)
 
 
 def drafter() -> Check:

@@ -48,8 +48,8 @@ THAT_HANG: Final = {
 HEAD: Final = """\
 # Settings
 
-Every variable that a process of the service reads, made of the code. What has no row here is a named
-constant.
+Every variable that a process of the service reads, made of the code. What has no row here is a
+named constant.
 
 An unknown name with one of these prefixes, or a value out of its range, ends the process with one
 sentence. *Secret* values are in no message; files may hold them ([others](#others)).

@@ -1,4 +1,4 @@
-"""What the pages on telemetry and topics tell an analyst is what the wire carries; its code runs."""
+"""What the pages on telemetry and topics tell is what the wire carries; their code runs."""
 
 from __future__ import annotations
 

@@ -61,7 +61,10 @@ def anchors(text: str) -> set[str]:
 
 def table(columns: list[str], rows: list[list[str]]) -> str:
     """A Markdown table."""
-    head, *body = (f"|{'|'.join(f' {cell} ' if cell else ' ' for cell in line)}|\n" for line in [columns, *rows])
+    head, *body = (
+        f"|{'|'.join(f' {cell} ' if cell else ' ' for cell in line)}|\n"
+        for line in [columns, *rows]
+    )
     return "".join([head, f"|{'---|' * len(columns)}\n", *body])
 
 

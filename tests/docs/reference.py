@@ -91,7 +91,11 @@ def plain(text: str) -> str:
     """Help as a page has it."""
     for mark in MARKUP:
         text = text.replace(mark, "")
-    return "\n".join(line.strip() for line in text.strip().splitlines()).replace("|", "\\|").replace("<", "&lt;")
+    return (
+        "\n".join(line.strip() for line in text.strip().splitlines())
+        .replace("|", "\\|")
+        .replace("<", "&lt;")
+    )
 
 
 def metrics() -> str:

@@ -21,6 +21,7 @@ from learner.registry import Registry
 from pipelines import cli
 from tests.docs.pages import DATA, DOCS, PAGES, ROOT, Block, anchors, blocks, data, links, prose
 from tests.docs.reference import MADE
+from tests.packaging.declared import PROJECT
 
 REFERENCES = DOCS / "reference"
 WRITTEN = [page for page in PAGES if REFERENCES not in page.parents]
@@ -98,6 +99,12 @@ def test_every_command_and_option_is_there(page: Path) -> None:
         for word in words[taken:end]:
             if word.startswith("--"):
                 assert word.partition("=")[0] in known, " ".join(words)
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=named)
+def test_a_wheel_is_named_as_it_is_built(page: Path) -> None:
+    for version in re.findall(r"hybrid_verified_decoding-([\d.]+)-py3", TEXTS[page]):
+        assert version == PROJECT["version"]
 
 
 @pytest.mark.parametrize("page", WRITTEN, ids=named)

@@ -1,5 +1,5 @@
 """How often trials of a known effect are promoted, and after how many pairs; chance is drawn from a
-seed. ``python -m tests.learner.test_rollout_power`` prints the table of docs/learning.md."""
+seed. ``python -m tests.learner.test_rollout_power`` prints the table of docs/rollout.md."""
 
 from __future__ import annotations
 

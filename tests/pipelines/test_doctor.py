@@ -48,6 +48,18 @@ def test_a_missing_package_blocks_and_a_taken_port_is_a_note_only() -> None:
     assert all(not c.ok and not c.blocks for c in checks)
 
 
+def test_what_a_worker_in_a_vllm_of_ones_own_does_without_is_a_note(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "_installed", lambda name: None)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for variable in (broker.VARIABLE, doctor.TRACKING_VARIABLE):
+        monkeypatch.delenv(variable, raising=False)
+    checks = [doctor.package("mlflow", "1.0"), doctor.kafka(), doctor.registry(), doctor.model()]
+    assert all(not check.ok and not check.blocks and check.fix for check in checks)
+    assert doctor.package("torch", "1.0").blocks
+
+
 def test_a_named_service_that_does_not_answer_blocks_and_a_file_needs_no_server(
     monkeypatch,
 ) -> None:
