@@ -173,7 +173,10 @@ def model() -> None:
 
 
 for point in entry_points(group="hvd.commands"):  # the laboratory's
-    further = point.load()
+    try:
+        further = point.load()
+    except AttributeError:  # what is installed is of before this command went
+        continue
     if isinstance(further, typer.Typer):
         app.add_typer(further, name=point.name)
     else:

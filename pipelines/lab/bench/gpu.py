@@ -164,10 +164,9 @@ class Player:
     def _enter(self, slots: Sequence[Slot]) -> None:
         if self.router is None or not slots:
             return
-        for slot in slots:
-            r = slot.request
+        for name, r in ((slot.name, slot.request) for slot in slots):
             options = RequestOptions(1024, 1 << 20, session=r.session, workload=r.workload)
-            self.router.start(slot.name, r.prompt, options)
+            self.router.start(name, r.prompt, options)
         self.router.observe([Committed(slot.name, slot.text, 0) for slot in slots], 0)
 
     def step(self) -> None:
@@ -363,11 +362,10 @@ def run(o: argparse.Namespace, say: Callable[[str], None]) -> None:
     requests = [r for s in sessions for r in s]
     capacity = -(-max(len(r.prompt) + len(r.answer) for r in requests) // 128) * 128 + 128
     report: Report = {
-        "benchmark": "gpu", "device": said, "versions": versions, "notes": NOTES, "k": o.k,
-        "dtype": str(dtype),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"), "minutes": o.minutes,
-        "compiled_s": time.process_time(),  # until now: imports, and compiling the router's loops
-        "sessions": len(sessions), "requests": len(requests), "capacity": capacity,
+        "benchmark": "gpu", "device": said, "versions": versions, "notes": NOTES,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"), "dtype": str(dtype),
+        "minutes": o.minutes, "compiled_s": time.process_time(),  # imports, the router's loops
+        "sessions": len(sessions), "requests": len(requests), "capacity": capacity, "k": o.k,
         "sets": Counter(r.workload for r in requests), "shapes": {}, "cells": [], "errors": [],
     }  # fmt: skip
     o.deadline = began + 60 * o.minutes

@@ -62,7 +62,7 @@ def _line(name: str, text: str) -> str:
 def bench(home: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Result:
     """``hvd bench decode`` in this process, in the folder ``home``."""
     own = ["--prompts", "prompts", "--model", "model", "--drafter", "drafter",
-           "--policy", "policy.safetensors", "--max-tokens", "36"]  # fmt: skip
+           "--policy", "policy.safetensors", "--max-tokens", "24"]  # fmt: skip
     monkeypatch.chdir(home)
     return CliRunner().invoke(app, ["bench", "decode", *own, *arguments])
 

@@ -76,7 +76,7 @@ def test_asks_repeat_with_their_seed_and_hold_open_and_whole_prompts() -> None:
 VOCABULARY, HIDDEN, DRAFT = 40, 32, 24
 LAYERS = (1, 2, 3)
 SHAPE = HeadConfig(HIDDEN, 48, 4, 2, 16, VOCABULARY, DRAFT, 10_000.0, 1e-6, 128, LAYERS)
-SETTINGS = Settings(LAYERS, DRAFT, 2.5, 60, learning_rate=3e-3, heldout_every=4, heldout_at_most=4)
+SETTINGS = Settings(LAYERS, DRAFT, 1.25, 60, learning_rate=3e-3, heldout_every=4, heldout_at_most=4)
 
 
 def tiny_head(seed: int = 0) -> Eagle3Head:
