@@ -29,7 +29,7 @@ dd if=/dev/zero of="$0/filled" bs=4k count=2 2>/dev/null
 LOOPS = """
 import numpy as np
 from decoder import compiled
-from decoder.core import loops
+from decoder.policy import loops
 made = compiled.compiled()(lambda a, b: a + b)  # when it is called, as most are
 print("alive", made(1, 2))
 """
@@ -49,15 +49,18 @@ def test_a_full_disk_keeps_nothing_and_stops_nothing(tmp_path: Path) -> None:
 
 
 TAKEN = """
-from decoder.compiled import REAL, compiled
+from decoder.compiled import REAL, compilable, compiled
 PART = 2.0
+def plain(a):
+    return a / PART
+compilable(plain)
 @compiled((REAL,))
 def part(a):
     return a / PART
 """
 TAKING = """
 from decoder.compiled import REAL, compiled
-from taken import PART, part
+from taken import PART, part, plain
 @compiled((REAL,))
 def taking(a):
     return {}
@@ -65,7 +68,7 @@ print(taking(12.0), sum(taking.stats.cache_hits.values()))
 """
 
 
-@pytest.mark.parametrize("taken", ["part(a)", "a / PART"])
+@pytest.mark.parametrize("taken", ["part(a)", "plain(a)", "a / PART"])
 def test_what_is_kept_on_disk_follows_what_it_takes_from_another_file(
     taken: str, tmp_path: Path
 ) -> None:
