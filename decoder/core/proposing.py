@@ -20,7 +20,7 @@ from decoder.contracts.features import LOGGED, NUM_FEATURES, RECENT, TOKEN_CLASS
 from decoder.core import table as at
 from decoder.core.payoff.memory import KINDS, Payoffs, hashed, payoffs_of, recall
 from decoder.core.table import TABLE, Table, table_of
-from decoder.drafting.matches import BACK, draft
+from decoder.drafting.matches import BACK, draft, scratch_for
 from decoder.drafting.pages import PAGES, SHARED, pool_of
 
 _SHARES: Final = NUM_FEATURES - 2 * len(TOKEN_CLASSES)
@@ -169,7 +169,7 @@ def propose(
     features = np.empty((count, NUM_FEATURES), np.float32)
     found, keys = np.zeros((count, most), np.int32), np.empty((count, at.KEYS), np.int64)
     tokens, probs = np.empty((2, most), np.int32), np.empty((2, most), np.float32)
-    n, m = 0, 0
+    n, m, scratch = 0, 0, scratch_for(most)
     for place in range(count):
         slot = slots[place]
         room = room_of(table, slot, longest) if slot >= 0 else 0
@@ -187,11 +187,11 @@ def propose(
         limit, shared = min(room, most), pool.indexes[own, SHARED]
         if pool.indexes[own, PAGES] > 0:
             mine, match, score, _ = draft(
-                pool, own, context, limit, depth, limits, tokens[0], probs[0]
+                pool, own, context, limit, depth, limits, tokens[0], probs[0], scratch
             )
         if shared > 0 and pool.indexes[shared, PAGES] > 0:
             theirs, their_match, their_score, _ = draft(
-                pool, shared, context, limit, depth, limits, tokens[1], probs[1]
+                pool, shared, context, limit, depth, limits, tokens[1], probs[1], scratch
             )
         if mine == 0 and theirs == 0:
             continue

@@ -225,6 +225,12 @@ def below(match: int, lens: NDArray[np.int32], count: int, least: int) -> int:
 
 
 @compiled()
+def scratch_for(most: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """What :func:`draft` overwrites while it looks for drafts of at most ``most`` tokens."""
+    return np.empty((5, max(MOST, most)), np.int32), np.empty(most, np.float32)
+
+
+@compiled()
 def draft(
     pool: Pool,
     index: int,
@@ -234,17 +240,21 @@ def draft(
     limits: tuple[float, float, float],
     tokens: NDArray[np.int32],
     probs: NDArray[np.float32],
+    scratch: tuple[NDArray[np.int32], NDArray[np.float32]],
 ) -> tuple[int, int, float, int]:
     """The continuation with the highest score, of those behind each match length.
+
+    Args:
+        scratch: of :func:`scratch_for` drafts of ``most`` tokens.
 
     Returns:
         tokens drafted into ``tokens`` and ``probs``, the match they stand behind, their score, and
         tokens looked at.
     """
     factor, offset, least = limits
-    found, lens = np.empty(MOST, np.int32), np.empty(MOST, np.int32)
-    slots, votes = np.empty(MOST, np.int32), np.empty(MOST, np.int32)
-    tried, chances = np.empty(most, np.int32), np.empty(most, np.float32)
+    ids, chances = scratch
+    found, lens, slots, votes = ids[0], ids[1], ids[2], ids[3]
+    tried = ids[4]
     best, drafted, behind, work = 0.0, 0, 0, 0
     longest = min(len(context), BACK, depth)
     for order in range(len(ORDERS) - 1, -1, -1):
@@ -311,7 +321,7 @@ def look_up(
     Returns:
         Tokens looked at.
     """
-    work = 0
+    work, scratch = 0, scratch_for(tokens.shape[2])
     for row in range(len(lengths)):
         context = contexts[row, : lengths[row]]
         for k in range(indexes.shape[1]):
@@ -320,7 +330,7 @@ def look_up(
                 most = min(rooms[row], tokens.shape[2])
                 length, match, score, looked = draft(
                     pool, indexes[row, k], context, most, depth, limits, tokens[row, k],
-                    probs[row, k],
+                    probs[row, k], scratch,
                 )  # fmt: skip
                 sizes[row, k, 0], sizes[row, k, 1], scores[row, k] = length, match, score
                 work += looked
