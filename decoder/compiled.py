@@ -50,15 +50,12 @@ REALS_3: Final = _of.types.UniTuple(_of.float64, 3)
 YES: Final = _of.boolean
 IDS: Final = _of.int32[::1]
 IDS_2: Final = _of.int32[:, ::1]
-IDS_3: Final = _of.int32[:, :, ::1]
-FLOATS_3: Final = _of.float32[:, :, ::1]
 WHOLES_2: Final = _of.int64[:, ::1]
-WHOLES_3: Final = _of.int64[:, :, ::1]
 REALS_2: Final = _of.float64[:, ::1]
 SMALLS: Final = _of.int8[::1]
 BYTES: Final = _of.types.Array(_of.uint8, 1, "C", readonly=True)
 BYTES_2: Final = _of.uint8[:, ::1]
-YESES: Final = _of.boolean[::1]
+SCRATCH: Final = _of.types.Tuple((IDS_2, FLOATS))
 """Types of arguments: arrays are contiguous; a ``FIXED`` one is only read."""
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from decoder.drafting.matches import BACK, FULL, MOST, WORK, look_up
+from decoder.drafting.matches import BACK, FULL, MOST, WORK, draft, scratch_for
 from decoder.drafting.pages import (
     CLOCK,
     CLOSED,
@@ -66,23 +66,17 @@ class Texts:
         limits: tuple[float, float, float] = (4.0, 0.0, 0.1),
     ) -> tuple[list[tuple[list[int], list[float], int, float]], int]:
         """Of each context and index tokens, probabilities, match and score; and the work."""
-        n, k = len(contexts), len(indexes)
-        seen, lengths = np.zeros((n, BACK), np.int32), np.zeros(n, np.int64)
-        for row, context in enumerate(contexts):
-            lengths[row] = len(last := context[-BACK:])
-            seen[row, : len(last)] = last
-        tokens, probs = np.zeros((n, k, 64), np.int32), np.zeros((n, k, 64), np.float32)
-        sizes, scores = np.zeros((n, k, 2), np.int64), np.zeros((n, k))
-        work = look_up(
-            self.pool, np.array([indexes] * n) + 1, seen, lengths, np.full(n, most), DEPTH, limits,
-            tokens, probs, sizes, scores,
-        )  # fmt: skip
-        return [
-            (tokens[i, j, :size].tolist(), probs[i, j, :size].tolist(), match, scores[i, j])
-            for i in range(n)
-            for j in range(k)
-            for size, match in [sizes[i, j].tolist()]
-        ], work
+        found, work = list[tuple[list[int], list[float], int, float]](), 0
+        for context in contexts:
+            for index in indexes:
+                tokens, probs = np.zeros(64, np.int32), np.zeros(64, np.float32)
+                size, match, score, looked = draft(
+                    self.pool, index + 1, np.array(context[-BACK:], np.int32), most, DEPTH, limits,
+                    tokens, probs, scratch_for(64),
+                )  # fmt: skip
+                found.append((tokens[:size].tolist(), probs[:size].tolist(), match, score))
+                work += looked
+        return found, work
 
     def naive(
         self, context: list[int], index: int, most: int, limits: tuple[float, float, float]
