@@ -42,7 +42,17 @@ from decoder.core.payoff.memory import Memories
 from decoder.core.payoff.model_arm import START, ModelArm
 from decoder.core.rate import LiveRate
 from decoder.core.requests import Committed, Decision, Decisions, Outcomes, RequestOptions
-from decoder.core.table import ENDED, INDEX, MEMORY, OPEN, STOPPED, UNSETTLED, RequestTable
+from decoder.core.table import (
+    DRAFTED_AT,
+    ENDED,
+    INDEX,
+    LENGTH,
+    MEMORY,
+    OPEN,
+    STOPPED,
+    UNSETTLED,
+    RequestTable,
+)
 from decoder.core.underway import Underway
 from decoder.drafting.drafts import STOCK, Limits, Tokens
 from decoder.drafting.pages import new_pool
@@ -423,7 +433,12 @@ class DraftRouter:
             return arms
         if serves:
             arms = relieved(arms, self.floor, owners, unable)
-        arms = self._probing.at_the_drafter(arms, self.table.arrays.requests, slots, unable)
+
+        def behind() -> NDArray[np.int64]:
+            theirs: NDArray[np.int64] = self.table.arrays.requests[slots]
+            return theirs[:, LENGTH] - theirs[:, DRAFTED_AT]
+
+        arms = self._probing.at_the_drafter(arms, behind, unable)
         return self._probing.at_nothing(arms, self.costs, self._last)
 
     def _wanted(

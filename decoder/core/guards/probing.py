@@ -3,13 +3,14 @@ from which every other is priced."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
 from decoder.core.costs import LiveCosts
 from decoder.core.guards.floor import DOUBT, PLAIN_EVERY, PROBE_EVERY, Floor
 from decoder.core.payoff.model_arm import ModelArm
-from decoder.core.table import DRAFTED_AT, LENGTH
 from decoder.policy.rule import CACHE, MODEL, NONE, Arms
 
 Who = NDArray[np.int64]
@@ -41,12 +42,12 @@ class Probing:
         self._since_plain = 0  # steps since one that verified nothing
 
     def at_the_drafter(
-        self, arms: Arms, requests: NDArray[np.int64], slots: Who, unable: Who
+        self, arms: Arms, behind: Callable[[], NDArray[np.int64]], unable: Who
     ) -> Arms:
         """The same with a model draft where the drafter has least to read before it can draft.
 
         Args:
-            requests: of the table; ``slots`` [n] of it are those of ``arms``.
+            behind: gives int64 [n], tokens of each that the drafter has not drafted from.
         """
         if not self._has_model:
             return arms
@@ -57,8 +58,8 @@ class Probing:
         if not asks and min(self._model_arm.unseen, self._since_asked) > PROBE_EVERY:
             able = np.delete(np.arange(len(arms)), unable)
             if len(able):
-                theirs, arms = requests[slots[able]], arms.copy()
-                arms[able[(theirs[:, LENGTH] - theirs[:, DRAFTED_AT]).argmin()]] = MODEL
+                arms = arms.copy()
+                arms[able[behind()[able].argmin()]] = MODEL
                 self.taken += 1
                 asks = True
         if asks:
