@@ -12,10 +12,9 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.contracts.bundle import BUCKETS, MAX_DRAFT, Kind
+from decoder.contracts.bundle import BUCKET_OF, BUCKETS, MAX_DRAFT, Kind
 from decoder.contracts.features import FloatArray
 from decoder.policy.rule import MODEL
-from decoder.policy.survival import BUCKET_OF
 from learner.rows import Rows
 
 Floats = NDArray[np.float64]

@@ -33,6 +33,8 @@ PROBES: Final = 16
 BUCKETS: Final = len(BUCKET_ENDS) + 1
 MAX_DRAFT: Final = 512
 """Longest cache draft that can be configured."""
+BUCKET_OF: Final = np.searchsorted(np.array(BUCKET_ENDS), np.arange(1, MAX_DRAFT + 1))
+"""Bucket of draft position ``j`` at index ``j - 1``: int64 [MAX_DRAFT]."""
 
 CHAMPION: Final = "champion"
 TRIAL: Final = "trial"

@@ -2,7 +2,7 @@
 
 The ``survival`` kind spends the verification budget of the step where it buys most, lets the model
 drafter make as many tokens as pay, and runs it only if that pays for the whole batch. What a choice
-costs and brings is ``policy.pricing``, by its compiled twin in ``loops``.
+costs and brings is ``policy.pricing``.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.contracts.bundle import Policy
+from decoder.contracts.bundle import BUCKET_OF, Policy
 from decoder.contracts.features import FEATURES, FloatArray
-from decoder.core.loops import by_survival, yields_of_places
-from decoder.policy.estimate import estimate
+from decoder.policy.estimate import Estimate, decide_each, estimate
+from decoder.policy.loops import by_survival, yields_of_places
 from decoder.policy.pricing import CostTable
-from decoder.policy.rule import CACHE, MODEL, NONE, Arms, Lengths
-from decoder.policy.survival import BUCKET_OF
+from decoder.policy.rule import CACHE, MODEL, NONE, Arms, Lengths, Situation
 
 _EVEN: Final = np.zeros(16)
 _NOBODY: Final = np.zeros(0, np.int64)
@@ -39,6 +38,15 @@ class Chosen(NamedTuple):
     model: FloatArray
     model_len: int
     worth: float = np.inf
+
+    def typed(self) -> Chosen:
+        """The same of the types that the compiled step takes."""
+        return self._replace(
+            arms=np.ascontiguousarray(self.arms, np.int8),
+            lengths=np.ascontiguousarray(self.lengths, np.int32),
+            expected=np.ascontiguousarray(self.expected, np.float32),
+            model=np.ascontiguousarray(self.model, np.float32),
+        )
 
 
 def choose(
@@ -74,7 +82,7 @@ def choose(
     """
     room = room_of(most)
     if policy.kind != "survival":
-        chosen = _threshold(policy, features, owners, n, model_len, odds, unread)
+        chosen = _threshold(policy, features, owners, n, costs, model_len, odds, unread)
         if most is not None:
             _fit(chosen.arms, chosen.lengths, room)
         return chosen
@@ -82,8 +90,7 @@ def choose(
     weights, widths = policy.flat
     found = by_survival(
         features, weights, widths, owners, _DRAFT_LEN, BUCKET_OF, n, rows, beside, longest,
-        shorter, room, odds, rate, costs.dense,
-        (costs.draft_us, costs.draft_token_us, costs.draft_row_us), unread,
+        shorter, room, odds, rate, costs.dense, costs.prices, unread,
     )  # fmt: skip
     arms, lengths, expected, model, k, worth = found
     return Chosen(arms, lengths, expected, model, k or model_len, worth)
@@ -109,6 +116,7 @@ def _threshold(
     features: FloatArray,
     owners: NDArray[np.int64],
     n: int,
+    costs: CostTable,
     model_len: int,
     odds: NDArray[np.float64],
     unread: NDArray[np.int64],
@@ -119,12 +127,11 @@ def _threshold(
     expected[owners], lengths[owners] = found.expected, found.lengths
     model = np.full(n, yields_of_places(odds, k)[-1] if k else 0.0, np.float32)
     model[unread] = 0.0
-    taken = (lengths > 0) & (expected >= policy.threshold)
-    arms = np.where(taken, CACHE, MODEL if k else NONE).astype(np.int8)
-    wanted = np.where(taken, lengths, k).astype(np.int32)
-    without = unread[arms[unread] == MODEL]
-    arms[without], wanted[without] = NONE, 0
-    return Chosen(arms, wanted, expected, model, model_len)
+    every = Estimate(expected, lengths)
+    wanted = decide_each(policy, every, model, Situation(costs, model_len), unread, 0.0)
+    without = unread[wanted.arms[unread] == MODEL]
+    wanted.arms[without], wanted.lengths[without] = NONE, 0
+    return Chosen(wanted.arms, wanted.lengths, expected, model, model_len)
 
 
 _DRAFT_LEN: Final = FEATURES.index("draft_len")

@@ -90,8 +90,14 @@ class LiveCosts:
         self._spread = _covariance(PACE, DEVIATION, DRAFTING)
         beyond = np.maximum(np.log2(GRID) - np.log2(self._measured), 0.0)
         self._spread[:-1, :-1] += BEYOND**2 * np.minimum(beyond[:, None], beyond[None, :])
-        if live and not self._unit:
-            self.table = self._corrected()
+        self._sizes = 0, np.zeros(0, np.int64), np.zeros(0), np.zeros(0)
+        if live:
+            # numba must not be there before vLLM's worker begins (decoder.engines.vllm.plugin)
+            from decoder.core.filtering import correct
+
+            self._correct = correct
+            if not self._unit:
+                self.table = self._corrected()
 
     def observe(self, tokens: int, rows: int, drafted: int, us: float) -> None:
         """Take in a step of decoding alone (no prompt in it). Mutates, may replace ``table``.
@@ -106,19 +112,12 @@ class LiveCosts:
             return
         if self._unit:
             self._set_unit(us / self._prior.time(tokens))
-        expected, slope = self._foreseen(tokens, rows, drafted)
-        self._spread += _DRIFT
-        told = self._spread @ slope
+        expected, below, slope = self._foreseen(tokens, rows, drafted)
         surprise = log(us / expected)
         noise = NOISE * max(abs(surprise) / (BELIEVED * NOISE), 1.0)
-        variance = float(slope @ told) + noise**2
-        self._state += told * (surprise / variance)
-        least = float(self._state[:-1] @ slope[:-1]) / float(slope[:-1].sum()) + _LEAST
-        self._state[-1] = max(self._state[-1], least)
-        self._spread -= told[:, None] * (told / variance)
-
+        self._correct(self._state, self._spread, _DRIFT, below, slope, surprise, noise, _LEAST)
         self.steps += 1
-        self._here = int(np.argmax(slope[:-1]))
+        self._here = below + (slope[1] > slope[0])
         further = tokens > self._measured
         self._measured = max(self._measured, min(tokens, MAX_TOKENS))
         if further or self.steps < REFRESH or self.steps % REFRESH == 0:
@@ -137,25 +136,33 @@ class LiveCosts:
         """Standard deviation of the time of such a step over that of one that verifies nothing."""
         if not self._live:
             return 0.0
-        slope = self._foreseen(tokens, rows, drafted)[1] - self._foreseen(rows, rows, 0)[1]
-        return sqrt(max(float(slope @ self._spread @ slope), 0.0))
+        apart = np.zeros(len(self._state))
+        for step, sign in (((tokens, rows, drafted), 1.0), ((rows, rows, 0), -1.0)):
+            _, below, (first, second, last) = self._foreseen(*step)
+            apart[below] += sign * first
+            apart[below + 1] += sign * second
+            apart[-1] += sign * last
+        return sqrt(max(float(apart @ self._spread @ apart), 0.0))
 
-    def _foreseen(self, tokens: int, rows: int, drafted: int) -> tuple[float, Floats]:
-        """Time of a step, and what each part of the state changes of its logarithm."""
+    def _foreseen(
+        self, tokens: int, rows: int, drafted: int
+    ) -> tuple[float, int, tuple[float, float, float]]:
+        """Time of a step, and what its logarithm changes with the deviations of two sizes, of which
+        the first is at that place, and of drafting."""
         tokens = self._prior.padded(tokens)
         size = _PLACES[min(tokens, GRID[-1]) - 1]
         below = min(int(size), len(GRID) - 2)
         above = size - below
-        deviation = (1.0 - above) * self._state[below] + above * self._state[below + 1]
+        state = self._state
+        deviation = (1.0 - above) * float(state[below]) + above * float(state[below + 1])
         verifying = self._prior.time(tokens) * exp(deviation)
-        drafting = self._prior.drafting(drafted, rows) * exp(self._state[-1])
+        drafting = self._prior.drafting(drafted, rows) * exp(state[-1])
         share = verifying / (verifying + drafting)
-        slope = np.zeros(len(self._state))
-        slope[below], slope[below + 1], slope[-1] = (1 - above) * share, above * share, 1 - share
-        return verifying + drafting, slope
+        slope = (1.0 - above) * share, above * share, 1.0 - share
+        return verifying + drafting, below, slope
 
     def _set_unit(self, us: float) -> None:
-        prior, self._unit = self._prior, False
+        prior, self._unit, self._sizes = self._prior, False, (0, *self._sizes[1:])
         self._prior = replace(
             prior,
             verify_us=tuple(us * time for time in prior.verify_us),
@@ -163,17 +170,22 @@ class LiveCosts:
         )
 
     def _corrected(self) -> CostTable:
-        prior, tried, here = self._prior, 2 * self._measured, self._here
-        sizes = sorted({min(prior.padded(n), tried) for n in (*GRID, *prior.tokens)} | {1})
-        grid = np.array(sizes)
+        prior, here = self._prior, self._here
+        if self._sizes[0] != 2 * self._measured:
+            tried = 2 * self._measured
+            found = {min(prior.padded(n), tried) for n in (*GRID, *prior.tokens)} | {1}
+            grid = np.array(sorted(found))
+            places = np.array(_PLACES)[np.minimum(grid, GRID[-1]) - 1]
+            self._sizes = tried, grid, places, prior.verifying(grid)
+        _, grid, places, plain = self._sizes
         spread = self._spread[:-1, :-1]
         apart = np.diag(spread) + spread[here, here] - 2.0 * spread[here]
         hoped = self._state[:-1] - HOPE * np.sqrt(np.maximum(apart, 0.0))
-        places = [_PLACES[min(n, GRID[-1]) - 1] for n in sizes]
-        verify = prior.verifying(grid) * np.exp(np.interp(places, np.arange(len(GRID)), hoped))
+        verify = plain * np.exp(np.interp(places, _EACH, hoped))
         least = prior.time(GRID[here]) * exp(self._state[here])
         behind = grid > max(GRID[here], FEW)
         times = np.where(behind, np.maximum(verify, least), verify).tolist()
+        sizes = grid.tolist()
         if sizes[-1] < MAX_TOKENS:
             times.append(max(times) * MAX_TOKENS / sizes[-1])
             sizes.append(MAX_TOKENS)
@@ -203,5 +215,6 @@ _LOG_GRID: Final = np.log(GRID)
 _PLACES: Final = np.interp(
     np.log(np.arange(1, GRID[-1] + 1)), _LOG_GRID, np.arange(len(GRID))
 ).tolist()
+_EACH: Final = np.arange(len(GRID))
 _DRIFT: Final = _covariance(WANDERS, CHANGES, CHANGES)
 _LEAST: Final = float(np.log(LEAST_DRAFTING))

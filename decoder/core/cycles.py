@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,7 @@ from decoder.compiled import (
     BYTES_2,
     FIXED,
     FLOATS,
+    HANDLE,
     IDS,
     IDS_2,
     MATRIX,
@@ -27,7 +28,7 @@ from decoder.compiled import (
 from decoder.contracts.features import FEATURES
 from decoder.core import table as at
 from decoder.core.guards.floor import add, outcomes_of
-from decoder.core.table import TABLE, Table
+from decoder.core.table import TABLE, Table, table_of
 from decoder.policy.rule import CACHE, MODEL, NONE
 from decoder.telemetry.ring import FULL, HEAD, NAMES, OWN, STEP, UNREADABLE
 
@@ -54,6 +55,13 @@ def give_back(table: Table, cycle: int) -> None:
     """Nobody knows a cycle any more. Mutates."""
     table.free[table.counts[at.FREE]] = cycle
     table.counts[at.FREE] += 1
+
+
+@compiled()
+def take_free(table: Table) -> int:
+    """A cycle of nobody's, of which there is one. Mutates."""
+    table.counts[at.FREE] -= 1
+    return int(table.free[table.counts[at.FREE]])
 
 
 @compiled((TABLE, WHOLE, WHOLE))
@@ -83,11 +91,11 @@ def took(table: Table, slot: int, cache: bool) -> None:
 
 
 @compiled((
-    TABLE, WHOLES, WHOLES, WHOLES, WHOLES, MATRIX, IDS_2, WHOLES_2, SMALLS, SMALLS, IDS, FLOATS,
+    HANDLE, WHOLES, WHOLES, WHOLES, WHOLES, MATRIX, IDS_2, WHOLES_2, SMALLS, SMALLS, IDS, FLOATS,
     FLOATS, WHOLE, WHOLE, YES, WHOLE, YES, BYTES, IDS_2,
 ))  # fmt: skip
 def begin(
-    table: Table,
+    requests: Any,
     slots: NDArray[np.int64],
     places: NDArray[np.int64],
     rooms: NDArray[np.int64],
@@ -111,6 +119,7 @@ def begin(
     """Open a cycle of each request that may have a draft. Mutates.
 
     Args:
+        requests: the handle of the table.
         slots: of all requests of the step; ``places`` to ``keys`` as :func:`propose` gives them.
         arms: int8 [n] in force; ``wanted`` and ``lengths`` [n] are the policy's.
         model_len: tokens of a model draft; of ``left`` that the step has room for.
@@ -119,6 +128,7 @@ def begin(
         step: bytes of what the cycles of the step share.
         decided: [slots, 4], filled: arm, tokens, room, and which of ``tokens``; -1 for none.
     """
+    table = table_of(requests)
     all_wanted, drafting, models = lengths.sum(), (wanted == MODEL).sum(), (arms == MODEL).sum()
     all_cached, found = int(features[:, _DRAFT_LEN].sum()), 0
     for row in range(len(places)):
@@ -127,8 +137,7 @@ def begin(
         before = request[at.CYCLE]
         if before >= 0 and table.rows[before]["draft_len"] == 0:
             give_back(table, before)
-        table.counts[at.FREE] -= 1
-        cycle = table.free[table.counts[at.FREE]]
+        cycle = take_free(table)
         raw, event, facts = table.raw[cycle], table.rows[cycle], table.cycles[cycle]
         raw[_STEP_AT:_NAMES_AT] = step
         raw[_NAMES_AT:_FEATURES_AT] = table.names[slot]
@@ -155,14 +164,14 @@ def begin(
                 table.keys[cycle] = keys[found]
                 table.open[slot, request[at.OPEN]] = cycle
                 request[at.OPEN] += 1
+                table.counts[at.DEEPEST] = max(table.counts[at.DEEPEST], request[at.OPEN])
                 decided[places[row], 3] = found
             found += 1
         event["draft_len"] = length
         request[at.CYCLE] = cycle
         request[at.CYCLES] += 1
         took(table, slot, arm == CACHE)
-        most = left if whole else min(lengths[row], left)
-        drafted = 0
+        most, drafted = left if whole else min(lengths[row], left), 0
         if arm == CACHE:
             drafted = max(min(length, most), 0)
         elif arm == MODEL:
@@ -175,12 +184,13 @@ def begin(
         decision[2] = drafted if arm == MODEL else rooms[row]
 
 
-@compiled((TABLE, WHOLES, WHOLES))
-def drafted(table: Table, slots: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
+@compiled((HANDLE, WHOLES, WHOLES))
+def drafted(requests: Any, slots: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
     """Take in how many draft tokens each request really has. Mutates.
 
     One made before waits for its request to be scheduled again.
     """
+    table = table_of(requests)
     for i in range(len(slots)):
         if slots[i] < 0:
             continue
@@ -198,10 +208,10 @@ def drafted(table: Table, slots: NDArray[np.int64], lengths: NDArray[np.int64]) 
 
 
 @compiled((
-    TABLE, REALS, REALS, WHOLES, YES, FIXED, REALS_3, BYTES_2, WHOLES, WHOLE, WHOLES,
+    HANDLE, REALS, REALS, WHOLES, YES, FIXED, REALS_3, BYTES_2, WHOLES, WHOLE, WHOLES,
 ))  # fmt: skip
 def settle(
-    table: Table,
+    requests: Any,
     needed: NDArray[np.float64],
     ahead: NDArray[np.float64],
     floor: NDArray[np.int64],
@@ -217,6 +227,7 @@ def settle(
     events written, which is the caller's to publish.
 
     Args:
+        requests: the handle of the table.
         needed, ahead, floor: of the floor, that ``weighs`` if there is one.
         dense, drafting: of the cost table in force.
         ring: bytes [size, width] of the events' rows; of size 0 where they are kept nowhere.
@@ -226,6 +237,7 @@ def settle(
     Returns:
         rows written since the ring was made.
     """
+    table = table_of(requests)
     head, outcomes = control[HEAD], np.empty((len(needed), 2))
     for i in range(table.counts[at.UNSETTLED]):
         cycle = table.unsettled[i]

@@ -13,11 +13,12 @@ from decoder.contracts.events import COLUMNS, LIMITS, VEILED, DraftEvent, LabelK
 from decoder.core.requests import RequestOptions
 from decoder.core.table import raw_of
 from decoder.policy.rule import ARMS
-from decoder.telemetry.ring import HEAD, NAMES, ROW, SETTLED, STEP, Ring, packed
+from decoder.telemetry.ring import HEAD, NAMES, ROW, SETTLED, STEP, Ring, packed, packer
 
 LABELS: Final[tuple[LabelKind, ...]] = ("", "verified", "hindsight")
 _TELLABLE: Final = LIMITS["parameter"]
 """A threshold beyond it, which a policy may have, means as much: all or nothing."""
+_STEP: Final = packer(STEP)
 KEPT: Final = 4096
 """Rows of a log between two settlements, at most."""
 
@@ -61,18 +62,16 @@ class Sink:
         draft_us: float,
     ) -> NDArray[np.uint8]:
         """The bytes of what the events of a step share; ``wall`` is in seconds since the epoch."""
-        told = {
-            "time": wall, "draft_us": draft_us, "step_us": 0.0, "batch_size": batch,
-            "parameter": min(max(parameter, _TELLABLE[0]), _TELLABLE[1]), "step_tokens": 0,
-            "policy_version": policy.version, "publication": policy.publication,
-        }  # fmt: skip
+        words = 0, -1, 0
         try:
-            told["side"], told["role"] = self.word(side), self.word(policy.role)
-            told["parameter_name"] = self.word(policy.parameter_name)
+            words = self.word(policy.role), self.word(side), self.word(policy.parameter_name)
         except ValueError:
             self._complaints.exception("no events can be made of a step")
-            told["side"], told["role"], told["parameter_name"] = -1, 0, 0
-        return np.frombuffer(packed(STEP, told), np.uint8)
+        parameter = min(max(parameter, _TELLABLE[0]), _TELLABLE[1])
+        told = _STEP.pack(
+            wall, parameter, draft_us, 0.0, policy.publication, policy.version, batch, 0, *words
+        )
+        return np.frombuffer(told, np.uint8)
 
     def written(self) -> None:
         """What was settled is in the ring."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from decoder.compiled import (
+    HANDLE,
     MATRIX,
     REALS_3,
     WHOLE,
@@ -17,10 +18,10 @@ from decoder.compiled import (
 )
 from decoder.contracts.features import LOGGED, NUM_FEATURES, RECENT, TOKEN_CLASSES
 from decoder.core import table as at
-from decoder.core.payoff.memory import KINDS, PAYOFFS, Payoffs, hashed, recall
-from decoder.core.table import TABLE, Table
-from decoder.drafting.matches import BACK, draft
-from decoder.drafting.pages import PAGES, POOL, SHARED, Pool
+from decoder.core.payoff.memory import KINDS, Payoffs, hashed, payoffs_of, recall
+from decoder.core.table import TABLE, Table, table_of
+from decoder.drafting.matches import BACK, draft, scratch_for
+from decoder.drafting.pages import PAGES, SHARED, pool_of
 
 _SHARES: Final = NUM_FEATURES - 2 * len(TOKEN_CLASSES)
 _RECALLED: Final = _SHARES - 3 * KINDS
@@ -124,12 +125,12 @@ def keys_of(
 
 
 @compiled((
-    TABLE, POOL, PAYOFFS, WHOLES, WHOLE, YES, WHOLE, WHOLE, REALS_3, MATRIX,
+    HANDLE, HANDLE, HANDLE, WHOLES, WHOLE, YES, WHOLE, WHOLE, REALS_3, MATRIX,
 ))  # fmt: skip
 def propose(
-    table: Table,
-    pool: Pool,
-    payoffs: Payoffs,
+    requests: Any,
+    text: Any,
+    memories: Any,
     slots: NDArray[np.int64],
     longest: int,
     shown: bool,
@@ -148,6 +149,7 @@ def propose(
     """Look up the cache drafts of those that may have a draft, and describe them.
 
     Args:
+        requests, text, memories: handles of table, pool and payoffs.
         slots: of the step's requests, -1 for one that is not followed.
         longest: tokens of a draft at most.
         shown: whether cache drafts are looked up.
@@ -159,6 +161,7 @@ def propose(
         with a cache draft their places among these, the features [m, features], the tokens [m,
         most], and the keys of the memory [m, at.KEYS].
     """
+    table, pool, payoffs = table_of(requests), pool_of(text), payoffs_of(memories)
     count = len(slots)
     places, rooms, owners = (
         np.empty(count, np.int64), np.empty(count, np.int64), np.empty(count, np.int64)
@@ -166,7 +169,7 @@ def propose(
     features = np.empty((count, NUM_FEATURES), np.float32)
     found, keys = np.zeros((count, most), np.int32), np.empty((count, at.KEYS), np.int64)
     tokens, probs = np.empty((2, most), np.int32), np.empty((2, most), np.float32)
-    n, m = 0, 0
+    n, m, scratch = 0, 0, scratch_for(most)
     for place in range(count):
         slot = slots[place]
         room = room_of(table, slot, longest) if slot >= 0 else 0
@@ -184,11 +187,11 @@ def propose(
         limit, shared = min(room, most), pool.indexes[own, SHARED]
         if pool.indexes[own, PAGES] > 0:
             mine, match, score, _ = draft(
-                pool, own, context, limit, depth, limits, tokens[0], probs[0]
+                pool, own, context, limit, depth, limits, tokens[0], probs[0], scratch
             )
         if shared > 0 and pool.indexes[shared, PAGES] > 0:
             theirs, their_match, their_score, _ = draft(
-                pool, shared, context, limit, depth, limits, tokens[1], probs[1]
+                pool, shared, context, limit, depth, limits, tokens[1], probs[1], scratch
             )
         if mine == 0 and theirs == 0:
             continue

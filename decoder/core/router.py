@@ -21,11 +21,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from decoder.compiled import Handle
 from decoder.complaints import Complaints
 from decoder.contracts.bundle import CHAMPION, FIRST, MAX_DRAFT, Policy
 from decoder.contracts.features import FloatArray
@@ -41,10 +42,20 @@ from decoder.core.payoff.memory import Memories
 from decoder.core.payoff.model_arm import START, ModelArm
 from decoder.core.rate import LiveRate
 from decoder.core.requests import Committed, Decision, Decisions, Outcomes, RequestOptions
-from decoder.core.table import DRAFTED_AT, ENDED, INDEX, LENGTH, MEMORY, OPEN, STOPPED, RequestTable
+from decoder.core.table import (
+    DRAFTED_AT,
+    ENDED,
+    INDEX,
+    LENGTH,
+    MEMORY,
+    OPEN,
+    STOPPED,
+    UNSETTLED,
+    RequestTable,
+)
 from decoder.core.underway import Underway
 from decoder.drafting.drafts import STOCK, Limits, Tokens
-from decoder.drafting.pages import Pool, new_pool
+from decoder.drafting.pages import new_pool
 from decoder.drafting.suffix import SuffixCache
 from decoder.policy.pricing import MAX_TOKENS, gain_of, plain_steps
 from decoder.policy.rule import MODEL, Arms
@@ -111,6 +122,7 @@ class DraftRouter:
         self.table = RequestTable(most)
         self.counters = Counters(self.table.arrays.counts)
         self.memories = Memories(cache.memory_bytes if cache is not None else 0)
+        self._text, self._paid = Handle(), Handle()
         self._probing = Probing(self.model_arm, self._model_len > 0)
         self._longest = longest
         self.underway = Underway()
@@ -180,25 +192,20 @@ class DraftRouter:
             self.counters.exposed_us.append(ran.exposed_us)
         self._settle()
         self._last = max(step_tokens, 1), ran.drafted
-        rows = len(outcomes.names)
-        verified = int(outcomes.verified.sum())
+        rows, known = len(outcomes.names), self.counters.tokens
+        slots = self.table.of(outcomes.names)
+        groups = self._groups(slots) if ran.side is not None else {}
+        made, sums = self._take(outcomes, slots.copy(), step_tokens, step_us)
+        closed, brought, closed_verified, verified = sums
         decoding_alone = step_tokens == rows + verified
         if usual and decoding_alone and ran.decided:
             self.costs.observe(step_tokens, rows, ran.drafted, step_us)
-        known = self.counters.tokens
-        slots = self.table.of(outcomes.names)
-        groups = self._groups(slots) if ran.side is not None else {}
-        made = self._take(outcomes, slots.copy(), step_tokens, step_us)
-        closed = made[:, 1] > 0
-        count = int(closed.sum())
-        if serves and count and step_tokens:
-            self._reckon(
-                int(made[closed, 0].sum()) - count, int(outcomes.verified[closed].sum()), ran,
-                rows, max(step_tokens - rows - verified, 0),
-            )  # fmt: skip
+        if serves and closed and step_tokens:
+            beside = max(step_tokens - rows - verified, 0)
+            self._reckon(brought - closed, closed_verified, ran, rows, beside)
         now = self.underway.spent(began)
         if ran.decided and rows and self.turns is not None and self.turns.dealing:
-            told = {name: [int(made[at, 0].sum()), len(at)] for name, at in groups.items()}
+            told = {name: [int(made[at].sum()), len(at)] for name, at in groups.items()}
             self.turns.book(
                 ran.side,
                 ran.came_to(
@@ -237,17 +244,18 @@ class DraftRouter:
         slots: NDArray[np.int64],
         step_tokens: int,
         step_us: float,
-    ) -> NDArray[np.int64]:
-        """Take in what a step committed: int64 [n, 2], tokens of each, and whether they closed a
-        cycle. Mutates ``slots``."""
+    ) -> tuple[NDArray[np.int64], list[int]]:
+        """Take in what a step committed: tokens [n] of each, and the sums of :func:`taking.take`.
+        Mutates ``slots``."""
         names, tokens, ends, verified, lengths = outcomes
-        done, made = np.zeros(len(names), np.int64), np.zeros((len(names), 2), np.int64)
+        done, made = np.zeros((2, len(names)), np.int64)
+        sums = np.zeros(taking.BEGAN + 1, np.int64)
         at, why = 0, -1
         while why != taking.DONE:
             table = self.table.arrays
             at, why = taking.take(
-                table, self._pool, self.memories.payoffs, self.model_arm.odds, self.model_arm.seen,
-                slots, tokens, ends, verified, lengths, step_tokens, step_us, at, done, made,
+                *self._handles(), self.model_arm.odds, self.model_arm.seen,
+                slots, tokens, ends, verified, lengths, step_tokens, step_us, at, done, made, sums,
             )  # fmt: skip
             if why == taking.DONE:
                 break
@@ -275,14 +283,15 @@ class DraftRouter:
                 except Exception:  # noqa: BLE001 - told by the complaints
                     slots[place] = -1
                     self._fault(name)
-        for place in np.flatnonzero(done & taking.BEGUN).tolist():
-            if self.cache is not None:
+        if sums[taking.BEGAN] and self.cache is not None:
+            for place in np.flatnonzero(done & taking.BEGUN).tolist():
                 self.cache.book(names[place])
-        return made
+        return made, sums[: taking.BEGAN].tolist()
 
-    @property
-    def _pool(self) -> Pool:
-        return self.cache.pool if self.cache is not None else NO_TEXT
+    def _handles(self) -> tuple[Any, Any, Any]:
+        """Of the requests, the text and the memories."""
+        pool = self.cache.pool if self.cache is not None else NO_TEXT
+        return self.table.handle, self._text.of(pool), self._paid.of(self.memories.payoffs)
 
     def _fault(self, name: str) -> None:
         """Count and log the exception being handled, of the bookkeeping of a request."""
@@ -365,14 +374,14 @@ class DraftRouter:
         if cache is not None and shown != "stock":
             limits = Limits(cache.depth, cache.most, cache.limits)
         places, rooms, owners, features, tokens, keys = proposing.propose(
-            table.arrays, self._pool, self.memories.payoffs, slots, self._longest,
+            *self._handles(), slots, self._longest,
             cache is not None and (shown == "stock" or (awake and shown != "none")),
             limits.depth, limits.most, limits.of_draft, self._classes,
         )  # fmt: skip
         described = time.perf_counter()
-        unable = np.zeros(len(places), np.bool_)
+        unable = NOBODY  # to have a model draft
         if unread:
-            unable[:] = [names[place] in unread for place in places.tolist()]
+            unable = np.flatnonzero([names[place] in unread for place in places.tolist()])
         batch = len(names) + others
         side, wanted = self._wanted(
             side, champion, features, owners, len(places), batch, most, unable, beside
@@ -380,11 +389,11 @@ class DraftRouter:
         policy = side.policy if side is not None else champion
         serves = side is None or side.name == CHAMPION
         self.worth_us = wanted.worth if serves and awake else None
-        arms = np.ascontiguousarray(wanted.arms, np.int8)
+        arms = wanted.arms
         if not len(arms) == len(wanted.lengths) == len(wanted.expected) == len(places):
             raise ValueError(f"a choice for {len(arms)} requests, asked for {len(places)}")
         if shown == "worker":
-            arms = self._guarded(arms, serves, table.arrays.requests[slots[places]], owners, unable)
+            arms = self._guarded(arms, serves, slots[places], owners, unable)
         underway = self.underway
         underway.side, underway.began, underway.asked = side, began, len(names)
         underway.unpaid_us = (time.perf_counter() - described) * 1e6 if shown == "stock" else 0.0
@@ -393,11 +402,8 @@ class DraftRouter:
         floor = self.floor if serves else None
         decided = np.zeros((len(names), 4), np.int32)
         cycles.begin(
-            table.arrays, slots, places, rooms, owners, features, tokens, keys, arms,
-            np.ascontiguousarray(wanted.arms, np.int8),
-            np.ascontiguousarray(wanted.lengths, np.int32),
-            np.ascontiguousarray(wanted.expected, np.float32),
-            np.ascontiguousarray(wanted.model, np.float32), wanted.model_len,
+            table.handle, slots, places, rooms, owners, features, tokens, keys, arms,
+            wanted.arms, wanted.lengths, wanted.expected, wanted.model, wanted.model_len,
             MAX_TOKENS if most is None else most,
             floor is not None and floor.in_force != "policy", beside, serves,
             self._sink.step(
@@ -407,7 +413,7 @@ class DraftRouter:
             ),
             decided,
         )  # fmt: skip
-        underway.drafted = wanted.model_len if MODEL in arms else 0
+        underway.drafted = wanted.model_len if MODEL in arms.tobytes() else 0
         self.counters.choose_us.append(draft_us)
         underway.settled_us = 0.0
         now = underway.spent(began)
@@ -418,18 +424,20 @@ class DraftRouter:
         self,
         arms: Arms,
         serves: bool,
-        requests: NDArray[np.int64],
+        slots: NDArray[np.int64],
         owners: NDArray[np.int64],
-        unable: NDArray[np.bool_],
+        unable: NDArray[np.int64],
     ) -> Arms:
         """The arms [n] that are taken; the floor judges the champion, and nobody on trial."""
         if self.floor is None or not len(arms):
             return arms
         if serves:
-            proposed = np.zeros(len(arms), np.bool_)
-            proposed[owners] = True
-            arms = relieved(arms, self.floor, proposed, unable)
-        behind = requests[:, LENGTH] - requests[:, DRAFTED_AT]
+            arms = relieved(arms, self.floor, owners, unable)
+
+        def behind() -> NDArray[np.int64]:
+            theirs: NDArray[np.int64] = self.table.arrays.requests[slots]
+            return theirs[:, LENGTH] - theirs[:, DRAFTED_AT]
+
         arms = self._probing.at_the_drafter(arms, behind, unable)
         return self._probing.at_nothing(arms, self.costs, self._last)
 
@@ -442,18 +450,19 @@ class DraftRouter:
         n: int,
         rows: int,
         most: int | None,
-        unable: NDArray[np.bool_],
+        unable: NDArray[np.int64],
         beside: int,
     ) -> tuple[Side | None, Chosen]:
         """Who decides, and what; a side that cannot leaves it to the champion."""
         rule = self._choice if side is None or side.shown == "worker" else choose
         try:
-            return side, rule(
+            chosen = rule(
                 champion if side is None else side.policy, features, owners,
                 n, rows, self.costs.table, self.rate.value, self._model_len,
                 odds=self.model_arm.odds, shorter=self._shorter, most=most,
-                unread=np.flatnonzero(unable), beside=beside,
+                unread=unable, beside=beside,
             )  # fmt: skip
+            return side, chosen if rule is choose else chosen.typed()
         except Exception:
             if side is None or self.turns is None or side.name == CHAMPION:
                 raise
@@ -469,7 +478,7 @@ class DraftRouter:
             k: tokens for which the model drafter really ran; 0 if it did not.
         """
         self.underway.drafted = k
-        cycles.drafted(self.table.arrays, self.table.of(names), np.array(lengths, np.int64))
+        cycles.drafted(self.table.handle, self.table.of(names), np.array(lengths, np.int64))
 
     def settle(self, exposed: bool = True) -> None:
         """What the next choice does not need: accounts of the floor, and events.
@@ -484,10 +493,13 @@ class DraftRouter:
         self.underway.settled(began, exposed)
 
     def _settle(self) -> None:
+        if not self.table.arrays.counts[UNSETTLED]:
+            self.table.settled()
+            return
         sink, floor, costs = self._sink, self.floor or NO_FLOOR, self.costs.table
         sink.control[HEAD] = cycles.settle(
-            self.table.arrays, floor.needed, floor.ahead, floor.state, self.floor is not None,
-            costs.dense, (costs.draft_us, costs.draft_token_us, costs.draft_row_us), sink.raw,
+            self.table.handle, floor.needed, floor.ahead, floor.state, self.floor is not None,
+            costs.dense, costs.prices, sink.raw,
             sink.control, int(sink.control[SETTLED]), sink.words,
         )  # fmt: skip
         self.table.settled()
@@ -520,5 +532,6 @@ class DraftRouter:
         self._settle()
 
 
+NOBODY: Final = np.zeros(0, np.int64)
 NO_TEXT: Final = new_pool(1, 1, 1)
 NO_FLOOR: Final = Floor(has_model=False)

@@ -20,6 +20,8 @@ from decoder.compiled import (
     REALS_2,
     WHOLES,
     WHOLES_2,
+    Handle,
+    opener,
     record,
     rows_of,
 )
@@ -55,8 +57,10 @@ a model draft and of prompts beside; whether the champion decided, whether the e
 it drafted, tokens committed, and whether it can be told of."""
 KEYS: Final = 3
 (FREE, UNSETTLED, EVENTS, LABELLED, COUNTED, UNDRAFTED, BY_ARM) = range(7)
+DEEPEST: Final = BY_ARM + 3 * len(ARMS)
 """Of ``counts``: free cycles, those to be settled, events made, labels known, tokens committed,
-model drafts not made; then for each arm cycles, tokens drafted, and accepted."""
+model drafts not made; then for each arm cycles, tokens drafted, and accepted;
+and the most labels that a request had open."""
 LIVE, STOPPED, FULL_LENGTH = range(3)
 """How a request has ended."""
 GROWS: Final = 2
@@ -88,6 +92,9 @@ TABLE: Final = record(
 )  # fmt: skip
 
 
+table_of = opener(TABLE)
+
+
 def new_table(slots: int, cycles: int, longest: int) -> Table:
     """An empty table.
 
@@ -95,7 +102,7 @@ def new_table(slots: int, cycles: int, longest: int) -> Table:
         longest: tokens of a cache draft at most.
     """
     rows = np.zeros(cycles, ROW)
-    counts = np.zeros(BY_ARM + 3 * len(ARMS), np.int64)
+    counts = np.zeros(DEEPEST + 1, np.int64)
     counts[FREE] = cycles
     return Table(
         np.zeros((slots, 18), np.int64), np.zeros((slots, STRETCH + WIDTH)),
@@ -119,18 +126,28 @@ class RequestTable:
     def __init__(self, longest: int) -> None:
         """Begin empty."""
         self.arrays = new_table(64, 1024, longest)
+        self._handle = Handle()
         self.slots: dict[str, int] = {}
         self.options: dict[int, RequestOptions] = {}  # by slot
         self._free = list(range(63, -1, -1))
+        self._asked: list[str] | None = None
+        self._found = np.zeros(0, np.int64)  # what was found for them
         self._left: list[int] = []  # slots whose cycles may still wait to be settled
 
     def __contains__(self, name: str) -> bool:
         return name in self.slots
 
+    @property
+    def handle(self) -> Any:
+        """Of ``arrays``."""
+        return self._handle.of(self.arrays)
+
     def of(self, names: Sequence[str]) -> NDArray[np.int64]:
-        """Slots of requests by name, -1 for those that are not followed."""
-        slots = self.slots
-        return np.array([slots.get(name, -1) for name in names], np.int64)
+        """Slots of requests by name, -1 for those that are not followed; not to be changed."""
+        if names != self._asked:  # a batch is asked for three times a step
+            slots, self._asked = self.slots, [*names]
+            self._found = np.array([slots.get(name, -1) for name in names], np.int64)
+        return self._found
 
     def add(
         self,
@@ -167,12 +184,12 @@ class RequestTable:
         seen = text[-BACK:]
         table.contexts[slot, BACK - len(seen) :] = seen
         table.names[slot] = np.frombuffer(told, np.uint8) if told is not None else 255
-        self.slots[name], self.options[slot] = slot, options
+        self.slots[name], self.options[slot], self._asked = slot, options, None
         return slot
 
     def remove(self, name: str) -> int:
         """Forget who is in a slot; what is left of its cycles may be settled first."""
-        slot = self.slots.pop(name)
+        slot, self._asked = self.slots.pop(name), None
         self._left.append(slot)
         return slot
 
@@ -188,7 +205,7 @@ class RequestTable:
         table = self.arrays
         if table.counts[FREE] < cycles:
             self._more_cycles(cycles)
-        if len(self.slots) and table.requests[:, OPEN].max() >= table.open.shape[1]:
+        if table.counts[DEEPEST] >= table.open.shape[1]:
             self._widen("open", GROWS * table.open.shape[1])
 
     def _more_slots(self) -> None:

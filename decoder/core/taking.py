@@ -6,34 +6,34 @@ stops there, says what, and goes on when it is called again.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from decoder.compiled import (
+    HANDLE,
     IDS,
     REAL,
     REALS,
     WHOLE,
     WHOLES,
-    WHOLES_2,
     compiled,
 )
 from decoder.contracts.features import RECENT
 from decoder.core import table as at
 from decoder.core.cycles import await_settling
-from decoder.core.payoff.memory import PAYOFFS, Payoffs, lacks, learn
+from decoder.core.payoff.memory import Payoffs, lacks, learn, payoffs_of
 from decoder.core.payoff.model_arm import observe_model, payoff_of
-from decoder.core.table import TABLE, Table
+from decoder.core.table import TABLE, Table, table_of
 from decoder.drafting.matches import BACK
-from decoder.drafting.pages import POOL, Pool, append_both, fits
+from decoder.drafting.pages import append_both, fits, pool_of
 from decoder.policy.rule import MODEL, NONE
 
 DONE, WRITE, GROW, LOST, OVER = range(5)
 """Why :func:`take` stopped: at the end, or at a request whose tokens are to be written, whose
 memory must grow, whose length is not the engine's, or that has ended."""
-WRITTEN, GROWN, BEGUN = 1, 2, 4
+WRITTEN, GROWN, BEGUN, BEGAN = 1, 2, 4, 4
 """Of ``done``: what was done for a request meanwhile, and whether a page was begun for it."""
 TAUGHT: Final = (0.3, 0.05, 0.1, 0.1)
 """How much of a new payoff enters the fast and the slow mean, the share of first tokens accepted,
@@ -125,13 +125,13 @@ def count(
 
 
 @compiled((
-    TABLE, POOL, PAYOFFS, REALS, REALS, WHOLES, IDS, WHOLES, WHOLES, WHOLES, WHOLE, REAL, WHOLE,
-    WHOLES, WHOLES_2,
+    HANDLE, HANDLE, HANDLE, REALS, REALS, WHOLES, IDS, WHOLES, WHOLES, WHOLES, WHOLE, REAL, WHOLE,
+    WHOLES, WHOLES, WHOLES,
 ))  # fmt: skip
 def take(
-    table: Table,
-    pool: Pool,
-    payoffs: Payoffs,
+    requests: Any,
+    text: Any,
+    memories: Any,
     odds: NDArray[np.float64],
     seen: NDArray[np.float64],
     slots: NDArray[np.int64],
@@ -144,10 +144,12 @@ def take(
     first: int,
     done: NDArray[np.int64],
     made: NDArray[np.int64],
+    sums: NDArray[np.int64],
 ) -> tuple[int, int]:
     """Take in what a step committed of n requests; labels resolve. Mutates.
 
     Args:
+        requests, text, memories: handles of table, pool and payoffs.
         odds, seen: of the model arm.
         slots: [n], -1 for what is to be passed over.
         tokens: of all, up to the ``ends`` [n] of each.
@@ -155,11 +157,16 @@ def take(
         lengths: [n], tokens that the engine holds, 0 where it does not say.
         first: of the requests, to go on with.
         done: [n], what was done for each meanwhile; overwritten with what is to be done.
-        made: [n, 2], filled: tokens committed, and whether they closed a cycle.
+        made: [n], filled: tokens committed.
+        sums: to which are added the cycles that closed, tokens committed and draft tokens verified
+            in them, draft tokens of all, and (``BEGAN``) requests that begun a page.
 
     Returns:
         where it stopped, and why.
     """
+    table, pool, payoffs = table_of(requests), pool_of(text), payoffs_of(memories)
+    if first == 0:
+        sums[3] = verified.sum()
     for i in range(first, len(slots)):
         slot = slots[i]
         if slot < 0 or table.requests[slot, at.ENDED]:
@@ -182,6 +189,7 @@ def take(
             return i, GROW
         if index and count_of and not done[i] & WRITTEN and append_both(pool, index, committed):
             done[i] |= BEGUN
+            sums[BEGAN] += 1
         context = table.contexts[slot]
         keep = max(BACK - count_of, 0)
         for j in range(keep):
@@ -196,11 +204,14 @@ def take(
             row["verified_len"], row["step_tokens"] = verified[i], step_tokens
             row["step_us"] = step_us
             table.cycles[cycle, at.COMMITTED] = count_of
+            sums[0] += 1
+            sums[1] += count_of
+            sums[2] += verified[i]
             count(table, slot, cycle, len(came), odds, seen)
             if row["draft_len"] == 0:
                 await_settling(table, cycle, 0, 0)
         resolve(table, payoffs, slot, committed)
-        made[i, 0], made[i, 1] = count_of, cycle >= 0
+        made[i] = count_of
         if ended:
             request[at.ENDED] = ended
             return i + 1, OVER

@@ -15,18 +15,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.compiled import (
-    FLOATS_3,
-    IDS_2,
-    IDS_3,
-    REALS_2,
-    REALS_3,
-    WHOLE,
-    WHOLES,
-    WHOLES_2,
-    WHOLES_3,
-    compiled,
-)
+from decoder.compiled import FLOATS, IDS, REALS_3, SCRATCH, WHOLE, compiled
 from decoder.drafting.pages import (
     BEGIN,
     BITS,
@@ -224,7 +213,13 @@ def below(match: int, lens: NDArray[np.int32], count: int, least: int) -> int:
     return least
 
 
-@compiled()
+@compiled((WHOLE,))
+def scratch_for(most: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """What :func:`draft` overwrites while it looks for drafts of at most ``most`` tokens."""
+    return np.empty((5, max(MOST, most)), np.int32), np.empty(most, np.float32)
+
+
+@compiled((POOL, WHOLE, IDS, WHOLE, WHOLE, REALS_3, IDS, FLOATS, SCRATCH))
 def draft(
     pool: Pool,
     index: int,
@@ -234,17 +229,21 @@ def draft(
     limits: tuple[float, float, float],
     tokens: NDArray[np.int32],
     probs: NDArray[np.float32],
+    scratch: tuple[NDArray[np.int32], NDArray[np.float32]],
 ) -> tuple[int, int, float, int]:
     """The continuation with the highest score, of those behind each match length.
+
+    Args:
+        scratch: of :func:`scratch_for` drafts of ``most`` tokens.
 
     Returns:
         tokens drafted into ``tokens`` and ``probs``, the match they stand behind, their score, and
         tokens looked at.
     """
     factor, offset, least = limits
-    found, lens = np.empty(MOST, np.int32), np.empty(MOST, np.int32)
-    slots, votes = np.empty(MOST, np.int32), np.empty(MOST, np.int32)
-    tried, chances = np.empty(most, np.int32), np.empty(most, np.float32)
+    ids, chances = scratch
+    found, lens, slots, votes = ids[0], ids[1], ids[2], ids[3]
+    tried = ids[4]
     best, drafted, behind, work = 0.0, 0, 0, 0
     longest = min(len(context), BACK, depth)
     for order in range(len(ORDERS) - 1, -1, -1):
@@ -278,50 +277,3 @@ def draft(
                 tokens[:length] = tried[:length]
                 probs[:length] = chances[:length]
     return drafted, behind, best, work
-
-
-@compiled(
-    (POOL, WHOLES_2, IDS_2, WHOLES, WHOLES, WHOLE, REALS_3, IDS_3, FLOATS_3, WHOLES_3, REALS_2)
-)
-def look_up(
-    pool: Pool,
-    indexes: NDArray[np.int64],
-    contexts: NDArray[np.int32],
-    lengths: NDArray[np.int64],
-    rooms: NDArray[np.int64],
-    depth: int,
-    limits: tuple[float, float, float],
-    tokens: NDArray[np.int32],
-    probs: NDArray[np.float32],
-    sizes: NDArray[np.int64],
-    scores: NDArray[np.float64],
-) -> int:
-    """The drafts of n contexts, from each of several indexes.
-
-    Args:
-        indexes: [n, k], to look in; 0 for none.
-        contexts: int32 [n, w], of which ``lengths`` [n] tokens are there.
-        rooms: [n], tokens of a draft at most.
-        depth: tokens of context and draft together at most.
-        limits: factor, offset, and least probability.
-        tokens, probs: [n, k, most], filled.
-        sizes: [n, k, 2], filled: tokens of the draft, and of the match it stands behind.
-        scores: [n, k], filled.
-
-    Returns:
-        Tokens looked at.
-    """
-    work = 0
-    for row in range(len(lengths)):
-        context = contexts[row, : lengths[row]]
-        for k in range(indexes.shape[1]):
-            sizes[row, k, 0], sizes[row, k, 1], scores[row, k] = 0, 0, 0.0
-            if indexes[row, k] > 0:
-                most = min(rooms[row], tokens.shape[2])
-                length, match, score, looked = draft(
-                    pool, indexes[row, k], context, most, depth, limits, tokens[row, k],
-                    probs[row, k],
-                )  # fmt: skip
-                sizes[row, k, 0], sizes[row, k, 1], scores[row, k] = length, match, score
-                work += looked
-    return work

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.compiled import IDS, IDS_2, WHOLE, WHOLES, WHOLES_2, compiled, record
+from decoder.compiled import IDS, IDS_2, WHOLE, WHOLES, WHOLES_2, compiled, opener, record
 
 ORDERS: Final = (1, 2, 3)
 """Tokens that the positions of a chain have in common."""
@@ -53,6 +53,7 @@ class Pool(NamedTuple):
 
 
 POOL: Final = record(Pool, IDS, IDS_2, IDS_2, WHOLES_2, IDS_2, WHOLES_2, IDS, WHOLES)
+pool_of = opener(POOL)
 
 
 def new_pool(pages: int, buckets: int, indexes: int) -> Pool:

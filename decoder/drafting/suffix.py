@@ -18,7 +18,7 @@ import numpy as np
 
 from decoder.drafting.blocks import Blocks
 from decoder.drafting.drafts import CacheDraft, Limits, Tokens, common_prefix
-from decoder.drafting.matches import BACK, look_up
+from decoder.drafting.matches import BACK, draft, scratch_for
 from decoder.drafting.pages import (
     AFTER,
     BEFORE,
@@ -244,24 +244,20 @@ class SuffixCache:
             limits: in place of its own.
         """
         asked, active = limits or Limits(self.depth, self.most, self.limits), self._active[request]
-        rows = self.pool.indexes
-        indexes = np.array([[active.own.row, rows[active.own.row, SHARED]]])
-        indexes[rows[indexes, PAGES] == 0] = 0
-        tokens, probs = np.empty((1, 2, asked.most), np.int32), np.empty((1, 2, asked.most), "f4")
-        sizes, scores = np.empty((1, 2, 2), np.int64), np.empty((1, 2))
-        seen = np.ascontiguousarray(context[None, -BACK:], np.int32)
-        look_up(
-            self.pool, indexes, seen, np.array([seen.shape[1]]), np.array([limit]), asked.depth,
-            asked.of_draft, tokens, probs, sizes, scores,
-        )  # fmt: skip
-        found = [
-            CacheDraft(
-                tokens[0, k, :size].tolist(), probs[0, k, :size].tolist(), float(scores[0, k]),
-                match, local=not k,
+        seen, found = np.ascontiguousarray(context[-BACK:], np.int32), list[CacheDraft | None]()
+        own, rows = active.own.row, self.pool.indexes
+        for index in (own, int(rows[own, SHARED])):
+            tokens, probs = np.empty(asked.most, np.int32), np.empty(asked.most, np.float32)
+            size, match, score = 0, 0, 0.0
+            if rows[index, PAGES]:
+                size, match, score, _ = draft(
+                    self.pool, index, seen, min(limit, asked.most), asked.depth, asked.of_draft,
+                    tokens, probs, scratch_for(asked.most),
+                )  # fmt: skip
+            offered = CacheDraft(
+                tokens[:size].tolist(), probs[:size].tolist(), score, match, local=index == own
             )
-            if size else None
-            for k, (size, match) in enumerate(sizes[0].tolist())
-        ]  # fmt: skip
+            found.append(offered if size else None)
         return _better(*found)
 
     def stop(self, request: str) -> None:

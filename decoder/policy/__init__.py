@@ -1,5 +1,5 @@
-"""What a policy is made of and how it decides, shared by worker and learner.
+"""What a policy is made of and how it decides, shared by worker and learner: survival of a draft by
+position, what a step costs, the rate rule, what is expected of a draft.
 
-numpy only: survival of a draft by position, what a step costs, the rate rule, what is expected of a
-draft. Workers run the same, compiled, in ``decoder.core.loops``; tests hold the two together.
+``pricing`` and ``rule`` are numpy alone; ``loops`` are compiled where there is numba.
 """

@@ -1,7 +1,7 @@
 """What a policy expects of drafts, and what it chooses of each.
 
-The learner tunes and gates with :func:`estimate` and :func:`decide_each`; workers run the same
-networks and the same rule, compiled for whole steps, in ``decoder.core.loops``.
+The learner tunes and gates with :func:`estimate` and :func:`decide_each`; a worker's step runs the
+same functions of ``decoder.policy.loops``.
 
 =============  ==================================  ===============================================
 kind           predicts a cache draft's payoff by  takes the cache draft
@@ -14,17 +14,18 @@ kind           predicts a cache draft's payoff by  takes the cache draft
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from decoder.contracts.bundle import Policy
+from decoder.contracts.bundle import BUCKET_OF, Policy
 from decoder.contracts.features import FEATURES, FloatArray
-from decoder.policy.rule import CACHE, MODEL, NONE, Choice, Situation, choose_each
-from decoder.policy.survival import survival
+from decoder.policy.loops import choose_rows, curves_of, outputs_of
+from decoder.policy.rule import CACHE, MODEL, NONE, Choice, Situation
 
 PAPER_THRESHOLD: Final = 6.0
 """Predicted accepted tokens from which the paper verifies a cache draft (Section 4, Appendix A)."""
@@ -45,14 +46,14 @@ class Estimate:
 
 def network(policy: Policy, features: FloatArray) -> FloatArray:
     """Raw outputs [n, outputs] of the policy's network for ``features`` float32 [n, features]."""
-    hidden = features
-    last = len(policy.layers) - 1
-    for index, (weight, bias) in enumerate(policy.folded):
-        hidden = hidden.dot(weight)
-        hidden += bias
-        if index < last:
-            np.maximum(hidden, 0.0, out=hidden)
-    return hidden
+    return outputs_of(np.require(features, np.float32, _PLAIN), *policy.flat)
+
+
+def survival(logits: FloatArray, lengths: NDArray[np.integer]) -> FloatArray:
+    """Chance [n, longest] that each of n drafts of ``lengths`` [n] tokens survives through each of
+    its positions, by the ``logits`` float32 [n, buckets] of a network."""
+    whole, owners = np.array(lengths, np.int64), np.arange(len(lengths))
+    return curves_of(np.require(logits, np.float32, _PLAIN), whole, owners, BUCKET_OF, len(whole))
 
 
 def estimate(policy: Policy, features: FloatArray) -> Estimate:
@@ -81,6 +82,7 @@ def predict(policy: Policy, features: FloatArray) -> FloatArray:
     return estimate(policy, features).expected
 
 
+_PLAIN: Final = ("C", "W")
 _SCORE: Final = FEATURES.index("score")
 _DRAFT_LEN: Final = FEATURES.index("draft_len")
 
@@ -101,9 +103,36 @@ def decide_each(
     if policy.kind != "survival":
         return _threshold(policy, estimated, situation)
     assert estimated.curves is not None
-    if not policy.use_model:
-        situation = replace(situation, model_len=0)
-    return choose_each(estimated.curves, model, batch, rate, situation)
+    longest = situation.model_len if policy.use_model else 0
+    return choose_each(estimated.curves, model, batch, rate, replace(situation, model_len=longest))
+
+
+def choose_each(
+    curves: FloatArray,
+    model: FloatArray,
+    batch: NDArray[np.integer],
+    rate: ArrayLike,
+    situation: Situation,
+) -> Choice:
+    """The best choice of each of n independent rows, or of each by several policies.
+
+    Args:
+        curves: float32 [..., n, w] of :func:`survival`.
+        model: float32 [n], expected accepted length of the model draft.
+        batch: integers [n], requests that share the row's step, each as this one.
+        rate: tokens a request commits in the time of a plain step, one or [n].
+    """
+    shape, costs = curves.shape[:-1], situation.costs
+
+    def each(of_rows: ArrayLike, dtype: type) -> NDArray[Any]:
+        return np.broadcast_to(np.asarray(of_rows, dtype), shape).flatten()
+
+    arms, lengths = choose_rows(
+        np.require(curves.reshape(math.prod(shape), curves.shape[-1]), np.float32, _PLAIN),
+        each(model, np.float32), each(batch, np.int64), each(rate, np.float64),
+        situation.model_len, costs.dense, costs.prices,
+    )  # fmt: skip
+    return Choice(arms.reshape(shape), lengths.reshape(shape))
 
 
 def _threshold(policy: Policy, estimated: Estimate, situation: Situation) -> Choice:

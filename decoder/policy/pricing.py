@@ -15,9 +15,9 @@ of a step's requests add up to the step. A choice **brings** committed tokens, e
 worth the time it would otherwise take (:func:`value_of`).
 
 The rule (``policy.rule``), the floor's outcomes, a worker's rate and the learner all price with
-these functions; the compiled step of a worker (``decoder.core.loops``) has twins of them, held
-equal by a test. A table is a measurement of one set-up (engine, models, precision, device) and says
-so: it is never applied to another.
+these functions; the compiled step of a worker (``decoder.policy.loops``) compiles them. A
+table is a measurement of one set-up (engine, models, precision, device) and says so: it is never
+applied to another.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Final, overload
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -42,6 +42,48 @@ does not ascend is noise."""
 TAIL: Final = 256
 """Tokens at the end of the dense table that its last slope is taken over: a step of graph sizes has
 none in one token."""
+
+
+def verifying(tokens: Any, dense: Floats) -> Any:
+    """Time of running so many tokens through the target, integers of any shape, by a table's dense
+    form; behind its end the last slope goes on."""
+    last = len(dense) - 1
+    beyond = np.maximum(tokens - last, 0)
+    return dense[np.minimum(tokens, last)] + beyond * (dense[last] - dense[last - TAIL]) / TAIL
+
+
+def drafting_time(k: int, rows: Any, drafting: tuple[float, float, float]) -> Any:
+    """Time that the model drafter adds to a step for ``k`` tokens of each of so many requests, by
+    a table's :attr:`CostTable.prices`."""
+    return drafting[0] + k * (drafting[1] + drafting[2] * rows) if k else 0.0
+
+
+def token_value(rows: Any, rate: Any, dense: Floats) -> Any:
+    """Time that a committed token of a step of ``rows`` requests is worth.
+
+    Args:
+        rate: tokens a request commits in the time of a step that verifies no draft.
+    """
+    return verifying(rows, dense) / (rate * rows)
+
+
+def part(
+    rows: Any, length: Any, drafts: Any, drafted: Any, drafting: Any, beside: Any, dense: Floats
+) -> Any:
+    """What one request pays of a step, or each of several; integers but for ``drafted``.
+
+    Args:
+        rows: requests in the step.
+        length: of them this one's draft tokens.
+        drafts: draft tokens of all.
+        drafted: time that the model drafter took, if this request asked for it, else 0.
+        drafting: requests that asked.
+        beside: tokens of prompts that the step reads.
+        dense: of the cost table.
+    """
+    above = verifying(rows + beside + drafts, dense) - verifying(rows + beside, dense)
+    above = above * (length / np.maximum(drafts, 1))
+    return verifying(rows, dense) / rows + above + drafted / np.maximum(drafting, 1)
 
 
 def padded(tokens: int, graphs: Sequence[int]) -> int:
@@ -109,31 +151,25 @@ class CostTable:
         """:meth:`verifying` of one size."""
         if tokens <= MAX_TOKENS:
             return float(self.dense[tokens])
-        return float(self.dense[-1]) + (tokens - MAX_TOKENS) * self.slope
+        return float(verifying(tokens, self.dense))
 
     def verifying(self, tokens: ArrayLike) -> Floats:
         """Time of running so many tokens through the target, float64 of the shape of ``tokens``."""
-        tokens = np.rint(tokens).astype(np.int64)
-        beyond = np.maximum(tokens - MAX_TOKENS, 0)
-        found: Floats = self.dense[np.minimum(tokens, MAX_TOKENS)] + beyond * self.slope
-        return found
+        return verifying(np.rint(tokens).astype(np.int64), self.dense)  # type: ignore[no-any-return]
 
     @property
     def slope(self) -> float:
         """Time of one more token beyond the dense table."""
         return float(self.dense[-1] - self.dense[-1 - TAIL]) / TAIL
 
-    @overload
-    def drafting(self, k: int, batch: int) -> float: ...
-    @overload
-    def drafting(self, k: int, batch: Floats) -> Floats: ...
+    @property
+    def prices(self) -> tuple[float, float, float]:
+        """Of drafting: a step's, a token's, and a token's of each request."""
+        return self.draft_us, self.draft_token_us, self.draft_row_us
 
-    def drafting(self, k: int, batch: int | Floats) -> float | Floats:
-        """Time the model drafter adds to a step for ``k`` tokens of ``batch`` requests, or to each
-        of several steps."""
-        if not k:
-            return 0.0 * batch
-        return self.draft_us + k * (self.draft_token_us + self.draft_row_us * batch)
+    def drafting(self, k: int, batch: int) -> float:
+        """:func:`drafting_time` by this table."""
+        return float(drafting_time(k, batch, self.prices))
 
     def proposing(self, rows: int) -> float:
         """Time the router takes to propose and decide for ``rows`` requests."""
@@ -194,7 +230,7 @@ def gain_of(
         accepted: draft tokens of all requests that the target committed.
         rate: at which a token counts; at 1 a step is weighed against verifying nothing at all.
     """
-    worth = float(value_of(costs, rows, rate)) * accepted
+    worth = value_of(costs, rows, rate) * accepted
     time = step_time(costs, rows, drafts, drafted, beside=beside)
     return worth - (time - step_time(costs, rows, 0))
 
@@ -208,34 +244,16 @@ def part_of(
     drafting: ArrayLike = 1,
     beside: ArrayLike = 0,
 ) -> Floats:
-    """What one request pays of a step, float64 of the common shape of all.
-
-    Args:
-        rows: requests in the step.
-        length: of them this one's draft tokens.
-        drafts: draft tokens of all.
-        drafted: time that the model drafter took, if this request asked for it, else 0.
-        drafting: requests that asked.
-        beside: tokens of prompts that the step reads.
-    """
-    rows, drafts = np.asarray(rows), np.asarray(drafts)
-    base = rows + np.asarray(beside)
-    above = costs.verifying(base + drafts) - costs.verifying(base)
-    found: Floats = (
-        costs.verifying(rows) / rows + above * np.asarray(length) / np.maximum(drafts, 1)
-        + np.asarray(drafted) / np.maximum(drafting, 1)
-    )  # fmt: skip
+    """:func:`part` by a table, float64 of the common shape of all; tokens are rounded."""
+    rows, length, drafts = (np.rint(n).astype(np.int64) for n in (rows, length, drafts))
+    drafted, drafting, beside = (np.asarray(n) for n in (drafted, drafting, beside))
+    found: Floats = part(rows, length, drafts, drafted, drafting, beside, costs.dense)
     return found
 
 
-def value_of(costs: CostTable, rows: ArrayLike, rate: ArrayLike) -> Floats:
-    """Time that a committed token of a step of ``rows`` requests is worth.
-
-    Args:
-        rate: tokens a request commits in the time of a step that verifies no draft.
-    """
-    found: Floats = costs.verifying(rows) / (np.asarray(rate) * np.asarray(rows))
-    return found
+def value_of(costs: CostTable, rows: int, rate: float) -> float:
+    """:func:`token_value` by a table."""
+    return float(token_value(rows, rate, costs.dense))
 
 
 def _ascending(times: Floats) -> Floats:

@@ -8,8 +8,8 @@ a worker takes from what it commits (``decoder.core.rate``). A choice is worth
 (Dinkelbach's argument for ratios), and a threshold on the accepted length is the special case of
 constant costs and a constant model draft.
 
-:func:`choose_each` judges rows on their own, as the learner replays them. A worker's step, whose
-requests share one budget and one drafter, is ``decoder.core.choice``; on a batch of one they agree.
+``policy.estimate`` judges rows on their own, as the learner replays them; a worker's step, whose
+requests share one budget and one drafter, is ``decoder.core.choice``.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from decoder.contracts.features import FloatArray
-from decoder.policy.pricing import MAX_TOKENS, CostTable, part_of, value_of
+from decoder.policy.pricing import CostTable
 
 NONE, MODEL, CACHE = range(3)
 ARMS: Final = ("none", "model", "cache")
@@ -48,42 +47,3 @@ class Situation:
 
     costs: CostTable
     model_len: int = 0
-
-
-def choose_each(
-    curves: FloatArray,
-    model: FloatArray,
-    batch: NDArray[np.integer],
-    rate: ArrayLike,
-    situation: Situation,
-) -> Choice:
-    """The best choice of each of n independent rows, or of each by several policies.
-
-    Args:
-        curves: float32 [..., n, w] of ``survival``.
-        model: float32 [n], expected accepted length of the model draft.
-        batch: integers [n], requests that share the row's step, each as this one.
-        rate: tokens a request commits in the time of a plain step, one or [n].
-    """
-    width = curves.shape[-1]
-    costs, k = situation.costs, situation.model_len
-    value = value_of(costs, batch, rate)
-    lengths_of = _FROM_ONE[: max(width, k)]
-    alone = part_of(costs, batch, 0, 0)
-    extra = part_of(costs, batch[:, None], lengths_of, lengths_of) - alone[:, None]
-    gains = np.cumsum(curves, axis=-1) * value[:, None] - extra[:, :width]
-    best = np.zeros(curves.shape[:-1])
-    lengths = np.zeros(best.shape, np.int32)
-    if width:
-        top = gains.argmax(axis=-1)
-        best = np.maximum(gains.max(axis=-1), 0.0)
-        lengths = np.where(best > 0.0, top + 1, 0).astype(np.int32)
-    arms = np.where(lengths > 0, CACHE, NONE).astype(np.int8)
-    if k:
-        gain = model * value - extra[:, k - 1] - costs.drafting(k, batch.astype(float)) / batch
-        chosen = gain > best
-        arms[chosen], lengths[chosen] = MODEL, k
-    return Choice(arms, lengths)
-
-
-_FROM_ONE: Final = np.arange(1, MAX_TOKENS + 1)

@@ -17,9 +17,10 @@ from decoder.contracts.features import FEATURES, NUM_FEATURES
 from decoder.core.choice import Chosen, choose
 from decoder.core.costs import LiveCosts
 from decoder.core.rate import LiveRate
+from decoder.policy.estimate import survival
 from decoder.policy.pricing import MAX_TOKENS, CostTable, plain_steps
 from decoder.policy.rule import CACHE, MODEL
-from decoder.policy.survival import survival, yields_of
+from tests.decoder.simulated import yields_of
 
 K = 4
 """Tokens of a model draft at most."""

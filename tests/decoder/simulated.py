@@ -19,15 +19,20 @@ from decoder.core.costs import LiveCosts
 from decoder.core.guards.floor import Floor
 from decoder.core.router import Committed, DraftRouter, RequestOptions
 from decoder.drafting.suffix import SuffixCache
+from decoder.policy.loops import yields_of_places
 from decoder.policy.pricing import CostTable
 from decoder.policy.rule import MODEL
-from decoder.policy.survival import yields_of
 from decoder.settings import WorkerSettings
 from tests.conftest import VOCABULARY, KeepingSink, naive_accepted_length
 
 K = 4
 Accepts = Callable[[int], int]
 """Accepted length of the model draft at an output position."""
+
+
+def yields_of(chance: float, k: int) -> list[float]:
+    """Expected accepted lengths of model drafts of 1 to ``k`` tokens, each held with ``chance``."""
+    return yields_of_places(np.full(k, np.log(chance / (1 - chance))), k).tolist()
 
 
 def trusting_policy(hazard: float = 0.01, chance: float = 0.6) -> Policy:

@@ -13,16 +13,8 @@ from hypothesis import strategies as st
 from decoder.contracts.bundle import BUCKETS, MAX_DRAFT, OUTPUTS, Kind, Policy
 from decoder.contracts.features import FEATURES, NUM_FEATURES
 from decoder.core.choice import Chosen, choose
-from decoder.core.loops import (
-    curves_of,
-    draft_length,
-    drafting_time,
-    outputs_of,
-    part,
-    share_out,
-    verifying,
-)
-from decoder.policy.estimate import decide_each, estimate, network
+from decoder.policy.estimate import choose_each, decide_each, estimate, network, survival
+from decoder.policy.loops import draft_length, share_out
 from decoder.policy.pricing import (
     MAX_TOKENS,
     NOMINAL,
@@ -33,19 +25,14 @@ from decoder.policy.pricing import (
     step_time,
     value_of,
 )
-from decoder.policy.rule import CACHE, MODEL, NONE, Choice, Situation, choose_each
-from decoder.policy.survival import BUCKET_OF, survival, yields_of
+from decoder.policy.rule import CACHE, MODEL, NONE, Choice, Situation
 from tests.conftest import random_policy
-from tests.decoder.simulated import trusting_policy
+from tests.decoder.simulated import trusting_policy, yields_of
 
 
 def even(chance: float) -> np.ndarray:
     """Log-odds of model drafts whose every token has the same chance."""
     return np.full(4, np.log(chance / (1.0 - chance)))
-
-
-def drafting(s: Situation) -> tuple[float, float, float]:
-    return s.costs.draft_us, s.costs.draft_token_us, s.costs.draft_row_us
 
 
 def shared(
@@ -55,7 +42,7 @@ def shared(
     n = len(models)
     value = s.costs.dense[n] / (rate * n)
     return Choice(
-        *share_out(curves, models, s.model_len, value, n, room, s.costs.dense, drafting(s))[:2]
+        *share_out(curves, models, s.model_len, value, n, room, s.costs.dense, s.costs.prices)[:2]
     )
 
 
@@ -151,7 +138,7 @@ def test_a_lone_drafter_makes_as_many_tokens_as_pay_best(
         asked = Situation(s.costs, length)
         return worth(none, yields[:, length - 1], [(MODEL, length)], rate, asked)
 
-    found = draft_length(yields, s.costs.dense[1] / rate, 1, 1 << 40, s.costs.dense, drafting(s))
+    found = draft_length(yields, s.costs.dense[1] / rate, 1, 1 << 40, s.costs.dense, s.costs.prices)
     assert gain(found) == pytest.approx(max(gain(j) for j in range(1, k + 1)), abs=1e-6)
 
 
@@ -162,7 +149,7 @@ def test_a_drafter_for_many_makes_what_those_gain_who_gain() -> None:
     def length(*rows: list[float]) -> int:
         value = table.dense[4] / (2.0 * 4)
         return draft_length(
-            np.array(rows, np.float32), value, 4, 1 << 40, table.dense, drafting(Situation(table))
+            np.array(rows, np.float32), value, 4, 1 << 40, table.dense, table.prices
         )
 
     assert length(likely, likely, likely, likely) == 6
@@ -180,17 +167,6 @@ def test_the_drafter_runs_only_if_it_pays_for_the_whole_batch() -> None:
     assert (together.arms == MODEL).all()
 
 
-@given(
-    st.lists(st.integers(0, 70), min_size=1, max_size=4),
-    st.integers(0, 2**32 - 1),
-)
-def test_curves_are_survival(lengths: list[int], seed: int) -> None:
-    logits = np.random.default_rng(seed).normal(0, 3, (len(lengths), BUCKETS)).astype(np.float32)
-    owners = np.arange(len(lengths))
-    found = curves_of(logits, np.array(lengths), owners, BUCKET_OF, len(lengths))
-    assert np.allclose(found, survival(logits, np.array(lengths)), atol=1e-5)
-
-
 @given(st.integers(0, 2**32 - 1), st.integers(0, 5))
 def test_outputs_are_those_of_the_network(seed: int, n: int) -> None:
     rng = np.random.default_rng(seed)
@@ -202,12 +178,16 @@ def test_outputs_are_those_of_the_network(seed: int, n: int) -> None:
     std = rng.uniform(0.5, 2.0, NUM_FEATURES).astype(np.float32)
     policy = Policy("s", 1, 2.0, "survival", std=std, layers=layers)
     features = some_features(n, seed)
-    assert np.allclose(outputs_of(features, *policy.flat), network(policy, features), atol=1e-3)
+    hidden = features
+    for place, (weight, bias) in enumerate(policy.folded):
+        hidden = np.maximum(hidden, 0.0) if place else hidden
+        hidden = hidden @ weight + bias
+    assert np.allclose(network(policy, features), hidden, atol=1e-3)
 
 
 def test_a_draft_longer_than_any_is_cut() -> None:
     flat = np.zeros((1, BUCKETS), np.float32)
-    assert curves_of(flat, np.array([9 * MAX_DRAFT]), np.array([0]), BUCKET_OF, 1).shape[1] == 512
+    assert survival(flat, np.array([9 * MAX_DRAFT])).shape[1] == MAX_DRAFT
 
 
 def a_policy(kind: Kind, seed: int = 0, *, use_model: bool = True) -> Policy:
@@ -281,23 +261,13 @@ tables = st.builds(
 )  # fmt: skip
 
 
-@settings(max_examples=200, deadline=None)
-@given(tables, st.integers(1, 6000), st.integers(0, 9000), st.integers(0, 64), st.integers(0, 8),
-       st.integers(0, 6000))  # fmt: skip
-def test_the_compiled_prices_are_those_of_the_definition(
-    costs: CostTable, rows: int, drafts: int, length: int, drafted: int, beside: int
-) -> None:
-    length = min(length, drafts)
-    assert verifying(rows + drafts, costs.dense) == pytest.approx(costs.time(rows + drafts))
-    assert float(costs.verifying(rows + drafts)) == pytest.approx(costs.time(rows + drafts))
-    assert drafting_time(drafted, rows, drafting(Situation(costs))) == pytest.approx(
-        costs.drafting(drafted, rows)
-    )
-    spent = costs.drafting(drafted, rows)
-    for sharing in (1, rows):
-        assert part(rows, length, drafts, spent, sharing, beside, costs.dense) == pytest.approx(
-            float(part_of(costs, rows, length, drafts, spent, sharing, beside))
-        )
+@settings(max_examples=100, deadline=None)
+@given(tables, st.integers(1, 6000), st.integers(0, 9000))
+def test_a_table_ends_in_a_line(costs: CostTable, rows: int, drafts: int) -> None:
+    grown = rows + drafts
+    beyond = max(grown - MAX_TOKENS, 0) * costs.slope
+    time = float(costs.dense[min(grown, MAX_TOKENS)]) + beyond
+    assert costs.time(grown) == pytest.approx(time) == float(costs.verifying(grown))
 
 
 @settings(max_examples=100, deadline=None)

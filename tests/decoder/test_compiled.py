@@ -7,11 +7,26 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 
-from decoder.compiled import REAL, compiled
+from decoder.compiled import HANDLE, MATRIX, REAL, WHOLES, Handle, compiled, opener, record
+
+
+class Held(NamedTuple):
+    a: np.ndarray
+    b: np.ndarray
+
+
+held_by = opener(record(Held, WHOLES, MATRIX))
+
+
+@compiled((HANDLE,))
+def total(handle: Any) -> float:
+    held = held_by(handle)
+    return held.a.sum() + held.b.sum()
 
 
 def test_a_function_that_can_be_kept_nowhere_is_compiled_all_the_same() -> None:
@@ -29,7 +44,7 @@ dd if=/dev/zero of="$0/filled" bs=4k count=2 2>/dev/null
 LOOPS = """
 import numpy as np
 from decoder import compiled
-from decoder.core import loops
+from decoder.policy import loops
 made = compiled.compiled()(lambda a, b: a + b)  # when it is called, as most are
 print("alive", made(1, 2))
 """
@@ -49,15 +64,18 @@ def test_a_full_disk_keeps_nothing_and_stops_nothing(tmp_path: Path) -> None:
 
 
 TAKEN = """
-from decoder.compiled import REAL, compiled
+from decoder.compiled import REAL, compilable, compiled
 PART = 2.0
+def plain(a):
+    return a / PART
+compilable(plain)
 @compiled((REAL,))
 def part(a):
     return a / PART
 """
 TAKING = """
 from decoder.compiled import REAL, compiled
-from taken import PART, part
+from taken import PART, part, plain
 @compiled((REAL,))
 def taking(a):
     return {}
@@ -65,7 +83,7 @@ print(taking(12.0), sum(taking.stats.cache_hits.values()))
 """
 
 
-@pytest.mark.parametrize("taken", ["part(a)", "a / PART"])
+@pytest.mark.parametrize("taken", ["part(a)", "plain(a)", "a / PART"])
 def test_what_is_kept_on_disk_follows_what_it_takes_from_another_file(
     taken: str, tmp_path: Path
 ) -> None:
@@ -81,3 +99,42 @@ def test_what_is_kept_on_disk_follows_what_it_takes_from_another_file(
     assert [run(), run()] == ["6.0 0\n", "6.0 1\n"]
     (tmp_path / "taken.py").write_text(TAKEN.replace("2.0", "3.0"))
     assert run() == "4.0 0\n"
+
+
+STEPS = """
+import numpy as np
+from decoder.core.events import Log
+from decoder.core.requests import RequestOptions
+from decoder.core.router import DraftRouter
+from decoder.drafting.suffix import SuffixCache
+from decoder.policy.first import first_policy
+from decoder.settings import WorkerSettings
+from tests.decoder.test_router import Target
+log, text = Log(), np.random.default_rng(0).integers(0, 4, 90).tolist()
+cache, classes = SuffixCache(WorkerSettings()), np.zeros((9, 6), np.float32)
+router = DraftRouter(cache, first_policy("s"), classes, log, True)
+Target(router, text).run("r", text[:30], RequestOptions(60, 4096))
+router.close()
+told = [(e.arm, e.draft_len, e.verified_len, e.accepted, e.label) for e in log.every]
+print(told, [round(e.predicted, 3) for e in log.every])
+"""
+
+
+def test_a_worker_without_numba_decides_as_one_with_it() -> None:
+    def told(before: str) -> str:
+        path = str(Path(__file__).parents[2])
+        return subprocess.run(
+            [sys.executable, "-c", before + STEPS], env={**os.environ, "PYTHONPATH": path},
+            capture_output=True, text=True, check=True,
+        ).stdout  # fmt: skip
+
+    with_it = told("")
+    assert "cache" in with_it and with_it == told("import sys; sys.modules['numba'] = None")
+
+
+def test_a_handle_stands_for_the_arrays_it_was_asked_for() -> None:
+    handle, first = Handle(), Held(np.arange(3), np.ones((2, 4), np.float32))
+    assert total(handle.of(first)) == 3 + 8
+    assert handle.of(first) is handle.of(first)
+    grown = first._replace(b=np.full((5, 4), 2.0, np.float32))
+    assert total(handle.of(grown)) == 3 + 40

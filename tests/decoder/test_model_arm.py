@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from decoder.core.payoff.model_arm import FURTHEST, ModelArm, chance_at, chance_of
-from decoder.policy.survival import yields_of
+from tests.decoder.simulated import yields_of
 
 
 def drawn(rng: np.random.Generator, chances: list[float]) -> int:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from decoder.drafting.matches import BACK, FULL, MOST, WORK, look_up
+from decoder.drafting.matches import BACK, FULL, MOST, WORK, draft, scratch_for
 from decoder.drafting.pages import (
     CLOCK,
     CLOSED,
@@ -66,23 +61,17 @@ class Texts:
         limits: tuple[float, float, float] = (4.0, 0.0, 0.1),
     ) -> tuple[list[tuple[list[int], list[float], int, float]], int]:
         """Of each context and index tokens, probabilities, match and score; and the work."""
-        n, k = len(contexts), len(indexes)
-        seen, lengths = np.zeros((n, BACK), np.int32), np.zeros(n, np.int64)
-        for row, context in enumerate(contexts):
-            lengths[row] = len(last := context[-BACK:])
-            seen[row, : len(last)] = last
-        tokens, probs = np.zeros((n, k, 64), np.int32), np.zeros((n, k, 64), np.float32)
-        sizes, scores = np.zeros((n, k, 2), np.int64), np.zeros((n, k))
-        work = look_up(
-            self.pool, np.array([indexes] * n) + 1, seen, lengths, np.full(n, most), DEPTH, limits,
-            tokens, probs, sizes, scores,
-        )  # fmt: skip
-        return [
-            (tokens[i, j, :size].tolist(), probs[i, j, :size].tolist(), match, scores[i, j])
-            for i in range(n)
-            for j in range(k)
-            for size, match in [sizes[i, j].tolist()]
-        ], work
+        found, work = list[tuple[list[int], list[float], int, float]](), 0
+        for context in contexts:
+            for index in indexes:
+                tokens, probs = np.zeros(64, np.int32), np.zeros(64, np.float32)
+                size, match, score, looked = draft(
+                    self.pool, index + 1, np.array(context[-BACK:], np.int32), most, DEPTH, limits,
+                    tokens, probs, scratch_for(64),
+                )  # fmt: skip
+                found.append((tokens[:size].tolist(), probs[:size].tolist(), match, score))
+                work += looked
+        return found, work
 
     def naive(
         self, context: list[int], index: int, most: int, limits: tuple[float, float, float]
@@ -196,19 +185,6 @@ def test_one_occurrence_long_ago_is_copied_for_as_long_as_it_matched() -> None:
             assert probs == [1.0] * len(tokens)
 
 
-def test_a_batch_is_its_contexts_one_by_one() -> None:
-    texts, rng = Texts(), np.random.default_rng(1)
-    for stream in range(3):
-        for index in range(2):
-            texts.write(index, stream, rng.integers(0, 12, 700).tolist())
-    contexts = [rng.integers(0, 12, length).tolist() for length in range(40)]
-    together, work = texts.drafts(contexts, (0, 1, -1))
-    alone = [texts.drafts([context], (0, 1, -1)) for context in contexts]
-    assert together == [draft for drafts, _ in alone for draft in drafts]
-    assert work == sum(w for _, w in alone)
-    assert all(draft == ([], [], 0, 0.0) for draft in together[2::3])
-
-
 @pytest.mark.parametrize("period", [1, 2, 3, 7, 31, 40, 200])
 def test_text_that_loops_takes_bounded_work(period: int) -> None:
     texts = Texts()
@@ -315,30 +291,6 @@ def test_a_stream_that_finds_no_page_says_so() -> None:
     texts.write(0, 0, list(range(3 * PAGE)))
     assert texts.pages[0, 0] == 2
     assert texts.drafts([[1, 2, 3]])[0][0][0] == [4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]
-
-
-@pytest.mark.parametrize("away", ["", "import sys; sys.modules['numba'] = None\n"])
-def test_without_numba_the_same_functions_run_as_they_are_written(
-    tmp_path: Path, away: str
-) -> None:
-    script = tmp_path / "drafts.py"
-    script.write_text(
-        away + "import numpy as np\n"
-        "from tests.drafting.test_matches import Texts\n"
-        "texts, rng = Texts(), np.random.default_rng(5)\n"
-        "for stream in range(3): texts.write(0, stream, rng.integers(0, 5, 300).tolist())\n"
-        "print(texts.drafts([rng.integers(0, 5, 20).tolist() for _ in range(5)]))\n"
-    )
-    made = subprocess.run(
-        [sys.executable, str(script)],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    texts, rng = Texts(), np.random.default_rng(5)
-    for stream in range(3):
-        texts.write(0, stream, rng.integers(0, 5, 300).tolist())
-    drafts = texts.drafts([rng.integers(0, 5, 20).tolist() for _ in range(5)])
-    assert made.stdout.strip() == str(drafts), made.stderr
 
 
 @pytest.mark.parametrize("factor", [1.0, 4.0])

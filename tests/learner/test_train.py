@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import logsigmoid
 
-from decoder.contracts.bundle import BUCKETS, MAX_DRAFT, Kind
+from decoder.contracts.bundle import BUCKET_OF, BUCKETS, MAX_DRAFT, Kind
 from decoder.policy.estimate import predict
 from decoder.policy.probes import from_bytes, to_bytes
-from decoder.policy.survival import BUCKET_OF
 from learner import train
 from learner.losses import (
     SURVIVED,

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decoder.compiled import FIXED, REAL, REALS, REALS_2, REALS_3, WHOLE, WHOLES, compiled
-from decoder.core.loops import drafting_time, part
+from decoder.policy.loops import drafting_time, part
 from decoder.policy.rule import CACHE, MODEL
 
 Option = Literal["policy", "none", "model", "cache"]

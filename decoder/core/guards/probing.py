@@ -3,6 +3,8 @@ from which every other is priced."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,22 +13,23 @@ from decoder.core.guards.floor import DOUBT, PLAIN_EVERY, PROBE_EVERY, Floor
 from decoder.core.payoff.model_arm import ModelArm
 from decoder.policy.rule import CACHE, MODEL, NONE, Arms
 
-Mask = NDArray[np.bool_]
+Who = NDArray[np.int64]
 
 
-def relieved(arms: Arms, floor: Floor, proposed: Mask, unable: Mask) -> Arms:
+def relieved(arms: Arms, floor: Floor, proposed: Who, unable: Who) -> Arms:
     """The arms [n] of whom the floor has in force.
 
     Args:
-        proposed, unable: bool [n], who has a cache draft, and who can have no model draft.
+        proposed, unable: int64, which of the n have a cache draft, and can have no model draft.
     """
     if floor.in_force == "policy":
         return arms
+    taken = np.full(len(arms), MODEL if floor.in_force == "model" else NONE, np.int8)
     if floor.in_force == "cache":
-        return np.where(proposed, CACHE, NONE).astype(np.int8)
+        taken[proposed] = CACHE
     if floor.in_force == "model":
-        return np.where(unable, arms, MODEL).astype(np.int8)
-    return np.full(len(arms), NONE, np.int8)
+        taken[unable] = arms[unable]
+    return taken
 
 
 class Probing:
@@ -38,23 +41,25 @@ class Probing:
         self._since_asked = 0  # steps since one that asked for a model draft
         self._since_plain = 0  # steps since one that verified nothing
 
-    def at_the_drafter(self, arms: Arms, behind: NDArray[np.int64], unable: Mask) -> Arms:
+    def at_the_drafter(
+        self, arms: Arms, behind: Callable[[], NDArray[np.int64]], unable: Who
+    ) -> Arms:
         """The same with a model draft where the drafter has least to read before it can draft.
 
         Args:
-            behind: int64 [n], tokens of each that the drafter has not drafted from.
+            behind: gives int64 [n], tokens of each that the drafter has not drafted from.
         """
         if not self._has_model:
             return arms
         # A look that came to nothing waits for its next turn like any other.
         self._model_arm.unseen += 1
         self._since_asked += 1
-        asks = bool((arms == MODEL).any())
+        asks = MODEL in arms.tobytes()
         if not asks and min(self._model_arm.unseen, self._since_asked) > PROBE_EVERY:
-            able = np.flatnonzero(~unable)
+            able = np.delete(np.arange(len(arms)), unable)
             if len(able):
                 arms = arms.copy()
-                arms[able[behind[able].argmin()]] = MODEL
+                arms[able[behind()[able].argmin()]] = MODEL
                 self.taken += 1
                 asks = True
         if asks:
@@ -70,7 +75,7 @@ class Probing:
         self._since_plain += 1
         # In place of a lone request's cache draft it would cost a whole copied stretch.
         copying = len(arms) == 1 and arms[0] == CACHE
-        if not (arms != NONE).any():
+        if not any(arms.tobytes()):
             self._since_plain = 0
         elif (
             not copying

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.compiled import FLOATS, IDS, REALS_2, WHOLE, WHOLES, WHOLES_2, compiled, record
+from decoder.compiled import FLOATS, IDS, REALS_2, WHOLE, WHOLES, WHOLES_2, compiled, opener, record
 from decoder.contracts.features import MEMORY_KEYS
 from decoder.drafting.blocks import Blocks
 from decoder.drafting.pages import mixed
@@ -55,6 +55,7 @@ class Payoffs(NamedTuple):
 
 
 PAYOFFS: Final = record(Payoffs, WHOLES_2, REALS_2, IDS, WHOLES, REALS_2)
+payoffs_of = opener(PAYOFFS)
 
 
 @compiled((IDS, WHOLE, WHOLE, WHOLE))

@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decoder.compiled import REALS, WHOLE, compiled
-from decoder.policy.survival import yields_of
 
 START: Final = 2.0
 """Accepted tokens expected of a whole draft of a drafter of which nothing is known: what one
@@ -118,7 +117,7 @@ def chance_of(payoff: float, length: int) -> float:
         return 0.5
     for _ in range(30):
         middle = (low + high) / 2.0
-        if yields_of(middle, length)[-1] < payoff:
+        if sum(middle**place for place in range(1, length + 1)) < payoff:
             low = middle
         else:
             high = middle

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from decoder.contracts.bundle import Policy
 from decoder.contracts.features import FEATURES, FloatArray
 from decoder.core.choice import Chosen, room_of
-from decoder.core.loops import draft_length, share_out, yields_of_places
+from decoder.policy.loops import draft_length, share_out, yields_of_places
 from decoder.policy.pricing import CostTable, value_of
 
 HALVES: Final = 1024
@@ -79,14 +79,13 @@ class Buckets:
             self._observed /= 2.0
         curves = np.zeros((n, POSITIONS), np.float32)
         curves[owners] = self.curves(features)
-        value = float(value_of(costs, rows, rate))
+        value = value_of(costs, rows, rate)
         room = room_of(most)
-        drafting = costs.draft_us, costs.draft_token_us, costs.draft_row_us
         yields = np.empty((n, max(model_len, 1)), np.float32)
         yields[:] = yields_of_places(odds, model_len) if model_len else 0.0
-        k = draft_length(yields, value, rows, room, costs.dense, drafting) if model_len else 0
+        k = draft_length(yields, value, rows, room, costs.dense, costs.prices) if model_len else 0
         model = np.ascontiguousarray(yields[:, k - 1]) if k else np.zeros(n, np.float32)
-        shared = share_out(curves, model, k, value, rows, room, costs.dense, drafting)
+        shared = share_out(curves, model, k, value, rows, room, costs.dense, costs.prices)
         return Chosen(*shared[:2], curves.sum(axis=1), model, k or model_len)
 
 

@@ -1,8 +1,8 @@
 """The loops of a choice, compiled: on arrays this small, nearly all of numpy's time is the price of
 calling it.
 
-Network, survival and prices (:func:`verifying`, :func:`drafting_time`, :func:`part`) are twins of
-what ``decoder.policy`` says in numpy; tests hold each to its original.
+A worker's step runs them, and the learner, who replays thousands of rows; where there is no numba
+they run as they are written.
 """
 
 from __future__ import annotations
@@ -20,16 +20,24 @@ from decoder.compiled import (
     WHOLE,
     WHOLES,
     YES,
+    compilable,
     compiled,
 )
 from decoder.contracts.features import FloatArray
-from decoder.policy.pricing import TAIL
+from decoder.policy.pricing import drafting_time, part, token_value, verifying
 from decoder.policy.rule import CACHE, MODEL, NONE, Arms, Lengths
 
+__all__ = [
+    "by_survival", "choose_rows", "curves_of", "draft_length", "drafting_time", "outputs_of",
+    "part", "share_out", "yields_of_places",
+]  # fmt: skip
 
-@compiled()
+compilable(verifying, drafting_time, token_value, part)
+
+
+@compiled((MATRIX, FLOATS, WHOLES))
 def outputs_of(features: FloatArray, weights: FloatArray, widths: NDArray[np.int64]) -> FloatArray:
-    """``policy.estimate.network`` by the flat form of a policy: float32 [n, outputs]."""
+    """Raw outputs of a network by the flat form of its policy: float32 [n, outputs]."""
     hidden = features
     at = 0
     for layer in range(len(widths) - 1):
@@ -52,7 +60,7 @@ def outputs_of(features: FloatArray, weights: FloatArray, widths: NDArray[np.int
     return hidden
 
 
-@compiled()
+@compiled((MATRIX, WHOLES, WHOLES, WHOLES, WHOLE))
 def curves_of(
     outputs: FloatArray,
     draft_lens: NDArray[np.int64],
@@ -60,7 +68,21 @@ def curves_of(
     bucket_of: NDArray[np.int64],
     n: int,
 ) -> FloatArray:
-    """``policy.survival.survival`` of m drafts in the rows [n, longest] of their owners."""
+    """Chance that each of m drafts survives through each of its positions.
+
+    The network gives one logit a bucket: the log-odds that a draft which survived so far breaks off
+    at a position of that bucket. Near positions have buckets of their own, far ones share. The sum
+    of a row is the accepted length to expect, and the same holds for every truncation.
+
+    Args:
+        outputs: float32 [m, buckets or more].
+        draft_lens: int64 [m], tokens of each draft.
+        owners: int64 [m], the row that each has.
+        bucket_of: int64 [positions], the bucket of each.
+
+    Returns:
+        float32 [n, longest], never rising along a row, 0 behind a draft's end.
+    """
     width = 0
     for r in range(len(owners)):
         width = max(width, draft_lens[r])
@@ -87,38 +109,6 @@ def yields_of_places(odds: NDArray[np.float64], most: int) -> FloatArray:
         total += alive
         yields[place] = total
     return yields
-
-
-@compiled()
-def drafting_time(k: int, rows: int, drafting: tuple[float, float, float]) -> float:
-    """``CostTable.drafting`` for its three costs."""
-    return drafting[0] + k * (drafting[1] + drafting[2] * rows) if k else 0.0
-
-
-@compiled()
-def verifying(tokens: int, dense: NDArray[np.float64]) -> float:
-    """``CostTable.verifying`` of one size."""
-    last = len(dense) - 1
-    time: float = dense[min(tokens, last)]
-    if tokens > last:
-        time += (tokens - last) * (dense[last] - dense[last - TAIL]) / TAIL
-    return time
-
-
-@compiled((WHOLE, REAL, REAL, REAL, REAL, WHOLE, FIXED))
-def part(
-    rows: int,
-    length: float,
-    drafts: float,
-    drafted: float,
-    drafting: float,
-    beside: int,
-    dense: NDArray[np.float64],
-) -> float:
-    """``policy.pricing.part_of`` one request."""
-    above = verifying(rows + beside + int(drafts), dense) - verifying(rows + beside, dense)
-    above *= length / max(drafts, 1.0)
-    return verifying(rows, dense) / rows + above + drafted / max(drafting, 1.0)
 
 
 @compiled()
@@ -304,7 +294,7 @@ def by_survival(
         every model draft, 0 where none pays, and the time that model drafts would be worth if all
         requests could have one.
     """
-    value = verifying(rows, dense) / (rate * rows)
+    value = token_value(rows, rate, dense)
     drafting = (drafting[0], drafting[1] + drafting[2] * rows, 0.0)
     rows += beside
     outputs = outputs_of(features, weights, widths)
@@ -327,3 +317,27 @@ def by_survival(
         model[:] = yields[:, k - 1]
         arms, lengths, _ = share_out(curves, model, k, value, rows, room, dense, drafting)
     return arms, lengths, expected, model, k, worth
+
+
+@compiled((MATRIX, FLOATS, WHOLES, REALS, WHOLE, FIXED, REALS_3))
+def choose_rows(
+    curves: FloatArray,
+    model: FloatArray,
+    batch: NDArray[np.int64],
+    rates: NDArray[np.float64],
+    k: int,
+    dense: NDArray[np.float64],
+    drafting: tuple[float, float, float],
+) -> tuple[Arms, Lengths]:
+    """Arms [n] and lengths [n] of rows on their own, each of a step of ``batch`` [n] requests that
+    are all like it, by the ``rates`` [n] in force; the rest as :func:`share_out`."""
+    n = len(batch)
+    arms, lengths = np.zeros(n, np.int8), np.zeros(n, np.int32)
+    for i in range(n):
+        rows = batch[i]
+        each = drafting[0] / rows, drafting[1] / rows + drafting[2], 0.0
+        value = token_value(rows, rates[i], dense)
+        mine, its = curves[i : i + 1], model[i : i + 1]
+        found = share_out(mine, its, k, value, rows, 1 << 40, dense, each)
+        arms[i], lengths[i] = found[0][0], found[1][0]
+    return arms, lengths
