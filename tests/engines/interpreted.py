@@ -13,8 +13,9 @@ VARIABLES = {"TRITON_INTERPRET": "1", "VLLM_USE_V2_MODEL_RUNNER": "1"}
 """Of a process that is to run it."""
 
 
-def install(ahead: bool) -> None:
-    """Before vLLM is imported: have it find Triton, and schedule ``ahead`` or not."""
+def install(ahead: bool | None) -> None:
+    """Before vLLM is imported: have it find Triton, and schedule ``ahead`` or not; with None, as it
+    would elsewhere."""
     import triton.backends
     from triton.backends.driver import DriverBase
 
@@ -30,7 +31,12 @@ def install(ahead: bool) -> None:
     update = CpuPlatform.check_and_update_config.__func__
 
     def updated(cls: Any, config: Any) -> None:
+        elsewhere = config.scheduler_config.async_scheduling
         update(cls, config)  # it forbids it on a CPU
-        config.scheduler_config.async_scheduling = ahead
+        config.scheduler_config.async_scheduling = elsewhere if ahead is None else ahead
 
     CpuPlatform.check_and_update_config = classmethod(updated)
+
+    from decoder.engines.vllm import profile
+
+    profile.CPU_SECONDS = 1.0  # type: ignore[misc]  # what kernels take here is of no use

@@ -198,12 +198,12 @@ def vllm_trial(folder: Path) -> Trial:
 
 
 def interpreted_trial(folder: Path, method: str, ahead: bool) -> Trial:
-    """vLLM's V2 runner, interpreted, with a random model of 96 tokens, in a process of its own."""
+    """vLLM's V2 runner, interpreted, with a random model of few tokens, in a process of its own."""
     from transformers import LlamaForCausalLM
 
     from tests.engines import interpreted, two_heads
 
-    target, drafter = two_heads.write_models(folder)
+    target, drafter = two_heads.write_models(folder, FEW, FEW * 2 // 3)
     limit = 160
     asks = two_heads_asks(limit)
     speculative: dict[str, Any] = {"method": method, "num_speculative_tokens": 12}
@@ -228,14 +228,18 @@ def interpreted_trial(folder: Path, method: str, ahead: bool) -> Trial:
     )  # fmt: skip
 
 
+FEW = 12
+"""Tokens of such a model."""
+
+
 def two_heads_asks(limit: int) -> list[Ask]:
     """Requests to a random model, which repeats itself before long."""
     from tests.engines.two_heads import prompts
 
-    texts = prompts(4)
+    texts = prompts(4, FEW)
     asks = [Ask(f"free-{i}", ids, 40) for i, ids in enumerate(texts)]
     asks += [Ask("off-0", texts[0], 40, speculate=False)]
-    asks += [Ask(f"stop-{i}", ids, 40, stop_ids=[22, 30, 77]) for i, ids in enumerate(texts)]
+    asks += [Ask(f"stop-{i}", ids, 40, stop_ids=[3, 8]) for i, ids in enumerate(texts)]
     asks += [Ask(f"short-{n}", texts[0], n) for n in (1, 2, 5)]
     long = list(itertools.islice(itertools.cycle(texts[1]), limit - 24))
     return [*asks, Ask("context-0", long, 500)]

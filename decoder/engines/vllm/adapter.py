@@ -145,9 +145,7 @@ class Adapter:
         self.drafted(names, [len(tokens) for tokens in drafts], plan.k if any(made) else 0)
         return drafts
 
-    def decide(
-        self, runner: Any, scheduler_output: Any, sampled: Sequence[Sequence[int]]
-    ) -> Plan:
+    def decide(self, runner: Any, scheduler_output: Any, sampled: Sequence[Sequence[int]]) -> Plan:
         """Observe what the step committed, and choose what to draft next; arguments as in
         :meth:`propose`. :meth:`drafted` is to be told what came of it.
         """

@@ -63,8 +63,8 @@ HOOKS: Final = (
     Hook("vllm.v1.spec_decode.llm_base_proposer:SpecDecodeBaseProposer", "propose",
          "the drafter's own pass, which reads several steps at once", wrapped=False),
     Hook(CONFIG, "__post_init__",
-         "around: drafts of the cache may be scheduled ahead; afterwards: where vLLM has chosen its "
-         "V2 runner, our subclasses are named"),
+         "around: drafts of the cache may be scheduled ahead; afterwards: where vLLM has chosen "
+         "its V2 runner, our subclasses are named"),
     Hook(CONFIG, "_get_v2_model_runner_unsupported_features",
          "afterwards: drafts of the cache are not among them"),
     Hook(WORKER, "_make_model_runner", "makes our V2 runner", wrapped=False),

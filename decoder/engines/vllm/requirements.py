@@ -23,7 +23,7 @@ Test = Callable[[Any, WorkerSettings], bool]
 
 HOW_TO_START: Final = (
     "Start it with 'hvd serve', or: HVD_WORKER_ENABLED=1 HVD_WORKER_TENANTS=middleware "
-    "VLLM_USE_V2_MODEL_RUNNER=0 vllm serve MODEL --middleware "
+    "vllm serve MODEL --middleware "
     "decoder.tenancy.middleware.TenantMiddleware "
     '--speculative-config \'{"method": "eagle3", "model": "DRAFTER", '
     '"num_speculative_tokens": 64, "disable_padded_drafter_batch": true, '
@@ -165,6 +165,12 @@ REQUIREMENTS: Final = (
         and not c.use_v2_model_runner
         and not c.speculative_config.disable_padded_drafter_batch),
     Requirement(
+        "disable_padded_drafter_batch", "true with eagle3 on the V2 runner", "clamped",
+        "it is of no use there, and vLLM 0.32 then schedules step by step: leave it out",
+        lambda c, _: _eagle3(c)
+        and c.use_v2_model_runner
+        and c.speculative_config.disable_padded_drafter_batch),
+    Requirement(
         "disable_eagle_block_drop", "true or false", "accepted",
         "true: a shared prefix is taken from the cache whole; false: its last block (128 tokens on "
         "a CPU) is read again for one place of the drafter's cache",
@@ -191,7 +197,7 @@ REQUIREMENTS: Final = (
         "vLLM's suffix cache is not used: ours is set with HVD_WORKER_SUFFIX_*",
         lambda c, _: _own_suffix(c)),
     Requirement(
-        "VLLM_USE_V2_MODEL_RUNNER", "0, 1 or unset", "accepted",
+        "VLLM_USE_V2_MODEL_RUNNER", "any", "accepted",
         "the runner that vLLM chooses; on its V2 runner the drafter reads in every step",
         lambda c, _: True),
     Requirement(

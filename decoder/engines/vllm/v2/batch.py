@@ -141,7 +141,7 @@ class Batch:
             return None
         names = grammar.structured_output_request_ids
         allowed = grammar.num_acceptable_drafts or [0] * len(names)
-        left, at = [], 0
+        left, at = list[int](), 0
         for name, most in zip(names, allowed, strict=True):
             length = self.verified.get(name, 0)
             left += range(at, at + length + 1)

@@ -103,9 +103,7 @@ class HybridRunner(model_runner.GPUModelRunner):  # type: ignore[misc]
         """What to draft for the requests of the batch."""
         self._arrived.synchronize()
         (tokens, counts), self._sampled = self._sampled[0], (None, None)
-        sampled = [
-            row[:count] for row, count in zip(tokens.tolist(), counts.tolist(), strict=True)
-        ]
+        sampled = [row[:count] for row, count in zip(tokens.tolist(), counts.tolist(), strict=True)]
         adapter = adapter_of(self)
         self._plan = Plan.nothing(len(names))
         if adapter is not None:
@@ -129,7 +127,9 @@ class HybridRunner(model_runner.GPUModelRunner):  # type: ignore[misc]
         if made is not None and plan.k:
             owned = np.array([not tokens for tokens in plan.given])
             model = torch.from_numpy(owned).to(self.device, non_blocking=True)
-            drafts[:, : plan.k] = torch.where(model[:, None], made[:, : plan.k], drafts[:, : plan.k])
+            drafts[:, : plan.k] = torch.where(
+                model[:, None], made[:, : plan.k], drafts[:, : plan.k]
+            )
         return drafts
 
     def failed(self) -> None:

@@ -64,8 +64,9 @@ class HybridSpeculator(EagleSpeculator):  # type: ignore[misc]
         """Make vLLM's own, whose graphs then draft no more than that."""
         super().__init__(config, device)
         self.chooser: Chooser | None = None
-        self._longest, self.num_speculative_steps = self.num_speculative_steps, depth
-        self.draft_tokens = self.draft_tokens[:, :depth].contiguous()
+        self._longest = int(config.speculative_config.num_speculative_tokens)
+        self.num_speculative_steps = depth
+        self.draft_tokens: Tensor = self.draft_tokens[:, :depth].contiguous()
         self._names: list[str] = []
         self._plan: Plan | None = None
 
