@@ -1,8 +1,8 @@
 """Ask one vLLM engine for everything: ``python -m tests.engines.asked_of_v2 JOB RESULT``.
 
 The job holds ``model``, ``speculative_config`` or null, and ``ahead`` where it is vLLM's V2 runner
-that is asked, scheduled ahead or not. Each kind is asked twice, the second time with what the first
-has left in the cache, while a thread swaps policies. So few blocks are there that requests are
+that is asked, scheduled ahead or not. All is asked twice, the second time with what the first has
+left in the cache, while a thread swaps policies. So few blocks are there that requests are
 preempted.
 """
 
@@ -19,7 +19,7 @@ from tests.engines.decode import swap_forever
 from tests.engines.plugged import worker_in
 
 LIMIT: Final = 160
-TOKENS: Final = 24
+TOKENS: Final = 18
 VOCABULARY: Final = 24
 
 
@@ -46,19 +46,20 @@ def kinds(written: list[list[int]]) -> dict[str, dict[str, Any]]:
     }
 
 
-def answers(llm: Any, prompts: list[list[int]], asked: dict[str, Any]) -> list[Any]:
-    """Tokens, end and probabilities of each choice of each request."""
+def answers(llm: Any, asked: list[tuple[list[int], dict[str, Any]]]) -> list[Any]:
+    """Of each request its choices: tokens, text, how they end, and probabilities."""
     from vllm import SamplingParams, TokensPrompt
 
-    given = SamplingParams(**{"temperature": 0, "max_tokens": TOKENS} | asked)
-    outputs = llm.generate(
-        [TokensPrompt(prompt_token_ids=ids) for ids in prompts], given, use_tqdm=False
-    )
+    given = [SamplingParams(**{"temperature": 0, "max_tokens": TOKENS} | more) for _, more in asked]
+    prompts = [TokensPrompt(prompt_token_ids=ids) for ids, _ in asked]
+    outputs = llm.generate(prompts, given, use_tqdm=False)
     return [
-        [list(c.token_ids), c.text, c.finish_reason, str(c.stop_reason),
-         [{str(t): p.logprob for t, p in place.items()} for place in c.logprobs or ()]]
+        [
+            [list(c.token_ids), c.text, c.finish_reason, str(c.stop_reason),
+             [{str(t): p.logprob for t, p in place.items()} for place in c.logprobs or ()]]
+            for c in o.outputs
+        ]
         for o in outputs
-        for c in o.outputs
     ]  # fmt: skip
 
 
@@ -67,10 +68,9 @@ def aborted(llm: Any, prompts: list[list[int]]) -> list[list[int]]:
     from vllm import SamplingParams, TokensPrompt
 
     engine, asked = llm.llm_engine, SamplingParams(temperature=0, max_tokens=TOKENS)
-    names = [
-        engine.add_request(f"{i}-aborted", TokensPrompt(prompt_token_ids=ids), asked)
-        for i, ids in enumerate(prompts)
-    ]
+    names = [f"{i}-aborted" for i in range(len(prompts))]
+    for name, ids in zip(names, prompts, strict=True):
+        engine.add_request(name, TokensPrompt(prompt_token_ids=ids), asked)
     made: dict[str, list[int]] = {}
     for step in range(1000):
         for output in engine.step():
@@ -121,8 +121,8 @@ def main(job_file: str, result_file: str) -> None:
     from vllm import LLM
 
     llm = LLM(
-        job["model"], dtype="float32", enforce_eager=True, max_model_len=LIMIT, max_num_seqs=4,
-        max_num_batched_tokens=96, block_size=32, num_gpu_blocks_override=14,
+        job["model"], dtype="float32", enforce_eager=True, max_model_len=LIMIT, max_num_seqs=6,
+        max_num_batched_tokens=96, block_size=32, num_gpu_blocks_override=18,
         speculative_config=job["speculative_config"], disable_log_stats=False,
     )  # fmt: skip
 
@@ -139,13 +139,20 @@ def main(job_file: str, result_file: str) -> None:
         worker = worker_in(llm)
         noted = note_steps(llm.llm_engine.model_executor.driver_worker.worker.model_runner)
         threads = [threading.Thread(target=swap_forever, args=(worker.router, stop))]
-    written = [tokens for tokens, *_ in answers(llm, asked, {})]
+    plain = answers(llm, [(ids, {}) for ids in asked[:2]])
     for thread in threads:
         thread.start()
-    for kind, more in kinds(written).items():
-        for time in ("first", "again"):
-            result["answers"][f"{kind}, {time}"] = answers(llm, asked, more)
-    result["answers"]["aborted"] = aborted(llm, asked)
+    every = kinds([choices[0][0] for choices in plain])
+    pairs = [
+        (kind, ids)
+        for kind in every
+        for ids in (asked[0], asked[1], asked[-1])[: 2 + (kind == "greedy")]
+    ]
+    for time in ("first", "again"):
+        made = answers(llm, [(ids, every[kind]) for kind, ids in pairs])
+        for (kind, _), answer in zip(pairs, made, strict=True):
+            result["answers"].setdefault(f"{kind}, {time}", []).append(answer)
+    result["answers"]["aborted"] = aborted(llm, asked[:4])
     stop.set()
     for thread in threads:
         thread.join()

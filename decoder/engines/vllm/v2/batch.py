@@ -159,11 +159,12 @@ class Batch:
             if tokens:
                 self.requests[name].write(tokens, self.max_model_len)
 
-    @property
-    def seen(self) -> Any:
-        """The step as a scheduler tells it that knows its drafts."""
+    def seen(self, most: int) -> Any:
+        """The step as a scheduler tells it that knows its drafts, and wants ``most`` tokens."""
         drafts = {name: [0] * count for name, count in self.verified.items() if count}
-        return dataclasses.replace(self.step, scheduled_spec_decode_tokens=drafts)
+        return dataclasses.replace(
+            self.step, scheduled_spec_decode_tokens=drafts, num_spec_tokens_to_schedule=most
+        )
 
     def chosen(self, names: Sequence[str], plan: Plan) -> list[int]:
         """The length of each row's next draft, of the cache or of as many tokens as the model

@@ -99,17 +99,19 @@ class HybridRunner(model_runner.GPUModelRunner):  # type: ignore[misc]
         ]
         return dataclasses.replace(drafts, draft_token_ids=cut)
 
-    def decide(self, names: list[str]) -> Plan:
-        """What to draft for the requests of the batch."""
+    def decide(self, names: list[str], most: int) -> Plan:
+        """What to draft for the requests of the batch, ``most`` tokens each."""
         self._arrived.synchronize()
         (tokens, counts), self._sampled = self._sampled[0], (None, None)
-        sampled = [row[:count] for row, count in zip(tokens.tolist(), counts.tolist(), strict=True)]
+        sampled = [
+            row[:count] for row, count in zip(tokens.tolist(), counts.tolist(), strict=True)
+        ]
         adapter = adapter_of(self)
         self._plan = Plan.nothing(len(names))
         if adapter is not None:
             with adapter.sparing("what was committed could not be followed"):
                 self.batch.commit(names, sampled)
-                self._plan = adapter.decide(self.batch, self.batch.seen, sampled)
+            self._plan = adapter.decide(self.batch, self.batch.seen(most), sampled)
         return self._plan
 
     def drafts(self, names: list[str], made: Tensor | None) -> Tensor:

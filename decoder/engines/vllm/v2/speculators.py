@@ -21,8 +21,8 @@ from decoder.settings import WorkerSettings
 class Chooser(Protocol):
     """Who chooses what a step drafts, and is told what the drafter made."""
 
-    def decide(self, names: list[str]) -> Plan:
-        """What to draft for the requests of the batch."""
+    def decide(self, names: list[str], most: int) -> Plan:
+        """What to draft for the requests of the batch, ``most`` tokens each."""
 
     def drafts(self, names: list[str], made: Tensor | None) -> Tensor:
         """All drafts int64 [requests, longest], -1 behind each; ``made`` are the model's."""
@@ -48,12 +48,12 @@ class CacheSpeculator(BaseSpeculator):  # type: ignore[misc]
     def capture(self) -> None:
         """There is nothing to capture."""
 
-    def propose(self, input_batch: Any, *_: Any, **__: Any) -> Tensor:
+    def propose(self, input_batch: Any, *_: Any, **kwargs: Any) -> Tensor:
         """Drafts int64 [requests, longest]; any tokens while vLLM warms up."""
         if self.chooser is None:
             shape = len(input_batch.req_ids), self._shape
             return torch.zeros(shape, dtype=torch.int64, device=self._device)
-        self.chooser.decide(input_batch.req_ids)
+        self.chooser.decide(input_batch.req_ids, kwargs["num_speculative_tokens"])
         return self.chooser.drafts(input_batch.req_ids, None)
 
 
@@ -67,7 +67,7 @@ class HybridSpeculator(EagleSpeculator):  # type: ignore[misc]
         self._longest = int(config.speculative_config.num_speculative_tokens)
         self.num_speculative_steps = depth
         self.draft_tokens: Tensor = self.draft_tokens[:, :depth].contiguous()
-        self._names: list[str] = []
+        self._names, self._most = list[str](), self._longest
         self._plan: Plan | None = None
 
     def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
@@ -80,7 +80,8 @@ class HybridSpeculator(EagleSpeculator):  # type: ignore[misc]
 
     def propose(self, input_batch: Any, *args: Any, **kwargs: Any) -> Tensor:
         """Drafts int64 [requests, longest]; the drafter's own while vLLM warms up."""
-        kwargs["num_speculative_tokens"] = self.num_speculative_steps
+        self._most = kwargs.get("num_speculative_tokens", self._longest)
+        kwargs["num_speculative_tokens"] = min(self._most, self.num_speculative_steps)
         if kwargs.get("dummy_run") or self.chooser is None:
             made: Tensor = super().propose(input_batch, *args, **kwargs)
             wide = made.new_zeros((len(made), self._longest))
@@ -103,7 +104,7 @@ class HybridSpeculator(EagleSpeculator):  # type: ignore[misc]
 
     def _choose(self) -> None:
         if self.chooser is not None and self._names and self._plan is None:
-            self._plan = self.chooser.decide(self._names)
+            self._plan = self.chooser.decide(self._names, self._most)
 
     def _multi_step_decode(self, *args: Any) -> None:
         if tokens := self._wanted(args[-1]):
