@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from decoder.engines.vllm.v2 import configured
+from decoder.engines.vllm import configured
 from decoder.engines.vllm.v2.batch import Batch
 from tests.engines.scheduled import Scheduled
 

@@ -23,7 +23,7 @@ from decoder.engines.vllm.requirements import (
     reads_with_positions_alone,
     within,
 )
-from decoder.engines.vllm.v2 import configured
+from decoder.engines.vllm import configured
 from decoder.settings import WorkerSettings
 from pipelines.embedded import drafter_path, ensure_model
 from tests.engines import interpreted

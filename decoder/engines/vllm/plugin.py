@@ -24,14 +24,13 @@ from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.trials import MODEL
 from decoder.core.costs import LiveCosts
 from decoder.core.payoff.token_classes import token_classes_of
-from decoder.engines.vllm import alike, contract, graphs, hooks, requirements
+from decoder.engines.vllm import alike, configured, contract, graphs, hooks, requirements
 from decoder.engines.vllm.attached import adapter_of, give
 from decoder.engines.vllm.drafter import LateDrafter
 from decoder.engines.vllm.profile import profile
 from decoder.engines.vllm.ranks import Ranks
 from decoder.engines.vllm.reading import Reading, share_of
 from decoder.engines.vllm.sampling import mend_sampling
-from decoder.engines.vllm.v2 import configured
 from decoder.policy.pricing import CostTable
 from decoder.scope_id import readable, scope_of
 from decoder.settings import WorkerSettings

@@ -13,7 +13,7 @@ from importlib.metadata import entry_points
 from typing import Any, Final, Literal
 
 from decoder.contracts.errors import EngineError
-from decoder.engines.vllm.v2 import configured
+from decoder.engines.vllm import configured
 from decoder.settings import WorkerSettings
 
 log = logging.getLogger(__name__)

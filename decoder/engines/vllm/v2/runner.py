@@ -103,9 +103,7 @@ class HybridRunner(model_runner.GPUModelRunner):  # type: ignore[misc]
         """What to draft for the requests of the batch, ``most`` tokens each."""
         self._arrived.synchronize()
         (tokens, counts), self._sampled = self._sampled[0], (None, None)
-        sampled = [
-            row[:count] for row, count in zip(tokens.tolist(), counts.tolist(), strict=True)
-        ]
+        sampled = [row[:count] for row, count in zip(tokens.tolist(), counts.tolist(), strict=True)]
         adapter = adapter_of(self)
         self._plan = Plan.nothing(len(names))
         if adapter is not None:
