@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from decoder.contracts.errors import EngineError
+from decoder.engines.vllm import configured
 from decoder.engines.vllm.requirements import (
     HOW_TO_START,
     REQUIREMENTS,
@@ -23,7 +24,6 @@ from decoder.engines.vllm.requirements import (
     reads_with_positions_alone,
     within,
 )
-from decoder.engines.vllm import configured
 from decoder.settings import WorkerSettings
 from pipelines.embedded import drafter_path, ensure_model
 from tests.engines import interpreted
