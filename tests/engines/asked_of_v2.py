@@ -138,7 +138,7 @@ def main(job_file: str, result_file: str) -> None:
     if job["speculative_config"]:
         worker = worker_in(llm)
         noted = note_steps(llm.llm_engine.model_executor.driver_worker.worker.model_runner)
-        threads = [threading.Thread(target=swap_forever, args=(worker.router, stop))]
+        threads = [threading.Thread(target=swap_forever, args=(worker.router, stop), daemon=True)]
     plain = answers(llm, [(ids, {}) for ids in asked[:2]])
     for thread in threads:
         thread.start()

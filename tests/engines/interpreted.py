@@ -13,6 +13,26 @@ VARIABLES = {"TRITON_INTERPRET": "1", "VLLM_USE_V2_MODEL_RUNNER": "1"}
 """Of a process that is to run it."""
 
 
+class _Masking:
+    """What vLLM's kernel does that forbids tokens."""
+
+    def __getitem__(self, grid: tuple[int, int]) -> Any:
+        return self._mask
+
+    def _mask(
+        self, logits: Any, _: int, places: Any, ends: Any, masks: Any, *__: Any, MASK_STRIDE: int,
+        **___: Any,
+    ) -> None:  # fmt: skip
+        import torch
+
+        for place, mask in zip(places.tolist(), masks, strict=False):
+            request, position = divmod(place, MASK_STRIDE)
+            row = int(ends[request]) + position
+            if row < int(ends[request + 1]):
+                bits = (mask[:, None] >> torch.arange(32)) & 1
+                logits[row, bits.reshape(-1)[: logits.shape[1]] == 0] = float("-inf")
+
+
 def install(ahead: bool | None) -> None:
     """Before vLLM is imported: have it find Triton, and schedule ``ahead`` or not; with None, as it
     would elsewhere."""
@@ -36,6 +56,15 @@ def install(ahead: bool | None) -> None:
         config.scheduler_config.async_scheduling = elsewhere if ahead is None else ahead
 
     CpuPlatform.check_and_update_config = classmethod(updated)
+
+    # two kernels call what the interpreter does not know
+    import vllm.v1.worker.cpu.shm  # noqa: F401  # before the runner, as its worker has it
+    from vllm.v1.sample.ops import topk_topp_sampler as sampler
+    from vllm.v1.worker.gpu import structured_outputs
+
+    plainly = sampler.apply_top_k_top_p_pytorch
+    sampler.apply_top_k_top_p_triton = lambda logits, k, p, **_: plainly(logits, k, p)
+    structured_outputs._apply_grammar_bitmask_kernel = _Masking()
 
     from decoder.engines.vllm import profile
 
