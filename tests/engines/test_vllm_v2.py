@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from decoder.engines.vllm.adapter import Adapter
+from decoder.engines.vllm.ranks import Ranks
 from decoder.engines.vllm.v2.batch import Batch
 from decoder.policy.rule import CACHE
 from tests.engines import asked_of_v2, interpreted, two_heads
@@ -138,6 +140,39 @@ def test_a_draft_that_is_too_long_or_no_token_never_reaches_the_target() -> None
     serve(e)
     is_whole(e)
     assert e.longest_seen == 2
+
+
+@EACH_WAY
+def test_a_rank_that_follows_cuts_each_step_as_the_one_that_leads(method: str, queue: int) -> None:
+    """Both in this process, with messages as they are sent."""
+    e = engine(method, queue, tokens=16, blocks=60)
+    sent: list[Any] = []
+    leads, follows = Ranks(0, 2, most_rows=4), Ranks(1, 2, most_rows=4)
+    leads._broadcast = lambda tensor: sent.append(tensor.clone())  # type: ignore[method-assign]
+    follows._broadcast = lambda tensor: tensor.copy_(sent.pop(0))  # type: ignore[method-assign]
+    e.adapter.ranks = leads
+    follower, batch = Adapter(None, 16, has_model=e.has_model, ranks=follows), Batch(e.batch.runner)
+    work, cut = e._work, 0
+
+    def both(out: Any) -> Any:
+        nonlocal cut
+        made = work(out)
+        batch.begin(out)
+        step = batch.trimmed(out)
+        assert step.num_scheduled_tokens == e.batch.step.num_scheduled_tokens
+        cut += out.total_num_scheduled_tokens - step.total_num_scheduled_tokens
+        if made.req_ids:
+            batch.commit(made.req_ids, made.sampled_token_ids)
+            seen = batch.seen(out.num_spec_tokens_to_schedule)
+            plan = follower.decide(batch, seen, made.sampled_token_ids)
+            batch.chosen(made.req_ids, plan)
+        assert batch.lengths == e.batch.lengths and not sent
+        return made
+
+    e._work = both  # type: ignore[method-assign]
+    serve(e)
+    is_whole(e)
+    assert e.preemptions and bool(cut) == (queue > 1)
 
 
 @dataclass
