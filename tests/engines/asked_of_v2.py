@@ -8,6 +8,7 @@ preempted.
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import threading
@@ -113,6 +114,19 @@ def note_steps(runner: Any) -> dict[str, int]:
     return noted
 
 
+def fail_now_and_then(runner: Any) -> None:
+    """Have each third pass of the drafter fail, where there is one."""
+    run, calls = getattr(runner.speculator, "_run_model", None), itertools.count()
+
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        if next(calls) % 3 == 0:
+            raise RuntimeError("no pass")
+        return run(*args, **kwargs)
+
+    if run is not None:
+        runner.speculator._run_model = failing
+
+
 def main(job_file: str, result_file: str) -> None:
     """Run one job."""
     job = json.loads(Path(job_file).read_text())
@@ -152,6 +166,9 @@ def main(job_file: str, result_file: str) -> None:
         made = answers(llm, [(ids, every[kind]) for kind, ids in pairs])
         for (kind, _), answer in zip(pairs, made, strict=True):
             result["answers"].setdefault(f"{kind}, {time}", []).append(answer)
+    if worker is not None:
+        result["status"] = worker.status().model_dump(mode="json")
+        fail_now_and_then(llm.llm_engine.model_executor.driver_worker.worker.model_runner)
     result["answers"]["aborted"] = aborted(llm, asked[:4])
     stop.set()
     for thread in threads:
@@ -160,8 +177,7 @@ def main(job_file: str, result_file: str) -> None:
         counted = {m.name: m.value for m in llm.get_metrics() if hasattr(m, "value")}
         result["vllm drafted"] = counted["vllm:spec_decode_num_draft_tokens"]
         result["vllm accepted"] = counted["vllm:spec_decode_num_accepted_tokens"]
-        result["status"] = worker.status().model_dump(mode="json")
-        result["noted"] = noted
+        result["noted"], result["faults"] = noted, worker.faults
         result["left"] = len(worker.router.table.slots)
     Path(result_file).write_text(json.dumps(result))
 

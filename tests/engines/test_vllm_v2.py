@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import subprocess
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -195,6 +197,14 @@ def test_a_grammars_masks_are_those_of_the_places_that_are_left(every_place: boo
     assert batch.masked(None, placed, every_place) is None
 
 
+def test_on_an_accelerator_its_streams_and_events_stay_its_own() -> None:
+    script = (
+        "import sys, decoder.engines.vllm.v2.worker, decoder.engines.vllm.v2.runner\n"
+        "sys.exit('vllm.v1.worker.cpu.shm' in sys.modules)"
+    )
+    assert not subprocess.run([sys.executable, "-c", script], check=False).returncode
+
+
 def served(folder: Path, method: str = "", ahead: bool | None = None) -> dict[str, Any]:
     """Everything asked of an engine in a process of its own; without a method plain vLLM's V1."""
     models = two_heads.write_models(folder, asked_of_v2.VOCABULARY, 16)
@@ -251,6 +261,7 @@ def test_drafts_were_really_verified_and_counted(hybrid: dict[str, Any]) -> None
     assert noted["verified"] * 0.8 <= hybrid["vllm drafted"] <= noted["verified"]
     assert status["faults"] == 0 and hybrid["left"] == 0
     assert status["requests_started"] == status["requests_stopped"] > 60
+    assert bool(hybrid["faults"]) == ("model" in status["cycles"]), "its passes were made to fail"
 
 
 def rounded(answer: Any) -> Any:

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any, Final, Literal
 
 _ROOM: Final = "decoder.engines.vllm.v2"
+METHODS: Final = ("eagle3", "suffix")
 WORKERS: Final = {
     "vllm.v1.worker.gpu_worker.Worker": f"{_ROOM}.worker.HybridWorker",
-    "vllm.v1.worker.cpu_worker.CPUWorker": f"{_ROOM}.worker.HybridCPUWorker",
+    "vllm.v1.worker.cpu_worker.CPUWorker": f"{_ROOM}.on_cpu.HybridCPUWorker",
 }
 """The worker that stands in the place of each of vLLM's."""
 SCHEDULER: Final = f"{_ROOM}.scheduler.HybridScheduler"
@@ -24,7 +25,7 @@ def post_init(original: Callable[..., None], config: Any) -> None:
     from vllm.config import vllm as module
 
     drafts = config.speculative_config
-    v2 = drafts is not None and config.use_v2_model_runner
+    v2 = drafts is not None and drafts.method in METHODS and config.use_v2_model_runner
     listed = module.NgramGPUTypes
     if v2 and drafts.method == "suffix":
         module.NgramGPUTypes = Literal["ngram_gpu", "suffix"]

@@ -29,7 +29,6 @@ HOW_TO_START: Final = (
     '"num_speculative_tokens": 64, "disable_padded_drafter_batch": true, '
     '"disable_eagle_block_drop": true}\''
 )
-METHODS: Final = ("eagle3", "suffix")
 _PROCESSORS: Final = "vllm.logits_processors"
 VERIFIED: Final = 128
 """Draft tokens of a request that vLLM's sampler verifies in a step; at one more it asserts, and the
@@ -126,7 +125,7 @@ REQUIREMENTS: Final = (
     Requirement(
         "method", "any other", "refused",
         f'set "method" to "eagle3" or "suffix": no other drafter can be hybrid. {HOW_TO_START}',
-        lambda c, _: c.speculative_config is not None and _method(c) not in METHODS),
+        lambda c, _: c.speculative_config is not None and _method(c) not in configured.METHODS),
     Requirement(
         "num_speculative_tokens", "1 or more", "accepted",
         "no draft of any arm is ever longer; 64 is the paper's, and a smaller one cuts copied "

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from vllm.v1.worker.cpu.model_runner import CPUModelRunner
 from vllm.v1.worker.gpu import model_runner
 from vllm.v1.worker.gpu.async_utils import async_copy_to_np, stream
 
@@ -142,7 +141,3 @@ class HybridRunner(model_runner.GPUModelRunner):  # type: ignore[misc]
         if adapter is None or adapter.ranks.size > 1:
             raise  # noqa: PLE0704 - by whoever handles it
         adapter.failed("the model drafter failed: this step goes on without its drafts")
-
-
-class HybridCPURunner(HybridRunner, CPUModelRunner):  # type: ignore[misc]
-    """On a CPU."""
