@@ -64,6 +64,34 @@ def answers(llm: Any, asked: list[tuple[list[int], dict[str, Any]]]) -> list[Any
     ]  # fmt: skip
 
 
+def sampled(llm: Any, runner: Any, prompts: list[list[int]]) -> list[list[Any]]:
+    """Each time that a draft was verified with tokens drawn by lot: the text before it, its first
+    token, and what was drawn there."""
+    drawn: list[list[Any]] = []
+    waiting: dict[str, list[Any]] = {}
+    prepare, commit = runner.prepare_inputs, runner.batch.commit
+
+    def preparing(*args: Any) -> Any:
+        batch = prepare(*args)
+        waiting.clear()
+        for name, slot in zip(batch.req_ids, batch.idx_mapping_np.tolist(), strict=True):
+            if runner.batch.verified.get(name):
+                request = runner.batch.requests[name]
+                draft = int(runner.req_states.draft_tokens[slot, 0])
+                waiting[name] = [[*request.prompt, *request.output_token_ids], draft]
+        return batch
+
+    def committing(names: list[str], tokens: list[list[int]]) -> None:
+        rows = zip(names, tokens, strict=True)
+        drawn.extend([*waiting[name], row[0]] for name, row in rows if name in waiting)
+        commit(names, tokens)
+
+    runner.prepare_inputs, runner.batch.commit = preparing, committing
+    answers(llm, [(ids, {"temperature": 1.0, "n": 4}) for ids in prompts])
+    runner.prepare_inputs, runner.batch.commit = prepare, commit
+    return drawn
+
+
 def aborted(llm: Any, prompts: list[list[int]]) -> list[list[int]]:
     """What the others write while every other request goes away in the middle."""
     from vllm import SamplingParams, TokensPrompt
@@ -136,7 +164,7 @@ def main(job_file: str, result_file: str) -> None:
 
     llm = LLM(
         job["model"], dtype="float32", enforce_eager=True, max_model_len=LIMIT, max_num_seqs=6,
-        max_num_batched_tokens=96, block_size=32, num_gpu_blocks_override=18,
+        max_num_batched_tokens=96, block_size=32, num_gpu_blocks_override=13,
         speculative_config=job["speculative_config"], disable_log_stats=False,
     )  # fmt: skip
 
@@ -167,8 +195,10 @@ def main(job_file: str, result_file: str) -> None:
         for (kind, _), answer in zip(pairs, made, strict=True):
             result["answers"].setdefault(f"{kind}, {time}", []).append(answer)
     if worker is not None:
+        runner = llm.llm_engine.model_executor.driver_worker.worker.model_runner
+        result["sampled"] = sampled(llm, runner, asked[:3])
         result["status"] = worker.status().model_dump(mode="json")
-        fail_now_and_then(llm.llm_engine.model_executor.driver_worker.worker.model_runner)
+        fail_now_and_then(runner)
     result["answers"]["aborted"] = aborted(llm, asked[:4])
     stop.set()
     for thread in threads:
