@@ -1,7 +1,8 @@
 """Run a trial on vLLM in a process of its own: ``python -m tests.engines.decode JOB RESULT``.
 
 The job holds ``model``, ``max_model_len``, ``speculative_config`` and ``asks``; a thread keeps
-replacing the policy while requests run.
+replacing the policy while requests run. With ``ahead`` it is vLLM's V2 runner, whose steps are
+scheduled ahead or not.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tests.engines import interpreted
 from tests.engines.plugged import engine_of, events_in, worker_in
 
 
@@ -30,9 +32,12 @@ def swap_forever(router: Any, stop: threading.Event) -> None:
 
 def main(job_file: str, result_file: str) -> None:
     """Run one job."""
+    job = json.loads(Path(job_file).read_text())
+    if "ahead" in job:
+        interpreted.install(job["ahead"])
+
     from vllm import SamplingParams, TokensPrompt
 
-    job = json.loads(Path(job_file).read_text())
     llm = engine_of(job)
     worker = worker_in(llm)
 

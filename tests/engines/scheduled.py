@@ -67,7 +67,6 @@ class Scheduled:
     def __post_init__(self) -> None:
         from vllm.utils.hashing import sha256
         from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
-        from vllm.v1.core.sched.scheduler import Scheduler
         from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 
         init_none_hash(sha256)
@@ -77,7 +76,7 @@ class Scheduled:
         self.config.cache_config.block_size = BLOCK
         group = KVCacheGroupSpec(["target", "drafter"], spec, is_eagle_group=self.has_model)
         self.grammar = Grammar()
-        self.scheduler = Scheduler(
+        self.scheduler = self.scheduler_class(
             self.config, KVCacheConfig(self.blocks, [], [group]), self.grammar, BLOCK,
             log_stats=True,
         )  # fmt: skip
@@ -121,6 +120,13 @@ class Scheduled:
     @property
     def has_model(self) -> bool:
         return bool(self.config.speculative_config.method == "eagle3")
+
+    @property
+    def scheduler_class(self) -> Any:
+        """The scheduler that there is for such an engine."""
+        from vllm.v1.core.sched.scheduler import Scheduler
+
+        return Scheduler
 
     def ask(self, name: str, prompt: int, most: int, **parameters: Any) -> None:
         """Add a request: the first ``prompt`` tokens of its script, ``most`` tokens to write."""

@@ -12,7 +12,14 @@ from typing import Any
 
 import pytest
 
-from tests.engines.trials import Ask, Trial, prefix_matched, tiny_trial, vllm_trial
+from tests.engines.trials import (
+    Ask,
+    Trial,
+    interpreted_trial,
+    prefix_matched,
+    tiny_trial,
+    vllm_trial,
+)
 
 NEAR_TIE = 1e-3
 """Logits. Two engines add up in another order: two tokens closer than this may change places."""
@@ -22,6 +29,10 @@ ENGINES = [
     "reference, chain",
     "reference, tree",
     pytest.param("vllm", marks=pytest.mark.engine),
+    pytest.param("vllm v2 eagle3 ahead", marks=pytest.mark.engine),
+    pytest.param("vllm v2 eagle3", marks=[pytest.mark.engine, pytest.mark.long]),
+    pytest.param("vllm v2 suffix ahead", marks=[pytest.mark.engine, pytest.mark.long]),
+    pytest.param("vllm v2 suffix", marks=[pytest.mark.engine, pytest.mark.long]),
 ]
 ARMS = {"reference, no drafter": "none", "reference, chain": "chain", "reference, tree": "tree"}
 
@@ -30,6 +41,9 @@ ARMS = {"reference, no drafter": "none", "reference, chain": "chain", "reference
 def trial(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trial:
     if request.param == "vllm":
         return vllm_trial(tmp_path_factory.mktemp("vllm"))
+    if request.param.startswith("vllm v2"):
+        _, _, drafts, *ahead = request.param.split()
+        return interpreted_trial(tmp_path_factory.mktemp("v2"), drafts, bool(ahead))
     return tiny_trial(ARMS[request.param])  # type: ignore[arg-type]
 
 

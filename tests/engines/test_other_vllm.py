@@ -30,12 +30,20 @@ def test_its_contract_is_what_its_sources_say() -> None:
 
 @pytest.mark.long
 def test_the_adapter_and_its_graphs_work_on_it() -> None:
-    tests = ("test_vllm_contract", "test_vllm_graphs", "test_vllm_adapter")
+    tests = ("test_vllm_contract", "test_vllm_graphs", "test_vllm_adapter", "test_vllm_v2")
     run("-m", "pytest", "-q", "-n", "0", *(f"tests/engines/{name}.py" for name in tests))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_every_engine_keeps_to_its_contract_on_its_v2_runner() -> None:
+    run("-m", "pytest", "-q", "-n", "0", "-m", "long or not long", "-k", "v2 and ahead",
+        "tests/engines/test_contract.py")  # fmt: skip
 
 
 @pytest.mark.release
 def test_its_outputs_are_plain_vllms_on_it() -> None:
-    tests = ("test_contract", "test_vllm_judged", "test_vllm_thinking", "test_vllm_drafter")
+    tests = ("test_contract", "test_vllm_judged", "test_vllm_thinking", "test_vllm_drafter",
+             "test_vllm_v2")  # fmt: skip
     run("-m", "pytest", "-q", "-n", "0", "-m", "long or not long",
         *(f"tests/engines/{name}.py" for name in tests))  # fmt: skip

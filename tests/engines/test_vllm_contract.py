@@ -60,7 +60,12 @@ def test_this_vllm_is_one_that_is_known_and_all_that_is_touched_is_in_every_cont
          "def shutdown(self) -> None:\n        print('new')",
          "Worker.shutdown does something else than it did"),
         ("v1/worker/gpu_worker.py", "class Worker(", "class Labourer(",
-         "there is no vllm.v1.worker.gpu_worker:Worker.compile_or_warm_up_model"),
+         "there is no vllm.v1.worker.gpu_worker:Worker._make_model_runner"),
+        ("v1/worker/gpu/model_runner.py", "draft_tokens[:, num_spec_tokens:] = -1",
+         "draft_tokens[:, num_spec_tokens:] = 0",
+         "vllm.v1.worker.gpu.model_runner:GPUModelRunner.sample_tokens does something else"),
+        ("v1/core/sched/output.py", "num_acceptable_drafts:", "num_accepted_drafts:",
+         "GrammarOutput has no num_acceptable_drafts"),
     ],
 )  # fmt: skip
 def test_each_kind_of_difference_is_refused_in_one_sentence(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +14,7 @@ from typing import Any
 import pytest
 
 from decoder.contracts.errors import EngineError
+from decoder.engines.vllm import configured
 from decoder.engines.vllm.requirements import (
     REQUIREMENTS,
     Requirement,
@@ -21,6 +25,7 @@ from decoder.engines.vllm.requirements import (
 )
 from decoder.settings import WorkerSettings
 from pipelines.embedded import drafter_path, ensure_model
+from tests.engines import interpreted
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of what vLLM imports
 Change = Callable[[Any], None]
@@ -85,6 +90,12 @@ def changed(change: Change | str, value: Any = True) -> tuple[Callable[[], Any],
     return engine, setting(change, value) if isinstance(change, str) else change
 
 
+def on_v2(config: Any) -> None:
+    """vLLM's V2 runner, and our worker on it."""
+    config.__class__ = type("OnV2", (type(config),), {"use_v2_model_runner": True})
+    config.parallel_config.worker_cls = next(iter(configured.WORKERS.values()))
+
+
 BATCHED = {"num_speculative_tokens_per_batch_size": [(1, 8, 5), (9, 99, 1)]}
 PARALLEL, CONTEXT = "parallel_config", "--decode-context-parallel-size"
 CASES: dict[tuple[str, str], tuple[Callable[[], Any], Change | None]] = {
@@ -110,7 +121,13 @@ CASES: dict[tuple[str, str], tuple[Callable[[], Any], Change | None]] = {
         changed("speculative_config.enable_adaptive_verification"),
     ("suffix_decoding_*", "not the defaults"):
         given("suffix", suffix_decoding_max_cached_requests=7),
-    ("--async-scheduling", "true"): changed("scheduler_config.async_scheduling"),
+    ("disable_padded_drafter_batch", "true with eagle3 on the V2 runner"): changed(on_v2),
+    ("--worker-cls, --scheduler-cls", "given, with the V2 runner"):
+        changed(both(on_v2, setting("parallel_config.worker_cls", "some.module.Worker"))),
+    ("--async-scheduling", "true, with the V2 runner"):
+        changed(both(on_v2, setting("scheduler_config.async_scheduling", True))),
+    ("--async-scheduling", "true, with the V1 runner"):
+        changed("scheduler_config.async_scheduling"),
     ("--tensor-parallel-size", "2 or more"): changed(f"{PARALLEL}.tensor_parallel_size", 2),
     ("draft_tensor_parallel_size", "other than --tensor-parallel-size"):
         changed("speculative_config.draft_tensor_parallel_size", 2),
@@ -144,16 +161,13 @@ CASES: dict[tuple[str, str], tuple[Callable[[], Any], Change | None]] = {
 }  # fmt: skip
 ALWAYS = {row.setting for row in REQUIREMENTS if row.values in ("any", "true or false")}
 SERVING = {row.setting for row in REQUIREMENTS if row.applies is None}
-OWN_TEST = {"VLLM_USE_V2_MODEL_RUNNER"}
 
 
 def title(row: Requirement) -> str:
     return f"{row.setting}: {row.values}"
 
 
-@pytest.mark.parametrize(
-    "row", [r for r in REQUIREMENTS if r.setting not in SERVING | OWN_TEST], ids=title
-)
+@pytest.mark.parametrize("row", [r for r in REQUIREMENTS if r.setting not in SERVING], ids=title)
 def test_each_row_is_what_becomes_of_a_real_configuration(
     row: Requirement, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -173,13 +187,34 @@ def test_each_row_is_what_becomes_of_a_real_configuration(
     assert (row.why in caplog.text) == (row.verdict == "clamped")
 
 
-def test_vllms_second_runner_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = engine()
-    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
-    check(config, WorkerSettings())
-    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
-    with pytest.raises(EngineError, match="set VLLM_USE_V2_MODEL_RUNNER=0"):
-        check(config, WorkerSettings())
+@pytest.mark.parametrize(
+    ("method", "given"),
+    [
+        ("eagle3", {"disable_padded_drafter_batch": False}),
+        ("suffix", {"num_speculative_tokens": 9}),
+    ],
+)
+def test_on_vllms_v2_runner_our_classes_are_named_and_each_method_is_scheduled_ahead(
+    method: str, given: dict[str, Any]
+) -> None:
+    """In a process of its own, where the plugin is loaded before vLLM looks at its settings."""
+    script = (
+        "from tests.engines import interpreted\ninterpreted.install(None)\n"
+        "from decoder.engines.vllm.requirements import check\n"
+        "from decoder.settings import WorkerSettings\n"
+        "from tests.engines.test_vllm_requirements import engine\n"
+        f"made = engine('{method}', **{given})\ncheck(made, WorkerSettings())\n"
+        "s = made.scheduler_config\n"
+        "print(made.parallel_config.worker_cls, s.scheduler_cls, s.async_scheduling)"
+    )
+    ours = {"HVD_WORKER_ENABLED": "1"} | interpreted.VARIABLES
+    run = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False,
+        env=os.environ | ours,
+    )  # fmt: skip
+    worker, scheduler, ahead = run.stdout.split()[-3:] if run.stdout else ("", "", run.stderr)
+    assert ahead == "True", ahead
+    assert worker in configured.WORKERS.values() and scheduler == configured.SCHEDULER
 
 
 def test_a_models_own_min_p_is_refused_and_zero_of_the_operators_is_not(tmp_path: Path) -> None:

@@ -197,6 +197,54 @@ def vllm_trial(folder: Path) -> Trial:
     )  # fmt: skip
 
 
+def interpreted_trial(folder: Path, method: str, ahead: bool) -> Trial:
+    """vLLM's V2 runner, interpreted, with a random model of few tokens, in a process of its own."""
+    from transformers import LlamaForCausalLM
+
+    from tests.engines import interpreted, two_heads
+
+    target, drafter = two_heads.write_models(folder, FEW, FEW * 2 // 3)
+    limit = 160
+    asks = two_heads_asks(limit)
+    speculative: dict[str, Any] = {"method": method, "num_speculative_tokens": 12}
+    if method == "eagle3":
+        speculative |= {"model": str(drafter)}
+    job = {
+        "model": str(target), "max_model_len": limit, "asks": [asdict(a) for a in asks],
+        "speculative_config": speculative, "ahead": ahead,
+    }  # fmt: skip
+    job_file, result_file = folder / "job.json", folder / "result.json"
+    job_file.write_text(json.dumps(job))
+    switched = {"HVD_WORKER_ENABLED": "1", "HVD_WORKER_FLOOR": "0"}
+    files = str(job_file), str(result_file)
+    run_apart("tests.engines.decode", *files, **switched, **interpreted.VARIABLES)
+    result = json.loads(result_file.read_text())
+    model = LlamaForCausalLM.from_pretrained(target).eval()
+    drafts = by_workload(result["noted"], result["events"], asks)
+    return Trial(
+        limit, {"cache", "model"} if method == "eagle3" else {"cache"}, asks, result["tokens"],
+        result["finish"], result["events"], drafts, result["counts"],
+        logits_missed(model, asks, result["tokens"]),
+    )  # fmt: skip
+
+
+FEW = 12
+"""Tokens of such a model."""
+
+
+def two_heads_asks(limit: int) -> list[Ask]:
+    """Requests to a random model, which repeats itself before long."""
+    from tests.engines.two_heads import prompts
+
+    texts = prompts(4, FEW)
+    asks = [Ask(f"free-{i}", ids, 40) for i, ids in enumerate(texts)]
+    asks += [Ask("off-0", texts[0], 40, speculate=False)]
+    asks += [Ask(f"stop-{i}", ids, 40, stop_ids=[3, 8]) for i, ids in enumerate(texts)]
+    asks += [Ask(f"short-{n}", texts[0], n) for n in (1, 2, 5)]
+    long = list(itertools.islice(itertools.cycle(texts[1]), limit - 24))
+    return [*asks, Ask("context-0", long, 500)]
+
+
 EACH = 3
 """Prompts of each workload."""
 

@@ -3,5 +3,6 @@
 ``plugin`` is the entry point, ``hooks`` says which of vLLM's methods it wraps, ``requirements``
 what vLLM may be started with. ``adapter`` stands between a model runner and the router, ``asked``
 reads a request, ``plan`` and ``ranks`` let several ranks do the same, ``drafter`` reads late,
-``profile`` times steps, ``sampling`` repairs the CPU backend.
+``profile`` times steps, ``sampling`` repairs the CPU backend. ``v2`` is what vLLM's V2 runner takes
+besides, and ``configured`` has it started.
 """

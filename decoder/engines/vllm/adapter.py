@@ -94,13 +94,13 @@ class Adapter:
             # Ends by limit or stop token were seen when they were committed; what is left ended
             # by a stop string or by the client.
             if self.worker is not None:
-                with self._sparing("a request could not be stopped"):
+                with self.sparing("a request could not be stopped"):
                     self.worker.router.stop(name, "abort")
             self._restarts.pop(name, None)
         self._time(ours=False)
         if self.late is None:
             return
-        with self._sparing("the drafter could not read on"):
+        with self.sparing("the drafter could not read on"):
             lost = ended | (scheduler_output.preempted_req_ids or set())
             try:
                 if lost and self._shares_blocks and not self.idle:
@@ -120,7 +120,7 @@ class Adapter:
         """Do what the next choice can do without; on a GPU the target's pass has just begun."""
         if self.worker is None:
             return
-        with self._sparing("bookkeeping failed"):
+        with self.sparing("bookkeeping failed"):
             self.worker.router.settle(exposed=runner.device.type == "cpu")
 
     def propose(
@@ -137,8 +137,21 @@ class Adapter:
             draft: vLLM's own method, which runs the drafter; it gives rows of tokens.
         """
         names = list(runner.input_batch.req_ids)
+        plan = self.decide(runner, scheduler_output, sampled)
         if self.idle:
             return [[] for _ in names]
+        made = self._made(scheduler_output, names, plan, draft)
+        drafts = plan.proposals(made)
+        self.drafted(names, [len(tokens) for tokens in drafts], plan.k if any(made) else 0)
+        return drafts
+
+    def decide(self, runner: Any, scheduler_output: Any, sampled: Sequence[Sequence[int]]) -> Plan:
+        """Observe what the step committed, and choose what to draft next; arguments as in
+        :meth:`propose`. :meth:`drafted` is to be told what came of it.
+        """
+        names = list(runner.input_batch.req_ids)
+        if self.idle:
+            return Plan.nothing(len(names))
         self._time(ours=True)
         longest = min(self._longest, scheduler_output.num_spec_tokens_to_schedule)
         plan = self.ranks.agree(
@@ -146,14 +159,17 @@ class Adapter:
             lambda: self._decided(runner, scheduler_output, sampled, names, longest),
             lambda: self._count("choosing drafts failed: this step goes on without drafts"),
         )
-        made = self._made(scheduler_output, names, plan, draft)
-        drafts = plan.proposals(made)
-        if self.worker is not None:
-            with self._sparing("the router could not be told what was drafted"):
-                ran = plan.k if any(made) else 0
-                self.worker.router.drafted(names, [len(tokens) for tokens in drafts], ran)
         self._time(ours=False)
-        return drafts
+        return plan
+
+    def drafted(self, names: Sequence[str], lengths: Sequence[int], k: int) -> None:
+        """Take in what was made of a plan: lengths as they will be verified at most, and how many
+        tokens the model drafter made."""
+        self._time(ours=True)
+        if self.worker is not None and not self.idle:
+            with self.sparing("the router could not be told what was drafted"):
+                self.worker.router.drafted(names, lengths, k)
+        self._time(ours=False)
 
     def guarded(self, propose: Callable[..., Any]) -> Callable[..., Any]:
         """A drafter's ``propose``, except that a fault costs the step its model drafts alone.
@@ -166,7 +182,7 @@ class Adapter:
             try:
                 return propose(next_token_ids=next_token_ids, **arguments)
             except Exception:  # noqa: BLE001 - told by the complaints
-                self._failed("the model drafter failed: this step goes on without its drafts")
+                self.failed("the model drafter failed: this step goes on without its drafts")
                 return next_token_ids.new_empty((len(next_token_ids), 0), dtype=torch.int64)
 
         return guarded
@@ -184,7 +200,7 @@ class Adapter:
     def close(self) -> None:
         """Send what is left; the runner is going down, or drafts no more."""
         if self.worker is not None and not self._closed:
-            with self._sparing("the worker could not be closed"):
+            with self.sparing("the worker could not be closed"):
                 self.worker.close()
                 self._closed = True
 
@@ -208,7 +224,7 @@ class Adapter:
         slots = router.table.slots
         for row in [row for row, name in enumerate(names) if name not in slots]:
             if self._restarts.get(names[row], 0) < RESTARTS:
-                with self._sparing("a request could not be taken up"):
+                with self.sparing("a request could not be taken up"):
                     self._take_up(row, names[row], len(sampled[row]), runner, max_model_len)
         rows = [row for row, tokens in enumerate(sampled) if tokens]
         waiting = 0  # tokens of prompts only partly read: nothing of them was committed yet
@@ -221,7 +237,7 @@ class Adapter:
         really = [_really(verified.get(name, ())) for name in stepped]
         followed = [name for name in stepped if name in slots]
         usual = late is None or late.caught_up < MUCH
-        with self._sparing("observing failed"):
+        with self.sparing("observing failed"):
             outcomes = Outcomes.flat(
                 stepped, [sampled[row] for row in rows], really, [lengths[row] for row in rows]
             )
@@ -242,7 +258,7 @@ class Adapter:
         )
         known = runner.input_batch.vocab_size
         chosen: Decisions | None = None
-        with self._sparing("choosing drafts failed: this step goes on without drafts"):
+        with self.sparing("choosing drafts failed: this step goes on without drafts"):
             budget = runner.scheduler_config.max_num_scheduled_tokens
             most = room(len(names), known, budget, waiting, full=step_tokens >= budget)
             if not runner.scheduler_config.enable_chunked_prefill:
@@ -347,6 +363,7 @@ class Adapter:
         """Run the model drafter as planned; its drafts in rows, none where it made none."""
         if not self._has_model:
             return []
+        self._time(ours=True)
         if self.late is not None:
             self.late.names, self.late.catch_up = names, plan.catch_up
             self.late.meet(names, plan.reads)
@@ -358,12 +375,11 @@ class Adapter:
             drafts = self.ranks.together(due, draft)
             return [] if self._drafter_failed or not plan.k else list(drafts.tolist())
         except Exception:  # noqa: BLE001 - told by the complaints
-            self._failed("the model drafter failed: this step goes on without its drafts")
+            self.failed("the model drafter failed: this step goes on without its drafts")
             return []
-        finally:
-            self._time(ours=True)
 
-    def _failed(self, what: str) -> None:
+    def failed(self, what: str) -> None:
+        """Count the exception being handled, of the model drafter, which made nothing."""
         self._drafter_failed = True
         self._count(what)
         if self.late is not None:
@@ -400,7 +416,7 @@ class Adapter:
         self.complaints.exception(what)
 
     @contextmanager
-    def _sparing(self, what: str) -> Iterator[None]:
+    def sparing(self, what: str) -> Iterator[None]:
         """Spare vLLM an exception of ours: it is counted, and logged under ``what``."""
         try:
             yield

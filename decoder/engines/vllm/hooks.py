@@ -16,6 +16,8 @@ from typing import Any, Final
 EXECUTOR: Final = "vllm.v1.executor.abstract:Executor"
 RUNNER: Final = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
 WORKER: Final = "vllm.v1.worker.gpu_worker:Worker"
+CONFIG: Final = "vllm.config.vllm:VllmConfig"
+V2: Final = "vllm.v1.worker.gpu."
 _MARK: Final = "_hvd_wrapped"
 
 
@@ -60,6 +62,46 @@ HOOKS: Final = (
          "observe what was committed, choose, draft"),
     Hook("vllm.v1.spec_decode.llm_base_proposer:SpecDecodeBaseProposer", "propose",
          "the drafter's own pass, which reads several steps at once", wrapped=False),
+    Hook(CONFIG, "__post_init__",
+         "around: drafts of the cache may be scheduled ahead; afterwards: where vLLM has chosen "
+         "its V2 runner, our subclasses are named"),
+    Hook(CONFIG, "_get_v2_model_runner_unsupported_features",
+         "afterwards: drafts of the cache are not among them"),
+    Hook(WORKER, "_make_model_runner", "makes our V2 runner", wrapped=False),
+    Hook("vllm.v1.worker.cpu_worker:CPUWorker", "init_device",
+         "makes a V2 runner under a name that is ours meanwhile", wrapped=False),
+    Hook(f"{V2}spec_decode", "init_speculator",
+         "makes a V2 runner's speculator: in its place we do", wrapped=False),
+    Hook(f"{V2}model_runner:GPUModelRunner", "execute_model",
+         "runs a step that was cut to its drafts", wrapped=False),
+    Hook(f"{V2}model_runner:GPUModelRunner", "gather_batch_req_state",
+         "counts the drafts of a step by their places", wrapped=False),
+    Hook(f"{V2}model_runner:GPUModelRunner", "sample",
+         "what it returns is sent to the host", wrapped=False),
+    Hook(f"{V2}model_runner:GPUModelRunner", "sample_tokens",
+         "samples, and asks for drafts", wrapped=False),
+    Hook(f"{V2}model_runner:GPUModelRunner", "take_draft_token_ids",
+         "its drafts are cut to what they are", wrapped=False),
+    Hook(f"{V2}model_runner:GPUModelRunner", "_dummy_run",
+         "times a step", wrapped=False),
+    Hook(f"{V2}structured_outputs:StructuredOutputsWorker", "apply_grammar_bitmask",
+         "takes masks for as many places as a request has", wrapped=False),
+    Hook(f"{V2}spec_decode.target_dependent_ar.speculator:TargetDependentARSpeculator", "propose",
+         "calls us when the drafter has begun to read", wrapped=False),
+    Hook(f"{V2}spec_decode.target_dependent_ar.speculator:TargetDependentARSpeculator",
+         "_multi_step_decode", "makes as many tokens as were chosen", wrapped=False),
+    Hook(f"{V2}spec_decode.target_dependent_ar.speculator:TargetDependentARSpeculator",
+         "_fused_multi_step_decode", "likewise", wrapped=False),
+    Hook("vllm.v1.core.sched.async_scheduler:AsyncScheduler", "_update_after_schedule",
+         "schedules places for the longest draft", wrapped=False),
+    Hook("vllm.v1.core.sched.async_scheduler:AsyncScheduler", "update_from_output",
+         "takes for drafted what it scheduled, but for what is said to be invalid", wrapped=False),
+    Hook("vllm.v1.core.sched.scheduler:Scheduler", "update_draft_token_ids_in_output",
+         "a grammar judges drafts before they are cut", wrapped=False),
+    Hook("vllm.v1.core.sched.output:GrammarOutput", "",
+         "masks of what a grammar allows",
+         wrapped=False,
+         fields="structured_output_request_ids, grammar_bitmask, num_acceptable_drafts"),
     Hook("vllm.config.speculative:SpeculativeConfig", "_validate_suffix_decoding",
          "method suffix asks for a package of suffix trees, of which no draft is taken here"),
     Hook("vllm.v1.spec_decode.suffix_decoding:SuffixDecodingProposer", "__init__",
@@ -95,10 +137,12 @@ HOOKS: Final = (
          wrapped=False,
          fields="finished_req_ids, preempted_req_ids, scheduled_new_reqs, scheduled_cached_reqs, "
          "scheduled_spec_decode_tokens, num_scheduled_tokens, total_num_scheduled_tokens, "
-         "num_spec_tokens_to_schedule"),
+         "num_spec_tokens_to_schedule, num_invalid_spec_tokens"),
     Hook("vllm.v1.core.sched.output:NewRequestData", "",
-         "whether a request begins in blocks that the drafter has read",
-         wrapped=False, fields="req_id, block_ids, num_computed_tokens"),
+         "whether a request begins in blocks that the drafter has read; its text",
+         wrapped=False,
+         fields="req_id, block_ids, num_computed_tokens, prompt_token_ids, prefill_token_ids, "
+         "sampling_params, lora_request, prompt_embeds, prompt_is_token_ids"),
     Hook("vllm.v1.core.sched.output:CachedRequestData", "",
          "likewise",
          wrapped=False, fields="req_ids, resumed_req_ids, new_block_ids, num_computed_tokens"),

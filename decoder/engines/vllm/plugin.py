@@ -24,7 +24,7 @@ from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.trials import MODEL
 from decoder.core.costs import LiveCosts
 from decoder.core.payoff.token_classes import token_classes_of
-from decoder.engines.vllm import alike, contract, graphs, hooks, requirements
+from decoder.engines.vllm import alike, configured, contract, graphs, hooks, requirements
 from decoder.engines.vllm.attached import adapter_of, give
 from decoder.engines.vllm.drafter import LateDrafter
 from decoder.engines.vllm.profile import profile
@@ -109,7 +109,8 @@ def _load_model(
     logging.getLogger("decoder").setLevel(logging.ERROR if group.rank_in_group else level)
     requirements.check(self.vllm_config, settings)
     alike.meet(group)
-    graphs.for_plain_steps(self.model_runner)
+    if not self.vllm_config.use_v2_model_runner:
+        graphs.for_plain_steps(self.model_runner)
     result = original(self, *args, **kwargs)
     if (adapter := adapter_of(self.model_runner)) is not None:
         adapter.rest(_WEIGHTS)
@@ -128,8 +129,8 @@ def _adapter(runner: GPUModelRunner, settings: WorkerSettings) -> Adapter:
     config, group = runner.vllm_config, get_tp_group()
     has_model = config.speculative_config.method == "eagle3"
     ranks = Ranks(group.rank_in_group, group.world_size, group.cpu_group, runner.max_num_reqs)
-    late = None
-    if has_model:
+    late, v2 = None, config.use_v2_model_runner
+    if has_model and not v2:
         runner.drafter.propose = ranks.passing(runner.drafter.propose)
         if requirements.reads_with_positions_alone(config):
             late = LateDrafter(runner.drafter)
@@ -142,7 +143,7 @@ def _adapter(runner: GPUModelRunner, settings: WorkerSettings) -> Adapter:
         ranks=ranks,
         reading=Reading(_share(config)) if late is not None and _weighs(settings) else None,
     )
-    if has_model:
+    if has_model and not v2:
         inner = late.propose if late is not None else runner.drafter.propose
         runner.drafter.propose = adapter.guarded(inner)
     return adapter
@@ -200,7 +201,12 @@ def _warm_up(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any)
     adapter = adapter_of(self.model_runner)
     if adapter is None:
         return result
-    if self.model_runner.device.type != "cpu":
+    config = self.vllm_config
+    if config.use_v2_model_runner:
+        self.model_runner.serving = True
+        ahead = "asynchronously" if config.scheduler_config.async_scheduling else "step by step"
+        log.info("drafting on vLLM's V2 runner, which is scheduled %s", ahead)
+    elif self.model_runner.device.type != "cpu":
         log.info(graphs.told(self.model_runner))
     worker, costs = adapter.worker, LiveCosts()
     try:
@@ -322,6 +328,8 @@ def _no_proposer(original: Callable[..., Any], self: Any, vllm_config: Any) -> N
 
 
 AROUND: Final[dict[str, Callable[..., Any]]] = {
+    "__post_init__": configured.post_init,
+    "_get_v2_model_runner_unsupported_features": configured.unsupported,
     "get_kv_cache_specs": _ask_ranks,
     "compile_or_warm_up_model": _warm_up,
     "reload_weights": _reload_weights,

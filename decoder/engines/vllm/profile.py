@@ -45,6 +45,8 @@ def profile(runner: Any, scope: str, ranks: Ranks) -> CostTable | None:
     """Time target and drafter apart; None on ranks that follow. Nothing is mutated that lasts."""
 
     on_cpu = runner.device.type == "cpu"
+    config = runner.vllm_config
+    v2 = config.use_v2_model_runner
 
     def wait() -> None:
         if not on_cpu:
@@ -52,28 +54,41 @@ def profile(runner: Any, scope: str, ranks: Ranks) -> CostTable | None:
 
     def step(tokens: int) -> None:
         # One token is never a draft: timed as it will run, on a full graph where there is one.
-        hidden, _ = runner._dummy_run(tokens, uniform_decode=tokens == 1, is_graph_capturing=True)
+        plain = tokens == 1 and not v2
+        hidden, _ = runner._dummy_run(tokens, uniform_decode=plain, is_graph_capturing=True)
         runner.model.compute_logits(hidden[:tokens])
         wait()
 
     name, most = setup_name(runner, scope), largest_step(runner)
     seconds = CPU_SECONDS if on_cpu else profiling.SECONDS
     timed = partial(profiling.profile, name, most=most, graphs=sizes(runner), seconds=seconds)
-    drafter: Any = getattr(runner, "drafter", None)
-    if not hasattr(drafter, "dummy_run"):
+    # vLLM's own dummy run would include it
+    name_of, run = ("speculator", "propose") if v2 else ("drafter", "dummy_run")
+    drafter: Any = getattr(runner, name_of, None)
+    if not hasattr(drafter, run):
         return ranks.conduct(partial(timed, rows=(1,)), step)
-    alone = drafter.dummy_run
+    alone, given = getattr(drafter, run), dict[int, Any]()
 
     def draft(rows: int) -> None:
-        alone(rows, is_graph_capturing=True)  # one pass, as for a graph capture
-        drafter._greedy_sample(drafter.hidden_states[:rows])
+        if not v2:
+            alone(rows, is_graph_capturing=True)  # one pass, as for a graph capture
+            drafter._greedy_sample(drafter.hidden_states[:rows])
+        else:
+            if rows not in given:
+                drafter.propose = lambda **arguments: given.update({rows: arguments})
+                runner._dummy_run(rows)
+            alone(**given[rows])
         wait()
 
-    drafter.dummy_run = lambda *_, **__: None  # or vLLM's own dummy run would include it
+    setattr(drafter, run, lambda *_, **__: None)
     try:
-        return ranks.conduct(partial(timed, rows=(1, min(MANY, most))), step, draft)
+        if config.speculative_config.method == "suffix":
+            return ranks.conduct(partial(timed, rows=(1,)), step)
+        drafted = drafter.num_speculative_steps if v2 else 1
+        rows = (1, min(MANY, most))
+        return ranks.conduct(partial(timed, rows=rows, drafted=drafted), step, draft)
     finally:
-        del drafter.dummy_run
+        delattr(drafter, run)
 
 
 def largest_step(runner: Any) -> int:

@@ -13,6 +13,7 @@ from importlib.metadata import entry_points
 from typing import Any, Final, Literal
 
 from decoder.contracts.errors import EngineError
+from decoder.engines.vllm import configured
 from decoder.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
@@ -22,13 +23,12 @@ Test = Callable[[Any, WorkerSettings], bool]
 
 HOW_TO_START: Final = (
     "Start it with 'hvd serve', or: HVD_WORKER_ENABLED=1 HVD_WORKER_TENANTS=middleware "
-    "VLLM_USE_V2_MODEL_RUNNER=0 vllm serve MODEL --middleware "
+    "vllm serve MODEL --middleware "
     "decoder.tenancy.middleware.TenantMiddleware "
     '--speculative-config \'{"method": "eagle3", "model": "DRAFTER", '
     '"num_speculative_tokens": 64, "disable_padded_drafter_batch": true, '
     '"disable_eagle_block_drop": true}\''
 )
-METHODS: Final = ("eagle3", "suffix")
 _PROCESSORS: Final = "vllm.logits_processors"
 VERIFIED: Final = 128
 """Draft tokens of a request that vLLM's sampler verifies in a step; at one more it asserts, and the
@@ -125,7 +125,7 @@ REQUIREMENTS: Final = (
     Requirement(
         "method", "any other", "refused",
         f'set "method" to "eagle3" or "suffix": no other drafter can be hybrid. {HOW_TO_START}',
-        lambda c, _: c.speculative_config is not None and _method(c) not in METHODS),
+        lambda c, _: c.speculative_config is not None and _method(c) not in configured.METHODS),
     Requirement(
         "num_speculative_tokens", "1 or more", "accepted",
         "no draft of any arm is ever longer; 64 is the paper's, and a smaller one cuts copied "
@@ -160,7 +160,15 @@ REQUIREMENTS: Final = (
     Requirement(
         "disable_padded_drafter_batch", "false with eagle3", "refused",
         'set "disable_padded_drafter_batch": true: a padded batch drafts for every request.',
-        lambda c, _: _eagle3(c) and not c.speculative_config.disable_padded_drafter_batch),
+        lambda c, _: _eagle3(c)
+        and not c.use_v2_model_runner
+        and not c.speculative_config.disable_padded_drafter_batch),
+    Requirement(
+        "disable_padded_drafter_batch", "true with eagle3 on the V2 runner", "clamped",
+        "it is of no use there, and vLLM 0.32 then schedules step by step: leave it out",
+        lambda c, _: _eagle3(c)
+        and c.use_v2_model_runner
+        and c.speculative_config.disable_padded_drafter_batch),
     Requirement(
         "disable_eagle_block_drop", "true or false", "accepted",
         "true: a shared prefix is taken from the cache whole; false: its last block (128 tokens on "
@@ -188,13 +196,24 @@ REQUIREMENTS: Final = (
         "vLLM's suffix cache is not used: ours is set with HVD_WORKER_SUFFIX_*",
         lambda c, _: _own_suffix(c)),
     Requirement(
-        "VLLM_USE_V2_MODEL_RUNNER", "1, or unset with eagle3 where Triton is", "refused",
-        "set VLLM_USE_V2_MODEL_RUNNER=0: vLLM's V2 runner has no seam yet.",
-        lambda c, _: c.use_v2_model_runner),
+        "VLLM_USE_V2_MODEL_RUNNER", "any", "accepted",
+        "the runner that vLLM chooses; on its V2 runner the drafter reads in every step",
+        lambda c, _: True),
     Requirement(
-        "--async-scheduling", "true", "refused",
-        "leave --async-scheduling out: a draft depends on the tokens before it.",
-        lambda c, _: bool(c.scheduler_config.async_scheduling)),
+        "--worker-cls, --scheduler-cls", "given, with the V2 runner", "refused",
+        "leave --worker-cls and --scheduler-cls out, or set VLLM_USE_V2_MODEL_RUNNER=0: on the V2 "
+        "runner drafts need a worker of ours, and a scheduler where it runs ahead.",
+        lambda c, _: c.use_v2_model_runner and not configured.is_ours(c)),
+    Requirement(
+        "--async-scheduling", "true, with the V2 runner", "accepted",
+        "each step is cut to the drafts that were chosen; until then it holds places for the "
+        "longest ones, so that num_speculative_tokens of 16 to 24 leaves prompts more of a step",
+        lambda c, _: c.use_v2_model_runner and bool(c.scheduler_config.async_scheduling)),
+    Requirement(
+        "--async-scheduling", "true, with the V1 runner", "refused",
+        "leave --async-scheduling out, or VLLM_USE_V2_MODEL_RUNNER=0: on the V1 runner a draft "
+        "depends on the tokens before it.",
+        lambda c, _: not c.use_v2_model_runner and bool(c.scheduler_config.async_scheduling)),
     Requirement(
         "--tensor-parallel-size", "2 or more", "accepted",
         "rank 0 decides and the others follow: one worker, one cache, one stream of telemetry",

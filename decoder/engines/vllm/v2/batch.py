@@ -1,0 +1,177 @@
+"""What a V2 runner knows of its requests, kept on the host and read as a V1 runner's.
+
+vLLM's own state of a request lies on the device. Its text is followed here from what the scheduler
+says when it begins and from what each step commits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from decoder.drafting.drafts import Tokens
+from decoder.engines.vllm.plan import Plan
+
+
+@dataclass(slots=True)
+class Request:
+    """One request, as the fields of vLLM's V1 ``CachedRequestState`` that are read."""
+
+    prompt: list[int] | None
+    length: int  # of the prompt
+    output_token_ids: list[int]
+    num_computed_tokens: int
+    sampling_params: Any
+    lora_request: Any
+    prompt_embeds: Any
+    prompt_is_token_ids: Any
+    over: bool = False
+    """Whether vLLM will end it for what it has written."""
+    ended: bool = False
+    """Whether it is over since an earlier step: scheduled ahead, it makes one more, for nothing."""
+
+    @classmethod
+    def of(cls, new: Any) -> Request:
+        """One that a ``NewRequestData`` brings, for the first time or after it was preempted."""
+        return cls(
+            new.prompt_token_ids, new.prompt_len, list(new.prefill_token_ids[new.prompt_len :]),
+            new.num_computed_tokens, new.sampling_params, new.lora_request, new.prompt_embeds,
+            new.prompt_is_token_ids,
+        )  # fmt: skip
+
+    @property
+    def prompt_token_ids(self) -> list[int] | None:
+        """None where no draft can be made any more."""
+        return None if self.ended else self.prompt
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of prompt and output."""
+        return self.length + len(self.output_token_ids)
+
+    def write(self, tokens: Sequence[int], max_model_len: int) -> None:
+        """Append what was committed; see whether it is the end. Mutates."""
+        self.ended = self.over
+        if self.ended:
+            return
+        self.output_token_ids.extend(tokens)
+        asked = self.sampling_params
+        most = min(asked.max_tokens or max_model_len, max_model_len - self.length)
+        stops = {*(asked.stop_token_ids or ()), asked.eos_token_id}
+        self.over = len(self.output_token_ids) >= most or not stops.isdisjoint(tokens)
+
+
+@dataclass
+class Batch:
+    """The requests of one runner, and the step under way.
+
+    Stands before the adapter as a V1 runner, as its ``input_batch``, and as that one's table of
+    tokens. ``lengths`` are of the drafts that wait on the device, by request.
+    """
+
+    runner: Any
+    requests: dict[str, Request] = field(default_factory=dict)
+    lengths: dict[str, int] = field(default_factory=dict)
+    req_ids: list[str] = field(default_factory=list)
+    step: Any = None
+    """The step's ``SchedulerOutput`` with drafts as long as they are."""
+    verified: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        config = self.runner.vllm_config
+        self.input_batch = self.token_ids_cpu = self
+        self.scheduler_config, self.device = config.scheduler_config, self.runner.device
+        self.vocab_size = config.model_config.get_vocab_size()
+
+    def __getitem__(self, row: int) -> Tokens:
+        return np.array(self.requests[self.req_ids[row]].prompt_token_ids or (), np.int32)
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of a request at most."""
+        return int(self.runner.max_model_len)
+
+    @property
+    def effective_drafter_max_model_len(self) -> int:
+        """Tokens of a request that the drafter reaches to."""
+        drafter = self.runner.speculative_config.draft_model_config
+        return min(self.max_model_len, int(drafter.max_model_len))
+
+    def begin(self, output: Any) -> None:
+        """Take in which requests a ``SchedulerOutput`` begins, goes on with, and ends."""
+        for name in output.finished_req_ids:
+            self.requests.pop(name, None)
+        for new in output.scheduled_new_reqs:
+            self.requests[new.req_id] = Request.of(new)
+        cached = output.scheduled_cached_reqs
+        for name, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
+            self.requests[name].num_computed_tokens = computed
+
+    def trimmed(self, output: Any) -> Any:
+        """A copy of a ``SchedulerOutput`` that holds no place of a draft without a token in it."""
+        for name in output.finished_req_ids | (output.preempted_req_ids or set()):
+            self.lengths.pop(name, None)
+        scheduled, drafts = dict(output.num_scheduled_tokens), {}
+        for name, places in output.scheduled_spec_decode_tokens.items():
+            length = min(len(places), self.lengths.get(name, 0))
+            scheduled[name] -= len(places) - length
+            if length:
+                drafts[name] = places[:length]
+        self.verified = {name: len(tokens) for name, tokens in drafts.items()}
+        self.step = dataclasses.replace(
+            output, num_scheduled_tokens=scheduled, scheduled_spec_decode_tokens=drafts,
+            total_num_scheduled_tokens=sum(scheduled.values()),
+        )  # fmt: skip
+        return self.step
+
+    def masked(self, grammar: Any, placed: dict[str, int], every_place: bool) -> Any:
+        """Masks for the places that are left, of a ``GrammarOutput`` for all; and what they forbid
+        is not verified.
+
+        Args:
+            placed: draft tokens that each request was scheduled with.
+            every_place: whether there are masks for as many places as a draft can have, of which
+                vLLM takes those that it needs.
+        """
+        if grammar is None:
+            return None
+        names = grammar.structured_output_request_ids
+        allowed = grammar.num_acceptable_drafts or [0] * len(names)
+        left, at = list[int](), 0
+        for name, most in zip(names, allowed, strict=True):
+            length = self.verified.get(name, 0)
+            left += range(at, at + length + 1)
+            at += placed.get(name, 0) + 1
+            if length:
+                self.verified[name] = min(length, most)
+        if every_place:
+            return grammar
+        return dataclasses.replace(grammar, grammar_bitmask=grammar.grammar_bitmask[left])
+
+    def commit(self, names: Sequence[str], sampled: Sequence[Sequence[int]]) -> None:
+        """Take in what a step committed, by rows of the batch."""
+        self.req_ids = list(names)
+        for name, tokens in zip(names, sampled, strict=True):
+            if tokens:
+                self.requests[name].write(tokens, self.max_model_len)
+
+    def seen(self, most: int) -> Any:
+        """The step as a scheduler tells it that knows its drafts, and wants ``most`` tokens."""
+        drafts = {name: [0] * count for name, count in self.verified.items() if count}
+        return dataclasses.replace(
+            self.step, scheduled_spec_decode_tokens=drafts, num_spec_tokens_to_schedule=most
+        )
+
+    def chosen(self, names: Sequence[str], plan: Plan) -> list[int]:
+        """The length of each row's next draft, of the cache or of as many tokens as the model
+        makes."""
+        lengths = [
+            len(given) or min(room, plan.k)
+            for given, room in zip(plan.given, plan.rooms, strict=True)
+        ]
+        self.lengths.update(zip(names, lengths, strict=True))
+        return lengths

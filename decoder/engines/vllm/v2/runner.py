@@ -1,0 +1,143 @@
+"""vLLM's V2 model runner, whose steps verify the drafts that were chosen and no more.
+
+A step goes like this:
+
+====================  ============================================================================
+``execute_model``     the step is cut to the drafts that there are, and runs
+``sample_tokens``     what was sampled is on its way to the host while the drafter reads it;
+                      the next drafts are chosen, and made
+====================  ============================================================================
+
+With asynchronous scheduling the next step is scheduled by then, with places for the longest draft.
+Nothing is lost by cutting them: the scheduler takes them for refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from vllm.v1.worker.gpu import model_runner
+from vllm.v1.worker.gpu.async_utils import async_copy_to_np, stream
+
+from decoder.engines.vllm.attached import adapter_of
+from decoder.engines.vllm.plan import Plan
+from decoder.engines.vllm.v2.batch import Batch
+from decoder.engines.vllm.v2.scheduler import VERIFIED
+from decoder.engines.vllm.v2.speculators import speculator_for
+
+model_runner.init_speculator = speculator_for
+
+
+class HybridRunner(model_runner.GPUModelRunner):  # type: ignore[misc]
+    """On an accelerator. ``serving`` says that what comes now are no warm-up requests."""
+
+    def __init__(self, vllm_config: Any, device: Any) -> None:
+        """Make vLLM's own, with our speculator."""
+        super().__init__(vllm_config, device)
+        self.serving = False
+        self.batch = Batch(self)
+        self._plan = Plan.nothing(0)
+        self._copies = torch.cuda.Stream(device)
+        self._arrived: Any = None
+        self._sampled: tuple[Any, Any] = (None, None)  # on their way, and where they come from
+        self._placed: dict[str, int] = {}
+
+    def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run a step."""
+        adapter = adapter_of(self) if self.serving and not kwargs.get("dummy_run") else None
+        self.speculator.chooser = None if adapter is None else self
+        if adapter is None:
+            return super().execute_model(scheduler_output, *args, **kwargs)
+        adapter.before_step(self.batch, scheduler_output)
+        with adapter.sparing("requests could not be followed"):
+            self.batch.begin(scheduler_output)
+        drafts = scheduler_output.scheduled_spec_decode_tokens
+        self._placed = {name: len(places) for name, places in drafts.items()}
+        trimmed = self.batch.trimmed(scheduler_output)
+        result = super().execute_model(trimmed, *args, **kwargs)
+        adapter.during_step(self.batch)
+        return result
+
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        """Sample, and draft."""
+        if self.speculator.chooser is None:
+            return super().sample_tokens(grammar_output)
+        # vLLM 0.33 has masks for as many places as a draft can have
+        every = not hasattr(self.structured_outputs_worker, "num_bonus_tokens")
+        masks = self.batch.masked(grammar_output, self._placed, every)
+        verified = self.batch.verified
+        output = super().sample_tokens(masks)
+        if (told := getattr(output, "model_runner_output", None)) is not None:
+            setattr(told, VERIFIED, verified)
+        return output
+
+    def sample(self, *args: Any, **kwargs: Any) -> Any:
+        """Sample; the tokens are sent to the host, behind which the drafter is launched."""
+        result = super().sample(*args, **kwargs)
+        if self.speculator.chooser is not None:
+            self._arrived = torch.cuda.Event(blocking=True)
+            tokens, counts = result[0].sampled_token_ids, result[1]
+            with stream(self._copies, self.main_stream):
+                self._copies.wait_stream(self.main_stream)
+                self._sampled = (async_copy_to_np(tokens), async_copy_to_np(counts)), result
+                self._arrived.record(self._copies)
+        return result
+
+    def take_draft_token_ids(self) -> Any:
+        """The drafts as long as they are, for a scheduler that waits for them."""
+        drafts = super().take_draft_token_ids()
+        if drafts is None or not self.serving:
+            return drafts
+        cut = [
+            tokens[: self.batch.lengths.get(name, 0)]
+            for name, tokens in zip(drafts.req_ids, drafts.draft_token_ids, strict=True)
+        ]
+        return dataclasses.replace(drafts, draft_token_ids=cut)
+
+    def decide(self, names: list[str], most: int) -> Plan:
+        """What to draft for the requests of the batch, ``most`` tokens each."""
+        self._arrived.synchronize()
+        (tokens, counts), self._sampled = self._sampled[0], (None, None)
+        sampled = [row[:count] for row, count in zip(tokens.tolist(), counts.tolist(), strict=True)]
+        adapter = adapter_of(self)
+        self._plan = Plan.nothing(len(names))
+        if adapter is not None:
+            with adapter.sparing("what was committed could not be followed"):
+                self.batch.commit(names, sampled)
+            self._plan = adapter.decide(self.batch, self.batch.seen(most), sampled)
+        return self._plan
+
+    def drafts(self, names: list[str], made: Tensor | None) -> Tensor:
+        """All drafts int64 [requests, longest], -1 behind each; ``made`` are the model's."""
+        plan, longest = self._plan, self.num_speculative_steps
+        if made is None:
+            plan = dataclasses.replace(plan, k=0)
+        lengths = self.batch.chosen(names, plan)
+        if (adapter := adapter_of(self)) is not None:
+            adapter.drafted(names, lengths, plan.k)
+        given = np.full((len(names), longest), -1, np.int64)
+        for row, tokens in zip(given, plan.given, strict=True):
+            row[: len(tokens)] = tokens
+        drafts = torch.from_numpy(given).to(self.device, non_blocking=True)
+        if made is not None and plan.k:
+            owned = np.array([not tokens for tokens in plan.given])
+            model = torch.from_numpy(owned).to(self.device, non_blocking=True)
+            drafts[:, : plan.k] = torch.where(
+                model[:, None], made[:, : plan.k], drafts[:, : plan.k]
+            )
+        return drafts
+
+    def failed(self) -> None:
+        """The drafter has failed; with several ranks nobody can go on.
+
+        Raises:
+            Exception: the one being handled, where other ranks might not have it.
+        """
+        adapter = adapter_of(self)
+        if adapter is None or adapter.ranks.size > 1:
+            raise  # noqa: PLE0704 - by whoever handles it
+        adapter.failed("the model drafter failed: this step goes on without its drafts")

@@ -1,0 +1,129 @@
+"""Where vLLM's V2 runner asks for drafts: they are chosen in there, and the drafter's are made.
+
+The drafter reads what was committed in every step. The choice is made while it does, for which the
+host needs no more than the sampled tokens: its passes for further tokens come after.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from vllm.v1.worker.gpu.spec_decode.eagle.speculator import EagleSpeculator
+from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
+
+from decoder.engines.vllm.plan import Plan
+from decoder.engines.vllm.requirements import within
+from decoder.settings import WorkerSettings
+
+
+class Chooser(Protocol):
+    """Who chooses what a step drafts, and is told what the drafter made."""
+
+    def decide(self, names: list[str], most: int) -> Plan:
+        """What to draft for the requests of the batch, ``most`` tokens each."""
+
+    def drafts(self, names: list[str], made: Tensor | None) -> Tensor:
+        """All drafts int64 [requests, longest], -1 behind each; ``made`` are the model's."""
+
+    def failed(self) -> None:
+        """The drafter has failed, of which the exception is being handled."""
+
+
+class CacheSpeculator(BaseSpeculator):  # type: ignore[misc]
+    """Drafts of the cache alone."""
+
+    supports_mm_inputs = False
+    draft_logits = None
+
+    def __init__(self, longest: int, device: Any) -> None:
+        """Take ``longest`` draft tokens of a request at most."""
+        self.chooser: Chooser | None = None
+        self._shape, self._device = longest, device
+
+    def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
+        """There is nothing to capture."""
+
+    def capture(self) -> None:
+        """There is nothing to capture."""
+
+    def propose(self, input_batch: Any, *_: Any, **kwargs: Any) -> Tensor:
+        """Drafts int64 [requests, longest]; any tokens while vLLM warms up."""
+        if self.chooser is None:
+            shape = len(input_batch.req_ids), self._shape
+            return torch.zeros(shape, dtype=torch.int64, device=self._device)
+        self.chooser.decide(input_batch.req_ids, kwargs["num_speculative_tokens"])
+        return self.chooser.drafts(input_batch.req_ids, None)
+
+
+class HybridSpeculator(EagleSpeculator):  # type: ignore[misc]
+    """Drafts of the cache and of an EAGLE3 drafter, which makes ``depth`` tokens at most."""
+
+    def __init__(self, config: Any, device: Any, depth: int) -> None:
+        """Make vLLM's own, whose graphs then draft no more than that."""
+        super().__init__(config, device)
+        self.chooser: Chooser | None = None
+        self._longest = int(config.speculative_config.num_speculative_tokens)
+        self.num_speculative_steps = depth
+        self.draft_tokens: Tensor = self.draft_tokens[:, :depth].contiguous()
+        self._names, self._most = list[str](), self._longest
+        self._plan: Plan | None = None
+
+    def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
+        """As vLLM does: its first pass runs on the target's steps, of the longest draft."""
+        depth, self.num_speculative_steps = self.num_speculative_steps, self._longest
+        try:
+            super().init_cudagraph_manager(cudagraph_mode)
+        finally:
+            self.num_speculative_steps = depth
+
+    def propose(self, input_batch: Any, *args: Any, **kwargs: Any) -> Tensor:
+        """Drafts int64 [requests, longest]; the drafter's own while vLLM warms up."""
+        self._most = kwargs.get("num_speculative_tokens", self._longest)
+        kwargs["num_speculative_tokens"] = min(self._most, self.num_speculative_steps)
+        if kwargs.get("dummy_run") or self.chooser is None:
+            made: Tensor = super().propose(input_batch, *args, **kwargs)
+            wide = made.new_zeros((len(made), self._longest))
+            wide[:, : made.shape[1]] = made
+            return wide
+        self._names, self._plan = input_batch.req_ids, None
+        drafted: Tensor | None = None
+        try:
+            drafted = super().propose(input_batch, *args, **kwargs)
+        except Exception:  # noqa: BLE001 - told by the chooser
+            self.chooser.failed()
+            self._choose()
+        self._names, self._plan = [], None
+        return self.chooser.drafts(input_batch.req_ids, drafted)
+
+    def on_prefill_end(self, num_reqs: int) -> None:
+        """Choose while the device reads."""
+        super().on_prefill_end(num_reqs)
+        self._choose()
+
+    def _choose(self) -> None:
+        if self.chooser is not None and self._names and self._plan is None:
+            self._plan = self.chooser.decide(self._names, self._most)
+
+    def _multi_step_decode(self, *args: Any) -> None:
+        if tokens := self._wanted(args[-1]):
+            super()._multi_step_decode(*args[:-1], tokens)
+
+    def _fused_multi_step_decode(self, *args: Any) -> None:
+        if tokens := self._wanted(args[-1]):
+            super()._fused_multi_step_decode(*args[:-1], tokens)
+
+    def _wanted(self, tokens: int) -> int:
+        """How many to make, the first included, which is there; 0 where no more are."""
+        wanted = tokens if self._plan is None else min(tokens, self._plan.k)
+        return wanted if wanted > 1 else 0
+
+
+def speculator_for(config: Any, device: Any, _: Any) -> BaseSpeculator:
+    """In the place of vLLM's ``init_speculator``, whose cases are closed."""
+    drafts = config.speculative_config
+    if drafts.method == "suffix":
+        return CacheSpeculator(drafts.num_speculative_tokens, device)
+    depth = within(config, WorkerSettings.load()).model_draft_tokens
+    return HybridSpeculator(config, device, depth)

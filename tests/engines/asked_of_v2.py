@@ -1,0 +1,216 @@
+"""Ask one vLLM engine for everything: ``python -m tests.engines.asked_of_v2 JOB RESULT``.
+
+The job holds ``model``, ``speculative_config`` or null, and ``ahead`` where it is vLLM's V2 runner
+that is asked, scheduled ahead or not. All is asked twice, the second time with what the first has
+left in the cache, while a thread swaps policies. So few blocks are there that requests are
+preempted.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+import threading
+from pathlib import Path
+from typing import Any, Final
+
+from tests.engines import interpreted
+from tests.engines.decode import swap_forever
+from tests.engines.plugged import worker_in
+
+LIMIT: Final = 160
+TOKENS: Final = 18
+VOCABULARY: Final = 24
+
+
+def kinds(written: list[list[int]]) -> dict[str, dict[str, Any]]:
+    """What is asked for, by kind, of requests that write ``written`` without it."""
+    from vllm.sampling_params import StructuredOutputsParams
+
+    middle = written[0][9]
+    return {
+        "greedy": {},
+        "one choice": {"temperature": 1.0, "top_k": 1},
+        "several choices": {"n": 3, "temperature": 1.0, "top_k": 1},
+        "logprobs": {"logprobs": 2, "prompt_logprobs": 1},
+        "stop ids": {"stop_token_ids": [middle]},
+        "stop strings": {"stop": [f"w{written[1][6]} w{written[1][7]}"], "min_tokens": 3},
+        "min_tokens": {"min_tokens": 12, "stop_token_ids": [middle]},
+        "penalties": {"presence_penalty": 0.4, "frequency_penalty": 0.2},
+        "allowed": {"allowed_token_ids": list(range(0, VOCABULARY, 2))},
+        "bad words": {"bad_words": [f"w{middle}"]},
+        "structured": {"structured_outputs": StructuredOutputsParams(regex="(w1|w3|w5|w8){4,40}")},
+        "few tokens": {"max_tokens": 2},
+        "no drafts": {"extra_args": {"hvd_speculate": "off"}},
+        "to the end": {"max_tokens": LIMIT},
+    }
+
+
+def answers(llm: Any, asked: list[tuple[list[int], dict[str, Any]]]) -> list[Any]:
+    """Of each request its choices: tokens, text, how they end, and probabilities."""
+    from vllm import SamplingParams, TokensPrompt
+
+    given = [SamplingParams(**{"temperature": 0, "max_tokens": TOKENS} | more) for _, more in asked]
+    prompts = [TokensPrompt(prompt_token_ids=ids) for ids, _ in asked]
+    outputs = llm.generate(prompts, given, use_tqdm=False)
+    return [
+        [
+            [list(c.token_ids), c.text, c.finish_reason, str(c.stop_reason),
+             [{str(t): p.logprob for t, p in place.items()} for place in c.logprobs or ()]]
+            for c in o.outputs
+        ]
+        for o in outputs
+    ]  # fmt: skip
+
+
+def sampled(llm: Any, runner: Any, prompts: list[list[int]]) -> list[list[Any]]:
+    """Each time that a draft was verified with tokens drawn by lot: the text before it, its first
+    token, and what was drawn there."""
+    drawn: list[list[Any]] = []
+    waiting: dict[str, list[Any]] = {}
+    prepare, commit = runner.prepare_inputs, runner.batch.commit
+
+    def preparing(*args: Any) -> Any:
+        batch = prepare(*args)
+        waiting.clear()
+        for name, slot in zip(batch.req_ids, batch.idx_mapping_np.tolist(), strict=True):
+            if runner.batch.verified.get(name):
+                request = runner.batch.requests[name]
+                draft = int(runner.req_states.draft_tokens[slot, 0])
+                waiting[name] = [[*request.prompt, *request.output_token_ids], draft]
+        return batch
+
+    def committing(names: list[str], tokens: list[list[int]]) -> None:
+        rows = zip(names, tokens, strict=True)
+        drawn.extend([*waiting[name], row[0]] for name, row in rows if name in waiting)
+        commit(names, tokens)
+
+    runner.prepare_inputs, runner.batch.commit = preparing, committing
+    answers(llm, [(ids, {"temperature": 1.0, "n": 4}) for ids in prompts])
+    runner.prepare_inputs, runner.batch.commit = prepare, commit
+    return drawn
+
+
+def aborted(llm: Any, prompts: list[list[int]]) -> list[list[int]]:
+    """What the others write while every other request goes away in the middle."""
+    from vllm import SamplingParams, TokensPrompt
+
+    engine, asked = llm.llm_engine, SamplingParams(temperature=0, max_tokens=TOKENS)
+    names = [f"{i}-aborted" for i in range(len(prompts))]
+    for name, ids in zip(names, prompts, strict=True):
+        engine.add_request(name, TokensPrompt(prompt_token_ids=ids), asked)
+    made: dict[str, list[int]] = {}
+    for step in range(1000):
+        for output in engine.step():
+            made[output.request_id] = list(output.outputs[0].token_ids)
+        if step == 5:
+            engine.abort_request(names[::2])
+        if not engine.has_unfinished_requests():
+            break
+    return [made[name] for name in names[1::2]]
+
+
+def note_steps(runner: Any) -> dict[str, int]:
+    """Count what is chosen, what is verified, and what reaches the target that is no token."""
+    noted = {"chosen": 0, "verified": 0, "longer": 0, "no token": 0, "preempted": 0}
+    chosen, prepare, execute = runner.batch.chosen, runner.prepare_inputs, runner.execute_model
+    waiting: dict[str, int] = {}
+
+    def choosing(names: list[str], plan: Any) -> list[int]:
+        lengths: list[int] = chosen(names, plan)
+        waiting.update(zip(names, lengths, strict=True))
+        noted["chosen"] += sum(lengths)
+        return lengths
+
+    def preparing(*args: Any) -> Any:
+        batch = prepare(*args)
+        if (drafts := batch.num_draft_tokens_per_req) is not None:
+            noted["verified"] += int(drafts.sum())
+            each = zip(batch.req_ids, drafts.tolist(), strict=True)
+            noted["longer"] += sum(count > waiting.get(name, 0) for name, count in each)
+        ids = batch.input_ids[: batch.num_tokens]
+        noted["no token"] += int(((ids < 0) | (ids >= VOCABULARY)).sum())
+        return batch
+
+    def executing(output: Any, *args: Any, **kwargs: Any) -> Any:
+        noted["preempted"] += len(output.preempted_req_ids or ())
+        return execute(output, *args, **kwargs)
+
+    runner.batch.chosen, runner.prepare_inputs = choosing, preparing
+    runner.execute_model = executing
+    return noted
+
+
+def fail_now_and_then(runner: Any) -> None:
+    """Have each third pass of the drafter fail, where there is one."""
+    run, calls = getattr(runner.speculator, "_run_model", None), itertools.count()
+
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        if next(calls) % 3 == 0:
+            raise RuntimeError("no pass")
+        return run(*args, **kwargs)
+
+    if run is not None:
+        runner.speculator._run_model = failing
+
+
+def main(job_file: str, result_file: str) -> None:
+    """Run one job."""
+    job = json.loads(Path(job_file).read_text())
+    if "ahead" in job:
+        interpreted.install(job["ahead"])
+    from vllm import LLM
+
+    llm = LLM(
+        job["model"], dtype="float32", enforce_eager=True, max_model_len=LIMIT, max_num_seqs=6,
+        max_num_batched_tokens=96, block_size=32, num_gpu_blocks_override=13,
+        speculative_config=job["speculative_config"], disable_log_stats=False,
+    )  # fmt: skip
+
+    from tests.engines.two_heads import prompts
+
+    asked = [p[: LIMIT - 2 * TOKENS] for p in prompts(5, VOCABULARY)]
+    asked.append([*asked[1], *asked[0][:6]])  # begins with what another is
+    result: dict[str, Any] = {"answers": {}}
+    config = llm.llm_engine.vllm_config
+    result["runner"] = [config.use_v2_model_runner, config.max_concurrent_batches]
+    worker, stop, noted = None, threading.Event(), None
+    threads = []
+    if job["speculative_config"]:
+        worker = worker_in(llm)
+        noted = note_steps(llm.llm_engine.model_executor.driver_worker.worker.model_runner)
+        threads = [threading.Thread(target=swap_forever, args=(worker.router, stop), daemon=True)]
+    plain = answers(llm, [(ids, {}) for ids in asked[:2]])
+    for thread in threads:
+        thread.start()
+    every = kinds([choices[0][0] for choices in plain])
+    pairs = [
+        (kind, ids)
+        for kind in every
+        for ids in (asked[0], asked[1], asked[-1])[: 2 + (kind == "greedy")]
+    ]
+    for time in ("first", "again"):
+        made = answers(llm, [(ids, every[kind]) for kind, ids in pairs])
+        for (kind, _), answer in zip(pairs, made, strict=True):
+            result["answers"].setdefault(f"{kind}, {time}", []).append(answer)
+    if worker is not None:
+        runner = llm.llm_engine.model_executor.driver_worker.worker.model_runner
+        result["sampled"] = sampled(llm, runner, asked[:3])
+        result["status"] = worker.status().model_dump(mode="json")
+        fail_now_and_then(runner)
+    result["answers"]["aborted"] = aborted(llm, asked[:4])
+    stop.set()
+    for thread in threads:
+        thread.join()
+    if worker is not None:
+        counted = {m.name: m.value for m in llm.get_metrics() if hasattr(m, "value")}
+        result["vllm drafted"] = counted["vllm:spec_decode_num_draft_tokens"]
+        result["vllm accepted"] = counted["vllm:spec_decode_num_accepted_tokens"]
+        result["noted"], result["faults"] = noted, worker.faults
+        result["left"] = len(worker.router.table.slots)
+    Path(result_file).write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:3])

@@ -1,0 +1,71 @@
+"""vLLM's V2 runner on a CPU, for tests: its Triton kernels are interpreted.
+
+vLLM has a door for that (``v1/worker/cpu``), in which streams, events and shared memory are
+stand-ins. What it can show is what runner, scheduler and our code say to each other, token for
+token; it shows no graphs, no order of streams and no time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+VARIABLES = {"TRITON_INTERPRET": "1", "VLLM_USE_V2_MODEL_RUNNER": "1"}
+"""Of a process that is to run it."""
+
+
+class _Masking:
+    """What vLLM's kernel does that forbids tokens."""
+
+    def __getitem__(self, grid: tuple[int, int]) -> Any:
+        return self._mask
+
+    def _mask(
+        self, logits: Any, _: int, places: Any, ends: Any, masks: Any, *__: Any, MASK_STRIDE: int,
+        **___: Any,
+    ) -> None:  # fmt: skip
+        import torch
+
+        for place, mask in zip(places.tolist(), masks, strict=False):
+            request, position = divmod(place, MASK_STRIDE)
+            row = int(ends[request]) + position
+            if row < int(ends[request + 1]):
+                bits = (mask[:, None] >> torch.arange(32)) & 1
+                logits[row, bits.reshape(-1)[: logits.shape[1]] == 0] = float("-inf")
+
+
+def install(ahead: bool | None) -> None:
+    """Before vLLM is imported: have it find Triton, and schedule ``ahead`` or not; with None, as it
+    would elsewhere."""
+    import triton.backends
+    from triton.backends.driver import DriverBase
+
+    class Driver(DriverBase):  # type: ignore[misc]
+        @staticmethod
+        def is_active() -> bool:
+            return True
+
+    triton.backends.backends["cpu"] = triton.backends.Backend(compiler=None, driver=Driver)
+
+    from vllm.platforms.cpu import CpuPlatform
+
+    update = CpuPlatform.check_and_update_config.__func__
+
+    def updated(cls: Any, config: Any) -> None:
+        elsewhere = config.scheduler_config.async_scheduling
+        update(cls, config)  # it forbids it on a CPU
+        config.scheduler_config.async_scheduling = elsewhere if ahead is None else ahead
+
+    CpuPlatform.check_and_update_config = classmethod(updated)
+
+    # two kernels call what the interpreter does not know
+    import vllm.v1.worker.cpu.shm  # noqa: F401  # before the runner, as its worker has it
+    from vllm.v1.sample.ops import topk_topp_sampler as sampler
+    from vllm.v1.worker.gpu import structured_outputs
+
+    plainly = sampler.apply_top_k_top_p_pytorch
+    sampler.apply_top_k_top_p_triton = lambda logits, k, p, **_: plainly(logits, k, p)
+    structured_outputs._apply_grammar_bitmask_kernel = _Masking()
+
+    from decoder.engines.vllm import profile
+
+    profile.CPU_SECONDS = 1.0  # type: ignore[misc]  # what kernels take here is of no use

@@ -1,0 +1,296 @@
+"""On vLLM's V2 runner: steps are cut to what was chosen, and outputs stay the target's own."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from decoder.engines.vllm.adapter import Adapter
+from decoder.engines.vllm.ranks import Ranks
+from decoder.engines.vllm.v2.batch import Batch
+from decoder.policy.rule import CACHE
+from tests.engines import asked_of_v2, interpreted, two_heads
+from tests.engines.plugged import run_apart
+from tests.engines.scheduled_ahead import Ahead
+from tests.engines.test_vllm_adapter import ask, config, copying, is_whole, observed, serve
+from tests.engines.trials import swapped_policies
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of what vLLM imports
+
+
+def engine(method: str, queue: int, **rest: Any) -> Ahead:
+    blocks = rest.pop("blocks", 400)
+    return Ahead(config(method, **rest), copying, queue=queue, blocks=blocks)
+
+
+EACH_WAY = pytest.mark.parametrize(
+    ("method", "queue"), list(itertools.product(("eagle3", "suffix"), (1, 2)))
+)
+
+
+@EACH_WAY
+def test_what_is_verified_is_what_was_chosen(method: str, queue: int) -> None:
+    e = engine(method, queue, tokens=16)
+    noted = observed(e)
+    serve(e)
+    is_whole(e)
+    assert set(e.finished.values()) == {"length"}
+    assert all(verified == chosen for _, chosen, verified in e.told)
+    assert len({verified for _, _, verified in e.told}) > 5
+    followed = [verified for _, verified, *_ in noted]
+    assert sum(followed) <= e.verified <= sum(followed) + 16 * len(e.outputs)
+    cycles = e.worker.router.counters.cycles
+    assert cycles["cache"] > 10 and (cycles["model"] > 5) == (method == "eagle3")
+
+
+@EACH_WAY
+def test_vllms_own_counters_are_of_what_was_verified(method: str, queue: int) -> None:
+    e = engine(method, queue, tokens=16)
+    serve(e)
+    drafted = sum(stats.num_draft_tokens for stats in e.stats)
+    # a step of a request that had ended by then is not counted
+    assert 0 < drafted <= e.verified <= drafted + 16 * len(e.outputs)
+    assert drafted < e.verified + 1 if queue == 1 else drafted
+
+
+@EACH_WAY
+def test_a_preempted_request_goes_on_where_it_was(method: str, queue: int) -> None:
+    e = engine(method, queue, tokens=16, blocks=60)
+    serve(e)
+    assert e.preemptions > 2
+    is_whole(e)
+    assert [len(output) for output in e.outputs.values()] == [120] * 6
+
+
+@EACH_WAY
+def test_requests_end_as_they_would_and_are_followed_no_longer(method: str, queue: int) -> None:
+    e = engine(method, queue, tokens=16)
+    stops = {str(i): int(copying(str(i))[40 + i + 30]) for i in range(3)}
+    for name, token in stops.items():
+        e.ask(name, 40 + int(name), 120, stop_token_ids=[token])
+    e.ask("3", 43, 1)
+    e.ask("4", 44, 10_000)
+    e.run(8)
+    e.abort("4")
+    e.run()
+    is_whole(e)
+    for name, token in stops.items():
+        assert e.outputs[name].index(token) == len(e.outputs[name]) - 1
+        assert e.finished[name] == "stop"
+    counters = e.worker.router.counters
+    assert len(e.outputs["3"]) == 1 and e.finished["4"] == "abort"
+    assert counters.started == counters.stopped == 5 and not e.batch.requests
+
+
+@EACH_WAY
+def test_the_end_of_the_context_is_the_end(method: str, queue: int) -> None:
+    e = engine(method, queue, tokens=16)
+    ask(e, range(3), 10_000, 10_000)
+    is_whole(e)
+    assert [40 + i + len(e.outputs[str(i)]) for i in range(3)] == [512] * 3
+
+
+@EACH_WAY
+def test_a_policy_is_swapped_in_any_step(method: str, queue: int) -> None:
+    e = engine(method, queue, tokens=16)
+    ask(e, range(5), 120, 0)
+    for version, policy in enumerate(itertools.cycle(swapped_policies())):
+        if not e.scheduler.has_requests():
+            break
+        e.worker.router.policy = replace(policy, version=version)
+        e.run(1)
+    is_whole(e)
+
+
+def test_where_choosing_fails_requests_go_on_without_drafts() -> None:
+    e = engine("suffix", 2, tokens=16)
+    ask(e, range(4), 60, 2)
+    choose, calls = e.worker.router.choose, itertools.count()
+
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        if next(calls) % 3 == 0:
+            raise RuntimeError("no choice")
+        return choose(*args, **kwargs)
+
+    e.worker.router.choose = failing  # type: ignore[method-assign]
+    e.run()
+    assert e.worker.faults > 2
+    for name, output in e.outputs.items():
+        assert output == list(copying(name)[40 + int(name) :][:60])
+
+
+def test_a_draft_that_is_too_long_or_no_token_never_reaches_the_target() -> None:
+    e = engine("suffix", 2, tokens=3)
+    choose = e.worker.router.choose
+
+    def rash(names: Any, *_: Any, **__: Any) -> Any:
+        chosen = choose(names)
+        chosen.drafts[:] = 0
+        chosen.lengths[chosen.arms == CACHE] = 40
+        chosen.tokens = np.array([[-1 if i == 2 else 5 for i in range(40)]], np.int32)
+        return chosen
+
+    e.worker.router.choose = rash  # type: ignore[method-assign]
+    serve(e)
+    is_whole(e)
+    assert e.longest_seen == 2
+
+
+@EACH_WAY
+def test_a_rank_that_follows_cuts_each_step_as_the_one_that_leads(method: str, queue: int) -> None:
+    """Both in this process, with messages as they are sent."""
+    e = engine(method, queue, tokens=16, blocks=60)
+    sent: list[Any] = []
+    leads, follows = Ranks(0, 2, most_rows=4), Ranks(1, 2, most_rows=4)
+    leads._broadcast = lambda tensor: sent.append(tensor.clone())  # type: ignore[method-assign]
+    follows._broadcast = lambda tensor: tensor.copy_(sent.pop(0))  # type: ignore[method-assign]
+    e.adapter.ranks = leads
+    follower, batch = Adapter(None, 16, has_model=e.has_model, ranks=follows), Batch(e.batch.runner)
+    work, cut = e._work, 0
+
+    def both(out: Any) -> Any:
+        nonlocal cut
+        made = work(out)
+        batch.begin(out)
+        step = batch.trimmed(out)
+        assert step.num_scheduled_tokens == e.batch.step.num_scheduled_tokens
+        cut += out.total_num_scheduled_tokens - step.total_num_scheduled_tokens
+        if made.req_ids:
+            batch.commit(made.req_ids, made.sampled_token_ids)
+            seen = batch.seen(out.num_spec_tokens_to_schedule)
+            plan = follower.decide(batch, seen, made.sampled_token_ids)
+            batch.chosen(made.req_ids, plan)
+        assert batch.lengths == e.batch.lengths and not sent
+        return made
+
+    e._work = both  # type: ignore[method-assign]
+    serve(e)
+    is_whole(e)
+    assert e.preemptions and bool(cut) == (queue > 1)
+
+
+@dataclass
+class Masks:
+    structured_output_request_ids: list[str]
+    grammar_bitmask: np.ndarray
+    num_acceptable_drafts: list[int] | None
+
+
+@pytest.mark.parametrize("every_place", [False, True])
+def test_a_grammars_masks_are_those_of_the_places_that_are_left(every_place: bool) -> None:
+    batch = Batch.__new__(Batch)
+    batch.verified = {"a": 2, "c": 1, "d": 1}
+    placed = {"a": 4, "b": 4, "c": 4, "d": 4}
+    rows = np.array([[f"{name}{i}"] for name in "abc" for i in range(5)])
+    cut = batch.masked(Masks(["a", "b", "c"], rows, [1, 4, 3]), placed, every_place)
+    kept = ["a0", "a1", "a2", "b0", "c0", "c1"]
+    assert cut.grammar_bitmask[:, 0].tolist() == (rows[:, 0].tolist() if every_place else kept)
+    assert batch.verified == {"a": 1, "c": 1, "d": 1}
+    assert batch.masked(None, placed, every_place) is None
+
+
+def test_on_an_accelerator_its_streams_and_events_stay_its_own() -> None:
+    script = (
+        "import sys, decoder.engines.vllm.v2.worker, decoder.engines.vllm.v2.runner\n"
+        "sys.exit('vllm.v1.worker.cpu.shm' in sys.modules)"
+    )
+    assert not subprocess.run([sys.executable, "-c", script], check=False).returncode
+
+
+def served(folder: Path, method: str = "", ahead: bool | None = None) -> dict[str, Any]:
+    """Everything asked of an engine in a process of its own; without a method plain vLLM's V1."""
+    models = two_heads.write_models(folder, asked_of_v2.VOCABULARY, 16)
+    job: dict[str, Any] = {"model": str(models[0]), "speculative_config": None}
+    variables = {"HVD_WORKER_ENABLED": "0"}
+    if method:
+        given = {"model": str(models[1])} if method == "eagle3" else {}
+        job["speculative_config"] = given | {"method": method, "num_speculative_tokens": 12}
+        job["ahead"] = ahead
+        variables = {"HVD_WORKER_ENABLED": "1", "HVD_WORKER_FLOOR": "0"} | interpreted.VARIABLES
+    job_file, result_file = folder / "job.json", folder / "result.json"
+    job_file.write_text(json.dumps(job))
+    run_apart("tests.engines.asked_of_v2", str(job_file), str(result_file), **variables)
+    return json.loads(result_file.read_text()) | {"target": str(models[0])}
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return served(tmp_path_factory.mktemp("plain"))
+
+
+@pytest.fixture(
+    scope="module", params=list(itertools.product(("eagle3", "suffix"), (True, False))), ids=str
+)
+def hybrid(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    method, ahead = request.param
+    made = served(tmp_path_factory.mktemp("v2"), method, ahead)
+    assert made["runner"] == [True, 1 + ahead]
+    return made
+
+
+@pytest.mark.engine
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_every_answer_is_plain_v1s(plain: dict[str, Any], hybrid: dict[str, Any]) -> None:
+    assert plain["answers"].keys() == hybrid["answers"].keys()
+    wrong = [
+        k
+        for k, theirs in plain["answers"].items()
+        if rounded(theirs) != rounded(hybrid["answers"][k])
+    ]
+    assert not wrong, {k: (plain["answers"][k], hybrid["answers"][k]) for k in wrong[:2]}
+
+
+@pytest.mark.engine
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_drafts_were_really_verified_and_counted(hybrid: dict[str, Any]) -> None:
+    noted, status = hybrid["noted"], hybrid["status"]
+    assert noted["longer"] == noted["no token"] == 0 and noted["preempted"] > 0
+    assert 50 < noted["verified"] <= noted["chosen"]
+    assert noted["verified"] * 0.8 <= hybrid["vllm drafted"] <= noted["verified"]
+    assert status["faults"] == 0 and hybrid["left"] == 0
+    assert status["requests_started"] == status["requests_stopped"] > 60
+    assert bool(hybrid["faults"]) == ("model" in status["cycles"]), "its passes were made to fail"
+
+
+@pytest.mark.engine
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_what_is_drawn_where_a_draft_was_verified_is_of_the_targets_distribution(
+    hybrid: dict[str, Any],
+) -> None:
+    """Two sums that are normal with mean 0 and variance 1 if it is: how often the draft's token was
+    drawn, and how probable what was drawn is. Both within 4.5: one false alarm in 73,000 tests."""
+    from transformers import LlamaForCausalLM
+
+    model = LlamaForCausalLM.from_pretrained(hybrid["target"]).eval()
+    drawn = np.zeros((len(hybrid["sampled"]), 4))
+    for row, (text, draft, token) in zip(drawn, hybrid["sampled"], strict=True):
+        with torch.inference_mode():
+            log = model(torch.tensor([text])).logits[0, -1].double().log_softmax(-1)
+        p, mean = log.exp(), (log.exp() * log).sum()
+        row[:] = (token == draft) - p[draft], p[draft] * (1 - p[draft]), log[token] - mean, 0
+        row[3] = (p * (log - mean) ** 2).sum()
+    accepted, probable = (drawn[:, i].sum() / drawn[:, i + 1].sum() ** 0.5 for i in (0, 2))
+    assert len(drawn) > 40 and abs(accepted) < 4.5 and abs(probable) < 4.5, (accepted, probable)
+
+
+def rounded(answer: Any) -> Any:
+    """The same, with log-probabilities as exact as they are."""
+    if isinstance(answer, float):
+        return round(answer, 3)
+    if isinstance(answer, dict):
+        return {key: rounded(value) for key, value in answer.items()}
+    return [rounded(each) for each in answer] if isinstance(answer, list) else answer
