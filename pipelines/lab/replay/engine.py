@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from numpy.typing import NDArray
 
@@ -36,6 +36,9 @@ from pipelines.lab.replay.traces import Trace
 
 Told = Callable[[int, int], None]
 """Told how many output tokens are decoded, and how many there are."""
+
+PAST: Final = 0
+"""Any token, in the place of those behind the end of an output."""
 
 
 class Engine:
@@ -72,19 +75,24 @@ class Engine:
         trace, router = self._traces[index], self._router
         turn = Turn.of(index, trace)
         model = model_acceptance(trace, self._mean).tolist() if self._has_model else []
+        # a token that came once, at the end, ended the request, as an engine's stop ids do
+        ends = frozenset(turn.output[-1:]) - frozenset(turn.output[:-1])
         options = RequestOptions(
-            trace.allowed, UNLIMITED, session=trace.session, workload=trace.workload, tenant=tenant
-        )
+            trace.allowed, UNLIMITED, ends, session=trace.session, workload=trace.workload,
+            tenant=tenant,
+        )  # fmt: skip
         router.start(turn.name, turn.prompt, options)
         self._cache.index(None)
         router.observe([Committed(turn.name, turn.output[:1], 0)], 0)
+        # of a draft that goes on behind the end an engine tells all that was accepted
+        told = [*turn.output, PAST] if ends or len(turn.output) >= trace.allowed else turn.output
         done = 1
         while done < len(turn.output):
             (decision,) = router.choose([turn.name])
             cycle = _verified(decision, turn, model, done)
             router.drafted([turn.name], [cycle.verified], cycle.drafted)
             yield cycle
-            made = turn.output[done : done + cycle.committed]
+            made = told[done : done + cycle.accepted + 1]
             outcome = Committed(turn.name, made, cycle.verified)
             router.observe([outcome], 1 + cycle.verified, self._usual)
             if not self._usual:
