@@ -71,7 +71,7 @@ class Learner:
         self.dead = DeadLetters(kafka)
         self.intake = Intake(self.dead, resumed.sequences, resumed.refused, resumed.repeated)
         self.lease = Lease(kafka, holder_of(settings.state_dir))
-        registry = Registry(settings.mlflow_tracking_uri, settings.registry_prefix)
+        registry = Registry.of(settings)
         rules = Rules(self.lease.holder, settings.rollout != "off", settings.keep_versions)
         self.registrar = Registrar(registry, self.lease.holds, resumed.waiting, self._busy, rules)
         self.publisher = PolicyPublisher(kafka, resumed.published)

@@ -6,6 +6,7 @@ and ``champion``, and ``trial`` while nobody else has set it; ``pinned`` is a pe
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -28,6 +29,7 @@ from learner.registry.standing import (
     standing_of,
     version_of,
 )
+from learner.settings import LearnerSettings
 
 MODEL_PREFIX: Final = "hvd-payoff-"
 ARTIFACT: Final = loadable.BUNDLE
@@ -43,11 +45,24 @@ class Registry:
     :class:`RegistryError` when MLflow cannot be reached or refuses.
     """
 
-    def __init__(self, tracking_uri: str, prefix: str = MODEL_PREFIX) -> None:
+    def __init__(
+        self, tracking_uri: str, prefix: str = MODEL_PREFIX, registry_uri: str = ""
+    ) -> None:
+        """``registry_uri``: where models are registered, if not with the tracking server."""
         self.tracking_uri = tracking_uri
         self.prefix = prefix
-        self._connection = Connection(tracking_uri)
+        self._connection = Connection(tracking_uri, registry_uri)
         self._models = Models(self._connection, prefix)
+
+    @classmethod
+    def of(cls, settings: LearnerSettings) -> Registry:
+        """The registry that ``settings`` name; what they hold of credentials is put into the
+        environment, where alone mlflow looks for them."""
+        for name in ("username", "password", "token"):
+            if value := getattr(settings, f"mlflow_{name}"):
+                os.environ[f"MLFLOW_TRACKING_{name.upper()}"] = value
+        uris = settings.mlflow_tracking_uri, settings.mlflow_registry_uri
+        return cls(uris[0], settings.registry_prefix, uris[1])
 
     def model_name(self, scope: str) -> str:
         """The registered model of ``scope``, which may not be there yet."""
