@@ -24,8 +24,8 @@ from decoder.kafka.clients import AWAY
 from learner import state, topics
 from learner.dead_letters import DeadLetters
 from learner.home import holder_of, occupied
-from learner.intake import Admitted, Intake
 from learner.lease import MARGIN_SECONDS, Lease
+from learner.lessons import Intake, Lessons
 from learner.moves import Moved
 from learner.page import Vitals, serving
 from learner.publish import PolicyPublisher, StatusProducer
@@ -44,7 +44,9 @@ from learner.rollouts import Rollouts
 from learner.scope import Scope
 from learner.scopes import beginning
 from learner.settings import LearnerSettings
+from learner.shares import Shares
 from learner.source import RETRY_SECONDS, EventSource
+from learner.workers import Workers
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +71,12 @@ class Learner:
         self.faults = resumed.faults
         self.source = EventSource(kafka, resumed.offsets, resumed.skipped, marks=resumed.marks)
         self.dead = DeadLetters(kafka)
-        self.intake = Intake(self.dead, resumed.sequences, resumed.refused, resumed.repeated)
+        self.shares = Shares(settings.rows_per_second, resumed.shares)
+        self.workers = Workers(kafka, self.process)
+        self.unknown = 0
+        self.intake = Intake(
+            self.dead, resumed.sequences, resumed.refused, resumed.repeated, self.shares
+        )
         self.lease = Lease(kafka, holder_of(settings.state_dir))
         registry = Registry.of(settings)
         rules = Rules(self.lease.holder, settings.rollout != "off", settings.keep_versions)
@@ -93,13 +100,21 @@ class Learner:
         read = dict(self.source.offsets)
         for record in records:
             read[record.partition] = record.offset + 1
-            admitted = self.intake.admit(record)
-            if admitted is not None:
-                self.rollouts.hear(admitted.scope)
-                self._learn(admitted, read)
+            lessons = self.intake.admit(record)
+            if lessons is None:
+                continue
+            if lessons.scope not in self.scopes.entries and not self.workers.know(lessons.scope):
+                self.unknown += lessons.events
+                continue
+            self.shares.count(lessons.scope, lessons.drafts)
+            self.rollouts.hear(lessons.scope)
+            self._learn(lessons, read)
         self.rollouts.read()
+        self.workers.read()
         # 2. Only what is learned from, or refused for good, counts as read.
         self.source.done(records)
+        self.shares.follow(self.workers.shares)
+        self.shares.look(time.monotonic(), self.source.is_near_the_end(), self.lease.holds)
         # 3. Keep what is ours to promote and publish.
         self.lease.turn(self._wanted())
         # 4. Take what the registry's thread has found out; ask it for what is to be served.
@@ -127,7 +142,7 @@ class Learner:
                     intake.repeated, self.faults, self.registrar.waiting(),
                     self.publisher.published.numbers, self.rollouts.of,
                     self.rollouts.source.offsets, self.rollouts.sequences,
-                    source.marks, self.rollouts.source.marks,
+                    source.marks, self.rollouts.source.marks, self.shares,
                 ),
             )  # fmt: skip
         except OSError as error:
@@ -136,12 +151,12 @@ class Learner:
     def close(self) -> None:
         """Let go of leases, broker and registry; saves nothing."""
         for part in (
-            self.registrar, self.lease, self.source, self.rollouts, self.dead, self.publisher,
-            self.status,
+            self.registrar, self.lease, self.source, self.rollouts, self.workers, self.dead,
+            self.publisher, self.status,
         ):  # fmt: skip
             part.close()
 
-    def _learn(self, admitted: Admitted, read: Mapping[int, int]) -> None:
+    def _learn(self, admitted: Lessons, read: Mapping[int, int]) -> None:
         name = admitted.scope
         try:
             scope = self.scopes.of(name, admitted.events)
@@ -149,7 +164,7 @@ class Learner:
             scope.predicted += admitted.predicted
             scope.accepted += admitted.accepted
             self.scopes.pass_over(name, "side", admitted.passed)
-            alarms = scope.feed(admitted.rows)
+            alarms = scope.feed(admitted.rows, admitted.drafts)
             won = scope.candidate()
             told = [registration_of(scope, each, read) for each in scope.refused()]
             winner = registration_of(scope, won, read) if won is not None else None
@@ -276,6 +291,7 @@ class Learner:
             dead_letters_failed=self.dead.failed,
             records_missing=intake.sequences.missing,
             records_duplicate=intake.sequences.duplicates,
+            events_unknown=self.unknown,
             records_skipped=self.source.skipped,
             faults=self.faults,
             lag=lag,
@@ -305,6 +321,7 @@ class Learner:
             "events_consumed": self.scopes.entries[name].events,
             "losses": dict(self.scopes.lost.get(name, {})),
             "drafts_consumed": scope.total,
+            "share": self.shares.get(name, 1.0),
             "buffer": len(scope.buffer),
             "updates": scope.updates,
             "drifts": sum(scope.alarms.values()),

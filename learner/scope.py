@@ -27,7 +27,6 @@ from learner.learners import NAMES, QUICK, Learners
 from learner.losses import faced
 from learner.measured import NOMINAL, Costs, measure
 from learner.rows import COLUMNS, Rows, empty, joined
-from learner.sample import Sample
 from learner.settings import LearnerSettings
 from learner.tune import tuned
 
@@ -79,7 +78,6 @@ class Scope:
         self.learners = Learners()
         self.contest = Contest(first)
         self.detector = Detector()
-        self._sample = Sample(settings.rows_per_second)
         self._clusters = Clusters(SEATS + len(STREAMS))
         self._waiting = empty()
         self._next_contestant = 0  # row of the buffer
@@ -103,10 +101,14 @@ class Scope:
         """Optimiser steps taken by each network."""
         return self.learners.updates
 
-    def feed(self, rows: Rows) -> list[Alarm]:
-        """Take in ``rows``, each once, in their order; the alarms that they raised. Mutates."""
-        self.total += len(rows)
-        rows = joined([self._waiting, self._sample.take(rows)])
+    def feed(self, rows: Rows, came: int | None = None) -> list[Alarm]:
+        """Take in ``rows``, each once, in their order; the alarms that they raised. Mutates.
+
+        Args:
+            came: drafts that came, where ``rows`` are a part of them.
+        """
+        self.total += len(rows) if came is None else came
+        rows = joined([self._waiting, rows])
         alarms: list[Alarm] = []
         whole = len(rows) - len(rows) % BLOCK
         for first in range(0, whole, BLOCK):
@@ -257,7 +259,6 @@ class Scope:
         return {
             "events": len(self.buffer),
             "events_total": self.total,
-            "share": self._sample.share,
             "updates": self.updates,
             **{f"alarms_{stream}": count for stream, count in self.alarms.items()},
         }
@@ -270,7 +271,6 @@ class Scope:
             ("buffer", self.buffer),
             ("learners", self.learners),
             ("contest", self.contest),
-            ("sample", self._sample),
             ("clusters", self._clusters),
         ):
             held, state[name] = part.snapshot()
@@ -302,7 +302,6 @@ class Scope:
         scope.detector = Detector.restored(state["detector"])
         scope._costs = Costs.restored(state["costs"])
         scope.alarms = {stream: int(state["alarms"][stream]) for stream in STREAMS}
-        scope._sample = Sample.restored(settings.rows_per_second, part("sample"))
         scope._clusters = Clusters.restored(SEATS + len(STREAMS), part("clusters"))
         waiting = within("waiting.", arrays)
         scope._waiting = Rows(**{column: waiting[column] for column in COLUMNS})

@@ -41,6 +41,7 @@ class State:
     round_sequences: Sequences = field(default_factory=Sequences)
     marks: Mapping[int, Mark] = field(default_factory=dict)
     round_marks: Mapping[int, Mark] = field(default_factory=dict)
+    shares: Mapping[str, float] = field(default_factory=dict)
 
 
 def save(settings: LearnerSettings, state: State) -> None:
@@ -83,6 +84,7 @@ def _told_of(state: State) -> tuple[checkpoint.Arrays, dict[str, Any]]:
         "round_sequences": state.round_sequences.known(),
         "marks": list(state.marks.items()),
         "round_marks": list(state.round_marks.items()),
+        "shares": dict(state.shares),
         "serial": state.scopes.serial,
         "lost": state.scopes.lost,
         # a list: JSON with sorted keys loses an order
@@ -118,6 +120,7 @@ def resumed(settings: LearnerSettings) -> State:
             Sequences(runs_of(numbers.get("round_sequences", []))),
             _marks(numbers.get("marks", [])),
             _marks(numbers.get("round_marks", [])),
+            {str(scope): float(share) for scope, share in numbers.get("shares", {}).items()},
         )
     except _UNREADABLE as error:
         log.error("checkpoint is not of this version (%s): starting anew", error)

@@ -1,3 +1,4 @@
+# ruff: noqa: F811 -- fixtures of another file are asked for by name
 """MLflow as operators have it: addresses apart, stores without a client, registries that lack what
 a learner needs, servers that are slow, and passwords from files."""
 

@@ -265,28 +265,3 @@ def test_what_was_consumed_and_is_not_learned_is_counted_by_its_reason(
     assert once_more.lost["one"] == {"fault": 40, "disk": 20, "side": 7, "damaged": 60}
     assert once_more.of("a").total == 5 and state.resumed(settings).offsets == {0: 9}
     assert "one" in caplog.text and "unusable" in caplog.text
-
-
-def arriving(n: int, seconds: float, seed: int) -> Rows:
-    """``n`` drafts within so many seconds, twenty a request."""
-    names = np.random.default_rng(seed).integers(0, 2**64, -(-n // 20), np.uint64).repeat(20)[:n]
-    rows = FEW_ROWS.take(np.arange(n) % len(FEW_ROWS))
-    return replace(rows, request=names, session=names, time=np.linspace(0.0, seconds, n))
-
-
-def test_a_scope_that_sends_a_hundred_times_as_much_costs_its_share_and_nobody_else(
-    tmp_path: Path,
-) -> None:
-    settings = settings_in(tmp_path)
-    loud, quiet = arriving(20_000, 10.0, 1), arriving(200, 10.0, 2)
-    beside, alone = Scopes(settings), Scopes(settings)
-    for turn in range(10):
-        beside.of("loud").feed(loud.take(np.arange(turn * 2_000, (turn + 1) * 2_000)))
-        part = quiet.take(np.arange(turn * 20, (turn + 1) * 20))
-        beside.of("quiet").feed(part)
-        alone.of("quiet").feed(part)
-    # what settles the sample comes on top: a window each time that its share is halved
-    assert beside.of("loud").buffer.total < 3 * 10.0 * settings.rows_per_second
-    assert beside.of("loud").total == 20_000 and beside.of("quiet").buffer.total == 192
-    (arrays, numbers), (others, twins) = (s.of("quiet").snapshot() for s in (beside, alone))
-    assert numbers == twins and same(arrays, others)
