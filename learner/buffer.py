@@ -61,9 +61,9 @@ class Buffer:
         fresh = numbers[(numbers >= number) & ~np.isin(sessions, older)]
         return self.at(fresh[-last:])
 
-    def snapshot(self) -> Snapshot:
-        """Everything :meth:`restored` needs."""
-        rows = self.recent(self.capacity)
+    def snapshot(self, since: int = 0) -> Snapshot:
+        """Everything :meth:`restored` needs beside the rows before number ``since``."""
+        rows = self.since(since, self.capacity)
         return {name: getattr(rows, name) for name in COLUMNS}, {"total": self.total}
 
     @classmethod

@@ -53,6 +53,8 @@ log = logging.getLogger(__name__)
 POLL_SECONDS: Final = 0.25
 FOLLOW_SECONDS: Final = 1.0
 CHECKPOINT_SECONDS: Final = 10.0
+CHECKPOINT_BYTES_A_SECOND: Final = 2 * 2**20
+"""After one that was larger the next one is later; what is read again is known by its sequence."""
 STATUS_SECONDS: Final = 1.0
 ESTABLISHED: Final = 100
 """Drafts before a scope enters the registry: its name comes from the topic, where anybody may make
@@ -91,6 +93,7 @@ class Learner:
         self._complaints = Complaints()
         self._seen = False  # whether the registry has said, once, what stands in it
         self._checkpoint_at = time.monotonic() + CHECKPOINT_SECONDS
+        self._written_at = time.monotonic()
         self._follow_at = self._status_at = 0.0
 
     def step(self) -> None:
@@ -135,7 +138,7 @@ class Learner:
         self._checkpoint_at = time.monotonic() + CHECKPOINT_SECONDS
         intake, source = self.intake, self.source
         try:
-            state.save(
+            written = state.save(
                 self.settings,
                 state.State(
                     self.scopes, source.offsets, source.skipped, intake.sequences, intake.refused,
@@ -147,6 +150,9 @@ class Learner:
             )  # fmt: skip
         except OSError as error:
             log.error("checkpoint not written: %s", error)
+            return
+        self._written_at = now = time.monotonic()
+        self._checkpoint_at = now + max(CHECKPOINT_SECONDS, written / CHECKPOINT_BYTES_A_SECOND)
 
     def close(self) -> None:
         """Let go of leases, broker and registry; saves nothing."""
@@ -302,6 +308,7 @@ class Learner:
             waiting=len(self.registrar.waiting()),
             registry_away_since=self.registrar.away_since,
             given_up=dict(self.registrar.given_up),
+            checkpoint_age=time.monotonic() - self._written_at,
             scopes_awake=len(self.scopes.awake),
             scopes_known=len(self.scopes.entries),
         )

@@ -263,17 +263,17 @@ class Scope:
             **{f"alarms_{stream}": count for stream, count in self.alarms.items()},
         }
 
-    def snapshot(self) -> Snapshot:
-        """Everything :meth:`restored` needs, policies included: it must not need the registry."""
+    def snapshot(self, since: int = 0) -> Snapshot:
+        """Everything :meth:`restored` needs beside the buffer's rows before number ``since``,
+        policies included: it must not need the registry."""
         arrays: dict[str, NDArray[Any]] = {}
         state: dict[str, Any] = {name: getattr(self, name) for name in _NUMBERS}
-        for name, part in (
-            ("buffer", self.buffer),
-            ("learners", self.learners),
-            ("contest", self.contest),
-            ("clusters", self._clusters),
-        ):
-            held, state[name] = part.snapshot()
+        for name, (held, state[name]) in {
+            "buffer": self.buffer.snapshot(since),
+            "learners": self.learners.snapshot(),
+            "contest": self.contest.snapshot(),
+            "clusters": self._clusters.snapshot(),
+        }.items():
             arrays |= under(f"{name}.", held)
         arrays |= under("waiting.", {name: getattr(self._waiting, name) for name in COLUMNS})
         return arrays, state | {

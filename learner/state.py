@@ -44,19 +44,20 @@ class State:
     shares: Mapping[str, float] = field(default_factory=dict)
 
 
-def save(settings: LearnerSettings, state: State) -> None:
-    """Write what changed of the scopes, then the checkpoint that names their files.
+def save(settings: LearnerSettings, state: State) -> int:
+    """Write what changed of the scopes, then the checkpoint that names their files; the bytes.
 
     Raises:
         OSError: the disk refuses; what was saved before is in force.
     """
     try:
-        state.scopes.save()
-        checkpoint.save(settings.checkpoint_path, *_told_of(state))
+        written = state.scopes.save()
+        written += checkpoint.save(settings.checkpoint_path, *_told_of(state))
     except OSError:
         state.scopes.sweep(saved=False)
         raise
     state.scopes.sweep()
+    return written
 
 
 def _told_of(state: State) -> tuple[checkpoint.Arrays, dict[str, Any]]:
@@ -101,7 +102,7 @@ def resumed(settings: LearnerSettings) -> State:
         return State(Scopes(settings))
     arrays, numbers = loaded
     try:
-        entries = [(str(name), Entry(**entry)) for name, entry in numbers["scopes"]]
+        entries = [(str(name), Entry.told(entry)) for name, entry in numbers["scopes"]]
         return State(
             Scopes(settings, entries, int(numbers["serial"]), _lost(numbers.get("lost", {}))),
             {int(p): int(offset) for p, offset in numbers["offsets"].items()},

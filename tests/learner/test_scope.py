@@ -177,6 +177,26 @@ def test_a_scope_that_rested_goes_on_as_if_it_had_not(tmp_path: Path) -> None:
     assert numbers == twins and same(arrays, others)
 
 
+def test_a_checkpoint_adds_what_came_and_never_writes_the_buffer_anew(tmp_path: Path) -> None:
+    settings = settings_in(tmp_path)
+    held, never = Scopes(settings), Scopes(settings_in(tmp_path / "never"))
+    written, files, lying = [], 0, 0
+    for turn in range(60):  # the buffer of 500 comes round three times
+        part = FEW_ROWS.take(np.arange(25 * turn, 25 * turn + 25) % len(FEW_ROWS))
+        for each in (held, never):
+            each.of("mine", 25).feed(part)
+        state.save(settings, state.State(held))
+        rows = held.entries["mine"].rows
+        files, lying = max(files, len(rows)), max(lying, len(list(tmp_path.glob("scopes/*"))))
+        written += [last - first for file, first, last in rows[-1:]]
+    assert sum(written) < 4 * 60 * 25 and files < 20 and lying < 30
+    again = state.resumed(settings).scopes
+    (arrays, numbers), (others, twins) = again.of("mine").snapshot(), never.of("mine").snapshot()
+    assert numbers == twins and same(arrays, others)
+    (tmp_path / "scopes" / again.entries["mine"].rows[0][0]).write_bytes(b"gone")
+    assert state.resumed(settings).scopes.of("mine").total == 0
+
+
 def test_a_thousand_names_stay_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scopes, "KNOWN", 40)
     settings = settings_in(tmp_path)
@@ -214,7 +234,7 @@ def test_while_checkpoints_fail_files_do_not_pile_up(
                 state.save(settings, state.State(held))
         for name in "abc":
             held.of(name, 1).feed(FEW_ROWS.take(np.arange(1)))
-        assert "two" not in held.awake and len(list((tmp_path / "scopes").iterdir())) == 3
+        assert "two" not in held.awake and len(list((tmp_path / "scopes").iterdir())) == 5
     assert state.resumed(settings).scopes.of("one").total == 10
     state.save(settings, state.State(held))
     again = state.resumed(settings).scopes
