@@ -172,7 +172,6 @@ class Learner:
             self.scopes.pass_over(name, "side", admitted.passed)
             alarms = scope.feed(admitted.rows, admitted.drafts)
             won = scope.candidate()
-            told = [registration_of(scope, each, read) for each in scope.refused()]
             winner = registration_of(scope, won, read) if won is not None else None
         except Exception:  # noqa: BLE001 -- one record must not end the learner, nor this scope
             self._complaints.exception(
@@ -183,8 +182,6 @@ class Learner:
             return
         if alarms:
             log.info("scope %s: traffic changed, MAE now %.2f tokens", name, scope.mae)
-        for each in told:
-            self.registrar.note(each)
         if won is not None and winner is not None:
             log.info("scope %s: a candidate won: %s", name, won.verdict.reason)
             self.registrar.hand(winner)

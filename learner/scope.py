@@ -22,7 +22,7 @@ from learner.checkpoint import under, within
 from learner.clusters import LONG, Clusters
 from learner.contest import FIRST, SEATS, Contest, Contestant, mark
 from learner.drift import STREAMS, Alarm, Detector, beyond
-from learner.gate import LEAST_DRAFTS, MIN_GAIN, Verdict, error_of, judge
+from learner.gate import Verdict, error_of, verdict_of
 from learner.learners import NAMES, QUICK, Learners
 from learner.losses import faced
 from learner.measured import NOMINAL, Costs, measure
@@ -31,6 +31,10 @@ from learner.settings import LearnerSettings
 from learner.tune import tuned
 
 BLOCK: Final = 64
+EVIDENCE: Final = 2 * SEATS
+NUMBERS: Final = EVIDENCE + len(STREAMS)
+"""Numbers of a draft that are added up in its cluster: what is for and against each seat, and what
+tells of a change."""
 JUDGED: Final = 4_000
 """Newest drafts on which the rate of a contestant is simulated."""
 COSTED: Final = 4_000
@@ -38,8 +42,6 @@ PRICED: Final = 1_024
 """Drafts from one look at what steps cost to the next."""
 LIKELY: Final = 1e4
 """Below this are all features of drafts that a bundle may bring as probes."""
-RECHECK: Final = 8
-"""Clusters until the rate of a contestant that was found slower is looked at again."""
 OFFERED: Final = 8
 """Candidates that are known again when in force: while the registry is slow, another may win."""
 MAE_MEMORY: Final = 512.0
@@ -78,12 +80,11 @@ class Scope:
         self.learners = Learners()
         self.contest = Contest(first)
         self.detector = Detector()
-        self._clusters = Clusters(SEATS + len(STREAMS))
+        self._clusters = Clusters(NUMBERS)
         self._waiting = empty()
         self._next_contestant = 0  # row of the buffer
         self._costs = NOMINAL
         self._won: Candidate | None = None
-        self._refused: list[Candidate] = []
         self._offered: list[str] = []  # marks of the candidates that were handed out last
 
     @property
@@ -124,11 +125,6 @@ class Scope:
             self._offered = [*self._offered[1 - OFFERED :], mark(won.policy)]
         return won
 
-    def refused(self) -> list[Candidate]:
-        """Who was found slower since the last call, each once. Mutates."""
-        found, self._refused = self._refused, []
-        return found
-
     def crown(self, policy: Policy) -> None:
         """``policy`` is what is served from now on, whoever decided so. Mutates.
 
@@ -150,18 +146,18 @@ class Scope:
     def _work(self, block: Rows) -> list[Alarm]:
         """Foresee a block, weigh who foresaw it best, store it, learn from it, and decide."""
         found = faced(block)
-        numbers = np.zeros((len(block), SEATS + len(STREAMS)))
+        numbers = np.zeros((len(block), NUMBERS))
         if self.buffer.total % PRICED < BLOCK:
             self._costs = measure(self.buffer.recent(COSTED)) or NOMINAL
-        numbers[:, :SEATS] = self.contest.advantages(block, self._costs)
+        numbers[:, :EVIDENCE] = self.contest.advantages(block, self._costs)
         if self.learners.begun:
             cache, model = self.learners.weigh(block, found), self.detector.drafter.weigh(found)
-            numbers[:, SEATS:] = beyond(cache, model, found.tried)
+            numbers[:, EVIDENCE:] = beyond(cache, model, found.tried)
         self._follow_error(block)
         closed = self._clusters.add(block.session, numbers)
         self.contest.take(closed)
         row = self.buffer.total + len(block)
-        alarms = self.detector.take([cluster.sums[SEATS:] for cluster in closed], row)
+        alarms = self.detector.take([cluster.sums[EVIDENCE:] for cluster in closed], row)
         self.buffer.add(block)
         if self.learners.begun:
             self.learners.learn(self.buffer)
@@ -207,37 +203,21 @@ class Scope:
         self.contest.seats[seat] = Contestant(policy, self.buffer.total, NAMES[learner])
 
     def _decide(self) -> None:
-        """Let the strongest whose evidence suffices win, unless it is slower."""
-        for seat in self.contest.passed():
+        """Let the strongest whose evidence suffices win."""
+        for seat in self.contest.passed()[:1]:
             one = self.contest.seats[seat]
-            if one is None or one.judged < one.recheck:
-                continue
-            judged = (
-                self.buffer.since(one.since, JUDGED)  # it has learned from none of them
-                if seat == FIRST
-                else self.buffer.begun_since(one.since, JUDGED, LONG)
-            )
+            assert one is not None
             costs = measure(self.buffer.recent(COSTED)) or NOMINAL
-            least = MIN_GAIN if seat != FIRST else 0.0  # going back is what is safe
-            verdict = judge(
-                one.policy, self.champion, judged, costs, one.bets.evidence, one.judged, least
-            )
-            if not verdict.promote:
-                if not one.recheck and verdict.drafts >= LEAST_DRAFTS:
-                    self._refused = [
-                        *self._refused[1 - OFFERED :],
-                        Candidate(one.policy, one.origin, verdict),
-                    ]
-                one.recheck = one.judged + RECHECK
-                continue
+            judged = self.buffer.begun_since(one.since, JUDGED, LONG)  # it learned from none
+            champion, evidence = self.champion, one.bets.evidence
+            verdict = verdict_of(one.policy, champion, judged, costs, evidence, one.judged)
             won = replace(one.policy, version=0)
             if seat == FIRST:  # as it is: the registry has it
-                one.recheck = one.judged + RECHECK
+                self.contest.seat_first(self.buffer.total)
             else:
                 won = replace(won, provenance=self._provenance(one, verdict, costs))
                 self.contest.seats[seat] = None
             self._won = Candidate(won, one.origin, verdict)
-            return
 
     def _provenance(self, one: Contestant, verdict: Verdict, costs: Costs) -> dict[str, Any]:
         return {
@@ -302,7 +282,7 @@ class Scope:
         scope.detector = Detector.restored(state["detector"])
         scope._costs = Costs.restored(state["costs"])
         scope.alarms = {stream: int(state["alarms"][stream]) for stream in STREAMS}
-        scope._clusters = Clusters.restored(SEATS + len(STREAMS), part("clusters"))
+        scope._clusters = Clusters.restored(NUMBERS, part("clusters"))
         waiting = within("waiting.", arrays)
         scope._waiting = Rows(**{column: waiting[column] for column in COLUMNS})
         for number, kind in _NUMBERS.items():
