@@ -114,14 +114,14 @@ Samples = Sequence[tuple[tuple[str, ...], float]]
 
 
 def _counter(name: str, meaning: str, samples: Samples, *labels: str) -> Metric:
-    family = CounterMetricFamily(PREFIX + name, meaning, labels=labels)
-    for values, value in samples:
-        family.add_metric(values, float(value))
-    return family
+    return _with(CounterMetricFamily(PREFIX + name, meaning, labels=labels), samples)
 
 
 def _gauge(name: str, meaning: str, samples: Samples, *labels: str) -> Metric:
-    family = GaugeMetricFamily(PREFIX + name, meaning, labels=labels)
+    return _with(GaugeMetricFamily(PREFIX + name, meaning, labels=labels), samples)
+
+
+def _with(family: CounterMetricFamily | GaugeMetricFamily, samples: Samples) -> Metric:
     for values, value in samples:
         family.add_metric(values, float(value))
     return family

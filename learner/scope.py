@@ -240,6 +240,7 @@ class Scope:
             "events": len(self.buffer),
             "events_total": self.total,
             "updates": self.updates,
+            **self.buffer.times(),
             **{f"alarms_{stream}": count for stream, count in self.alarms.items()},
         }
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import PolicyRefused, RegistryError
 from decoder.policy.probes import from_bytes, to_bytes
-from learner.registry import charts, fence, lineage, loadable, moves, runs
+from learner.registry import fence, lineage, loadable, moves, runs
 from learner.registry.connection import Connection
 from learner.registry.models import Models
 from learner.registry.standing import (
@@ -123,8 +123,6 @@ class Registry:
                     model_id=logged.model_id,
                 )
                 number = int(version.version)
-                # last: a second's work, and what it decorates is there
-                runs.draw(self._connection, run_id, charts.of_training(metrics, window))
             self._client.set_registered_model_alias(name, "candidate", str(number))
             return number
 
@@ -136,7 +134,7 @@ class Registry:
         tags: Mapping[str, str] = {},
         window: Mapping[str, Any] = {},
     ) -> str:
-        """Log a candidate that becomes no version as a run, with its figures and pictures.
+        """Log a candidate that becomes no version as a run, with its figures.
 
         Returns:
             The run's id.
@@ -144,7 +142,6 @@ class Registry:
         with self._reaching("log a refused candidate"):
             told = {**tags, "refused": "true"}
             run = runs.start(self._connection, policy, params, metrics, told, window)
-            runs.draw(self._connection, run.info.run_id, charts.of_training(metrics, window))
             self._client.set_terminated(run.info.run_id)
             return str(run.info.run_id)
 
@@ -211,12 +208,6 @@ class Registry:
             for key, value in tags.items():
                 self._client.set_model_version_tag(name, str(version), key, value)
 
-    def attach(self, scope: str, version: int, pictures: Mapping[str, Any]) -> None:
-        """Add figures of :mod:`learner.registry.charts` to the run of a version, by file name."""
-        with self._reaching(f"attach pictures to version {version}"):
-            held = self._client.get_model_version(self._models.known(scope), str(version))
-            runs.draw(self._connection, held.run_id, pictures)
-
     def find(self, policy: Policy) -> int | None:
         """The version of its scope that ``policy`` is, if it is one."""
         with self._reaching("look for a version"):
@@ -272,12 +263,6 @@ class Registry:
             aliases = self._client.get_registered_model(name).aliases
             held = [version_of(version, aliases) for version in self._models.versions(name)]
         return sorted(held, key=lambda version: version.number)
-
-    def figures(self, version: Version) -> tuple[dict[str, float], dict[str, str]]:
-        """Metrics and parameters of the run that made ``version``."""
-        with self._reaching(f"read the run of version {version.number}"):
-            data = self._client.get_run(version.run).data
-            return dict(data.metrics), dict(data.params)
 
     def digest(self, scope: str, version: int) -> str:
         """What the policy of a version is known by, read from the artefact of one without tag."""

@@ -39,7 +39,6 @@ def test_versions_lie_in_the_registry_and_their_runs_with_the_tracking_server(
     assert apart.load("apart", 1).version == 1
     (version,) = apart.versions("apart")
     assert client_of(Registry(server)).get_run(version.run).data.metrics == {"mae": 1.5}
-    assert apart.figures(version)[0] == {"mae": 1.5}
     assert "apart" not in Registry(server).standings()
     assert registry.standing("apart").champion == 1
     apart.register(random_policy(2, "apart", 0))
