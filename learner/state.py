@@ -163,13 +163,7 @@ def _rollouts(arrays: checkpoint.Arrays, told: Mapping[str, Any]) -> dict[str, R
 
 
 def _told(registration: Registration) -> dict[str, Any]:
-    return {
-        "against": registration.against,
-        "params": dict(registration.params),
-        "metrics": dict(registration.metrics),
-        "tags": dict(registration.tags),
-        "window": dict(registration.window),
-    }
+    return {name: value for name, value in vars(registration).items() if name != "policy"}
 
 
 _UNREADABLE: Final[tuple[type[Exception], ...]] = (

@@ -33,8 +33,6 @@ from learner.settings import LearnerSettings
 
 MODEL_PREFIX: Final = "hvd-payoff-"
 ARTIFACT: Final = loadable.BUNDLE
-_BARE: Final = "policy.safetensors"
-"""Where the bundle lies of versions that were made before mlflow could load them."""
 DIGEST_TAG: Final = "digest"
 
 
@@ -265,17 +263,13 @@ class Registry:
         return sorted(held, key=lambda version: version.number)
 
     def digest(self, scope: str, version: int) -> str:
-        """What the policy of a version is known by, read from the artefact of one without tag."""
+        """What the policy of a version is known by; "" of one that somebody else made."""
         with self._reaching(f"read version {version}"):
             held = self._client.get_model_version(self._models.known(scope), str(version))
-            known = held.tags.get(DIGEST_TAG)
-        return digest_of(self.load(scope, version)) if known is None else str(known)
+        return str(held.tags.get(DIGEST_TAG, ""))
 
     def load(self, scope: str, version: int) -> Policy:
         """The policy of a version, read from its artefact, checked, and stamped with the version.
-
-        Versions that were made before digests were kept have no tag: the number in the bundle has
-        to do.
 
         Raises:
             RegistryError: also when the artefact is missing, damaged, or not this version's.
@@ -283,8 +277,7 @@ class Registry:
         with self._reaching(f"read version {version}"), tempfile.TemporaryDirectory() as folder:
             name = self._models.known(scope)
             held = self._client.get_model_version(name, str(version))
-            file = ARTIFACT if LOGGED_TAG in held.tags else _BARE
-            path = self._connection.files(held.source).download_artifacts(file, folder)
+            path = self._connection.files(held.source).download_artifacts(ARTIFACT, folder)
             data = Path(path).read_bytes()
         try:
             policy = from_bytes(data, scope)
@@ -293,8 +286,7 @@ class Registry:
                 f"artefact of {name} version {version} is unusable: {error}. "
                 "Move the alias to a sound version."
             ) from error
-        known = held.tags.get(DIGEST_TAG)
-        if policy.version not in (0, version) if known is None else digest_of(policy) != known:
+        if digest_of(policy) != held.tags.get(DIGEST_TAG):
             raise RegistryError(f"artefact of {name} version {version} is another policy's")
         return replace(policy, version=version)
 

@@ -110,18 +110,6 @@ def test_a_model_of_the_old_naming_keeps_its_name(registry: Registry) -> None:
     assert set(registry.standings()) == {SCOPE}
 
 
-def test_a_version_of_before_it_could_be_loaded_is_read(registry: Registry, tmp_path: Path) -> None:
-    policy, client = random_policy(scope=SCOPE), client_of(registry)
-    client.create_registered_model(f"hvd-payoff-{SCOPE}")
-    run = client.create_run("0")
-    (tmp_path / "policy.safetensors").write_bytes(to_bytes(replace(policy, version=0)))
-    client.log_artifact(run.info.run_id, str(tmp_path / "policy.safetensors"), "policy")
-    source = f"{run.info.artifact_uri}/policy"
-    client.create_model_version(f"hvd-payoff-{SCOPE}", source, run.info.run_id)
-    assert np.array_equal(registry.load(SCOPE, 1).layers[0][0], policy.layers[0][0])
-    assert [version.number for version in registry.versions(SCOPE)] == [1]
-
-
 def test_a_version_says_where_it_comes_from(registry: Registry) -> None:
     metrics = {f"decile_{n}_{what}": n / 2 for n in range(1, 11) for what in ("expected", "real")}
     told = {**SERVED, "origin": "learner", "verdict": "chooses better and is faster"}
