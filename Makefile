@@ -63,7 +63,7 @@ lint: setup ## formatting, lint, types and import rules
 	$(BIN)/lint-imports
 
 audit: $(STAMPS)/audit ## known vulnerabilities of the pinned packages; takes a network
-	@$(VENV)/audit/bin/pip-audit -r requirements/cpu.lock -r requirements/native.lock -r requirements/registry.lock \
+	@$(VENV)/audit/bin/pip-audit -r requirements/cpu.lock -r requirements/native.lock -r requirements/registry.lock -r requirements/stores.lock \
 	  --no-deps --disable-pip --progress-spinner off --format json 2>$(VENV)/audit/said | $(BIN)/python requirements/audit.py
 
 check: lint audit test ## what every change has to pass; CI runs test-long, too

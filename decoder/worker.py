@@ -203,7 +203,14 @@ def make_worker(
 
     admission = Admission(scope, apply, policy)
     sides = _sides(settings, has_model)
-    turns = Turns(sides, settings.holdout, admission.held, first_or_counting(scope), seed=life)
+    turns = Turns(
+        sides,
+        settings.holdout,
+        admission.held,
+        first_or_counting(scope),
+        life,
+        settings.start == "first",
+    )
     router = DraftRouter(
         SuffixCache(settings), policy, token_classes,
         Sink(ring), has_model,

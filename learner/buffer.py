@@ -36,6 +36,11 @@ class Buffer:
         self.total += len(rows)
         self._held = min(self._held + len(rows), self.capacity)
 
+    def times(self) -> dict[str, float]:
+        """``time_from`` and ``time_to`` of what is held, in seconds since the epoch."""
+        held = self._ring.time[np.arange(self.total - len(self), self.total) % self.capacity]
+        return {"time_from": float(held.min()), "time_to": float(held.max())} if len(held) else {}
+
     def recent(self, last: int) -> Rows:
         """The newest rows, at most ``last``, oldest first, copied."""
         held = min(len(self), last)
@@ -61,9 +66,9 @@ class Buffer:
         fresh = numbers[(numbers >= number) & ~np.isin(sessions, older)]
         return self.at(fresh[-last:])
 
-    def snapshot(self) -> Snapshot:
-        """Everything :meth:`restored` needs."""
-        rows = self.recent(self.capacity)
+    def snapshot(self, since: int = 0) -> Snapshot:
+        """Everything :meth:`restored` needs beside the rows before number ``since``."""
+        rows = self.since(since, self.capacity)
         return {name: getattr(rows, name) for name in COLUMNS}, {"total": self.total}
 
     @classmethod

@@ -36,8 +36,11 @@ def previous_of(path: Path) -> Path:
     return path.with_suffix(path.suffix + ".previous")
 
 
-def save(path: Path, arrays: Arrays, numbers: dict[str, Any]) -> None:
+def save(path: Path, arrays: Arrays, numbers: dict[str, Any]) -> int:
     """Replace the checkpoint at ``path``; at every instant a whole one lies there or beside it.
+
+    Returns:
+        the bytes written.
 
     Raises:
         OSError: the disk refuses; the old checkpoint is as it was.
@@ -51,7 +54,7 @@ def save(path: Path, arrays: Arrays, numbers: dict[str, Any]) -> None:
             linked.replace(previous_of(path))
         finally:
             linked.unlink(missing_ok=True)
-    write(path, arrays, numbers)
+    return write(path, arrays, numbers)
 
 
 def _second(path: Path, other: Path) -> None:
@@ -72,8 +75,8 @@ def _on_the_disk(path: Path) -> None:
         os.close(handle)
 
 
-def write(path: Path, arrays: Arrays, numbers: dict[str, Any]) -> None:
-    """Put one file at ``path``, whole or not at all, and on the disk when this returns.
+def write(path: Path, arrays: Arrays, numbers: dict[str, Any]) -> int:
+    """Put one file at ``path``, whole or not at all, and on the disk when this returns; its bytes.
 
     Raises:
         OSError: the disk refuses; what was there is as it was.
@@ -85,7 +88,7 @@ def write(path: Path, arrays: Arrays, numbers: dict[str, Any]) -> None:
     written = path.with_suffix(path.suffix + ".tmp")
     try:
         with written.open("wb") as file:
-            file.write(save_arrays(arrays, metadata=metadata))
+            size = file.write(save_arrays(arrays, metadata=metadata))
             file.flush()
             os.fsync(file.fileno())
         written.replace(path)
@@ -93,6 +96,7 @@ def write(path: Path, arrays: Arrays, numbers: dict[str, Any]) -> None:
         written.unlink(missing_ok=True)  # a part of a file would keep a full disk full
         raise
     _on_the_disk(path.parent)
+    return size
 
 
 def load(path: Path) -> tuple[Arrays, dict[str, Any]] | None:

@@ -35,11 +35,13 @@ session would else have no vote on anything that was ever learned."""
 
 @dataclass(frozen=True)
 class Cluster:
-    """A final cluster: the row at which it was ``born``, how many rows it has, and their sums."""
+    """A final cluster: the row at which it was ``born``, how many rows it has, their sums, and how
+    many clusters of its session came ``before`` it: only the first is an independent word."""
 
     born: int
     rows: int
     sums: Floats  # [columns]
+    before: int = 0
 
 
 class Clusters:
@@ -49,7 +51,7 @@ class Clusters:
         self._columns = columns
         self._rows = 0
         self._open: OrderedDict[int, tuple[int, int, Floats]] = OrderedDict()  # last, rows, sums
-        self._born: OrderedDict[int, tuple[int, int]] = OrderedDict()  # and rows since then
+        self._born: OrderedDict[int, tuple[int, int, int]] = OrderedDict()  # rows, clusters since
 
     def add(self, sessions: NDArray[np.uint64], numbers: Floats) -> list[Cluster]:
         """Take in a block of rows in their order; the clusters that are final now. Mutates.
@@ -80,16 +82,19 @@ class Clusters:
         return closed
 
     def _met(self, session: int, count: int) -> None:
-        born, rows = self._born.pop(session, (self._rows, 0))
+        born, rows, closed = self._born.pop(session, (self._rows, 0, 0))
         if rows >= LONG and session not in self._open:
-            born, rows = self._rows, 0
-        self._born[session] = born, rows + count
+            born, rows, closed = self._rows, 0, 0
+        self._born[session] = born, rows + count, closed
         if len(self._born) > SESSIONS:
             self._born.popitem(last=False)
 
     def _close(self, session: int) -> Cluster:
         _, rows, sums = self._open.pop(session)
-        return Cluster(self._born.get(session, (0, 0))[0], rows, sums)
+        born, all_rows, closed = self._born.get(session, (0, 0, 0))
+        if session in self._born:
+            self._born[session] = born, all_rows, closed + 1
+        return Cluster(born, rows, sums, closed)
 
     def snapshot(self) -> Snapshot:
         """Everything :meth:`restored` needs."""
@@ -99,7 +104,7 @@ class Clusters:
             "counts": np.array([(last, n) for last, n, _ in self._open.values()]).reshape(-1, 2),
             "sums": np.array(sums, np.float64).reshape(-1, self._columns),
             "sessions": np.array(list(self._born), np.uint64),
-            "births": np.array(list(self._born.values()), np.int64).reshape(-1, 2),
+            "births": np.array(list(self._born.values()), np.int64).reshape(-1, 3),
         }
         return arrays, {"rows": self._rows}
 
@@ -120,6 +125,6 @@ class Clusters:
         ):
             found._open[session] = last, rows, sums.copy()
         births = arrays["births"].tolist()
-        for session, (born, rows) in zip(arrays["sessions"].tolist(), births, strict=True):
-            found._born[session] = born, rows
+        for session, (born, rows, closed) in zip(arrays["sessions"].tolist(), births, strict=True):
+            found._born[session] = born, rows, closed
         return found

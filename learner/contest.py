@@ -1,13 +1,12 @@
 """Contestants against the champion: evidence by what each would have made of drafts it cannot know.
 
 A contestant is a network in training as it was at some moment, or the first policy. It is judged on
-clusters (:mod:`learner.clusters`) born after that moment by what its choices would have brought and
-cost (:func:`learner.tune.worth`) beyond the champion's on the same drafts. Where both choose alike
-the difference is nothing and has no noise, so it sees a per cent as soon as a likelihood does; and
-it is what serving is about: on a slow machine a likelihood preferred, by far, a policy that lost
-three per cent of the rate to one that was sometimes too sure. A few are alive
-at once, and one that has not won by its age makes room: the young see what changed a lot, the old
-what gains one per cent. The first policy is a contestant whenever it is not the champion, and its
+sessions (:mod:`learner.clusters`) born after that moment by what its choices would have brought and
+cost (:func:`learner.tune.worth`) beyond the champion's on the same drafts, and beyond the gain that
+a swap is worth: evidence is the whole decision. Where both choose alike the difference is nothing
+and has no noise; and it is what serving is about, which a likelihood is not. A few are alive at
+once, and one that has not won by its age makes room: the young see what changed a lot, the old what
+gains one per cent. The first policy is a contestant whenever it is not the champion, and its
 evidence may begin at any time, so that a long bad stretch can always be undone.
 """
 
@@ -32,27 +31,30 @@ from learner.rows import Rows
 from learner.tune import worth
 
 AGES: Final = (32, 128, 512)
-"""Clusters after which a contestant makes room, by its seat."""
+"""Sessions after which a contestant makes room, by its seat."""
 FIRST: Final = len(AGES)
 SEATS: Final = len(AGES) + 1
 """The last seat is the first policy's."""
 ALPHA: Final = 0.01
 """Chance that a contestant no better than the champion ever passes."""
+MIN_GAIN: Final = 0.002
+"""Relative gain in rate that is asked of a contestant: less is not worth a swap on every worker.
+Of the first policy none: going back is what is safe."""
 RETURN: Final = math.log(100.0)
-"""Evidence at which the first policy comes back: where it is no better than the champion, and as
-fast, once in a hundred clusters at most. At ten times the bound it stayed away for half as long
-again after a shift, which is what an adapted policy loses most by."""
+"""Evidence at which the first policy comes back: where it is no better than the champion, once in a
+hundred sessions at most. At ten times the bound it stayed away for half as long again after a
+shift, which is what an adapted policy loses most by."""
 HOPELESS: Final = math.log(0.05)
 PROMISING: Final = math.log(4.0)
-"""Evidence with which a contestant may stay beyond its age, unless it was found slower."""
+"""Evidence with which a contestant may stay beyond its age."""
 
 
 @dataclass
 class Contestant:
     """A policy that would be champion, and what speaks for it.
 
-    ``since`` is the row from which on it may be judged, ``judged`` counts clusters, ``recheck`` is
-    the count at which its rate is looked at again, and ``origin`` says which learner made it.
+    ``since`` is the row from which on it may be judged, ``judged`` counts sessions, and ``origin``
+    says which learner made it.
     """
 
     policy: Policy
@@ -60,7 +62,6 @@ class Contestant:
     origin: str
     bets: Bets = field(default_factory=Bets)
     judged: int = 0
-    recheck: int = 0
 
 
 class Contest:
@@ -76,24 +77,33 @@ class Contest:
         self.champion = champion
         self.seats = [None] * SEATS
         if mark(champion) != mark(self.first):
-            self.seats[FIRST] = Contestant(self.first, row, "first", Bets(restarts=True))
+            self.seat_first(row)
+
+    def seat_first(self, row: int) -> None:
+        """Let the first policy contend, by what is born from ``row`` on. Mutates."""
+        self.seats[FIRST] = Contestant(self.first, row, "first", Bets(restarts=True))
 
     def advantages(self, rows: Rows, costs: Costs) -> Floats:
-        """What each seat's choices at ``rows`` bring beyond the champion's, in plain steps, float64
-        [n, SEATS]; 0 where nobody sits."""
+        """What each seat's choices at ``rows`` bring beyond the champion's and the gain asked of
+        it, in plain steps, and then what they might lose at the most, float64 [n, 2 * SEATS]; 0
+        where nobody sits."""
         seated = [(seat, one.policy) for seat, one in enumerate(self.seats) if one is not None]
-        champion, *others = worth([self.champion, *(policy for _, policy in seated)], rows, costs)
-        advantages = np.zeros((len(rows), SEATS))
-        for (seat, _), mine in zip(seated, others, strict=True):
-            advantages[:, seat] = mine - champion
-        return advantages
+        found = np.zeros((len(rows), 2 * SEATS))
+        if seated:
+            seats, policies = zip(*seated, strict=True)
+            least = [MIN_GAIN if seat != FIRST else 0.0 for seat in seats]
+            mine, exposed = worth(self.champion, policies, least, rows, costs)
+            found[:, list(seats)] = mine.T
+            found[:, [SEATS + seat for seat in seats]] = exposed.T
+        return found
 
     def take(self, closed: Sequence[Cluster]) -> None:
-        """Take in final clusters, whose first columns are :meth:`advantages`. Mutates."""
+        """Take in final clusters, whose first columns are :meth:`advantages`: the first of each
+        session, since what is special about one is in all its clusters. Mutates."""
         for cluster in closed:
             for seat, one in enumerate(self.seats):
-                if one is not None and cluster.born >= one.since:
-                    one.bets.take(float(cluster.sums[seat]))
+                if one is not None and cluster.born >= one.since and not cluster.before:
+                    one.bets.take(float(cluster.sums[seat]), float(cluster.sums[SEATS + seat]))
                     one.judged += 1
 
     def passed(self) -> list[int]:
@@ -112,7 +122,7 @@ class Contest:
             one = self.seats[seat]
             if one is None or one.bets.hope < HOPELESS:
                 return seat
-            if one.judged >= age and (one.bets.evidence < PROMISING or one.recheck):
+            if one.judged >= age and one.bets.evidence < PROMISING:
                 return seat
         return None
 
@@ -131,7 +141,6 @@ class Contest:
                     "origin": one.origin,
                     "bets": one.bets.snapshot(),
                     "judged": one.judged,
-                    "recheck": one.recheck,
                 }
             )
         return arrays, {"seats": seats}
@@ -154,7 +163,6 @@ class Contest:
                     str(held["origin"]),
                     Bets.restored(held["bets"]),
                     int(held["judged"]),
-                    int(held["recheck"]),
                 )
         return contest
 

@@ -34,6 +34,12 @@ MEMORIES: Final = np.array([20_000.0, 400.0])
 """Tokens of model drafts over which the chance of one is taken, by the careful and by the quick."""
 
 
+SETTLING: Final = 3
+"""Clusters that tell what is usual before the first bet."""
+MEMORY: Final = 64.0
+"""Clusters over which what is usual, the mean distance from zero, is taken."""
+
+
 @dataclass(frozen=True)
 class Alarm:
     """The traffic changed for the drafts of ``stream``; found at ``row`` of those learned from."""
@@ -78,33 +84,48 @@ def beyond(cache: Floats, model: Floats, tried: FloatArray) -> Floats:
     return found
 
 
+class Watch:
+    """Watches one stream: a number counts at most as much as is usual of those before it, up or
+    down, so that what is told is about means of numbers cut there."""
+
+    def __init__(self) -> None:
+        self.bets = Bets(restarts=True)
+        self.taken, self.usual = 0, 0.0
+
+    def take(self, number: float) -> None:
+        """Take in a cluster's number. Mutates."""
+        if self.taken >= SETTLING and self.usual > 0.0:
+            self.bets.take(min(max(number / self.usual, -1.0), 1.0), 1.0)
+        self.taken += 1
+        self.usual += (abs(number) - self.usual) / min(self.taken, MEMORY)
+
+
 class Detector:
     """Watches one scope. After an alarm it starts anew, and nothing is forgotten."""
 
     def __init__(self) -> None:
         self.drafter = Drafter()
-        self.bets = {stream: Bets(restarts=True) for stream in STREAMS}
+        self.watches = {stream: Watch() for stream in STREAMS}
 
     def take(self, advantages: Sequence[Floats], row: int) -> list[Alarm]:
         """Take in, of final clusters, the sums [streams] of :func:`beyond`. Mutates."""
         alarms = []
         for cluster in advantages:
             for stream, advantage in zip(STREAMS, cluster.tolist(), strict=True):
-                bets = self.bets[stream]
+                watch = self.watches[stream]
                 if advantage:  # a cluster may hold no model draft that was verified
-                    bets.take(advantage)
-                if bets.evidence >= BOUND:
+                    watch.take(advantage)
+                if watch.bets.evidence >= BOUND:
                     alarms.append(Alarm(row, stream))
-                    self.bets[stream] = Bets(restarts=True)
+                    self.watches[stream] = Watch()
                     if stream == "model":
                         self.drafter.settle()
         return alarms
 
     def snapshot(self) -> dict[str, Any]:
         """Everything :meth:`restored` needs, JSON-ready."""
-        bets = {stream: bets.snapshot() for stream, bets in self.bets.items()}
-        drafter = self.drafter
-        return bets | {"drafter": [drafter.held.tolist(), drafter.tried.tolist()]}
+        told = {n: [w.taken, w.usual, w.bets.snapshot()] for n, w in self.watches.items()}
+        return told | {"drafter": [self.drafter.held.tolist(), self.drafter.tried.tolist()]}
 
     @classmethod
     def restored(cls, numbers: dict[str, Any]) -> Detector:
@@ -116,5 +137,7 @@ class Detector:
         detector = cls()
         held, tried = (np.array(column, np.float64) for column in numbers["drafter"])
         detector.drafter.held, detector.drafter.tried = held, tried
-        detector.bets = {stream: Bets.restored(numbers[stream]) for stream in STREAMS}
+        for stream, watch in detector.watches.items():
+            taken, usual, bets = numbers[stream]
+            watch.taken, watch.usual, watch.bets = int(taken), float(usual), Bets.restored(bets)
         return detector

@@ -1,18 +1,19 @@
 """Evidence that may be looked at as often as one likes: what a gambler has won.
 
-A number comes for each of many clusters of drafts, positive where one policy foresaw them better
-than another. As long as their mean, given what came before, is not above zero, no way of betting on
-positive ones is expected to win: wealth that began at 1 ever reaches ``1 / alpha`` with a chance of
-at most ``alpha`` (Ville's inequality; Waudby-Smith and Ramdas 2024, "Estimating means of bounded
-random variables by betting"). Nobody knows the best stake, so the money is spread over several.
+A number comes for each of many sessions, positive where one policy's choices brought more than
+another's, and with it the most that they might have lost, whatever became of the drafts. As long as
+the mean of the numbers is not above zero, no way of betting on positive ones is expected to win:
+wealth that began at 1 ever reaches ``1 / alpha`` with a chance of at most ``alpha`` (Ville's
+inequality; Waudby-Smith and Ramdas 2024, "Estimating means of bounded random variables by
+betting"). Nobody knows the best stake, so the money is spread over several.
 
-Where what is looked for may begin at any time, a new gambler starts at every cluster, and the sum
+Losses count in full, however rare and large: a stake is a part of the wealth that the worst loss
+may cost. A gain counts at most as much, since anybody may send absurd numbers.
+
+Where what is looked for may begin at any time, a new gambler starts at every session, and the sum
 of what all of them hold is watched (the e-detector of Shin, Ramdas and Rinaldo 2023, in the form of
-Shiryaev and Roberts): until a false alarm at the bound ``b`` it takes at least ``b`` clusters in
+Shiryaev and Roberts): until a false alarm at the bound ``b`` it takes at least ``b`` sessions in
 the mean.
-
-A number counts at most ``REACH`` times what is usual of those before it, up or down: so the claims
-are about means of numbers cut there.
 """
 
 from __future__ import annotations
@@ -22,14 +23,9 @@ from typing import Any, Final
 import numpy as np
 
 STAKES: Final = np.array([0.05, 0.1, 0.2, 0.4, 0.8])
-"""Shares of a gambler's wealth that a cluster may cost: the best for an advantage of a twentieth of
-its own spread to one of its whole spread."""
-REACH: Final = 1.0
-"""Mean distances from zero at which a number is cut."""
-SETTLING: Final = 3
-"""Clusters that tell what is usual before the first bet."""
-MEMORY: Final = 64.0
-"""Clusters over which what is usual is taken."""
+"""Shares of a gambler's wealth that a session may cost."""
+MEMORY: Final = 512.0
+"""Sessions after which an exposure that was never met again has lost most of its weight."""
 
 
 class Bets:
@@ -40,8 +36,7 @@ class Bets:
 
     def __init__(self, restarts: bool = False) -> None:
         self.restarts = restarts
-        self.taken = 0
-        self._usual = 0.0
+        self._most = 0.0
         self._held = np.full(len(STAKES), -np.inf if restarts else 0.0)  # logarithms
 
     @property
@@ -54,20 +49,19 @@ class Bets:
         """What the middle stake holds: where it is nearly ruined, nothing is to be won soon."""
         return float(self._held[len(STAKES) // 2])
 
-    def take(self, number: float) -> None:
-        """Take in a cluster's number. Mutates."""
-        if self.taken >= SETTLING and self._usual > 0.0:
-            outcome = min(max(number / (REACH * self._usual), -1.0), 1.0)
+    def take(self, number: float, exposed: float) -> None:
+        """Take in a session's ``number``, which could not be below ``-exposed``. Mutates."""
+        most = max(self._most, exposed)
+        if most > 0.0:
             if self.restarts:
                 self._held = np.logaddexp(self._held, 0.0)
-            self._held += np.log1p(STAKES * outcome)
-        self.taken += 1
-        self._usual += (abs(number) - self._usual) / min(self.taken, MEMORY)
+            self._held += np.log1p(STAKES * min(max(number / most, -1.0), 1.0))
+        self._most = max(exposed, most * (1.0 - 1.0 / MEMORY))
 
     def snapshot(self) -> dict[str, Any]:
         """Everything :meth:`restored` needs, JSON-ready."""
         held = [None if np.isneginf(log) else log for log in self._held.tolist()]
-        return {"restarts": self.restarts, "taken": self.taken, "usual": self._usual, "held": held}
+        return {"restarts": self.restarts, "most": self._most, "held": held}
 
     @classmethod
     def restored(cls, numbers: dict[str, Any]) -> Bets:
@@ -77,7 +71,6 @@ class Bets:
             KeyError, ValueError, TypeError: the numbers are not of this version.
         """
         bets = cls(bool(numbers["restarts"]))
-        bets.taken, bets._usual = int(numbers["taken"]), float(numbers["usual"])
-        held = [-np.inf if log is None else float(log) for log in numbers["held"]]
-        bets._held[:] = held
+        bets._most = float(numbers["most"])
+        bets._held[:] = [-np.inf if log is None else float(log) for log in numbers["held"]]
         return bets

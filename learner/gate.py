@@ -1,13 +1,11 @@
-"""The word on a contestant whose evidence suffices: by how much is it faster?
-
-Evidence says that its choices bring more, not how much. That is the rate, simulated with the
-functions that workers decide by, at the rate that was in force and the costs that were measured, on
-drafts of sessions that began after the contestant was made.
+"""What is told of a contestant that won: the rate, simulated with the functions that workers decide
+by, at the rate that was in force and the costs that were measured, on drafts of sessions that began
+after it was made. It decides nothing: evidence has.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -20,12 +18,6 @@ from learner.measured import Costs
 from learner.rows import Rows
 from learner.tune import speed
 
-MIN_GAIN: Final = 0.004
-"""Relative gain in rate, on the drafts it is judged on, below which a contestant is not worth a
-swap on every worker: at 0.001, on twelve recorded shifts, four promotions for three gained nothing
-more."""
-LEAST_DRAFTS: Final = 40
-"""Below these a rate says nothing, and the champion stays."""
 DECILES: Final = 10
 DEPTHS: Final = (1, 2, 4, 8, 16)
 """Draft positions at which survival is held against what was seen."""
@@ -58,13 +50,12 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Who won and by which figures.
+    """By which figures a contestant won.
 
-    ``evidence`` is the natural logarithm of the wealth won by betting on the contestant, over
-    ``clusters`` of drafts. Rates are in tokens per second (or nominal step), MAE in tokens.
+    ``evidence`` is the natural logarithm of the wealth won by betting on it, over ``clusters``
+    sessions. Rates are in tokens per second (or nominal step), MAE in tokens.
     """
 
-    promote: bool
     reason: str
     evidence: float
     clusters: int
@@ -95,48 +86,26 @@ class Verdict:
         return found | (self.calibration.metrics() if self.calibration else {})
 
 
-def judge(
-    contestant: Policy,
-    champion: Policy,
-    rows: Rows,
-    costs: Costs,
-    evidence: float,
-    clusters: int,
-    least: float = MIN_GAIN,
+def verdict_of(
+    contestant: Policy, champion: Policy, rows: Rows, costs: Costs, evidence: float, clusters: int
 ) -> Verdict:
-    """Whether ``contestant``, for which ``evidence`` of ``clusters`` speaks, replaces ``champion``.
+    """The figures of ``contestant``, for which ``evidence`` of ``clusters`` speaks.
 
     Args:
         rows: of sessions that began after the contestant was made.
-        least: relative gain in rate that it needs.
     """
-    if len(rows) < LEAST_DRAFTS:
-        return Verdict(
-            False, f"only {len(rows)} drafts to judge by", evidence, clusters, drafts=len(rows)
-        )
-    scale = 1e6 if costs.measured else 1.0
+    if not len(rows):
+        return Verdict(f"chooses better: evidence e^{evidence:.1f}", evidence, clusters)
+    scale, unit = (1e6, "tok/s") if costs.measured else (1.0, "tokens per nominal step")
     with np.errstate(all="ignore"):  # of a champion whose numbers are not finite
         rates = [scale * speed(policy, rows, costs) for policy in (contestant, champion)]
     errors = [error_of(policy, rows) for policy in (contestant, champion)]
-    found = Verdict(
-        promote=rates[0] >= rates[1] * (1.0 + least),
-        reason="",
-        evidence=evidence,
-        clusters=clusters,
-        rate=rates[0],
-        champion_rate=rates[1],
-        mae=errors[0],
-        champion_mae=errors[1],
-        drafts=len(rows),
-        calibration=calibrate(contestant, rows),
-    )
-    word = "chooses better and is faster" if found.promote else "chose better and is not faster"
-    unit = "tok/s" if costs.measured else "tokens per nominal step"
     reason = (
-        f"{word}: evidence e^{evidence:.1f} of {clusters} clusters, rate {rates[0]:.4g} against "
-        f"{rates[1]:.4g} {unit} ({found.gain:+.1%}), MAE {errors[0]:.3f} against {errors[1]:.3f}"
+        f"chooses better: evidence e^{evidence:.1f} of {clusters} sessions, rate {rates[0]:.4g} "
+        f"against {rates[1]:.4g} {unit}, MAE {errors[0]:.3f} against {errors[1]:.3f}"
     )
-    return replace(found, reason=reason)
+    calibration = calibrate(contestant, rows)
+    return Verdict(reason, evidence, clusters, *rates, *errors, len(rows), calibration)
 
 
 def error_of(policy: Policy, rows: Rows) -> float:

@@ -24,8 +24,8 @@ from decoder.kafka.clients import AWAY
 from learner import state, topics
 from learner.dead_letters import DeadLetters
 from learner.home import holder_of, occupied
-from learner.intake import Admitted, Intake
 from learner.lease import MARGIN_SECONDS, Lease
+from learner.lessons import Intake, Lessons
 from learner.moves import Moved
 from learner.page import Vitals, serving
 from learner.publish import PolicyPublisher, StatusProducer
@@ -44,13 +44,17 @@ from learner.rollouts import Rollouts
 from learner.scope import Scope
 from learner.scopes import beginning
 from learner.settings import LearnerSettings
+from learner.shares import Shares
 from learner.source import RETRY_SECONDS, EventSource
+from learner.workers import Workers
 
 log = logging.getLogger(__name__)
 
 POLL_SECONDS: Final = 0.25
 FOLLOW_SECONDS: Final = 1.0
 CHECKPOINT_SECONDS: Final = 10.0
+CHECKPOINT_BYTES_A_SECOND: Final = 2 * 2**20
+"""After one that was larger the next one is later; what is read again is known by its sequence."""
 STATUS_SECONDS: Final = 1.0
 ESTABLISHED: Final = 100
 """Drafts before a scope enters the registry: its name comes from the topic, where anybody may make
@@ -69,9 +73,14 @@ class Learner:
         self.faults = resumed.faults
         self.source = EventSource(kafka, resumed.offsets, resumed.skipped, marks=resumed.marks)
         self.dead = DeadLetters(kafka)
-        self.intake = Intake(self.dead, resumed.sequences, resumed.refused, resumed.repeated)
+        self.shares = Shares(settings.rows_per_second, resumed.shares)
+        self.workers = Workers(kafka, self.process)
+        self.unknown = 0
+        self.intake = Intake(
+            self.dead, resumed.sequences, resumed.refused, resumed.repeated, self.shares
+        )
         self.lease = Lease(kafka, holder_of(settings.state_dir))
-        registry = Registry(settings.mlflow_tracking_uri, settings.registry_prefix)
+        registry = Registry.of(settings)
         rules = Rules(self.lease.holder, settings.rollout != "off", settings.keep_versions)
         self.registrar = Registrar(registry, self.lease.holds, resumed.waiting, self._busy, rules)
         self.publisher = PolicyPublisher(kafka, resumed.published)
@@ -84,6 +93,7 @@ class Learner:
         self._complaints = Complaints()
         self._seen = False  # whether the registry has said, once, what stands in it
         self._checkpoint_at = time.monotonic() + CHECKPOINT_SECONDS
+        self._written_at = time.monotonic()
         self._follow_at = self._status_at = 0.0
 
     def step(self) -> None:
@@ -93,13 +103,21 @@ class Learner:
         read = dict(self.source.offsets)
         for record in records:
             read[record.partition] = record.offset + 1
-            admitted = self.intake.admit(record)
-            if admitted is not None:
-                self.rollouts.hear(admitted.scope)
-                self._learn(admitted, read)
+            lessons = self.intake.admit(record)
+            if lessons is None:
+                continue
+            if lessons.scope not in self.scopes.entries and not self.workers.know(lessons.scope):
+                self.unknown += lessons.events
+                continue
+            self.shares.count(lessons.scope, lessons.drafts)
+            self.rollouts.hear(lessons.scope)
+            self._learn(lessons, read)
         self.rollouts.read()
+        self.workers.read()
         # 2. Only what is learned from, or refused for good, counts as read.
         self.source.done(records)
+        self.shares.follow(self.workers.shares)
+        self.shares.look(time.monotonic(), self.source.is_near_the_end(), self.lease.holds)
         # 3. Keep what is ours to promote and publish.
         self.lease.turn(self._wanted())
         # 4. Take what the registry's thread has found out; ask it for what is to be served.
@@ -120,28 +138,31 @@ class Learner:
         self._checkpoint_at = time.monotonic() + CHECKPOINT_SECONDS
         intake, source = self.intake, self.source
         try:
-            state.save(
+            written = state.save(
                 self.settings,
                 state.State(
                     self.scopes, source.offsets, source.skipped, intake.sequences, intake.refused,
                     intake.repeated, self.faults, self.registrar.waiting(),
                     self.publisher.published.numbers, self.rollouts.of,
                     self.rollouts.source.offsets, self.rollouts.sequences,
-                    source.marks, self.rollouts.source.marks,
+                    source.marks, self.rollouts.source.marks, self.shares,
                 ),
             )  # fmt: skip
         except OSError as error:
             log.error("checkpoint not written: %s", error)
+            return
+        self._written_at = now = time.monotonic()
+        self._checkpoint_at = now + max(CHECKPOINT_SECONDS, written / CHECKPOINT_BYTES_A_SECOND)
 
     def close(self) -> None:
         """Let go of leases, broker and registry; saves nothing."""
         for part in (
-            self.registrar, self.lease, self.source, self.rollouts, self.dead, self.publisher,
-            self.status,
+            self.registrar, self.lease, self.source, self.rollouts, self.workers, self.dead,
+            self.publisher, self.status,
         ):  # fmt: skip
             part.close()
 
-    def _learn(self, admitted: Admitted, read: Mapping[int, int]) -> None:
+    def _learn(self, admitted: Lessons, read: Mapping[int, int]) -> None:
         name = admitted.scope
         try:
             scope = self.scopes.of(name, admitted.events)
@@ -149,9 +170,8 @@ class Learner:
             scope.predicted += admitted.predicted
             scope.accepted += admitted.accepted
             self.scopes.pass_over(name, "side", admitted.passed)
-            alarms = scope.feed(admitted.rows)
+            alarms = scope.feed(admitted.rows, admitted.drafts)
             won = scope.candidate()
-            told = [registration_of(scope, each, read) for each in scope.refused()]
             winner = registration_of(scope, won, read) if won is not None else None
         except Exception:  # noqa: BLE001 -- one record must not end the learner, nor this scope
             self._complaints.exception(
@@ -162,8 +182,6 @@ class Learner:
             return
         if alarms:
             log.info("scope %s: traffic changed, MAE now %.2f tokens", name, scope.mae)
-        for each in told:
-            self.registrar.note(each)
         if won is not None and winner is not None:
             log.info("scope %s: a candidate won: %s", name, won.verdict.reason)
             self.registrar.hand(winner)
@@ -276,6 +294,7 @@ class Learner:
             dead_letters_failed=self.dead.failed,
             records_missing=intake.sequences.missing,
             records_duplicate=intake.sequences.duplicates,
+            events_unknown=self.unknown,
             records_skipped=self.source.skipped,
             faults=self.faults,
             lag=lag,
@@ -286,6 +305,7 @@ class Learner:
             waiting=len(self.registrar.waiting()),
             registry_away_since=self.registrar.away_since,
             given_up=dict(self.registrar.given_up),
+            checkpoint_age=time.monotonic() - self._written_at,
             scopes_awake=len(self.scopes.awake),
             scopes_known=len(self.scopes.entries),
         )
@@ -305,6 +325,7 @@ class Learner:
             "events_consumed": self.scopes.entries[name].events,
             "losses": dict(self.scopes.lost.get(name, {})),
             "drafts_consumed": scope.total,
+            "share": self.shares.get(name, 1.0),
             "buffer": len(scope.buffer),
             "updates": scope.updates,
             "drifts": sum(scope.alarms.values()),

@@ -18,6 +18,7 @@ from decoder.contracts.status import LearnerStatus
 COUNTS: Final = {
     "events_duplicate": "Draft events of records that came again.",
     "dead_letters_failed": "Refused records that their topic did not take.",
+    "events_unknown": "Draft events of scopes that no worker's status names: passed over.",
     "records_missing": "Gaps in the sequences of lives and partitions.",
     "records_duplicate": "Records with a sequence number that came before.",
     "records_skipped": "Records gone before they were read, or that cannot be unpacked.",
@@ -29,6 +30,7 @@ LEVELS: Final = {
     "lag_events": "The same in draft events, by how many a record has held so far.",
     "lag_seconds": "How old what was read last is, or since when no broker answers; 0 at the end.",
     "waiting": "Policies that wait for the registry.",
+    "checkpoint_age": "Seconds since a checkpoint was written.",
     "scopes_awake": "Scopes in memory.",
     "scopes_known": "Scopes in memory or in files.",
 }
@@ -43,6 +45,7 @@ SCOPE_COUNTS: Final = {
     "promotions": "Of these, the ones that became champion.",
 }
 SCOPE_LEVELS: Final = {
+    "share": "Part of its requests that is learned from.",
     "buffer": "Drafts held for training.",
     "mae": "Absolute error of the champion on recent drafts, tokens.",
     "champion_version": "Version of the champion.",
@@ -111,14 +114,14 @@ Samples = Sequence[tuple[tuple[str, ...], float]]
 
 
 def _counter(name: str, meaning: str, samples: Samples, *labels: str) -> Metric:
-    family = CounterMetricFamily(PREFIX + name, meaning, labels=labels)
-    for values, value in samples:
-        family.add_metric(values, float(value))
-    return family
+    return _with(CounterMetricFamily(PREFIX + name, meaning, labels=labels), samples)
 
 
 def _gauge(name: str, meaning: str, samples: Samples, *labels: str) -> Metric:
-    family = GaugeMetricFamily(PREFIX + name, meaning, labels=labels)
+    return _with(GaugeMetricFamily(PREFIX + name, meaning, labels=labels), samples)
+
+
+def _with(family: CounterMetricFamily | GaugeMetricFamily, samples: Samples) -> Metric:
     for values, value in samples:
         family.add_metric(values, float(value))
     return family

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from decoder.contracts.bundle import Policy
-from learner.registry import Registry, Standing, charts
+from learner.registry import Registry, Standing
 from learner.registry.moves import last_of
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -19,8 +16,7 @@ class Move:
     """In ``scope``: set ``tags`` by version, and move what of the aliases is named.
 
     ``champion`` goes from ``over`` to ``to``. Alias ``trial`` names ``begun`` from now on, and
-    ``ended`` no longer. ``points`` are of a comparison over time, as ``charts.trial`` draws them,
-    for the version that has tags. Where ``first`` is given, the champion goes to the version that
+    ``ended`` no longer. Where ``first`` is given, the champion goes to the version that
     it is, and not to ``to``.
     """
 
@@ -33,7 +29,6 @@ class Move:
     first: Policy | None = None
     begun: int | None = None
     ended: int | None = None
-    points: Sequence[Sequence[float]] = ()
 
 
 @dataclass(frozen=True)
@@ -51,7 +46,7 @@ def carry_out(registry: Registry, move: Move) -> Moved:
     again is harmless.
 
     Aliases first, and each only from where it was seen (:mod:`learner.registry.fence`). What is not
-    done says so in tag ``refusal`` of its versions. A picture that cannot be drawn is logged.
+    done says so in tag ``refusal`` of its versions.
 
     Raises:
         RegistryError: MLflow is away, or refuses.
@@ -80,8 +75,6 @@ def carry_out(registry: Registry, move: Move) -> Moved:
         registry.tag(move.scope, to, {"moved_at": at, "moved_by": move.by, "why": move.why})
     for version, tags in move.tags.items():
         registry.tag(move.scope, version, tags)
-        if move.points:
-            _draw(registry, move, version)
     return Moved(move, standing=standing)
 
 
@@ -109,10 +102,3 @@ def _is_free(standing: Standing, by: str) -> bool:
 def _is_moved_by(standing: Standing, alias: str, version: int, by: str) -> bool:
     last = last_of(standing.tags, alias)
     return last is not None and (last.after, last.by) == (version, by)
-
-
-def _draw(registry: Registry, move: Move, version: int) -> None:
-    try:
-        registry.attach(move.scope, version, {"trial.png": charts.trial(move.points)})
-    except Exception:  # nothing rests on a picture
-        log.exception("scope %s: version %d gets no picture", move.scope, version)

@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from kafka.errors import KafkaTimeoutError
+from kafka.errors import KafkaTimeoutError, MessageSizeTooLargeError
 
 from decoder.contracts.bundle import MAX_BUNDLE_BYTES, NUMBERS_A_TERM, Policy
 from decoder.contracts.errors import BrokerError
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.signature import signed
 from decoder.contracts.status import LearnerStatus
-from decoder.contracts.topics import POLICY, STATUS, policy_key
+from decoder.contracts.topics import POLICY, STATUS, Topic, policy_key
 from decoder.kafka.clients import (
     AWAY,
     ONE_AT_A_TIME,
@@ -29,7 +29,8 @@ from learner.published import Published
 log = logging.getLogger(__name__)
 
 ACK_SECONDS: Final = 4.0
-STATUS_RETRY_SECONDS: Final = 10.0
+RETRY_SECONDS: Final = 10.0
+Header = tuple[str, bytes]
 
 
 class PolicyPublisher:
@@ -108,31 +109,50 @@ class PolicyPublisher:
         close(self._producer)
 
 
-class StatusProducer:
-    """Sends status records as well as it can; never raises, and gives up quickly."""
+class BriefProducer:
+    """Sends what can be done without as well as it can; never raises, and gives up quickly.
 
-    def __init__(self, kafka: KafkaSettings) -> None:
+    ``failed`` counts what no broker took.
+    """
+
+    def __init__(self, kafka: KafkaSettings, purpose: str) -> None:
         self.failed = 0
-        self._kafka = kafka
+        self._kafka, self._purpose = kafka, purpose
         self._producer: Any = None
         self._retry_at = 0.0
 
-    def send(self, status: LearnerStatus) -> None:
-        """Hand ``status`` to the client, or count it as failed."""
+    def put(self, topic: Topic, value: bytes, key: bytes | None, headers: list[Header]) -> None:
+        """Hand a record to the client, or count it as failed."""
         if time.monotonic() < self._retry_at:
             self.failed += 1
             return
         try:
             if self._producer is None:
-                self._producer = open_brief_producer(self._kafka, "learner-status")
-            value = status.model_dump_json().encode()
-            key = status.process.encode()
-            self._producer.send(STATUS.name, value=value, key=key, headers=STATUS.headers)
-        except AWAY as error:
-            self.failed += 1
-            self._retry_at = time.monotonic() + STATUS_RETRY_SECONDS
-            log.debug("status not sent: %s", error)
+                self._producer = open_brief_producer(self._kafka, self._purpose)
+            sent = self._producer.send(topic.name, value=value, key=key, headers=headers)
+            sent.add_errback(self._lost)
+        except MessageSizeTooLargeError:
+            self.failed += 1  # it is too large with its headers, and no other is
+        except AWAY as failure:
+            self._lost(failure)
 
     def close(self) -> None:
         """Leave the broker."""
         close(self._producer)
+
+    def _lost(self, failure: BaseException) -> None:
+        self.failed += 1
+        if time.monotonic() >= self._retry_at:  # many may be under way when the first one fails
+            log.warning("the broker takes no %s (%s); they are counted", self._purpose, failure)
+        self._retry_at = time.monotonic() + RETRY_SECONDS
+
+
+class StatusProducer(BriefProducer):
+    """Sends status records."""
+
+    def __init__(self, kafka: KafkaSettings) -> None:
+        super().__init__(kafka, "status-records")
+
+    def send(self, status: LearnerStatus) -> None:
+        """Hand ``status`` to the client, or count it as failed."""
+        self.put(STATUS, status.model_dump_json().encode(), status.process.encode(), STATUS.headers)

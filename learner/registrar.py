@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from queue import Empty, SimpleQueue
 from typing import Final
@@ -38,7 +38,7 @@ class Registrar:
     of it is compared with the champion. ``away_since`` is when MLflow stopped to answer, in seconds
     since the epoch, or 0. ``given_up`` counts what was handed over and not done, by reason:
     ``refused`` by MLflow, ``crowded`` out by later ones while MLflow was away, ``unreadable``
-    policies, candidates that became no run (``unlogged``), a ``person``'s word against it.
+    policies, a ``person``'s word against it.
     """
 
     def __init__(
@@ -61,7 +61,6 @@ class Registrar:
         self._unusable: set[tuple[str, int]] = set()
         self._asked: set[tuple[str, int]] = set()
         self._moves: list[Move] = []  # a few of each scope that is compared
-        self._refused: deque[Registration] = deque(maxlen=WAITING)
         self._answers: SimpleQueue[Answer] = SimpleQueue()
         self._lock = threading.Lock()
         self._wake = threading.Event()
@@ -99,12 +98,6 @@ class Registrar:
         with self._lock:
             self._moves.append(move)
         self._wake.set()
-
-    def note(self, refused: Registration) -> None:
-        """Have what the gate refused logged as a run, if MLflow answers soon enough."""
-        with self._lock:
-            self.given_up["unlogged"] += len(self._refused) == WAITING
-            self._refused.append(refused)
 
     def ask(self, wanted: Iterable[tuple[str, int]]) -> None:
         """Have these versions (scope, version) loaded."""
@@ -163,7 +156,6 @@ class Registrar:
             if self._stopping.is_set():
                 return
             self._load(scope, version)
-        self._log_refused()
 
     def _is_due(self, registration: Registration, standings: Mapping[str, Standing]) -> bool:
         """A candidate waits until the first policy it may have won over is registered itself, and
@@ -195,18 +187,6 @@ class Registrar:
         with self._lock:
             self._moves.remove(move)
         self._answers.put(done)
-
-    def _log_refused(self) -> None:
-        """One a turn: its pictures take a second, and what is served goes first."""
-        with self._lock:
-            one = self._refused.popleft() if self._refused else None
-        if one is None or self._stopping.is_set():
-            return
-        try:
-            self._registry.refuse(one.policy, one.params, one.metrics, one.tags, one.window)
-        except Exception as error:  # noqa: BLE001 -- nothing rests on it, and MLflow is not away
-            self.given_up["unlogged"] += 1
-            log.warning("scope %s: a refused candidate has no run: %s", one.policy.scope, error)
 
     def _try(self, registration: Registration, standings: Mapping[str, Standing]) -> None:
         """Settle it. One that MLflow refuses while it answers others must not stay in their way."""

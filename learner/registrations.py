@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from decoder.contracts.bundle import Policy
-from learner.learned_from import learned_from
+from decoder.contracts.topics import DRAFTS
 from learner.moves import Moved
 from learner.registry import Standing, digest_of
 from learner.scope import Candidate, Scope
@@ -91,5 +91,9 @@ def registration_of(scope: Scope, won: Candidate, offsets: Mapping[int, int]) ->
         params={"learner": won.origin, "champion": scope.version},
         metrics=won.verdict.metrics(),
         tags={"verdict": won.verdict.reason, "origin": "learner", **scope.served},
-        window=learned_from(scope, won.policy, offsets),
+        window={
+            **scope.window(),
+            "topic": DRAFTS.name,
+            "offsets": {str(partition): offset for partition, offset in sorted(offsets.items())},
+        },
     )

@@ -20,10 +20,9 @@ from learner.settings import LearnerSettings
 AGAIN_SECONDS: Final = 3_600.0
 """A version that was on trial is not tried again sooner against the same champion: the offline
 gate, which found it better once, may do so every minute."""
-REST_SECONDS: Final = 600.0
-MAX_REST_SECONDS: Final = 86_400.0
-"""After a champion was rolled back nothing is tried for a while, for twice as long after each that
-follows, at most: what wins trials and loses watches would go to and fro for ever."""
+REST_SECONDS: Final = 3_600.0
+"""After a champion was rolled back nothing is tried for a while: two that are nearly alike would
+else go to and fro."""
 
 
 @dataclass(frozen=True)
@@ -41,17 +40,15 @@ class Rollout:
 
     ``asked`` is the version that alias ``trial`` named last, ``tried`` when a version's trial
     against a champion ended, in seconds since the epoch, ``said`` the last move in a sentence.
-    ``setbacks`` counts champions that were rolled back since one was kept; nothing is tried before
-    ``rests_until``. ``closed`` is, while the scope is another learner's, the number of the
-    publication that a move has ended. ``verdicts`` counts, since the process began, how
-    comparisons ended.
+    Nothing is tried before ``rests_until``. ``closed`` is, while the scope is another learner's,
+    the number of the publication that a move has ended. ``verdicts`` counts, since the process
+    began, how comparisons ended.
     """
 
     champion: int = 0
     asked: int = 0
     closed: int = 0
     said: str = ""
-    setbacks: int = 0
     rests_until: float = 0.0
     tried: dict[tuple[int, int], float] = field(default_factory=dict)
     one: Comparison | None = None
@@ -76,10 +73,7 @@ class Rollout:
             self.tried[one.version, one.over] = now
         elif outcome.word == "roll back":
             self.tried[one.over, one.version] = now
-            rest = min(REST_SECONDS * 2.0 ** min(self.setbacks, 30), MAX_REST_SECONDS)
-            self.setbacks, self.rests_until = self.setbacks + 1, now + rest
-        elif outcome.word == "keep":
-            self.setbacks = 0
+            self.rests_until = now + REST_SECONDS
         self.said = f"version {_subject(one)}: {outcome.why}"
         return Ended(one, outcome)
 
@@ -183,7 +177,7 @@ class Rollout:
         )
 
 
-_PLAIN: Final = ("champion", "asked", "closed", "said", "setbacks", "rests_until")
+_PLAIN: Final = ("champion", "asked", "closed", "said", "rests_until")
 
 
 def _subject(one: Comparison) -> int:

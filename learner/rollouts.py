@@ -24,7 +24,6 @@ from decoder.trial.effect import UNKNOWN
 from learner.comparison import Comparison, Outcome
 from learner.lease import MARGIN_SECONDS, Lease
 from learner.moves import Move, Moved
-from learner.players import Players
 from learner.publish import PolicyPublisher
 from learner.registrar import Registrar
 from learner.registrations import Settled
@@ -60,7 +59,6 @@ class Rollouts:
         self.source = EventSource(
             kafka, resumed.round_offsets, topic=TRIALS, marks=resumed.round_marks
         )
-        self.players = Players(kafka)
         self.refused = 0
         self._lease, self._publisher = lease, publisher
         self._registrar = registrar
@@ -85,7 +83,6 @@ class Rollouts:
     def close(self) -> None:
         """Leave the broker."""
         self.source.close()
-        self.players.close()
 
     def rests(self, scope: str) -> bool:
         """Whether nothing is tried in ``scope`` for a while. Any thread may ask."""
@@ -117,10 +114,6 @@ class Rollouts:
             if rollout is not None and rollout.one is not None and rollout.outcome is None:
                 rollout.one.take(played, time.time())
         self.source.done(records)
-        for scope in self.players.read():
-            rollout = self.of.get(scope)
-            if rollout is not None and rollout.one is not None and rollout.one.number:
-                rollout.one.playable = True
 
     def follow(self, standings: Mapping[str, Standing]) -> None:
         """Take in where the aliases stand, decide what is ripe, and withdraw what is over.
@@ -245,8 +238,6 @@ class Rollouts:
     def _move(self, scope: str, one: Comparison, outcome: Outcome) -> Move:
         """What is to be done about ``outcome``; who approves moves the champion himself."""
         move = self._told(scope, one, outcome)
-        if one.kind == "trial":
-            move = replace(move, points=one.points())
         if outcome.word not in ("promote", "roll back") or self.settings.rollout == "approve":
             return move
         back = f"rolled back from version {one.over}: " if outcome.word == "roll back" else ""
@@ -278,10 +269,11 @@ class Rollouts:
         if one is None:
             return told
         try:
-            found = one.figures().cost
+            found, reach = one.figures().cost, one.reach(self.settings)
         except Exception:  # noqa: BLE001 -- as in follow
             self._give_up(scope, rollout)
-            found = UNKNOWN
+            found, reach = UNKNOWN, ""
+        told["rollout_said"] = rollout.said + (f": {reach}" if reach else "")
         known = math.isfinite(found.high)
         return told | {
             "rollout": one.kind,
@@ -338,6 +330,7 @@ def _word(outcome: Outcome | None, approve: bool) -> str:
 _WORDS: Final = {
     "promote": ("promoted", "passed"),
     "drop": ("dropped", "dropped"),
+    "cannot tell": ("cannot tell", "cannot tell"),
     "roll back": ("rolled back", "found slower"),
     "keep": ("kept", "kept"),
     "give up": ("ended", "ended"),

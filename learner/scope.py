@@ -22,16 +22,19 @@ from learner.checkpoint import under, within
 from learner.clusters import LONG, Clusters
 from learner.contest import FIRST, SEATS, Contest, Contestant, mark
 from learner.drift import STREAMS, Alarm, Detector, beyond
-from learner.gate import LEAST_DRAFTS, MIN_GAIN, Verdict, error_of, judge
+from learner.gate import Verdict, error_of, verdict_of
 from learner.learners import NAMES, QUICK, Learners
 from learner.losses import faced
 from learner.measured import NOMINAL, Costs, measure
 from learner.rows import COLUMNS, Rows, empty, joined
-from learner.sample import Sample
 from learner.settings import LearnerSettings
 from learner.tune import tuned
 
 BLOCK: Final = 64
+EVIDENCE: Final = 2 * SEATS
+NUMBERS: Final = EVIDENCE + len(STREAMS)
+"""Numbers of a draft that are added up in its cluster: what is for and against each seat, and what
+tells of a change."""
 JUDGED: Final = 4_000
 """Newest drafts on which the rate of a contestant is simulated."""
 COSTED: Final = 4_000
@@ -39,8 +42,6 @@ PRICED: Final = 1_024
 """Drafts from one look at what steps cost to the next."""
 LIKELY: Final = 1e4
 """Below this are all features of drafts that a bundle may bring as probes."""
-RECHECK: Final = 8
-"""Clusters until the rate of a contestant that was found slower is looked at again."""
 OFFERED: Final = 8
 """Candidates that are known again when in force: while the registry is slow, another may win."""
 MAE_MEMORY: Final = 512.0
@@ -79,13 +80,11 @@ class Scope:
         self.learners = Learners()
         self.contest = Contest(first)
         self.detector = Detector()
-        self._sample = Sample(settings.rows_per_second)
-        self._clusters = Clusters(SEATS + len(STREAMS))
+        self._clusters = Clusters(NUMBERS)
         self._waiting = empty()
         self._next_contestant = 0  # row of the buffer
         self._costs = NOMINAL
         self._won: Candidate | None = None
-        self._refused: list[Candidate] = []
         self._offered: list[str] = []  # marks of the candidates that were handed out last
 
     @property
@@ -103,10 +102,14 @@ class Scope:
         """Optimiser steps taken by each network."""
         return self.learners.updates
 
-    def feed(self, rows: Rows) -> list[Alarm]:
-        """Take in ``rows``, each once, in their order; the alarms that they raised. Mutates."""
-        self.total += len(rows)
-        rows = joined([self._waiting, self._sample.take(rows)])
+    def feed(self, rows: Rows, came: int | None = None) -> list[Alarm]:
+        """Take in ``rows``, each once, in their order; the alarms that they raised. Mutates.
+
+        Args:
+            came: drafts that came, where ``rows`` are a part of them.
+        """
+        self.total += len(rows) if came is None else came
+        rows = joined([self._waiting, rows])
         alarms: list[Alarm] = []
         whole = len(rows) - len(rows) % BLOCK
         for first in range(0, whole, BLOCK):
@@ -121,11 +124,6 @@ class Scope:
             self.candidates += 1
             self._offered = [*self._offered[1 - OFFERED :], mark(won.policy)]
         return won
-
-    def refused(self) -> list[Candidate]:
-        """Who was found slower since the last call, each once. Mutates."""
-        found, self._refused = self._refused, []
-        return found
 
     def crown(self, policy: Policy) -> None:
         """``policy`` is what is served from now on, whoever decided so. Mutates.
@@ -148,18 +146,18 @@ class Scope:
     def _work(self, block: Rows) -> list[Alarm]:
         """Foresee a block, weigh who foresaw it best, store it, learn from it, and decide."""
         found = faced(block)
-        numbers = np.zeros((len(block), SEATS + len(STREAMS)))
+        numbers = np.zeros((len(block), NUMBERS))
         if self.buffer.total % PRICED < BLOCK:
             self._costs = measure(self.buffer.recent(COSTED)) or NOMINAL
-        numbers[:, :SEATS] = self.contest.advantages(block, self._costs)
+        numbers[:, :EVIDENCE] = self.contest.advantages(block, self._costs)
         if self.learners.begun:
             cache, model = self.learners.weigh(block, found), self.detector.drafter.weigh(found)
-            numbers[:, SEATS:] = beyond(cache, model, found.tried)
+            numbers[:, EVIDENCE:] = beyond(cache, model, found.tried)
         self._follow_error(block)
         closed = self._clusters.add(block.session, numbers)
         self.contest.take(closed)
         row = self.buffer.total + len(block)
-        alarms = self.detector.take([cluster.sums[SEATS:] for cluster in closed], row)
+        alarms = self.detector.take([cluster.sums[EVIDENCE:] for cluster in closed], row)
         self.buffer.add(block)
         if self.learners.begun:
             self.learners.learn(self.buffer)
@@ -205,37 +203,21 @@ class Scope:
         self.contest.seats[seat] = Contestant(policy, self.buffer.total, NAMES[learner])
 
     def _decide(self) -> None:
-        """Let the strongest whose evidence suffices win, unless it is slower."""
-        for seat in self.contest.passed():
+        """Let the strongest whose evidence suffices win."""
+        for seat in self.contest.passed()[:1]:
             one = self.contest.seats[seat]
-            if one is None or one.judged < one.recheck:
-                continue
-            judged = (
-                self.buffer.since(one.since, JUDGED)  # it has learned from none of them
-                if seat == FIRST
-                else self.buffer.begun_since(one.since, JUDGED, LONG)
-            )
+            assert one is not None
             costs = measure(self.buffer.recent(COSTED)) or NOMINAL
-            least = MIN_GAIN if seat != FIRST else 0.0  # going back is what is safe
-            verdict = judge(
-                one.policy, self.champion, judged, costs, one.bets.evidence, one.judged, least
-            )
-            if not verdict.promote:
-                if not one.recheck and verdict.drafts >= LEAST_DRAFTS:
-                    self._refused = [
-                        *self._refused[1 - OFFERED :],
-                        Candidate(one.policy, one.origin, verdict),
-                    ]
-                one.recheck = one.judged + RECHECK
-                continue
+            judged = self.buffer.begun_since(one.since, JUDGED, LONG)  # it learned from none
+            champion, evidence = self.champion, one.bets.evidence
+            verdict = verdict_of(one.policy, champion, judged, costs, evidence, one.judged)
             won = replace(one.policy, version=0)
             if seat == FIRST:  # as it is: the registry has it
-                one.recheck = one.judged + RECHECK
+                self.contest.seat_first(self.buffer.total)
             else:
                 won = replace(won, provenance=self._provenance(one, verdict, costs))
                 self.contest.seats[seat] = None
             self._won = Candidate(won, one.origin, verdict)
-            return
 
     def _provenance(self, one: Contestant, verdict: Verdict, costs: Costs) -> dict[str, Any]:
         return {
@@ -257,23 +239,22 @@ class Scope:
         return {
             "events": len(self.buffer),
             "events_total": self.total,
-            "share": self._sample.share,
             "updates": self.updates,
+            **self.buffer.times(),
             **{f"alarms_{stream}": count for stream, count in self.alarms.items()},
         }
 
-    def snapshot(self) -> Snapshot:
-        """Everything :meth:`restored` needs, policies included: it must not need the registry."""
+    def snapshot(self, since: int = 0) -> Snapshot:
+        """Everything :meth:`restored` needs beside the buffer's rows before number ``since``,
+        policies included: it must not need the registry."""
         arrays: dict[str, NDArray[Any]] = {}
         state: dict[str, Any] = {name: getattr(self, name) for name in _NUMBERS}
-        for name, part in (
-            ("buffer", self.buffer),
-            ("learners", self.learners),
-            ("contest", self.contest),
-            ("sample", self._sample),
-            ("clusters", self._clusters),
-        ):
-            held, state[name] = part.snapshot()
+        for name, (held, state[name]) in {
+            "buffer": self.buffer.snapshot(since),
+            "learners": self.learners.snapshot(),
+            "contest": self.contest.snapshot(),
+            "clusters": self._clusters.snapshot(),
+        }.items():
             arrays |= under(f"{name}.", held)
         arrays |= under("waiting.", {name: getattr(self._waiting, name) for name in COLUMNS})
         return arrays, state | {
@@ -302,8 +283,7 @@ class Scope:
         scope.detector = Detector.restored(state["detector"])
         scope._costs = Costs.restored(state["costs"])
         scope.alarms = {stream: int(state["alarms"][stream]) for stream in STREAMS}
-        scope._sample = Sample.restored(settings.rows_per_second, part("sample"))
-        scope._clusters = Clusters.restored(SEATS + len(STREAMS), part("clusters"))
+        scope._clusters = Clusters.restored(NUMBERS, part("clusters"))
         waiting = within("waiting.", arrays)
         scope._waiting = Rows(**{column: waiting[column] for column in COLUMNS})
         for number, kind in _NUMBERS.items():

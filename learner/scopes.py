@@ -11,29 +11,46 @@ import logging
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
+import numpy as np
 from safetensors import SafetensorError
 
 from decoder.contracts.bundle import FIRST, Policy, frequency_policy
 from decoder.contracts.errors import ContractError
 from decoder.policy.first import first_or_counting
 from learner import checkpoint
+from learner.rows import COLUMNS
 from learner.scope import Scope
 from learner.settings import LearnerSettings
 
 log = logging.getLogger(__name__)
 
+PARTS: Final = 8
+"""Files of rows that a full buffer lies in, about."""
 KNOWN: Final = 1_000
 """Scopes kept at all; a file has at most some megabytes."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What a checkpoint says of a scope: its file, and events with a draft or without."""
+    """What a checkpoint says of a scope: its file, events with a draft or without, and the files
+    that hold the rows of its buffer, oldest first: each from a number to before another."""
 
     file: str
     events: int
+    rows: tuple[tuple[str, int, int], ...] = ()
+
+    @classmethod
+    def told(cls, said: Mapping[str, Any]) -> Entry:
+        """Read again. Of before there were files of rows, they are in the scope's own."""
+        rows = [(str(file), int(first), int(last)) for file, first, last in said.get("rows", ())]
+        return cls(str(said["file"]), int(said["events"]), tuple(rows))
+
+    @property
+    def files(self) -> set[str]:
+        """All of them."""
+        return {self.file, *(file for file, _, _ in self.rows)}
 
 
 def beginning(name: str, settings: LearnerSettings) -> Policy:
@@ -69,7 +86,7 @@ class Scopes:
         self._settings = settings
         self._folder = settings.state_dir / "scopes"
         self._changed: set[str] = set()
-        self._saved = {entry.file for entry in self.entries.values()}
+        self._saved = self._named()
         self._since: set[str] = set()  # files written since the checkpoint that names those
 
     def of(self, name: str, events: int = 0) -> Scope:
@@ -99,14 +116,14 @@ class Scopes:
             self._lose(name, reason, self.entries[name].events - self._settled.pop(name))
         self._changed.discard(name)
 
-    def save(self) -> None:
-        """Write what has changed. Files that the checkpoint before names are still there.
+    def save(self) -> int:
+        """Write what has changed, and tell its bytes. Files that the checkpoint before names are
+        still there.
 
         Raises:
             OSError: the disk refuses; the next call tries again.
         """
-        for name in sorted(self._changed & self.awake.keys()):
-            self._write(name)
+        return sum(self._write(name) for name in sorted(self._changed & self.awake.keys()))
 
     def sweep(self, saved: bool = True) -> None:
         """Delete files that neither the checkpoint in force nor the one before it names.
@@ -115,7 +132,7 @@ class Scopes:
             saved: False where what is here could not be saved: the checkpoint in force is still
                 the last one, and of what was written since all goes that something newer replaced.
         """
-        named = {entry.file for entry in self.entries.values()}
+        named = self._named()
         lying = {path.name for path in self._folder.glob("*")} if saved else self._since
         for file in lying - named - self._saved:
             with contextlib.suppress(OSError):
@@ -135,15 +152,46 @@ class Scopes:
             )
         self.abandon(name, "disk")
 
-    def _write(self, name: str) -> None:
+    def _named(self) -> set[str]:
+        return {file for entry in self.entries.values() for file in entry.files}
+
+    def _write(self, name: str) -> int:
+        """The scope without its rows, and those that came since; the bytes.
+
+        Files of rows that are no larger than what is added are written anew with it, up to a part
+        of the buffer: so each row is written a few times, and there are some dozen files at most.
+        """
+        buffer, entry = self.awake[name].buffer, self.entries[name]
+        oldest, rows, written = buffer.total - len(buffer), list(entry.rows), 0
+        first = max(rows[-1][2] if rows else 0, oldest)
+        if first < buffer.total:
+            while (
+                rows
+                and rows[-1][1] >= oldest
+                and (
+                    rows[-1][2] - rows[-1][1] <= buffer.total - first
+                    and buffer.total - rows[-1][1] <= buffer.capacity // PARTS
+                )
+            ):
+                first = rows.pop()[1]
+            held, _ = buffer.snapshot(first)
+            file, size = self._put(f"{name}.rows", held, {})
+            rows.append((file, first, buffer.total))
+            written += size
+        kept = tuple(part for part in rows if part[2] > oldest)
+        arrays, numbers = self.awake[name].snapshot(buffer.total)
+        file, size = self._put(name, arrays, {"scope": numbers})
+        self.entries[name] = Entry(file, entry.events, kept)
+        self._settled[name] = entry.events
+        self._changed.discard(name)
+        return written + size
+
+    def _put(self, name: str, arrays: checkpoint.Arrays, told: dict[str, Any]) -> tuple[str, int]:
         self.serial += 1
         file = f"{name}.{self.serial}.safetensors"
-        arrays, numbers = self.awake[name].snapshot()
-        checkpoint.write(self._folder / file, arrays, {"scope": numbers})
+        size = checkpoint.write(self._folder / file, arrays, told)
         self._since.add(file)
-        self.entries[name] = replace(self.entries[name], file=file)
-        self._settled[name] = self.entries[name].events
-        self._changed.discard(name)
+        return file, size
 
     def _lose(self, name: str, reason: str, events: int) -> None:
         if events:
@@ -155,6 +203,10 @@ class Scopes:
         if file:
             try:
                 arrays, numbers = checkpoint.read(self._folder / file)
+                parts = [checkpoint.read(self._folder / part)[0] for part, _, _ in entry.rows]
+                for column in COLUMNS if parts else ():
+                    held = np.concatenate([part[column] for part in parts])
+                    arrays[f"buffer.{column}"] = held
                 return Scope.restored(name, self._settings, (arrays, numbers["scope"]))
             except _UNUSABLE as error:
                 log.error("scope %s: %s is unusable (%s): starting anew", name, file, error)

@@ -19,7 +19,18 @@ class LearnerSettings(Settings):
 
     mlflow_tracking_uri: str = Field(
         default="sqlite:///mlruns/mlflow.db",
-        description="the registry: MLflow's tracking URI; a password in it is shown nowhere",
+        description="MLflow's tracking URI, and the registry's unless that has an address of its "
+        "own; a password in it is shown nowhere",
+    )
+    mlflow_registry_uri: str = Field(
+        default="", description="the registry, where it is not with the tracking server"
+    )
+    mlflow_username: str = Field(default="", description="of MLflow's basic authentication")
+    mlflow_password: str = Field(
+        default="", repr=False, description="of MLflow's basic authentication"
+    )
+    mlflow_token: str = Field(
+        default="", repr=False, description="sent to MLflow in place of name and password"
     )
     registry_prefix: str = Field(
         default="hvd-payoff-",
@@ -89,7 +100,7 @@ class LearnerSettings(Settings):
         description="versions of a scope that stay; older ones without alias are retired",
     )
 
-    @field_validator("mlflow_tracking_uri")
+    @field_validator("mlflow_tracking_uri", "mlflow_registry_uri")
     @classmethod
     def _has_a_port(cls, uri: str) -> str:
         try:

@@ -211,7 +211,7 @@ class EventSource:
         if records:  # a clock that is ahead hides how old what is read is until the next are
             newest = max(record.timestamp for record in records)
             self.read_at = min(newest / 1e3, time.time())
-        self.caught_up = self.caught_up or self._is_near_the_end()
+        self.caught_up = self.caught_up or self.is_near_the_end()
 
     def lag(self) -> int:
         """Records between what was read and the end of the topic, as of the last fetch."""
@@ -231,7 +231,8 @@ class EventSource:
         silent = time.monotonic() - min(self._answered_at.values(), default=self._heard_at)
         return silent if silent > 2.0 * PARTITIONS_SECONDS else 0.0
 
-    def _is_near_the_end(self) -> bool:
+    def is_near_the_end(self) -> bool:
+        """Whether next to nothing lies there unread."""
         places = self._consumer.assignment() if self._consumer is not None else ()
         ends = [self._consumer.highwater(place) for place in places]
         return bool(ends) and None not in ends and self.lag() <= RECORDS_PER_POLL

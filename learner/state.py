@@ -41,21 +41,23 @@ class State:
     round_sequences: Sequences = field(default_factory=Sequences)
     marks: Mapping[int, Mark] = field(default_factory=dict)
     round_marks: Mapping[int, Mark] = field(default_factory=dict)
+    shares: Mapping[str, float] = field(default_factory=dict)
 
 
-def save(settings: LearnerSettings, state: State) -> None:
-    """Write what changed of the scopes, then the checkpoint that names their files.
+def save(settings: LearnerSettings, state: State) -> int:
+    """Write what changed of the scopes, then the checkpoint that names their files; the bytes.
 
     Raises:
         OSError: the disk refuses; what was saved before is in force.
     """
     try:
-        state.scopes.save()
-        checkpoint.save(settings.checkpoint_path, *_told_of(state))
+        written = state.scopes.save()
+        written += checkpoint.save(settings.checkpoint_path, *_told_of(state))
     except OSError:
         state.scopes.sweep(saved=False)
         raise
     state.scopes.sweep()
+    return written
 
 
 def _told_of(state: State) -> tuple[checkpoint.Arrays, dict[str, Any]]:
@@ -83,6 +85,7 @@ def _told_of(state: State) -> tuple[checkpoint.Arrays, dict[str, Any]]:
         "round_sequences": state.round_sequences.known(),
         "marks": list(state.marks.items()),
         "round_marks": list(state.round_marks.items()),
+        "shares": dict(state.shares),
         "serial": state.scopes.serial,
         "lost": state.scopes.lost,
         # a list: JSON with sorted keys loses an order
@@ -99,7 +102,7 @@ def resumed(settings: LearnerSettings) -> State:
         return State(Scopes(settings))
     arrays, numbers = loaded
     try:
-        entries = [(str(name), Entry(**entry)) for name, entry in numbers["scopes"]]
+        entries = [(str(name), Entry.told(entry)) for name, entry in numbers["scopes"]]
         return State(
             Scopes(settings, entries, int(numbers["serial"]), _lost(numbers.get("lost", {}))),
             {int(p): int(offset) for p, offset in numbers["offsets"].items()},
@@ -118,6 +121,7 @@ def resumed(settings: LearnerSettings) -> State:
             Sequences(runs_of(numbers.get("round_sequences", []))),
             _marks(numbers.get("marks", [])),
             _marks(numbers.get("round_marks", [])),
+            {str(scope): float(share) for scope, share in numbers.get("shares", {}).items()},
         )
     except _UNREADABLE as error:
         log.error("checkpoint is not of this version (%s): starting anew", error)
@@ -159,13 +163,7 @@ def _rollouts(arrays: checkpoint.Arrays, told: Mapping[str, Any]) -> dict[str, R
 
 
 def _told(registration: Registration) -> dict[str, Any]:
-    return {
-        "against": registration.against,
-        "params": dict(registration.params),
-        "metrics": dict(registration.metrics),
-        "tags": dict(registration.tags),
-        "window": dict(registration.window),
-    }
+    return {name: value for name, value in vars(registration).items() if name != "policy"}
 
 
 _UNREADABLE: Final[tuple[type[Exception], ...]] = (

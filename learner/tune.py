@@ -185,14 +185,28 @@ def speed(policy: Policy, rows: Rows, costs: Costs) -> float:
     return float(parts.tokens.sum() / parts.needed(committed, time).sum())
 
 
-def worth(policies: Sequence[Policy], rows: Rows, costs: Costs) -> Floats:
-    """What the choices of each policy would have brought, float64 [policies, n], in plain steps:
-    the tokens at what one was worth at the rate in force, less the time."""
+def worth(
+    champion: Policy, others: Sequence[Policy], least: Sequence[float], rows: Rows, costs: Costs
+) -> tuple[Floats, Floats]:
+    """What the choices of each of the others would have brought beyond the champion's, float64
+    [others, n] in plain steps: the tokens at what one was worth at the rate in force, less the
+    time. And what they might have lost at the most, whatever was accepted.
+
+    Args:
+        least: relative gain [others] of the champion's time that is asked of each.
+    """
     rates = _rates(rows, costs)
     plain = part_of(costs.situation.costs, rows.batch_size, 0, 0)
-    committed, time = costs.outcome(rows, _chosen(policies, rows, costs, rates))
-    found: Floats = committed / rates - time / plain
-    return found
+    choice = _chosen([champion, *others], rows, costs, rates)
+    committed, time = costs.outcome(rows, choice)
+    mine: Floats = committed / rates - time / plain
+    at_most = np.where(choice.arms == CACHE, choice.lengths, 0)
+    came = np.minimum(rows.accepted, at_most)
+    asked = np.asarray(least)[:, None] * (time[0] / plain)
+    found: Floats = mine[1:] - mine[0] - asked
+    if_none: Floats = found - (came[1:] - came[0]) / rates
+    if_all: Floats = if_none + (at_most[1:] - at_most[0]) / rates
+    return found, np.maximum(-np.minimum(if_none, if_all), 0.0)
 
 
 def _chosen(policies: Sequence[Policy], rows: Rows, costs: Costs, rates: Floats) -> Choice:

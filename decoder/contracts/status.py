@@ -150,8 +150,11 @@ class LearnerStatus(BaseModel):
     dead_letters_failed: Count = 0  # refused records that their topic did not take
     records_missing: Count = 0  # gaps in the sequences of lives and partitions
     records_duplicate: Count = 0  # with a sequence number that came before
+    events_unknown: Count = 0  # of scopes that no worker's status names: passed over
     records_skipped: Count = 0  # gone before they were read, or not to be unpacked
     faults: Count = 0  # records that could not be learned from though they keep the contract
+    # of requests that are learned from, as the scope's holder decides
+    share: Annotated[float, Field(gt=0, le=1)] = 1.0
     buffer: Count = 0  # drafts held for training
     updates: Count = 0  # optimiser steps
     drifts: Count = 0
@@ -174,6 +177,7 @@ class LearnerStatus(BaseModel):
     waiting: Count = 0  # policies that wait for the registry, of all scopes
     registry_away_since: Time = 0.0  # 0: it answers
     given_up: Counts = Field(default_factory=dict)  # registrations and moves not made, by reason
+    checkpoint_age: Annotated[float, Field(ge=0)] = 0.0  # seconds since one was written
     scopes_awake: Count = 0
     scopes_known: Count = 0
     rollout: str = ""  # trial, watch, or "" where no policy is compared with the champion

@@ -84,6 +84,7 @@ class Round(BaseModel):
     life: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{1,32}$")]
     number: Count  # of the round within its worker's life, from 0
     time: Annotated[float, Field(ge=0, le=2.0**36)]  # seconds since the epoch, at its end
+    unit: Count | None = None  # of rounds one after another that had requests in common
     blocks: Annotated[tuple[Block, ...], Field(min_length=1, max_length=MAX_BLOCKS, strict=False)]
 
     def block(self, side: str) -> Block | None:

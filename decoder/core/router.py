@@ -195,6 +195,7 @@ class DraftRouter:
         rows, known = len(outcomes.names), self.counters.tokens
         slots = self.table.of(outcomes.names)
         groups = self._groups(slots) if ran.side is not None else {}
+        sessions = self._sessions(outcomes.names, slots) if ran.side is not None else frozenset()
         made, sums = self._take(outcomes, slots.copy(), step_tokens, step_us)
         closed, brought, closed_verified, verified = sums
         decoding_alone = step_tokens == rows + verified
@@ -211,7 +212,7 @@ class DraftRouter:
                 ran.came_to(
                     self.costs.table, outcomes.names, verified, self.counters.tokens - known, told,
                     step_us, now, usual,
-                ),
+                )._replace(sessions=sessions),
                 decoding_alone,
             )  # fmt: skip
 
@@ -237,6 +238,10 @@ class DraftRouter:
                 options = self.table.options[slot]
                 groups.setdefault((options.tenant, options.workload), []).append(at)
         return groups
+
+    def _sessions(self, names: Sequence[str], slots: NDArray[np.int64]) -> frozenset[str]:
+        held = zip(names, slots.tolist(), strict=True)
+        return frozenset(self.table.options[s].session or name for name, s in held if s >= 0)
 
     def _take(
         self,

@@ -274,5 +274,6 @@ def round_of(played: Played, origin: Origin) -> Round:
         life=origin.life,
         number=played.number,
         time=played.time,
+        unit=played.unit,
         blocks=tuple(account.block() for account in played.accounts),
     )

@@ -40,6 +40,7 @@ class Made(NamedTuple):
     cost_us: float
     late_us: float
     groups: Groups
+    sessions: frozenset[str] = frozenset()  # of the requests, or their names where they have none
 
 
 @dataclass(slots=True)
@@ -56,6 +57,7 @@ class Account:
     late_us: float = 0.0
     read: bool = False  # whether the drafter has caught up with what others left
     requests: set[str] = field(default_factory=set)
+    sessions: set[str] = field(default_factory=set)
     groups: dict[Name, list[float]] = field(default_factory=dict)
 
     @property
@@ -76,6 +78,7 @@ class Account:
             self.us += part * (made.us - made.late_us)
             self.cost_us += part * (made.cost_us - made.late_us)
             self.requests.update(made.requests)
+            self.sessions.update(made.sessions or made.requests)
             self._group(part, made)
         return part
 

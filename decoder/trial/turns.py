@@ -19,6 +19,8 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
+import numpy as np
+
 from decoder.contracts.bundle import CHAMPION, FIRST, TRIAL, Policy
 from decoder.trial.block import LEAD, LENGTH, Account, Made, Sums
 from decoder.trial.sides import OUTSIDE, STOCK, Side
@@ -35,11 +37,13 @@ RAREST: Final = 1e-12
 
 
 class Played(NamedTuple):
-    """A finished round: ``time`` in seconds since the epoch."""
+    """A finished round: ``time`` in seconds since the epoch. ``unit`` is the number of the round
+    that began the unit: as long as any of its sessions is there, rounds are of it."""
 
     number: int
     time: float
     accounts: tuple[Account, ...]
+    unit: int = 0
 
 
 class Turns:
@@ -56,6 +60,7 @@ class Turns:
         held: Mapping[str, Policy],
         first: Policy,
         seed: int | str,
+        anchored: bool = True,
     ) -> None:
         """Begin outside of a round.
 
@@ -63,6 +68,7 @@ class Turns:
             names: of the sides that are compared for ever, and ``holdout`` their part of the steps.
             held: policies by role, as they come; ``first`` stands in where there is no such.
             seed: of the lots.
+            anchored: let the first policy play wherever another is on trial over another.
         """
         self.rounds: deque[Played] = deque()
         self.made = self.dropped = 0
@@ -79,10 +85,12 @@ class Turns:
         self._gap = -1.0  # tokens of each request until the next round; below 0: to be drawn
         self._chances: dict[str, float] = {}  # of taking part in it
         self._in_force: tuple[Policy | None, Policy | None] = (None, None)
+        self._anchors = anchored
         self._left: list[Side] = []
         self._over: list[Account] = []
         self._now: Account | None = None
         self._owed = 0.0  # for reading that was done while a side decided that drafts nothing
+        self._unit, self._met = 0, set[str]()  # and the sessions of its first round
 
     @property
     def sums(self) -> dict[str, Sums]:
@@ -170,6 +178,10 @@ class Turns:
             found[name] = side, share
         if trial is not None and trial.share > 0.0:
             found[TRIAL] = Side(TRIAL, trial), trial.share
+            first = self._held.get(FIRST, self._first)
+            plays = self._spoilt.get(TRIAL) is not trial
+            if plays and self._anchors and FIRST not in found and not _alike(champion, first):
+                found[FIRST] = Side(FIRST, first), trial.share
         return {n: s for n, s in found.items() if self._spoilt.get(n) is not s[0].policy}
 
     def _draw(self) -> None:
@@ -217,7 +229,10 @@ class Turns:
         self._now = self._opened() if self._left else None
         if self._now is not None:
             return
-        played = Played(self.made, time.time(), tuple(self._over))
+        here = set[str]().union(*(account.sessions for account in self._over))
+        if here.isdisjoint(self._met):
+            self._unit, self._met = self.made, here
+        played = Played(self.made, time.time(), tuple(self._over), self._unit)
         self.made += 1
         if len(self.rounds) < WAITING:
             self.rounds.append(played)
@@ -233,3 +248,11 @@ class Turns:
         for account in (*self._over, *([self._now] if self._now is not None else [])):
             self._sums[OUTSIDE].take(account)
         self._now, self._left, self._over, self._gap = None, [], [], -1.0
+
+
+def _alike(one: Policy, other: Policy) -> bool:
+    """Whether they choose alike, whatever they are called."""
+    rules = [(p.kind, p.use_model, p.kind != "survival" and p.threshold) for p in (one, other)]
+    mine, theirs = ([part for layer in p.folded for part in layer] for p in (one, other))
+    same = rules[0] == rules[1] and len(mine) == len(theirs)
+    return same and all(np.array_equal(a, b) for a, b in zip(mine, theirs, strict=True))

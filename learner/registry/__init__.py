@@ -9,7 +9,6 @@ models        which registered model is a scope's, and what it is called
 standing      what the registry says of a scope and of a version
 runs          a candidate's run: figures, data set, pictures, logged model
 lineage       what a version says of its making
-charts        the pictures
 loadable      a version as ``mlflow.pyfunc.load_model`` takes it
 as_logged     the code that is logged with it, numpy alone
 moves         who moved which alias, when, and why

@@ -1,4 +1,4 @@
-"""MLflow's client for one tracking URI, made when it is first asked for."""
+"""MLflow's client, made when it is first asked for, and one sentence for what a server lacks."""
 
 from __future__ import annotations
 
@@ -24,11 +24,27 @@ _ENVIRONMENT: Final = {
 }
 
 
-class Connection:
-    """A tracking URI (``sqlite:///...`` or ``http://...``) and what was found out about it."""
+_ELSEWHERE: Final = (
+    "let HVD_LEARNER_MLFLOW_REGISTRY_URI name an MLflow server; runs may stay where they are"
+)
+_LACKS: Final = {
+    "'filter_string' is unsupported": "Unity Catalog takes no filters, by which a learner finds "
+    f"the model of a scope: {_ELSEWHERE}",
+    "registered_model_alias' is unsupported": "Databricks' workspace registry has no aliases, "
+    f"which say what is served: {_ELSEWHERE}",
+}
+"""What is said of registries that are not enough, by what their clients say."""
+_CLIENTS: Final = {"boto3": "s3", "google": "gcs", "azure": "azure"}
+"""The extra that brings the client of a store, by the package that is missed."""
 
-    def __init__(self, tracking_uri: str) -> None:
+
+class Connection:
+    """The addresses of tracking server and registry (``sqlite:///...`` or ``http://...``), and what
+    was found out about them."""
+
+    def __init__(self, tracking_uri: str, registry_uri: str = "") -> None:
         self.tracking_uri = tracking_uri
+        self.registry_uri = registry_uri or tracking_uri
         self._known: Any = None
         # a request to a server; forgotten after any failure, in case somebody deleted one
         self._experiments: dict[str, str] = {}
@@ -46,7 +62,7 @@ class Connection:
                 logging.getLogger(noisy).setLevel(logging.WARNING)
             if self._database is not None:
                 self._database.parent.mkdir(parents=True, exist_ok=True)
-            self._known = mlflow.MlflowClient(self.tracking_uri, self.tracking_uri)
+            self._known = mlflow.MlflowClient(self.tracking_uri, self.registry_uri)
         return self._known
 
     def experiment(self, name: str) -> str:
@@ -82,9 +98,18 @@ class Connection:
         except Exception as error:  # sqlalchemy, requests and mlflow share no root
             self._experiments.clear()
             first = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise RegistryError(
-                f"MLflow at {self.tracking_uri} could not {purpose}: {first}"
-            ) from error
+            missing = (getattr(error, "name", None) or "").partition(".")[0]
+            if isinstance(error, ImportError) and missing in _CLIENTS:
+                first = (
+                    "artefacts lie in a store whose client is not here: pip install "
+                    f"'hybrid-verified-decoding[{_CLIENTS[missing]}]', or let the server pass "
+                    "them on (mlflow server --serve-artifacts)"
+                )
+            said = next((told for sign, told in _LACKS.items() if sign in first), first)
+            where = self.tracking_uri
+            if self.registry_uri != where:
+                where += f" with the registry at {self.registry_uri}"
+            raise RegistryError(f"MLflow at {where} could not {purpose}: {said}") from error
 
     @contextmanager
     def gone_or_not(self) -> Iterator[None]:

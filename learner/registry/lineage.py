@@ -1,13 +1,8 @@
 """What a version says of its making: description, parameters, and the data set it learned from.
 
-Of the window that a policy was trained on these keys are known beside plain numbers:
-
-===========================  ===================================================================
-``topic``, ``offsets``       records read when it was made: by partition, the next one
-``time_from``, ``time_to``   of the drafts it may have learned from, in seconds since the epoch
-``errors``                   rows of time, champion's and candidate's mean absolute error in tokens
-``thresholds``               rows of threshold and rate, of the kinds that have a threshold
-===========================  ===================================================================
+Of the window that a policy was trained on ``topic`` and ``offsets`` (records read when it was made:
+by partition, the next one) and ``time_from``, ``time_to`` (of the drafts it may have learned from,
+in seconds since the epoch) are known beside plain numbers.
 """
 
 from __future__ import annotations
@@ -25,14 +20,12 @@ from typing import Any, Final
 from decoder.contracts.bundle import Policy
 from decoder.contracts.features import SCHEMA_ID
 
-TABLES: Final = ("errors", "thresholds")
-"""Drawn, not listed."""
 PACKAGE: Final = "hybrid-verified-decoding"
 
 
 def parameters(policy: Policy, window: Mapping[str, Any]) -> dict[str, Any]:
     """Parameters of the run, from what the policy is and what it was trained on."""
-    plain = {f"window.{key}": value for key, value in window.items() if key not in TABLES}
+    plain = {f"window.{key}": value for key, value in window.items()}
     offsets = plain.pop("window.offsets", {})
     plain |= {f"window.offset_{partition}": offset for partition, offset in offsets.items()}
     return {
@@ -70,25 +63,18 @@ def dataset_input(window: Mapping[str, Any]) -> Any | None:
 def description(
     policy: Policy, params: Mapping[str, Any], tags: Mapping[str, str], window: Mapping[str, Any]
 ) -> str:
-    """Markdown for a version's page."""
+    """Markdown for a version's page; the run has what it was learned from."""
     made_by = {"learner": "learned from traffic", "first": "the first policy", "person": "by hand"}
     origin = made_by.get(tags.get("origin", ""), tags.get("origin", "of unknown origin"))
-    lines = [f"Policy of kind **{policy.kind}**, {origin}."]
+    lines = [f"Policy of kind **{policy.kind}**, {origin}, by code {code_version()['code']}."]
     if "verdict" in tags:
-        lines += ["", f"Gate: {tags['verdict']}."]
-    table = {
-        "learned by": params.get("learner"),
-        "parent": f"version {params['champion']}" if params.get("champion") else None,
-        "drafts": _counted(window),
-        "records": _read(window),
-        "times": _times(window),
-        "costs": _costs(policy),
-        "model draft": f"{policy.model_payoff:.2f} tokens accepted" if policy.model_payoff else "",
-        "code": ", ".join(code_version().values()),
-    }
-    lines += ["", "| | |", "|---|---|"]
-    lines += [f"| {name} | {value} |" for name, value in table.items() if value]
-    return "\n".join(lines)
+        lines += [f"Gate: {tags['verdict']}."]
+    if params.get("champion"):
+        lines += [f"It won over version {params['champion']}."]
+    if window.get("time_to"):
+        ends = (datetime.fromtimestamp(window[key], UTC) for key in ("time_from", "time_to"))
+        lines += ["Drafts of " + " to ".join(f"{end:%Y-%m-%d %H:%M:%S}" for end in ends) + " UTC."]
+    return "\n\n".join(lines)
 
 
 def model_description(scope: str, served: Mapping[str, str]) -> str:
@@ -119,32 +105,3 @@ def code_version() -> dict[str, str]:
     if told.returncode == 0:
         found["mlflow.source.git.commit"] = told.stdout.strip()
     return found
-
-
-def _counted(window: Mapping[str, Any]) -> str:
-    if "events" not in window:
-        return ""
-    return f"the newest {window['events']:,} of {window.get('events_total', 0):,}"
-
-
-def _read(window: Mapping[str, Any]) -> str:
-    if not window.get("offsets"):
-        return ""
-    ends = ", ".join(f"{p} before {offset}" for p, offset in sorted(window["offsets"].items()))
-    return f"`{window.get('topic', '')}`, partition {ends}"
-
-
-def _times(window: Mapping[str, Any]) -> str:
-    if not window.get("time_to"):
-        return ""
-    ends = (datetime.fromtimestamp(window[key], UTC) for key in ("time_from", "time_to"))
-    return " to ".join(f"{end:%Y-%m-%d %H:%M:%S}" for end in ends) + " UTC"
-
-
-def _costs(policy: Policy) -> str:
-    costs = policy.provenance.get("costs")
-    if not isinstance(costs, dict) or "fixed_us" not in costs:
-        return ""
-    if not costs.get("measured"):
-        return "nominal: none were measured"
-    return f"a step {costs['fixed_us'] / 1e3:.1f} ms, a token more {costs['token_us'] / 1e3:.2f} ms"

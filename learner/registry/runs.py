@@ -1,4 +1,4 @@
-"""Runs in MLflow: a candidate's figures, data and pictures, and the model that it becomes."""
+"""Runs in MLflow: a candidate's figures and data, and the model that it becomes."""
 
 from __future__ import annotations
 
@@ -61,9 +61,3 @@ def log_model(
         client.log_model_artifacts(logged.model_id, str(path))
     client.log_outputs(run_id, [LoggedModelOutput(logged.model_id, step=0)])
     return client.finalize_logged_model(logged.model_id, "READY")
-
-
-def draw(connection: Connection, run_id: str, pictures: Mapping[str, Any]) -> None:
-    """Add figures to a run, by file name."""
-    for file, figure in pictures.items():
-        connection.client.log_figure(run_id, figure, f"charts/{file}")

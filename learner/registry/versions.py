@@ -6,6 +6,7 @@ and ``champion``, and ``trial`` while nobody else has set it; ``pinned`` is a pe
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -17,7 +18,7 @@ from typing import Any, Final
 from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import PolicyRefused, RegistryError
 from decoder.policy.probes import from_bytes, to_bytes
-from learner.registry import charts, fence, lineage, loadable, moves, runs
+from learner.registry import fence, lineage, loadable, moves, runs
 from learner.registry.connection import Connection
 from learner.registry.models import Models
 from learner.registry.standing import (
@@ -28,11 +29,10 @@ from learner.registry.standing import (
     standing_of,
     version_of,
 )
+from learner.settings import LearnerSettings
 
 MODEL_PREFIX: Final = "hvd-payoff-"
 ARTIFACT: Final = loadable.BUNDLE
-_BARE: Final = "policy.safetensors"
-"""Where the bundle lies of versions that were made before mlflow could load them."""
 DIGEST_TAG: Final = "digest"
 
 
@@ -43,11 +43,24 @@ class Registry:
     :class:`RegistryError` when MLflow cannot be reached or refuses.
     """
 
-    def __init__(self, tracking_uri: str, prefix: str = MODEL_PREFIX) -> None:
+    def __init__(
+        self, tracking_uri: str, prefix: str = MODEL_PREFIX, registry_uri: str = ""
+    ) -> None:
+        """``registry_uri``: where models are registered, if not with the tracking server."""
         self.tracking_uri = tracking_uri
         self.prefix = prefix
-        self._connection = Connection(tracking_uri)
+        self._connection = Connection(tracking_uri, registry_uri)
         self._models = Models(self._connection, prefix)
+
+    @classmethod
+    def of(cls, settings: LearnerSettings) -> Registry:
+        """The registry that ``settings`` name; what they hold of credentials is put into the
+        environment, where alone mlflow looks for them."""
+        for name in ("username", "password", "token"):
+            if value := getattr(settings, f"mlflow_{name}"):
+                os.environ[f"MLFLOW_TRACKING_{name.upper()}"] = value
+        uris = settings.mlflow_tracking_uri, settings.mlflow_registry_uri
+        return cls(uris[0], settings.registry_prefix, uris[1])
 
     def model_name(self, scope: str) -> str:
         """The registered model of ``scope``, which may not be there yet."""
@@ -108,8 +121,6 @@ class Registry:
                     model_id=logged.model_id,
                 )
                 number = int(version.version)
-                # last: a second's work, and what it decorates is there
-                runs.draw(self._connection, run_id, charts.of_training(metrics, window))
             self._client.set_registered_model_alias(name, "candidate", str(number))
             return number
 
@@ -121,7 +132,7 @@ class Registry:
         tags: Mapping[str, str] = {},
         window: Mapping[str, Any] = {},
     ) -> str:
-        """Log a candidate that becomes no version as a run, with its figures and pictures.
+        """Log a candidate that becomes no version as a run, with its figures.
 
         Returns:
             The run's id.
@@ -129,7 +140,6 @@ class Registry:
         with self._reaching("log a refused candidate"):
             told = {**tags, "refused": "true"}
             run = runs.start(self._connection, policy, params, metrics, told, window)
-            runs.draw(self._connection, run.info.run_id, charts.of_training(metrics, window))
             self._client.set_terminated(run.info.run_id)
             return str(run.info.run_id)
 
@@ -196,12 +206,6 @@ class Registry:
             for key, value in tags.items():
                 self._client.set_model_version_tag(name, str(version), key, value)
 
-    def attach(self, scope: str, version: int, pictures: Mapping[str, Any]) -> None:
-        """Add figures of :mod:`learner.registry.charts` to the run of a version, by file name."""
-        with self._reaching(f"attach pictures to version {version}"):
-            held = self._client.get_model_version(self._models.known(scope), str(version))
-            runs.draw(self._connection, held.run_id, pictures)
-
     def find(self, policy: Policy) -> int | None:
         """The version of its scope that ``policy`` is, if it is one."""
         with self._reaching("look for a version"):
@@ -258,24 +262,14 @@ class Registry:
             held = [version_of(version, aliases) for version in self._models.versions(name)]
         return sorted(held, key=lambda version: version.number)
 
-    def figures(self, version: Version) -> tuple[dict[str, float], dict[str, str]]:
-        """Metrics and parameters of the run that made ``version``."""
-        with self._reaching(f"read the run of version {version.number}"):
-            data = self._client.get_run(version.run).data
-            return dict(data.metrics), dict(data.params)
-
     def digest(self, scope: str, version: int) -> str:
-        """What the policy of a version is known by, read from the artefact of one without tag."""
+        """What the policy of a version is known by; "" of one that somebody else made."""
         with self._reaching(f"read version {version}"):
             held = self._client.get_model_version(self._models.known(scope), str(version))
-            known = held.tags.get(DIGEST_TAG)
-        return digest_of(self.load(scope, version)) if known is None else str(known)
+        return str(held.tags.get(DIGEST_TAG, ""))
 
     def load(self, scope: str, version: int) -> Policy:
         """The policy of a version, read from its artefact, checked, and stamped with the version.
-
-        Versions that were made before digests were kept have no tag: the number in the bundle has
-        to do.
 
         Raises:
             RegistryError: also when the artefact is missing, damaged, or not this version's.
@@ -283,8 +277,7 @@ class Registry:
         with self._reaching(f"read version {version}"), tempfile.TemporaryDirectory() as folder:
             name = self._models.known(scope)
             held = self._client.get_model_version(name, str(version))
-            file = ARTIFACT if LOGGED_TAG in held.tags else _BARE
-            path = self._connection.files(held.source).download_artifacts(file, folder)
+            path = self._connection.files(held.source).download_artifacts(ARTIFACT, folder)
             data = Path(path).read_bytes()
         try:
             policy = from_bytes(data, scope)
@@ -293,8 +286,7 @@ class Registry:
                 f"artefact of {name} version {version} is unusable: {error}. "
                 "Move the alias to a sound version."
             ) from error
-        known = held.tags.get(DIGEST_TAG)
-        if policy.version not in (0, version) if known is None else digest_of(policy) != known:
+        if digest_of(policy) != held.tags.get(DIGEST_TAG):
             raise RegistryError(f"artefact of {name} version {version} is another policy's")
         return replace(policy, version=version)
 

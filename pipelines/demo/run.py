@@ -54,7 +54,7 @@ SETTINGS: Final[Mapping[str, str]] = {
     "HVD_WORKER_SIDES": "plain,suffix,model",
     # three quarters of all steps: minutes have to show what a deployment sees in a day
     "HVD_WORKER_HOLDOUT": "0.75",
-    "HVD_LEARNER_TRIAL_MINUTES": "1",
+    "HVD_LEARNER_ROLLOUT": "off",  # a trial tells nothing within minutes: the gate decides alone
 }
 """What the demo sets, where the environment says nothing else: who is compared, and how often."""
 FROM_SCRATCH: Final[Mapping[str, str]] = {

@@ -54,7 +54,7 @@ def models(scope: str | None) -> list[Model]:
             f"no registry at {uri}: start one with 'hvd up' in this folder, or name it by "
             "HVD_LEARNER_MLFLOW_TRACKING_URI"
         )
-    registry = Registry(uri, settings.registry_prefix)
+    registry = Registry.of(settings)
     standings = registry.standings().values()
     found = [s for s in standings if scope is None or s.scope.startswith(scope) or s.name == scope]
     if scope is not None and not found:

@@ -85,6 +85,7 @@ CASES = {
     "HvdLessonsLost": case(
         4, 20, LOST + '{instance="l", scope="s", reason="fault"}  _x2 7x3 9x30'
     ),
+    "HvdCheckpointOld": case(9, 14, f"hvd_learner_checkpoint_age{L}  10 400x9 10x9"),
     "HvdRegistryAway": case(5, 9, f"hvd_learner_registry_away_seconds{L}  0 60x6 0x9"),
     "HvdRegistryRefuses": case(
         4, 20, 'hvd_learner_given_up_total{instance="l", reason="refused"}  _x2 1x30'

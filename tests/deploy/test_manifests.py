@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import shutil
 import subprocess
@@ -27,9 +28,10 @@ BIN = Path(sys.executable).parent
 CONTAINERFILES = sorted((DEPLOY / "containers").glob("*.Containerfile"))
 COMPOSE = yaml.safe_load((DEPLOY / "compose" / "compose.yaml").read_text())
 KUBERNETES = "1.34"
-OVERLAYS = ["cpu", "tensor-parallel"]
+OVERLAYS = ["cpu", "tensor-parallel", "gpu"]
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 
+needs_helm = pytest.mark.skipif(shutil.which("helm") is None, reason="takes helm")
 needs_kubectl = pytest.mark.skipif(
     shutil.which("kubectl") is None, reason="takes kubectl, for its kustomize"
 )
@@ -44,6 +46,12 @@ def run(*command: str | Path) -> str:
 def built(overlay: str) -> list[dict[str, Any]]:
     page = run("kubectl", "kustomize", DEPLOY / "kubernetes" / "overlays" / overlay)
     return list(yaml.safe_load_all(page))
+
+
+def charted(*options: str) -> list[dict[str, Any]]:
+    """What ``helm template`` makes of the chart."""
+    page = run("helm", "template", "hvd", DEPLOY / "chart", "--namespace", "hvd", *options)
+    return [document for document in yaml.safe_load_all(page) if document]
 
 
 def pods(documents: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
@@ -258,3 +266,74 @@ def ca_file(tmp_path: Path) -> Path:
     file = tmp_path / "ca.crt"
     trustme.CA().cert_pem.write_to_path(str(file))
     return file
+
+
+AS_OVERLAY = {
+    "cpu": "",
+    "gpu": "overlays/gpu",
+    "tensor-parallel": "overlays/gpu,components/sasl-tls,overlays/tensor-parallel",
+}
+
+
+def bare(documents: list[dict[str, Any]]) -> list[str]:
+    """Each object without what helm and kustomize put to it: digests and where it goes."""
+    found = []
+    for document in documents:
+        document["metadata"].pop("namespace", None)
+        if document["kind"] in ("Deployment", "StatefulSet"):
+            document["spec"]["template"]["metadata"].pop("annotations", None)
+        if document["kind"] != "Namespace":
+            text = json.dumps(document, sort_keys=True)
+            found.append(re.sub(r"(hvd-kafka|hvd-topics)-[a-z0-9]{10}\b", r"\1", text))
+    return sorted(found)
+
+
+@needs_helm
+@needs_kubectl
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_chart_makes_what_the_manifests_are(overlay: str, tmp_path: Path) -> None:
+    values = tmp_path / "values.yaml"
+    used = [each for each in AS_OVERLAY[overlay].split(",") if each]
+    values.write_text(yaml.safe_dump({"use": used}))
+    assert bare(charted("--values", str(values))) == bare(built(overlay))
+
+
+@needs_helm
+def test_what_values_change_is_changed_and_monitoring_goes_by_the_names_of_the_alerts() -> None:
+    made = charted(
+        "--set", "monitoring=true,network=false,worker.replicas=7,images.hvd-worker=mine:1",
+        "--set", "worker.env.HVD_WORKER_NAME=fixed,worker.pod.priorityClassName=high",
+    )  # fmt: skip
+    kinds = {document["kind"]: document for document in made}
+    assert "NetworkPolicy" not in kinds
+    worker = kinds["Deployment"]["spec"]
+    container = worker["template"]["spec"]["containers"][0]
+    assert (worker["replicas"], container["image"]) == (7, "mine:1")
+    assert worker["template"]["spec"]["priorityClassName"] == "high"
+    assert [e for e in container["env"] if e["name"] == "HVD_WORKER_NAME"] == [
+        {"name": "HVD_WORKER_NAME", "value": "fixed"}
+    ]
+    rules = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yml").read_text())
+    assert kinds["PrometheusRule"]["spec"] == rules
+    monitor = kinds["PodMonitor"]["spec"]
+    asked = set(re.findall(r'job="([\w-]+)"', json.dumps(rules).replace('\\"', '"')))
+    (wanted,) = monitor["selector"]["matchExpressions"]
+    labels = [template["metadata"]["labels"] for _, template in pods(made)]
+    assert asked == set(wanted["values"]) == {each[monitor["jobLabel"]] for each in labels}
+    ports = {p["name"] for _, t in pods(made) for c in containers(t) for p in c.get("ports", [])}
+    assert ports == {endpoint["port"] for endpoint in monitor["podMetricsEndpoints"]}
+
+
+def test_all_that_the_chart_reads_lies_in_it() -> None:
+    """Also where no helm is: the folders it can be told to use, and each name of its values."""
+    values = yaml.safe_load((DEPLOY / "chart" / "values.yaml").read_text())
+    assert (DEPLOY / "chart" / "kubernetes").resolve() == DEPLOY / "kubernetes"
+    for file in ("topics.toml", "alerts.yml", "kubernetes/base/kustomization.yaml"):
+        assert (DEPLOY / "chart" / file).is_file()
+    for folder in ",".join(AS_OVERLAY.values()).split(","):
+        assert not folder or (DEPLOY / "chart/kubernetes" / folder / "kustomization.yaml").is_file()
+    chart = yaml.safe_load((DEPLOY / "chart" / "Chart.yaml").read_text())
+    assert chart["version"] == chart["appVersion"] == VERSION
+    assert values["images"]["hvd-learner"].endswith(f":{VERSION}")
+    base = (DEPLOY / "kubernetes" / "base" / "network.yaml").read_text()
+    assert set(re.findall(r"metadata.name: ([\w-]+)}", base)) == values["namespaces"].keys()

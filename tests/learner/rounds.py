@@ -32,7 +32,7 @@ def rounds(
     return [
         Round(
             scope=scope, worker="w", life=life, number=number,
-            time=start + seconds * number,
+            time=start + seconds * number, unit=number,
             blocks=tuple(
                 _block(side, version, rate, publication, wall, noise, number)
                 for side, (version, rate) in sides.items()

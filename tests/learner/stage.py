@@ -14,7 +14,7 @@ from kafka import KafkaProducer
 from decoder.contracts.bundle import CHAMPION, TRIAL, Policy
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import POLICY, TRIALS, policy_key
-from learner.comparison import WIDTH
+from decoder.trial.effect import WIDTH
 from learner.loop import Learner
 from learner.published import Published
 from learner.registrations import Registration
@@ -165,7 +165,7 @@ def pairs_of(learner: Learner) -> list[list[float]]:
     rollout = learner.rollouts.of.get(SCOPE)
     if rollout is None or rollout.one is None:
         return []
-    return np.array(rollout.one.pairs).reshape(-1, WIDTH).tolist()  # type: ignore[no-any-return]
+    return np.array(rollout.one.pairs.numbers).reshape(-1, WIDTH).tolist()  # type: ignore[no-any-return]
 
 
 def quietly(kafka: KafkaSettings, done: Callable[[], bool]) -> Callable[[], bool]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
 from decoder.contracts.events import DraftEvent, Origin, encode_batch
 from decoder.contracts.settings import KafkaSettings
-from decoder.contracts.status import LearnerStatus, decode_status
+from decoder.contracts.status import LearnerStatus, WorkerStatus, decode_status
 from decoder.contracts.topics import DRAFTS, STATUS, Topic
 from learner.loop import Learner
 from learner.registry import Registry
@@ -36,12 +38,27 @@ def batches(
     return [encode_batch(events[cut : cut + size], origin, first + i) for i, cut in enumerate(cuts)]
 
 
-def produce(kafka: KafkaSettings, values: Sequence[bytes], topic: Topic = DRAFTS) -> None:
+def produce(
+    kafka: KafkaSettings, values: Sequence[bytes], topic: Topic = DRAFTS, known: bool = True
+) -> None:
+    """Send ``values``; drafts as a worker that has said its status, unless it is not ``known``."""
     producer = KafkaProducer(**kafka.client_options(), compression_type="gzip")
+    for scope in _scopes(values) if topic is DRAFTS and known else ():
+        status = WorkerStatus(process="w", scope=scope, time=1.0)
+        producer.send(STATUS.name, value=status.model_dump_json().encode())
+        producer.flush()
     for value in values:
         producer.send(topic.name, value=value)
     producer.flush()
     producer.close()
+
+
+def _scopes(values: Sequence[bytes]) -> set[str]:
+    found = set()
+    for value in values:
+        with suppress(ValueError, KeyError, TypeError, AttributeError):
+            found.add(str(json.loads(value)["scope"]))
+    return found
 
 
 class _Unreadable(str):

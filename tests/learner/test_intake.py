@@ -16,7 +16,7 @@ from decoder.contracts.features import FEATURES
 from decoder.contracts.settings import KafkaSettings
 from decoder.policy.first import first_policy
 from learner.dead_letters import DeadLetters
-from learner.intake import Intake
+from learner.lessons import Intake
 from learner.rows import COLUMNS
 from learner.scope import Scope
 from learner.settings import LearnerSettings

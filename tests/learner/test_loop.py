@@ -13,9 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from decoder.contracts.events import encode_batch
+from decoder.contracts.events import Origin, encode_batch
 from decoder.contracts.settings import KafkaSettings
-from decoder.contracts.topics import DEAD, POLICY, policy_key
+from decoder.contracts.status import LearnerStatus, WorkerStatus
+from decoder.contracts.topics import DEAD, POLICY, STATUS, policy_key
 from decoder.contracts.trials import SUFFIX
 from decoder.policy.probes import from_bytes
 from learner import registrar, state
@@ -23,6 +24,7 @@ from learner.loop import Learner, run
 from learner.registrations import Registration
 from learner.registry import Registry, digest_of
 from learner.rollout import Rollout
+from learner.rows import from_events
 from learner.scope import Scope
 from learner.scopes import Scopes
 from pipelines.machine import free_port
@@ -233,7 +235,7 @@ def test_what_cannot_be_learned_from_ends_nothing(
     learner.checkpoint()
     feed = Scope.feed
 
-    def absurd(scope: Scope, rows: object) -> list[object]:
+    def absurd(scope: Scope, rows: object, came: int) -> list[object]:
         feed(scope, rows)  # type: ignore[arg-type]
         if rows.draft_len[0] == 77:  # type: ignore[attr-defined]
             raise FloatingPointError("a record that nobody thought of")
@@ -307,3 +309,41 @@ def test_run_waits_for_the_broker_and_stops_when_told(
     thread.join(60)
     assert not thread.is_alive() and "no broker at" in caplog.text
     assert settings.checkpoint_path.exists()
+
+
+def test_a_scope_that_no_worker_names_costs_nothing_until_one_does(bare: Stage) -> None:
+    learner = bare.learner("off")
+    made_up = [
+        batches(EVENTS[:100], 100, Origin(f"made-up-{n}", "w", f"{n:04x}")) for n in range(40)
+    ]
+    produce(bare.kafka, [value for values in made_up for value in values], known=False)
+    produce(bare.kafka, batches(EVENTS[:200]))
+    step_until(learner, lambda: total_of(learner) == 200 and learner.source.lag() == 0)
+    learner._report()
+    learner.checkpoint()
+    assert learner.unknown == last_status(bare.kafka).events_unknown == 4_000
+    assert [*learner.scopes.entries] == [*learner.scopes.awake] == [SCOPE]
+    status = WorkerStatus(process="w", scope="made-up-7", time=1.0).model_dump_json().encode()
+    produce(bare.kafka, [status], STATUS)
+    step_until(learner, lambda: learner.workers.know("made-up-7"))
+    (value,) = batches(EVENTS[100:200], 100, Origin("made-up-7", "w", "0007"), 1)
+    produce(bare.kafka, [value], known=False)
+    step_until(learner, lambda: "made-up-7" in learner.scopes.awake)
+    assert learner.scopes.of("made-up-7").total == 100
+    stop(learner)
+
+
+def test_a_spare_samples_as_the_holder_of_the_scope_says(bare: Stage) -> None:
+    learner = bare.learner("off")
+    said = LearnerStatus(process="other", scope=SCOPE, time=1.0, holds_lease=True, share=0.25)
+    produce(bare.kafka, [said.model_dump_json().encode()], STATUS)
+    produce(bare.kafka, batches(EVENTS[:50]))
+    step_until(learner, lambda: learner.shares.get(SCOPE) == 0.25 and total_of(learner) == 50)
+    produce(bare.kafka, batches(EVENTS[50:], first=1))
+    step_until(learner, lambda: total_of(learner) == len(EVENTS))
+    rows = from_events(EVENTS[50:])
+    few = int((rows.request < np.uint64(2**62)).sum())
+    learned = learner.scopes.of(SCOPE).buffer.total + len(learner.scopes.of(SCOPE)._waiting)
+    assert learned == 50 + few < len(EVENTS)
+    stop(learner)
+    assert state.resumed(learner.settings).shares == {SCOPE: 0.25}

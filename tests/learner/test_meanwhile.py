@@ -51,6 +51,7 @@ class Proxy:
     calls: list[str] = field(default_factory=list)
     answered: list[str] = field(default_factory=list)
     before: Callable[[int, str], int | None] = lambda number, path: None
+    headers: dict[str, str] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def watch(self, before: Callable[[int, str], int | None]) -> None:
@@ -72,6 +73,7 @@ def proxied(port: int) -> Iterator[Proxy]:
             with proxy.lock:
                 number = len(proxy.calls)
                 proxy.calls.append(path)
+                proxy.headers = {key.lower(): value for key, value in self.headers.items()}
             status, headers, told = proxy.before(number, path), [], b"forbidden"
             if status is None:
                 onward = http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=60)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -185,23 +184,6 @@ def test_a_move_and_a_winner_of_one_scope_have_tries_of_their_own(
     assert tried == {"winner": 4, "move": 4}
 
 
-def test_a_refused_candidate_that_cannot_be_logged_is_no_outage(
-    desk: Registrar, registry: Registry, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tried = []
-
-    def refusing(*args: object) -> str:
-        tried.append(args)
-        raise RegistryError("no room for artefacts")
-
-    monkeypatch.setattr(registry, "refuse", refusing)
-    for _ in range(2):
-        desk.note(Registration(WINNER, against="x"))
-    desk.start()
-    until(lambda: desk.away_since or len(tried) >= 2)
-    assert not desk.away_since
-
-
 def test_a_later_winner_takes_the_place_of_an_earlier_and_all_are_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -214,9 +196,6 @@ def test_a_later_winner_takes_the_place_of_an_earlier_and_all_are_bounded(
         desk.hand(Registration(random_policy(0, f"s{number}")))
     assert [w.policy.scope for w in desk.waiting()] == ["s2", "s3", "s4"]
     assert Registrar(Registry("x"), lambda scope: True, desk.waiting()).waiting() == desk.waiting()
-
-
-POINTS = [(1e9 + k, 1.0, 0.9, 1.1) for k in range(4)]
 
 
 @pytest.fixture
@@ -244,22 +223,6 @@ def test_alias_trial_is_taken_from_nobody_but_itself(standing: Registry) -> None
     client_of(standing).set_registered_model_alias(standing.model_name("ab12"), "pinned", "2")
     carry_out(standing, move(begun=3))
     assert standing.standing("ab12").trial is None
-
-
-def test_a_picture_that_cannot_be_kept_vetoes_nothing(
-    standing: Registry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def attach(*_: object) -> None:
-        assert standing.standing("ab12").champion == 3, "first"
-        raise RegistryError("no room for artefacts")
-
-    monkeypatch.setattr(standing, "attach", attach)
-    with caplog.at_level(logging.ERROR):
-        done = carry_out(standing, move(over=1, to=3, points=POINTS))
-    assert not done.refusal and done.standing is not None and done.standing.champion == 3
-    tags = {v.number: v.tags for v in standing.versions("ab12")}[3]
-    assert (tags["moved_by"], tags["why"], tags["trial"]) == ("learner-a", "because", "running")
-    assert "gets no picture" in caplog.text
 
 
 def test_what_a_person_did_is_not_signed_by_the_learner(standing: Registry) -> None:

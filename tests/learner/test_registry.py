@@ -13,10 +13,8 @@ from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import RegistryError
 from decoder.contracts.features import NUM_FEATURES
 from decoder.policy.estimate import predict
-from decoder.policy.probes import to_bytes
 from learner.registry import ARTIFACT, Registry, Standing, digest_of, models, moves
 from learner.registry.standing import LOGGED_TAG
-from learner.registry.versions import DIGEST_TAG
 from tests.conftest import random_policy
 from tests.learner.stage import champion_of, client_of
 
@@ -149,19 +147,6 @@ def test_the_same_policy_is_one_version(registry: Registry) -> None:
     published = replace(policy, version=1, publication=9, role="trial")
     assert digest_of(published) == digest_of(policy) != digest_of(random_policy(1, "ab12"))
     assert registry.digest("ab12", 1) == digest_of(registry.load("ab12", 1)) == digest_of(policy)
-
-
-def test_a_version_of_before_digests_were_kept_is_known_by_its_number(registry: Registry) -> None:
-    policies, client = registered(registry, 2), client_of(registry)
-    for version in "12":
-        client.delete_model_version_tag(registry.model_name("ab12"), version, DIGEST_TAG)
-    path = artefact(registry, policies[0], 1)
-    for number in (0, 1):
-        path.write_bytes(to_bytes(replace(policies[0], version=number)))
-        assert digest_of(registry.load("ab12", 1)) == registry.digest("ab12", 1)
-    path.write_bytes(to_bytes(replace(policies[1], version=2)))
-    with pytest.raises(RegistryError, match="another policy's"):
-        registry.digest("ab12", 1)
 
 
 STEPS = (

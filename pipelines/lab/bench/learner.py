@@ -21,7 +21,7 @@ from decoder.contracts.events import DraftEvent, Origin, encode_batch
 from decoder.contracts.features import FEATURES, NUM_FEATURES
 from decoder.contracts.settings import KafkaSettings
 from learner.dead_letters import DeadLetters
-from learner.intake import Intake
+from learner.lessons import Intake
 from learner.scopes import Scopes
 from learner.settings import LearnerSettings
 from learner.source import Fetched

@@ -31,7 +31,7 @@ from decoder.trial.block import Account
 from decoder.trial.sides import Side
 from decoder.trial.turns import Played, Turns
 from learner.dead_letters import DeadLetters
-from learner.intake import Intake
+from learner.lessons import Intake
 from learner.source import EventSource
 from learner.topics import make_right
 from pipelines import machine

@@ -72,7 +72,7 @@ def test_only_rounds_that_both_were_in_count_and_cost_may_stand_for_time() -> No
 
     both = (block(CHAMPION, 16, 4.0, 2.0), block(TRIAL, 16, 2.0, 2.0), block(PLAIN, 16, 8.0, 8.0))
     rounds = [
-        Round(scope="s", worker="w", life="ab", number=i, time=1.0, blocks=blocks)
+        Round(scope="s", worker="w", life="ab", number=i, unit=i, time=1.0, blocks=blocks)
         for i, blocks in enumerate([both, both[::2], both])
     ]
     assert effect_of(rounds, TRIAL, CHAMPION).ratio == pytest.approx(2.0)

@@ -1,0 +1,80 @@
+"""Which share of its requests a scope is learned from, where more come than there is time for.
+
+What comes is counted by the reader's own clock, while it reads what is new: what the events say of
+the time is of many clocks, and a backlog comes as fast as it is read. The learner that holds a
+scope decides and says so in its status; the others follow.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+WINDOW_SECONDS: Final = 10.0
+"""Between two looks at how many come."""
+SLACK: Final = 4.0
+"""The share is doubled only where a quarter of what is wanted comes, or it would flutter."""
+LEAST: Final = 2.0**-30
+
+
+class Shares(Mapping[str, float]):
+    """Shares below one by scope: at most ``per_second`` drafts are learned from, about."""
+
+    def __init__(self, per_second: float, shares: Mapping[str, float] = {}) -> None:
+        self._per_second = per_second
+        self._shares = dict(shares)
+        self._came: Counter[str] = Counter()
+        self._since: float | None = None
+
+    def __getitem__(self, scope: str) -> float:
+        return self._shares[scope]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._shares)
+
+    def __len__(self) -> int:
+        return len(self._shares)
+
+    def count(self, scope: str, drafts: int) -> None:
+        """So many have come that could be learned from. Mutates."""
+        self._came[scope] += drafts
+
+    def look(self, now: float, live: bool, holds: Callable[[str], bool]) -> None:
+        """Take stock, once a window is over in which all was new. Mutates.
+
+        Args:
+            now: seconds by a clock that runs evenly.
+            live: whether the end of the topic is near.
+            holds: whether a scope is ours to decide.
+        """
+        if not live or self._since is None:
+            self._came.clear()
+            self._since = now if live else None
+            return
+        seconds = now - self._since
+        if seconds < WINDOW_SECONDS:
+            return
+        for scope in {*self._came, *self._shares}:
+            share = self._shares.get(scope, 1.0)
+            wanted = self._came[scope] / seconds * share
+            if not holds(scope):
+                continue
+            if wanted * SLACK < self._per_second:
+                share *= 2.0
+            while wanted > self._per_second and share > LEAST:
+                share, wanted = share / 2.0, wanted / 2.0
+            self._set(scope, share)
+        self._came.clear()
+        self._since = now
+
+    def follow(self, said: Mapping[str, float]) -> None:
+        """Take over what the holders of scopes say. Mutates."""
+        for scope, share in said.items():
+            self._set(scope, max(share, LEAST))
+
+    def _set(self, scope: str, share: float) -> None:
+        if share < 1.0:
+            self._shares[scope] = share
+        else:
+            self._shares.pop(scope, None)

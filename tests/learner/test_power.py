@@ -1,0 +1,163 @@
+"""How often trials of a known effect end as they should, where blocks are as noisy as measured and
+the effect is another in each session; chance is drawn from a seed.
+
+``python -m tests.learner.test_power`` prints the table of decision 28.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+from scipy.stats import binom
+
+from decoder.contracts.bundle import CHAMPION, FIRST, TRIAL
+from decoder.contracts.trials import Block, Round
+from learner.comparison import Comparison
+from learner.settings import LearnerSettings
+
+NOISE = 0.45
+"""Standard deviation of a block's rate, relative: 37 to 54% were measured."""
+EACH = 12
+"""Rounds of a session."""
+SESSIONS = 65
+"""In half an hour, one request at a time, of which 259 rounds were measured in ten minutes."""
+PAUSE = 0.1
+
+
+def trial(
+    ratio: float,
+    sd: float,
+    seed: int,
+    kind: str = "trial",
+    anchor: float = 0.0,
+    sessions: int = SESSIONS,
+    at_once: int = 1,
+    whole: bool = False,
+) -> tuple[str, int, bool]:
+    """How a comparison ends, after how many sessions, and whether its interval was ever wrong.
+
+    Args:
+        ratio: of the rates over all text, and ``sd`` that of its logarithm between sessions.
+        anchor: the first policy's rate over the champion's, where it plays.
+        at_once: sessions whose blocks are one.
+        whole: sum the rounds of a session up here, which is faster and comes to the same.
+    """
+    one = Comparison(kind, 2, 1, number=1, since=1)  # type: ignore[arg-type]
+    settings = LearnerSettings(trial_minutes=sessions / 60.0)
+    rng, wrong, word = np.random.default_rng([seed, int(1e4 * ratio), int(1e2 * sd)]), False, ""
+    noise, effects = NOISE / np.sqrt(at_once), sd / np.sqrt(at_once)
+    rates = {TRIAL: ratio, CHAMPION: 1.0} | ({FIRST: anchor} if anchor else {})
+    for session in range(sessions):
+        # of mean 1, so that the ratio of all tokens over all time is what is said
+        special = np.exp(effects * rng.normal() - effects**2 / 2.0)
+        cost = np.exp(noise * rng.normal(size=(EACH, len(rates)))) / [*rates.values()]
+        cost[:, 0] *= special
+        wall = cost * (1.0 + PAUSE * rng.exponential(size=cost.shape))
+        tokens = 16.0
+        if whole:
+            tokens *= EACH
+            cost, wall = cost.sum(axis=0, keepdims=True), wall.sum(axis=0, keepdims=True)
+        for number, (told, real) in enumerate(zip(cost.tolist(), wall.tolist(), strict=True)):
+            blocks = tuple(
+                Block.model_construct(
+                    side=side,
+                    version={TRIAL: 2, CHAMPION: 1, FIRST: 3}[side],
+                    publication=1,
+                    steps=9,
+                    requests=1,
+                    tokens=tokens,
+                    us=us,
+                    cost_us=cost_us,
+                )
+                for side, us, cost_us in zip(rates, real, told, strict=True)
+            )
+            played = Round.model_construct(
+                scope="s",
+                worker="w",
+                life="ab",
+                number=session * EACH + number,
+                unit=session,
+                time=float(session),
+                blocks=blocks,
+            )
+            one.take(played, float(session))
+        one.seconds = float(session + 1)
+        if session % 4 != 3 and session + 1 < sessions:
+            continue  # a look takes longer than a session
+        found = one.figures().cost
+        wrong |= not found.low <= ratio <= found.high
+        outcome = one.outcome(settings)
+        if outcome is not None and not word:
+            word = outcome.word
+            if whole:  # nobody asks how it goes on
+                return word, session + 1, wrong
+    return word, sessions, wrong
+
+
+def most(runs: int, chance: float) -> float:
+    """Share of ``runs`` that errors of such a ``chance`` stay within, but once in a thousand."""
+    return float(binom.ppf(0.999, runs, chance)) / runs
+
+
+RUNS = 120
+
+
+@pytest.mark.parametrize("sd", [0.0, 0.2, 0.4])
+def test_an_interval_is_wrong_as_rarely_as_it_says_whatever_sessions_do(sd: float) -> None:
+    ends = [trial(1.0, sd, seed) for seed in range(RUNS // 2)]
+    assert np.mean([wrong for _, _, wrong in ends]) <= most(RUNS // 2, 0.05)
+
+
+@pytest.mark.parametrize("sd", [0.0, 0.2, 0.4])
+@pytest.mark.parametrize("ratio", [0.9, 0.95, 0.97])
+def test_who_loses_the_margin_or_more_is_not_promoted(ratio: float, sd: float) -> None:
+    ends = [trial(ratio, sd, seed, whole=True) for seed in range(RUNS)]
+    assert np.mean([word == "promote" for word, _, _ in ends]) <= most(RUNS, 0.05)
+
+
+def test_where_much_is_decoded_a_margin_is_told_and_who_is_as_fast_promoted() -> None:
+    busy = {"at_once": 40, "sessions": 180, "whole": True}
+    for ratio, word in ((1.0, "promote"), (0.9, "drop"), (1.05, "promote")):
+        ends = [trial(ratio, 0.2, seed, **busy)[0] == word for seed in range(40)]  # type: ignore[arg-type]
+        assert np.mean(ends) >= 0.9
+
+
+def test_losses_do_not_add_up_beside_the_first_policy() -> None:
+    busy = {"at_once": 40, "sessions": 180, "whole": True}
+    # as fast as the champion, who has already lost the margin
+    ends = [trial(1.0, 0.2, seed, anchor=1.05, **busy)[0] for seed in range(40)]  # type: ignore[arg-type]
+    assert np.mean([word == "promote" for word in ends]) <= most(40, 0.05)
+
+
+def test_what_cannot_be_told_keeps_the_champion_and_says_how_long_it_would_take() -> None:
+    words = [trial(1.0, 0.4, seed, whole=True)[0] for seed in range(20)]
+    assert words.count("cannot tell") >= 16 and "drop" not in words
+
+
+def test_a_champion_that_is_no_slower_is_hardly_ever_rolled_back() -> None:
+    ends = [trial(1.0, 0.2, seed, "watch", whole=True)[0] for seed in range(RUNS)]
+    assert np.mean([word == "roll back" for word in ends]) <= most(RUNS, 0.05)
+    ends = [trial(1.3, 0.0, seed, "watch", whole=True)[0] for seed in range(20)]
+    assert ends.count("roll back") >= 16
+
+
+def _table(runs: int) -> None:
+    for pace, busy in (
+        ("one at a time, half an hour", {}),
+        ("40 at a time, half an hour", {"at_once": 40, "sessions": 180}),
+    ):
+        print(f"| {pace} | | promoted | dropped | cannot tell | sessions, median | wrong |")
+        for sd in (0.0, 0.2, 0.4):
+            for ratio in (0.90, 0.95, 0.97, 1.00, 1.03, 1.05):
+                ends = [trial(ratio, sd, seed, whole=True, **busy) for seed in range(runs)]  # type: ignore[arg-type]
+                words = [word for word, _, _ in ends]
+                shares = [words.count(w) / runs for w in ("promote", "drop", "cannot tell")]
+                told = " | ".join(f"{share:.1%}" for share in shares)
+                took, wrong = np.median([n for _, n, _ in ends]), np.mean([w for _, _, w in ends])
+                print(f"| {sd} | {ratio:.2f} | {told} | {took:.0f} | {wrong:.1%} |", flush=True)
+
+
+if __name__ == "__main__":
+    _table(int(sys.argv[1]) if len(sys.argv) > 1 else 400)
