@@ -112,7 +112,7 @@ def test_all_parts_come_back_answer_as_before_and_nothing_registered_is_lost(
         for name in names:
             service.kill(name)
         for name in names:
-            until(lambda name=name: f"{name} runs again" in service.said.read_text(), name)  # type: ignore[misc]
+            until(lambda name=name: f"{name} runs again" in service.said.read_text(), name)
             assert f"{name} was killed by signal 9" in service.said.read_text()
     after = answer_of(api, embedded.SERVED_NAME, asked)
     assert before and after.tokens == before, after.error

@@ -151,5 +151,5 @@ def run(
         leaving.set()
         # Ctrl-C must not wait for answers: whoever interrupts stops the server, which ends them
         pool.shutdown(wait=False, cancel_futures=True)
-    client.close()
+        client.close()
     return load.clock() - began, [reply for replies in found for reply in replies]
