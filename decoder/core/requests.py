@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
 from typing import NamedTuple, overload
 
 import numpy as np
@@ -97,7 +97,7 @@ class Outcomes(NamedTuple):
         Raises:
             OverflowError: a token is none.
         """
-        ends = np.cumsum(np.fromiter(map(len, tokens), np.int64, len(tokens)))
+        ends = np.fromiter(accumulate(map(len, tokens)), np.int64, len(tokens))
         flat = np.array([*chain.from_iterable(tokens)], np.int32)
         return cls(names, flat, ends, np.array(verified, np.int64), np.array(lengths, np.int64))
 
