@@ -117,8 +117,10 @@ CASES: dict[tuple[str, str], tuple[Callable[[], Any], Change | None]] = {
     ("draft_sample_method", "probabilistic"): given(draft_sample_method="probabilistic"),
     ("rejection_sample_method", "synthetic, block"): given(rejection_sample_method="block"),
     ("parallel_drafting", "true"): changed("speculative_config.parallel_drafting"),
-    ("enable_adaptive_verification", "true"):
+    ("enable_adaptive_verification", "true with the V1 runner"):
         changed("speculative_config.enable_adaptive_verification"),
+    ("enable_adaptive_verification", "true with the V2 runner"):
+        changed(both(on_v2, setting("speculative_config.enable_adaptive_verification", True))),
     ("suffix_decoding_*", "not the defaults"):
         given("suffix", suffix_decoding_max_cached_requests=7),
     ("disable_padded_drafter_batch", "true with eagle3 on the V2 runner"): changed(on_v2),

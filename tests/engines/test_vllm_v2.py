@@ -9,6 +9,7 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -204,6 +205,45 @@ def test_on_an_accelerator_its_streams_and_events_stay_its_own() -> None:
         "sys.exit('vllm.v1.worker.cpu.shm' in sys.modules)"
     )
     assert not subprocess.run([sys.executable, "-c", script], check=False).returncode
+
+
+@pytest.mark.parametrize(
+    ("support", "bound", "graph"),
+    [("ALWAYS", None, "FULL"), ("UNIFORM_BATCH", 17, "FULL"), ("UNIFORM_BATCH", None, "PIECEWISE"),
+     ("UNIFORM_BATCH", 9, "PIECEWISE"), ("NEVER", 17, "PIECEWISE")],
+)  # fmt: skip
+def test_steps_of_different_lengths_have_full_graphs_where_attention_can(
+    support: str, bound: int | None, graph: str, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """By vLLM's own choice of graphs, without a device."""
+    from vllm.config import CUDAGraphMode
+    from vllm.v1.attention.backend import AttentionCGSupport
+    from vllm.v1.worker.gpu import cudagraph_utils
+
+    from decoder.engines.vllm.v2.runner import HybridRunner
+
+    monkeypatch.setattr(cudagraph_utils, "get_pp_group", mock.Mock())
+    monkeypatch.setattr(cudagraph_utils, "current_platform", mock.Mock())
+    settings = config("eagle3", tokens=16)
+    object.__setattr__(settings.speculative_config, "enable_adaptive_verification", True)
+    compilation = settings.compilation_config
+    compilation.cudagraph_capture_sizes = [1, 2, 4, 8, 16, 32, 64]
+    compilation.max_cudagraph_capture_size = 64
+    group = mock.Mock(backend=AttentionCGSupport)
+    builder = group.get_metadata_builder.return_value
+    builder.get_cudagraph_support.return_value = AttentionCGSupport[support]
+    builder.get_varlen_cudagraph_max_query_len.return_value = bound
+    runner = HybridRunner.__new__(HybridRunner)
+    runner.speculative_config, runner.attn_groups = settings.speculative_config, [[group]]
+    runner.decode_query_len = 17
+    mode = CUDAGraphMode.FULL_AND_PIECEWISE
+    with caplog.at_level("INFO", "decoder"):
+        graphs = runner.graphs(settings, torch.device("cpu"), mode, decode_query_len=17)
+    graphs._graphs_captured = True
+    found = graphs.dispatch(3, 1 + 3 + 9, None, 0, max_query_len=9)
+    assert (found.cg_mode.name, found.num_tokens) == (graph, 16)
+    assert ("run on full graphs" in caplog.text) == (graph == "FULL")
 
 
 def served(folder: Path, method: str = "", ahead: bool | None = None) -> dict[str, Any]:

@@ -188,9 +188,15 @@ REQUIREMENTS: Final = (
         'leave "parallel_drafting" out: that drafter makes all tokens or none, in every step.',
         lambda c, _: c.speculative_config.parallel_drafting),
     Requirement(
-        "enable_adaptive_verification", "true", "refused",
+        "enable_adaptive_verification", "true with the V1 runner", "refused",
         'leave "enable_adaptive_verification" out: two policies cannot choose one length.',
-        lambda c, _: c.speculative_config.enable_adaptive_verification),
+        lambda c, _: not c.use_v2_model_runner
+        and c.speculative_config.enable_adaptive_verification),
+    Requirement(
+        "enable_adaptive_verification", "true with the V2 runner", "clamped",
+        "lengths are ours; steps that verify run on its full graphs where the attention can, and "
+        "the log tells",
+        lambda c, _: c.use_v2_model_runner and c.speculative_config.enable_adaptive_verification),
     Requirement(
         "suffix_decoding_*", "not the defaults", "clamped",
         "vLLM's suffix cache is not used: ours is set with HVD_WORKER_SUFFIX_*",

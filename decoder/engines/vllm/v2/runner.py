@@ -15,13 +15,16 @@ Nothing is lost by cutting them: the scheduler takes them for refused.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+import logging
+from typing import Any, Final
+from unittest import mock
 
 import numpy as np
 import torch
 from torch import Tensor
 from vllm.v1.worker.gpu import model_runner
 from vllm.v1.worker.gpu.async_utils import async_copy_to_np, stream
+from vllm.v1.worker.gpu.attn_utils import get_varlen_cudagraph_unsupported_backend
 
 from decoder.engines.vllm.attached import adapter_of
 from decoder.engines.vllm.plan import Plan
@@ -29,6 +32,9 @@ from decoder.engines.vllm.v2.batch import Batch
 from decoder.engines.vllm.v2.scheduler import VERIFIED
 from decoder.engines.vllm.v2.speculators import speculator_for
 
+log = logging.getLogger(__name__)
+
+GRAPHS: Final = model_runner.ModelCudaGraphManager
 model_runner.init_speculator = speculator_for
 
 
@@ -45,6 +51,32 @@ class HybridRunner(model_runner.GPUModelRunner):  # type: ignore[misc]
         self._arrived: Any = None
         self._sampled: tuple[Any, Any] = (None, None)  # on their way, and where they come from
         self._placed: dict[str, int] = {}
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """Load it; no sampler is to expect lengths of vLLM's own choice."""
+        super().load_model(*args, **kwargs)
+        if self.rejection_sampler is not None:
+            self.rejection_sampler.enable_adaptive_verification = False
+
+    def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
+        """Make what lies beside the cache, graphs among it."""
+        with mock.patch.object(model_runner, "ModelCudaGraphManager", self.graphs):
+            super().initialize_kv_cache(*args, **kwargs)
+
+    def graphs(self, config: Any, device: Any, mode: Any, **kwargs: Any) -> Any:
+        """vLLM's graphs; those that it makes for adaptive verification take requests of any
+        lengths, so our steps run on them. Says whether they do."""
+        if self.speculative_config.enable_adaptive_verification:
+            backend = get_varlen_cudagraph_unsupported_backend(
+                self.attn_groups, config, self.decode_query_len
+            )
+            kwargs["varlen_decode"] = full = backend is None and mode.separate_routine()
+            why = f"{backend[0]} has none" if backend else f"cudagraph_mode {mode.name} has none"
+            log.info(
+                "steps that verify drafts run on full graphs" if full
+                else f"steps that verify drafts have no full graphs of their own: {why}"
+            )  # fmt: skip
+        return GRAPHS(config, device, mode, **kwargs)
 
     def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         """Run a step."""

@@ -64,6 +64,9 @@ class HybridSpeculator(EagleSpeculator):  # type: ignore[misc]
         """Make vLLM's own, whose graphs then draft no more than that."""
         super().__init__(config, device)
         self.chooser: Chooser | None = None
+        self.enable_adaptive_verification = self.use_acceptance_estimator = (
+            False  # lengths are ours
+        )
         self._longest = int(config.speculative_config.num_speculative_tokens)
         self.num_speculative_steps = depth
         self.draft_tokens: Tensor = self.draft_tokens[:, :depth].contiguous()
