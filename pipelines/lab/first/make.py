@@ -20,7 +20,7 @@ from pipelines.lab.replay.model_arm import drawn_acceptance
 from pipelines.lab.replay.split import some_sessions
 from pipelines.lab.replay.study import CONTEXT
 from pipelines.lab.replay.traces import Trace, read
-from pipelines.lab.replay.training import survival, teachers
+from pipelines.lab.replay.training import survival, teachers, with_longer_drafts
 from pipelines.progress import Step
 
 ALLOWED: Final = ("MIT", "Apache-2.0")
@@ -35,9 +35,6 @@ tells of it is the running accepted length, which is a feature, and nothing else
 EPOCHS: Final = 10
 """A third of a refit's: later ones teach what is peculiar to these sets, and make a policy decode
 no other any faster."""
-LONGER: Final = 2.0
-"""Times the length of a worker's cache drafts that those have which it learns from. A policy that
-has seen what becomes of longer ones cuts better, by a per cent at what a processor's steps cost."""
 SEED: Final = 42
 
 
@@ -102,7 +99,7 @@ def samples_of(
     sets: Mapping[str, Sequence[Trace]], generations: int, simulator: Simulator, step: Step
 ) -> list[Sample]:
     """About ``generations`` of each set, in whole sessions chosen by hash, and their drafts, which
-    are ``LONGER`` than those that a worker proposes.
+    are longer than those that a worker proposes.
 
     Raises:
         TraceError: there are fewer than two sets.
@@ -112,13 +109,11 @@ def samples_of(
             f"{len(sets)} of the trace files have rows that may be learned from: two are needed, "
             "so that one can be left out. Name more files, or allow more with --licence."
         )
-    factor = LONGER * simulator.settings.suffix_max_factor
-    longer = simulator.settings.model_copy(update={"suffix_max_factor": factor})
-    samples = []
+    longer, samples = with_longer_drafts(simulator), []
     for done, (name, traces) in enumerate(sets.items()):
         step(f"decoding {name}", done, len(sets))
         some = some_sessions(traces, generations)
-        samples.append(Sample(name, some, rows_of(some, replace(simulator, settings=longer))))
+        samples.append(Sample(name, some, rows_of(some, longer)))
     return samples
 
 

@@ -16,7 +16,13 @@ from pipelines.lab.replay.engine import Simulator
 from pipelines.lab.replay.rules import ruled, summary
 from pipelines.lab.replay.split import Parts, split
 from pipelines.lab.replay.traces import read
-from pipelines.lab.replay.training import paper, survival, taught, teachers
+from pipelines.lab.replay.training import (
+    paper,
+    survival,
+    taught,
+    teachers,
+    with_longer_drafts,
+)
 from pipelines.progress import Step
 from pipelines.prompts import fitting, read_folder
 
@@ -85,7 +91,8 @@ def trained(
     step("decoding what is learned from", 0, 1)
     parts = sets.values()
     if kind == "survival":
-        return survival(joined([taught(simulator, p.train, p.warm_up) for p in parts]), "replay")
+        longer = with_longer_drafts(simulator)
+        return survival(joined([taught(longer, p.train, p.warm_up) for p in parts]), "replay")
     counting = teachers()[1]
     seen = [simulator.decode(p.train, counting, p.warm_up)[1] for p in parts]
     return paper(joined(seen), "replay", step)

@@ -23,6 +23,9 @@ from pipelines.progress import Step
 LEAST: Final = 500
 """Labelled drafts without which no survival policy is trained."""
 EPOCHS: Final = 30
+LONGER: Final = 2.0
+"""Times the length of a worker's cache drafts that those have which survival is learned from. A
+policy that has seen what becomes of longer ones decodes a per cent faster."""
 PAPER_LEAST: Final = 200
 PAPER_EPOCHS: Final = 20
 PAPER_MOST: Final = 200_000
@@ -37,6 +40,13 @@ def teachers() -> tuple[Method, Method]:
     """
     counting = hybrid("frequency", method("frequency").policy)  # on the drafts that hybrids see
     return hybrid("model", method("eagle3").policy), counting
+
+
+def with_longer_drafts(simulator: Simulator) -> Simulator:
+    """``simulator`` with cache drafts ``LONGER`` than a worker's."""
+    factor = LONGER * simulator.settings.suffix_max_factor
+    longer = simulator.settings.model_copy(update={"suffix_max_factor": factor})
+    return replace(simulator, settings=longer)
 
 
 def taught(simulator: Simulator, traces: Sequence[Trace], warm_up: Sequence[Trace] = ()) -> Rows:

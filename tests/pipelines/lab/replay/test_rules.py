@@ -22,12 +22,14 @@ from decoder.policy.first import first_policy
 from decoder.policy.pricing import NOMINAL, CostTable
 from decoder.policy.rule import ARMS, CACHE
 from decoder.settings import WorkerSettings
-from pipelines.lab.replay import rules
+from pipelines.lab.replay import rules, study
 from pipelines.lab.replay.cycles import Cycles
 from pipelines.lab.replay.engine import Simulator, hybrid
 from pipelines.lab.replay.hindsight import Prices, foreseen
 from pipelines.lab.replay.model_arm import model_acceptance
+from pipelines.lab.replay.split import Parts
 from pipelines.lab.replay.traces import Trace
+from pipelines.lab.replay.training import taught
 from pipelines.stats import Spent, against_best, interval
 from tests.decoder.simulated import trusting_policy
 from tests.engines.tiny import tiny_engine, tiny_prompt
@@ -57,6 +59,13 @@ def test_what_warms_up_is_in_the_cache_and_not_counted() -> None:
     assert cycles.tally() != simulator.decode([last], by)[0].tally()
     assert set(cycles.trace) == {0} and len(set(rows.request.tolist())) == 1
     assert cycles.committed.sum() == len(last.output) - 1
+
+
+def test_what_is_trained_has_seen_longer_drafts_than_those_that_are_served() -> None:
+    parts = Parts(copying_traces(1, 24, 80), [], [])
+    simulator, length = replace(SIMULATOR, model_mean=2.2), FEATURES.index("draft_len")
+    policy = study.trained({"one": parts}, "survival", simulator, lambda *_: None)
+    assert policy.mean[length] > taught(simulator, parts.train).features[:, length].mean()
 
 
 @settings(max_examples=6)
