@@ -6,8 +6,8 @@ brought and cost (:func:`learner.tune.worth`) beyond the champion's on the same 
 the gain that a swap is worth: evidence is the whole decision. Where both choose alike the
 difference is nothing and has no noise; and it is what serving is about, which a likelihood is not.
 A few are alive at once, and one that has not won by its age makes room: the young see what changed
-a lot, the old what gains one per cent. The first policy is a contestant whenever it is not the champion, and its
-evidence may begin at any time, so that a long bad stretch can always be undone.
+a lot, the old what gains one per cent. The first policy is a contestant whenever it is not the
+champion, and its evidence may begin at any time, so that a long bad stretch can always be undone.
 """
 
 from __future__ import annotations

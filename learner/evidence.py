@@ -1,9 +1,9 @@
 """Evidence that may be looked at as often as one likes: what a gambler has won.
 
-A number comes for each of many clusters of drafts, positive where one policy's choices brought more than
-another's, and with it the most that they might have lost, whatever became of the drafts. As long as
-the mean of the numbers is not above zero, no way of betting on positive ones is expected to win:
-wealth that began at 1 ever reaches ``1 / alpha`` with a chance of at most ``alpha`` (Ville's
+A number comes for each of many clusters of drafts, positive where one policy's choices brought more
+than another's, and with it the most that they might have lost, whatever became of the drafts. As
+long as the mean of the numbers is not above zero, no way of betting on positive ones is expected to
+win: wealth that began at 1 ever reaches ``1 / alpha`` with a chance of at most ``alpha`` (Ville's
 inequality; Waudby-Smith and Ramdas 2024, "Estimating means of bounded random variables by
 betting"). Nobody knows the best stake, so the money is spread over several.
 
