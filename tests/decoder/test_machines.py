@@ -1,6 +1,6 @@
 """On machines like those it is meant for, what a worker learns of costs loses it next to nothing.
 
-Ratios are those of ``docs/how-it-works.md``: ``python -m tests.decoder.test_machines`` prints its tables.
+Ratios are those of ``docs/how-it-works.md``; ``python -m tests.decoder.test_machines`` prints them.
 """
 
 from __future__ import annotations

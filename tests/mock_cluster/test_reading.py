@@ -19,8 +19,8 @@ from decoder.kafka.clients import close, fetch, open_consumer, open_producer, pl
 from decoder.policy.first import first_policy
 from learner import topics
 from learner.dead_letters import DeadLetters
-from learner.lessons import Intake
 from learner.lease import Lease
+from learner.lessons import Intake
 from learner.publish import PolicyPublisher
 from learner.source import EventSource, Fetched
 from tests.conftest import until
