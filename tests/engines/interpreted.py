@@ -44,7 +44,9 @@ def install(ahead: bool | None) -> None:
         def is_active() -> bool:
             return True
 
-    triton.backends.backends["cpu"] = triton.backends.Backend(compiler=None, driver=Driver)
+    # vLLM's CPU build looks for the first, any other for one that is not called so
+    for name in ("cpu", "interpreted"):
+        triton.backends.backends[name] = triton.backends.Backend(compiler=None, driver=Driver)
 
     from vllm.platforms.cpu import CpuPlatform
 
