@@ -25,7 +25,8 @@ LEAST: Final = 500
 EPOCHS: Final = 30
 LONGER: Final = 2.0
 """Times the length of a worker's cache drafts that those have which survival is learned from. A
-policy that has seen what becomes of longer ones decodes a per cent faster."""
+policy that has seen what becomes of longer ones cuts better, by one to three per cent at what a
+processor's steps cost."""
 PAPER_LEAST: Final = 200
 PAPER_EPOCHS: Final = 20
 PAPER_MOST: Final = 200_000
