@@ -36,7 +36,7 @@ session would else have no vote on anything that was ever learned."""
 @dataclass(frozen=True)
 class Cluster:
     """A final cluster: the row at which it was ``born``, how many rows it has, their sums, and how
-    many clusters of its session came ``before`` it: only the first is an independent word."""
+    many clusters of its session came ``before`` it: what is special about one is in all of them."""
 
     born: int
     rows: int

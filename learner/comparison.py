@@ -218,7 +218,8 @@ class Comparison:
             )
             for name in _TABLES
         }
-        return cls(**{name: told[name] for name in _NUMBERS}, **tables)
+        numbers = {name: told[name] for name in _NUMBERS}
+        return cls(**numbers, pairs=tables["pairs"], firsts=tables["firsts"])
 
 
 _TABLES: Final = ("pairs", "firsts")

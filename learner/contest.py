@@ -1,13 +1,13 @@
 """Contestants against the champion: evidence by what each would have made of drafts it cannot know.
 
 A contestant is a network in training as it was at some moment, or the first policy. It is judged on
-sessions (:mod:`learner.clusters`) born after that moment by what its choices would have brought and
-cost (:func:`learner.tune.worth`) beyond the champion's on the same drafts, and beyond the gain that
-a swap is worth: evidence is the whole decision. Where both choose alike the difference is nothing
-and has no noise; and it is what serving is about, which a likelihood is not. A few are alive at
-once, and one that has not won by its age makes room: the young see what changed a lot, the old what
-gains one per cent. The first policy is a contestant whenever it is not the champion, and its
-evidence may begin at any time, so that a long bad stretch can always be undone.
+clusters (:mod:`learner.clusters`) of sessions born after that moment by what its choices would have
+brought and cost (:func:`learner.tune.worth`) beyond the champion's on the same drafts, and beyond
+the gain that a swap is worth: evidence is the whole decision. Where both choose alike the
+difference is nothing and has no noise; and it is what serving is about, which a likelihood is not.
+A few are alive at once, and one that has not won by its age makes room: the young see what changed
+a lot, the old what gains one per cent. The first policy is a contestant whenever it is not the
+champion, and its evidence may begin at any time, so that a long bad stretch can always be undone.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ from learner.measured import Costs
 from learner.rows import Rows
 from learner.tune import worth
 
+VOTES: Final = 8
+"""Clusters of a session that count: what is special about a session is in all of them."""
 AGES: Final = (32, 128, 512)
-"""Sessions after which a contestant makes room, by its seat."""
+"""Clusters after which a contestant makes room, by its seat."""
 FIRST: Final = len(AGES)
 SEATS: Final = len(AGES) + 1
 """The last seat is the first policy's."""
@@ -42,7 +44,7 @@ MIN_GAIN: Final = 0.002
 Of the first policy none: going back is what is safe."""
 RETURN: Final = math.log(100.0)
 """Evidence at which the first policy comes back: where it is no better than the champion, once in a
-hundred sessions at most. At ten times the bound it stayed away for half as long again after a
+hundred clusters at most. At ten times the bound it stayed away for half as long again after a
 shift, which is what an adapted policy loses most by."""
 HOPELESS: Final = math.log(0.05)
 PROMISING: Final = math.log(4.0)
@@ -53,7 +55,7 @@ PROMISING: Final = math.log(4.0)
 class Contestant:
     """A policy that would be champion, and what speaks for it.
 
-    ``since`` is the row from which on it may be judged, ``judged`` counts sessions, and ``origin``
+    ``since`` is the row from which on it may be judged, ``judged`` counts clusters, and ``origin``
     says which learner made it.
     """
 
@@ -98,11 +100,10 @@ class Contest:
         return found
 
     def take(self, closed: Sequence[Cluster]) -> None:
-        """Take in final clusters, whose first columns are :meth:`advantages`: the first of each
-        session, since what is special about one is in all its clusters. Mutates."""
+        """Take in final clusters, whose first columns are :meth:`advantages`. Mutates."""
         for cluster in closed:
             for seat, one in enumerate(self.seats):
-                if one is not None and cluster.born >= one.since and not cluster.before:
+                if one is not None and cluster.born >= one.since and cluster.before < VOTES:
                     one.bets.take(float(cluster.sums[seat]), float(cluster.sums[SEATS + seat]))
                     one.judged += 1
 

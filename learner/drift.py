@@ -2,15 +2,14 @@
 
 Two networks learn alike, one from all drafts that are held and one from the newest. While nothing
 changes, the first has the more to go by; after a change, what it knows is in its way. The
-difference of their log-likelihoods, a number for each cluster of drafts, is watched by a sum of
-bets that may begin at any time (:mod:`learner.evidence`). Model drafts are a stream of their own,
-since a drafter that was swapped says nothing of the text: there a long and a short memory of how
-many of their tokens were accepted stand in for the networks.
+difference of their log-likelihoods, a number for each cluster of drafts, is watched by a
+Page-Hinkley test (Page 1954; Hinkley 1971): how far its sum has risen above the lowest it was.
+Model drafts are a stream of their own, since a drafter that was swapped says nothing of the text:
+there a long and a short memory of how many of their tokens were accepted stand in for the networks.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -18,7 +17,6 @@ from typing import Any, Final
 import numpy as np
 
 from decoder.contracts.features import FloatArray
-from learner.evidence import Bets
 from learner.losses import Faced, Floats
 
 STREAMS: Final = ("cache", "model")
@@ -26,18 +24,21 @@ MARGINS: Final = np.array([0.02, 0.01])
 """By which the quick one must be the better to tell of a change, in nats for a cache draft and for
 a token of a model draft: with so much more of the newest in its memory, it is by less on some
 traffic of which nothing changes."""
-BOUND: Final = math.log(3_000.0)
-"""Evidence that is an alarm. Were the quick one ahead by the whole margin, three thousand clusters
-of drafts would raise one at most; on eight kinds of recorded traffic, resampled, it is ahead by
-less and ten million drafts raised one."""
 MEMORIES: Final = np.array([20_000.0, 400.0])
 """Tokens of model drafts over which the chance of one is taken, by the careful and by the quick."""
 
 
 SETTLING: Final = 3
-"""Clusters that tell what is usual before the first bet."""
+"""Clusters that tell what is usual before the first is watched."""
+FEWEST: Final = 30
+"""Clusters watched before an alarm."""
 MEMORY: Final = 64.0
 """Clusters over which what is usual, the mean distance from zero, is taken."""
+SLACK: Final = 0.3
+"""Of what is usual, that a number may be above the mean of those before it without telling."""
+RISE: Final = 15.0
+"""Rise of the sum, in what is usual, that is an alarm. Slack and rise are river's Page-Hinkley at
+its best of a few on the streams of decision 28."""
 
 
 @dataclass(frozen=True)
@@ -86,18 +87,28 @@ def beyond(cache: Floats, model: Floats, tried: FloatArray) -> Floats:
 
 class Watch:
     """Watches one stream: a number counts at most as much as is usual of those before it, up or
-    down, so that what is told is about means of numbers cut there."""
+    down."""
 
-    def __init__(self) -> None:
-        self.bets = Bets(restarts=True)
-        self.taken, self.usual = 0, 0.0
+    def __init__(self, taken: int = 0, usual: float = 0.0, *sums: float) -> None:
+        self.taken, self.usual = taken, usual
+        self._mean, self._sum, self._least = sums or (0.0, 0.0, 0.0)
 
-    def take(self, number: float) -> None:
-        """Take in a cluster's number. Mutates."""
-        if self.taken >= SETTLING and self.usual > 0.0:
-            self.bets.take(min(max(number / self.usual, -1.0), 1.0), 1.0)
+    def take(self, number: float) -> bool:
+        """Take in a cluster's number; whether that is an alarm. Mutates."""
+        watched, rise = self.taken - SETTLING, 0.0
+        if watched >= 0 and self.usual > 0.0:
+            outcome = min(max(number / self.usual, -1.0), 1.0)
+            self._mean += (outcome - self._mean) / (watched + 1)
+            self._sum += outcome - self._mean - SLACK
+            self._least = min(self._least, self._sum)
+            rise = self._sum - self._least
         self.taken += 1
         self.usual += (abs(number) - self.usual) / min(self.taken, MEMORY)
+        return watched + 1 >= FEWEST and rise > RISE
+
+    def snapshot(self) -> list[float]:
+        """What it is made of again."""
+        return [self.taken, self.usual, self._mean, self._sum, self._least]
 
 
 class Detector:
@@ -112,10 +123,8 @@ class Detector:
         alarms = []
         for cluster in advantages:
             for stream, advantage in zip(STREAMS, cluster.tolist(), strict=True):
-                watch = self.watches[stream]
-                if advantage:  # a cluster may hold no model draft that was verified
-                    watch.take(advantage)
-                if watch.bets.evidence >= BOUND:
+                # a cluster may hold no model draft that was verified
+                if advantage and self.watches[stream].take(advantage):
                     alarms.append(Alarm(row, stream))
                     self.watches[stream] = Watch()
                     if stream == "model":
@@ -124,7 +133,7 @@ class Detector:
 
     def snapshot(self) -> dict[str, Any]:
         """Everything :meth:`restored` needs, JSON-ready."""
-        told = {n: [w.taken, w.usual, w.bets.snapshot()] for n, w in self.watches.items()}
+        told: dict[str, Any] = {name: watch.snapshot() for name, watch in self.watches.items()}
         return told | {"drafter": [self.drafter.held.tolist(), self.drafter.tried.tolist()]}
 
     @classmethod
@@ -137,7 +146,7 @@ class Detector:
         detector = cls()
         held, tried = (np.array(column, np.float64) for column in numbers["drafter"])
         detector.drafter.held, detector.drafter.tried = held, tried
-        for stream, watch in detector.watches.items():
-            taken, usual, bets = numbers[stream]
-            watch.taken, watch.usual, watch.bets = int(taken), float(usual), Bets.restored(bets)
+        for stream in STREAMS:
+            taken, *others = numbers[stream]
+            detector.watches[stream] = Watch(int(taken), *(float(other) for other in others))
         return detector

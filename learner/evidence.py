@@ -1,18 +1,19 @@
 """Evidence that may be looked at as often as one likes: what a gambler has won.
 
-A number comes for each of many sessions, positive where one policy's choices brought more than
-another's, and with it the most that they might have lost, whatever became of the drafts. As long as
-the mean of the numbers is not above zero, no way of betting on positive ones is expected to win:
-wealth that began at 1 ever reaches ``1 / alpha`` with a chance of at most ``alpha`` (Ville's
+A number comes for each of many clusters of drafts, positive where one policy's choices brought more
+than another's, and with it the most that they might have lost, whatever became of the drafts. As
+long as the mean of the numbers is not above zero, no way of betting on positive ones is expected to
+win: wealth that began at 1 ever reaches ``1 / alpha`` with a chance of at most ``alpha`` (Ville's
 inequality; Waudby-Smith and Ramdas 2024, "Estimating means of bounded random variables by
 betting"). Nobody knows the best stake, so the money is spread over several.
 
 Losses count in full, however rare and large: a stake is a part of the wealth that the worst loss
-may cost. A gain counts at most as much, since anybody may send absurd numbers.
+may cost, by what is usually at stake. Where more is, gain and loss weigh less alike. A gain counts
+at most as much as the worst loss might have, since anybody may send absurd numbers.
 
-Where what is looked for may begin at any time, a new gambler starts at every session, and the sum
+Where what is looked for may begin at any time, a new gambler starts at every cluster, and the sum
 of what all of them hold is watched (the e-detector of Shin, Ramdas and Rinaldo 2023, in the form of
-Shiryaev and Roberts): until a false alarm at the bound ``b`` it takes at least ``b`` sessions in
+Shiryaev and Roberts): until a false alarm at the bound ``b`` it takes at least ``b`` clusters in
 the mean.
 """
 
@@ -22,10 +23,10 @@ from typing import Any, Final
 
 import numpy as np
 
-STAKES: Final = np.array([0.05, 0.1, 0.2, 0.4, 0.8])
-"""Shares of a gambler's wealth that a session may cost."""
-MEMORY: Final = 512.0
-"""Sessions after which an exposure that was never met again has lost most of its weight."""
+STAKES: Final = np.array([0.1, 0.3, 0.9])
+"""Shares of a gambler's wealth that a cluster may cost."""
+MEMORY: Final = 64
+"""Clusters over which what is usually at stake, the median, is taken."""
 
 
 class Bets:
@@ -36,7 +37,7 @@ class Bets:
 
     def __init__(self, restarts: bool = False) -> None:
         self.restarts = restarts
-        self._most = 0.0
+        self._exposed: list[float] = []
         self._held = np.full(len(STAKES), -np.inf if restarts else 0.0)  # logarithms
 
     @property
@@ -50,18 +51,18 @@ class Bets:
         return float(self._held[len(STAKES) // 2])
 
     def take(self, number: float, exposed: float) -> None:
-        """Take in a session's ``number``, which could not be below ``-exposed``. Mutates."""
-        most = max(self._most, exposed)
-        if most > 0.0:
+        """Take in a cluster's ``number``, which could not be below ``-exposed``. Mutates."""
+        usual = float(np.median(self._exposed)) if self._exposed else 0.0
+        if (scale := max(usual, exposed)) > 0.0:
             if self.restarts:
                 self._held = np.logaddexp(self._held, 0.0)
-            self._held += np.log1p(STAKES * min(max(number / most, -1.0), 1.0))
-        self._most = max(exposed, most * (1.0 - 1.0 / MEMORY))
+            self._held += np.log1p(STAKES * min(max(number / scale, -1.0), 1.0))
+            self._exposed = [*self._exposed[1 - MEMORY :], exposed]
 
     def snapshot(self) -> dict[str, Any]:
         """Everything :meth:`restored` needs, JSON-ready."""
         held = [None if np.isneginf(log) else log for log in self._held.tolist()]
-        return {"restarts": self.restarts, "most": self._most, "held": held}
+        return {"restarts": self.restarts, "exposed": self._exposed, "held": held}
 
     @classmethod
     def restored(cls, numbers: dict[str, Any]) -> Bets:
@@ -71,6 +72,6 @@ class Bets:
             KeyError, ValueError, TypeError: the numbers are not of this version.
         """
         bets = cls(bool(numbers["restarts"]))
-        bets._most = float(numbers["most"])
+        bets._exposed = [float(each) for each in numbers["exposed"]]
         bets._held[:] = [-np.inf if log is None else float(log) for log in numbers["held"]]
         return bets

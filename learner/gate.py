@@ -53,7 +53,7 @@ class Verdict:
     """By which figures a contestant won.
 
     ``evidence`` is the natural logarithm of the wealth won by betting on it, over ``clusters``
-    sessions. Rates are in tokens per second (or nominal step), MAE in tokens.
+    of drafts. Rates are in tokens per second (or nominal step), MAE in tokens.
     """
 
     reason: str
@@ -98,14 +98,14 @@ def verdict_of(
         return Verdict(f"chooses better: evidence e^{evidence:.1f}", evidence, clusters)
     scale, unit = (1e6, "tok/s") if costs.measured else (1.0, "tokens per nominal step")
     with np.errstate(all="ignore"):  # of a champion whose numbers are not finite
-        rates = [scale * speed(policy, rows, costs) for policy in (contestant, champion)]
-    errors = [error_of(policy, rows) for policy in (contestant, champion)]
+        rate, other = (scale * speed(policy, rows, costs) for policy in (contestant, champion))
+    mae, others = (error_of(policy, rows) for policy in (contestant, champion))
     reason = (
-        f"chooses better: evidence e^{evidence:.1f} of {clusters} sessions, rate {rates[0]:.4g} "
-        f"against {rates[1]:.4g} {unit}, MAE {errors[0]:.3f} against {errors[1]:.3f}"
+        f"chooses better: evidence e^{evidence:.1f} of {clusters} clusters, rate {rate:.4g} "
+        f"against {other:.4g} {unit}, MAE {mae:.3f} against {others:.3f}"
     )
     calibration = calibrate(contestant, rows)
-    return Verdict(reason, evidence, clusters, *rates, *errors, len(rows), calibration)
+    return Verdict(reason, evidence, clusters, rate, other, mae, others, len(rows), calibration)
 
 
 def error_of(policy: Policy, rows: Rows) -> float:

@@ -85,12 +85,6 @@ class Costs:
         batch = rows.batch_size
         return committed, part_of(self._table, batch, drafts, drafts, drafted, batch)
 
-    def always(self, rows: Rows, arm: int) -> tuple[Floats, Floats]:
-        """:meth:`outcome` of taking ``arm`` everywhere, cache drafts whole."""
-        n = len(rows)
-        lengths = rows.draft_len if arm == CACHE else np.zeros(n, np.int32)
-        return self.outcome(rows, Choice(np.full(n, arm, np.int8), lengths))
-
     @property
     def situation(self) -> Situation:
         """These costs as workers hold them, to decide with the functions that workers run."""
@@ -102,14 +96,6 @@ class Costs:
         ends = (1, MAX_TOKENS)
         times = tuple(self.fixed_us + none + self.token_us * t for t in ends)
         return CostTable("learned", ends, times, draft_us=max(model - none, 0.0))
-
-    def simple_rate(self, arm: int) -> float:
-        """Tokens per microsecond of a lone request that always takes ``arm``, MODEL or NONE."""
-        if arm == NONE:
-            return 1.0 / float(part_of(self._table, 1, 0, 0))
-        drafts = self.model_len
-        time = part_of(self._table, 1, drafts, drafts, self._table.draft_us)
-        return (1.0 + self.model_accepted) / float(time)
 
 
 NOMINAL: Final = Costs(fixed_us=1.0, token_us=0.006, measured=False)

@@ -198,7 +198,7 @@ class Scope:
         if not len(likely):
             return  # a bundle is refused without a probe that may exist
         raw = train.export(trainer, self.name, self.champion.threshold, likely[-BLOCK:])
-        policy, note = tuned(raw, recent, measure(recent), self.champion)
+        policy, note = tuned(raw, measure(recent), self.champion)
         policy = replace(policy, provenance={"origin": "learner", "note": note})
         self.contest.seats[seat] = Contestant(policy, self.buffer.total, NAMES[learner])
 

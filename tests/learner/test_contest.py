@@ -10,7 +10,7 @@ import pytest
 
 from decoder.contracts.bundle import MAX_DRAFT, Policy, frequency_policy
 from learner.clusters import Cluster
-from learner.contest import AGES, FIRST, SEATS, Contest, Contestant, mark
+from learner.contest import AGES, FIRST, SEATS, VOTES, Contest, Contestant, mark
 from learner.gate import DEPTHS, calibrate, error_of, verdict_of
 from learner.measured import NOMINAL, measure
 from learner.registrations import registration_of
@@ -38,8 +38,8 @@ def test_a_contestant_is_judged_by_sessions_that_began_after_it_was_made() -> No
     assert one.judged == 0 and contested.passed() == []
     won(contested, 0, 50, born=64)
     assert one.judged == 50 and contested.passed() == [0]
-    contested.take([Cluster(64, 16, np.zeros(2 * SEATS), before=1)])
-    assert one.judged == 50, "of each session the first alone"
+    contested.take([Cluster(64, 16, np.zeros(2 * SEATS), before=VOTES)])
+    assert one.judged == 50, "it has had its say"
 
 
 def test_a_better_policy_is_ahead_on_nearly_every_block() -> None:
@@ -166,7 +166,7 @@ def test_policies_that_choose_alike_are_level_without_noise() -> None:
 def test_a_winner_is_told_with_its_figures() -> None:
     verdict = verdict_of(learned(), frequency_policy("s"), ROWS, COSTS, 5.0, 20)
     assert verdict.gain > 0.05 and verdict.mae < verdict.champion_mae
-    assert "e^5.0 of 20 sessions" in verdict.reason
+    assert "e^5.0 of 20 clusters" in verdict.reason
     none = verdict_of(learned(), frequency_policy("s"), ROWS.take(np.arange(0)), COSTS, 5.0, 20)
     assert none.gain == 0.0 and np.isfinite(list(none.metrics().values())).all()
 

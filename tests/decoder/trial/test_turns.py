@@ -300,3 +300,25 @@ def test_a_faster_side_is_found_by_turns_as_fast_as_it_is() -> None:
     assert 1.0 < found.low < 1.2 < found.high
     ratios = [effects_by_turns(seed, 100, faster=0.2)[-1].ratio for seed in range(20)]
     assert np.median(ratios) == pytest.approx(1.2, abs=0.05)
+
+
+def test_rounds_are_of_one_unit_as_long_as_a_session_of_its_first_is_there() -> None:
+    turns = turns_of(PLAIN, holdout=0.9)
+    for sessions in ("ab", "bc", "cd", "de"):
+        until = turns.made + 5
+        while turns.made < until:
+            side = turns.next(CHAMPION_POLICY)
+            turns.book(side, made(2)._replace(sessions=frozenset(sessions)), counts=True)
+    units = [one.unit for one in turns.rounds]
+    first = units[0]
+    assert units[:9] == [first] * 9 and units[-9:] == [units[-1]] * 9 != [first] * 9
+    assert len(set(units)) == 2, "cd has none of ab, and de has one of cd"
+
+
+def test_the_first_policy_plays_beside_a_trial_unless_it_is_the_champion() -> None:
+    other = replace(FIRST_POLICY, threshold=7.0)
+    for first, plays in ((FIRST_POLICY, False), (other, True)):
+        turns = turns_of(holdout=0.0, held={TRIAL: trial_of(0.2), FIRST: first})
+        assert (FIRST in play(turns, 2_000)) is plays
+    unanchored = Turns((), 0.0, {TRIAL: trial_of(0.2), FIRST: other}, other, 0, anchored=False)
+    assert FIRST not in play(unanchored, 2_000)
