@@ -112,10 +112,10 @@ def test_comes_back_from_a_snapshot_into_any_size() -> None:
 
 
 def test_clocks_apart_change_nothing_of_how_many_are_learned_from() -> None:
-    """Two workers with five hundred drafts a second each, whose clocks are two seconds apart."""
+    """Two workers with two thousand drafts a second each, whose clocks are two seconds apart."""
     shares, kept = Shares(100.0), []
-    events = Traffic(seed=3).events(25)
-    for second in range(90):
+    events = Traffic(seed=3).events(100)
+    for second in range(30):
         shares.look(float(second), live=True, holds=lambda _: True)
         kept.append(0)
         for life, behind in enumerate((0.0, 2.0)):
@@ -128,10 +128,10 @@ def test_clocks_apart_change_nothing_of_how_many_are_learned_from() -> None:
             value = encode_batch(told, Origin("s", "w", f"{life:02x}"), second)
             lessons = lessons_of(Fetched(0, 0, 0, None, value), shares, 1e9 + second)
             whole = np.isin(from_events(told).request, lessons.rows.request)
-            assert whole.sum() == len(lessons.rows) and lessons.drafts == 500
+            assert whole.sum() == len(lessons.rows) and lessons.drafts == 2_000
             shares.count("s", lessons.drafts)
             kept[-1] += len(lessons.rows)
-    assert kept[0] == 1_000 and 25.0 <= sum(kept[50:]) / 40 <= 110.0
+    assert kept[0] == 4_000 and 25.0 <= sum(kept[15:]) / 15 <= 110.0
 
 
 def test_the_share_follows_what_comes_live_and_is_the_holders() -> None:
