@@ -7,10 +7,11 @@ import math
 
 import numpy as np
 import pytest
+from scipy.stats import norm, t
 
 from decoder.contracts.bundle import CHAMPION, TRIAL
 from decoder.contracts.trials import PLAIN, Block, Round
-from decoder.trial.effect import FEWEST, effect, effect_of
+from decoder.trial.effect import FEWEST, effect, effect_of, pairs_to_tell
 
 
 def pairs(rng: np.random.Generator, n: int, ratio: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
@@ -78,3 +79,27 @@ def test_only_rounds_that_both_were_in_count_and_cost_may_stand_for_time() -> No
     assert effect_of(rounds, TRIAL, CHAMPION).ratio == pytest.approx(2.0)
     assert effect_of(rounds, TRIAL, CHAMPION, by_cost=True).ratio == pytest.approx(1.0)
     assert [effect_of(rounds, s, CHAMPION).pairs for s in (TRIAL, PLAIN)] == [2, 3]
+
+
+def test_an_interval_of_few_pairs_is_as_wide_as_students_is() -> None:
+    rng = np.random.default_rng(3)
+    for n in (FEWEST, 24, 100, 1_000):
+        mine, other = pairs(rng, n)
+        found = effect(mine, other)
+        x, y = mine.mean(axis=0), other.mean(axis=0)
+        pulls = (mine / x) @ [1.0, -1.0] - (other / y) @ [1.0, -1.0]
+        z = math.log(found.high / found.ratio) * math.sqrt(n) / pulls.std(ddof=1)
+        normal = norm.isf(t.sf(z, n - 1))  # what it would be, were the spread known
+        weight = (-2.0 * math.log(0.05) + math.log(1.0 - 2.0 * math.log(0.05))) / 100
+        spread = n * weight + 1.0
+        bound = math.sqrt(2.0 * spread / (n * weight) * math.log(math.sqrt(spread) / 0.05))
+        assert normal == pytest.approx(bound, rel=0.04)
+
+
+def test_pairs_that_would_tell_a_loss_do() -> None:
+    mine, other = pairs(np.random.default_rng(4), 60)
+    n = round(pairs_to_tell(effect(mine, other), 0.03))
+    mine, other = pairs(np.random.default_rng(5), n)
+    found = effect(mine, other)
+    assert 0.015 < math.log(found.high / found.ratio) < 0.06
+    assert pairs_to_tell(effect(mine[:5], other[:5]), 0.03) == math.inf

@@ -15,7 +15,7 @@ from pipelines.lab.replay.model_arm import model_acceptance
 from pipelines.lab.replay.traces import Trace
 from tests.pipelines.lab.replay.samples import copying_traces, token_classes
 
-REQUESTS = 60
+REQUESTS = 160
 LOSS = 0.02
 HONEST, HOSTILE = "honest", "hostile"
 BROKEN = 4
