@@ -1,8 +1,9 @@
 """A person's mistake: a policy that drafts nothing is made champion by hand.
 
 The same command does it that anybody would give. What follows is the service's own: the worker's
-floor puts the best fixed method in force, and the learner, which watches every new champion beside
-the one before, rolls it back.
+floor puts the best fixed method in force, at once; a learner that watches new champions beside the
+one before (``HVD_LEARNER_ROLLOUT``) rolls it back when its interval says so, which takes longer than
+a demo.
 """
 
 from __future__ import annotations

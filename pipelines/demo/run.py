@@ -180,8 +180,8 @@ def _has_champion(ledger: Ledger) -> bool:
 
 def _is_over(ledger: Ledger, by_hand: int) -> bool:
     """Whether the running phase has shown what it is for."""
-    if by_hand:
-        return mistake.outcome(ledger, by_hand)["taken_back_s"] is not None
+    if by_hand and mistake.outcome(ledger, by_hand)["relieved_s"] is None:
+        return False
     return is_clear(ledger)
 
 

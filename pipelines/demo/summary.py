@@ -136,13 +136,21 @@ def _guard(summary: Summary) -> str:
     if not found["in_force"]:
         return f"{named}; no worker took it in the time there was."
     floor, back = found["relieved_s"], found["taken_back_s"]
-    held = "the worker's floor did not relieve it" if floor is None else (
-        f"the worker's floor decided in its place after {floor:.0f} seconds"
-    )  # fmt: skip
-    ended = "the learner had not taken it back when the run ended"
+    told = [f"the worker's floor decided in its place after {floor:.0f} seconds"] * (
+        floor is not None
+    )
     if back is not None:
-        ended = f"the learner took it back after {back:.0f}: {found['why']}"
-    return f"{named}; {held}, and {ended}."
+        told.append(f"the learner took it back after {back:.0f} ({found['why']})")
+    ratio = _ratio_over_plain(summary)
+    pace = f", which made {ratio:.2f} times plain decoding in that phase" if ratio else ""
+    return f"{named}; {' and '.join(told) or 'nothing took it back in the time there was'}{pace}."
+
+
+def _ratio_over_plain(summary: Summary) -> float | None:
+    phases = summary["uplift"].get("over_plain", {"phases": {}})["phases"]
+    last = summary["phases"][-1]["name"] if summary["phases"] else ""
+    ratio: float | None = phases.get(last, {}).get("ratio")
+    return ratio
 
 
 def _named(comparison: str) -> str:
