@@ -2,8 +2,7 @@
 
 The same command does it that anybody would give. What follows is the service's own: the worker's
 floor puts the best fixed method in force, at once; a learner that watches new champions beside the
-one before (``HVD_LEARNER_ROLLOUT``) rolls it back when its interval says so, which takes longer than
-a demo.
+one before (``HVD_LEARNER_ROLLOUT``) rolls it back when an interval says so, later than a demo ends.
 """
 
 from __future__ import annotations

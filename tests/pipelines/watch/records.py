@@ -59,6 +59,7 @@ def rounds(count: int, began: float, every: float, rates: dict[str, float]) -> l
             numbers: dict[str, Any] = {"steps": 32, "requests": 3, "tokens": tokens}
             blocks.append(Block(side=side, us=1e6, cost_us=1e6, **numbers))
         facts = {"scope": SCOPE, "worker": WORKER, "life": ORIGIN.life, "number": number}
+        facts["unit"] = round(10 * (began + every * (number + 1)))
         made.append(Round(time=began + every * (number + 1), blocks=tuple(blocks), **facts))
     return made
 
