@@ -104,7 +104,7 @@ def test_traffic_as_usual_makes_nothing_worse(first: Policy) -> None:
 
 def test_traffic_that_turns_about_is_followed_and_nothing_is_forgotten(first: Policy) -> None:
     scope = Scope("s", SETTINGS, first)
-    usual, turned = rows_of(60, seed=5), rows_of(100, seed=6, sign=-1)
+    usual, turned = rows_of(60, seed=5), rows_of(250, seed=6, sign=-1)
     assert served(scope, usual) == []
     won = served(scope, turned)
     held = scope.total - scope.total % BLOCK
