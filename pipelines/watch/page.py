@@ -48,8 +48,8 @@ def record(
     if ledger.phases:
         began, ended = ledger.phases[0].began, min(ended, ledger.phases[-1].ended)
     tables = [
-        _ratio_table("Phases: ratios of tokens a second", "phase", found),
         _choice_table(ledger, found),
+        _ratio_table("Phases: ratios of tokens a second", "phase", found),
         _phase_table(ledger, rounds),
         _version_table(ledger, versions),
         _table("Figures", [], _facts(ledger, facts or {})),
