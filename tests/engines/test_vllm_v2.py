@@ -321,7 +321,7 @@ def test_what_is_drawn_where_a_draft_was_verified_is_of_the_targets_distribution
         with torch.inference_mode():
             log = model(torch.tensor([text])).logits[0, -1].double().log_softmax(-1)
         p, mean = log.exp(), (log.exp() * log).sum()
-        row[:] = (token == draft) - p[draft], p[draft] * (1 - p[draft]), log[token] - mean, 0
+        row[:] = float(token == draft) - p[draft], p[draft] * (1 - p[draft]), log[token] - mean, 0
         row[3] = (p * (log - mean) ** 2).sum()
     accepted, probable = (drawn[:, i].sum() / drawn[:, i + 1].sum() ** 0.5 for i in (0, 2))
     assert len(drawn) > 40 and abs(accepted) < 4.5 and abs(probable) < 4.5, (accepted, probable)
