@@ -66,7 +66,10 @@ HOOKS: Final = (
          "around: drafts of the cache may be scheduled ahead; afterwards: where vLLM has chosen "
          "its V2 runner, our subclasses are named"),
     Hook(CONFIG, "_get_v2_model_runner_unsupported_features",
-         "afterwards: drafts of the cache are not among them"),
+         "afterwards: drafts of the cache are not among them; V2 waits to be asked for"),
+    Hook(CONFIG, "_get_v1_model_runner_unsupported_features",
+         "where there are any, V2 is taken unasked", wrapped=False),
+    Hook(CONFIG, "use_v2_model_runner", "says what else takes V2 unasked", wrapped=False),
     Hook(WORKER, "_make_model_runner", "makes our V2 runner", wrapped=False),
     Hook("vllm.v1.worker.cpu_worker:CPUWorker", "init_device",
          "makes a V2 runner under a name that is ours meanwhile", wrapped=False),
