@@ -179,6 +179,20 @@ def test_a_rank_that_follows_cuts_each_step_as_the_one_that_leads(method: str, q
     assert e.preemptions and bool(cut) == (queue > 1)
 
 
+def test_a_graph_of_the_drafter_makes_no_more_tokens_than_there_is_room_for() -> None:
+    """vLLM captures as many passes as the longest draft has tokens; the device checks no bounds."""
+    from decoder.engines.vllm.v2.speculators import HybridSpeculator
+
+    drafter, steps, row = HybridSpeculator.__new__(HybridSpeculator), list[int](), torch.zeros(2)
+    drafter.num_speculative_steps, drafter.idx_mapping = 4, row
+    drafter.input_buffers = mock.Mock(positions=row, query_start_loc=row)
+    drafter.current_draft_step = torch.tensor(0)
+    drafter._generate_draft = lambda *_: steps.append(int(drafter.current_draft_step))
+    drafter._generate_fused_drafts(1, 1, None, None, None, None, num_speculative_steps=64)
+    drafter._generate_fused_drafts(1, 1, None, None, None, None, 3)
+    assert steps == [1, 2, 3, 1, 2]
+
+
 def test_where_the_drafter_fails_on_one_of_several_ranks_its_process_ends() -> None:
     """vLLM would log it, and let that rank take its next step while the others wait in this one."""
     script = (
