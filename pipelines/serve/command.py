@@ -229,7 +229,7 @@ def serve_command(
             dtype = machine.serving_dtype(flags)
     if Path(options.model).expanduser().is_dir():
         env["HF_HUB_OFFLINE"] = "1"
-    env |= {**environment, "HVD_WORKER_ENABLED": "1", "VLLM_USE_V2_MODEL_RUNNER": "0"}
+    env |= {**environment, "HVD_WORKER_ENABLED": "1"}
     speculative = ["--speculative-config", speculative_config(options.drafter)]
     if any(one.replace("_", "-").startswith("--speculative-config.") for one in options.extra):
         # parts of it replace the whole, but are joined with other parts

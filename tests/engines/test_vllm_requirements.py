@@ -130,6 +130,11 @@ CASES: dict[tuple[str, str], tuple[Callable[[], Any], Change | None]] = {
         changed(both(on_v2, setting("scheduler_config.async_scheduling", True))),
     ("--async-scheduling", "true, with the V1 runner"):
         changed("scheduler_config.async_scheduling"),
+    ("--enable-batch-sharded-sampling", "true"):
+        changed(f"{PARALLEL}.enable_batch_sharded_sampling"),
+    ("--watermark-config", "given"): changed(both(on_v2, setting("watermark_config", object()))),
+    ("--tensor-parallel-size", "2 or more, with the V2 runner"):
+        changed(both(on_v2, setting(f"{PARALLEL}.tensor_parallel_size", 2))),
     ("--tensor-parallel-size", "2 or more"): changed(f"{PARALLEL}.tensor_parallel_size", 2),
     ("draft_tensor_parallel_size", "other than --tensor-parallel-size"):
         changed("speculative_config.draft_tensor_parallel_size", 2),
@@ -189,6 +194,28 @@ def test_each_row_is_what_becomes_of_a_real_configuration(
     assert (row.why in caplog.text) == (row.verdict == "clamped")
 
 
+def started(method: str, given: dict[str, Any], **variables: str) -> tuple[list[str], str]:
+    """Runner, worker, scheduler and whether steps are scheduled ahead, where vLLM has a Triton; and
+    the log. In a process of its own, where the plugin is there before vLLM looks at its settings.
+    """
+    script = (
+        "from tests.engines import interpreted\ninterpreted.install(None)\n"
+        "from decoder.engines.vllm.requirements import check\n"
+        "from decoder.settings import WorkerSettings\n"
+        "from tests.engines.test_vllm_requirements import engine\n"
+        f"made = engine('{method}', **{given})\ncheck(made, WorkerSettings())\n"
+        "s, worker = made.scheduler_config, made.parallel_config.worker_cls\n"
+        "print(made.use_v2_model_runner, worker, s.scheduler_cls, s.async_scheduling)"
+    )
+    unasked = {k: v for k, v in os.environ.items() if k != "VLLM_USE_V2_MODEL_RUNNER"}
+    run = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False,
+        env=unasked | {"HVD_WORKER_ENABLED": "1", "TRITON_INTERPRET": "1"} | variables,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    return run.stdout.split()[-4:], run.stdout + run.stderr
+
+
 @pytest.mark.parametrize(
     ("method", "given"),
     [
@@ -199,24 +226,40 @@ def test_each_row_is_what_becomes_of_a_real_configuration(
 def test_on_vllms_v2_runner_our_classes_are_named_and_each_method_is_scheduled_ahead(
     method: str, given: dict[str, Any]
 ) -> None:
-    """In a process of its own, where the plugin is loaded before vLLM looks at its settings."""
-    script = (
-        "from tests.engines import interpreted\ninterpreted.install(None)\n"
-        "from decoder.engines.vllm.requirements import check\n"
-        "from decoder.settings import WorkerSettings\n"
-        "from tests.engines.test_vllm_requirements import engine\n"
-        f"made = engine('{method}', **{given})\ncheck(made, WorkerSettings())\n"
-        "s = made.scheduler_config\n"
-        "print(made.parallel_config.worker_cls, s.scheduler_cls, s.async_scheduling)"
-    )
-    ours = {"HVD_WORKER_ENABLED": "1"} | interpreted.VARIABLES
-    run = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False,
-        env=os.environ | ours,
-    )  # fmt: skip
-    worker, scheduler, ahead = run.stdout.split()[-3:] if run.stdout else ("", "", run.stderr)
-    assert ahead == "True", ahead
+    (v2, worker, scheduler, ahead), _ = started(method, given, **interpreted.VARIABLES)
+    assert (v2, ahead) == ("True", "True")
     assert worker in configured.WORKERS.values() and scheduler == configured.SCHEDULER
+
+
+@pytest.mark.parametrize(
+    ("method", "given"), [("eagle3", {}), ("suffix", {"num_speculative_tokens": 9})]
+)
+def test_v2_is_not_taken_unless_it_is_asked_for_and_the_log_says_how(
+    method: str, given: dict[str, Any]
+) -> None:
+    (v2, worker, scheduler, ahead), log = started(method, given)
+    assert (v2, scheduler, ahead) == ("False", "None", "False")
+    assert worker.startswith("vllm.") and log.count("unless VLLM_USE_V2_MODEL_RUNNER=1") == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        setting("speculative_config.enable_adaptive_verification", True),
+        setting("attention_config.hisparse_config", object()),
+        setting("watermark_config", object()),
+        setting("parallel_config.worker_cls", next(iter(configured.WORKERS.values()))),
+    ],
+)
+def test_what_vllm_has_on_v2_alone_takes_it_unasked(
+    change: Change, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER", raising=False)
+    config = engine("suffix", num_speculative_tokens=9)
+    theirs = type(config)._get_v2_model_runner_unsupported_features
+    assert len(configured.unsupported(theirs, config)) == 1
+    change(config)
+    assert not configured.unsupported(theirs, config)
 
 
 def test_a_models_own_min_p_is_refused_and_zero_of_the_operators_is_not(tmp_path: Path) -> None:

@@ -179,6 +179,42 @@ def test_a_rank_that_follows_cuts_each_step_as_the_one_that_leads(method: str, q
     assert e.preemptions and bool(cut) == (queue > 1)
 
 
+def test_a_graph_of_the_drafter_makes_no_more_tokens_than_there_is_room_for() -> None:
+    """vLLM captures as many passes as the longest draft has tokens; the device checks no bounds."""
+    from decoder.engines.vllm.v2.speculators import HybridSpeculator
+
+    drafter, steps, row = HybridSpeculator.__new__(HybridSpeculator), list[int](), torch.zeros(2)
+    drafter.num_speculative_steps, drafter.idx_mapping = 4, row
+    drafter.input_buffers = mock.Mock(positions=row, query_start_loc=row)
+    drafter.current_draft_step = torch.tensor(0)
+    drafter._generate_draft = lambda *_: steps.append(int(drafter.current_draft_step))
+    drafter._generate_fused_drafts(1, 1, None, None, None, None, num_speculative_steps=64)
+    drafter._generate_fused_drafts(1, 1, None, None, None, None, 3)
+    assert steps == [1, 2, 3, 1, 2]
+
+
+def test_where_the_drafter_fails_on_one_of_several_ranks_its_process_ends() -> None:
+    """vLLM would log it, and let that rank take its next step while the others wait in this one."""
+    script = (
+        "from decoder.engines.vllm.adapter import Adapter\n"
+        "from decoder.engines.vllm.attached import give\n"
+        "from decoder.engines.vllm.ranks import Ranks\n"
+        "from decoder.engines.vllm.v2.runner import HybridRunner\n"
+        "from decoder.engines.vllm.v2.speculators import HybridSpeculator\n"
+        "runner = HybridRunner.__new__(HybridRunner)\n"
+        "give(runner, Adapter(None, 8, has_model=True, ranks=Ranks(1, 2, most_rows=4)))\n"
+        "drafter = HybridSpeculator.__new__(HybridSpeculator)\n"
+        "drafter.chooser, drafter._longest, drafter.num_speculative_steps = runner, 8, 4\n"
+        "class Batch:\n    req_ids, num_reqs = ['a'], property(lambda _: 1 / 0)\n"
+        "try:\n    drafter.propose(Batch(), *[None] * 10)\nfinally:\n    print('went on')\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 1 and "went on" not in run.stdout
+    assert "rank 1 of 2 ends" in run.stderr and "ZeroDivisionError" in run.stderr
+
+
 @dataclass
 class Masks:
     structured_output_request_ids: list[str]

@@ -1,4 +1,4 @@
-"""What a vLLM that has chosen its V2 runner is made to start."""
+"""Which runner vLLM takes, and what it is made to start where that is V2."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ WORKERS: Final = {
 """The worker that stands in the place of each of vLLM's."""
 SCHEDULER: Final = f"{_ROOM}.scheduler.HybridScheduler"
 _CACHE_ALONE: Final = "speculative method 'suffix'"
+_UNASKED: Final = "drafts of this plugin unless VLLM_USE_V2_MODEL_RUNNER=1 asks for them"
 
 
 def post_init(original: Callable[..., None], config: Any) -> None:
@@ -41,8 +42,22 @@ def post_init(original: Callable[..., None], config: Any) -> None:
 
 
 def unsupported(original: Callable[..., list[str]], config: Any) -> list[str]:
-    """What vLLM's V2 runner has not; drafts of the cache alone it has from us."""
-    return [feature for feature in original(config) if feature != _CACHE_ALONE]
+    """What vLLM's V2 runner has not; drafts of the cache alone it has from us.
+
+    Nobody has seen ours on a GPU, where vLLM would choose it. So it is taken where a person asks
+    for it, or for what vLLM has on it alone.
+    """
+    from vllm import envs
+
+    lacking = [feature for feature in original(config) if feature != _CACHE_ALONE]
+    asked = (
+        envs.VLLM_USE_V2_MODEL_RUNNER is not None
+        or config.attention_config.hisparse_config is not None
+        or config.watermark_config is not None
+        or config.parallel_config.worker_cls in WORKERS.values()  # it was chosen before
+        or config._get_v1_model_runner_unsupported_features()
+    )
+    return lacking if asked else [*lacking, _UNASKED]
 
 
 def is_ours(config: Any) -> bool:

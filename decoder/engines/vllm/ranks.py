@@ -196,11 +196,23 @@ class Ranks:
             except Exception:  # every rank had it, and rank 0 says when to stop
                 log.exception("rank %d cannot run a step of %d", self.rank, n)
 
+    def end(self, why: str) -> NoReturn:
+        """End this process, and the engine with it; an exception being handled is logged."""
+        # vLLM only logs what a rank other than the first raises, and would go on without it.
+        log.critical(
+            "rank %d of %d ends, and the engine with it: %s", self.rank, self.size, why,
+            exc_info=sys.exc_info()[1],
+        )  # fmt: skip
+        logging.shutdown()
+        # Leaving by an exception, vLLM would first take its process groups down, and gloo waits in
+        # there for the collective that never ends.
+        os._exit(1)
+
     def _received(self, rows: int) -> Plan:
         self._broadcast(self._tensor)
         if place(self._message) != (self._step, rows):
             there, here = place(self._message), (self._step, rows)
-            self._end(f"rank 0 is at (step, requests) {there}, and not at {here}.")
+            self.end(f"rank 0 is at (step, requests) {there}, and not at {here}.")
         rest = np.empty(missing(self._message), np.int32)
         if len(rest):
             self._broadcast(torch.from_numpy(rest))
@@ -222,10 +234,10 @@ class Ranks:
             work = distributed.all_reduce(votes, group=self._group, async_op=True)
             work.wait(self._patience)
         except RuntimeError as error:
-            self._end(f"a rank is not at the pass the others are at ({error}).")
+            self.end(f"a rank is not at the pass the others are at ({error}).")
         steps, outside, failed = votes.tolist()
         if steps != self._step * self.size or failed not in (0, self.size):
-            self._end(f"{failed} ranks failed inside a pass that the others went on with.")
+            self.end(f"{failed} ranks failed inside a pass that the others went on with.")
         return int(outside)
 
     def _broadcast(self, tensor: torch.Tensor) -> None:
@@ -234,16 +246,4 @@ class Ranks:
         try:
             distributed.broadcast(tensor, group=self._group, group_src=0)
         except RuntimeError as error:
-            self._end(f"the ranks cannot reach each other ({error}).")
-
-    def _end(self, why: str) -> NoReturn:
-        # vLLM only logs what a rank other than the first raises, and would go on without it.
-        cause = sys.exc_info()[1]
-        log.critical(
-            "rank %d of %d ends, and the engine with it: %s", self.rank, self.size, why,
-            exc_info=cause.__context__ if cause is not None else None,
-        )  # fmt: skip
-        logging.shutdown()
-        # Leaving by an exception, vLLM would first take its process groups down, and gloo waits in
-        # there for the collective that never ends.
-        os._exit(1)
+            self.end(f"the ranks cannot reach each other ({error}).")

@@ -203,7 +203,9 @@ REQUIREMENTS: Final = (
         lambda c, _: _own_suffix(c)),
     Requirement(
         "VLLM_USE_V2_MODEL_RUNNER", "any", "accepted",
-        "the runner that vLLM chooses; on its V2 runner the drafter reads in every step",
+        "unset: the V1 runner, or V2 for what vLLM has on it alone. 1: V2, which was not run on a "
+        "GPU; there the drafter reads every step, and plain steps run on piecewise graphs unless "
+        "enable_adaptive_verification is on",
         lambda c, _: True),
     Requirement(
         "--worker-cls, --scheduler-cls", "given, with the V2 runner", "refused",
@@ -217,13 +219,28 @@ REQUIREMENTS: Final = (
         lambda c, _: c.use_v2_model_runner and bool(c.scheduler_config.async_scheduling)),
     Requirement(
         "--async-scheduling", "true, with the V1 runner", "refused",
-        "leave --async-scheduling out, or VLLM_USE_V2_MODEL_RUNNER=0: on the V1 runner a draft "
+        "leave --async-scheduling out, or set VLLM_USE_V2_MODEL_RUNNER=1: on the V1 runner a draft "
         "depends on the tokens before it.",
         lambda c, _: not c.use_v2_model_runner and bool(c.scheduler_config.async_scheduling)),
     Requirement(
         "--tensor-parallel-size", "2 or more", "accepted",
         "rank 0 decides and the others follow: one worker, one cache, one stream of telemetry",
         lambda c, _: c.parallel_config.tensor_parallel_size > 1),
+    Requirement(
+        "--tensor-parallel-size", "2 or more, with the V2 runner", "clamped",
+        "no engine of several ranks was run on V2, where a fault of the model drafter ends it: set "
+        "VLLM_USE_V2_MODEL_RUNNER=0",
+        lambda c, _: c.use_v2_model_runner and c.parallel_config.tensor_parallel_size > 1),
+    Requirement(
+        "--enable-batch-sharded-sampling", "true", "refused",
+        "leave --enable-batch-sharded-sampling out: drafts of unlike lengths were not shown to be "
+        "verified by ranks that each sample for some requests.",
+        lambda c, _: bool(c.parallel_config.enable_batch_sharded_sampling)),
+    Requirement(
+        "--watermark-config", "given", "refused",
+        "leave --watermark-config out: vLLM marks tokens by who drafted them, and a copy is "
+        "nobody's.",
+        lambda c, _: c.watermark_config is not None),
     Requirement(
         "draft_tensor_parallel_size", "other than --tensor-parallel-size", "clamped",
         "vLLM parts an EAGLE3 drafter over all ranks, whatever this says",

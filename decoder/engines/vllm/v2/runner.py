@@ -164,12 +164,10 @@ class HybridRunner(model_runner.GPUModelRunner):  # type: ignore[misc]
         return drafts
 
     def failed(self) -> None:
-        """The drafter has failed; with several ranks nobody can go on.
-
-        Raises:
-            Exception: the one being handled, where other ranks might not have it.
-        """
+        """The drafter has failed; with several ranks the process ends, since no vote was taken on
+        whether the others' has."""
         adapter = adapter_of(self)
-        if adapter is None or adapter.ranks.size > 1:
-            raise  # noqa: PLE0704 - by whoever handles it
+        assert adapter is not None, "there is a chooser"
+        if adapter.ranks.size > 1:
+            adapter.ranks.end("its model drafter failed, and others may go on.")
         adapter.failed("the model drafter failed: this step goes on without its drafts")

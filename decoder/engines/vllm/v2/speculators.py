@@ -117,6 +117,11 @@ class HybridSpeculator(EagleSpeculator):  # type: ignore[misc]
         if tokens := self._wanted(args[-1]):
             super()._fused_multi_step_decode(*args[:-1], tokens)
 
+    def _generate_fused_drafts(self, *args: Any, **kwargs: Any) -> None:
+        # a graph is captured of the longest draft, and would write past the end of the drafter's
+        *rest, tokens = *args, *kwargs.values()
+        super()._generate_fused_drafts(*rest, min(tokens, self.num_speculative_steps))
+
     def _wanted(self, tokens: int) -> int:
         """How many to make, the first included, which is there; 0 where no more are."""
         wanted = tokens if self._plan is None else min(tokens, self._plan.k)

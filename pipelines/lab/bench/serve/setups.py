@@ -32,7 +32,6 @@ Method = Literal["none", "suffix", "eagle3", "hybrid"]
 METHODS: Final[tuple[Method, ...]] = get_args(Method)
 SUFFIX_DEPTH: Final = 24
 """vLLM's default depth of the suffix trees; drafts cannot be longer, so a larger k raises it."""
-PLUGIN_SWITCHES: Final = ("HVD_WORKER_ENABLED", "VLLM_USE_V2_MODEL_RUNNER")
 
 
 @dataclass(frozen=True)
@@ -109,11 +108,7 @@ def command(
         if policy is not None:
             own["HVD_WORKER_POLICY_FILE"] = str(policy.resolve())
         return arguments, {**env, **own}
-    for name in PLUGIN_SWITCHES:  # what the caller set himself stays
-        if name in environment and name != "HVD_WORKER_ENABLED":
-            env[name] = environment[name]
-        else:
-            env.pop(name, None)
+    del env["HVD_WORKER_ENABLED"]
     config = setup.speculative_config(options.drafter)
     stock = [] if config is None else ["--speculative-config", json.dumps(config)]
     return [*arguments[:at], *stock, *arguments[at + 2 :]], env
