@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import Final
 
 from decoder.contracts.bundle import Policy
 from learner.registry import Registry, Standing
 from learner.registry.moves import last_of
+
+LOST: Final = "the lease is lost"
+"""Refusal of a move that is the next holder's to make."""
 
 
 @dataclass(frozen=True)

@@ -209,7 +209,10 @@ class Scopes:
                     arrays[f"buffer.{column}"] = held
                 return Scope.restored(name, self._settings, (arrays, numbers["scope"]))
             except _UNUSABLE as error:
-                log.error("scope %s: %s is unusable (%s): starting anew", name, file, error)
+                log.error("scope %s: %s is unusable (%r): starting anew", name, file, error)
+                self.entries[name] = replace(
+                    entry, file="", rows=()
+                )  # else it would be so for ever
                 before = self.lost.get(name, Counter[str]()).total()
                 self._lose(name, "damaged", entry.events - before)
         return Scope(name, self._settings, beginning(name, self._settings))
