@@ -238,5 +238,13 @@ def test_the_way_back_to_the_first_policy_is_its_version(standing: Registry) -> 
     done = carry_out(standing, move(over=3, to=2, first=first))
     assert not done.refusal and standing.standing("ab12").champion == 1
     standing.promote("ab12", 3)
-    gone = carry_out(standing, move(over=3, to=2, first=random_policy(9, scope="ab12")))
-    assert "first policy" in gone.refusal and standing.standing("ab12").champion == 3
+    anew = move(over=3, to=2, first=random_policy(9, scope="ab12"))
+    assert not carry_out(standing, anew).refusal, "as after an upgrade that brings another"
+    assert standing.standing("ab12").champion == 4 == standing.find(random_policy(9, scope="ab12"))
+    standing.promote("ab12", 2)
+    assert "version 2" in carry_out(standing, replace(anew, first=random_policy(8, "ab12"))).refusal
+    client_of(standing).delete_registered_model_alias(standing.model_name("ab12"), "champion")
+    assert (
+        "taken away" in carry_out(standing, replace(anew, first=random_policy(8, "ab12"))).refusal
+    )
+    assert len(standing.versions("ab12")) == 4
