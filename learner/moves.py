@@ -87,7 +87,9 @@ def carry_out(registry: Registry, move: Move) -> Moved:
 def _refusal(move: Move, to: int | None, standing: Standing) -> str:
     if standing.pinned is not None:
         return f"version {standing.pinned} is pinned"
-    return "" if standing.champion in (move.over or None, to or 0) else _meanwhile(standing.champion)
+    return (
+        "" if standing.champion in (move.over or None, to or 0) else _meanwhile(standing.champion)
+    )
 
 
 def _meanwhile(champion: int | None) -> str:

@@ -235,14 +235,6 @@ class Registrar:
             refusal = self._refusal(registration, standing)
             if refusal:
                 self._registry.tag(scope, version, {"refusal": refusal})
-        elif registration.against:
-            self._registry.refuse(
-                registration.policy,
-                registration.params,
-                registration.metrics,
-                {**registration.tags, "refusal": refusal},
-                registration.window,
-            )
         over = 0
         if version is not None and not refusal:
             if not self._may(scope):
