@@ -145,8 +145,8 @@ def test_a_lease_that_is_lost_in_mid_move_costs_no_outcome(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     learner = stage.learner()
-    step_until(learner, lambda: SCOPE in learner.scopes.awake)
-    step_until(learner, lambda: learner.scopes.awake[SCOPE].version == 1)
+    step_until(learner, lambda: SCOPE in learner.rollouts.of)
+    step_until(learner, lambda: learner.rollouts.of[SCOPE].champion == 1)
     stage.registry.promote(SCOPE, 2)
     crew = stage.workers({2: 0.8})
     work(learner, lambda: on_trial(learner) == 1, crew)
