@@ -255,7 +255,6 @@ def _of_watch(one: Comparison, settings: LearnerSettings, over: bool) -> Outcome
     former = f"version {one.version} before it, which had {told(found)}"
     if cost.low > 1.0 and wall.ratio > 1.0:
         return Outcome("roll back", f"slower than {former}")
-    # Only where the first policy is a version of the scope there is a way back to it.
     first = settings.start == "first" and found.first.low > 1.0
     if first and found.first_wall.ratio > 1.0:
         # the one before may be slower still: to go back to it would change one fault for another

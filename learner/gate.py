@@ -5,47 +5,16 @@ after it was made. It decides nothing: evidence has.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from decoder.contracts.bundle import Policy
-from decoder.policy.estimate import estimate, predict
-from learner.losses import Floats, residuals
+from decoder.policy.estimate import predict
+from learner.losses import residuals
 from learner.measured import Costs
 from learner.rows import Rows
 from learner.tune import speed
-
-DECILES: Final = 10
-DEPTHS: Final = (1, 2, 4, 8, 16)
-"""Draft positions at which survival is held against what was seen."""
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """What a policy expected of drafts it was judged on, beside what came.
-
-    ``deciles`` [DECILES, 2] are mean accepted lengths, expected and real, of tenths of the drafts
-    in the order of what was expected; ``depths`` [DEPTHS, 2] the chance to survive that many
-    tokens, of the drafts that are as long. Censored labels are left out; NaN where nothing was
-    seen.
-    """
-
-    deciles: Floats
-    depths: Floats
-
-    def metrics(self) -> dict[str, float]:
-        """The figures by name, for the registry; those that are NaN left out."""
-        named = {f"decile_{n}": row for n, row in enumerate(self.deciles.tolist(), 1)}
-        named |= {f"survival_{n}": row for n, row in zip(DEPTHS, self.depths.tolist(), strict=True)}
-        return {
-            f"{name}_{what}": value
-            for name, row in named.items()
-            for what, value in zip(("expected", "real"), row, strict=True)
-            if np.isfinite(value)
-        }
 
 
 @dataclass(frozen=True)
@@ -64,7 +33,6 @@ class Verdict:
     mae: float = 0.0
     champion_mae: float = 0.0
     drafts: int = 0
-    calibration: Calibration | None = field(default=None, compare=False)
 
     @property
     def gain(self) -> float:
@@ -73,7 +41,7 @@ class Verdict:
 
     def metrics(self) -> dict[str, float]:
         """The figures by name, for the registry."""
-        found = {
+        return {
             "evidence": self.evidence,
             "gate_clusters": float(self.clusters),
             "gate_drafts": float(self.drafts),
@@ -83,7 +51,6 @@ class Verdict:
             "mae": self.mae,
             "champion_mae": self.champion_mae,
         }
-        return found | (self.calibration.metrics() if self.calibration else {})
 
 
 def verdict_of(
@@ -104,8 +71,7 @@ def verdict_of(
         f"chooses better: evidence e^{evidence:.1f} of {clusters} clusters, rate {rate:.4g} "
         f"against {other:.4g} {unit}, MAE {mae:.3f} against {others:.3f}"
     )
-    calibration = calibrate(contestant, rows)
-    return Verdict(reason, evidence, clusters, rate, other, mae, others, len(rows), calibration)
+    return Verdict(reason, evidence, clusters, rate, other, mae, others, len(rows))
 
 
 def error_of(policy: Policy, rows: Rows) -> float:
@@ -116,20 +82,3 @@ def error_of(policy: Policy, rows: Rows) -> float:
     with np.errstate(all="ignore"):
         expected = np.nan_to_num(predict(policy, rows.features))
     return float(residuals(expected, rows.accepted, rows.censored).mean(dtype=np.float64))
-
-
-def calibrate(policy: Policy, rows: Rows) -> Calibration:
-    """How far what ``policy`` expects of ``rows`` can be relied on."""
-    rows = rows.take(~rows.censored)
-    found = estimate(policy, rows.features)
-    deciles = np.full((DECILES, 2), np.nan)
-    for n, tenth in enumerate(np.array_split(np.argsort(found.expected, kind="stable"), DECILES)):
-        if len(tenth):
-            deciles[n] = found.expected[tenth].mean(), rows.accepted[tenth].mean()
-    depths = np.full((len(DEPTHS), 2), np.nan)
-    for n, depth in enumerate(DEPTHS if found.curves is not None else ()):
-        reached: NDArray[np.bool_] = rows.draft_len >= depth
-        if found.curves is not None and reached.any():
-            seen = rows.accepted[reached] >= depth
-            depths[n] = found.curves[reached, depth - 1].mean(), seen.mean()
-    return Calibration(deciles, depths)

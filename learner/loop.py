@@ -116,8 +116,10 @@ class Learner:
         self.workers.read()
         # 2. Only what is learned from, or refused for good, counts as read.
         self.source.done(records)
-        self.shares.follow(self.workers.shares)
-        self.shares.look(time.monotonic(), self.source.is_near_the_end(), self.lease.holds)
+        others = (s for s in self.workers.shares if s in self.scopes.entries)
+        self.shares.follow({s: self.workers.shares[s] for s in others if not self.lease.holds(s)})
+        near, lag = self.source.is_near_the_end(), self.source.lag()
+        self.shares.look(time.monotonic(), near, self.lease.holds, lag)
         # 3. Keep what is ours to promote and publish.
         self.lease.turn(self._wanted())
         # 4. Take what the registry's thread has found out; ask it for what is to be served.

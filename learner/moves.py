@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import Final
 
 from decoder.contracts.bundle import Policy
 from learner.registry import Registry, Standing
 from learner.registry.moves import last_of
+
+LOST: Final = "the lease is lost"
+"""Refusal of a move that is the next holder's to make."""
 
 
 @dataclass(frozen=True)
@@ -17,7 +21,7 @@ class Move:
 
     ``champion`` goes from ``over`` to ``to``. Alias ``trial`` names ``begun`` from now on, and
     ``ended`` no longer. Where ``first`` is given, the champion goes to the version that
-    it is, and not to ``to``.
+    it is or becomes, and not to ``to``.
     """
 
     scope: str
@@ -55,13 +59,15 @@ def carry_out(registry: Registry, move: Move) -> Moved:
     standing = registry.standing(move.scope)
     if move.to is not None:
         refusal = _refusal(move, to, standing)
+        if move.first is not None and to is None and not refusal:
+            to = registry.register(move.first)  # a new release has brought another
         if to is not None and not refusal and standing.champion != to:
             champion = registry.move_over(
                 move.scope, "champion", standing.champion, to, move.by, move.why
             )
             standing = replace(standing, champion=champion)
             refusal = "" if champion == to else _meanwhile(champion)
-        if to is None or refusal:
+        if refusal:
             for version in {*move.tags, *([] if to is None else [to])}:
                 registry.tag(move.scope, version, {"refusal": refusal})
             return Moved(move, refusal, standing)
@@ -79,11 +85,11 @@ def carry_out(registry: Registry, move: Move) -> Moved:
 
 
 def _refusal(move: Move, to: int | None, standing: Standing) -> str:
-    if to is None:
-        return "the first policy is no version any more"
     if standing.pinned is not None:
         return f"version {standing.pinned} is pinned"
-    return "" if standing.champion in (move.over or None, to) else _meanwhile(standing.champion)
+    return (
+        "" if standing.champion in (move.over or None, to or 0) else _meanwhile(standing.champion)
+    )
 
 
 def _meanwhile(champion: int | None) -> str:

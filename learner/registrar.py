@@ -15,7 +15,7 @@ from queue import Empty, SimpleQueue
 from typing import Final
 
 from decoder.contracts.errors import PolicyRefused, RegistryError
-from learner.moves import Move, Moved, carry_out
+from learner.moves import LOST, Move, Moved, carry_out
 from learner.registrations import KEPT, Answer, Loaded, Registration, Rules, Seen, Settled
 from learner.registry import Registry, Standing, digest_of
 
@@ -173,7 +173,7 @@ class Registrar:
         key = move.scope, move.to is not None
         try:
             ours = self._may(move.scope)
-            done = carry_out(self._registry, move) if ours else Moved(move, "the lease is lost")
+            done = carry_out(self._registry, move) if ours else Moved(move, LOST)
         except RegistryError as error:
             self._move_tries[key] += 1
             log.warning("%s; try %d of %d", error, self._move_tries[key], TRIES)
@@ -235,14 +235,6 @@ class Registrar:
             refusal = self._refusal(registration, standing)
             if refusal:
                 self._registry.tag(scope, version, {"refusal": refusal})
-        elif registration.against:
-            self._registry.refuse(
-                registration.policy,
-                registration.params,
-                registration.metrics,
-                {**registration.tags, "refusal": refusal},
-                registration.window,
-            )
         over = 0
         if version is not None and not refusal:
             if not self._may(scope):

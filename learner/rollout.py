@@ -7,6 +7,7 @@ out what it says.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import astuple, dataclass, field
 from typing import Any, Final
@@ -68,7 +69,7 @@ class Rollout:
         if one is None:
             return None
         self.verdicts[outcome.word] += 1
-        self.tried = {key: at for key, at in self.tried.items() if now - at < AGAIN_SECONDS}
+        self.tried = {key: at for key, at in self.tried.items() if abs(now - at) < AGAIN_SECONDS}
         if one.kind == "trial":
             self.tried[one.version, one.over] = now
         elif outcome.word == "roll back":
@@ -149,8 +150,12 @@ class Rollout:
 
     def may_try(self, version: int, now: float) -> bool:
         """Whether ``version`` may go on trial now."""
-        tried = self.tried.get((version, self.champion), -AGAIN_SECONDS)
-        return self.one is None and now >= max(tried + AGAIN_SECONDS, self.rests_until)
+        tried = self.tried.get((version, self.champion), -math.inf)
+        return self.one is None and abs(now - tried) >= AGAIN_SECONDS and not self.rests(now)
+
+    def rests(self, now: float) -> bool:
+        """Whether nothing is tried for a while; what a clock said that was far ahead is no word."""
+        return 0.0 < self.rests_until - now < 2.0 * REST_SECONDS
 
     def snapshot(self) -> tuple[Arrays, dict[str, Any]]:
         """Everything :meth:`restored` needs."""

@@ -23,7 +23,7 @@ from decoder.contracts.trials import decode_round
 from decoder.trial.effect import UNKNOWN
 from learner.comparison import Comparison, Outcome
 from learner.lease import MARGIN_SECONDS, Lease
-from learner.moves import Move, Moved
+from learner.moves import LOST, Move, Moved
 from learner.publish import PolicyPublisher
 from learner.registrar import Registrar
 from learner.registrations import Settled
@@ -87,7 +87,7 @@ class Rollouts:
     def rests(self, scope: str) -> bool:
         """Whether nothing is tried in ``scope`` for a while. Any thread may ask."""
         rollout = self.of.get(scope)
-        return self.on and rollout is not None and time.time() < rollout.rests_until
+        return self.on and rollout is not None and rollout.rests(time.time())
 
     def hear(self, scope: str) -> None:
         """Drafts of ``scope`` have come."""
@@ -180,8 +180,8 @@ class Rollouts:
             return
         del self._handed[scope]
         rollout = self.of[scope]
-        if rollout.outcome is None:
-            return
+        if rollout.outcome is None or done.refusal == LOST:
+            return  # whoever holds the scope next does it, be it ourselves
         outcome = Outcome("give up", done.refusal) if done.refusal else rollout.outcome
         rollout.end(outcome, time.time())
         if done.move.to is not None and not done.refusal and done.standing is not None:

@@ -209,7 +209,12 @@ class Scopes:
                     arrays[f"buffer.{column}"] = held
                 return Scope.restored(name, self._settings, (arrays, numbers["scope"]))
             except _UNUSABLE as error:
-                log.error("scope %s: %s is unusable (%s): starting anew", name, file, error)
+                log.error(
+                    "scope %s: %s is unusable, damaged or of another release (%r): it is learned "
+                    "anew, and what is served stays", name, file, error,
+                )  # fmt: skip
+                # else its rows, of higher numbers, would keep all new ones from being written
+                self.entries[name] = replace(entry, file="", rows=())
                 before = self.lost.get(name, Counter[str]()).total()
                 self._lose(name, "damaged", entry.events - before)
         return Scope(name, self._settings, beginning(name, self._settings))

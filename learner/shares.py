@@ -1,7 +1,8 @@
 """Which share of its requests a scope is learned from, where more come than there is time for.
 
 What comes is counted by the reader's own clock, while it reads what is new: what the events say of
-the time is of many clocks, and a backlog comes as fast as it is read. The learner that holds a
+the time is of many clocks, and a backlog comes as fast as it is read; but where it grows, at least
+as much comes. The learner that holds a
 scope decides and says so in its status; the others follow.
 """
 
@@ -26,6 +27,7 @@ class Shares(Mapping[str, float]):
         self._shares = dict(shares)
         self._came: Counter[str] = Counter()
         self._since: float | None = None
+        self._live, self._behind = False, 0
 
     def __getitem__(self, scope: str) -> float:
         return self._shares[scope]
@@ -40,33 +42,32 @@ class Shares(Mapping[str, float]):
         """So many have come that could be learned from. Mutates."""
         self._came[scope] += drafts
 
-    def look(self, now: float, live: bool, holds: Callable[[str], bool]) -> None:
-        """Take stock, once a window is over in which all was new. Mutates.
+    def look(self, now: float, live: bool, holds: Callable[[str], bool], behind: int = 0) -> None:
+        """Take stock, once a window is over in which all was new, or in which more came than was
+        read. Mutates.
 
         Args:
             now: seconds by a clock that runs evenly.
             live: whether the end of the topic is near.
             holds: whether a scope is ours to decide.
+            behind: records until that end, as far as it is known.
         """
-        if not live or self._since is None:
-            self._came.clear()
-            self._since = now if live else None
+        seconds = -1.0 if self._since is None else now - self._since
+        if 0.0 <= seconds < WINDOW_SECONDS and live == self._live:
             return
-        seconds = now - self._since
-        if seconds < WINDOW_SECONDS:
-            return
-        for scope in {*self._came, *self._shares}:
+        told = seconds >= 0.0 and live == self._live and (live or behind >= self._behind > 0)
+        for scope in {*self._came, *self._shares} if told else ():
             share = self._shares.get(scope, 1.0)
             wanted = self._came[scope] / seconds * share
             if not holds(scope):
                 continue
-            if wanted * SLACK < self._per_second:
+            if live and wanted * SLACK < self._per_second:
                 share *= 2.0
             while wanted > self._per_second and share > LEAST:
                 share, wanted = share / 2.0, wanted / 2.0
             self._set(scope, share)
         self._came.clear()
-        self._since = now
+        self._since, self._live, self._behind = now, live, behind
 
     def follow(self, said: Mapping[str, float]) -> None:
         """Take over what the holders of scopes say. Mutates."""

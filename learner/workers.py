@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from decoder.complaints import Complaints
 from decoder.contracts.errors import ContractError
+from decoder.contracts.events import NAME_LENGTH
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import LearnerStatus, decode_status
 from decoder.contracts.topics import STATUS
@@ -48,7 +49,7 @@ class Workers:
         if scope not in self._scopes and time.monotonic() >= self._asked_at:
             self._read_at = 0.0
             self.read(PATIENCE_SECONDS)
-            self._asked_at = time.monotonic() + READ_SECONDS
+            self._asked_at = max(time.monotonic() + READ_SECONDS, self._read_at)
         return scope in self._scopes
 
     def read(self, seconds: float = 0.0) -> None:
@@ -93,6 +94,8 @@ class Workers:
         try:
             status = decode_status(value)
         except (ContractError, RecursionError):
+            return
+        if len(status.scope) > NAME_LENGTH:
             return
         if isinstance(status, LearnerStatus):
             if status.holds_lease and status.process != self._process:

@@ -29,6 +29,9 @@ log = logging.getLogger(__name__)
 
 WAITING: Final = 256
 """Rounds that wait to be sent; the newest is dropped when there are as many."""
+ROUNDS: Final = 32
+"""Of a unit, some six thousand tokens of a request at a share of 0.1: whoever sends all as one
+session would else be one pair for ever, and no trial of his worker would tell anything."""
 RECENT: Final = 1 / 16
 """Weight of a block in how many steps a side's blocks take, and of a step in the champion's pace:
 both say how often a round is due."""
@@ -38,7 +41,7 @@ RAREST: Final = 1e-12
 
 class Played(NamedTuple):
     """A finished round: ``time`` in seconds since the epoch. ``unit`` is the number of the round
-    that began the unit: as long as any of its sessions is there, rounds are of it."""
+    that began the unit: as long as any of its sessions is there, ``ROUNDS`` at most are of it."""
 
     number: int
     time: float
@@ -180,8 +183,8 @@ class Turns:
             found[TRIAL] = Side(TRIAL, trial), trial.share
             first = self._held.get(FIRST, self._first)
             plays = self._spoilt.get(TRIAL) is not trial
-            if plays and self._anchors and FIRST not in found and not _alike(champion, first):
-                found[FIRST] = Side(FIRST, first), trial.share
+            if plays and self._anchors and (FIRST in found or not _alike(champion, first)):
+                found[FIRST] = Side(FIRST, first), max(trial.share, self._shares.get(FIRST, 0.0))
         return {n: s for n, s in found.items() if self._spoilt.get(n) is not s[0].policy}
 
     def _draw(self) -> None:
@@ -230,7 +233,7 @@ class Turns:
         if self._now is not None:
             return
         here = set[str]().union(*(account.sessions for account in self._over))
-        if here.isdisjoint(self._met):
+        if here.isdisjoint(self._met) or self.made - self._unit >= ROUNDS:
             self._unit, self._met = self.made, here
         played = Played(self.made, time.time(), tuple(self._over), self._unit)
         self.made += 1

@@ -124,25 +124,6 @@ class Registry:
             self._client.set_registered_model_alias(name, "candidate", str(number))
             return number
 
-    def refuse(
-        self,
-        policy: Policy,
-        params: Mapping[str, Any] = {},
-        metrics: Mapping[str, float] = {},
-        tags: Mapping[str, str] = {},
-        window: Mapping[str, Any] = {},
-    ) -> str:
-        """Log a candidate that becomes no version as a run, with its figures.
-
-        Returns:
-            The run's id.
-        """
-        with self._reaching("log a refused candidate"):
-            told = {**tags, "refused": "true"}
-            run = runs.start(self._connection, policy, params, metrics, told, window)
-            self._client.set_terminated(run.info.run_id)
-            return str(run.info.run_id)
-
     def promote(self, scope: str, version: int, why: Mapping[str, str] = {}) -> None:
         """Move alias ``champion`` of ``scope`` to ``version``.
 

@@ -5,17 +5,20 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from kafka.errors import KafkaError
 
 from decoder.contracts.errors import EventRefused
 from decoder.contracts.settings import KafkaSettings
-from decoder.contracts.topics import DEAD
+from decoder.contracts.status import LearnerStatus, WorkerStatus
+from decoder.contracts.topics import DEAD, STATUS
 from learner import lease as leases
+from learner import workers
 from learner.dead_letters import DeadLetters
 from learner.lease import CLAIM, Claim, Lease
 from learner.source import Fetched
 from tests.learner.conftest import Broker
 from tests.learner.stage import WARNINGS, Stage
-from tests.learner.stream import batches, consume, produce, step_until, stop
+from tests.learner.stream import SCOPE, batches, consume, produce, step_until, stop
 from tests.learner.traffic import Traffic
 from tests.poison import poison
 
@@ -63,3 +66,37 @@ def test_a_dead_letter_that_is_too_large_costs_no_other(broker: Broker) -> None:
         dead.send(Fetched(0, 0, 0, b"w", value), refusal)
     dead.close()
     assert dead.failed == 1 and [r.value for r in consume(broker.kafka, DEAD)] == [b"small"]
+
+
+def test_forged_statuses_neither_fill_the_memory_nor_silence_a_scope(bare: Stage) -> None:
+    learner = bare.learner("off")
+    produce(bare.kafka, batches(EVENTS[:200]))
+    step_until(learner, lambda: learner.lease.holds(SCOPE))
+    said = [
+        LearnerStatus(process="forged", scope=scope, time=1.0, holds_lease=True, share=1e-9)
+        for scope in (SCOPE, *(f"made-up-{n}" for n in range(100)))
+    ]
+    told = [WorkerStatus(process="w", scope="x" * 10_000, time=1.0)]
+    produce(bare.kafka, [each.model_dump_json().encode() for each in (*said, *told)], STATUS)
+    step_until(learner, lambda: bool(learner.workers.shares))
+    learner.step()
+    assert not learner.shares and not learner.workers.know("x" * 10_000)
+    stop(learner)
+
+
+def test_whoever_makes_scopes_up_makes_nobody_wait_where_no_status_can_be_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, asked = [100.0], list[float]()
+
+    def refused(*_: object, **options: object) -> None:
+        asked.append(now[0])
+        raise KafkaError
+
+    monkeypatch.setattr(workers, "open_consumer", refused)
+    monkeypatch.setattr(workers, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    known = workers.Workers(KafkaSettings(bootstrap_servers="127.0.0.1:1"))
+    for _ in range(300):
+        now[0] += 0.1
+        assert not known.know("made-up")
+    assert len(asked) <= 30.0 / workers.RETRY_SECONDS + 1

@@ -124,6 +124,13 @@ def test_after_a_roll_back_nothing_is_tried_for_a_while() -> None:
     assert rollout.may_try(8, NOW + REST_SECONDS)
 
 
+def test_a_clock_that_was_ahead_keeps_nothing_from_trial() -> None:
+    rollout = Rollout(champion=5)
+    rollout.begin("watch", 5, 7, NOW + 1e8)
+    rollout.end(Outcome("roll back", "slower"), NOW + 1e8)
+    assert rollout.rests(NOW + 1e8) and not rollout.rests(NOW) and rollout.may_try(7, NOW)
+
+
 def test_an_older_version_that_a_person_tries_is_no_watch_for_who_follows() -> None:
     rollout = Rollout()
     rollout.trail(replace(FIVE, trial=3), Publication(3, 1_000_001, 0, 3, 0.1), NOW)

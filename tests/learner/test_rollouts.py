@@ -141,6 +141,23 @@ def test_one_that_is_forced_through_is_rolled_back(stage: Stage) -> None:
     assert not learner.rollouts.busy(SCOPE)
 
 
+def test_a_lease_that_is_lost_in_mid_move_costs_no_outcome(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    learner = stage.learner()
+    step_until(learner, lambda: SCOPE in learner.rollouts.of)
+    step_until(learner, lambda: learner.rollouts.of[SCOPE].champion == 1)
+    stage.registry.promote(SCOPE, 2)
+    crew = stage.workers({2: 0.8})
+    work(learner, lambda: on_trial(learner) == 1, crew)
+    with monkeypatch.context() as lost:
+        lost.setattr(learner.registrar, "_may", lambda scope: False)
+        work(learner, lambda: "the lease is lost" in caplog.text, crew)
+    work(learner, lambda: stage.standing.champion == 1, crew)
+    stop(learner)
+    assert stage.tags(2)["watch"] == "rolled back"
+
+
 @pytest.mark.parametrize("alias", ["champion", "pinned"])
 def test_a_persons_move_wins_and_ends_the_trial(stage: Stage, alias: str) -> None:
     learner = stage.learner()

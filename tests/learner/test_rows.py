@@ -152,6 +152,18 @@ def test_the_share_follows_what_comes_live_and_is_the_holders() -> None:
     assert shares["mine"] == 0.5 and "theirs" not in shares and shares["made-up"] > 0.0
 
 
+def test_where_reading_falls_ever_further_behind_less_is_learned_from() -> None:
+    shares = Shares(100.0)
+    for now in range(60):
+        shares.count("s", 8_000)
+        shares.look(float(now), False, lambda _: True, behind=100 + 50 * now)
+    assert shares["s"] <= 100.0 / 8_000
+    for now in range(60, 120):  # it catches up: what is read says nothing of what comes
+        shares.count("s", 10)
+        shares.look(float(now), False, lambda _: True, behind=5_000 - 50 * (now - 60))
+    assert shares["s"] <= 100.0 / 8_000
+
+
 def test_gaps_and_duplicates_are_counted_for_each_life_and_partition() -> None:
     read = Sequences()
     for life, partition, sequence in (

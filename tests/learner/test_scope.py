@@ -194,7 +194,12 @@ def test_a_checkpoint_adds_what_came_and_never_writes_the_buffer_anew(tmp_path: 
     (arrays, numbers), (others, twins) = again.of("mine").snapshot(), never.of("mine").snapshot()
     assert numbers == twins and same(arrays, others)
     (tmp_path / "scopes" / again.entries["mine"].rows[0][0]).write_bytes(b"gone")
-    assert state.resumed(settings).scopes.of("mine").total == 0
+    anew = state.resumed(settings).scopes
+    assert anew.of("mine").total == 0
+    for _ in range(2):  # what begins again is saved again
+        anew.of("mine", 25).feed(FEW_ROWS.take(np.arange(25)))
+        state.save(settings, state.State(anew))
+    assert state.resumed(settings).scopes.of("mine").total == 50
 
 
 def test_a_thousand_names_stay_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from decoder.contracts.trials import MAX_GROUPS, MODEL, PLAIN, SUFFIX, Round, de
 from decoder.trial.block import LEAD, LENGTH, Account, Made
 from decoder.trial.effect import FEWEST, UNKNOWN, Effect, effect, effect_of
 from decoder.trial.sides import OUTSIDE, STOCK, Side
-from decoder.trial.turns import WAITING, Turns
+from decoder.trial.turns import ROUNDS, WAITING, Turns
 
 CHAMPION_POLICY = replace(frequency_policy("s"), version=3, publication=8)
 FIRST_POLICY = replace(frequency_policy("s"), role=FIRST)
@@ -315,10 +315,21 @@ def test_rounds_are_of_one_unit_as_long_as_a_session_of_its_first_is_there() -> 
     assert len(set(units)) == 2, "cd has none of ab, and de has one of cd"
 
 
+def test_a_session_without_an_end_is_many_units() -> None:
+    turns = turns_of(PLAIN, holdout=0.9)
+    while turns.made < 200:
+        side = turns.next(CHAMPION_POLICY)
+        turns.book(side, made(2)._replace(sessions=frozenset("a")), counts=True)
+    assert len({one.unit for one in turns.rounds}) == pytest.approx(200 / ROUNDS, abs=1)
+
+
 def test_the_first_policy_plays_beside_a_trial_unless_it_is_the_champion() -> None:
     other = replace(FIRST_POLICY, threshold=7.0)
     for first, plays in ((FIRST_POLICY, False), (other, True)):
         turns = turns_of(holdout=0.0, held={TRIAL: trial_of(0.2), FIRST: first})
         assert (FIRST in play(turns, 2_000)) is plays
+        held_out = turns_of(PLAIN, FIRST, holdout=0.02, held={TRIAL: trial_of(0.2), FIRST: first})
+        sides = Counter(play(held_out, 20_000))
+        assert sides[FIRST] > sides[TRIAL] / 2, "an anchor that comes rarely decides nothing"
     unanchored = Turns((), 0.0, {TRIAL: trial_of(0.2), FIRST: other}, other, 0, anchored=False)
     assert FIRST not in play(unanchored, 2_000)
