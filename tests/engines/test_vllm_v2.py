@@ -335,7 +335,8 @@ def test_drafts_were_really_verified_and_counted(hybrid: dict[str, Any]) -> None
     noted, status = hybrid["noted"], hybrid["status"]
     assert noted["longer"] == noted["no token"] == 0 and noted["preempted"] > 0
     assert 50 < noted["verified"] <= noted["chosen"]
-    assert noted["verified"] * 0.8 <= hybrid["vllm drafted"] <= noted["verified"]
+    # vLLM does not count overrun steps of requests that ended, and counts those of aborted ones
+    assert noted["verified"] * 0.8 <= hybrid["vllm drafted"] <= noted["verified"] * 1.05
     assert status["faults"] == 0 and hybrid["left"] == 0
     assert status["requests_started"] == status["requests_stopped"] > 60
     assert bool(hybrid["faults"]) == ("model" in status["cycles"]), "its passes were made to fail"
