@@ -136,9 +136,9 @@ def _guard(summary: Summary) -> str:
     if not found["in_force"]:
         return f"{named}; no worker took it in the time there was."
     floor, back = found["relieved_s"], found["taken_back_s"]
-    told = [f"the worker's floor decided in its place after {floor:.0f} seconds"] * (
-        floor is not None
-    )
+    told = []
+    if floor is not None:
+        told.append(f"the worker's floor decided in its place after {floor:.0f} seconds")
     if back is not None:
         told.append(f"the learner took it back after {back:.0f} ({found['why']})")
     ratio = _ratio_over_plain(summary)

@@ -186,6 +186,9 @@ def test_what_became_of_a_policy_that_was_promoted_by_mistake_is_told() -> None:
     told = summarise(ledger, REQUESTS, 1000.0, mistake=found)["sentences"][3]
     assert "Version 3" in told and "after 65 seconds" in told and "it was slower" in told
     assert "No bad policy" in summary_of(recorded())["sentences"][3]
+    for came in (outcome(recorded(version=3), 3), outcome(recorded(), 3)):
+        told = summarise(ledger, REQUESTS, 1000.0, mistake=came)["sentences"][3]
+        assert ("nothing took it back" if came["in_force"] else "no worker took it in") in told
 
 
 def test_a_mistake_is_made_by_the_command_that_a_person_would_give(tmp_path: Path) -> None:
