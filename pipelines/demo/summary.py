@@ -140,7 +140,8 @@ def _guard(summary: Summary) -> str:
     if floor is not None:
         told.append(f"the worker's floor decided in its place after {floor:.0f} seconds")
     if back is not None:
-        told.append(f"the learner took it back after {back:.0f} ({found['why']})")
+        why = f" ({found['why']})" if found["why"] else ""
+        told.append(f"the learner put another in its place after {back:.0f} seconds{why}")
     ratio = _ratio_over_plain(summary)
     pace = f", which made {ratio:.2f} times plain decoding in that phase" if ratio else ""
     return f"{named}; {' and '.join(told) or 'nothing took it back in the time there was'}{pace}."
