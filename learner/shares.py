@@ -2,8 +2,7 @@
 
 What comes is counted by the reader's own clock, while it reads what is new: what the events say of
 the time is of many clocks, and a backlog comes as fast as it is read; but where it grows, at least
-as much comes. The learner that holds a
-scope decides and says so in its status; the others follow.
+as much comes. The learner that holds a scope decides and says so in its status; the others follow.
 """
 
 from __future__ import annotations

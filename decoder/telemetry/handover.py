@@ -89,13 +89,6 @@ class Handover:
         carrier = self._carrier
         return carrier.pid if carrier is not None else None
 
-    @property
-    def processor_s(self) -> float:
-        """Seconds of processor time that the thread has taken; 0 before and after its life."""
-        if not self._thread.is_alive() or self._thread.ident is None:
-            return 0.0
-        return time.clock_gettime(time.pthread_getcpuclockid(self._thread.ident))
-
     def start(self) -> None:
         """Begin."""
         self._thread.start()

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from rich.console import Console
 
@@ -134,12 +134,12 @@ def run(minutes: float | None, console: Console, from_scratch: bool = False) -> 
             with console.status("waiting until every event has reached the learner"):
                 traffic.end()
                 _wait_until_learned(stack, ledger, before)
+                mistaken = _mistaken(stack, ledger, by_hand)
                 versions = versions_at(stack.tracking_uri, ledger.scope, REGISTRY)
         finally:
             traffic.stopping.set()
             observer.close()
     start = os.environ.get("HVD_WORKER_START", settings.get("HVD_WORKER_START", "first"))
-    mistaken = mistake.outcome(ledger, by_hand) if by_hand else None
     summary = summarise(ledger, traffic.counts, began, before, start, mistaken)
     return Run(summary, page_of(ledger, summary, versions))
 
@@ -180,9 +180,20 @@ def _has_champion(ledger: Ledger) -> bool:
 
 def _is_over(ledger: Ledger, by_hand: int) -> bool:
     """Whether the running phase has shown what it is for."""
-    if by_hand and mistake.outcome(ledger, by_hand)["relieved_s"] is None:
-        return False
+    if by_hand:
+        found = mistake.outcome(ledger, by_hand)
+        if found["relieved_s"] is None and found["taken_back_s"] is None:
+            return False
     return is_clear(ledger)
+
+
+def _mistaken(stack: Stack, ledger: Ledger, by_hand: int) -> dict[str, Any] | None:
+    """What became of a policy that was promoted by hand, and why; None of none."""
+    if not by_hand:
+        return None
+    found = mistake.outcome(ledger, by_hand)
+    taken = found["taken_back_s"] is not None
+    return found | {"why": mistake.reason(stack, ledger.scope) if taken else ""}
 
 
 def _wait_until_learned(stack: Stack, ledger: Ledger, before: int) -> None:

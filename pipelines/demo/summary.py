@@ -33,7 +33,8 @@ def summarise(
         requests: how many were ``answered`` and ``failed``, and their ``tokens``.
         began: of the traffic, seconds since the epoch; ``consumed_before``: events learned by then.
         start: what served at first, one of :data:`STARTS`.
-        mistake: what became of a bad policy, as :func:`pipelines.demo.mistake.outcome`.
+        mistake: what became of a bad policy, as :func:`pipelines.demo.mistake.outcome`, and
+            ``why``.
     """
     windows = ledger.drafts.windows([(p.began, p.ended) for p in ledger.phases])
     rounds = list(ledger.rounds)
@@ -140,18 +141,8 @@ def _guard(summary: Summary) -> str:
     if floor is not None:
         told.append(f"the worker's floor decided in its place after {floor:.0f} seconds")
     if back is not None:
-        why = f" ({found['why']})" if found["why"] else ""
-        told.append(f"the learner put another in its place after {back:.0f} seconds{why}")
-    ratio = _ratio_over_plain(summary)
-    pace = f", which made {ratio:.2f} times plain decoding in that phase" if ratio else ""
-    return f"{named}; {' and '.join(told) or 'nothing took it back in the time there was'}{pace}."
-
-
-def _ratio_over_plain(summary: Summary) -> float | None:
-    phases = summary["uplift"].get("over_plain", {"phases": {}})["phases"]
-    last = summary["phases"][-1]["name"] if summary["phases"] else ""
-    ratio: float | None = phases.get(last, {}).get("ratio")
-    return ratio
+        told.append(f"another policy was in force after {back:.0f} seconds ({found['why']})")
+    return f"{named}; {' and '.join(told) or 'nothing took it back in the time there was'}."
 
 
 def _named(comparison: str) -> str:
@@ -173,14 +164,16 @@ def _learning(summary: Summary) -> str:
 
 def _trust(summary: Summary) -> str:
     plain = summary["uplift"].get("over_plain", {"phases": {}})["phases"]
-    phases = {name: one for name, one in plain.items() if one["pairs"]}
-    slower = [n for n, one in phases.items() if one["high"] is not None and one["high"] < 1.0]
-    pace = "it was compared with nothing"
+    phases = {name: one for name, one in plain.items() if one["high"] is not None}
+    slower = [name for name, one in phases.items() if one["high"] < 1.0]
+    pace = "no phase was long enough to compare it with plain decoding"
     if slower:
         pace = f"it was slower than plain decoding in {', '.join(slower)}"
     elif phases:
         worst = min(phases, key=lambda name: float(phases[name]["ratio"]))
-        pace = f"its worst phase ({worst}) made {phases[worst]['ratio']:.2f} times plain decoding"
+        one = phases[worst]
+        made = f"{one['ratio']:.2f} ({one['low']:.2f} to {one['high']:.2f})"
+        pace = f"its worst phase ({worst}) made {made} times plain decoding"
     failed = summary["requests_failed"]
     return (
         f"Through {max(0, len(summary['phases']) - 1)} announced changes of traffic {pace}; of "

@@ -116,10 +116,15 @@ def _troubles(
         if worker.faults:
             faults = f"{worker.faults} faults of the worker"
             yield f"{faults}, which decoded plainly in those steps: see its log"
-        if worker.events_dropped:
-            drops = ", ".join(f"{count} {why}" for why, count in worker.drops.items())
-            yield f"{worker.events_dropped} events were dropped ({drops or 'see the metrics'})"
-    if learner is not None and learner.registry_away_since:
-        yield "the registry does not answer: nothing is registered or promoted meanwhile"
+        lost = {**worker.drops, **worker.events_refused, "left at its end": worker.events_failed}
+        if told := ", ".join(f"{count} {why}" for why, count in lost.items() if count):
+            yield f"events of the worker are lost ({told})"
+    if learner is not None:
+        if learner.registry_away_since:
+            yield "the registry does not answer: nothing is registered or promoted meanwhile"
+        if learner.faults:
+            yield f"{learner.faults} records could not be learned from: see the learner's log"
+        if told := ", ".join(f"{count} {why}" for why, count in learner.given_up.items() if count):
+            yield f"registrations and moves were given up ({told})"
     if ledger.refused:
         yield f"{ledger.refused} records could not be read"

@@ -223,5 +223,5 @@ def test_the_pages_can_be_read() -> None:
     assert words([ROOT / "README.md"]) <= 700
     assert words([page for page in WRITTEN if DOCS in page.parents]) <= 25_000
     for page in decisions:
-        assert page.name == "README.md" or words([page], tables=False) <= 150, page
+        assert page.name == "README.md" or words([page], tables=False) <= 140, page
         assert page.name in TEXTS[page.parent / "README.md"] or page.name == "README.md"

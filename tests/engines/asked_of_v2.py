@@ -113,7 +113,7 @@ def aborted(llm: Any, prompts: list[list[int]]) -> list[list[int]]:
 
 def note_steps(runner: Any) -> dict[str, int]:
     """Count what is chosen, what is verified, and what reaches the target that is no token."""
-    noted = {"chosen": 0, "verified": 0, "longer": 0, "no token": 0, "preempted": 0}
+    noted = dict.fromkeys(("chosen", "verified", "longer", "no token", "preempted", "begun"), 0)
     chosen, prepare, execute = runner.batch.chosen, runner.prepare_inputs, runner.execute_model
     waiting: dict[str, int] = {}
 
@@ -135,6 +135,9 @@ def note_steps(runner: Any) -> dict[str, int]:
 
     def executing(output: Any, *args: Any, **kwargs: Any) -> Any:
         noted["preempted"] += len(output.preempted_req_ids or ())
+        # where a cache holds all of a prompt but its end, vLLM places the longest draft behind it
+        places = output.scheduled_spec_decode_tokens
+        noted["begun"] += sum(len(places.get(new.req_id, ())) for new in output.scheduled_new_reqs)
         return execute(output, *args, **kwargs)
 
     runner.batch.chosen, runner.prepare_inputs = choosing, preparing

@@ -335,8 +335,10 @@ def test_drafts_were_really_verified_and_counted(hybrid: dict[str, Any]) -> None
     noted, status = hybrid["noted"], hybrid["status"]
     assert noted["longer"] == noted["no token"] == 0 and noted["preempted"] > 0
     assert 50 < noted["verified"] <= noted["chosen"]
-    # vLLM does not count overrun steps of requests that ended, and counts those of aborted ones
-    assert noted["verified"] * 0.8 <= hybrid["vllm drafted"] <= noted["verified"] * 1.05
+    # what is placed behind a new request's prompt is taken out of vLLM's count by our scheduler,
+    # which is there where steps are scheduled ahead
+    begun = 0 if hybrid["runner"] == [True, 2] else noted["begun"]
+    assert noted["verified"] * 0.8 <= hybrid["vllm drafted"] <= noted["verified"] + begun
     assert status["faults"] == 0 and hybrid["left"] == 0
     assert status["requests_started"] == status["requests_stopped"] > 60
     assert bool(hybrid["faults"]) == ("model" in status["cycles"]), "its passes were made to fail"

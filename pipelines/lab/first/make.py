@@ -26,8 +26,6 @@ from pipelines.progress import Step
 ALLOWED: Final = ("MIT", "Apache-2.0")
 """What a row's ``license`` may say. A licence of the code alone ("Apache-2.0 (code), ... (data)")
 is another text, and none of these."""
-GENERATIONS: Final = 100
-"""Taken of each set, in whole sessions: four times as many brought nothing."""
 ACCEPTS: Final = (0.0, 3.5)
 """Mean accepted lengths of the drafters that recordings are decoded with, where none was recorded.
 A policy for any drafter must not learn one drafter's mean. Each session has its own, so that what

@@ -101,7 +101,7 @@ def test_four_sentences_say_what_a_running_service_comes_to() -> None:
     worth, force, _, wrong = told(ledger)
     assert "cannot be told yet, about 1 minute more" in worth
     assert "The policy that ships is in force, but 'cache' decides" in force
-    assert "2 faults" in wrong and "3 events were dropped (3 queue full)" in wrong
+    assert "2 faults" in wrong and "events of the worker are lost (3 queue full)" in wrong
     ledger.rounds = ledger.rounds[:6]
     assert "about 1 minute more of such traffic" in told(ledger)[0]
 
