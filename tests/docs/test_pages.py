@@ -19,6 +19,7 @@ from decoder.policy.first import first_policy
 from decoder.policy.probes import to_bytes
 from learner.registry import Registry
 from pipelines import cli
+from pipelines.policy import command
 from tests.docs.pages import DATA, DOCS, PAGES, ROOT, Block, anchors, blocks, data, links, prose
 from tests.docs.reference import MADE
 from tests.packaging.declared import PROJECT
@@ -161,7 +162,8 @@ def test_the_tutorial_of_mlflow_says_what_it_prints(
     registry.promote(SCOPE, 1, {"moved_by": "learner", "why": "the first of its scope"})
     (tmp_path / "mine.safetensors").write_bytes(to_bytes(replace(first, threshold=2.5)))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "110")
+    for console in (command.out, command.err):  # COLUMNS was read at import
+        monkeypatch.setattr(console, "_width", 110)
     found = list(blocks(TUTORIAL.read_text(encoding="utf-8")))
     ran = 0
     for block, after in zip(found, [*found[1:], None], strict=True):
