@@ -109,7 +109,7 @@ def test_what_an_operator_adds_goes_with_what_is_there() -> None:
         commands.append(arguments)
     done = subprocess.run(
         [sys.executable, "-c", CONFIGURED, json.dumps(commands)],
-        env=environment | {"HVD_WORKER_ENABLED": "0"},
+        env=environment,
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert not done.returncode, done.stderr
