@@ -72,8 +72,9 @@ format: setup ## rewrite the code as `make lint` wants it
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-dist: setup ## what a release publishes, into dist/: source distribution and wheel
-	$(BIN)/python -m build --no-isolation --outdir dist .
+dist: $(STAMPS)/venv ## what a release publishes, into dist/: source distribution and wheel; takes no set-up
+	$(PIP) install --quiet --constraint requirements/cpu.lock build
+	$(BIN)/python -m build --outdir dist .
 
 clean: ## remove the environment and what runs left behind (the model cache stays)
 	rm -rf $(VENV) var reports build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
