@@ -87,32 +87,6 @@ def test_a_number_that_leaps_leaves_room_for_the_next() -> None:
     assert desk.ignored == {"leap": 2}
 
 
-def test_other_roles_are_held_and_unknown_ones_passed_over() -> None:
-    applied: list[Policy] = []
-    desk = Admission("scope", applied.append)
-    trial = replace(random_policy(version=7), role="trial", publication=2)
-    assert desk.offer(to_bytes(trial), "trial")
-    assert not desk.offer(to_bytes(replace(trial, version=6, publication=1)), "trial")
-    assert not desk.offer(b"spoilt", "trial")
-    assert not desk.offer(to_bytes(replace(trial, role="jester")), "jester")
-    assert not applied and desk.current is None
-    assert {role: p.version for role, p in desk.held.items()} == {"trial": 7}
-    assert desk.ignored == {"older": 1, "role": 1} and desk.refusals == {"malformed": 1}
-
-
-def test_a_trial_ends_when_it_is_told_to_and_no_champion_ends_it() -> None:
-    desk = Admission("scope", lambda _: None)
-    trial = replace(random_policy(version=7), role="trial", publication=2, share=0.25)
-    assert desk.offer(to_bytes(trial), "trial")
-    assert desk.offer(to_bytes(replace(random_policy(version=8), publication=9)))
-    assert desk.held["trial"].share == 0.25
-    for _ in range(2):  # a record may come twice
-        desk.end_trial()
-        assert "trial" not in desk.held
-    assert desk.offer(to_bytes(replace(trial, version=9, publication=3)), "trial")
-    assert desk.held["trial"].version == 9
-
-
 def first(version: int, publication: int, scope: str = ANY_SCOPE) -> bytes:
     policy = random_policy(version=version, scope=scope)
     return to_bytes(replace(policy, role="first", publication=publication))
@@ -129,13 +103,6 @@ def test_a_first_policy_serves_until_there_is_a_champion_and_is_held_from_then_o
     assert desk.offer(first(4, publication=6), "first")
     assert [(p.version, p.role) for p in applied] == [(3, "first"), (1, "champion")]
     assert {p.scope for p in applied} == {"scope"} and desk.held["first"].version == 4
-
-
-def test_a_policy_that_a_person_chose_gives_way_to_no_first_one() -> None:
-    applied: list[Policy] = []
-    desk = Admission("scope", applied.append, random_policy(version=9))
-    assert desk.offer(first(1, publication=1), "first")
-    assert not applied and desk.held["first"].version == 1
 
 
 def test_counting_that_was_asked_for_gives_way_to_no_first_policy() -> None:

@@ -240,16 +240,6 @@ def test_a_step_without_any_draft_still_chooses() -> None:
         assert step.arms.tolist() == [arm, arm]
 
 
-def test_more_requests_than_the_cost_table_reaches_to_are_decided_as_at_its_end() -> None:
-    features, owners = some_features(3, 3), np.arange(3)
-    beyond, last = (
-        choose(a_policy("survival"), features, owners, 3, rows, NOMINAL, 2.0, 4)
-        for rows in (9 * MAX_TOKENS, MAX_TOKENS)
-    )
-    assert (beyond.arms == last.arms).all() and (beyond.lengths == last.lengths).all()
-    assert beyond.model_len == last.model_len
-
-
 tables = st.builds(
     lambda slope, jump, draft, row, own, graphs: CostTable(
         "t", (1, 40, 41, 900), (1.0, 1.0 + slope, 1.0 + slope + jump, 1.0 + 9 * slope + jump),

@@ -40,22 +40,6 @@ def test_keys_name_scope_and_role() -> None:
         assert policy_role(other, "scope") is None
 
 
-def test_only_the_newest_of_many_is_put_in_force(kafka: KafkaSettings) -> None:
-    applied: list[Policy] = []
-    producer = KafkaProducer(acks="all", **kafka.client_options())
-    last = 12  # a fetch holds some megabyte: this is read in several
-    for number in range(1, last + 1):
-        producer.send(POLICY.name, key=policy_key("scope", "champion"), value=bundle(1, number))
-    producer.flush()
-    desk = Admission("scope", applied.append)
-    feed = PolicyFeed(kafka, "scope", desk)
-    feed.start()
-    until(lambda: bool(applied) and applied[-1].publication == last)
-    feed.close()
-    producer.close()
-    assert len(applied) == 1 and not desk.ignored
-
-
 def test_poison_is_counted_and_the_next_policy_heard(kafka: KafkaSettings) -> None:
     applied: list[Policy] = []
     desk = Admission("scope", applied.append)

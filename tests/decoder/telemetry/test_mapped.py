@@ -48,19 +48,3 @@ def test_a_disk_that_fills_ends_nobody_and_is_told_of_once(
     assert done.returncode == 0, done
     assert done.stdout.split() == ["True"] * 2
     assert done.stderr.count("not published") == 1
-
-
-def test_a_folder_that_is_not_there_ends_nobody(tmp_path: Path) -> None:
-    environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path / "none")}
-    made = (
-        "from decoder.telemetry import mapped; mapped.install()\n"
-        "from prometheus_client import Counter\n"
-        "one = Counter('asked', 'Asked.', ['of'])\n"
-        "for number in range(2_000): one.labels(str(number)).inc()\n"
-        "print(one.labels('7')._value.get())"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", made], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.stdout == "1.0\n", done
-    assert "not published" in done.stderr

@@ -50,20 +50,6 @@ def numbers(found: list[EventBatch]) -> list[int]:
     return [event.number for batch in found for event in batch.events]
 
 
-def test_everything_arrives_once_and_in_order(kafka: KafkaSettings) -> None:
-    ring = ring_of(*[EVENT, PLAIN] * BATCH)
-    shipper = Shipper(kafka, ORIGIN, ring)
-    ship(shipper, lambda: shipper.books.sent == 2 * BATCH)
-    put(ring, EVENT)
-    ship(shipper, lambda: shipper.idle)
-    shipper.close()
-    found = batches(kafka)
-    assert [batch.sequence for batch in found] == list(range(len(found)))
-    assert {batch.origin for batch in found} == {ORIGIN}
-    assert numbers(found) == list(range(2 * BATCH + 1))
-    assert ring.books().sent == ring.books().settled == 2 * BATCH + 1
-
-
 def test_a_batch_above_the_limit_is_cut(
     kafka: KafkaSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,22 +238,6 @@ def test_while_a_broker_is_away_nobody_asks_without_a_pause() -> None:
     shipper._producer = Producer(iter(()))
     ship(shipper, lambda: shipper.idle)
     assert shipper.books.sent == 3 * BATCH
-
-
-def test_a_slice_is_said_before_its_records_are_sent() -> None:
-    said: list[int] = []
-
-    class Watching(Producer):
-        def produce(self, topic: str, **rest: Any) -> None:
-            said.append(ring.books().end)
-            super().produce(topic, **rest)
-
-    ring = Ring(100)
-    shipper = beside(ring, Watching(iter(())))
-    for made in range(1, 5):
-        put(ring, PLAIN)
-        ship(shipper, lambda made=made: shipper.books.sent == made)  # type: ignore[misc]
-    assert said == [1, 2, 3, 4]
 
 
 def test_what_is_shed_is_counted_and_what_is_kept_says_with_which_chance() -> None:

@@ -73,12 +73,6 @@ def test_a_trial_has_the_share_it_came_with_beside_the_others() -> None:
     assert played[PLAIN] / 60_000 == pytest.approx(0.02, rel=0.3)
 
 
-def test_a_share_that_cannot_be_is_taken_as_far_as_a_champion_in_each_round_leaves() -> None:
-    turns = turns_of(PLAIN, holdout=0.9)
-    played = Counter(play(turns, 20_000))
-    assert not played[""] and played[CHAMPION] > 0.2 * 20_000
-
-
 def test_every_round_has_one_champion_and_an_order_drawn_by_lot() -> None:
     turns = turns_of(PLAIN, SUFFIX, holdout=0.5)
     play(turns, 8_000)
@@ -86,12 +80,6 @@ def test_every_round_has_one_champion_and_an_order_drawn_by_lot() -> None:
     assert all(order.count(CHAMPION) == 1 for order in orders)
     whole = {o: n for o, n in orders.items() if len(o) == 3}
     assert len(whole) == 6 and max(whole.values()) < 3 * min(whole.values())
-
-
-def test_the_same_seed_deals_the_same() -> None:
-    first, again, other = (turns_of(PLAIN, SUFFIX, seed=s) for s in (4, 4, 5))
-    dealt = play(first, 3_000)
-    assert dealt == play(again, 3_000) != play(other, 3_000)
 
 
 def test_blocks_are_stretches_of_text_and_as_long_for_all() -> None:
@@ -110,15 +98,6 @@ def test_a_jump_beyond_the_end_counts_for_its_part() -> None:
     assert account.us == pytest.approx(10 * LENGTH)
     late = Account(Side(CHAMPION, CHAMPION_POLICY))
     assert late.add(made(int(LEAD))) == 0.0 and not late.taken, "the beginning is left out"
-
-
-def test_a_batch_goes_as_far_as_its_requests_do_in_the_mean() -> None:
-    account, steps = Account(STOCK[PLAIN]), 0
-    while not account.full:
-        account.add(made(1, rows=8))
-        steps += 1
-    assert steps == LEAD + LENGTH
-    assert account.tokens == 8 * LENGTH and len(account.requests) == 8
 
 
 def test_all_that_was_committed_is_booked_once() -> None:
