@@ -18,7 +18,7 @@ import numpy as np
 
 from decoder.drafting import pages as at
 from decoder.drafting.blocks import Blocks
-from decoder.drafting.drafts import CacheDraft, Limits, Tokens, common_prefix
+from decoder.drafting.drafts import CacheDraft, Limits, Tokens, better
 from decoder.drafting.matches import BACK, draft, scratch_for
 from decoder.drafting.pages import Pool
 from decoder.settings import WorkerSettings
@@ -104,9 +104,6 @@ class SuffixCache:
         self._waiting: deque[str] = deque()  # whose prompts are not indexed
         self.evicted = 0
         self.shed = 0
-
-    def __contains__(self, request: str) -> bool:
-        return request in self._active
 
     @property
     def held_bytes(self) -> int:
@@ -234,7 +231,7 @@ class SuffixCache:
                 tokens[:size].tolist(), probs[:size].tolist(), score, match, local=index == own
             )
             found.append(offered if size else None)
-        return _better(*found)
+        return better(*found)
 
     def stop(self, request: str) -> None:
         """Forget the request's own text; its output stays for its key until it gives way.
@@ -401,14 +398,3 @@ class SuffixCache:
             self._outputs.pop(owner, None)
             if not self._shares.of(owner):
                 self._shares.forget(owner)
-
-
-def _better(own: CacheDraft | None, theirs: CacheDraft | None) -> CacheDraft | None:
-    """The draft that expects more, beside the other."""
-    if own is None or theirs is None:
-        return own or theirs
-    best, rival = (own, theirs) if own.score >= theirs.score else (theirs, own)
-    agreement = common_prefix(best.tokens, rival.tokens)
-    return CacheDraft(
-        best.tokens, best.probs, best.score, best.match_len, best.local, rival, agreement
-    )

@@ -281,36 +281,3 @@ def test_with_several_partitions_readers_miss_nothing_and_a_life_keeps_its_order
     assert intake.sequences.missing == intake.sequences.duplicates == 0
     assert came == list(range(2_000)) and len(places) == 1
     processes.stop([child])
-
-
-def test_a_broker_that_hangs_under_load_costs_no_event_and_no_order(tmp_path: Path) -> None:
-    port = machine.free_port()
-    kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{port}")
-    child = start_broker(port, tmp_path / "data", tmp_path / "broker.log")
-    make_right(kafka)
-    ring, stop = Ring(100_000), threading.Event()
-    handover = handover_of(kafka, ring)
-
-    def decode() -> None:
-        while not stop.is_set():
-            put(ring, *[EVENT, PLAIN] * 10)
-            stop.wait(0.02)
-
-    thread = threading.Thread(target=decode)
-    thread.start()
-    until(lambda: handover.accounts().sent > 300)
-    # Not stopped, for this broker then forgets what it acknowledged last.
-    child.process.send_signal(signal.SIGSTOP)
-    until(lambda: handover.accounts().waiting > 1_000)
-    assert balanced(handover.accounts())
-    child.process.send_signal(signal.SIGCONT)
-    sent = handover.accounts().sent
-    until(lambda: handover.accounts().sent > sent + 300)
-    stop.set()
-    thread.join()
-    until(lambda: not handover.accounts().waiting)
-    handover.close()
-    found = handover.accounts()
-    assert found == Accounts(made=found.made, sent=found.made)
-    assert list(dict.fromkeys(numbers(kafka))) == list(range(found.made))
-    processes.stop([child])
