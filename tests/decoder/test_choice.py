@@ -157,16 +157,6 @@ def test_a_drafter_for_many_makes_what_those_gain_who_gain() -> None:
     assert length(likely, unlikely, unlikely, unlikely) == 6
 
 
-def test_the_drafter_runs_only_if_it_pays_for_the_whole_batch() -> None:
-    table = CostTable("t", (1, 64), (1.0, 1.6), draft_us=1.0)
-    curves = padded([[0.9] * 4] * 8)
-    model = np.array([2.5] + [0.0] * 7, np.float32)
-    alone = shared(curves, model, 2.0, Situation(table, 4))
-    assert MODEL not in alone.arms
-    together = shared(curves[:, :0], np.full(8, 2.5, np.float32), 2.0, Situation(table, 4))
-    assert (together.arms == MODEL).all()
-
-
 @given(st.integers(0, 2**32 - 1), st.integers(0, 5))
 def test_outputs_are_those_of_the_network(seed: int, n: int) -> None:
     rng = np.random.default_rng(seed)

@@ -116,15 +116,6 @@ def test_a_mended_drafter_is_taken_up_whoever_is_in_force(start: Option, policy:
     assert len(late) > 100 and late.count("model") > 0.9 * len(late)
 
 
-def test_an_unseen_drafter_is_looked_at_now_and_then() -> None:
-    router = make_router(trusting_policy(chance=0.01), has_model=True, floor=True)
-    run = Run()
-    decode(router, Phase(scattered(2000), collapsed, MILD), run, PROMPT, "x")
-    share = run.arms.count("model") / len(run.arms)
-    assert 0.5 / PROBE_EVERY < share < 3 / PROBE_EVERY
-    assert router.counters.probes > 0
-
-
 def test_what_a_step_without_drafts_costs_is_looked_at_where_it_is_in_doubt(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-import pytest
+from tests.decoder.small_disk import on_small_disk
 
-FULL = """
-unshare --user --map-root-user --mount sh -c 'mount -t tmpfs -o size=72k none "$0" || exit 77
-"$@"' "$@"
-"""
 GROWS = """
 import os, sys
 from decoder.telemetry import mapped
@@ -35,16 +28,8 @@ counter.labels("1").inc()
 """
 
 
-def test_a_disk_that_fills_ends_nobody_and_is_told_of_once(
-    tmp_path: Path,
-) -> None:
-    environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
-    done = subprocess.run(
-        ["sh", "-c", FULL, "sh", str(tmp_path), sys.executable, "-c", GROWS],
-        env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if not done.stdout and ("unshare:" in done.stderr or done.returncode == 77):
-        pytest.skip("this machine lets nobody mount a small disk")
+def test_a_disk_that_fills_ends_nobody_and_is_told_of_once(tmp_path: Path) -> None:
+    done = on_small_disk(tmp_path, "PROMETHEUS_MULTIPROC_DIR", GROWS, 72, 0)
     assert done.returncode == 0, done
-    assert done.stdout.split() == ["True"] * 2
+    assert done.stdout.split()[:2] == ["True"] * 2
     assert done.stderr.count("not published") == 1

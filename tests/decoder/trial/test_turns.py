@@ -65,14 +65,6 @@ def test_sides_share_the_steps_that_they_were_given(holdout: float) -> None:
         assert played[name] / steps == pytest.approx(holdout / 2, rel=0.2)
 
 
-def test_a_trial_has_the_share_it_came_with_beside_the_others() -> None:
-    held = {TRIAL: trial_of(0.1)}
-    turns = turns_of(PLAIN, holdout=0.02, held=held)
-    played = Counter(play(turns, 60_000))
-    assert played[TRIAL] / 60_000 == pytest.approx(0.1, rel=0.2)
-    assert played[PLAIN] / 60_000 == pytest.approx(0.02, rel=0.3)
-
-
 def test_every_round_has_one_champion_and_an_order_drawn_by_lot() -> None:
     turns = turns_of(PLAIN, SUFFIX, holdout=0.5)
     play(turns, 8_000)
