@@ -143,7 +143,7 @@ def serve(
         costs.observe(batch + drafts, batch, drafted, measured)
         if rate is not None:
             spent = plain_steps(costs.table, batch, drafts, drafted)
-            rate.observe(round(run.tokens[-1]), batch, spent)
+            rate.observe(run.tokens[-1], batch, spent)  # type: ignore[arg-type] -- in the mean
     return run
 
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decoder.contracts.bundle import BUCKETS, MAX_DRAFT, OUTPUTS, Kind, Policy
+from decoder.contracts.bundle import BUCKETS, OUTPUTS, Kind, Policy
 from decoder.contracts.features import FEATURES, NUM_FEATURES
 from decoder.core.choice import Chosen, choose
-from decoder.policy.estimate import choose_each, decide_each, estimate, network, survival
+from decoder.policy.estimate import choose_each, decide_each, estimate, network
 from decoder.policy.loops import draft_length, share_out
 from decoder.policy.pricing import (
     MAX_TOKENS,
@@ -175,11 +175,6 @@ def test_outputs_are_those_of_the_network(seed: int, n: int) -> None:
     assert np.allclose(network(policy, features), hidden, atol=1e-3)
 
 
-def test_a_draft_longer_than_any_is_cut() -> None:
-    flat = np.zeros((1, BUCKETS), np.float32)
-    assert survival(flat, np.array([9 * MAX_DRAFT])).shape[1] == MAX_DRAFT
-
-
 def a_policy(kind: Kind, seed: int = 0, *, use_model: bool = True) -> Policy:
     rng = np.random.default_rng(seed)
     shape = NUM_FEATURES, OUTPUTS[kind]
@@ -210,16 +205,6 @@ def test_a_lone_request_is_decided_as_the_learner_replays_it(
     theirs = decide_each(policy, found, mine.model, Situation(NOMINAL, k), np.array([1]), 2.0)
     assert mine.expected == pytest.approx(found.expected, rel=1e-4)
     assert (mine.arms, mine.lengths) == (theirs.arms, theirs.lengths)
-
-
-@pytest.mark.parametrize("kind", ["frequency", "survival"])
-def test_a_model_draft_is_expected_by_place_with_a_cache_draft_or_without(kind: Kind) -> None:
-    odds = np.random.default_rng(1).normal(size=4)
-    step = choose(a_policy(kind), some_features(2, 5), np.array([0, 2]), 3, 5, NOMINAL, 2.0, 4,
-                  odds=odds, shorter=False)  # fmt: skip
-    assert step.expected[1] == 0.0 and step.expected[0] > 0.0
-    expected = np.cumprod(1.0 / (1.0 + np.exp(-odds))).sum()
-    assert step.model == pytest.approx([expected] * 3, rel=1e-5)
 
 
 def test_a_step_without_any_draft_still_chooses() -> None:

@@ -17,7 +17,7 @@ from decoder.admission import Admission
 from decoder.contracts.bundle import Policy
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.signature import signed
-from decoder.contracts.topics import POLICY, policy_key, policy_role
+from decoder.contracts.topics import POLICY, policy_key
 from decoder.feed import POLL_S, PolicyFeed
 from decoder.kafka.compacted import Compacted
 from decoder.policy.probes import to_bytes
@@ -30,14 +30,6 @@ from tests.decoder.telemetry.broker import start_broker
 def bundle(version: int, publication: int, role: str = "champion", scope: str = "scope") -> bytes:
     policy = random_policy(version=version, scope=scope)
     return to_bytes(replace(policy, publication=publication, role=role))
-
-
-def test_keys_name_scope_and_role() -> None:
-    assert policy_key("scope", "trial") == b"scope/trial"
-    assert policy_role(b"scope/trial", "scope") == "trial"
-    assert policy_role(b"any/first", "scope") == "first"
-    for other in (None, b"", b"scope", b"scopes/trial", b"\xff\xfe", b"any/champion", b"any/trial"):
-        assert policy_role(other, "scope") is None
 
 
 def test_poison_is_counted_and_the_next_policy_heard(kafka: KafkaSettings) -> None:
