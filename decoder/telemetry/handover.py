@@ -98,9 +98,8 @@ class Handover:
         books = self._ring.books()
         head, full, unreadable = (int(self._ring.control[at]) for at in (HEAD, FULL, UNREADABLE))
         waiting = head - books.settled
-        books.dropped |= {
-            n: lost for n, lost in (("queue", full), ("unreadable", unreadable)) if lost
-        }
+        lost = {"queue": full, "unreadable": unreadable}
+        books.dropped |= {reason: events for reason, events in lost.items() if events}
         books.rounds_dropped += self._lost
         fates = {name: getattr(books, name) for name in Fates.__struct_fields__}
         return Accounts(
@@ -177,8 +176,7 @@ class Handover:
             rounds.popleft()
             self._rounds += bool(line)
             self._lost += not line
-        line = self._line(b"S", self._status)
-        if line:
+        if line := self._line(b"S", self._status):
             self._send(line)
 
     def _line(self, kind: bytes, make: Callable[[], BaseModel]) -> bytes:

@@ -133,11 +133,9 @@ class Shipper:
                 self._complaints.warning("a draft event cannot be written: %s", error)
                 self._settle("malformed")
             return
-        refusal = self._produce(DRAFTS, value, self._landed, partition=books.partition)
-        if refusal is None:
-            self._flying = self._doubtful = True
-        else:
-            self._landed(refusal)
+        self._flying = True
+        self._produce(DRAFTS, value, self._landed, partition=books.partition)
+        self._doubtful |= self._flying  # it is not, where the client refused it at once
 
     def _begin(self) -> bool:
         """Say which rows come next, and draw which of them are told of; False for none."""
@@ -195,8 +193,9 @@ class Shipper:
 
     def _produce(
         self, topic: Topic, value: bytes, landed: Callable[..., None], **place: int
-    ) -> KafkaError | None:
-        """The one place where a record is handed to the client; what it says of one it refuses."""
+    ) -> None:
+        """The one place where a record is handed to the client; ``landed`` hears what became of
+        it, be it refused at once."""
         from confluent_kafka import KafkaException
 
         try:
@@ -205,22 +204,18 @@ class Shipper:
                 headers=topic.headers, on_delivery=landed, **place,
             )  # fmt: skip
         except KafkaException as error:
-            refusal: KafkaError = error.args[0]
-            return refusal
-        return None
+            landed(error.args[0])
 
     def _send_beside(self) -> None:
         """Send what is no draft event: none waits for it, whatever becomes of it."""
         if self._status and not self._telling:
-            status, self._status = self._status, b""
-            self._telling = self._produce(STATUS, status, self._told) is None
+            status, self._status, self._telling = self._status, b"", True
+            self._produce(STATUS, status, self._told)
         while self._rounds:
             self._rounds_flying += 1
-            refusal = self._produce(TRIALS, self._rounds.popleft(), self._round_landed)
-            if refusal is not None:
-                self._round_landed(refusal)
+            self._produce(TRIALS, self._rounds.popleft(), self._round_landed)
 
-    def _told(self, error: KafkaError | None, message: object) -> None:
+    def _told(self, error: KafkaError | None, message: object = None) -> None:
         self._telling = False
 
     def _round_landed(self, error: KafkaError | None, message: object = None) -> None:

@@ -306,14 +306,6 @@ def test_of_one_tenant_the_oldest_output_gives_way_first() -> None:
     assert held == sorted(held)
 
 
-def test_a_second_start_is_an_error_and_stopping_the_unknown_is_none() -> None:
-    cache = SuffixCache(WorkerSettings())
-    cache.start("r", array([1]), "")
-    with pytest.raises(ValueError, match="active already"):
-        cache.start("r", array([1]), "")
-    cache.stop("never started")
-
-
 def test_a_prompt_of_nothing_is_indexed() -> None:
     cache = SuffixCache(WorkerSettings())
     cache.start("r", array([]), "")
