@@ -237,8 +237,8 @@ def test_rounds_that_nobody_fetches_are_dropped_and_counted() -> None:
 
 
 def effects_by_turns(seed: int, rounds: int) -> list[Effect]:
-    """After each further round, of a trial over a champion that decides alike, on text that copies in
-    stretches, with noise in each step."""
+    """After each further round, of a trial over a champion that decides alike, on text that copies
+    in stretches, with noise in each step."""
     rng = np.random.default_rng(seed)
     copies = np.repeat(rng.random(400) < 0.4, rng.geometric(0.1, 400))
     tokens = np.where(copies, rng.integers(3, 9, len(copies)), rng.integers(1, 3, len(copies)))
