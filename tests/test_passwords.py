@@ -136,14 +136,12 @@ def test_a_password_that_is_not_quoted_is_told(monkeypatch: pytest.MonkeyPatch) 
     assert "hunter" not in str(away.value)
 
 
-@pytest.mark.parametrize("form", ["text", "json"])
-def test_a_learners_log(form: str, kafka: KafkaSettings, tmp_path: Path) -> None:
+def test_a_learners_log(kafka: KafkaSettings, tmp_path: Path) -> None:
     environment = {
         **os.environ,
         "HVD_KAFKA_BOOTSTRAP_SERVERS": kafka.bootstrap_servers,
         TRACKING_VARIABLE: "http://anna:hunter2@127.0.0.1:9",
         "HVD_LEARNER_STATE_DIR": str(tmp_path / "state"),
-        "HVD_LEARNER_LOG": form,
     }
     log = tmp_path / "log"
     with log.open("wb") as file:

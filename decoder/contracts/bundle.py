@@ -157,24 +157,10 @@ def pack(policy: Policy, probe_outputs: FloatArray) -> bytes:
     Args:
         probe_outputs: float32 [probes], what it predicts for its ``probe_inputs``.
     """
-    header = json.dumps(
-        {
-            "contract": CONTRACT,
-            "scope": policy.scope,
-            "version": policy.version,
-            "kind": policy.kind,
-            "threshold": policy.threshold,
-            "use_model": policy.use_model,
-            "model_payoff": policy.model_payoff,
-            "publication": policy.publication,
-            "role": policy.role,
-            # absent as it was before there were trials, so that digests stay what they were
-            **({"share": policy.share} if policy.share else {}),
-            "schema_id": policy.schema_id,
-            "provenance": policy.provenance,
-        },
-        sort_keys=True,
-    )
+    told = {name: getattr(policy, name) for name in Header.model_fields if name != "contract"}
+    if not policy.share:  # as before there were trials, so that digests stay what they were
+        del told["share"]
+    header = json.dumps({"contract": CONTRACT, **told}, sort_keys=True)
     arrays = {"mean": policy.mean, "std": policy.std, "probe_inputs": policy.probe_inputs}
     arrays["probe_outputs"] = probe_outputs
     for index, (weight, bias) in enumerate(policy.layers):

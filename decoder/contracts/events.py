@@ -21,11 +21,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite, isnan, nan
+from types import GenericAlias
 from typing import Annotated, Any, Final, Literal, NamedTuple, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
+from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError, create_model
 from pydantic_core import PydanticSerializationError, to_json
 
 from decoder.contracts.bundle import ANY_SCOPE, MAX_DRAFT
@@ -283,44 +284,20 @@ Line = Annotated[str, StringConstraints(max_length=256)]
 Served = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{0,64}$")]
 
 
-class DraftColumns(BaseModel):
-    """Columns of a record, checked strictly; unknown columns are additive and ignored.
+_HINTS: Final = get_type_hints(DraftEvent)
+DraftColumns = create_model(  # type: ignore[call-overload]
+    "DraftColumns",
+    __config__=ConfigDict(strict=True, extra="ignore"),
+    __doc__="""Columns of a record, checked strictly; unknown columns are additive and ignored.
 
     ``share`` came later: records of before have none, and every request of theirs was told of.
-    """
-
-    model_config = ConfigDict(strict=True, extra="ignore")
-
-    number: list[int]
-    time: list[float]
-    request: list[Short]
-    tenant: list[Short]
-    session: list[Short]
-    choice: list[int]
-    workload: list[Short]
-    cycle: list[int]
-    position: list[int]
-    policy_version: list[int]
-    publication: list[int]
-    role: list[Short]
-    side: list[Short]
-    parameter: list[float]
-    parameter_name: list[Short]
-    predicted: list[float]
-    predicted_model: list[float]
-    arm: list[Short]
-    draft_len: list[int]
-    drafted_len: list[int]
-    verified_len: list[int]
-    accepted: list[int]
-    label: list[LabelKind]
-    censored: list[Short]
-    model_accepted: list[int | None]
-    batch_size: list[int]
-    step_tokens: list[int]
-    draft_us: list[float]
-    step_us: list[float]
-    share: list[float] = []
+    """,
+    **{
+        name: (GenericAlias(list, ({str: Short}.get(kind, kind),)), [] if name == "share" else ...)
+        for name, kind in _HINTS.items()
+        if name in COLUMNS
+    },
+)
 
 
 class DraftRecord(BaseModel):
@@ -337,7 +314,7 @@ class DraftRecord(BaseModel):
     drafter: Served = ""
     sequence: int
     rows: int
-    columns: DraftColumns
+    columns: DraftColumns  # type: ignore[valid-type]
     features: dict[str, list[float | None]]
 
 
@@ -388,8 +365,8 @@ def _decoded(record: DraftRecord) -> EventBatch:
 
 
 _DTYPES: Final[Mapping[str, type[np.generic]]] = {
-    name: np.int64 if hint == list[int] else np.float64
-    for name, hint in get_type_hints(DraftColumns).items()
-    if hint in (list[int], list[float], list[int | None])
+    name: np.int64 if _HINTS[name] is int else np.float64
+    for name in COLUMNS
+    if _HINTS[name] in (int, float, int | None)
 }
 """Columns of numbers, by what they are read as."""

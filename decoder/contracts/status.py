@@ -123,12 +123,6 @@ class WorkerStatus(BaseModel):
         lost = self.events_dropped + self.events_failed + sum(self.events_refused.values())
         return self.events_made - delivered - held - lost
 
-    @property
-    def parameter(self) -> tuple[str, float]:
-        """Name and value of the decision parameter in force."""
-        is_rate = self.policy_kind == "survival"
-        return ("rate", self.rate) if is_rate else ("threshold", self.threshold)
-
 
 class LearnerStatus(BaseModel):
     """The learner of one or more scopes."""

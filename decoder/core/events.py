@@ -13,12 +13,12 @@ from decoder.contracts.events import COLUMNS, LIMITS, VEILED, DraftEvent, LabelK
 from decoder.core.requests import RequestOptions
 from decoder.core.table import raw_of
 from decoder.policy.rule import ARMS
-from decoder.telemetry.ring import HEAD, NAMES, ROW, SETTLED, STEP, Ring, packed, packer
+from decoder.telemetry.ring import HEAD, NAMES, ROW, SETTLED, STEP, Ring, packer
 
 LABELS: Final[tuple[LabelKind, ...]] = ("", "verified", "hindsight")
 _TELLABLE: Final = LIMITS["parameter"]
 """A threshold beyond it, which a policy may have, means as much: all or nothing."""
-_STEP: Final = packer(STEP)
+_STEP, _NAMES = packer(STEP), packer(NAMES)
 KEPT: Final = 4096
 """Rows of a log between two settlements, at most."""
 
@@ -46,8 +46,7 @@ class Sink:
     def names(self, name: str, options: RequestOptions) -> bytes | None:
         """A request's names as rows have them; None where they cannot be written."""
         try:
-            told = self._told(name, options)
-            return packed(NAMES, told)
+            return _NAMES.pack(*self._told(name, options), options.choice)
         except Exception:  # noqa: BLE001 -- told by the complaints
             self._complaints.exception("no event can be made of a request's cycles")
             return None
@@ -76,12 +75,10 @@ class Sink:
     def written(self) -> None:
         """What was settled is in the ring."""
 
-    def _told(self, name: str, options: RequestOptions) -> dict[str, Any]:
-        told: dict[str, Any] = {"choice": options.choice}
+    def _told(self, name: str, options: RequestOptions) -> list[bytes]:
+        """What a row says of who asks, in the order of :data:`VEILED`."""
         names = options.opaque or name, options.tenant, options.session, options.workload
-        for kind, each in zip(VEILED, names, strict=True):
-            told[kind] = veiled(kind, each).encode()
-        return told
+        return [veiled(kind, each).encode() for kind, each in zip(VEILED, names, strict=True)]
 
 
 class Log(Sink):
@@ -121,9 +118,8 @@ class Log(Sink):
         lists = zip(*(columns[name] for name in COLUMNS), features, strict=True)
         return [DraftEvent(*values) for values in lists]
 
-    def _told(self, name: str, options: RequestOptions) -> dict[str, Any]:
+    def _told(self, name: str, options: RequestOptions) -> list[bytes]:
         names = options.opaque or name, options.tenant, options.session, options.workload
-        told: dict[str, Any] = {"choice": options.choice}
-        for kind, each in zip(VEILED, names, strict=True):
-            told[kind] = each.encode()[: NAMES[kind].itemsize]
-        return told
+        return [
+            each.encode()[: NAMES[kind].itemsize] for kind, each in zip(VEILED, names, strict=True)
+        ]

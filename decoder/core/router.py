@@ -21,41 +21,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.compiled import Handle
-from decoder.complaints import Complaints
 from decoder.contracts.bundle import CHAMPION, FIRST, MAX_DRAFT, Policy
-from decoder.contracts.features import FloatArray
-from decoder.core import cycles, proposing, taking
+from decoder.core import cycles, proposing
 from decoder.core.choice import Chosen, choose
 from decoder.core.costs import LiveCosts
 from decoder.core.counters import Counters
 from decoder.core.events import Sink
+from decoder.core.following import Following
 from decoder.core.guards.floor import Floor
 from decoder.core.guards.pause import SpeculationPause
 from decoder.core.guards.probing import Probing, relieved
-from decoder.core.payoff.memory import Memories
 from decoder.core.payoff.model_arm import START, ModelArm
 from decoder.core.rate import LiveRate
 from decoder.core.requests import Committed, Decision, Decisions, Outcomes, RequestOptions
-from decoder.core.table import (
-    DRAFTED_AT,
-    ENDED,
-    INDEX,
-    LENGTH,
-    MEMORY,
-    OPEN,
-    STOPPED,
-    UNSETTLED,
-    RequestTable,
-)
+from decoder.core.table import DRAFTED_AT, LENGTH, UNSETTLED
 from decoder.core.underway import Underway
-from decoder.drafting.drafts import STOCK, Limits, Tokens
-from decoder.drafting.pages import new_pool
+from decoder.drafting.drafts import STOCK, Limits
 from decoder.drafting.suffix import SuffixCache
 from decoder.policy.pricing import MAX_TOKENS, gain_of, plain_steps
 from decoder.policy.rule import MODEL, Arms
@@ -66,7 +52,7 @@ from decoder.trial.turns import Turns
 __all__ = ["Committed", "Counters", "Decision", "DraftRouter", "RequestOptions", "Sink"]
 
 
-class DraftRouter:
+class DraftRouter(Following):
     """Chooses drafts for the requests of one worker and labels every cache draft it saw.
 
     ``policy`` may be replaced by another thread at any time: it is read once a step, so a step
@@ -103,69 +89,22 @@ class DraftRouter:
             turns: of the sides that are compared; None compares none.
             choice: a rival's rule in the place of :func:`decoder.core.choice.choose`.
         """
-        self.policy = policy
-        self.turns = turns
-        self.costs = costs or LiveCosts(live=False)
-        self.floor = floor
-        self.rate = LiveRate()
-        self.cache = cache
-        self._classes = np.ascontiguousarray(token_classes, np.float32)
-        self._sink, self._choice = sink, choice
-        self._complaints = Complaints()
-        self._model_len = min(model_draft_tokens, longest) if has_model else 0
-        self._shorter = shorter
         # A first policy was made with drafters of its own: it knows nothing of this one.
         known = policy.model_payoff if policy.role != FIRST else 0.0
-        self.model_arm = ModelArm(known or START, self._model_len)
+        k = min(model_draft_tokens, longest) if has_model else 0
+        super().__init__(cache, sink, ModelArm(known or START, k), k)
+        self.policy, self.turns, self.floor = policy, turns, floor
+        self.costs = costs or LiveCosts(live=False)
+        self.rate = LiveRate()
+        self._classes = np.ascontiguousarray(token_classes, np.float32)
+        self._choice, self._shorter, self._longest = choice, shorter, longest
         self.pause = SpeculationPause() if floor is not None else None
-        most = max(cache.most if cache is not None else 1, STOCK.most)
-        self.table = RequestTable(most)
-        self.counters = Counters(self.table.arrays.counts)
-        self.memories = Memories(cache.memory_bytes if cache is not None else 0)
-        self._text, self._paid = Handle(), Handle()
         self._probing = Probing(self.model_arm, self._model_len > 0)
-        self._longest = longest
         self.underway = Underway()
         self._last = 1, 0  # tokens that the last step ran through the target, and drafted
         self.worth_us: float | None = None
         """Time that model drafts would be worth in the last choice, had all requests been read by
         the drafter; None where the champion did not decide it."""
-
-    def __contains__(self, request: str) -> bool:
-        return request in self.table
-
-    def start(
-        self, request: str, prompt: Tokens, options: RequestOptions, output: Sequence[int] = ()
-    ) -> None:
-        """Begin to follow a request whose prompt is int32 [n].
-
-        Args:
-            output: tokens committed before, of a request that is met late.
-
-        Raises:
-            ValueError: the request is followed already.
-        """
-        if request in self.table:
-            raise ValueError(f"request {request!r} is active already")
-        text = np.concatenate([prompt, np.array(output, np.int32)], dtype=np.int32)
-        payoff = self.model_arm.payoff(self._model_len) if self._model_len else 1.0
-        slot = self.table.add(
-            request, options, text, len(prompt), payoff, self._sink.names(request, options)
-        )
-        self.counters.started += 1
-        row = self.table.arrays.requests[slot]
-        row[MEMORY] = self.memories.begin(options.key)
-        if self.cache is None:
-            return
-        # As one text: what a request wrote before it was met is not written for others again. One
-        # that may have no draft has nothing to copy from it.
-        left = min(options.max_tokens - len(output), options.max_model_len - len(text)) - 1
-        kept = text if options.speculate and left > 0 else text[:0]
-        try:
-            row[INDEX] = self.cache.start(request, kept, options.key)
-        except Exception:
-            self.stop(request, "lost")
-            raise
 
     def observe(
         self, outcomes: Outcomes | Sequence[Committed], step_tokens: int, usual: bool = True
@@ -180,7 +119,7 @@ class DraftRouter:
         """
         began = self.underway.since or time.perf_counter()
         if not isinstance(outcomes, Outcomes):
-            outcomes = self._in_columns(outcomes)
+            outcomes = Outcomes.of(outcomes)
         # A choice stands for the step that follows it, and for no later one.
         ran, self.underway = self.underway, Underway(since=self.underway.since)
         serves = ran.side is None or ran.side.name == CHAMPION
@@ -194,8 +133,6 @@ class DraftRouter:
         self._last = max(step_tokens, 1), ran.drafted
         rows, known = len(outcomes.names), self.counters.tokens
         slots = self.table.of(outcomes.names)
-        groups = self._groups(slots) if ran.side is not None else {}
-        sessions = self._sessions(outcomes.names, slots) if ran.side is not None else frozenset()
         made, sums = self._take(outcomes, slots.copy(), step_tokens, step_us)
         closed, brought, closed_verified, verified = sums
         decoding_alone = step_tokens == rows + verified
@@ -206,108 +143,14 @@ class DraftRouter:
             self._reckon(brought - closed, closed_verified, ran, rows, beside)
         now = self.underway.spent(began)
         if ran.decided and rows and self.turns is not None and self.turns.dealing:
-            told = {name: [int(made[at].sum()), len(at)] for name, at in groups.items()}
-            self.turns.book(
-                ran.side,
-                ran.came_to(
-                    self.costs.table, outcomes.names, verified, self.counters.tokens - known, told,
-                    step_us, now, usual,
-                )._replace(sessions=sessions),
-                decoding_alone,
+            came = ran.came_to(
+                self.costs.table, outcomes.names, verified, self.counters.tokens - known, step_us,
+                now, usual,
             )  # fmt: skip
-
-    def _in_columns(self, outcomes: Sequence[Committed]) -> Outcomes:
-        """The same; a request whose tokens are none is left out."""
-        try:
-            return Outcomes.of(outcomes)
-        except (OverflowError, TypeError, ValueError):
-            sound = list[Committed]()
-            for outcome in outcomes:
-                try:
-                    Outcomes.of([outcome])
-                    sound.append(outcome)
-                except (OverflowError, TypeError, ValueError):
-                    self._fault(outcome.request)
-            return Outcomes.of(sound)
-
-    def _groups(self, slots: NDArray[np.int64]) -> dict[tuple[str, str], list[int]]:
-        """Which of the requests are of each tenant and workload."""
-        groups: dict[tuple[str, str], list[int]] = {}
-        for at, slot in enumerate(slots.tolist()):
-            if slot >= 0:
-                options = self.table.options[slot]
-                groups.setdefault((options.tenant, options.workload), []).append(at)
-        return groups
-
-    def _sessions(self, names: Sequence[str], slots: NDArray[np.int64]) -> frozenset[str]:
-        held = zip(names, slots.tolist(), strict=True)
-        return frozenset(self.table.options[s].session or name for name, s in held if s >= 0)
-
-    def _take(
-        self,
-        outcomes: Outcomes,
-        slots: NDArray[np.int64],
-        step_tokens: int,
-        step_us: float,
-    ) -> tuple[NDArray[np.int64], list[int]]:
-        """Take in what a step committed: tokens [n] of each, and the sums of :func:`taking.take`.
-        Mutates ``slots``."""
-        names, tokens, ends, verified, lengths = outcomes
-        done, made = np.zeros((2, len(names)), np.int64)
-        sums = np.zeros(taking.BEGAN + 1, np.int64)
-        at, why = 0, -1
-        while why != taking.DONE:
-            table = self.table.arrays
-            at, why = taking.take(
-                *self._handles(), self.model_arm.odds, self.model_arm.seen,
-                slots, tokens, ends, verified, lengths, step_tokens, step_us, at, done, made, sums,
-            )  # fmt: skip
-            if why == taking.DONE:
-                break
-            place = at - (why == taking.OVER)
-            name, slot = names[place], int(slots[place])
-            if why == taking.OVER:
-                if self.cache is not None:
-                    self.cache.book(name)
-                stopped = int(table.requests[slot, ENDED]) == STOPPED
-                self.stop(name, "stop" if stopped else "length")
-            elif why == taking.LOST:
-                slots[place] = -1
-                self._leave_out(name, "length")
-            elif why == taking.GROW:
-                done[place] |= taking.GROWN
-                row = table.requests[slot]
-                self.memories.grow(int(row[MEMORY]), int(row[OPEN]))
-            else:
-                done[place] |= taking.WRITTEN
-                came = tokens[(ends[place - 1] if place else 0) : ends[place]]
-                count, _ = taking.until_end(table, slot, came)
-                try:
-                    assert self.cache is not None
-                    self.cache.extend(name, came[:count].tolist())
-                except Exception:  # noqa: BLE001 - told by the complaints
-                    slots[place] = -1
-                    self._fault(name)
-        if sums[taking.BEGAN] and self.cache is not None:
-            for place in np.flatnonzero(done & taking.BEGUN).tolist():
-                self.cache.book(names[place])
-        return made, sums[: taking.BEGAN].tolist()
-
-    def _handles(self) -> tuple[Any, Any, Any]:
-        """Of the requests, the text and the memories."""
-        pool = self.cache.pool if self.cache is not None else NO_TEXT
-        return self.table.handle, self._text.of(pool), self._paid.of(self.memories.payoffs)
-
-    def _fault(self, name: str) -> None:
-        """Count and log the exception being handled, of the bookkeeping of a request."""
-        if name in self.table:
-            self._complaints.exception("a request is left out of drafting: its bookkeeping failed")
-            self._leave_out(name, "fault")
-
-    def _leave_out(self, name: str, reason: str) -> None:
-        """Follow a request no longer: what is known of it cannot be relied on."""
-        self.counters.left_out[reason] += 1
-        self.stop(name, "lost")
+            if ran.side is not None:
+                groups, sessions = self.table.shared(outcomes.names, slots, made)
+                came = came._replace(groups=groups, sessions=sessions)
+            self.turns.book(ran.side, came, decoding_alone)
 
     def _reckon(self, drafted: int, verified: int, ran: Underway, rows: int, beside: int) -> None:
         """Let rate and pause know what the champion's step of ``rows`` requests brought for its
@@ -341,26 +184,27 @@ class DraftRouter:
             beside: tokens of prompts that the step is expected to read.
 
         Raises:
-            Exception: whatever went wrong; a side whose turn it was plays no more.
+            Exception: whatever went wrong for the champion; a side for which anything does plays no
+                more, and leaves the step to the champion.
         """
         began = self.underway.begin()
         champion = self.policy
         side = self.turns.next(champion) if self.turns is not None else None
         try:
-            return self._choose(began, champion, side, names, most, unread, others, beside)
+            return self._choose(began, side, champion, names, most, unread, others, beside)
         except Exception:
-            # its block would never end: what it did to this step it would do to the next
-            if side is not None and side.name != CHAMPION:
-                turns = self.turns
-                if turns is not None and turns.playing == side.name:
-                    turns.fail(side)
-            raise
+            if side is None or self.turns is None or side.name == CHAMPION:
+                raise
+            # What it did to this step it would do to the next: its block would never end.
+            self._complaints.exception(f"the side {side.name!r} plays no more: it could not choose")
+            self.turns.fail(side)
+        return self._choose(began, None, champion, names, most, unread, others, beside)
 
     def _choose(
         self,
         began: float,
-        champion: Policy,
         side: Side | None,
+        champion: Policy,
         names: Sequence[str],
         most: int | None,
         unread: Collection[str],
@@ -388,11 +232,16 @@ class DraftRouter:
         if unread:
             unable = np.flatnonzero([names[place] in unread for place in places.tolist()])
         batch = len(names) + others
-        side, wanted = self._wanted(
-            side, champion, features, owners, len(places), batch, most, unable, beside
-        )
         policy = side.policy if side is not None else champion
         serves = side is None or side.name == CHAMPION
+        rule = self._choice if shown == "worker" else choose
+        wanted = rule(
+            policy, features, owners, len(places), batch, self.costs.table, self.rate.value,
+            self._model_len, odds=self.model_arm.odds, shorter=self._shorter, most=most,
+            unread=unable, beside=beside,
+        )  # fmt: skip
+        if rule is not choose:
+            wanted = wanted.typed()
         self.worth_us = wanted.worth if serves and awake else None
         arms = wanted.arms
         if not len(arms) == len(wanted.lengths) == len(wanted.expected) == len(places):
@@ -446,35 +295,6 @@ class DraftRouter:
         arms = self._probing.at_the_drafter(arms, behind, unable)
         return self._probing.at_nothing(arms, self.costs, self._last)
 
-    def _wanted(
-        self,
-        side: Side | None,
-        champion: Policy,
-        features: FloatArray,
-        owners: NDArray[np.int64],
-        n: int,
-        rows: int,
-        most: int | None,
-        unable: NDArray[np.int64],
-        beside: int,
-    ) -> tuple[Side | None, Chosen]:
-        """Who decides, and what; a side that cannot leaves it to the champion."""
-        rule = self._choice if side is None or side.shown == "worker" else choose
-        try:
-            chosen = rule(
-                champion if side is None else side.policy, features, owners,
-                n, rows, self.costs.table, self.rate.value, self._model_len,
-                odds=self.model_arm.odds, shorter=self._shorter, most=most,
-                unread=unable, beside=beside,
-            )  # fmt: skip
-            return side, chosen if rule is choose else chosen.typed()
-        except Exception:
-            if side is None or self.turns is None or side.name == CHAMPION:
-                raise
-            self._complaints.exception(f"the side {side.name!r} plays no more: it could not choose")
-            self.turns.fail(side)
-        return self._wanted(None, champion, features, owners, n, rows, most, unable, beside)
-
     def drafted(self, names: Sequence[str], lengths: Sequence[int], k: int) -> None:
         """Take in what the engine made of the last choice.
 
@@ -515,20 +335,9 @@ class DraftRouter:
 
         Unknown names are ignored; never raises.
         """
-        if name not in self.table:
-            return
-        slot = self.table.remove(name)
-        self.counters.stopped += 1
+        super().stop(name, reason)
         if not self.table.slots:
             self.underway.decided = 0.0  # nobody waits for the step any more: a pause begins
-        try:
-            cycles.close(self.table.arrays, slot, self._sink.word(reason))
-            if self.cache is not None:
-                self.cache.stop(name)
-            self.memories.end(int(self.table.arrays.requests[slot, MEMORY]))
-        except Exception:  # noqa: BLE001 - told by the complaints
-            self._complaints.exception("a request's last labels are lost: its bookkeeping failed")
-            self.counters.left_out["fault"] += 1
 
     def close(self) -> None:
         """Stop every request: the worker is going down."""
@@ -538,5 +347,4 @@ class DraftRouter:
 
 
 NOBODY: Final = np.zeros(0, np.int64)
-NO_TEXT: Final = new_pool(1, 1, 1)
 NO_FLOOR: Final = Floor(has_model=False)

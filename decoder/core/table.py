@@ -149,6 +149,22 @@ class RequestTable:
             self._found = np.array([slots.get(name, -1) for name in names], np.int64)
         return self._found
 
+    def shared(
+        self, names: Sequence[str], slots: NDArray[np.int64], made: NDArray[np.int64]
+    ) -> tuple[dict[tuple[str, str], list[int]], frozenset[str]]:
+        """Of the requests [n], that ``made`` so many tokens, the tokens and requests of each tenant
+        and workload, and the sessions; those that have just left are known until :meth:`settled`.
+        """
+        groups, sessions = dict[tuple[str, str], list[int]](), set[str]()
+        for name, slot, tokens in zip(names, slots.tolist(), made.tolist(), strict=True):
+            if slot >= 0:
+                options = self.options[slot]
+                sums = groups.setdefault((options.tenant, options.workload), [0, 0])
+                sums[0] += tokens
+                sums[1] += 1
+                sessions.add(options.session or name)
+        return groups, frozenset(sessions)
+
     def add(
         self,
         name: str,

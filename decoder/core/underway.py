@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from decoder.policy.pricing import CostTable, step_time
-from decoder.trial.block import Groups, Made
+from decoder.trial.block import Made
 from decoder.trial.sides import Side
 
 
@@ -76,12 +76,12 @@ class Underway:
         names: Sequence[str],
         drafts: int,
         tokens: int,
-        groups: Groups,
         step_us: float,
         until: float,
         usual: bool,
     ) -> Made:
-        """What the step of ``names`` came to that verified ``drafts`` tokens, as a trial books it.
+        """What the step of ``names`` came to that verified ``drafts`` tokens, as a trial books it,
+        but for its groups and sessions.
 
         The router's own work is in it: only a side that is shown no draft pays for none of it.
         """
@@ -92,4 +92,4 @@ class Underway:
         if self.side is None or self.side.shown != "none":
             us = (until - self.began) * 1e6 - self.unpaid_us
             cost_us += table.proposing(rows)
-        return Made(tokens, tuple(names), us, cost_us, late_us, groups)
+        return Made(tokens, tuple(names), us, cost_us, late_us, {})

@@ -16,24 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decoder.compiled import FLOATS, IDS, REALS_3, SCRATCH, WHOLE, compiled
-from decoder.drafting.pages import (
-    BEGIN,
-    BITS,
-    BORN,
-    CLOSED,
-    END,
-    FILLED,
-    LAST,
-    MASK,
-    NEVER,
-    ORDERS,
-    OWNER,
-    POOL,
-    Pool,
-    mixed,
-    slot_after,
-    slot_before,
-)
+from decoder.drafting import pages as at
+from decoder.drafting.pages import POOL, Pool
 
 MOST: Final = 16
 """Occurrences that a chain is asked for."""
@@ -61,7 +45,7 @@ def matched(
     length, count = len(context), 0
     while count < most and slot > 0 and text[slot] == context[length - 1 - count]:
         count += 1
-        slot = slot_before(links, slot)
+        slot = at.slot_before(links, slot)
     return count
 
 
@@ -86,24 +70,24 @@ def gather(
         how many there are, and tokens looked at.
     """
     text, links, times, chains = pool.text, pool.links, pool.times, pool.chains
-    least = ORDERS[order]
+    least = at.ORDERS[order]
     state = 0
     for i in range(least):
-        state = mixed(state, int(context[len(context) - 1 - i]))
-    bucket = pool.indexes[index, BEGIN] + (state & pool.indexes[index, MASK])
-    slot, closed = int(pool.heads[bucket, order]), NEVER
+        state = at.mixed(state, int(context[len(context) - 1 - i]))
+    bucket = pool.indexes[index, at.BEGIN] + (state & pool.indexes[index, at.MASK])
+    slot, closed = int(pool.heads[bucket, order]), at.NEVER
     count, full, last, work = 0, 0, -FULL, 0
     for _ in range(MOST * STEPS):
         if slot == 0 or count == MOST or full == FULL:
             break
-        page = slot >> BITS
+        page = slot >> at.BITS
         if (
-            links[page, OWNER] != index
-            or (slot & LAST) >= links[page, FILLED]
-            or times[page, BORN] > closed
+            links[page, at.OWNER] != index
+            or (slot & at.LAST) >= links[page, at.FILLED]
+            or times[page, at.BORN] > closed
         ):
             break  # written over since, and so is all that is older
-        closed = times[page, CLOSED]
+        closed = times[page, at.CLOSED]
         work += 1
         if abs(slot - last) >= FULL:
             length = matched(text, links, slot, context, most)
@@ -159,8 +143,8 @@ def vote(
     while length < limit:
         going, same = 0, 0
         for i in range(count):
-            slot = slot_after(links, int(slots[i]))
-            if slot > 0 and text[slot] != END:
+            slot = at.slot_after(links, int(slots[i]))
+            if slot > 0 and text[slot] != at.END:
                 slots[going], votes[going] = slot, text[slot]
                 same += votes[going] == votes[0]
                 going += 1
@@ -246,9 +230,9 @@ def draft(
     tried = ids[4]
     best, drafted, behind, work = 0.0, 0, 0, 0
     longest = min(len(context), BACK, depth)
-    for order in range(len(ORDERS) - 1, -1, -1):
-        low = ORDERS[order]
-        high = longest if order == len(ORDERS) - 1 else min(longest, ORDERS[order + 1] - 1)
+    for order in range(len(at.ORDERS) - 1, -1, -1):
+        low = at.ORDERS[order]
+        high = longest if order == len(at.ORDERS) - 1 else min(longest, at.ORDERS[order + 1] - 1)
         if widest(low, high, most, depth, factor, offset) <= best:
             continue
         count, looked = gather(pool, index, context, order, high, found, lens)

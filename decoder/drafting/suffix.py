@@ -16,43 +16,19 @@ from typing import Final
 
 import numpy as np
 
+from decoder.drafting import pages as at
 from decoder.drafting.blocks import Blocks
-from decoder.drafting.drafts import CacheDraft, Limits, Tokens, common_prefix
+from decoder.drafting.drafts import CacheDraft, Limits, Tokens, better
 from decoder.drafting.matches import BACK, draft, scratch_for
-from decoder.drafting.pages import (
-    AFTER,
-    BEFORE,
-    BEGIN,
-    CLOCK,
-    CLOSED,
-    END,
-    FILLED,
-    FREE,
-    FRESH,
-    MASK,
-    NEVER,
-    ORDERS,
-    OUTPUT,
-    OWN,
-    PAGE,
-    PAGES,
-    PENDING,
-    SHARED,
-    Pool,
-    append,
-    first_page,
-    give_page,
-    give_stream,
-    new_pool,
-)
+from decoder.drafting.pages import Pool
 from decoder.settings import WorkerSettings
 from decoder.tenancy.shares import ALONE, Shares, owner_of
 
 STEP_TOKENS: Final = 32_768
 """Tokens of prompts indexed in a step: 1 to 3 ms."""
-TOKEN_BYTES: Final = 4 + 4 * len(ORDERS) + 4 * len(ORDERS)
+TOKEN_BYTES: Final = 4 + 4 * len(at.ORDERS) + 4 * len(at.ORDERS)
 """Bytes of a token in a full page: itself, its chains, and at most one bucket of each."""
-PAGE_BYTES: Final = PAGE * TOKEN_BYTES + 64
+PAGE_BYTES: Final = at.PAGE * TOKEN_BYTES + 64
 LEAST: Final = 6
 """Buckets of the smallest index, as a power of two: no more than a page's tokens."""
 TAKEN: Final = 16
@@ -116,8 +92,8 @@ class SuffixCache:
         self.limits = (s.suffix_max_factor, s.suffix_max_offset, s.suffix_min_prob)
         self._budget = int(s.cache_gib * 2**30)
         pages = max(self._budget // PAGE_BYTES, 4)
-        size = max((pages * PAGE).bit_length(), LEAST)
-        self.pool: Pool = new_pool(pages + 1, 1 << size, 256)
+        size = max((pages * at.PAGE).bit_length(), LEAST)
+        self.pool: Pool = at.new_pool(pages + 1, 1 << size, 256)
         self._blocks = Blocks(size)
         self._blocks.take(LEAST)  # nobody's
         self._rows = list(range(255, 0, -1))
@@ -128,9 +104,6 @@ class SuffixCache:
         self._waiting: deque[str] = deque()  # whose prompts are not indexed
         self.evicted = 0
         self.shed = 0
-
-    def __contains__(self, request: str) -> bool:
-        return request in self._active
 
     @property
     def held_bytes(self) -> int:
@@ -173,10 +146,10 @@ class SuffixCache:
         own = _Index(self._new_row(), owner)
         self._active[request] = _Active(own, shared, prompt)
         row = self.pool.indexes[own.row]
-        row[SHARED] = shared.row if shared is not None else 0
+        row[at.SHARED] = shared.row if shared is not None else 0
         if len(prompt):
             self._waiting.append(request)
-            row[PENDING] = True
+            row[at.PENDING] = True
         return own.row
 
     def index(self, most: int | None = STEP_TOKENS) -> int:
@@ -197,13 +170,13 @@ class SuffixCache:
             if active is None or not len(active.prompt):
                 self._waiting.popleft()
                 continue
-            count = PAGE * TAKEN if most is None else min(most - done, PAGE * TAKEN)
+            count = at.PAGE * TAKEN if most is None else min(most - done, at.PAGE * TAKEN)
             part, active.prompt = active.prompt[:count], active.prompt[count:]
             done += len(part)
             if not len(active.prompt):
                 part, active.behind = np.append(part, np.array(active.behind, np.int32)), []
-            self._append(active.own, active.own.row, OWN, part)
-            self.pool.indexes[active.own.row, PENDING] = len(active.prompt) > 0
+            self._append(active.own, active.own.row, at.OWN, part)
+            self.pool.indexes[active.own.row, at.PENDING] = len(active.prompt) > 0
         return done
 
     def extend(self, request: str, tokens: Sequence[int]) -> None:
@@ -215,14 +188,14 @@ class SuffixCache:
         if len(active.prompt):
             active.behind += text.tolist()
         else:
-            self._append(active.own, own, OWN, text)
+            self._append(active.own, own, at.OWN, text)
         if shared is None:
             return
-        before = int(self.pool.indexes[own, OUTPUT])
+        before = int(self.pool.indexes[own, at.OUTPUT])
         if not before and (before := self._reopen(shared)):
-            self.pool.indexes[own, OUTPUT] = active.output = before
-            text = np.concatenate([np.array([END], np.int32), text])
-        self._append(shared, own, OUTPUT, text)
+            self.pool.indexes[own, at.OUTPUT] = active.output = before
+            text = np.concatenate([np.array([at.END], np.int32), text])
+        self._append(shared, own, at.OUTPUT, text)
         self._leave_behind(active)
 
     def book(self, request: str) -> None:
@@ -246,10 +219,10 @@ class SuffixCache:
         asked, active = limits or Limits(self.depth, self.most, self.limits), self._active[request]
         seen, found = np.ascontiguousarray(context[-BACK:], np.int32), list[CacheDraft | None]()
         own, rows = active.own.row, self.pool.indexes
-        for index in (own, int(rows[own, SHARED])):
+        for index in (own, int(rows[own, at.SHARED])):
             tokens, probs = np.empty(asked.most, np.int32), np.empty(asked.most, np.float32)
             size, match, score = 0, 0, 0.0
-            if rows[index, PAGES]:
+            if rows[index, at.PAGES]:
                 size, match, score, _ = draft(
                     self.pool, index, seen, min(limit, asked.most), asked.depth, asked.of_draft,
                     tokens, probs, scratch_for(asked.most),
@@ -258,7 +231,7 @@ class SuffixCache:
                 tokens[:size].tolist(), probs[:size].tolist(), score, match, local=index == own
             )
             found.append(offered if size else None)
-        return _better(*found)
+        return better(*found)
 
     def stop(self, request: str) -> None:
         """Forget the request's own text; its output stays for its key until it gives way.
@@ -270,10 +243,10 @@ class SuffixCache:
         active = self._active.pop(request)
         self._leave_behind(active)
         row = self.pool.indexes[active.own.row]
-        self._drop_pages(active.own, give_stream(self.pool, int(row[OWN])))
+        self._drop_pages(active.own, at.give_stream(self.pool, int(row[at.OWN])))
         self._rows.append(active.own.row)
-        shared, output = active.shared, int(row[OUTPUT])
-        row[PAGES:] = 0
+        shared, output = active.shared, int(row[at.OUTPUT])
+        row[at.PAGES :] = 0
         if shared is not None:
             if output:
                 self._close(shared, [output])
@@ -284,27 +257,27 @@ class SuffixCache:
     def _append(self, index: _Index, own: int, stream: int, tokens: Tokens) -> None:
         """Write to a ``stream`` of the request whose index is ``own``."""
         page, count = int(self.pool.indexes[own, stream]), len(tokens)
-        filled = int(self.pool.links[page, FILLED]) if page else PAGE
-        self._make_room((filled + count - 1) // PAGE)
+        filled = int(self.pool.links[page, at.FILLED]) if page else at.PAGE
+        self._make_room((filled + count - 1) // at.PAGE)
         if not index.size:
             self._grow(index, count)
-        before = int(self.pool.counts[CLOCK])
-        self.pool.indexes[own, stream] = append(self.pool, index.row, page, tokens)
-        self.pool.indexes[index.row, PAGES] += int(self.pool.counts[CLOCK]) - before
+        before = int(self.pool.counts[at.CLOCK])
+        self.pool.indexes[own, stream] = at.append(self.pool, index.row, page, tokens)
+        self.pool.indexes[index.row, at.PAGES] += int(self.pool.counts[at.CLOCK]) - before
         self._book(index)
 
     def _book(self, index: _Index) -> None:
         """Book the pages that an index has got, and give it buckets for them."""
-        pages = int(self.pool.indexes[index.row, PAGES])
+        pages = int(self.pool.indexes[index.row, at.PAGES])
         if pages > index.booked:
             self._shares.grow(index.owner, (pages - index.booked) * PAGE_BYTES)
             index.booked = pages
-            if pages * PAGE > 2 << index.size:
-                self._grow(index, pages * PAGE)
+            if pages * at.PAGE > 2 << index.size:
+                self._grow(index, pages * at.PAGE)
 
     def _leave_behind(self, active: _Active) -> None:
         """Let pages that the output of a request has left give way from now on."""
-        page = int(self.pool.indexes[active.own.row, OUTPUT])
+        page = int(self.pool.indexes[active.own.row, at.OUTPUT])
         if page != active.output and active.shared is not None:
             self._close(active.shared, self._before(page, active.output))
             active.output = page
@@ -314,7 +287,7 @@ class SuffixCache:
         before ``page``."""
         pages = list[int]()
         while page not in (0, first):
-            page = int(self.pool.links[page, BEFORE])
+            page = int(self.pool.links[page, at.BEFORE])
             pages.append(page)
         return [page for page in reversed(pages) if page]
 
@@ -330,25 +303,25 @@ class SuffixCache:
             size -= 1
             if size <= old:
                 if not old:
-                    row[: MASK + 1] = 0
+                    row[: at.MASK + 1] = 0
                 return
         block = heads[begin : begin + (1 << size)]
         if not old:
             block[:] = 0
         else:
-            was = heads[row[BEGIN] : row[BEGIN] + (1 << old)]
+            was = heads[row[at.BEGIN] : row[at.BEGIN] + (1 << old)]
             block.reshape(-1, *was.shape)[:] = was
-            self._blocks.give(int(row[BEGIN]), old)
-        row[BEGIN], row[MASK], index.size = begin, (1 << size) - 1, size
+            self._blocks.give(int(row[at.BEGIN]), old)
+        row[at.BEGIN], row[at.MASK], index.size = begin, (1 << size) - 1, size
 
     def _drop_pages(self, index: _Index, pages: int) -> None:
         """Book that an index lost pages; without any it needs no buckets."""
         self._book(index)
-        self.pool.indexes[index.row, PAGES] -= pages
+        self.pool.indexes[index.row, at.PAGES] -= pages
         index.booked -= pages
         self._shares.grow(index.owner, -pages * PAGE_BYTES)
-        if not self.pool.indexes[index.row, PAGES] and index.size:
-            self._blocks.give(int(self.pool.indexes[index.row, BEGIN]), index.size)
+        if not self.pool.indexes[index.row, at.PAGES] and index.size:
+            self._blocks.give(int(self.pool.indexes[index.row, at.BEGIN]), index.size)
             index.size = 0
 
     def _new_row(self) -> int:
@@ -364,22 +337,22 @@ class SuffixCache:
         if not outputs or outputs[-1][0] is not shared:
             return 0
         page = outputs[-1][1]
-        if self.pool.links[page, FILLED] >= PAGE - 1 or self.pool.links[page, AFTER]:
+        if self.pool.links[page, at.FILLED] >= at.PAGE - 1 or self.pool.links[page, at.AFTER]:
             return 0
         outputs.pop()
-        self.pool.times[page, CLOSED] = NEVER
+        self.pool.times[page, at.CLOSED] = at.NEVER
         return page
 
     def _close(self, shared: _Shared, pages: Sequence[int]) -> None:
         """From now on ``pages`` may give way."""
         for page in pages:
-            self.pool.times[page, CLOSED] = self.pool.counts[CLOCK]
+            self.pool.times[page, at.CLOSED] = self.pool.counts[at.CLOCK]
             self._outputs.setdefault(shared.owner, deque()).append((shared, page))
 
     def _make_room(self, pages: int) -> None:
         """Let outputs give way, then text of requests under way, until so many pages are free."""
         counts, last = self.pool.counts, len(self.pool.links)
-        while counts[FREE] + last - counts[FRESH] < pages:
+        while counts[at.FREE] + last - counts[at.FRESH] < pages:
             if not self._shares.give_way(self._take):
                 return  # nothing but what is written at this moment
 
@@ -389,7 +362,7 @@ class SuffixCache:
         outputs = self._outputs.get(owner)
         if outputs:
             shared, page = outputs.popleft()
-            give_page(self.pool, page)
+            at.give_page(self.pool, page)
             self._drop_pages(shared, 1)
             self.evicted += 1
             self._leave_shared(shared)
@@ -398,16 +371,16 @@ class SuffixCache:
         rows = self.pool.indexes
         mine = [
             a for a in self._active.values()
-            if a.own.owner == owner and rows[a.own.row, PAGES] > 1
+            if a.own.owner == owner and rows[a.own.row, at.PAGES] > 1
         ]  # fmt: skip
         if not mine:
             return False
-        longest = max(mine, key=lambda active: int(rows[active.own.row, PAGES]))
-        last = int(rows[longest.own.row, OWN])
-        page, taken = first_page(self.pool, last), 0
+        longest = max(mine, key=lambda active: int(rows[active.own.row, at.PAGES]))
+        last = int(rows[longest.own.row, at.OWN])
+        page, taken = at.first_page(self.pool, last), 0
         while page != last and taken < TAKEN:
-            after = int(self.pool.links[page, AFTER])
-            give_page(self.pool, page)
+            after = int(self.pool.links[page, at.AFTER])
+            at.give_page(self.pool, page)
             page, taken = after, taken + 1
         self._drop_pages(longest.own, taken)
         self.shed += taken
@@ -415,7 +388,7 @@ class SuffixCache:
 
     def _leave_shared(self, shared: _Shared) -> None:
         """Forget a key that has no text and that nobody uses."""
-        if not shared.users and not self.pool.indexes[shared.row, PAGES]:
+        if not shared.users and not self.pool.indexes[shared.row, at.PAGES]:
             del self._shared[shared.key]
             self._rows.append(shared.row)
 
@@ -425,14 +398,3 @@ class SuffixCache:
             self._outputs.pop(owner, None)
             if not self._shares.of(owner):
                 self._shares.forget(owner)
-
-
-def _better(own: CacheDraft | None, theirs: CacheDraft | None) -> CacheDraft | None:
-    """The draft that expects more, beside the other."""
-    if own is None or theirs is None:
-        return own or theirs
-    best, rival = (own, theirs) if own.score >= theirs.score else (theirs, own)
-    agreement = common_prefix(best.tokens, rival.tokens)
-    return CacheDraft(
-        best.tokens, best.probs, best.score, best.match_len, best.local, rival, agreement
-    )

@@ -17,7 +17,7 @@ import signal
 import socket
 import sys
 import time
-from typing import Any, Final
+from typing import Final
 
 import psutil
 
@@ -46,6 +46,7 @@ class _Parent(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self._channel, self._pid, self.ended = socket.socket(fileno=0), os.getppid(), False
+        self.hello = self._channel.recv(1 << 20)  # which was there before this process was
 
     def heard(self, wait_s: float) -> bytes:
         """A message that comes within that time, or nothing."""
@@ -84,10 +85,9 @@ def main() -> None:
         above = psutil.Process(os.getppid()).ppid()
         os.sched_setaffinity(0, os.sched_getaffinity(above or os.getppid()))
     logging.basicConfig(level=logging.INFO, handlers=[parent], format="%(message)s")
-    while not (hello := parent.heard(LINGER_S)):
-        if parent.ended:
-            return
-    shipper, until = _shipper(json.loads(hello)), math.inf
+    told, until = json.loads(parent.hello), math.inf
+    ring, kafka = Ring(told["size"], told["fd"]), KafkaSettings(**told["kafka"])
+    shipper = Shipper(kafka, Origin(*told["origin"]), ring, Shedding(told["per_second"]))
     while not parent.ended or not (shipper.idle or time.monotonic() > until):
         shipper.turn()
         said = parent.heard(0.0 if shipper.busy else HASTE_S if parent.ended else LINGER_S)
@@ -100,12 +100,6 @@ def main() -> None:
         logging.error("%d draft events were not sent to Kafka before the worker closed, "
                       "%d may not have been", lost, doubtful)  # fmt: skip
     os._exit(0)  # what the client still has is counted
-
-
-def _shipper(told: dict[str, Any]) -> Shipper:
-    ring = Ring(told["size"], told["fd"])
-    kafka = KafkaSettings(**told["kafka"])
-    return Shipper(kafka, Origin(*told["origin"]), ring, Shedding(told["per_second"]))
 
 
 if __name__ == "__main__":

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass, field
-
 import msgspec
 
 Counts = dict[str, int]
 
 
-class Books(msgspec.Struct):
-    """Events of one life, each settled in one way, and where a carrier goes on. Mutable.
-
-    Rows from ``settled`` to before ``end`` are under way: records of at most ``limit`` rows for
-    ``partitions`` partitions (0: nobody has said how many there are), numbered from ``sequences``.
-    Whoever begins again makes the same records of them, so that readers know one they have had.
-    """
+class Fates(msgspec.Struct):
+    """Events of one life, each settled in one way, and rounds of trials. Mutable."""
 
     sent: int = 0
     in_doubt: int = 0
@@ -25,10 +17,6 @@ class Books(msgspec.Struct):
     refused: Counts = {}
     rounds_sent: int = 0
     rounds_dropped: int = 0
-    end: int = 0
-    limit: int = 0
-    partitions: int = 0
-    sequences: dict[int, int] = {}
 
     @property
     def settled(self) -> int:
@@ -37,17 +25,24 @@ class Books(msgspec.Struct):
         return self.sent + self.in_doubt + lost
 
 
-@dataclass
-class Accounts:
+class Books(Fates):
+    """The same, and where a carrier goes on.
+
+    Rows from ``settled`` to before ``end`` are under way: one record, the one with number
+    ``sequence``. Later ones are of at most ``limit`` events. All go to one ``partition``, -1 where
+    it is not known yet. Whoever begins again makes the same record, so that readers know one they
+    have had.
+    """
+
+    end: int = 0
+    limit: int = 0
+    partition: int = -1
+    sequence: int = 0
+
+
+class Accounts(Fates):
     """Where the events of a worker's life are; the fields of its status, by the same names."""
 
     made: int = 0
-    sent: int = 0
-    in_doubt: int = 0
     waiting: int = 0
-    failed: int = 0
-    dropped: Counter[str] = field(default_factory=Counter)
-    refused: Counter[str] = field(default_factory=Counter)
     deaths: int = 0
-    rounds_sent: int = 0
-    rounds_dropped: int = 0

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ from decoder.contracts.events import Origin
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import WorkerStatus
 from decoder.contracts.trials import Round
-from decoder.telemetry.books import Accounts
+from decoder.telemetry.books import Accounts, Fates
 from decoder.telemetry.ring import BEAT, FULL, HEAD, UNREADABLE, Ring
 from decoder.trial.turns import Played, Turns
 
@@ -85,9 +85,9 @@ class Handover:
 
     @property
     def pid(self) -> int | None:
-        """Of the carrier, while there is one."""
+        """Of the carrier, while it lives."""
         carrier = self._carrier
-        return carrier.pid if carrier is not None else None
+        return carrier.pid if carrier is not None and carrier.poll() is None else None
 
     def start(self) -> None:
         """Begin."""
@@ -97,17 +97,13 @@ class Handover:
         """Where every event is, at one moment. For any thread."""
         books = self._ring.books()
         head, full, unreadable = (int(self._ring.control[at]) for at in (HEAD, FULL, UNREADABLE))
+        waiting = head - books.settled
+        lost = {"queue": full, "unreadable": unreadable}
+        books.dropped |= {reason: events for reason, events in lost.items() if events}
+        books.rounds_dropped += self._lost
+        fates = {name: getattr(books, name) for name in Fates.__struct_fields__}
         return Accounts(
-            made=head + full + unreadable,
-            sent=books.sent,
-            in_doubt=books.in_doubt,
-            waiting=head - books.settled,
-            failed=books.failed,
-            dropped=+Counter({**books.dropped, "queue": full, "unreadable": unreadable}),
-            refused=Counter(books.refused),
-            deaths=self._deaths,
-            rounds_sent=books.rounds_sent,
-            rounds_dropped=books.rounds_dropped + self._lost,
+            **fates, made=head + full + unreadable, waiting=waiting, deaths=self._deaths
         )
 
     def close(self) -> None:
@@ -127,21 +123,22 @@ class Handover:
     def _run(self) -> None:
         stopping = False
         while not stopping:  # one turn at least: a worker may be gone at once
-            try:
-                self._turn()
-            except Exception:  # noqa: BLE001 -- whatever it is, the next turn comes
-                self._complaints.exception("events are not handed over")
+            self._do(self._turn)
             stopping = self._stopping.wait(EVERY_S)
-        try:
-            self._finish()
-        except Exception:  # noqa: BLE001 -- what is left is still to be accounted for
-            self._complaints.exception("the last events are not handed over")
+        self._do(self._finish)
         self._bury(expected=True)
         books = self._ring.books()  # of which this is the only writer now
         books.in_doubt += max(books.end - books.settled, 0)
         books.failed += int(self._ring.control[HEAD]) - books.settled
         self._ring.say(books)
         self._lost += len(self._turns.rounds) if self._turns is not None else 0
+
+    def _do(self, what: Callable[[], None]) -> None:
+        """Whatever it comes to, something is left to be done, or to be accounted for."""
+        try:
+            what()
+        except Exception:  # noqa: BLE001
+            self._complaints.exception("events are not handed over")
 
     def _turn(self) -> None:
         if self._carrier is not None:
@@ -166,7 +163,7 @@ class Handover:
 
     def _wait(self, seconds: float, done: Callable[[], bool]) -> None:
         until = time.monotonic() + seconds
-        while self._lives and not done() and time.monotonic() < until:
+        while self.pid and not done() and time.monotonic() < until:
             time.sleep(LOOK_S)
 
     def _tell(self) -> None:
@@ -179,8 +176,7 @@ class Handover:
             rounds.popleft()
             self._rounds += bool(line)
             self._lost += not line
-        line = self._line(b"S", self._status)
-        if line:
+        if line := self._line(b"S", self._status):
             self._send(line)
 
     def _line(self, kind: bytes, make: Callable[[], BaseModel]) -> bytes:
@@ -199,17 +195,14 @@ class Handover:
 
     # --- the carrier
 
-    @property
-    def _lives(self) -> bool:
-        return self._carrier is not None and self._carrier.poll() is None
-
     def _begin(self) -> None:
-        root = str(Path(decoder.__file__).parent.parent)
-        there = os.environ.get("PYTHONPATH")
+        root, there = str(Path(decoder.__file__).parent.parent), os.environ.get("PYTHONPATH")
         path = os.pathsep.join([root, there] if there else [root])
         self._began = time.monotonic()
         self._start_at = self._began + self._pause
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._channel.setblocking(False)
+        self._channel.send(self._hello)
         # No child of multiprocessing: the processes of an engine may be daemons, which have none.
         with theirs:
             self._carrier = subprocess.Popen(
@@ -217,17 +210,14 @@ class Handover:
                 stdin=theirs.fileno(), stdout=subprocess.DEVNULL, pass_fds=(self._ring.fd,),
                 env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
             )  # fmt: skip
-        self._channel.setblocking(False)
-        self._channel.send(self._hello)
         self._silent, self._beat = 0, int(self._ring.control[BEAT])
 
     def _look(self) -> None:
         """Log what the carrier has to say, and look whether it lives."""
-        lives, beat = self._lives, int(self._ring.control[BEAT])
         self._log()
-        self._silent = self._silent + 1 if beat == self._beat else 0
-        self._beat = beat
-        if not lives or self._silent > SILENT_TURNS:
+        before, self._beat = self._beat, int(self._ring.control[BEAT])
+        self._silent = self._silent + 1 if self._beat == before else 0
+        if not self.pid or self._silent > SILENT_TURNS:
             self._bury()
 
     def _log(self) -> None:
@@ -262,11 +252,7 @@ class Handover:
 def round_of(played: Played, origin: Origin) -> Round:
     """The record of a finished round."""
     return Round(
-        scope=origin.scope,
-        worker=origin.worker,
-        life=origin.life,
-        number=played.number,
-        time=played.time,
-        unit=played.unit,
+        scope=origin.scope, worker=origin.worker, life=origin.life, number=played.number,
+        time=played.time, unit=played.unit,
         blocks=tuple(account.block() for account in played.accounts),
-    )
+    )  # fmt: skip

@@ -15,7 +15,6 @@ import mmap
 import os
 import struct
 import weakref
-from collections.abc import Mapping
 from functools import cache
 from typing import Any, Final
 
@@ -71,13 +70,6 @@ def packer(kind: np.dtype[Any]) -> struct.Struct:
     return struct.Struct("<" + "".join(codes.get(p) or p[1:] + "s" for p in parts))
 
 
-def claim(control: NDArray[np.int64], size: int, rows: int) -> int:
-    """How many of ``rows`` more there is room for; the others are counted as lost. Mutates."""
-    fits = min(rows, size - (control[HEAD] - control[SETTLED]))
-    control[FULL] += rows - fits
-    return int(fits)
-
-
 class Ring:
     """``size`` rows. ``control`` is int64, ``rows`` of dtype :data:`ROW` [size], ``fd`` the memory.
 
@@ -96,14 +88,13 @@ class Ring:
         if fd is None:
             os.ftruncate(self.fd, _ROWS_AT + size * _WIDTH)
         self._memory = mmap.mmap(self.fd, _ROWS_AT + size * _WIDTH)
-        self._counts = memoryview(self._memory)[:_WORDS_AT].cast("q")  # quicker for one number
         self.control = np.frombuffer(self._memory, np.int64, _WORDS_AT // 8)
         self._spelled = np.frombuffer(self._memory, f"S{LETTERS}", WORDS, _WORDS_AT)
         self.rows = np.frombuffer(self._memory, ROW, size, _ROWS_AT)
         self._codes: dict[str, int] = {"": 0}
 
     def __len__(self) -> int:
-        return self._counts[HEAD] - self._counts[SETTLED]
+        return int(self.control[HEAD] - self.control[SETTLED])
 
     # --- who writes
 
@@ -122,13 +113,6 @@ class Ring:
             self._codes[text] = code
         return code
 
-    def extend(self, rows: NDArray[Any]) -> None:
-        """Add ``rows`` of dtype :data:`ROW` [n]; the last are lost where there is no room. A
-        worker's step does the same, compiled."""
-        fits, head = claim(self.control, self.size, len(rows)), self._counts[HEAD]
-        self.rows[self.places(head, head + fits)] = rows[:fits]
-        self._counts[HEAD] = head + fits
-
     # --- who takes
 
     def slice(self, first: int, end: int) -> NDArray[Any]:
@@ -142,19 +126,19 @@ class Ring:
 
     def say(self, books: Books) -> None:
         """Say what was settled, all at once, and free the rows. For one process at a time."""
-        told, counts = msgspec.json.encode(books), self._counts
-        at = _BLOCKS_AT + (counts[TURN] + 1) % 2 * BLOCK
+        told, counts = msgspec.json.encode(books), self.control
+        at = _BLOCKS_AT + int(counts[TURN] + 1) % 2 * BLOCK
         self._memory[at : at + 4 + len(told)] = struct.pack("<I", len(told)) + told
         counts[TURN] += 1
         counts[SETTLED] = books.settled
 
     def books(self) -> Books:
         """What was said last; for any process, at any time."""
-        while (turn := self._counts[TURN]) >= 0:
+        while (turn := int(self.control[TURN])) >= 0:
             at = _BLOCKS_AT + turn % 2 * BLOCK
             (size,) = struct.unpack_from("<I", self._memory, at)
             told = self._memory[at + 4 : at + 4 + size]
-            if turn == self._counts[TURN]:
+            if turn == self.control[TURN]:
                 break
         return msgspec.json.decode(told, type=Books) if told else Books()
 
@@ -188,8 +172,3 @@ class Ring:
         except (ValueError, IndexError) as error:  # memory that somebody wrote over
             raise EventRefused(f"a row is no event: {error}") from error
         return encode_columns(columns, features, origin, sequence)
-
-
-def packed(part: np.dtype[Any], values: Mapping[str, Any]) -> bytes:
-    """``values`` by name as one row of ``part``."""
-    return packer(part).pack(*(values[name] for name in part.names or ()))

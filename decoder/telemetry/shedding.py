@@ -7,8 +7,8 @@ The draw is made when a request is first heard of, and stands.
 
 from __future__ import annotations
 
-import hashlib
 import time
+import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -35,29 +35,22 @@ class Shedding:
         """The chance that each event's request had to be told of; 0 where it is not. Mutates."""
         shares = [self._share(request) for request in requests]
         self._kept += sum(map(bool, shares))
-        self._look()
+        now = self._clock()
+        if now - self._since >= LOOK_S:
+            rate, self._kept, self._since = self._kept / (now - self._since), 0, now
+            if rate > self.per_second:
+                self.halvings = min(self.halvings + 1, MOST_HALVINGS)
+            elif self.halvings and rate * SLACK < self.per_second:
+                self.halvings -= 1
         return shares
 
     def _share(self, request: bytes) -> float:
-        share = self._requests.get(request)
+        share = self._requests.pop(request, None)
         if share is None:
-            drawn = hashlib.blake2b(request, digest_size=8).digest()
             share = 0.5**self.halvings
-            if int.from_bytes(drawn, "little") >= share * 2.0**64:
+            if zlib.crc32(request) >= share * 2.0**32:
                 share = 0.0
-            self._requests[request] = share
-            if len(self._requests) > REQUESTS:
-                self._requests.popitem(last=False)
-        else:
-            self._requests.move_to_end(request)
+        self._requests[request] = share
+        if len(self._requests) > REQUESTS:
+            self._requests.popitem(last=False)
         return share
-
-    def _look(self) -> None:
-        passed = self._clock() - self._since
-        if passed < LOOK_S:
-            return
-        rate, self._kept, self._since = self._kept / passed, 0, self._clock()
-        if rate > self.per_second:
-            self.halvings = min(self.halvings + 1, MOST_HALVINGS)
-        elif self.halvings and rate * SLACK < self.per_second:
-            self.halvings -= 1

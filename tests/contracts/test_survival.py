@@ -34,11 +34,6 @@ def test_survival_is_the_running_product_of_its_definition(values: list[float], 
     assert (np.diff(curve) <= 0).all()
 
 
-def test_nothing_survives_behind_its_end() -> None:
-    curves = survival(np.full((3, BUCKETS), -2.0, np.float32), np.array([0, 2, 5]))
-    assert [int((row > 0).sum()) for row in curves] == [0, 2, 5]
-
-
 @given(st.floats(0.001, 0.999), st.integers(1, 8))
 def test_a_chain_yields_a_geometric_sum(chance: float, k: int) -> None:
     yields = yields_of_places(np.full(k, np.log(chance / (1 - chance))), k)
@@ -63,9 +58,3 @@ def test_costly_verification_cuts_drafts_to_their_likely_part() -> None:
 def test_a_table_that_makes_no_sense_is_refused(tokens: tuple, times: tuple) -> None:
     with pytest.raises(ValueError, match="cost table"):
         CostTable("t", tokens, times)
-
-
-def test_many_more_tokens_never_cost_less_whatever_was_measured() -> None:
-    table = CostTable("t", (1, 2, 4, 8, 16), (10.0, 9.0, 12.0, 14.0, 13.0))
-    assert (np.diff(table.dense[8:]) >= 0).all()
-    assert (CostTable("t", (1, 4), (10.0, 9.0)).dense > 0).all()

@@ -74,20 +74,13 @@ def test_every_column_is_listed_with_its_range() -> None:
             assert told == "name"
 
 
-def test_every_feature_is_listed_once() -> None:
+def test_every_feature_topic_and_field_of_a_status_is_listed() -> None:
     listed = [name for row in cells(section("Features")) for name in re.findall(r"`(\w+)`", row[0])]
     assert sorted(listed) == sorted(FEATURES)
-
-
-def test_every_topic_is_listed_with_its_key() -> None:
-    listed = {row[0].strip("`"): row[1] for row in cells(PAGE.split("\n## ")[0])}
-    assert listed == {topic.name: topic.key for topic in TOPICS}
-
-
-def test_every_field_of_a_status_is_listed() -> None:
+    topics = {row[0].strip("`"): row[1] for row in cells(PAGE.split("\n## ")[0])}
+    assert topics == {topic.name: topic.key for topic in TOPICS}
     told = set(re.findall(r"`(\w+)`", section("A status record")))
-    fields = {*WorkerStatus.model_fields, *LearnerStatus.model_fields}
-    assert fields - told <= {"contract"}
+    assert {*WorkerStatus.model_fields, *LearnerStatus.model_fields} - told <= {"contract"}
 
 
 def test_every_reason_of_a_refusal_is_listed() -> None:

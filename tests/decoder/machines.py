@@ -7,7 +7,7 @@ lost is lost by prices alone. Times are computed: regret is a number here, whoev
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 import numpy as np
@@ -76,13 +76,12 @@ class Offer:
     features: np.ndarray
     owners: np.ndarray
     curves: np.ndarray
-    luck: np.ndarray
 
 
 @cache
-def offers(batch: int, steps: int, seed: int = 0) -> list[Offer]:
+def offers(batch: int, steps: int) -> list[Offer]:
     """Drafts of 1 to 64 tokens, from hopeless to nearly sure, of 60 % of the requests."""
-    rng, made = np.random.default_rng(seed), []
+    rng, made = np.random.default_rng(0), []
     for _ in range(steps):
         owners = np.flatnonzero(rng.random(batch) < SHARE)
         features = np.zeros((len(owners), NUM_FEATURES), np.float32)
@@ -93,7 +92,7 @@ def offers(batch: int, steps: int, seed: int = 0) -> list[Offer]:
         curves = np.zeros((batch, 64), np.float32)
         own = survival(logits, features[:, LENGTH].astype(np.int64))
         curves[owners, : own.shape[1]] = own
-        made.append(Offer(features, owners, curves, rng.random((batch, 2))))
+        made.append(Offer(features, owners, curves))
     return made
 
 
@@ -103,7 +102,6 @@ class Run:
 
     tokens: list[float] = field(default_factory=list)
     time: list[float] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=list)
 
     def rate(self, first: int, last: int | None = None) -> float:
         """Tokens a microsecond."""
@@ -119,62 +117,40 @@ def expected(offer: Offer, chosen: Chosen) -> np.ndarray:
     return np.where(chosen.arms == MODEL, yields[chosen.model_len], found)
 
 
-def accepted(offer: Offer, chosen: Chosen) -> np.ndarray:
-    """Draft tokens [n] that the target accepts this time."""
-    width = offer.curves.shape[1]
-    taken = np.where(chosen.arms == CACHE, chosen.lengths, 0)
-    live = (offer.curves > offer.luck[:, :1]) & (np.arange(width) < taken[:, None])
-    chain = CHANCE ** np.arange(1, chosen.model_len + 1)
-    model = (chain > offer.luck[:, 1:]).sum(axis=1)
-    return np.where(chosen.arms == MODEL, model, live.sum(axis=1))
-
-
 def serve(
     machine: Machine,
     batch: int,
     steps: int,
     costs: LiveCosts,
-    rate: LiveRate,
-    *,
-    drafter: bool = True,
-    seed: int = 0,
+    rate: LiveRate | None = None,
+    at: float = 2.0,
 ) -> Run:
-    """``steps`` steps of ``batch`` requests by the worker's own choice, costs and rate."""
-    noise = np.random.default_rng(seed + 1)
-    run, judge = Run(), policy()
-    for offer in offers(batch, steps, seed):
+    """``steps`` steps of ``batch`` requests by the worker's own choice, costs, and rate, or the one
+    that it stays at."""
+    noise, run, judge = np.random.default_rng(1), Run(), policy()
+    for offer in offers(batch, steps):
         table = costs.table
         chosen = choose(
-            judge, offer.features, offer.owners, batch, batch, table, rate.value,
-            K if drafter else 0, odds=ODDS,
+            judge, offer.features, offer.owners, batch, batch, table,
+            at if rate is None else rate.value, K, odds=ODDS,
         )  # fmt: skip
         drafts = int(chosen.lengths.sum())
         drafted = chosen.model_len if (chosen.arms == MODEL).any() else 0
         us = machine.step(batch, drafts, drafted)
         run.tokens.append(batch + float(expected(offer, chosen).sum()))
         run.time.append(us)
-        run.sizes.append(batch + drafts)
         measured = us * float(np.exp(noise.normal(0.0, machine.noise)))
         costs.observe(batch + drafts, batch, drafted, measured)
-        committed = batch + int(accepted(offer, chosen).sum())
-        rate.observe(committed, batch, plain_steps(costs.table, batch, drafts, drafted))
+        if rate is not None:
+            spent = plain_steps(costs.table, batch, drafts, drafted)
+            rate.observe(run.tokens[-1], batch, spent)  # type: ignore[arg-type] -- in the mean
     return run
 
 
-def best(machine: Machine, batch: int, steps: int, *, drafter: bool = True) -> Run:
+def best(machine: Machine, batch: int, steps: int) -> Run:
     """The same under the true costs, at the rate that deciding by it achieves."""
-    costs, rate = LiveCosts(machine.true, live=False), 2.0
-    plain = machine.verify(batch)
-    calm = Machine(machine.verify, machine.profile, machine.draft_us, machine.draft_row_us)
+    costs, rate, calm = LiveCosts(machine.true, live=False), 2.0, replace(machine, noise=0.0)
     for _ in range(6):
-        fixed = FixedRate(rate)
-        run = serve(calm, batch, steps, costs, fixed, drafter=drafter)
-        rate = run.rate(0) * plain / batch
+        run = serve(calm, batch, steps, costs, at=rate)
+        rate = run.rate(0) * machine.verify(batch) / batch
     return run
-
-
-class FixedRate(LiveRate):
-    """A rate that stays."""
-
-    def observe(self, committed: int, cycles: int, time: float) -> None:
-        """Learn nothing."""

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decoder.contracts.bundle import BUCKETS, MAX_DRAFT, OUTPUTS, Kind, Policy
+from decoder.contracts.bundle import BUCKETS, OUTPUTS, Kind, Policy
 from decoder.contracts.features import FEATURES, NUM_FEATURES
 from decoder.core.choice import Chosen, choose
-from decoder.policy.estimate import choose_each, decide_each, estimate, network, survival
+from decoder.policy.estimate import choose_each, decide_each, estimate, network
 from decoder.policy.loops import draft_length, share_out
 from decoder.policy.pricing import (
     MAX_TOKENS,
@@ -157,16 +157,6 @@ def test_a_drafter_for_many_makes_what_those_gain_who_gain() -> None:
     assert length(likely, unlikely, unlikely, unlikely) == 6
 
 
-def test_the_drafter_runs_only_if_it_pays_for_the_whole_batch() -> None:
-    table = CostTable("t", (1, 64), (1.0, 1.6), draft_us=1.0)
-    curves = padded([[0.9] * 4] * 8)
-    model = np.array([2.5] + [0.0] * 7, np.float32)
-    alone = shared(curves, model, 2.0, Situation(table, 4))
-    assert MODEL not in alone.arms
-    together = shared(curves[:, :0], np.full(8, 2.5, np.float32), 2.0, Situation(table, 4))
-    assert (together.arms == MODEL).all()
-
-
 @given(st.integers(0, 2**32 - 1), st.integers(0, 5))
 def test_outputs_are_those_of_the_network(seed: int, n: int) -> None:
     rng = np.random.default_rng(seed)
@@ -183,11 +173,6 @@ def test_outputs_are_those_of_the_network(seed: int, n: int) -> None:
         hidden = np.maximum(hidden, 0.0) if place else hidden
         hidden = hidden @ weight + bias
     assert np.allclose(network(policy, features), hidden, atol=1e-3)
-
-
-def test_a_draft_longer_than_any_is_cut() -> None:
-    flat = np.zeros((1, BUCKETS), np.float32)
-    assert survival(flat, np.array([9 * MAX_DRAFT])).shape[1] == MAX_DRAFT
 
 
 def a_policy(kind: Kind, seed: int = 0, *, use_model: bool = True) -> Policy:
@@ -222,32 +207,12 @@ def test_a_lone_request_is_decided_as_the_learner_replays_it(
     assert (mine.arms, mine.lengths) == (theirs.arms, theirs.lengths)
 
 
-@pytest.mark.parametrize("kind", ["frequency", "survival"])
-def test_a_model_draft_is_expected_by_place_with_a_cache_draft_or_without(kind: Kind) -> None:
-    odds = np.random.default_rng(1).normal(size=4)
-    step = choose(a_policy(kind), some_features(2, 5), np.array([0, 2]), 3, 5, NOMINAL, 2.0, 4,
-                  odds=odds, shorter=False)  # fmt: skip
-    assert step.expected[1] == 0.0 and step.expected[0] > 0.0
-    expected = np.cumprod(1.0 / (1.0 + np.exp(-odds))).sum()
-    assert step.model == pytest.approx([expected] * 3, rel=1e-5)
-
-
 def test_a_step_without_any_draft_still_chooses() -> None:
     nothing = np.zeros((0, NUM_FEATURES), np.float32), np.zeros(0, np.int64)
     for chance, arm in ((0.95, MODEL), (0.01, NONE)):
         dear = replace(NOMINAL, draft_us=0.5)
         step = choose(a_policy("survival"), *nothing, 2, 2, dear, 2.0, 4, odds=even(chance))
         assert step.arms.tolist() == [arm, arm]
-
-
-def test_more_requests_than_the_cost_table_reaches_to_are_decided_as_at_its_end() -> None:
-    features, owners = some_features(3, 3), np.arange(3)
-    beyond, last = (
-        choose(a_policy("survival"), features, owners, 3, rows, NOMINAL, 2.0, 4)
-        for rows in (9 * MAX_TOKENS, MAX_TOKENS)
-    )
-    assert (beyond.arms == last.arms).all() and (beyond.lengths == last.lengths).all()
-    assert beyond.model_len == last.model_len
 
 
 tables = st.builds(

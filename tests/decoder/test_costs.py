@@ -65,24 +65,6 @@ def test_a_slower_machine_is_believed_for_sizes_seen_and_for_all_others() -> Non
     )  # hoped to be less by its doubt
 
 
-def test_a_size_that_nobody_runs_any_more_keeps_pace_with_those_that_are_run() -> None:
-    """Else the arm in force would look better the longer the machine has been getting faster."""
-    costs = LiveCosts(PROFILE)
-    for tokens in (1, 16) * REFRESH:
-        feed(costs, tokens, 2.0 * float(PROFILE.dense[tokens]), 1)
-    feed(costs, 1, float(PROFILE.dense[1]), 4 * REFRESH)
-    assert costs.table.dense[16] == pytest.approx(PROFILE.dense[16], rel=0.1)
-
-
-def test_a_size_that_deviates_from_the_profile_is_found_beside_one_that_does_not() -> None:
-    costs = LiveCosts(PROFILE)
-    for _ in range(4 * REFRESH):
-        feed(costs, 1, float(PROFILE.dense[1]), 3)
-        feed(costs, 16, 1.5 * float(PROFILE.dense[16]), 1)
-    assert costs.table.dense[1] == pytest.approx(PROFILE.dense[1], rel=0.02)
-    assert costs.table.dense[16] == pytest.approx(1.5 * PROFILE.dense[16], rel=0.05)
-
-
 @pytest.mark.parametrize("stall", [float("nan"), float("inf"), -1.0, 0.0])
 def test_a_senseless_time_is_ignored(stall: float) -> None:
     costs = LiveCosts(PROFILE)
@@ -131,12 +113,6 @@ def test_without_a_profile_the_first_steps_set_the_unit() -> None:
     feed(costs, 1, 30_000.0, 3)
     assert costs.table.dense[1] == pytest.approx(30_000.0)
     assert costs.table.drafting(1, 1) == pytest.approx(GUESS * 30_000.0)
-
-
-def test_fixed_costs_stay() -> None:
-    costs = LiveCosts(PROFILE, live=False)
-    feed(costs, 1, 1.0, 100)
-    assert costs.table is PROFILE
 
 
 def test_steps_beyond_the_grid_are_harmless() -> None:

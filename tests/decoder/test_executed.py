@@ -218,17 +218,6 @@ def test_a_fault_leaves_out_its_own_request_and_no_other(
     assert "a" not in router and router.table.arrays.requests[slot, LENGTH] == 7
 
 
-def test_tokens_that_are_none_leave_out_their_own_request_alone(
-    sink: KeepingSink, token_classes: np.ndarray
-) -> None:
-    router = make(sink, token_classes, frequency_policy("s", 0.0))
-    begin(router, ["a", "b"], [1, 2, 3, 1, 2])
-    router.choose(["a", "b"])
-    router.observe([Committed("a", [2**40], 0), Committed("b", [3], 0)], 2)
-    assert "a" not in router and router.counters.left_out == {"fault": 1}
-    assert router.choose(["b"])[0].arm == "cache"
-
-
 def test_a_request_asked_for_twice_in_a_step_harms_nobody(
     sink: KeepingSink, token_classes: np.ndarray
 ) -> None:

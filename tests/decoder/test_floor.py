@@ -95,22 +95,6 @@ def test_a_policy_that_is_wrong_is_relieved_and_comes_back(trouble: str) -> None
     assert router.floor is not None and router.floor.in_force == "policy"
 
 
-def test_a_drafter_that_alone_pays_is_missed_while_it_is_broken_and_taken_back() -> None:
-    """Nothing but an occasional look tells that it works again."""
-    router, runs = make_router(trusting_policy(), has_model=True, floor=True), []
-    for index, accepts in enumerate((healthy, collapsed, healthy)):
-        phase = Phase(scattered(4000, 7 + index), accepts, MILD)
-        runs.append(Run())
-        decode(router, phase, runs[-1], PROMPT, str(index))
-        best = best_fixed(phase, WITHIN_CYCLES)
-        looking = 1 / PROBE_EVERY if accepts is collapsed else 0.0
-        assert runs[-1].rate(WITHIN_CYCLES) >= (BAND - looking) * best
-    assert runs[1].arms[WITHIN_CYCLES:].count("model") < 0.1 * len(runs[1].arms)
-    for run in (runs[0], runs[2]):
-        late = run.arms[WITHIN_CYCLES:]
-        assert late.count("model") > 0.8 * len(late)
-
-
 POLICIES = {
     "trusting": trusting_policy(),
     "despairs of the drafter": trusting_policy(chance=0.01),
@@ -130,22 +114,6 @@ def test_a_mended_drafter_is_taken_up_whoever_is_in_force(start: Option, policy:
     decode(router, Phase(scattered(1500, 8), healthy, MILD), run, PROMPT, "mended")
     late = run.arms[WITHIN_CYCLES:]
     assert len(late) > 100 and late.count("model") > 0.9 * len(late)
-
-
-def test_without_the_floor_the_same_policy_is_far_behind() -> None:
-    phase = TROUBLES["poisoned cache"]
-    run = Run()
-    decode(make_router(trusting_policy(), True, floor=False), phase, run, PROMPT, "x")
-    assert run.rate(WITHIN_CYCLES) < 0.9 * best_fixed(phase, WITHIN_CYCLES)
-
-
-def test_an_unseen_drafter_is_looked_at_now_and_then() -> None:
-    router = make_router(trusting_policy(chance=0.01), has_model=True, floor=True)
-    run = Run()
-    decode(router, Phase(scattered(2000), collapsed, MILD), run, PROMPT, "x")
-    share = run.arms.count("model") / len(run.arms)
-    assert 0.5 / PROBE_EVERY < share < 3 / PROBE_EVERY
-    assert router.counters.probes > 0
 
 
 def test_what_a_step_without_drafts_costs_is_looked_at_where_it_is_in_doubt(

@@ -101,15 +101,6 @@ def test_who_learns_while_its_memory_gives_way_goes_on_with_an_empty_one() -> No
     assert len(memories._rows) == rows + 1
 
 
-def test_the_bytes_booked_are_those_of_the_places() -> None:
-    memories = Memories(64 * BUDGET)
-    fill(memories, "a", 2, 5000)
-    places = int(memories.payoffs.tables[:, 1].sum())
-    assert memories.held_bytes == MEMORY_BYTES + places * PLACE_BYTES
-    columns = memories.payoffs.idents, memories.payoffs.keys, memories.payoffs.sums
-    assert sum(column[0].nbytes for column in columns) == PLACE_BYTES
-
-
 def test_a_memory_tells_what_drafts_did_after_the_same_tokens() -> None:
     memories = Memories(BUDGET)
     row = memories.begin("a")

@@ -13,6 +13,7 @@ from prometheus_client import REGISTRY
 
 from decoder.contracts.status import SideSums, WorkerStatus
 from decoder.telemetry import metrics
+from tests.decoder.small_disk import on_small_disk
 
 
 def status(process: str, **values: object) -> WorkerStatus:
@@ -59,28 +60,6 @@ def test_every_metric_is_a_field_of_the_status_record() -> None:
     assert named <= set(WorkerStatus.model_fields)
 
 
-def test_a_status_that_cannot_be_made_does_not_end_the_page(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    said: list[int] = []
-
-    def say() -> WorkerStatus:
-        said.append(len(said))
-        if len(said) == 1:
-            raise RuntimeError("not yet")
-        return status("c", tokens=2)
-
-    page = metrics.MetricsPage(say, every_s=0.01)
-    page.start()
-    until = time.monotonic() + 30.0
-    while len(said) < 3:
-        assert time.monotonic() < until, "the page does not go on"
-        time.sleep(0.01)
-    page.close()
-    assert read("tokens_total", worker="c") == 2
-    assert "were not published" in caplog.text
-
-
 WRITER = """
 from decoder.contracts.status import SideSums, WorkerStatus
 from decoder.telemetry.metrics import publish
@@ -123,42 +102,24 @@ while len(said) < 3:
 page.close()
 print("alive")
 """
-FULL = """
-unshare --user --map-root-user --mount sh -c 'mount -t tmpfs -o size=8k none "$0" || exit 77
-dd if=/dev/zero of="$0/filled" bs=4k count=2 2>/dev/null
-"$@"; code=$?; ls "$0"; exit $code' "$@"
-"""
 
 
 def test_on_a_full_disk_nothing_is_published_and_nobody_is_ended(tmp_path: Path) -> None:
-    environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
-    done = subprocess.run(
-        ["sh", "-c", FULL, "sh", str(tmp_path), sys.executable, "-c", PAGE],
-        env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if "alive" not in done.stdout and ("unshare:" in done.stderr or done.returncode == 77):
-        pytest.skip("this machine lets nobody mount a small disk")
+    done = on_small_disk(tmp_path, "PROMETHEUS_MULTIPROC_DIR", PAGE, 8, 2)
     assert done.returncode == 0, done
     assert done.stdout.split() == ["alive", "filled"], "no file that no page can be made of"
     assert done.stderr.count("metrics were not published") == 1, done.stderr
 
 
-def test_where_a_file_may_not_grow_nothing_is_published(tmp_path: Path) -> None:
-    small = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
-    environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", small + PAGE],
-        env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.stdout == "alive\n" and done.stderr.count("were not published") == 1
-    assert not list(tmp_path.iterdir())
-
-
-def test_what_failed_half_way_is_not_counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_status_that_cannot_be_made_ends_no_page_and_none_is_counted_twice(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     said: list[int] = []
 
     def say() -> WorkerStatus:
         said.append(1)
+        if len(said) == 1:
+            raise RuntimeError("not yet")
         if len(said) == 3:
             monkeypatch.undo()
         return status("half", tokens=5)
@@ -172,3 +133,4 @@ def test_what_failed_half_way_is_not_counted_twice(monkeypatch: pytest.MonkeyPat
         time.sleep(0.01)
     page.close()
     assert read("tokens_total", worker="half") == 5
+    assert "were not published" in caplog.text

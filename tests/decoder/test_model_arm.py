@@ -23,14 +23,6 @@ def test_it_begins_from_the_payoff_it_is_given(chance: float) -> None:
     assert ModelArm(1.0, 0).payoff(4) == 0.0
 
 
-def test_it_follows_what_is_verified_and_an_observation_ends_the_wait() -> None:
-    arm = ModelArm(3.0, 4)
-    arm.unseen = 40
-    for _ in range(400):
-        arm.observe(0, 4)
-    assert arm.payoff(4) < 0.15 and arm.unseen == 0
-
-
 @pytest.mark.parametrize("length", [1, 2, 4])
 def test_each_place_is_told_from_drafts_of_any_length(length: int) -> None:
     """A draft that is refused at one place says nothing of those behind it."""

@@ -7,14 +7,6 @@ import pytest
 from decoder.core.rate import LEAST, LiveRate
 
 
-def test_it_forgets_what_it_started_from() -> None:
-    rate = LiveRate(2.5)
-    assert rate.value == pytest.approx(2.5)
-    for _ in range(2000):
-        rate.observe(committed=3, cycles=2, time=1.25)
-    assert rate.value == pytest.approx(1.2, abs=0.01)
-
-
 def test_a_step_counts_by_its_requests() -> None:
     """One step of eight requests and eight steps of one weigh the same."""
     together, alone = LiveRate(1.0), LiveRate(1.0)

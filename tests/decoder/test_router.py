@@ -7,15 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from decoder.contracts.bundle import Policy, frequency_policy
 from decoder.core.costs import LiveCosts
 from decoder.core.router import Committed, DraftRouter, RequestOptions
 from decoder.drafting.suffix import SuffixCache
 from decoder.settings import WorkerSettings
-from tests.conftest import VOCABULARY, KeepingSink, naive_accepted_length, random_policy
+from tests.conftest import KeepingSink, naive_accepted_length, random_policy
 
 EOS = 0
 
@@ -52,46 +50,6 @@ class Target:
         self.router.stop(name, "abort")
         self.router.settle()
         return drafts
-
-
-token_lists = st.lists(st.integers(1, 4), min_size=2, max_size=60)
-
-
-@settings(max_examples=60, deadline=None)
-@given(prompt=token_lists, output=token_lists, threshold=st.sampled_from([0.0, 1.0, 2.0, 1e9]))
-def test_every_label_is_the_accepted_length_of_a_fresh_replay(
-    prompt: list[int], output: list[int], threshold: float
-) -> None:
-    sink = KeepingSink()
-    classes = np.zeros((VOCABULARY, 6), np.float32)
-    router = make_router(sink, classes, frequency_policy("s", threshold))
-    allowed = len(output) + 5
-    Target(router, output).run("r", prompt, RequestOptions(allowed, 4096))
-    for event in sink.events:
-        cache = SuffixCache(WorkerSettings())
-        cache.start("again", np.array(prompt, np.int32), "")
-        cache.index()
-        cache.extend("again", output[: event.position])
-        context = np.array(prompt + output[: event.position], np.int32)
-        draft = cache.propose("again", context, allowed - event.position - 1)
-        assert draft is not None and len(draft.tokens) == event.draft_len
-        assert event.accepted == naive_accepted_length(draft.tokens, output[event.position :])
-        if event.arm == "cache" and not event.censored:
-            assert event.label == "verified"
-
-
-def test_verified_cycles_commit_more_and_change_nothing(
-    sink: KeepingSink, token_classes: np.ndarray
-) -> None:
-    phrase = [5, 6, 7, 8, 9, 10, 11, 12]
-    output = phrase * 6
-    always = make_router(sink, token_classes, frequency_policy("s", 0.0))
-    never = make_router(sink, token_classes, frequency_policy("s", 1e9))
-    options = RequestOptions(len(output), 4096)
-    with_cache = Target(always, output).run("r", phrase * 2, options)
-    without = Target(never, output).run("r", phrase * 2, options)
-    assert len(without) == len(output) - 1
-    assert len(with_cache) < len(without) / 3
 
 
 def test_tokens_behind_the_limit_are_neither_counted_nor_labelled(
@@ -152,57 +110,11 @@ def test_switched_off_requests_get_no_draft_of_any_arm(
     assert not sink.events
 
 
-def test_unknown_requests_are_harmless(sink: KeepingSink, token_classes: np.ndarray) -> None:
-    router = make_router(sink, token_classes, random_policy())
-    router.observe([Committed("ghost", [1, 2], 0)], 2)
-    assert router.choose(["ghost"])[0].arm == "none"
-    router.stop("ghost", "abort")
-
-
 def test_a_second_start_is_an_error(sink: KeepingSink, token_classes: np.ndarray) -> None:
     router = make_router(sink, token_classes, random_policy())
     router.start("r", np.array([1], np.int32), RequestOptions(8, 64))
     with pytest.raises(ValueError, match="active already"):
         router.start("r", np.array([1], np.int32), RequestOptions(8, 64))
-
-
-def test_tenants_do_not_draft_from_each_other(sink: KeepingSink, token_classes: np.ndarray) -> None:
-    router = make_router(sink, token_classes, frequency_policy("s", 0.0))
-    secret = [9, 8, 7, 6, 5, 4, 3]
-    Target(router, secret * 2).run("first", [1], RequestOptions(64, 4096, tenant="a"))
-    for tenant, expected in (("b", ()), ("a", tuple((secret * 2)[2:10]))):
-        router.start(tenant, np.array([2], np.int32), RequestOptions(64, 4096, tenant=tenant))
-        router.observe([Committed(tenant, secret[:2], 0)], 1)
-        (decision,) = router.choose([tenant])
-        assert tuple(decision.tokens) == expected  # two matched: eight proposed
-
-
-def test_history_holds_only_labels_resolved_by_then(
-    sink: KeepingSink, token_classes: np.ndarray
-) -> None:
-    """A draft still matching must not show its future length in another draft's features."""
-    from decoder.contracts.features import FEATURES
-
-    router = make_router(sink, token_classes, frequency_policy("s", 1e9))
-    prompt = list(range(1, 20)) * 2
-    router.start("r", np.array([*prompt, 1, 2, 3], np.int32), RequestOptions(64, 4096))
-    for token in range(4, 16):
-        router.observe([Committed("r", [token], 0)], 1)
-        router.choose(["r"])
-    router.stop("r", "abort")
-    router.settle()
-    first = min(sink.events, key=lambda e: e.position)
-    for event in sink.events:
-        if event.position <= first.position + first.draft_len:
-            assert event.features[FEATURES.index("payoff_last")] == 0
-            assert event.features[FEATURES.index("streak")] == event.position - first.position
-
-
-def test_events_are_numbered_one_by_one(sink: KeepingSink, token_classes: np.ndarray) -> None:
-    router = make_router(sink, token_classes, frequency_policy("s", 0.0))
-    Target(router, [1, 2, 3] * 8).run("r", [1, 2, 3], RequestOptions(24, 4096))
-    first = sink.events[0].number
-    assert [e.number - first for e in sink.events] == list(range(len(sink.events)))
 
 
 def test_policies_swap_underneath_without_a_mixed_step(

@@ -10,7 +10,6 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from decoder.contracts.errors import ModelError
 from decoder.drafting.eagle3 import Eagle3Head, load_head, save_head
 from pipelines.lab.drafter.unroll import Pack, unroll
 from tests.drafting.head import CONFIG
@@ -104,13 +103,6 @@ def test_drafting_with_a_cache_equals_naive_recomputation(
 
 
 @torch.inference_mode()
-def test_no_drafts_still_extends_the_cache(head: Eagle3Head, embedding: nn.Embedding) -> None:
-    drafted, cache = head.draft(embedding, torch.arange(3), torch.randn(3, 72), None, 0)
-    assert drafted == []
-    assert cache.keys.shape == (2, 3, 8)
-
-
-@torch.inference_mode()
 def test_training_unrolls_what_serving_drafts(head: Eagle3Head, embedding: nn.Embedding) -> None:
     spans = ((0, 7), (7, 12))
     tokens, aux = torch.randint(50, (12,)), torch.randn(12, 72)
@@ -157,31 +149,6 @@ def test_file_layout_is_the_public_one(head: Eagle3Head, tmp_path: Path) -> None
     for name, tensor in head.state_dict().items():
         assert torch.equal(tensor, loaded.state_dict()[name])
     assert torch.equal(loaded.t2d.nonzero()[:, 0], loaded.target_ids)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "named"),
-    [
-        ({"hidden_size": 32, "vocab_size": 50}, "hidden size 24"),
-        ({"hidden_size": 24, "vocab_size": 51}, "vocabulary 50"),
-    ],
-)
-def test_a_head_of_another_target_is_refused(
-    head: Eagle3Head, tmp_path: Path, sizes: dict[str, int], named: str
-) -> None:
-    save_head(head, tmp_path)
-    with pytest.raises(ModelError, match=named):
-        load_head(tmp_path, **sizes)
-
-
-def test_an_unreadable_head_is_refused(head: Eagle3Head, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="no EAGLE3 head"):
-        load_head(tmp_path / "absent", hidden_size=24, vocab_size=50)
-    save_head(head, tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"intermediate_size": 41}))
-    with pytest.raises(ModelError, match="layout"):
-        load_head(tmp_path, hidden_size=24, vocab_size=50)
 
 
 @torch.inference_mode()

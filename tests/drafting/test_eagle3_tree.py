@@ -82,16 +82,6 @@ def test_the_tree_is_the_one_that_branches_alone_would_give(seed: int, shape: Tr
 
 
 @torch.inference_mode()
-def test_the_papers_tree_is_full_and_holds_the_chain() -> None:
-    head, embedding, hidden, committed = drafter(0)
-    tree = grow(head, embedding, hidden, committed, PAPER_TREE)
-    greedy = head.chain(embedding, hidden, committed, 8)
-    assert len(tree) == 32
-    deepest = max((p for p in paths(tree) if list(p) == greedy[: len(p)]), key=len)
-    assert len(deepest) >= 2
-
-
-@torch.inference_mode()
 def test_one_branch_wide_is_the_chain() -> None:
     head, embedding, hidden, committed = drafter(1)
     tree = grow(head, embedding, hidden, committed, TreeShape(6, 6, 1))

@@ -11,7 +11,6 @@ from decoder.drafting.matches import BACK, FULL, MOST, WORK, draft, scratch_for
 from decoder.drafting.pages import (
     CLOCK,
     CLOSED,
-    END,
     FILLED,
     FREE,
     FRESH,
@@ -19,7 +18,6 @@ from decoder.drafting.pages import (
     PAGE,
     append,
     give_page,
-    give_stream,
     new_pool,
     slot_before,
 )
@@ -174,17 +172,6 @@ def test_a_draft_is_its_definition(
             assert probs == pytest.approx(expected[1], rel=1e-6)
 
 
-def test_one_occurrence_long_ago_is_copied_for_as_long_as_it_matched() -> None:
-    texts, text = Texts(), np.random.default_rng(0).integers(0, 2**30, 5000).tolist()
-    texts.write(0, 0, text)
-    for at in range(40, 4900, 83):
-        for matched in (1, 2, 5, 9, 32):
-            ((tokens, probs, match, _),), _ = texts.drafts([[-7, *text[at - matched : at]]])
-            assert match == min(matched, 13)  # behind more there is less room in 64
-            assert tokens == text[at : at + 4 * matched][: 64 - match]
-            assert probs == [1.0] * len(tokens)
-
-
 @pytest.mark.parametrize("period", [1, 2, 3, 7, 31, 40, 200])
 def test_text_that_loops_takes_bounded_work(period: int) -> None:
     texts = Texts()
@@ -204,27 +191,6 @@ def test_no_text_takes_more_work_than_its_bound(loop: list[int], seed: int) -> N
     texts.write(0, 0, text)
     _, work = texts.drafts([text])
     assert work < WORK + MOST * (BACK + DEPTH)
-
-
-def test_streams_written_in_turns_keep_apart() -> None:
-    texts, rng = Texts(), np.random.default_rng(2)
-    streams = [rng.integers(0, 2**30, 1000).tolist() for _ in range(5)]
-    for at in range(0, 1000, 3):
-        for stream, text in enumerate(streams):
-            texts.write(0, stream, text[at : at + 3])
-    for text in streams:
-        for at in range(20, 900, 61):
-            ((tokens, *_),), _ = texts.drafts([text[at - 20 : at]])
-            assert tokens == text[at : at + 51]
-
-
-def test_nothing_is_drafted_across_the_end_of_a_text() -> None:
-    texts = Texts()
-    texts.write(0, 0, [1, 2, 3, 4, END, 5, 6, 7])
-    ((tokens, *_),), _ = texts.drafts([[1, 2, 3]])
-    assert tokens == [4]
-    assert texts.drafts([[9, 4]])[0][0][0] == []
-    assert texts.drafts([[9, 5]])[0][0][0] == [6, 7]
 
 
 def test_pages_written_over_are_forgotten_and_what_is_kept_is_found() -> None:
@@ -276,21 +242,6 @@ def test_no_index_shows_what_another_wrote(written: list[tuple[int, int]]) -> No
             for reader in range(4):
                 ((shown, *_),), _ = texts.drafts([[int(t) for t in context]], (reader,))
                 assert all(t < 2 or t // 100 == reader + 1 for t in shown)
-
-
-def test_a_stream_is_given_up_whole() -> None:
-    texts = Texts(pages=10)
-    texts.write(0, 0, list(range(9 * PAGE)))
-    assert give_stream(texts.pool, texts.pages[0, 0]) == 9
-    assert free_pages(texts) == 10
-    assert texts.drafts([[1, 2, 3]])[0][0][0] == []
-
-
-def test_a_stream_that_finds_no_page_says_so() -> None:
-    texts = Texts(pages=2)
-    texts.write(0, 0, list(range(3 * PAGE)))
-    assert texts.pages[0, 0] == 2
-    assert texts.drafts([[1, 2, 3]])[0][0][0] == [4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]
 
 
 @pytest.mark.parametrize("factor", [1.0, 4.0])

@@ -8,11 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decoder.drafting.blocks import Blocks
-from decoder.drafting.drafts import CacheDraft, common_prefix
+from decoder.drafting.drafts import CacheDraft
 from decoder.drafting.suffix import LEAST, PAGE_BYTES, STEP_TOKENS, SuffixCache
 from decoder.settings import WorkerSettings
 from decoder.tenancy.shares import ALONE, FLOORS, cache_key
-from tests.conftest import naive_accepted_length
 
 tokens = st.lists(st.integers(0, 4), min_size=1, max_size=60)
 MIB = 1 / 1024
@@ -206,40 +205,23 @@ def test_texts_that_were_long_leave_room_for_those_that_come() -> None:
     assert drawn(cache, some(20, 400)[:10], "t") is not None
 
 
-@given(tokens, tokens)
-def test_common_prefix_is_its_definition(a: list[int], b: list[int]) -> None:
-    assert common_prefix(a, b) == naive_accepted_length(a, b)
-
-
-def test_what_one_tenant_wrote_is_in_no_draft_of_another() -> None:
+@pytest.mark.parametrize("writer", ["a", cache_key("a", "s"), ALONE])
+def test_what_one_tenant_wrote_is_in_no_draft_of_another(writer: str) -> None:
+    """Nor what it wrote under a salt; and who stands alone shares not even with another alone."""
     secret = some(6, 40)
     cache = SuffixCache(WorkerSettings())
-    finish(cache, "first", secret, "a")
-    assert drawn(cache, secret[:10], "a").tokens == secret[10:]  # type: ignore[union-attr]
-    cache.start("running", array([1, *secret]), "a")  # nor what it is writing or was asked
+    finish(cache, "first", secret, writer)
+    mine = drawn(cache, secret[:10], writer)
+    assert mine is None if writer == ALONE else mine is not None and mine.tokens == secret[10:]
+    cache.start("running", array([1, *secret]), writer)  # nor what it is writing or was asked
     cache.index()
     cache.extend("running", secret)
-    for key in ("b", "", ALONE, cache_key("b", "s"), cache_key("a", "s")):
+    others = {"a", "b", "", ALONE, cache_key("b", "s"), cache_key("a", "s"), cache_key("a", "t")}
+    for key in others - ({writer} - {ALONE}):
         for begin in range(len(secret) - 1):
             assert not shown(drawn(cache, secret[begin : begin + 10], key)) & set(
                 secret[begin + 10 :]
             )
-
-
-def test_a_salt_parts_the_outputs_of_one_tenant() -> None:
-    secret = some(7, 40)
-    cache = SuffixCache(WorkerSettings())
-    finish(cache, "first", secret, cache_key("a", "s"))
-    assert drawn(cache, secret[:10], cache_key("a", "s")) is not None
-    assert drawn(cache, secret[:10], "a") is None
-    assert drawn(cache, secret[:10], cache_key("a", "t")) is None
-
-
-def test_who_stands_alone_shares_not_even_with_another_alone() -> None:
-    secret = some(8, 40)
-    cache = SuffixCache(WorkerSettings())
-    finish(cache, "first", secret, ALONE)
-    assert drawn(cache, secret[:10], ALONE) is None
 
 
 def hostile_names(cache: SuffixCache) -> None:
@@ -322,14 +304,6 @@ def test_of_one_tenant_the_oldest_output_gives_way_first() -> None:
     held = [drawn(cache, output[:10], "only") is not None for output in outputs]
     assert not held[0] and held[-1]
     assert held == sorted(held)
-
-
-def test_a_second_start_is_an_error_and_stopping_the_unknown_is_none() -> None:
-    cache = SuffixCache(WorkerSettings())
-    cache.start("r", array([1]), "")
-    with pytest.raises(ValueError, match="active already"):
-        cache.start("r", array([1]), "")
-    cache.stop("never started")
 
 
 def test_a_prompt_of_nothing_is_indexed() -> None:

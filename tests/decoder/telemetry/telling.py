@@ -18,7 +18,12 @@ def write(ring: Ring, *events: DraftEvent) -> None:
         row = np.zeros(1, ROW)
         for name in ROW.names:
             row[name] = 0.0 if told[name] is None else told[name]
-        ring.extend(row)
+        head = int(ring.control[HEAD])
+        if head - ring.control[SETTLED] < ring.size:  # as the compiled step does
+            ring.rows[ring.places(head, head + 1)] = row
+            ring.control[HEAD] += 1
+        else:
+            ring.control[FULL] += 1
 
 
 def put(ring: Ring, *events: DraftEvent) -> None:
