@@ -8,6 +8,7 @@ the process with one sentence that names the variable and the choices.
 from __future__ import annotations
 
 import difflib
+import logging
 import os
 import re
 import reprlib
@@ -29,9 +30,20 @@ variable in lower case: what Kubernetes and compose mount."""
 OF_NO_CLASS = ("HVD_CPU_FLAGS", SECRETS_VARIABLE)
 """Read by what starts the processes (``pipelines/machine.py``), and by :meth:`Settings.load`."""
 
+_OF_A_SERVICE = re.compile(
+    r"HVD_\w+_SERVICE_HOST=.*"
+    r"|HVD_\w+_SERVICE_PORT(_\w+)?=\d+"
+    r"|HVD_\w+_PORT(_\d+_(TCP|UDP|SCTP))?=(tcp|udp|sctp)://.*"
+    r"|HVD_\w+_PORT_\d+_(TCP|UDP|SCTP)_(PROTO|PORT|ADDR)=.*"
+)
+"""Names and values that Kubernetes puts into every container of a namespace with a service called
+``hvd-learner`` or the like."""
+
 _PORT = re.compile("[1-9][0-9]{0,4}")
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = 100  # of a value: a file may have been pasted whole
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T", bound="Settings")
 
@@ -47,8 +59,9 @@ class Settings(BaseSettings):
 
         Raises:
             SettingsError: a variable with this class's prefix is unknown or holds a bad value, or
-                a variable begins with ``HVD_`` and belongs to no prefix at all, as those do that
-                Kubernetes makes of services unless ``enableServiceLinks`` is false.
+                a variable begins with ``HVD_`` and belongs to no prefix at all. What Kubernetes
+                says of a service is neither, and is passed over with a warning, also where it has
+                the name of a setting.
         """
         prefix = str(cls.model_config.get("env_prefix", ""))
         known = {(prefix + name).upper(): name for name in cls.model_fields}
@@ -58,6 +71,14 @@ class Settings(BaseSettings):
         secret = [file.name.upper() for file in Path(folder).iterdir()] if folder else []
         for name, value in {**dict.fromkeys(secret, ""), **os.environ}.items():
             if not name.startswith("HVD_") or name in OF_NO_CLASS:
+                continue
+            if _OF_A_SERVICE.fullmatch(f"{name}={value}"):
+                log.warning("%s is of a Kubernetes service, and no setting: ignored", name)
+                if name in known:
+                    default = cls.model_fields[known[name]].get_default(
+                        call_default_factory=True, validated_data=overrides
+                    )
+                    overrides.setdefault(known[name], default)
                 continue
             if name in known:
                 if not _is_text(value):

@@ -25,6 +25,27 @@ def test_another_process_settings_are_left_alone(monkeypatch: pytest.MonkeyPatch
     assert KafkaSettings.load().security_protocol == "PLAINTEXT"
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("HVD_LEARNER_PORT", "tcp://10.96.0.7:8080"),
+        ("HVD_LEARNER_PORT_8080_TCP", "tcp://10.96.0.7:8080"),
+        ("HVD_LEARNER_PORT_8080_TCP_ADDR", "10.96.0.7"),
+        ("HVD_LEARNER_SERVICE_HOST", "10.96.0.7"),
+        ("HVD_LEARNER_SERVICE_PORT_METRICS", "8080"),
+        ("HVD_API_SERVICE_PORT", "8000"),
+    ],
+)
+def test_what_kubernetes_says_of_a_service_is_no_setting(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(name, value)
+    assert LearnerSettings.load().port is None
+    assert f"{name} is of a Kubernetes service" in caplog.text
+    monkeypatch.setenv("HVD_LEARNER_PORT", "8080")
+    assert LearnerSettings.load().port == 8080
+
+
 def test_several_brokers_and_no_password_in_the_repr(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HVD_KAFKA_BOOTSTRAP_SERVERS", "a:1,b:2")
     monkeypatch.setenv("HVD_KAFKA_SASL_PLAIN_PASSWORD", "secret")
