@@ -201,8 +201,8 @@ def main() -> None:
         sys.exit(2)
     except ModuleNotFoundError as error:
         err.print(
-            f"{error.name or error} is not installed: "
-            "pip install 'hybrid-verified-decoding[service]' brings what every command takes, but for vLLM.",
+            f"{error.name or error} is not installed: pip install "
+            "'hybrid-verified-decoding[service]' brings what every command takes, but for vLLM.",
             markup=False,
             highlight=False,
             soft_wrap=True,
