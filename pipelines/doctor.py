@@ -11,11 +11,9 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
-from decoder.contracts.bundle import ANY_SCOPE
-from decoder.contracts.errors import EngineError, PolicyRefused, ProcessError, SettingsError
+from decoder.contracts.errors import EngineError, ProcessError, SettingsError
 from decoder.contracts.redacted import redacted
 from decoder.contracts.settings import KafkaSettings
-from decoder.policy.first import SHIPPED, first_policy
 from decoder.settings import WorkerSettings
 from decoder.tenancy.key import VARIABLE, key_of
 from pipelines import embedded, machine
@@ -158,25 +156,6 @@ def model() -> Check:
     return Check("model", ok, found, "for the embedded one: hvd model", blocks=False)
 
 
-def drafter() -> Check:
-    """The drafter shipped for the embedded model."""
-    path = embedded.drafter_path()
-    fix = "get decoder/drafting/smollm2-135m-eagle3 from the repository, or hvd train-drafter"
-    found = path.name if path else "none: cache drafts only"
-    return Check("drafter", path is not None, found, fix, blocks=False)
-
-
-def bundle() -> Check:
-    """The first policy, for any model."""
-    fix = "get decoder/policy/first.safetensors from the repository, or hvd bootstrap --traces DIR"
-    try:
-        first_policy(ANY_SCOPE)
-    except PolicyRefused as refused:
-        found = f"{refused}: serving starts from counted scores"
-        return Check("first policy", False, found, fix, blocks=False)
-    return Check("first policy", True, SHIPPED.name, fix, blocks=False)
-
-
 def tenants() -> Check:
     """Which requests draft from each other's text, where ``hvd serve`` serves."""
     try:
@@ -204,7 +183,7 @@ def shared_memory() -> Check:
 
 SINGLE: Final[tuple[Callable[[], Check], ...]] = (
     *(python_version, vllm, compiler, processor, shared_memory, kafka, registry),
-    *(model, drafter, bundle, tenants),
+    *(model, tenants),
 )
 
 

@@ -109,7 +109,6 @@ def test_a_prompt_too_long_is_skipped_or_cut_in_its_middle_and_never_to_nothing(
     assert fit(given, 10, "skip") is given
     with pytest.raises(ValueError, match="10 tokens are more than the 5"):
         fit(given, 5, "skip")
-    cut = fit(given, 5, "truncate")
-    assert (cut.ids, cut.cut) == ((0, 1, 7, 8, 9), 5)
+    assert fit(given, 5, "truncate").ids == (0, 1, 7, 8, 9)
     with pytest.raises(ValueError, match="more than the 0"):
         fit(given, -4, "truncate")

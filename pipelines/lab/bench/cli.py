@@ -78,9 +78,9 @@ def decode(
     """
     from decoder.contracts.errors import SettingsError
     from pipelines.lab.bench import metrics, render
-    from pipelines.lab.bench.commas import words
-    from pipelines.lab.bench.decode.launch import launch
+    from pipelines.lab.bench.decode import launch
     from pipelines.lab.bench.methods import names
+    from pipelines.lab.bench.options import words
 
     wanted = names(methods)
     if check and "greedy" not in wanted:

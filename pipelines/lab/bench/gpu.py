@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import gc
 import itertools
-import platform
 import sys
 import time
 import traceback
@@ -42,8 +41,8 @@ from decoder.settings import WorkerSettings
 from decoder.telemetry.ring import Ring
 from pipelines import machine
 from pipelines.embedded import load_tokenizer
-from pipelines.lab.bench.commas import numbers, words
 from pipelines.lab.bench.llama import LONGEST, MOST, SHAPES, SIZES, Engine, Model
+from pipelines.lab.bench.options import numbers, words
 from pipelines.lab.replay.costs import cost_table
 from pipelines.lab.replay.model_arm import drawn_acceptance
 from pipelines.lab.replay.traces import files_of, read
@@ -354,9 +353,7 @@ def run(o: argparse.Namespace, say: Callable[[str], None]) -> None:
     if device.type == "cuda":
         found = torch.cuda.get_device_properties(device)
         said = f"{found.name}, {found.total_memory / 2**30:.0f} GiB"
-    versions = {"python": platform.python_version(), "cuda": str(torch.version.cuda)}
-    for n in ("torch", "numpy", "numba", "triton"):
-        versions[n] = str(getattr(sys.modules.get(n), "__version__", "none"))
+    versions = machine.versions("torch", "numpy", "numba", "triton")
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     sessions, classes = read_sessions(o.sessions, o.context, o.skip)
     requests = [r for s in sessions for r in s]

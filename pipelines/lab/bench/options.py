@@ -1,4 +1,4 @@
-"""What a person asked ``hvd bench decode`` for."""
+"""What a person asked of a benchmark: lists between commas, and all of ``hvd bench decode``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,24 @@ from typing import Literal
 from decoder.contracts.errors import SettingsError
 from pipelines.lab.bench.datasets import PROMPTS
 from pipelines.prompts import TooLong
+
+
+def words(text: str) -> tuple[str, ...]:
+    """The words between the commas, each once."""
+    return tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+
+
+def numbers(text: str, option: str) -> tuple[int, ...]:
+    """The positive numbers between the commas, each once.
+
+    Raises:
+        SettingsError: none, or something else.
+    """
+    found = words(text)
+    if not found or not all(word.isdecimal() and int(word) for word in found):
+        raise SettingsError(f"{option} {text!r}: give positive numbers with commas between them.")
+    return tuple(int(word) for word in found)
+
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 Clock = Literal["wall", "cpu"]

@@ -23,7 +23,7 @@ from typing import Final
 from decoder.contracts.bundle import Policy, frequency_policy
 from decoder.contracts.errors import SettingsError
 from decoder.settings import WHOLE_FACTOR, WorkerSettings
-from pipelines.lab.bench.commas import words
+from pipelines.lab.bench.options import words
 from pipelines.lab.drift.scenario import Scenario
 from pipelines.lab.drift.stream import Worker
 from pipelines.lab.drift.traffic import Library, lessons

@@ -21,8 +21,7 @@ from pipelines.lab.drift.measure import figures
 from pipelines.lab.drift.scenario import Scenario
 from pipelines.lab.drift.stream import Learning, Run, decode, foresee
 from pipelines.lab.drift.traffic import KINDS, Library, traffic
-from pipelines.lab.replay import recording
-from pipelines.lab.replay.traces import Trace, read
+from pipelines.lab.replay.traces import Trace, files_of, read
 from pipelines.progress import Step
 
 CONTEXT: Final = 8_192
@@ -32,19 +31,13 @@ CONTEXT: Final = 8_192
 class Recordings:
     """Trace files of a folder, read when a scenario first asks for them."""
 
-    def __init__(self, traces: Path | None, tokenizer: Any, step: Step) -> None:
-        """Look into ``traces``, or where the project's own are.
+    def __init__(self, traces: Path, tokenizer: Any, step: Step) -> None:
+        """Look into ``traces``.
 
         Raises:
             TraceError: there are no trace files.
         """
-        folder = traces or recording.OWN.folder()
-        self._paths = {path.stem: path for path in sorted(folder.glob("*.jsonl"))}
-        if not self._paths:
-            raise TraceError(
-                f"no trace files (*.jsonl) in {folder}: name a folder with --traces, or make some, "
-                "--record 60."
-            )
+        self._paths = {path.stem: path for path in files_of([traces])}
         self._tokenizer, self._step = tokenizer, step
         self._classes = token_classes_of(tokenizer)
         self._read: dict[str, list[Trace]] = {}

@@ -77,6 +77,7 @@ def of_prompts(
     if not wanted:
         raise SettingsError(f"no prompt in {folder} can be used: {notices[-1:]}")
     kept = recording.record(wanted, plan, step)
+    notices.append(f"The recordings are in {kept}.")
     return {n: Parts([], [], recording.traces_of(kept, n, ids)) for n, ids in wanted.items()}
 
 

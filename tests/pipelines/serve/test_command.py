@@ -259,10 +259,9 @@ def test_the_embedded_model_comes_with_its_name_and_drafter(tmp_path, monkeypatc
     embedded.model_directory().parent.mkdir(parents=True)
     home = checkpoint(embedded.model_directory(), TARGET)
     options = chosen(None, None, "127.0.0.1", 8000, "auto")
-    shipped = embedded.drafter_path()
     assert options.model == home
     assert options.served_name == "smollm2-135m"
-    assert options.drafter == (str(shipped) if shipped else None)
+    assert options.drafter == str(embedded.DRAFTER)
     assert chosen(None, "none", "127.0.0.1", 8000, "auto").drafter is None
     assert served(options)[1]["HF_HUB_OFFLINE"] == "1", "it is never looked up elsewhere"
     another = chosen("owner/model", None, "127.0.0.1", 8000, "auto")

@@ -34,27 +34,22 @@ class Selection:
     """The prompts that are wanted, of ``room`` tokens at most; ``turns`` 0 are single requests."""
 
     folder: Path | None
-    names: Sequence[str]
     concurrency: Sequence[int]
     limit: int
     room: int
     turns: int
 
 
-def from_workloads(count: int, names: Sequence[str] = (), most: int = 0) -> list[PromptSet]:
-    """``count`` held-out prompts of each of the project's own workloads, or of those named.
+def from_workloads(
+    count: int, names: Sequence[str] = workloads.WORKLOADS, most: int = 0
+) -> list[PromptSet]:
+    """``count`` held-out prompts of each of the project's own workloads.
 
     Or as many sessions of ``most`` turns, which are what an agent platform sends: every other turn
     brings another file, list of tools or page, the one after it goes on with the answer.
-
-    Raises:
-        SettingsError: an unknown workload.
     """
-    if unknown := [name for name in names if name not in workloads.WORKLOADS]:
-        known = ", ".join(workloads.WORKLOADS)
-        raise SettingsError(f"no workload {', '.join(unknown)}: choose from {known}.")
     made = []
-    for name in names or workloads.WORKLOADS:
+    for name in names:
         news, further = workloads.prompts(name), itertools.cycle(FURTHER)
         prompts = []
         for index in range(count):
@@ -100,10 +95,10 @@ def levels(
     least = 2 * max(wanted.concurrency) if wanted.turns else 1
     count, hands = max(wanted.limit, least), len(wanted.concurrency)
     if wanted.folder is not None:
-        sets = list(read_folder(wanted.folder, wanted.names, problems))
+        sets = list(read_folder(wanted.folder, (), problems))
         sets = [cut(s, wanted.turns) for s in sets] if wanted.turns else sets
     else:
-        sets = from_workloads(count * hands, wanted.names, wanted.turns)
+        sets = from_workloads(count * hands, most=wanted.turns)
     tokenizer = AutoTokenizer.from_pretrained(model)
 
     def fits(found: PromptSet) -> Iterator[Prompt]:

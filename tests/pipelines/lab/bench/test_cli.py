@@ -117,7 +117,7 @@ def test_what_no_run_can_be_made_of_is_said(
 def test_servers_are_asked_prompts_that_fit_or_the_lack_of_them_is_said(
     home: Path, turns: int, concurrency: tuple[int, ...], counts: list[int]
 ) -> None:
-    asked = Selection(home / "prompts", (), concurrency, 2, 90, turns)
+    asked = Selection(home / "prompts", concurrency, 2, 90, turns)
     put = levels(asked, str(home / "model"), [])
     assert [len(prompts) for _, prompts in put] == counts
     ids = [p.id for _, prompts in put for p in prompts]

@@ -74,9 +74,8 @@ def test_every_policy_is_measured(drift: Callable[..., Result]) -> None:
     [
         ({"seeds": "-1"}, "give positive numbers"),
         ({"policies": "best"}, "no policy 'best'"),
-        ({"traces": None}, "name a folder with --traces, or make some"),
+        ({"traces": "."}, "name a folder of trace files"),
         ({"scenario": "numbered-records"}, "left out, no recordings of kind service"),
-        ({"first": "gone"}, "cannot be read"),
     ],
 )
 def test_what_cannot_be_run_is_a_sentence(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pipelines.lab.bench.serve.load import Load, chunks, run, turns
 from pipelines.lab.bench.serve.prompts import cut, deal
-from pipelines.lab.bench.serve.server import session_seconds
+from pipelines.lab.bench.serve.run import session_seconds
 from pipelines.prompts import PromptSet
 from tests.pipelines.lab.bench.serve.served import asked, said, script
 

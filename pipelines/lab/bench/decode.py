@@ -9,21 +9,35 @@ fill those caches and are not measured.
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from decoder.contracts.errors import HvdError
+import numpy as np
+from rich.console import Console
+
+from decoder.contracts.bundle import ANY_SCOPE
+from decoder.contracts.errors import HvdError, SettingsError
 from decoder.contracts.events import DraftEvent
+from decoder.core.costs import LiveCosts
+from decoder.core.guards.floor import Floor
 from decoder.core.router import Committed, RequestOptions
-from pipelines.lab.bench.options import Selection
-from pipelines.lab.bench.results import Cycle, Key, Labelled, Measured, Outcome, Results
-from pipelines.prompts import PromptSet, TokenPrompt, fitting
+from decoder.policy.first import first_policy
+from pipelines import machine
+from pipelines.lab.bench import methods
+from pipelines.lab.bench.datasets import load
+from pipelines.lab.bench.metrics import Cycle, Key, Labelled, Measured, Outcome, Results
+from pipelines.lab.bench.options import Options, Selection
+from pipelines.lab.bench.render import complain
+from pipelines.policy.bundles import load_policy
+from pipelines.progress import Shown
+from pipelines.prompts import PromptSet, TokenPrompt, fitting, read_folder
+from pipelines.serve.command import chosen
 
 if TYPE_CHECKING:
-    from decoder.core.costs import LiveCosts
     from decoder.engines.reference.engine import ReferenceEngine
     from decoder.engines.reference.generation import Generation
     from decoder.engines.reference.method import Method
@@ -107,7 +121,6 @@ def warm_up_machine(engine: ReferenceEngine, plan: Plan) -> dict[str, LiveCosts]
     Returns:
         a profile for each learned method, which goes on learning from the run as in a server.
     """
-    from decoder.core.costs import LiveCosts
     from decoder.engines.reference.profile import profile
     from decoder.engines.reference.session import Session
 
@@ -139,7 +152,6 @@ def open_lane(
 
 def opened(engine: ReferenceEngine, method: Method, costs: LiveCosts | None) -> Session:
     """A session of ``method``; one that decides by costs has the floor that a server gives it."""
-    from decoder.core.guards.floor import Floor
     from decoder.engines.reference.session import Session
 
     served = costs is not None and method.rule is None
@@ -156,8 +168,6 @@ def remember(
     """
     if not session.method.cache:
         return
-    import numpy as np
-
     context, name = session.engine.max_model_len, "remembered"
     before = len(session.sink)
     session.router.start(name, np.asarray(prompt, np.int32), RequestOptions(max_tokens, context))
@@ -190,19 +200,93 @@ def _measure(
             results.problem(f"{where} left out, {method.name} failed: {error}")
             return
         outcomes[method.name] = outcome_of(method.name, made, session.sink[before:])
-    facts = source.family, len(prompt.ids), prompt.cut
     key = Key(source.dataset, source.id)
-    results.prompts[key] = Measured(key, *facts, outcomes)
+    results.prompts[key] = Measured(key, source.family, outcomes)
 
 
 def outcome_of(method: str, made: Generation, events: Sequence[DraftEvent]) -> Outcome:
     """The record that is kept of one generation, whose cycles had ``events``."""
     cycles = [
-        Cycle(
-            c.arm, c.cache_len, c.verified, c.accepted, round(c.draft_us, 1), round(c.verify_us, 1)
-        )
+        Cycle(c.arm, c.verified, c.accepted, round(c.draft_us + c.verify_us, 1))
         for c in made.cycles
     ]
     drafts = [Labelled(e.predicted, e.accepted, bool(e.censored)) for e in events if e.draft_len]
-    times = made.prefill_us, made.decode_us
-    return Outcome(method, tuple(made.tokens), tuple(cycles), *times, tuple(drafts))
+    return Outcome(method, tuple(made.tokens), tuple(cycles), made.decode_us, tuple(drafts))
+
+
+def launch(options: Options, console: Console) -> Results:
+    """Run it.
+
+    Raises:
+        HvdError: a setting, model or method is wrong, or no prompt at all could be used.
+    """
+    selection, problems = options.selection, list[str]()
+    if selection.folder is not None:
+        sets = list(read_folder(selection.folder, selection.datasets, problems))
+    else:
+        sets = list(load(selection.datasets, selection.limit + selection.warmup, problems))
+    if not sets:
+        raise SettingsError(f"no dataset is left to measure. {' '.join(problems)}")
+    complain(console, problems)
+    engine, wanted, settings = prepare(options)
+    results, told = Results(settings, problems=problems), len(problems)
+    plan = Plan(wanted, selection, options.max_tokens, options.minutes)
+    with Shown(console) as shown:
+        left = len(wanted) * sum(min(selection.limit, len(s.prompts)) for s in sets)
+        begun = itertools.count()
+        shown.step("warming up", 0, left)
+        run(engine, sets, plan, results, lambda what: shown.step(what, next(begun), left))
+    complain(console, results.problems[told:])
+    if not results.prompts:
+        raise SettingsError("no prompt was decoded by every method, so there is nothing to report.")
+    return results
+
+
+def prepare(options: Options) -> tuple[ReferenceEngine, tuple[Method, ...], dict[str, Any]]:
+    """What a run decodes with: checkpoints and methods; and its settings, JSON-ready.
+
+    Raises:
+        HvdError: a model, method or policy is missing or does not fit.
+    """
+    os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is first imported
+    import torch
+    import transformers
+
+    from decoder.engines.reference.engine import ReferenceEngine
+
+    transformers.utils.logging.disable_progress_bar()
+    named, selection, wanted = options.engine, options.selection, options.methods
+    if named.threads is not None:
+        torch.set_num_threads(named.threads)
+    device = named.device
+    if device.startswith("cuda"):
+        if not torch.cuda.is_available():
+            raise SettingsError(f"--device {device}: this PyTorch finds no CUDA device.")
+        device += f" ({torch.cuda.get_device_name(device)})"
+    found = chosen(named.model, named.drafter, "", 0, named.dtype)
+    policies = {k: load_policy(path) for k, path in methods.policy_files(named.policies).items()}
+    if methods.SHIPPED not in policies:
+        policies[methods.SHIPPED] = first_policy(ANY_SCOPE)
+    settings = {
+        **asdict(named),
+        **asdict(selection),
+        "folder": str(selection.folder or "hub"),
+        "model": found.served_name or found.model,
+        "drafter": found.drafter or "none",
+        "device": device,
+        "threads": torch.get_num_threads(),
+        "machine": machine.description(),
+        "versions": machine.versions("torch", "transformers"),
+        "methods": list(wanted),
+        "policies": {
+            f"hybrid:{k}" if k else "hybrid": methods.describe(p) for k, p in policies.items()
+        },
+        "max_tokens": options.max_tokens,
+    }
+    engine = ReferenceEngine.load(
+        found.model, found.drafter, dtype=named.dtype, device=named.device
+    )
+    if named.clock == "cpu":
+        engine.clock = time.process_time  # type: ignore[method-assign]
+    k = engine.settings.model_draft_tokens
+    return engine, methods.build(wanted, policies, engine.has_drafter, k), settings
