@@ -132,7 +132,7 @@ import decoder.worker, decoder.telemetry.shipper, decoder.tenancy.middleware
 
 
 POLICY = """
-import pipelines.cli, pipelines.policy.moves, pipelines.policy.options
+import pipelines.cli, pipelines.policy.moves
 """
 TELEMETRY = """
 import pipelines.cli, pipelines.telemetry.export, pipelines.telemetry.forget

@@ -44,8 +44,7 @@ def drift(
     from pipelines.lab.bench.options import numbers
     from pipelines.lab.drift import measure, stationary
     from pipelines.lab.drift import scenario as scenarios
-    from pipelines.lab.drift.columns import named
-    from pipelines.lab.drift.study import Recordings, study
+    from pipelines.lab.drift.study import Recordings, named, study
     from pipelines.progress import Shown
 
     drawn, names = numbers(seeds, "--seeds"), named(policies)

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from rich.table import Table
 
 from decoder.policy.rule import ARMS
-from pipelines.lab.drift.columns import LEARNS
 from pipelines.lab.drift.scenario import Scenario
 from pipelines.lab.drift.stream import Run
 from pipelines.lab.drift.traffic import Traffic
 
+LEARNS: Final = "adaptive"
 LATE: Final = 150
 """Requests after a change from which on a learner is held to what retraining would have reached."""
 START: Final = 50

@@ -24,8 +24,7 @@ from decoder.contracts.topics import DRAFTS, POLICY, STATUS
 from decoder.policy.probes import to_bytes
 from pipelines import machine
 from pipelines.lab.chaos.cli import chaos
-from pipelines.lab.chaos.clients import Seen, asking
-from pipelines.lab.chaos.run import faults_of, make_trouble, staged
+from pipelines.lab.chaos.run import Seen, asking, faults_of, make_trouble, staged
 from pipelines.lab.chaos.topic_audit import TopicAudit, adds_up
 from pipelines.lab.chaos.troubles import TROUBLES, Trouble
 from pipelines.prompts import Prompt

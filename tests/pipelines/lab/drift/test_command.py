@@ -17,8 +17,8 @@ from decoder.policy.first import first_policy
 from learner.rows import Rows, from_events
 from pipelines.cli import app
 from pipelines.lab.drift import stationary
-from pipelines.lab.drift.columns import NAMES
 from pipelines.lab.drift.stationary import resampled, stream
+from pipelines.lab.drift.study import NAMES
 from tests.learner.traffic import Traffic
 from tests.pipelines.lab.replay.samples import (
     word_tokenizer,

@@ -22,13 +22,11 @@ from decoder.policy.first import first_policy
 from decoder.policy.pricing import NOMINAL, CostTable
 from decoder.policy.rule import ARMS, CACHE
 from decoder.settings import WorkerSettings
-from pipelines.lab.replay import rules, study
+from pipelines.lab.replay import study
 from pipelines.lab.replay.cycles import Cycles
-from pipelines.lab.replay.engine import Simulator, hybrid
-from pipelines.lab.replay.hindsight import Prices, foreseen
+from pipelines.lab.replay.engine import Prices, Simulator, foreseen, hybrid
 from pipelines.lab.replay.model_arm import model_acceptance
-from pipelines.lab.replay.split import Parts
-from pipelines.lab.replay.traces import Trace
+from pipelines.lab.replay.traces import Parts, Trace
 from pipelines.lab.replay.training import taught
 from pipelines.stats import Spent, against_best, interval
 from tests.decoder.simulated import trusting_policy
@@ -115,7 +113,7 @@ LIKE_ANOTHER = {"suffix@2", "match4@2", "eagle3:1", "eagle3:3"}
 
 def every() -> dict[str, Method]:
     return {
-        **{n: by for n, by in rules.rivals(4).items() if n not in LIKE_ANOTHER},
+        **{n: by for n, by in study.rivals(4).items() if n not in LIKE_ANOTHER},
         "arctic": method("arctic"),
         "hybrid": hybrid("hybrid", first_policy("test")),
         "trusting": hybrid("trusting", trusting_policy(hazard=0.4, chance=0.9)),
@@ -149,18 +147,18 @@ def test_the_summary_compares_with_the_best_rule_of_each_set() -> None:
     policy = first_policy("test")
     simulator = Simulator(token_classes(), SETTINGS, costs=COSTS)
     sets = {
-        name: rules.ruled(part, policy, simulator)
+        name: study.ruled(part, policy, simulator)
         for name, part in {"a": traces[:2], "b": traces[2:]}.items()
     }
-    found = rules.summary(sets)
+    found = study.summary(sets)
     for name, by in sets.items():
         tokens, time = by["greedy"]
         assert tokens.tolist() == [59, 59] and time.sum() == pytest.approx(1_180)
         rates = {
-            r: rate for r, rate in rules.over_greedy(by).items() if r not in ("hybrid", "oracle")
+            r: rate for r, rate in study.over_greedy(by).items() if r not in ("hybrid", "oracle")
         }
         assert rates[found["best_rule"][name]] == max(rates.values())
-        ratio = rules.over_greedy(by)["hybrid"] / max(rates.values())
+        ratio = study.over_greedy(by)["hybrid"] / max(rates.values())
         assert found["hybrid_over_best"][name] == pytest.approx(ratio)
         picked = found["hybrid_over_picked"][name]
         (first, second), mine = picked["rivals"], by["hybrid"]
@@ -168,7 +166,7 @@ def test_the_summary_compares_with_the_best_rule_of_each_set() -> None:
         rate = mine[0].sum() / mine[1].sum()
         assert picked["ratio"] == pytest.approx(rate * time / tokens)
     console = Console(record=True, width=200, file=io.StringIO())
-    console.print(rules.table(found))
+    console.print(study.table(found))
     shown = console.export_text()
     assert "picked" in shown and f"{found['hybrid_over_picked_mean']:.3f}" in shown
     both = math.prod(found["hybrid_over_best"].values()) ** 0.5

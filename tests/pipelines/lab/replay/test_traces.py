@@ -11,8 +11,7 @@ import pytest
 
 from decoder.contracts.errors import TraceError
 from pipelines.lab.replay.messages import conversation, scripts
-from pipelines.lab.replay.split import split
-from pipelines.lab.replay.traces import Trace, read
+from pipelines.lab.replay.traces import Trace, read, split
 from tests.pipelines.lab.replay.samples import word_tokenizer
 
 TOKENIZER = word_tokenizer()
