@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -152,15 +153,13 @@ def record(
     ledger: Ledger,
     title: str,
     sentences: Sequence[str | Record] = (),
-    facts: Mapping[str, str] | None = None,
-    versions: str = "",
+    facts: Mapping[str, str] = MappingProxyType({}),
 ) -> Record:
     """What the page shows of ``ledger``, ready for JSON; all text of it is shown as text.
 
     Args:
         sentences: text, or records as :data:`pipelines.watch.now.Sentence`.
         facts: further figures by name.
-        versions: address of MLflow's page of a version, but for its number; "" for none.
     """
     rounds = [r for r in list(ledger.rounds) if r.scope == ledger.scope]
     found = uplifts(rounds, ledger.phases)
@@ -172,8 +171,8 @@ def record(
         _choice_table(ledger, found),
         _ratio_table("Phases: ratios of tokens a second", "phase", found),
         _phase_table(ledger, rounds),
-        _version_table(ledger, versions),
-        _table("Figures", [], _facts(ledger, facts or {})),
+        _version_table(ledger),
+        _table("Figures", [], _facts(ledger, facts)),
     ]
     return {
         "title": title,
@@ -236,23 +235,19 @@ def _phase_table(ledger: Ledger, rounds: Sequence[Round]) -> Record:
     return _table("Phases: what the policy in force did", head, rows)
 
 
-def _version_table(ledger: Ledger, address: str) -> Record:
-    events: list[tuple[float, int | None, str]] = []
+def _version_table(ledger: Ledger) -> Record:
+    events: list[tuple[float, str, str]] = []
     for p in ledger.published:
         if p.policy is None:
-            events.append((p.time, None, f"no policy of role {p.role} any more"))
+            events.append((p.time, "", f"no policy of role {p.role} any more"))
         else:
             share = f", a share of {p.policy.share:.0%}" if p.policy.share else ""
             what = f"published as {p.role} ({p.policy.kind}){share}"
-            events.append((p.time, p.policy.version, what))
-    events += [(at, v, "in force on the worker") for at, v in ledger.policy_switches()]
-    events += [(at, None, "the learner says that the traffic changed") for at in ledger.alarms()]
-    events += [(at, None, what) for at, what in ledger.rollout_moves()]
-    rows: list[list[Any]] = []
-    for at, version, what in sorted(events, key=lambda e: e[0])[-60:]:
-        name = "" if version is None else f"v{version}"
-        linked = {"text": name, "href": f"{address}{version}"}
-        rows.append([_moment(at), linked if address and version else name, what])
+            events.append((p.time, f"v{p.policy.version}", what))
+    events += [(at, f"v{v}", "in force on the worker") for at, v in ledger.policy_switches()]
+    events += [(at, "", "the learner says that the traffic changed") for at in ledger.alarms()]
+    events += [(at, "", what) for at, what in ledger.rollout_moves()]
+    rows = [[_moment(at), *told] for at, *told in sorted(events, key=lambda e: e[0])[-60:]]
     return _table("Policy versions", ["time of day", "version", "what"], rows)
 
 
