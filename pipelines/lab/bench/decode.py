@@ -21,7 +21,6 @@ from rich.console import Console
 
 from decoder.contracts.bundle import ANY_SCOPE
 from decoder.contracts.errors import HvdError, SettingsError
-from decoder.contracts.events import DraftEvent
 from decoder.core.costs import LiveCosts
 from decoder.core.guards.floor import Floor
 from decoder.core.router import Committed, RequestOptions
@@ -29,7 +28,7 @@ from decoder.policy.first import first_policy
 from pipelines import machine
 from pipelines.lab.bench import methods
 from pipelines.lab.bench.datasets import load
-from pipelines.lab.bench.metrics import Cycle, Key, Labelled, Measured, Outcome, Results
+from pipelines.lab.bench.metrics import Cycle, Key, Measured, Outcome, Results
 from pipelines.lab.bench.options import Options, Selection
 from pipelines.lab.bench.render import complain
 from pipelines.policy.bundles import load_policy
@@ -191,7 +190,6 @@ def _measure(
     for method in order:
         tick(f"{source.dataset}: {method.name}")
         session = sessions[method.name]
-        before = len(session.sink)
         known = list(outcomes["greedy"].tokens) if method.oracle else None
         try:
             made = session.generate(list(prompt.ids), plan.max_tokens, known=known)
@@ -199,19 +197,18 @@ def _measure(
             where = f"{source.dataset}: prompt {source.id}"
             results.problem(f"{where} left out, {method.name} failed: {error}")
             return
-        outcomes[method.name] = outcome_of(method.name, made, session.sink[before:])
+        outcomes[method.name] = outcome_of(method.name, made)
     key = Key(source.dataset, source.id)
     results.prompts[key] = Measured(key, source.family, outcomes)
 
 
-def outcome_of(method: str, made: Generation, events: Sequence[DraftEvent]) -> Outcome:
-    """The record that is kept of one generation, whose cycles had ``events``."""
-    cycles = [
+def outcome_of(method: str, made: Generation) -> Outcome:
+    """The record that is kept of one generation."""
+    cycles = tuple(
         Cycle(c.arm, c.verified, c.accepted, round(c.draft_us + c.verify_us, 1))
         for c in made.cycles
-    ]
-    drafts = [Labelled(e.predicted, e.accepted, bool(e.censored)) for e in events if e.draft_len]
-    return Outcome(method, tuple(made.tokens), tuple(cycles), made.decode_us, tuple(drafts))
+    )
+    return Outcome(method, tuple(made.tokens), cycles, made.decode_us)
 
 
 def launch(options: Options, console: Console) -> Results:

@@ -28,14 +28,6 @@ class Cycle(NamedTuple):
     us: float
 
 
-class Labelled(NamedTuple):
-    """A draft: what was predicted of it and what became of it, at least so where ``censored``."""
-
-    predicted: float
-    accepted: int
-    censored: bool = False
-
-
 class Key(NamedTuple):
     """Names a measured prompt within a run; ``prompt`` is its id."""
 
@@ -47,15 +39,13 @@ class Key(NamedTuple):
 class Outcome:
     """A prompt decoded by one method. The first token comes with the prefill, before any cycle.
 
-    ``decode_us`` runs from the end of the prefill to the last token. ``drafts`` are all cache
-    drafts that were proposed, chosen or not.
+    ``decode_us`` runs from the end of the prefill to the last token.
     """
 
     method: str
     tokens: tuple[int, ...]
     cycles: tuple[Cycle, ...]
     decode_us: float
-    drafts: tuple[Labelled, ...] = ()
 
     @property
     def decoded(self) -> int:
@@ -95,8 +85,6 @@ class Results:
 
 
 CONTRACT: Final = "hvd.bench.decode.v1"
-HIGH_PAYOFF: Final = 6
-"""Accepted tokens from which the paper calls a cache draft high-payoff (Appendix G)."""
 
 ByMethod = Mapping[str, Outcome]
 
@@ -120,24 +108,6 @@ def typical(prompts: Sequence[ByMethod]) -> dict[str, list[tuple[float, float]]]
     return {
         name: [(p[name].decoded, sum(times[kind(c)] for c in p[name].cycles)) for p in prompts]
         for name in prompts[0]
-    }
-
-
-def payoff(drafts: Sequence[Labelled]) -> dict[str, float | int | None]:
-    """How well a policy tells high-payoff cache drafts, over all that were proposed (Table 2).
-
-    A censored label counts where its bound already decides: at ``HIGH_PAYOFF`` or more it is high,
-    below that it says nothing and is left out.
-    """
-    known = [d for d in drafts if not d.censored or d.accepted >= HIGH_PAYOFF]
-    high = sum(d.accepted >= HIGH_PAYOFF for d in known)
-    picked = [d.accepted >= HIGH_PAYOFF for d in known if d.predicted >= HIGH_PAYOFF]
-    return {
-        "drafts": len(known),
-        "high_payoff_share": over(high, len(known)),
-        "selected_share": over(len(picked), len(known)),
-        "precision_at_6": over(sum(picked), len(picked)),
-        "recall_at_6": over(sum(picked), high),
     }
 
 
@@ -185,16 +155,14 @@ def measure(prompts: Sequence[ByMethod], method: str) -> dict[str, Any]:
 
     Returns:
         the record of one (dataset, method), without its names. A figure that cannot be had (no
-        cycles, no greedy run, no cache drafts) is None.
+        cycles, no greedy run) is None.
     """
     straight = [p for p in prompts if not loops(p[method].tokens)]
     equal = [p[method].tokens == p["greedy"].tokens for p in prompts if "greedy" in p]
-    drafts = [d for p in prompts for d in p[method].drafts]
     return {
         **speeds(prompts, method),
         "exact": all(equal) if equal else None,
         "loop_share": 1.0 - len(straight) / len(prompts),
-        **payoff(drafts),
         "not_looping": speeds(straight, method) if straight else None,
     }
 

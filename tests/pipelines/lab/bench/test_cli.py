@@ -85,7 +85,8 @@ def test_a_run_leaves_figures(home: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert records["good", "suffix"]["exact"] is True
     assert records["good", "suffix"]["tok_per_s"] > 0
     assert records["good", "greedy"]["speedup_vs_greedy"] == 1.0
-    assert records["good", "eagle3"]["model_share"] > 0.9 and records["good", "suffix"]["drafts"]
+    assert records["good", "eagle3"]["model_share"] > 0.9
+    assert records["good", "suffix"]["cache_share"] > 0.0
     for single in ("eagle3", "suffix"):
         oracle, other = (records["good", name]["cycles_per_1k"] for name in ("oracle", single))
         assert oracle <= other
