@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
@@ -18,7 +17,7 @@ from decoder.settings import WorkerSettings
 from decoder.tenancy.key import VARIABLE, key_of
 from pipelines import embedded, machine
 from pipelines.stack import broker
-from pipelines.stack.running import TRACKING_VARIABLE, Ports, responds
+from pipelines.stack.running import TRACKING_VARIABLE, responds
 
 PINS: Final = {
     "torch": "2.13.0",
@@ -56,13 +55,6 @@ def _installed(name: str) -> str | None:
         return version(name)
     except PackageNotFoundError:
         return None
-
-
-def python_version() -> Check:
-    """Python 3.11 or 3.12."""
-    now = sys.version_info
-    ok = (3, 11) <= now[:2] < (3, 13)
-    return Check("python", ok, f"{now[0]}.{now[1]}.{now[2]}", "make clean setup PYTHON=python3.11")
 
 
 def package(name: str, pin: str) -> Check:
@@ -105,20 +97,9 @@ def processor() -> Check:
     return Check("processor", ok, found, "a processor with AVX2 is needed by vLLM's CPU build")
 
 
-def ports(wanted: Ports) -> list[Check]:
-    """The ports of ``hvd up``; the demo picks its own."""
-    checks = []
-    for what, port in asdict(wanted).items():
-        free = machine.is_free(port)
-        fix = f"stop what listens on {port}, or give hvd up another with --{what}-port"
-        found = "free" if free else "taken"
-        checks.append(Check(f"port {port} ({what})", free, found, fix, blocks=False))
-    return checks
-
-
 def kafka() -> Check:
     """The broker the environment names, or the embedded one."""
-    if not broker.is_external():
+    if broker.VARIABLE not in os.environ:
         found = _installed("noida-db")
         fix = f"for hvd up and hvd demo: make setup, or set {broker.VARIABLE}"
         told = f"embedded, noida-db {found or 'missing'}"
@@ -182,13 +163,11 @@ def shared_memory() -> Check:
 
 
 SINGLE: Final[tuple[Callable[[], Check], ...]] = (
-    *(python_version, vllm, compiler, processor, shared_memory, kafka, registry),
+    *(vllm, compiler, processor, shared_memory, kafka, registry),
     *(model, tenants),
 )
 
 
 def examine() -> list[Check]:
     """Every check, in the order in which one would mend things."""
-    packages = [package(name, pin) for name, pin in PINS.items()]
-    first, *others = [check() for check in SINGLE]
-    return [first, *packages, *others, *ports(Ports())]
+    return [*(package(name, pin) for name, pin in PINS.items()), *(check() for check in SINGLE)]

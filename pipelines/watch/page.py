@@ -23,7 +23,6 @@ from pipelines.watch.uplift import (
     NAMES,
     RECENT,
     as_text,
-    best_and_worst,
     compared,
     is_bounded,
     over_time,
@@ -168,7 +167,6 @@ def record(
     if ledger.phases:
         began, ended = ledger.phases[0].began, min(ended, ledger.phases[-1].ended)
     tables = [
-        _choice_table(ledger, found),
         _ratio_table("Phases: ratios of tokens a second", "phase", found),
         _phase_table(ledger, rounds),
         _version_table(ledger),
@@ -211,16 +209,6 @@ def _ratio_table(title: str, head: str, rows: Mapping[str, Mapping[str, Effect]]
     sides = next(iter(rows.values()))
     cells = [[name, *map(as_text, one.values())] for name, one in rows.items()]
     return _table(title, [head, *(f"over {NAMES[side]}" for side in sides)], cells)
-
-
-def _choice_table(ledger: Ledger, found: Mapping[str, Mapping[str, Effect]]) -> Record:
-    head = ["phase", "best fixed method", "over it", "worst fixed method", "over it"]
-    rows = []
-    for phase in ledger.phases:
-        ends = best_and_worst(found[phase.name])
-        cells = [[NAMES[side], as_text(found[phase.name][side])] for side in ends or ()]
-        rows.append([phase.name, *(cells[0] + cells[1] if cells else ["cannot tell", *("",) * 3])])
-    return _table("Nobody has to choose", head, rows)
 
 
 def _phase_table(ledger: Ledger, rounds: Sequence[Round]) -> Record:

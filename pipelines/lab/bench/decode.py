@@ -162,19 +162,16 @@ def remember(
 ) -> None:
     """Let a session's caches see a generation token by token, without decoding it.
 
-    Mutates the session's router; the events of the walk are dropped, and so are its step times (a
-    step of 0 tokens is none that a cost table learns from).
+    Mutates the session's router, but no cost table: a step of 0 tokens is none to learn from.
     """
     if not session.method.cache:
         return
     context, name = session.engine.max_model_len, "remembered"
-    before = len(session.sink)
     session.router.start(name, np.asarray(prompt, np.int32), RequestOptions(max_tokens, context))
     for token in tokens:
         session.router.observe([Committed(name, [token], 0)], step_tokens=0)
         session.router.choose([name])
     session.router.stop(name, "stop")
-    del session.sink[before:]
 
 
 def _measure(
