@@ -78,18 +78,6 @@ def test_no_rule_beats_the_oracle(seed: int, accepts: float) -> None:
         assert tally.committed == best.committed and tally.time >= best.time - 1e-9
 
 
-def test_the_oracle_takes_in_each_cycle_what_commits_most_for_its_time() -> None:
-    (trace,) = copying_traces(7, 1)
-    model = [i % 5 for i in range(60)]
-    prices = Prices(NOMINAL, SETTINGS)
-    for cycle, time in foreseen([replace(trace, model_accepted=model)], [prices], SETTINGS):
-        assert time == pytest.approx(NOMINAL.dense[1 + cycle.verified])
-        least = 1 + min(model[cycle.position], K)
-        if cycle.position + cycle.committed < 60:  # behind the end it does not see
-            assert cycle.verified == cycle.accepted
-            assert cycle.committed / time >= least / NOMINAL.dense[least] - 1e-9
-
-
 COSTS = CostTable("test", (1, 5, 65), (10.0, 11.0, 40.0), draft_us=0.5, draft_token_us=0.7)
 
 
