@@ -103,15 +103,6 @@ def forget(
     return _say(forgetting.ELSEWHERE)
 
 
-@app.command()
-def schemas() -> None:
-    """Write the topics' JSON Schemas into deploy/schemas, made of the code."""
-    from pipelines.telemetry.schemas import publish
-
-    for path in publish(Path("deploy/schemas")):
-        _say(str(path), out)
-
-
 def _name(given: str) -> str:
     """The tenant's name: ``given``, or for ``-`` the first line that is piped in; a person is asked
     for it, and it is not shown. A command line stands in the list of processes: no place for a key.

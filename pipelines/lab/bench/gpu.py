@@ -105,14 +105,14 @@ class Slot:
     """A client at work: one recorded request after the other, of one session after the other."""
 
     def __init__(self, place: int, lane: Sequence[Request]) -> None:
-        self._place, self._lane, self._next, self.repeats = place, lane, 0, -len(lane)
+        self._place, self._lane, self._next = place, lane, 0
         self.begin()
 
     def begin(self) -> None:
         """Its next request, whose first token came with the prompt."""
         self.request, self.luck = self._lane[self._next % len(self._lane)], list[int]()
         self.name, self.text = f"{self._place}-{self._next}", self.request.answer[:1]
-        self._next, self.repeats = self._next + 1, self.repeats + 1
+        self._next += 1
 
     def modelled(self, room: int, mean: float, k: int) -> list[int]:
         """A model draft of ``room`` tokens: right as far as it is lucky, then wrong."""
@@ -246,8 +246,6 @@ class Player:
             "tokens_a_cycle": self.tokens / n,
             "arms": {arm: count / n for arm, count in sorted(self.arms.items())},
             "tokens": tokens, "seconds": seconds, "steps": self.steps, "rounds": self.rounds,
-            "repeated_requests": sum(max(slot.repeats, 0) for slot in self.slots),
-            "asleep_steps": self.router.counters.asleep if self.router else 0,
             "floor": self.router.floor.in_force if self.router and self.router.floor else None,
         }  # fmt: skip
 
@@ -401,13 +399,8 @@ def run(o: argparse.Namespace, say: Callable[[str], None]) -> None:
 
 
 def table(record: Report) -> list[str]:
-    """What is known of a cell, in lines."""
-    lines = [f"== {record['shape']}, batch {record['batch']}"]
-    for (step, context), rows in itertools.groupby(record["costs"], itemgetter("step", "context")):
-        of = list(rows)
-        cells = "".join(f"  {r['tokens']}: {r['ms']:.2f}" for r in of)
-        rate = f" ({1e3 * of[0]['read_gb'] / of[0]['ms']:.0f} GB/s)" if step == "verify" else ""
-        lines.append(f"{step} ms at {context}, by tokens a request:{cells}{rate}")
+    """What methods made of a cell, in lines; what steps cost is in the JSON."""
+    lines = [f"== {record['shape']}, batch {record['batch']}: {len(record['costs'])} steps timed"]
     if record["methods"]:
         lines.append(f"{'method':<10}accepts   tok/s    free  ms/step  gpu ms  us/req exposed  "
                      "tok/cycle  cache model  over none, best")  # fmt: skip

@@ -37,7 +37,7 @@ def metadata(bundle: bytes) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", sorted(FILES))
 def test_the_published_file_is_what_the_code_says(name: str) -> None:
-    said = "run: hvd telemetry schemas"
+    said = "run: python -m tests.docs.reference"
     assert (FOLDER / name).read_text(encoding="utf-8") == FILES[name], said
     Draft202012Validator.check_schema(SCHEMAS[name.removesuffix(".json")])
     released = json.loads((FOLDER / "released" / name).read_text(encoding="utf-8"))

@@ -63,7 +63,7 @@ def serve(
     from pipelines.lab.bench.options import numbers, words
     from pipelines.lab.bench.render import complain, table
     from pipelines.lab.bench.serve import run as bench
-    from pipelines.lab.bench.serve.prompts import Selection, from_workloads, levels
+    from pipelines.lab.bench.serve.load import Selection, from_workloads, levels
     from pipelines.lab.bench.serve.setups import Plan, setups
     from pipelines.lab.bench.serve.summary import WIDTH, runs_in, table_columns, unequal
     from pipelines.policy.bundles import load_policy

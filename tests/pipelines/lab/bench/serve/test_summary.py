@@ -38,7 +38,7 @@ def level(*replies: Reply, cpu_s: float = 4.0) -> Level:
 
 def run(setup: Setup, number: int, seconds: float) -> ServerRun:
     measured = level(reply("d:a", 0, seconds), reply("d:b", 0, seconds), cpu_s=seconds)
-    return ServerRun(number, setup.name, 1.0, (measured,))
+    return ServerRun(number, setup.name, (measured,))
 
 
 def test_first_turns_are_told_apart_from_warm_ones_and_pieces_are_what_came_at_one_time() -> None:
