@@ -145,8 +145,6 @@ SHORTEST_S: Final = 60.0
 LONGEST: Final = 60
 """Characters of a value of a status; what is longer is a table of its own kind."""
 
-Record = dict[str, Any]
-
 
 def record(
     ledger: Ledger,

@@ -6,6 +6,9 @@ import subprocess
 import sys
 
 import pytest
+from typer.testing import CliRunner
+
+from pipelines.cli import app
 
 
 def hvd(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -52,10 +55,10 @@ def test_an_error_is_one_sentence_and_status_two(arguments, environment, said) -
 
 
 def test_the_doctor_speaks_json() -> None:
-    done = hvd("doctor", "--json")
+    done = CliRunner().invoke(app, ["doctor", "--json"])
     checks = json.loads(done.stdout)
     assert {"name", "ok", "found", "fix", "blocks"} == set(checks[0])
     parts = {"torch", "vllm", "processor", "broker", "registry", "model"}
     assert parts <= {c["name"] for c in checks}
     assert all(c["found"] and (c["ok"] or c["fix"]) for c in checks)
-    assert done.returncode == (1 if any(c["blocks"] and not c["ok"] for c in checks) else 0)
+    assert done.exit_code == (1 if any(c["blocks"] and not c["ok"] for c in checks) else 0)
