@@ -131,7 +131,7 @@ def over_counting(one: Sample, policy: Policy, simulator: Simulator) -> float:
     suit it best; nominal costs."""
     drafted = with_drafter(one.traces, ACCEPTS, simulator.settings.model_draft_tokens, SEED)
     by = hybrid("first", policy), replace(teachers()[1], draft_factor=WHOLE_FACTOR)
-    first, counted = (simulator.decode(drafted, each)[0].tally().rate for each in by)
+    first, counted = (simulator.decode(drafted, each)[0].rate() for each in by)
     return first / counted
 
 

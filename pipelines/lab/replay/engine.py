@@ -7,7 +7,7 @@ have committed, cycle by cycle. Drafts, features, decisions and labels are the r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -122,9 +122,6 @@ def foreseen(
             done += len(made)
 
 
-Told = Callable[[int, int], None]
-"""Told how many output tokens are decoded, and how many there are."""
-
 PAST: Final = 0
 """Any token, in the place of those behind the end of an output."""
 
@@ -235,7 +232,6 @@ class Simulator:
         traces: Sequence[Trace],
         method: Method,
         warm_up: Sequence[Trace] = (),
-        told: Told | None = None,
         floor: Floor | None = None,
     ) -> tuple[Cycles, Rows]:
         """The cycles of ``traces`` by ``method``, and the labelled cache drafts proposed in them.
@@ -268,15 +264,9 @@ class Simulator:
         )
         every = [*warm_up, *traces]
         engine = Engine(router, cache, every, has_model, self.model_mean)
-        cycles: list[Cycle] = []
-        done, whole, warm = 0, sum(len(t.output) for t in every), len(warm_up)
-        for index, trace in enumerate(every):
-            mine = list(engine.decode(index))
-            if index >= warm:
-                cycles += [c._replace(trace=index - warm) for c in mine]
-            done += len(trace.output)
-            if told is not None:
-                told(done, whole)
+        warm = len(warm_up)
+        made = [c for index in range(len(every)) for c in engine.decode(index)]
+        cycles = [c._replace(trace=c.trace - warm) for c in made if c.trace >= warm]
         asked = [(int(e.request), e.position, e) for e in sink.every if e.draft_len]
         kept = sorted(((i, p, e) for i, p, e in asked if i >= warm), key=lambda each: each[:2])
         return Cycles.of(cycles), from_events([event for *_, event in kept])

@@ -221,7 +221,7 @@ def trained(
         return survival(joined([taught(longer, p.train, p.warm_up) for p in parts]), "replay")
     counting = teachers()[1]
     seen = [simulator.decode(p.train, counting, p.warm_up)[1] for p in parts]
-    return paper(joined(seen), "replay", step)
+    return paper(joined(seen), "replay")
 
 
 def replayed(
