@@ -16,14 +16,12 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
 from rich.console import Console
 
 from decoder.contracts.bundle import ANY_SCOPE
 from decoder.contracts.errors import HvdError, SettingsError
 from decoder.core.costs import LiveCosts
 from decoder.core.guards.floor import Floor
-from decoder.core.router import Committed, RequestOptions
 from decoder.policy.first import first_policy
 from pipelines import machine
 from pipelines.lab.bench import methods
@@ -124,10 +122,8 @@ def warm_up_machine(engine: ReferenceEngine, plan: Plan) -> dict[str, LiveCosts]
     from decoder.engines.reference.session import Session
 
     length, answer = MACHINE_WARM_UP
-    prompt, output = [1 + i % 8 for i in range(length)], None
-    for method in rotated(plan.methods, 0):
-        known = output if method.oracle else None
-        output = Session(engine, method).generate(prompt, answer, known=known).tokens
+    prompt = [1 + i % 8 for i in range(length)]
+    _generated([Session(engine, method) for method in plan.methods], prompt, answer)
     learned = [m for m in plan.methods if m.policy.kind == "survival" or m.rule is not None]
     return {m.name: LiveCosts(profile(engine, m)) for m in learned}
 
@@ -135,43 +131,26 @@ def warm_up_machine(engine: ReferenceEngine, plan: Plan) -> dict[str, LiveCosts]
 def open_lane(
     engine: ReferenceEngine, prompts: Iterator[TokenPrompt], plan: Plan, costs: dict[str, LiveCosts]
 ) -> Lane:
-    """Prompts and sessions of a dataset, warmed up."""
-    limit = plan.selection.limit
+    """Prompts and sessions of a dataset, warmed up; who decides by costs has a server's floor."""
+    from decoder.engines.reference.session import Session
+
+    limit, sessions = plan.selection.limit, dict[str, Session]()
     usable = list(itertools.islice(prompts, limit + plan.selection.warmup))
-    sessions = {m.name: opened(engine, m, costs.get(m.name)) for m in plan.methods}
-    fallback = next(iter(sessions.values()))
-    decoding = next((s for s in sessions.values() if not s.method.cache), fallback)
+    for method in plan.methods:
+        mine = costs.get(method.name)
+        floor = Floor(method.model != "none") if mine is not None and method.rule is None else None
+        sessions[method.name] = Session(engine, method, mine, floor)
     for prompt in usable[limit:]:
-        tokens = decoding.generate(list(prompt.ids), plan.max_tokens).tokens
-        for session in sessions.values():
-            if session is not decoding:
-                remember(session, prompt.ids, tokens, plan.max_tokens)
+        _generated([*sessions.values()], list(prompt.ids), plan.max_tokens)
     return Lane(usable[:limit], sessions)
 
 
-def opened(engine: ReferenceEngine, method: Method, costs: LiveCosts | None) -> Session:
-    """A session of ``method``; one that decides by costs has the floor that a server gives it."""
-    from decoder.engines.reference.session import Session
-
-    served = costs is not None and method.rule is None
-    return Session(engine, method, costs, Floor(method.model != "none") if served else None)
-
-
-def remember(
-    session: Session, prompt: Sequence[int], tokens: Sequence[int], max_tokens: int
-) -> None:
-    """Let a session's caches see a generation token by token, without decoding it.
-
-    Mutates the session's router, but no cost table: a step of 0 tokens is none to learn from.
-    """
-    if not session.method.cache:
-        return
-    context, name = session.engine.max_model_len, "remembered"
-    session.router.start(name, np.asarray(prompt, np.int32), RequestOptions(max_tokens, context))
-    for token in tokens:
-        session.router.observe([Committed(name, [token], 0)], step_tokens=0)
-        session.router.choose([name])
-    session.router.stop(name, "stop")
+def _generated(sessions: Sequence[Session], prompt: list[int], max_tokens: int) -> None:
+    """Let each decode ``prompt``; an oracle is told what the others made of it."""
+    known: list[int] | None = None
+    for session in sorted(sessions, key=lambda each: each.method.oracle):
+        told = known if session.method.oracle else None
+        known = session.generate(prompt, max_tokens, known=told).tokens
 
 
 def _measure(
