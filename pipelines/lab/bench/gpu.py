@@ -263,9 +263,6 @@ def costs_of(e: Engine, until: float) -> list[Report]:
             ms = e.timed(key, 15 if e.cuda else 2)
             found.append({"shape": e.s.name, "batch": e.batch, "context": context, "step": step,
                           "tokens": n, "ms": ms})  # fmt: skip
-            if (step, n) == ("verify", 1):
-                cached = e.batch * context * sum(c[0].nbytes for c in e.caches[:-1])
-                found[-1]["read_gb"] = (e.model.read_bytes() + cached) / 1e9
     return found
 
 
@@ -382,10 +379,8 @@ def run(o: argparse.Namespace, say: Callable[[str], None]) -> None:
             if held != name or model is None:
                 model = None  # before there is another
                 model, held = Model.random(s, device, dtype), name
-                report["shapes"][name] = asdict(s) | {
-                    "read_gb": model.read_bytes() / 1e9,
-                    "attention": "kernel" if device.type == "cuda" else "torch's, masked: a CPU",
-                }
+                attention = "kernel" if device.type == "cuda" else "torch's, masked: a CPU"
+                report["shapes"][name] = asdict(s) | {"attention": attention}
             cell(o, Engine(s, model, batch, capacity, o.k), sessions, classes, until, told)
         except Exception as error:  # noqa: BLE001 - told, and the rest goes on
             report["errors"].append(fault(f"{name}, batch {batch}", error))
