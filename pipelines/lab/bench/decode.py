@@ -27,7 +27,7 @@ from pipelines import machine
 from pipelines.lab.bench import methods
 from pipelines.lab.bench.datasets import load
 from pipelines.lab.bench.metrics import Cycle, Key, Measured, Outcome, Results
-from pipelines.lab.bench.options import Options, Selection
+from pipelines.lab.bench.options import Engine, Selection
 from pipelines.lab.bench.render import complain
 from pipelines.policy.bundles import load_policy
 from pipelines.progress import Shown
@@ -48,16 +48,6 @@ Tick = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What to run on each dataset. Lengths are in tokens; ``minutes`` None is without end."""
-
-    methods: tuple[Method, ...]
-    selection: Selection
-    max_tokens: int = 128
-    minutes: float | None = None
-
-
-@dataclass(frozen=True)
 class Lane:
     """One dataset: its prompts, and what decodes them."""
 
@@ -75,28 +65,32 @@ def rotated(methods: Sequence[Method], index: int) -> list[Method]:
 
 
 def run(
-    engine: ReferenceEngine, sets: Sequence[PromptSet], plan: Plan, results: Results, tick: Tick
+    engine: ReferenceEngine,
+    made: Sequence[Method],
+    sets: Sequence[PromptSet],
+    selection: Selection,
+    results: Results,
+    tick: Tick,
 ) -> Results:
     """Decode every prompt of ``sets``, one of each set in turn.
 
-    Ctrl-C ends it early with what is there and marks the results as interrupted; when the plan's
+    Ctrl-C ends it early with what is there and marks the results as interrupted; when the
     minutes are over it ends after the prompt under way. Mutates ``results``.
 
     Args:
         tick: called before each generation, with what comes next.
     """
-    selection = plan.selection
-    ends = time.monotonic() + 60 * plan.minutes if plan.minutes else None
+    ends = time.monotonic() + 60 * selection.minutes if selection.minutes else None
     context = engine.max_model_len
-    room = min(context - plan.max_tokens, selection.max_prompt_tokens or context)
+    room = min(context - selection.max_tokens, selection.max_prompt_tokens or context)
     try:
-        costs = warm_up_machine(engine, plan)
+        costs = warm_up_machine(engine, made)
 
         @cache
         def opened_at(place: int) -> Lane:
             how = room, selection.too_long, results.problem
             fits = fitting(sets[place], engine.tokenizer, *how)
-            return open_lane(engine, fits, plan, costs)
+            return open_lane(engine, made, fits, selection, costs)
 
         for turn, place in itertools.product(range(selection.limit), range(len(sets))):
             lane = opened_at(place)
@@ -105,14 +99,14 @@ def run(
             if ends is not None and time.monotonic() > ends:
                 results.out_of_time = True
                 break
-            order = rotated(plan.methods, turn + place)
-            _measure(lane.measured[turn], order, lane.sessions, plan, results, tick)
+            order = rotated(made, turn + place)
+            _measure(lane.measured[turn], order, lane.sessions, selection.max_tokens, results, tick)
     except KeyboardInterrupt:
         results.interrupted = True
     return results
 
 
-def warm_up_machine(engine: ReferenceEngine, plan: Plan) -> dict[str, LiveCosts]:
+def warm_up_machine(engine: ReferenceEngine, made: Sequence[Method]) -> dict[str, LiveCosts]:
     """Let every method decode a little of anything, and forget it.
 
     Returns:
@@ -123,25 +117,29 @@ def warm_up_machine(engine: ReferenceEngine, plan: Plan) -> dict[str, LiveCosts]
 
     length, answer = MACHINE_WARM_UP
     prompt = [1 + i % 8 for i in range(length)]
-    _generated([Session(engine, method) for method in plan.methods], prompt, answer)
-    learned = [m for m in plan.methods if m.policy.kind == "survival" or m.rule is not None]
+    _generated([Session(engine, method) for method in made], prompt, answer)
+    learned = [m for m in made if m.policy.kind == "survival" or m.rule is not None]
     return {m.name: LiveCosts(profile(engine, m)) for m in learned}
 
 
 def open_lane(
-    engine: ReferenceEngine, prompts: Iterator[TokenPrompt], plan: Plan, costs: dict[str, LiveCosts]
+    engine: ReferenceEngine,
+    made: Sequence[Method],
+    prompts: Iterator[TokenPrompt],
+    selection: Selection,
+    costs: dict[str, LiveCosts],
 ) -> Lane:
     """Prompts and sessions of a dataset, warmed up; who decides by costs has a server's floor."""
     from decoder.engines.reference.session import Session
 
-    limit, sessions = plan.selection.limit, dict[str, Session]()
-    usable = list(itertools.islice(prompts, limit + plan.selection.warmup))
-    for method in plan.methods:
+    limit, sessions = selection.limit, dict[str, Session]()
+    usable = list(itertools.islice(prompts, limit + selection.warmup))
+    for method in made:
         mine = costs.get(method.name)
         floor = Floor(method.model != "none") if mine is not None and method.rule is None else None
         sessions[method.name] = Session(engine, method, mine, floor)
     for prompt in usable[limit:]:
-        _generated([*sessions.values()], list(prompt.ids), plan.max_tokens)
+        _generated([*sessions.values()], list(prompt.ids), selection.max_tokens)
     return Lane(usable[:limit], sessions)
 
 
@@ -157,7 +155,7 @@ def _measure(
     prompt: TokenPrompt,
     order: Sequence[Method],
     sessions: dict[str, Session],
-    plan: Plan,
+    max_tokens: int,
     results: Results,
     tick: Tick,
 ) -> None:
@@ -168,7 +166,7 @@ def _measure(
         session = sessions[method.name]
         known = list(outcomes["greedy"].tokens) if method.oracle else None
         try:
-            made = session.generate(list(prompt.ids), plan.max_tokens, known=known)
+            made = session.generate(list(prompt.ids), max_tokens, known=known)
         except HvdError as error:
             where = f"{source.dataset}: prompt {source.id}"
             results.problem(f"{where} left out, {method.name} failed: {error}")
@@ -187,13 +185,13 @@ def outcome_of(method: str, made: Generation) -> Outcome:
     return Outcome(method, tuple(made.tokens), cycles, made.decode_us)
 
 
-def launch(options: Options, console: Console) -> Results:
-    """Run it.
+def launch(wanted: Sequence[str], selection: Selection, named: Engine, console: Console) -> Results:
+    """Run the methods called ``wanted``.
 
     Raises:
         HvdError: a setting, model or method is wrong, or no prompt at all could be used.
     """
-    selection, problems = options.selection, list[str]()
+    problems = list[str]()
     if selection.folder is not None:
         sets = list(read_folder(selection.folder, selection.datasets, problems))
     else:
@@ -201,21 +199,29 @@ def launch(options: Options, console: Console) -> Results:
     if not sets:
         raise SettingsError(f"no dataset is left to measure. {' '.join(problems)}")
     complain(console, problems)
-    engine, wanted, settings = prepare(options)
+    engine, made, settings = prepare(wanted, selection, named)
     results, told = Results(settings, problems=problems), len(problems)
-    plan = Plan(wanted, selection, options.max_tokens, options.minutes)
     with Shown(console) as shown:
-        left = len(wanted) * sum(min(selection.limit, len(s.prompts)) for s in sets)
+        left = len(made) * sum(min(selection.limit, len(s.prompts)) for s in sets)
         begun = itertools.count()
         shown.step("warming up", 0, left)
-        run(engine, sets, plan, results, lambda what: shown.step(what, next(begun), left))
+        run(
+            engine,
+            made,
+            sets,
+            selection,
+            results,
+            lambda what: shown.step(what, next(begun), left),
+        )
     complain(console, results.problems[told:])
     if not results.prompts:
         raise SettingsError("no prompt was decoded by every method, so there is nothing to report.")
     return results
 
 
-def prepare(options: Options) -> tuple[ReferenceEngine, tuple[Method, ...], dict[str, Any]]:
+def prepare(
+    wanted: Sequence[str], selection: Selection, named: Engine
+) -> tuple[ReferenceEngine, tuple[Method, ...], dict[str, Any]]:
     """What a run decodes with: checkpoints and methods; and its settings, JSON-ready.
 
     Raises:
@@ -228,7 +234,6 @@ def prepare(options: Options) -> tuple[ReferenceEngine, tuple[Method, ...], dict
     from decoder.engines.reference.engine import ReferenceEngine
 
     transformers.utils.logging.disable_progress_bar()
-    named, selection, wanted = options.engine, options.selection, options.methods
     if named.threads is not None:
         torch.set_num_threads(named.threads)
     device = named.device
@@ -254,7 +259,6 @@ def prepare(options: Options) -> tuple[ReferenceEngine, tuple[Method, ...], dict
         "policies": {
             f"hybrid:{k}" if k else "hybrid": methods.describe(p) for k, p in policies.items()
         },
-        "max_tokens": options.max_tokens,
     }
     engine = ReferenceEngine.load(
         found.model, found.drafter, dtype=named.dtype, device=named.device

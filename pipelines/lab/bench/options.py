@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -34,7 +34,7 @@ Clock = Literal["wall", "cpu"]
 
 @dataclass(frozen=True)
 class Selection:
-    """Which prompts, of a folder or the hub; lengths are in tokens."""
+    """Which prompts, of a folder or the hub, and how much of them; lengths are in tokens."""
 
     folder: Path | None = None
     datasets: tuple[str, ...] = ()
@@ -42,6 +42,8 @@ class Selection:
     warmup: int = 1
     max_prompt_tokens: int | None = None
     too_long: TooLong = "skip"
+    max_tokens: int = 128
+    minutes: float | None = None
 
 
 @dataclass(frozen=True)
@@ -65,14 +67,3 @@ class Engine:
     def __post_init__(self) -> None:
         if self.clock == "cpu" and self.device != "cpu":
             raise SettingsError("--clock cpu does not see a device: use it with --device cpu.")
-
-
-@dataclass(frozen=True)
-class Options:
-    """A whole run. ``minutes`` None is without end."""
-
-    methods: tuple[str, ...] = ("greedy", "eagle3", "suffix", "frequency", "hybrid")
-    selection: Selection = field(default_factory=Selection)
-    engine: Engine = field(default_factory=Engine)
-    max_tokens: int = 128
-    minutes: float | None = None
