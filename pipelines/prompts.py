@@ -165,11 +165,7 @@ def fit(prompt: TokenPrompt, room: int, too_long: TooLong) -> TokenPrompt:
 
 
 def fitting(
-    found: PromptSet,
-    tokenizer: Any,
-    room: int,
-    too_long: TooLong,
-    problem: Callable[[str], None],
+    found: PromptSet, tokenizer: Any, room: int, too_long: TooLong, problem: Callable[[str], None]
 ) -> Iterator[TokenPrompt]:
     """The prompts of a set that can be read and fit into ``room`` tokens, in their order.
 

@@ -64,8 +64,7 @@ def forget(
         ),
     ],
     delete: Annotated[
-        bool,
-        typer.Option("--delete-records", help="Now, with others' records up to its last one."),
+        bool, typer.Option("--delete-records", help="Now, with others' records up to its last one.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     as_json: Json = False,

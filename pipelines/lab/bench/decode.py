@@ -206,12 +206,7 @@ def launch(wanted: Sequence[str], selection: Selection, named: Engine, console: 
         begun = itertools.count()
         shown.step("warming up", 0, left)
         run(
-            engine,
-            made,
-            sets,
-            selection,
-            results,
-            lambda what: shown.step(what, next(begun), left),
+            engine, made, sets, selection, results, lambda what: shown.step(what, next(begun), left)
         )
     complain(console, results.problems[told:])
     if not results.prompts:

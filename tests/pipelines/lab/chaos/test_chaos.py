@@ -56,8 +56,7 @@ def serving(*first: Any) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    ("status", "text"),
-    [(200, 'data: {"error": {}}\n\n'), (200, "data: 7\n\n"), (503, "it ends")],
+    ("status", "text"), [(200, 'data: {"error": {}}\n\n'), (200, "data: 7\n\n"), (503, "it ends")]
 )
 def test_what_is_no_answer_is_an_error_or_asked_again(status: int, text: str) -> None:
     with serving(status, text) as api, asking(api, "m", [PROMPT]) as clients:

@@ -20,10 +20,7 @@ from pipelines.lab.drift import stationary
 from pipelines.lab.drift.stationary import resampled, stream
 from pipelines.lab.drift.study import NAMES
 from tests.learner.traffic import Traffic
-from tests.pipelines.lab.replay.samples import (
-    word_tokenizer,
-    write_traces,
-)
+from tests.pipelines.lab.replay.samples import word_tokenizer, write_traces
 
 SCENARIO = """
 [[segments]]

@@ -44,10 +44,7 @@ def level(*replies: Reply, wall_s: float, cpu_s: float = 4.0, concurrency: int =
 
 
 def plan(*compared: Setup, by_turns: bool = False, **further: Any) -> Plan:
-    levels = (
-        (1, (asked("a short one"),)),
-        (2, (asked("b"), asked("a prompt of many characters"))),
-    )
+    levels = ((1, (asked("a short one"),)), (2, (asked("b"), asked("a prompt of many characters"))))
     if by_turns:
         long = script("u", "12345", ">", "the second of these is long")
         levels = ((1, (script("s", "1234", ">", "12"),)), (2, (script("t", "1"), long)))
