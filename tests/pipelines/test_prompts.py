@@ -40,20 +40,6 @@ class LetterTokenizer:
         return [1, *(ord(c) for m in messages for c in m["content"]), 2]
 
 
-def test_a_folder_gives_one_set_a_file(tmp_path: Path) -> None:
-    folder = folder_of(
-        tmp_path,
-        mbpp=[{"id": "mbpp/1", "family": "code", "messages": [MESSAGE]}],
-        aider=[{"messages": [MESSAGE], "family": "agentic"}],
-    )
-    problems: list[str] = []
-    aider, mbpp = read_folder(folder, (), problems)
-    assert problems == []
-    assert (mbpp.name, mbpp.family, mbpp.prompts[0].id) == ("mbpp", "code", "mbpp/1")
-    assert aider.prompts[0].id == "aider/1"
-    assert mbpp.prompts[0].text == "Name three rivers."
-
-
 GOOD = {"id": "a", "messages": [MESSAGE]}
 BAD = [
     ("{not json", "Expecting"),
