@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -78,13 +77,6 @@ def vllm() -> Check:
     except EngineError as error:
         return Check("vllm", False, str(error), fix)
     return Check("vllm", True, number, fix)
-
-
-def compiler() -> Check:
-    """A C++ compiler: vLLM compiles a model with it on a CPU, and ``make rival`` is built."""
-    found = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("c++")
-    fix = "install a C++ compiler (Debian and Ubuntu: apt-get install g++)"
-    return Check("compiler", found is not None, found or "none", fix, blocks=False)
 
 
 def processor() -> Check:
@@ -163,7 +155,7 @@ def shared_memory() -> Check:
 
 
 SINGLE: Final[tuple[Callable[[], Check], ...]] = (
-    *(vllm, compiler, processor, shared_memory, kafka, registry),
+    *(vllm, processor, shared_memory, kafka, registry),
     *(model, tenants),
 )
 
