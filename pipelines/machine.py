@@ -70,6 +70,12 @@ def description() -> str:
     )
 
 
+def versions(*packages: str) -> dict[str, str]:
+    """Of those ``packages`` that are installed, for a report."""
+    found = (d for name in packages for d in metadata.distributions(name=name))
+    return {d.name: d.version for d in found}
+
+
 def cache_directory() -> Path:
     """Where this project keeps for one user what can be made again.
 

@@ -45,11 +45,10 @@ class PromptSet:
 
 @dataclass(frozen=True, slots=True)
 class TokenPrompt:
-    """A prompt as the target reads it. ``cut`` is the number of tokens left out of its middle."""
+    """A prompt as the target reads it."""
 
     prompt: Prompt
     ids: tuple[int, ...]
-    cut: int = 0
 
 
 def read_folder(folder: Path, names: Sequence[str], problems: list[str]) -> Iterator[PromptSet]:
@@ -162,15 +161,11 @@ def fit(prompt: TokenPrompt, room: int, too_long: TooLong) -> TokenPrompt:
         raise ValueError(f"its {length} tokens are more than the {max(room, 0)} there is room for")
     head = room // 2
     ids = prompt.ids[:head] + prompt.ids[length - (room - head) :]
-    return replace(prompt, ids=ids, cut=length - room)
+    return replace(prompt, ids=ids)
 
 
 def fitting(
-    found: PromptSet,
-    tokenizer: Any,
-    room: int,
-    too_long: TooLong,
-    problem: Callable[[str], None],
+    found: PromptSet, tokenizer: Any, room: int, too_long: TooLong, problem: Callable[[str], None]
 ) -> Iterator[TokenPrompt]:
     """The prompts of a set that can be read and fit into ``room`` tokens, in their order.
 

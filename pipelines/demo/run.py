@@ -28,7 +28,6 @@ from pipelines.reports import write_json, write_text
 from pipelines.stack.processes import wait_until
 from pipelines.stack.running import Home, Ports, Stack, running
 from pipelines.watch.ledger import Ledger
-from pipelines.watch.live import versions_at
 from pipelines.watch.observer import Observer
 from pipelines.watch.page import Record, record, render
 from pipelines.watch.uplift import ALL, NAMES, as_text, is_bounded, uplifts
@@ -48,8 +47,6 @@ DRAIN_SECONDS: Final = 60.0
 REPORT_SECONDS: Final = 30.0
 """Until a worker or a learner that runs has said something of itself."""
 HOME: Final = Path("var/demo")
-REGISTRY: Final = "http://127.0.0.1:5000"
-"""Where ``mlflow ui`` shows the registry of a demo that is over."""
 SETTINGS: Final[Mapping[str, str]] = {
     "HVD_WORKER_SIDES": "plain,suffix,model",
     # three quarters of all steps: minutes have to show what a deployment sees in a day
@@ -135,21 +132,20 @@ def run(minutes: float | None, console: Console, from_scratch: bool = False) -> 
                 traffic.end()
                 _wait_until_learned(stack, ledger, before)
                 mistaken = _mistaken(stack, ledger, by_hand)
-                versions = versions_at(stack.tracking_uri, ledger.scope, REGISTRY)
         finally:
             traffic.stopping.set()
             observer.close()
     start = os.environ.get("HVD_WORKER_START", settings.get("HVD_WORKER_START", "first"))
     summary = summarise(ledger, traffic.counts, began, before, start, mistaken)
-    return Run(summary, page_of(ledger, summary, versions))
+    return Run(summary, page_of(ledger, summary))
 
 
-def page_of(ledger: Ledger, summary: Summary, versions: str = "") -> Record:
-    """What the page of a demo shows; ``versions`` as :func:`pipelines.watch.page.record`."""
+def page_of(ledger: Ledger, summary: Summary) -> Record:
+    """What the page of a demo shows."""
     traffic = f"{summary['tokens']} tokens in {summary['duration_s']:.0f} s"
     facts = {"machine": summary["machine"], "traffic": f"{traffic} from {summary['date']}"}
     sentences = summary["sentences"] + summary["notes"] + summary["failings"]
-    return record(ledger, "Adaptive decoding: a demo run", sentences, facts, versions)
+    return record(ledger, "Adaptive decoding: a demo run", sentences, facts)
 
 
 def _run_phases(

@@ -13,7 +13,7 @@ from rich.table import Table
 from pipelines.reports import print_json
 
 if TYPE_CHECKING:
-    from pipelines.policy.options import Model
+    from pipelines.policy.moves import Model
 
 app = typer.Typer(
     help=(
@@ -34,9 +34,9 @@ Wanted = Annotated[str, typer.Argument(help="A version's number, or an alias.")]
 @app.command("list")
 def list_(scope: Scope = None, as_json: Json = False) -> None:
     """Every version, newest first; what is served is bold."""
-    from pipelines.policy import options
+    from pipelines.policy import moves
 
-    models = [_plain(model) for model in options.models(scope)]
+    models = [_plain(model) for model in moves.models(scope)]
     if as_json:
         return print_json(models)
     for model in models:
@@ -57,33 +57,33 @@ def promote(
     as_json: Json = False,
 ) -> None:
     """Make a version champion; a bundle (*.safetensors) is registered first."""
-    from pipelines.policy import moves, options
+    from pipelines.policy import moves
 
-    _say(moves.promote(options.one_model(scope), version, why, force=force), as_json)
+    _say(moves.promote(moves.one_model(scope), version, why, force=force), as_json)
 
 
 @app.command()
 def rollback(why: Why = "", scope: Scope = None, as_json: Json = False) -> None:
     """Make the version champion that was so before."""
-    from pipelines.policy import moves, options
+    from pipelines.policy import moves
 
-    _say(moves.rollback(options.one_model(scope), why), as_json)
+    _say(moves.rollback(moves.one_model(scope), why), as_json)
 
 
 @app.command()
 def pin(version: Wanted, why: Why = "", scope: Scope = None, as_json: Json = False) -> None:
     """Serve a version whatever wins, until it is unpinned."""
-    from pipelines.policy import moves, options
+    from pipelines.policy import moves
 
-    _say(moves.pin(options.one_model(scope), version, why), as_json)
+    _say(moves.pin(moves.one_model(scope), version, why), as_json)
 
 
 @app.command()
 def unpin(why: Why = "", scope: Scope = None, as_json: Json = False) -> None:
     """Serve the champion again."""
-    from pipelines.policy import moves, options
+    from pipelines.policy import moves
 
-    _say(moves.pin(options.one_model(scope), None, why), as_json)
+    _say(moves.pin(moves.one_model(scope), None, why), as_json)
 
 
 def _say(move: dict[str, Any], as_json: bool) -> None:

@@ -81,8 +81,7 @@ def chosen(
     named, name = None if drafter is None or drafter.lower() == "none" else drafter, None
     if model is None:
         model, name = str(embedded.ensure_model()), embedded.SERVED_NAME
-        if drafter is None and (shipped := embedded.drafter_path()) is not None:
-            named = str(shipped)
+        named = str(embedded.DRAFTER) if drafter is None else named
     return ServeOptions(model, named, host, port, dtype, name, tuple(extra))
 
 

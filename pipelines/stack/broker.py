@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-import os
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final
@@ -23,14 +22,10 @@ from pipelines.stack.processes import Part
 START_SECONDS: Final = 30.0
 REQUEST_MS: Final = 5_000
 VARIABLE: Final = "HVD_KAFKA_BOOTSTRAP_SERVERS"
+"""Where the environment sets it, no broker is started here."""
 EMBEDDED_LIMITS: Final = {"retention.bytes": str(8 << 20), "segment.bytes": str(1 << 20)}
 """The embedded broker holds its topics in memory and rewrites them to disk whole, three times their
 size: unlimited, 30 MB of telemetry would cost it a quarter of a core."""
-
-
-def is_external() -> bool:
-    """Whether the environment names a broker, so that none is started here."""
-    return VARIABLE in os.environ
 
 
 def local(port: int) -> KafkaSettings:

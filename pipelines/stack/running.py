@@ -179,7 +179,7 @@ def running(
         try:
             with _step(console, "model"):
                 embedded.ensure_model(Console(quiet=True))
-            if broker.is_external():
+            if broker.VARIABLE in os.environ:
                 kafka = KafkaSettings.load()
                 with _step(console, f"topics on Kafka at {kafka.bootstrap_servers}"):
                     make_right(kafka)

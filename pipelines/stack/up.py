@@ -1,4 +1,9 @@
-"""``hvd up``: the stack, kept up until Ctrl-C, and what to try on it first."""
+"""``hvd up``: the stack, kept up until Ctrl-C, and what to try on it first.
+
+What ends is started again, with growing pauses, and said. One part's trouble is no other's: nothing
+here waits for a part to be ready. Process supervisors of others want a configuration or a daemon of
+their own, or end everything with the first that ends.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +12,22 @@ import os
 import re
 import sys
 import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from rich.console import Console
 from rich.markup import escape
 
+from decoder.contracts.errors import ProcessError
 from decoder.contracts.redacted import for_anybody
 from decoder.contracts.topics import STATUS
 from pipelines import machine
+from pipelines.stack import processes
+from pipelines.stack.processes import Child, Part, begin
 from pipelines.stack.running import Home, Ports, Stack, running
-from pipelines.stack.supervision import keep
-from pipelines.watch.live import serving
 
 
 def up(ports: Ports, page_port: int, home: Home, console: Console) -> NoReturn:
@@ -29,6 +37,8 @@ def up(ports: Ports, page_port: int, home: Home, console: Console) -> NoReturn:
         KeyboardInterrupt: Ctrl-C, SIGTERM or SIGHUP; everything is stopped by then.
         BrokerError, ProcessError, ModelError, RegistryError: a part did not come up at first.
     """
+    from pipelines.watch.live import serving  # late: who only keeps parts up needs no page
+
     # known before a minute has gone into the rest
     machine.check_free(page_port, "choose another with --page-port")
     with (
@@ -72,3 +82,104 @@ curl -s {request} -d '{json.dumps(asked)}'
 What ends is started again. Ctrl-C stops everything.
 """
     return re.sub("^# .*", r"[dim]\g<0>[/dim]", escape(text), flags=re.M)
+
+
+SAID_CHARACTERS: Final = 160
+"""Of a log's last line: a screen's line or two."""
+
+
+@dataclass(frozen=True)
+class Pauses:
+    """Seconds before the first new try, before any at most, and between two looks.
+
+    What has served for ``steady`` seconds begins with the first pause again.
+    """
+
+    first: float = 1.0
+    longest: float = 60.0
+    steady: float = 60.0
+    look: float = 0.2
+
+    def before(self, attempt: int) -> float:
+        """The pause before the ``attempt``-th new try, counted from 1: doubled each time."""
+        return min(self.first * 2.0 ** min(attempt - 1, 30), self.longest)
+
+
+PAUSES: Final = Pauses()
+
+
+@dataclass
+class Watch:
+    """What is known of one part, in seconds of the monotonic clock.
+
+    ``due`` is when a part that is down is started, or one that starts must serve at the latest.
+    """
+
+    part: Part
+    attempts: int = 0
+    down_since: float = field(default_factory=time.monotonic)
+    serves_since: float | None = None
+    due: float = 0.0
+
+
+def keep(
+    parts: Mapping[str, Part],
+    children: dict[str, Child],
+    say: Callable[[str], None],
+    pauses: Pauses = PAUSES,
+) -> NoReturn:
+    """Start again whatever of ``parts`` ends, until an interrupt is raised.
+
+    ``children`` holds their processes; who ended is taken out, who was started is put in.
+    """
+    now = time.monotonic()
+    watches = [Watch(part, serves_since=now) for part in parts.values()]
+    while True:
+        for watch in watches:
+            look(watch, children, say, pauses)
+        time.sleep(pauses.look)
+
+
+def look(
+    watch: Watch, children: dict[str, Child], say: Callable[[str], None], pauses: Pauses
+) -> None:
+    """Do what one part needs now; waits for nothing but a child that is to be stopped."""
+    part, now, trouble = watch.part, time.monotonic(), ""
+    child = children.get(part.name)
+    if child is None:
+        if now < watch.due:
+            return
+        watch.due = now + part.patience_s
+        try:
+            begin(part, children, again=True)
+        except ProcessError as error:
+            trouble = str(error)
+    elif not child.is_alive:
+        trouble = child.ending()
+    elif watch.serves_since is not None:
+        if now - watch.serves_since >= pauses.steady:
+            watch.attempts = 0
+    elif _is_ready(part):
+        watch.serves_since = time.monotonic()
+        say(f"{part.name} runs again, {watch.serves_since - watch.down_since:.0f} s after it ended")
+    elif now > watch.due:
+        trouble = "was not ready in time"
+    if not trouble:
+        return
+    if child is not None:
+        processes.stop([child])  # what it started may live on, and hold its port
+        del children[part.name]
+        line = "".join(c for c in child.tail(1) if c.isprintable()).strip()
+        trouble += f" ({child.log.name}: {line[:SAID_CHARACTERS]})" if line else ""
+    now = time.monotonic()
+    watch.down_since = watch.down_since if watch.serves_since is None else now
+    watch.attempts, watch.serves_since = watch.attempts + 1, None
+    pause = pauses.before(watch.attempts)
+    watch.due = now + pause
+    say(f"{part.name} {trouble}; next try in {pause:.0f} s")
+
+
+def _is_ready(part: Part) -> bool:
+    with suppress(Exception):  # whatever a client makes of what is half there, the rest stays
+        return part.is_ready()
+    return False

@@ -64,8 +64,7 @@ def forget(
         ),
     ],
     delete: Annotated[
-        bool,
-        typer.Option("--delete-records", help="Now, with others' records up to its last one."),
+        bool, typer.Option("--delete-records", help="Now, with others' records up to its last one.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     as_json: Json = False,
@@ -101,15 +100,6 @@ def forget(
         held = {"pseudonyms": pseudonyms, "held": [asdict(each) for each in there]}
         return print_json({**held, **told})
     return _say(forgetting.ELSEWHERE)
-
-
-@app.command()
-def schemas() -> None:
-    """Write the topics' JSON Schemas into deploy/schemas, made of the code."""
-    from pipelines.telemetry.schemas import publish
-
-    for path in publish(Path("deploy/schemas")):
-        _say(str(path), out)
 
 
 def _name(given: str) -> str:

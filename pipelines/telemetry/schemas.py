@@ -10,7 +10,6 @@ test holds the two together.
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any, Final
 
 from pydantic import TypeAdapter
@@ -25,7 +24,6 @@ from decoder.contracts.trials import Round
 from learner.dead_letters import headers_of
 from learner.lease import CLAIM
 from learner.source import Fetched
-from pipelines.reports import write_text
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 
@@ -33,19 +31,11 @@ Schema = dict[str, Any]
 
 
 def files() -> dict[str, str]:
-    """Text by name of file."""
+    """Text by name of file in ``deploy/schemas``."""
     return {
         f"{name}.json": json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
         for name, schema in _schemas().items()
     }
-
-
-def publish(folder: Path) -> list[Path]:
-    """Write the files into ``folder``."""
-    made = {folder / name: text for name, text in files().items()}
-    for path, text in made.items():
-        write_text(text, path)
-    return list(made)
 
 
 def _schemas() -> dict[str, Schema]:

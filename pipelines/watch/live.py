@@ -10,9 +10,6 @@ from contextlib import contextmanager, suppress
 from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Final
-from urllib.parse import quote
-
-import httpx
 
 from decoder.complaints import Complaints
 from decoder.contracts.errors import ProcessError
@@ -31,30 +28,10 @@ HOSTS: Final = ("127.0.0.1", "localhost")
 """Names it is asked by. A page of a stranger whose name leads here asks by another."""
 
 
-def versions_at(tracking_uri: str, scope: str, shown_at: str = "") -> str:
-    """Address, at ``shown_at`` or the registry's own, of MLflow's page of a version, but for its
-    number, which comes last; "" where it is no server, does not answer, or has no such model.
-
-    It is asked as MLflow's REST reference says: whoever only links need not import mlflow.
-    """
-    if not scope or not tracking_uri.startswith("http"):
-        return ""
-    try:
-        answer = httpx.get(
-            f"{tracking_uri}/api/2.0/mlflow/registered-models/search",
-            params={"filter": f"tags.scope = '{scope}'", "max_results": "1"},
-            timeout=2.0,
-        )
-        (model,) = answer.raise_for_status().json().get("registered_models", [])
-        return f"{shown_at or for_anybody(tracking_uri)}/#/models/{quote(model['name'])}/versions/"
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError):
-        return ""
-
-
 @contextmanager
 def serving(kafka: KafkaSettings, port: int, tracking_uri: str = "") -> Iterator[str]:
     """Serve the page on 127.0.0.1, at ``port`` or a free one; its address. It shows the last hour,
-    and what comes; versions link to the registry at ``tracking_uri``.
+    and what comes, with a link to the registry at ``tracking_uri`` where that is a server.
 
     Neither a broker that is away nor a record that keeps no contract ends it. Whoever asks by
     another name than that of this machine is refused.
@@ -63,14 +40,13 @@ def serving(kafka: KafkaSettings, port: int, tracking_uri: str = "") -> Iterator
         ProcessError: the port is taken.
     """
     ledger = Ledger(keep_s=HISTORY_S)
+    registry = for_anybody(tracking_uri) if tracking_uri.startswith("http") else ""
     complaints = Complaints()  # browsers ask every few seconds
     one_at_a_time = threading.Lock()
 
     @lru_cache(1)
     def figures(period: float) -> Record:
-        versions = versions_at(tracking_uri, ledger.scope)
-        shown = for_anybody(tracking_uri) if versions else ""
-        return record(ledger, TITLE, sentences(ledger, versions, shown), versions=versions)
+        return record(ledger, TITLE, sentences(ledger, registry))
 
     def respond(path: str) -> tuple[int, str, str]:
         if path not in ("/", "/figures.json"):

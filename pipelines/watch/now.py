@@ -24,32 +24,19 @@ CLOSE: Final = 0.05
 """Half the width, as a share, at which an interval is narrow enough to stop waiting for."""
 
 
-def sentences(ledger: Ledger, versions: str = "", registry: str = "") -> list[Sentence]:
-    """The four, of the worker seen last and its learner.
-
-    Args:
-        versions: address of MLflow's page of a version, but for its number; "" for none.
-        registry: address of MLflow; "" for none.
-    """
+def sentences(ledger: Ledger, registry: str = "") -> list[Sentence]:
+    """The four, of the worker seen last and its learner; ``registry`` is MLflow's address, if it
+    has one."""
     worker = ledger.statuses[-1] if ledger.statuses else None
     learner = ledger.learner[-1] if ledger.learner else None
     trouble = "; ".join(_troubles(ledger, worker, learner))
+    link = {"label": "the registry", "href": registry} if registry else {}
     return [
         {"text": _worth(ledger)},
-        _linked(_in_force(ledger, worker), "the version", _version(versions, worker)),
-        _linked(_learned(learner), "the registry", registry),
+        {"text": _in_force(ledger, worker)},
+        {"text": _learned(learner), **link},
         {"text": f"Wrong now: {trouble}." if trouble else "Nothing is wrong."},
     ]
-
-
-def _linked(text: str, label: str, href: str) -> Sentence:
-    return {"text": text, "label": label, "href": href} if href else {"text": text}
-
-
-def _version(versions: str, worker: WorkerStatus | None) -> str:
-    return (
-        f"{versions}{worker.policy_version}" if versions and worker and worker.publication else ""
-    )
 
 
 def _worth(ledger: Ledger) -> str:

@@ -17,6 +17,7 @@ from decoder.engines.vllm.requirements import HOW_TO_START, REQUIREMENTS
 from decoder.telemetry import metrics as worker
 from learner import metrics as learner
 from pipelines.cli import app
+from pipelines.telemetry import schemas
 from tests.contracts import settings_page
 from tests.docs.pages import DOCS, filled, table
 
@@ -167,3 +168,5 @@ MADE: Final[Mapping[Path, Callable[[], str]]] = {
 if __name__ == "__main__":
     for place, make in MADE.items():
         place.write_text(make(), encoding="utf-8")
+    for name, text in schemas.files().items():
+        (DOCS.parent / "deploy" / "schemas" / name).write_text(text, encoding="utf-8")

@@ -14,7 +14,7 @@ from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import LearnerStatus, WorkerStatus, decode_status
 from decoder.contracts.topics import DRAFTS, STATUS
 from decoder.scope_id import scope_of
-from pipelines.embedded import drafter_path, ensure_model
+from pipelines.embedded import DRAFTER, ensure_model
 
 PATIENCE_S = 120.0
 
@@ -86,5 +86,4 @@ def ask(
 
 def embedded_scope() -> str:
     """Scope of the embedded target with the shipped drafter."""
-    drafter = drafter_path()
-    return scope_of(str(ensure_model()), str(drafter) if drafter else None)
+    return scope_of(str(ensure_model()), str(DRAFTER))

@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from pipelines import embedded, machine
-from pipelines.lab.chaos.clients import answer_of
+from pipelines.lab.chaos.run import answer_of
 from pipelines.stack.running import HVD, Ports
 from pipelines.workloads import prompts
 from tests import conftest

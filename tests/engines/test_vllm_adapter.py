@@ -19,7 +19,7 @@ from decoder.engines.vllm.adapter import RESTARTS, Adapter
 from decoder.engines.vllm.asked import text_of
 from decoder.policy.pricing import CostTable
 from decoder.policy.rule import CACHE
-from pipelines.embedded import drafter_path, ensure_model
+from pipelines.embedded import DRAFTER, ensure_model
 from tests.conftest import KeepingSink
 from tests.decoder.simulated import trusting_policy
 from tests.engines.scheduled import VOCABULARY, Scheduled
@@ -35,7 +35,7 @@ def config(method: str = "eagle3", **changes: Any) -> Any:
 
     speculative: dict[str, Any] = {"method": method}
     if method == "eagle3":
-        speculative |= {"model": str(drafter_path()), "disable_padded_drafter_batch": True}
+        speculative |= {"model": str(DRAFTER), "disable_padded_drafter_batch": True}
     if (tokens := changes.pop("tokens", 16 if method == "eagle3" else None)) is not None:
         speculative["num_speculative_tokens"] = tokens
     speculative |= changes.pop("speculative", {})

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.embedded import drafter_path, ensure_model
+from pipelines.embedded import DRAFTER, ensure_model
 from pipelines.workloads import WORKLOADS, prompts
 from tests.engines.plugged import run_apart
 
@@ -27,11 +27,9 @@ def decode(
     """Decode the workloads in a process of its own and return what came out."""
     speculative = None
     if hybrid:
-        drafter = drafter_path()
-        assert drafter is not None
         speculative = {
             "method": "eagle3",
-            "model": str(drafter),
+            "model": str(DRAFTER),
             "num_speculative_tokens": 64,
             "disable_padded_drafter_batch": True,
             "disable_eagle_block_drop": True,

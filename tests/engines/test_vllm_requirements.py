@@ -24,7 +24,7 @@ from decoder.engines.vllm.requirements import (
     within,
 )
 from decoder.settings import WorkerSettings
-from pipelines.embedded import drafter_path, ensure_model
+from pipelines.embedded import DRAFTER, ensure_model
 from tests.engines import interpreted
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of what vLLM imports
@@ -37,7 +37,7 @@ def engine(method: str = "eagle3", **speculative: Any) -> Any:
 
     given: dict[str, Any] = {"method": method}
     if method == "eagle3":
-        given |= {"model": str(drafter_path()), "num_speculative_tokens": 64}
+        given |= {"model": str(DRAFTER), "num_speculative_tokens": 64}
         given |= {"disable_padded_drafter_batch": True, "disable_eagle_block_drop": True}
     given |= speculative
     return EngineArgs(

@@ -171,10 +171,9 @@ def _swap_at_every_choice(router: Any) -> None:
 
 def vllm_trial(folder: Path) -> Trial:
     """vLLM with the embedded model and its drafter, in a process of its own."""
-    from pipelines.embedded import drafter_path, ensure_model
+    from pipelines.embedded import DRAFTER, ensure_model
 
-    model, drafter, limit = ensure_model(), drafter_path(), 384
-    assert drafter is not None
+    model, drafter, limit = ensure_model(), DRAFTER, 384
     asks = _embedded_asks(model, limit)
     job = {
         "model": str(model), "max_model_len": limit, "asks": [asdict(a) for a in asks],

@@ -46,7 +46,7 @@ class Setup:
     @property
     def drafter(self) -> str | None:
         """The EAGLE3 head, where the method has one."""
-        return str(embedded.drafter_path()) if self.method == "eagle3" else None
+        return str(embedded.DRAFTER) if self.method == "eagle3" else None
 
     @property
     def speculative_config(self) -> dict[str, Any]:

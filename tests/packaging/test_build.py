@@ -34,8 +34,8 @@ from pipelines import embedded, telemetry
 from pipelines.lab.drift import scenario, traffic
 from pipelines.watch import page
 first_policy(ANY_SCOPE)
-drafter = embedded.drafter_path()
-assert drafter is not None and drafter.is_relative_to(home), drafter
+drafter = embedded.DRAFTER
+assert drafter.is_relative_to(home), drafter
 assert (drafter / "model.safetensors").stat().st_size > 1e6
 sql = Path(telemetry.__file__).with_name("sql")
 assert loadable.CODE.is_file() and page.TEMPLATE.is_file() and any(sql.glob("*.sql"))

@@ -132,14 +132,14 @@ import decoder.worker, decoder.telemetry.shipper, decoder.tenancy.middleware
 
 
 POLICY = """
-import pipelines.cli, pipelines.policy.moves, pipelines.policy.options
+import pipelines.cli, pipelines.policy.moves
 """
 TELEMETRY = """
 import pipelines.cli, pipelines.telemetry.export, pipelines.telemetry.forget
 """
 BARE = """
 from pipelines.cli import main
-sys.argv = ["hvd", "bench", "decode"]
+sys.argv = ["hvd", "bench", "decide"]
 try:
     main()
 except SystemExit as ended:
@@ -210,7 +210,7 @@ def test_a_command_without_its_packages_says_what_to_install(tmp_path: Path) -> 
 def test_before_anything_else_is_installed_the_doctor_says_what_is_missing(tmp_path: Path) -> None:
     told = alone(FIRST, taken(asked()), tmp_path)
     assert f"hvd {PROJECT['version']}\nstatus 0" in told
-    assert "first policy: first.safetensors" in told and "Traceback" not in told
+    assert "tenants: requests of one API key" in told and "Traceback" not in told
 
 
 @pytest.mark.parametrize("name", ["learner.lock", "worker-cpu.lock", "worker-cuda.lock"])

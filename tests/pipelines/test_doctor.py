@@ -1,19 +1,13 @@
 from __future__ import annotations
 
 import re
-import socket
-import ssl
-import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
-import trustme
 
 from decoder.engines.vllm import contract
 from pipelines import doctor, machine
 from pipelines.stack import broker
-from pipelines.stack.running import Ports
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,17 +29,13 @@ def test_the_lock_names_public_releases_only() -> None:
         assert line.startswith("#") or re.fullmatch(r"[A-Za-z0-9_.-]+==[A-Za-z0-9_.]+", line), line
 
 
-def test_a_missing_package_blocks_and_a_taken_port_is_a_note_only() -> None:
+def test_a_missing_package_blocks_and_another_version_is_a_note_only() -> None:
     check = doctor.package("no-such-package", "1.0")
     assert (check.ok, check.blocks, check.found) == (False, True, "not installed")
     assert "make setup" in check.fix
     check = doctor.package("mlflow", "1.0")
     assert (check.ok, check.blocks) == (False, False), "another version may do: it is a note"
     assert "'hybrid-verified-decoding[learner]'" in check.fix
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        taken = server.getsockname()[1]
-        checks = doctor.ports(Ports(taken, taken, taken))
-    assert all(not c.ok and not c.blocks for c in checks)
 
 
 def test_what_a_worker_in_a_vllm_of_ones_own_does_without_is_a_note(
@@ -76,28 +66,6 @@ def test_a_named_service_that_does_not_answer_blocks_and_a_file_needs_no_server(
     monkeypatch.setenv("HVD_KAFKA_SECURITY_PROTOCOL", "NONE")
     check = doctor.kafka()
     assert not check.ok and check.fix and "HVD_KAFKA_SECURITY_PROTOCOL" in check.found.upper()
-
-
-def test_a_registry_behind_tls_is_asked_as_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Healthy(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-
-    authority, context = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    authority.issue_cert("127.0.0.1").configure_cert(context)
-    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
-    with HTTPServer(("127.0.0.1", 0), Healthy) as server:
-        server.socket = context.wrap_socket(server.socket, server_side=True)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        uri = f"https://127.0.0.1:{server.server_port}"
-        monkeypatch.setenv(doctor.TRACKING_VARIABLE, uri)
-        assert not doctor.registry().ok, "nobody vouches for it"
-        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
-        assert doctor.registry().ok
-        server.shutdown()
 
 
 def test_the_doctor_says_what_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from pipelines.lab.bench.options import Clock, Dtype, Engine, Options, Selection
+from pipelines.lab.bench.options import Clock, Dtype, Engine, Selection
 from pipelines.lab.bench.serve import command as serve_cli
 from pipelines.prompts import TooLong
 from pipelines.reports import print_json, write_json
@@ -78,16 +78,18 @@ def decode(
     """
     from decoder.contracts.errors import SettingsError
     from pipelines.lab.bench import metrics, render
-    from pipelines.lab.bench.commas import words
-    from pipelines.lab.bench.decode.launch import launch
+    from pipelines.lab.bench.decode import launch
     from pipelines.lab.bench.methods import names
+    from pipelines.lab.bench.options import words
 
     wanted = names(methods)
     if check and "greedy" not in wanted:
         raise SettingsError("--check compares with greedy: name it among --methods.")
-    selection = Selection(prompts, words(datasets), limit, warmup, max_prompt_tokens, too_long)
+    selection = Selection(
+        prompts, words(datasets), limit, warmup, max_prompt_tokens, too_long, max_tokens, minutes
+    )
     engine = Engine(model, drafter, tuple(policy or ()), dtype, device, threads, clock)
-    results = launch(Options(wanted, selection, engine, max_tokens, minutes), err)
+    results = launch(wanted, selection, engine, err)
     summary = metrics.summary(results)
     write_json(summary, as_json)
     title = f"{summary['prompts']} prompts, speed over greedy's"

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import gc
 import itertools
-import platform
 import sys
 import time
 import traceback
@@ -42,8 +41,8 @@ from decoder.settings import WorkerSettings
 from decoder.telemetry.ring import Ring
 from pipelines import machine
 from pipelines.embedded import load_tokenizer
-from pipelines.lab.bench.commas import numbers, words
 from pipelines.lab.bench.llama import LONGEST, MOST, SHAPES, SIZES, Engine, Model
+from pipelines.lab.bench.options import numbers, words
 from pipelines.lab.replay.costs import cost_table
 from pipelines.lab.replay.model_arm import drawn_acceptance
 from pipelines.lab.replay.traces import files_of, read
@@ -106,14 +105,14 @@ class Slot:
     """A client at work: one recorded request after the other, of one session after the other."""
 
     def __init__(self, place: int, lane: Sequence[Request]) -> None:
-        self._place, self._lane, self._next, self.repeats = place, lane, 0, -len(lane)
+        self._place, self._lane, self._next = place, lane, 0
         self.begin()
 
     def begin(self) -> None:
         """Its next request, whose first token came with the prompt."""
         self.request, self.luck = self._lane[self._next % len(self._lane)], list[int]()
         self.name, self.text = f"{self._place}-{self._next}", self.request.answer[:1]
-        self._next, self.repeats = self._next + 1, self.repeats + 1
+        self._next += 1
 
     def modelled(self, room: int, mean: float, k: int) -> list[int]:
         """A model draft of ``room`` tokens: right as far as it is lucky, then wrong."""
@@ -247,8 +246,6 @@ class Player:
             "tokens_a_cycle": self.tokens / n,
             "arms": {arm: count / n for arm, count in sorted(self.arms.items())},
             "tokens": tokens, "seconds": seconds, "steps": self.steps, "rounds": self.rounds,
-            "repeated_requests": sum(max(slot.repeats, 0) for slot in self.slots),
-            "asleep_steps": self.router.counters.asleep if self.router else 0,
             "floor": self.router.floor.in_force if self.router and self.router.floor else None,
         }  # fmt: skip
 
@@ -266,9 +263,6 @@ def costs_of(e: Engine, until: float) -> list[Report]:
             ms = e.timed(key, 15 if e.cuda else 2)
             found.append({"shape": e.s.name, "batch": e.batch, "context": context, "step": step,
                           "tokens": n, "ms": ms})  # fmt: skip
-            if (step, n) == ("verify", 1):
-                cached = e.batch * context * sum(c[0].nbytes for c in e.caches[:-1])
-                found[-1]["read_gb"] = (e.model.read_bytes() + cached) / 1e9
     return found
 
 
@@ -354,9 +348,7 @@ def run(o: argparse.Namespace, say: Callable[[str], None]) -> None:
     if device.type == "cuda":
         found = torch.cuda.get_device_properties(device)
         said = f"{found.name}, {found.total_memory / 2**30:.0f} GiB"
-    versions = {"python": platform.python_version(), "cuda": str(torch.version.cuda)}
-    for n in ("torch", "numpy", "numba", "triton"):
-        versions[n] = str(getattr(sys.modules.get(n), "__version__", "none"))
+    versions = machine.versions("torch", "numpy", "numba", "triton")
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     sessions, classes = read_sessions(o.sessions, o.context, o.skip)
     requests = [r for s in sessions for r in s]
@@ -387,10 +379,8 @@ def run(o: argparse.Namespace, say: Callable[[str], None]) -> None:
             if held != name or model is None:
                 model = None  # before there is another
                 model, held = Model.random(s, device, dtype), name
-                report["shapes"][name] = asdict(s) | {
-                    "read_gb": model.read_bytes() / 1e9,
-                    "attention": "kernel" if device.type == "cuda" else "torch's, masked: a CPU",
-                }
+                attention = "kernel" if device.type == "cuda" else "torch's, masked: a CPU"
+                report["shapes"][name] = asdict(s) | {"attention": attention}
             cell(o, Engine(s, model, batch, capacity, o.k), sessions, classes, until, told)
         except Exception as error:  # noqa: BLE001 - told, and the rest goes on
             report["errors"].append(fault(f"{name}, batch {batch}", error))
@@ -404,13 +394,8 @@ def run(o: argparse.Namespace, say: Callable[[str], None]) -> None:
 
 
 def table(record: Report) -> list[str]:
-    """What is known of a cell, in lines."""
-    lines = [f"== {record['shape']}, batch {record['batch']}"]
-    for (step, context), rows in itertools.groupby(record["costs"], itemgetter("step", "context")):
-        of = list(rows)
-        cells = "".join(f"  {r['tokens']}: {r['ms']:.2f}" for r in of)
-        rate = f" ({1e3 * of[0]['read_gb'] / of[0]['ms']:.0f} GB/s)" if step == "verify" else ""
-        lines.append(f"{step} ms at {context}, by tokens a request:{cells}{rate}")
+    """What methods made of a cell, in lines; what steps cost is in the JSON."""
+    lines = [f"== {record['shape']}, batch {record['batch']}: {len(record['costs'])} steps timed"]
     if record["methods"]:
         lines.append(f"{'method':<10}accepts   tok/s    free  ms/step  gpu ms  us/req exposed  "
                      "tok/cycle  cache model  over none, best")  # fmt: skip

@@ -240,11 +240,6 @@ class Model(NamedTuple):
         fc, head_lm = of(s.hidden, 3 * s.hidden), of(s.draft_vocabulary, s.hidden)
         return cls(embed, layers, ones(), lm_head, fc, ones(), head, ones(), head_lm)
 
-    def read_bytes(self) -> int:
-        """What a target's pass reads of weights: all but the embedding."""
-        matrices = [self.lm_head, *(w for each in self.layers for w in each if w.dim() > 1)]
-        return sum(w.numel() * w.element_size() for w in matrices)
-
 
 class Engine:
     """A model with caches for ``batch`` requests; steps are graphs, captured when first needed:

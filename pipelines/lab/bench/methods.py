@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from decoder.contracts.errors import ModelError, SettingsError
-from pipelines.lab.bench.commas import words
+from pipelines.lab.bench.options import words
 from pipelines.policy.bundles import digest_of
 
 if TYPE_CHECKING:

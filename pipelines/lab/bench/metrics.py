@@ -9,17 +9,82 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from pipelines.lab.bench.results import Cycle, Labelled, Measured, Outcome, Results
-from pipelines.stats import against_best, columns, interval, loops, median, over, rate
+from pipelines.stats import against_best, columns, interval, loops, over, rate
+
+
+class Cycle(NamedTuple):
+    """One decoding cycle: lengths in tokens, time in µs."""
+
+    arm: str
+    verified: int
+    accepted: int
+    us: float
+
+
+class Key(NamedTuple):
+    """Names a measured prompt within a run; ``prompt`` is its id."""
+
+    dataset: str
+    prompt: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A prompt decoded by one method. The first token comes with the prefill, before any cycle.
+
+    ``decode_us`` runs from the end of the prefill to the last token.
+    """
+
+    method: str
+    tokens: tuple[int, ...]
+    cycles: tuple[Cycle, ...]
+    decode_us: float
+
+    @property
+    def decoded(self) -> int:
+        """Tokens that the cycles committed: all but the first."""
+        return max(0, len(self.tokens) - 1)
+
+    @property
+    def spent(self) -> tuple[float, float]:
+        """Decoded tokens and their microseconds."""
+        return self.decoded, self.decode_us
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A prompt and what every method made of it."""
+
+    key: Key
+    family: str
+    outcomes: dict[str, Outcome]
+
+
+@dataclass
+class Results:
+    """Everything known of a run; prompts in its order, each whole. ``settings`` are JSON-ready."""
+
+    settings: dict[str, Any]
+    prompts: dict[Key, Measured] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    interrupted: bool = False
+    out_of_time: bool = False
+    began: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+
+    def problem(self, sentence: str) -> None:
+        """Take in what went wrong, once. Mutates."""
+        if sentence not in self.problems:
+            self.problems.append(sentence)
+
 
 CONTRACT: Final = "hvd.bench.decode.v1"
-HIGH_PAYOFF: Final = 6
-"""Accepted tokens from which the paper calls a cache draft high-payoff (Appendix G)."""
 
 ByMethod = Mapping[str, Outcome]
 
@@ -38,7 +103,7 @@ def typical(prompts: Sequence[ByMethod]) -> dict[str, list[tuple[float, float]]]
 
     kinds = defaultdict(list)
     for cycle in (c for p in prompts for o in p.values() for c in o.cycles):
-        kinds[kind(cycle)].append(cycle.draft_us + cycle.verify_us)
+        kinds[kind(cycle)].append(cycle.us)
     times = {each: float(np.median(found)) for each, found in kinds.items()}
     return {
         name: [(p[name].decoded, sum(times[kind(c)] for c in p[name].cycles)) for p in prompts]
@@ -46,27 +111,9 @@ def typical(prompts: Sequence[ByMethod]) -> dict[str, list[tuple[float, float]]]
     }
 
 
-def payoff(drafts: Sequence[Labelled]) -> dict[str, float | int | None]:
-    """How well a policy tells high-payoff cache drafts, over all that were proposed (Table 2).
-
-    A censored label counts where its bound already decides: at ``HIGH_PAYOFF`` or more it is high,
-    below that it says nothing and is left out.
-    """
-    known = [d for d in drafts if not d.censored or d.accepted >= HIGH_PAYOFF]
-    high = sum(d.accepted >= HIGH_PAYOFF for d in known)
-    picked = [d.accepted >= HIGH_PAYOFF for d in known if d.predicted >= HIGH_PAYOFF]
-    return {
-        "drafts": len(known),
-        "high_payoff_share": over(high, len(known)),
-        "selected_share": over(len(picked), len(known)),
-        "precision_at_6": over(sum(picked), len(picked)),
-        "recall_at_6": over(sum(picked), high),
-    }
-
-
 def speeds(prompts: Sequence[ByMethod], method: str) -> dict[str, Any]:
     """Throughput, cycles and arms of ``method``."""
-    mine, usual = [p[method] for p in prompts], typical(prompts)
+    mine = [p[method] for p in prompts]
     spent, oracle, greedy = (
         [p[name].spent for p in prompts if name in p] for name in (method, "oracle", "greedy")
     )
@@ -79,16 +126,12 @@ def speeds(prompts: Sequence[ByMethod], method: str) -> dict[str, Any]:
         "tok_per_s": rate(spent),
         "speedup_vs_greedy": over(rate(spent), rate(greedy)),
         "speedup_vs_greedy_interval": interval(columns(spent), columns(greedy)) if greedy else None,
-        "tok_per_s_typical": rate(usual[method]),
-        "speedup_vs_greedy_typical": over(rate(usual[method]), rate(usual.get("greedy", []))),
         "fraction_of_oracle": over(rate(spent), rate(oracle)),
         "cycles_per_1k": over(1000 * len(cycles), tokens),
         "ms_per_cycle": over(sum(o.decode_us for o in mine) / 1000, len(cycles)),
-        "ms_per_cycle_drafting": over(sum(c.draft_us for c in cycles) / 1000, len(cycles)),
         "mean_accepted": over(tokens - len(cycles), len(cycles)),
         **{f"mean_accepted_{arm}": over(sum(n), len(n)) for arm, n in accepted.items()},
         **{f"{arm}_share": over(len(n), len(cycles)) for arm, n in accepted.items()},
-        "prefill_ms_median": over(median(o.prefill_us for o in mine), 1000),
     }
 
 
@@ -108,22 +151,18 @@ def _over_best(prompts: Sequence[ByMethod], method: str) -> dict[str, Any]:
 
 
 def measure(prompts: Sequence[ByMethod], method: str) -> dict[str, Any]:
-    """Every figure of ``method`` over ``prompts``; those that loop and those that do not, apart.
+    """Every figure of ``method`` over ``prompts``; those that do not loop apart.
 
     Returns:
         the record of one (dataset, method), without its names. A figure that cannot be had (no
-        cycles, no greedy run, no cache drafts) is None.
+        cycles, no greedy run) is None.
     """
-    looping = [p for p in prompts if loops(p[method].tokens)]
     straight = [p for p in prompts if not loops(p[method].tokens)]
     equal = [p[method].tokens == p["greedy"].tokens for p in prompts if "greedy" in p]
-    drafts = [d for p in prompts for d in p[method].drafts]
     return {
         **speeds(prompts, method),
         "exact": all(equal) if equal else None,
-        "loop_share": over(len(looping), len(prompts)),
-        **payoff(drafts),
-        "looping": speeds(looping, method) if looping else None,
+        "loop_share": 1.0 - len(straight) / len(prompts),
         "not_looping": speeds(straight, method) if straight else None,
     }
 
@@ -144,41 +183,27 @@ def differing(results: Results) -> list[str]:
     return found
 
 
-def _pooled(
-    results: Results, name: str, of: Callable[[Measured], str], by_dataset: bool = False
-) -> list[dict[str, Any]]:
-    """One record for each (group, method), in run order; ``name`` is the group's column.
-
-    Those of datasets say what the dataset is, too, and compare with the best rule.
-    """
-    groups: dict[str, list[Measured]] = defaultdict(list)
-    for prompt in results.prompts.values():
-        groups[of(prompt)].append(prompt)
-    made = []
-    for group, found in groups.items():
-        prompts = [p.outcomes for p in found]
-        for method in results.settings["methods"]:
-            record = {name: group, "method": method} | measure(prompts, method)
-            if by_dataset:
-                record |= {"family": found[0].family}
-                record |= _over_best(prompts, method)
-            made.append(record)
-    return made
-
-
 def summary(results: Results) -> dict[str, Any]:
-    """Everything that ``--json`` writes."""
+    """Everything that ``--json`` writes; ``records`` are of each dataset and method."""
+    sets: dict[tuple[str, str], list[ByMethod]] = defaultdict(list)
+    for prompt in results.prompts.values():
+        sets[prompt.key.dataset, prompt.family].append(prompt.outcomes)
+    every, wanted = [p for some in sets.values() for p in some], results.settings["methods"]
     return {
         "contract": CONTRACT,
         "began": results.began,
         "settings": results.settings,
         "prompts": len(results.prompts),
-        "prompts_cut": sum(p.cut > 0 for p in results.prompts.values()),
         "interrupted": results.interrupted,
         "out_of_time": results.out_of_time,
         "problems": results.problems,
         "differing": differing(results),
-        "records": _pooled(results, "dataset", lambda p: p.key.dataset, by_dataset=True),
-        "families": _pooled(results, "family", lambda p: p.family),
-        "overall": _pooled(results, "group", lambda p: "all"),
+        "records": [
+            {"dataset": dataset, "method": method, "family": family}
+            | measure(some, method)
+            | _over_best(some, method)
+            for (dataset, family), some in sets.items()
+            for method in wanted
+        ],
+        "overall": [{"group": "all", "method": m} | measure(every, m) for m in wanted],
     }

@@ -1,8 +1,8 @@
-"""What a person asked ``hvd bench decode`` for."""
+"""What a person asked of a benchmark: lists between commas, and all of ``hvd bench decode``."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -10,13 +10,31 @@ from decoder.contracts.errors import SettingsError
 from pipelines.lab.bench.datasets import PROMPTS
 from pipelines.prompts import TooLong
 
+
+def words(text: str) -> tuple[str, ...]:
+    """The words between the commas, each once."""
+    return tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+
+
+def numbers(text: str, option: str) -> tuple[int, ...]:
+    """The positive numbers between the commas, each once.
+
+    Raises:
+        SettingsError: none, or something else.
+    """
+    found = words(text)
+    if not found or not all(word.isdecimal() and int(word) for word in found):
+        raise SettingsError(f"{option} {text!r}: give positive numbers with commas between them.")
+    return tuple(int(word) for word in found)
+
+
 Dtype = Literal["float32", "bfloat16", "float16"]
 Clock = Literal["wall", "cpu"]
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Which prompts, of a folder or the hub; lengths are in tokens."""
+    """Which prompts, of a folder or the hub, and how much of them; lengths are in tokens."""
 
     folder: Path | None = None
     datasets: tuple[str, ...] = ()
@@ -24,6 +42,8 @@ class Selection:
     warmup: int = 1
     max_prompt_tokens: int | None = None
     too_long: TooLong = "skip"
+    max_tokens: int = 128
+    minutes: float | None = None
 
 
 @dataclass(frozen=True)
@@ -47,14 +67,3 @@ class Engine:
     def __post_init__(self) -> None:
         if self.clock == "cpu" and self.device != "cpu":
             raise SettingsError("--clock cpu does not see a device: use it with --device cpu.")
-
-
-@dataclass(frozen=True)
-class Options:
-    """A whole run. ``minutes`` None is without end."""
-
-    methods: tuple[str, ...] = ("greedy", "eagle3", "suffix", "frequency", "hybrid")
-    selection: Selection = field(default_factory=Selection)
-    engine: Engine = field(default_factory=Engine)
-    max_tokens: int = 128
-    minutes: float | None = None

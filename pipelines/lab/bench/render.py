@@ -33,8 +33,6 @@ COLUMNS: Final[dict[str, Cell]] = {
     "cache": lambda r: percent(r["cache_share"]),
     "model": lambda r: percent(r["model_share"]),
     "oracle": lambda r: percent(r["fraction_of_oracle"]),
-    "P@6": lambda r: percent(r["precision_at_6"]),
-    "R@6": lambda r: percent(r["recall_at_6"]),
     "loops": lambda r: percent(r["loop_share"]),
     "same": lambda r: {True: "yes", False: "NO", None: "-"}[r["exact"]],
 }

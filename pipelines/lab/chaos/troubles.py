@@ -21,7 +21,7 @@ from pipelines.lab.chaos.topic_audit import TopicAudit
 from pipelines.prompts import Prompt
 from pipelines.stack import processes
 from pipelines.stack.running import Stack
-from pipelines.stack.supervision import Pauses, Watch, look
+from pipelines.stack.up import Pauses, Watch, look
 
 PARTS: Final = ("broker", "registry", "learner", "worker")
 LOOK_S: Final = 0.1

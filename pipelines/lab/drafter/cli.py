@@ -29,8 +29,8 @@ def train_drafter(
     from decoder.contracts.errors import ModelError
     from pipelines import embedded, machine
     from pipelines.lab.drafter.compose import compose, load
-    from pipelines.lab.drafter.shards import read_shards
     from pipelines.lab.drafter.train import Settings, Target, export, train
+    from pipelines.lab.drafter.unroll import read_shards
     from pipelines.progress import Shown
 
     model, out, states = embedded.ensure_model(), save_to or embedded.DRAFTER, folder / "states"

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from pipelines.lab.drafter.asks import INSTRUCTION, asks, turn
-from pipelines.lab.drafter.shards import AUX_LAYERS, Conversation, shards, write_shard
+from pipelines.lab.drafter.unroll import AUX_LAYERS, Conversation, shards, write_shard
 from pipelines.progress import Step
 
 AT_ONCE, POOL = 64, 512

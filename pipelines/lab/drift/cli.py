@@ -15,10 +15,7 @@ out, err = Console(), Console(stderr=True)
 
 
 def drift(
-    traces: Annotated[
-        Path | None,
-        typer.Option(help="Folder of trace files (*.jsonl); default: the project's own."),
-    ] = None,
+    traces: Annotated[Path, typer.Option(help="Folder of trace files (*.jsonl).")],
     scenario: Annotated[
         list[str] | None,
         typer.Option(help="A scenario's name or file; may be given again. Default: all that ship."),
@@ -27,16 +24,9 @@ def drift(
     policies: Annotated[
         str, typer.Option(help="Policies, with commas between them; default: all.")
     ] = "",
-    first: Annotated[
-        Path | None, typer.Option(help="First policy to start from; default: the one that ships.")
-    ] = None,
     tokenizer: Annotated[
         str | None, typer.Option(help="Checkpoint directory or hub name; default: embedded.")
     ] = None,
-    record: Annotated[
-        int,
-        typer.Option(min=0, help="First let the embedded model answer, so many of each workload."),
-    ] = 0,
     false_alarms: Annotated[
         int,
         typer.Option(
@@ -51,22 +41,16 @@ def drift(
     """
     from decoder.policy.first import first_policy
     from pipelines.embedded import load_tokenizer
-    from pipelines.lab.bench.commas import numbers
+    from pipelines.lab.bench.options import numbers
     from pipelines.lab.drift import measure, stationary
     from pipelines.lab.drift import scenario as scenarios
-    from pipelines.lab.drift.columns import named
-    from pipelines.lab.drift.study import Recordings, study
-    from pipelines.lab.replay import recording
-    from pipelines.policy.bundles import load_policy
+    from pipelines.lab.drift.study import Recordings, named, study
     from pipelines.progress import Shown
 
     drawn, names = numbers(seeds, "--seeds"), named(policies)
     chosen = scenarios.chosen(scenario or [])
-    policy = first_policy("drift") if first is None else load_policy(first)
+    policy = first_policy("drift")
     with Shown(err) as shown:
-        if record:
-            made = recording.record_own(record, shown.step)
-            err.print(f"Recordings: {made}", highlight=False, soft_wrap=True)
         source = Recordings(traces, load_tokenizer(tokenizer), shown.step)
         if false_alarms:
             summary = stationary.measure(false_alarms, source, policy, shown.step)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
+from operator import itemgetter
 from typing import Any, Final
 
 import numpy as np
@@ -10,11 +12,13 @@ from numpy.typing import NDArray
 from rich.table import Table
 
 from decoder.policy.rule import ARMS
-from pipelines.lab.drift.columns import LEARNS
+from pipelines.lab.bench import render
+from pipelines.lab.bench.render import Cell, number
 from pipelines.lab.drift.scenario import Scenario
 from pipelines.lab.drift.stream import Run
 from pipelines.lab.drift.traffic import Traffic
 
+LEARNS: Final = "adaptive"
 LATE: Final = 150
 """Requests after a change from which on a learner is held to what retraining would have reached."""
 START: Final = 50
@@ -30,10 +34,6 @@ PAIRS: Final = (
     ("adaptive", "frozen"), ("adaptive", "first"), ("adaptive", "refit"),
     ("refit", "first"), ("first", "counting"),
 )  # fmt: skip
-
-WORDS: Final = ("refit", "adaptive", "first", "frozen", "counting")
-"""Policies of the printed table, in its order."""
-GUARDED: Final = ("adaptive/frozen", "adaptive/first")
 
 Mask = NDArray[np.bool_]
 Runs = Mapping[str, Run]
@@ -139,31 +139,13 @@ def _recovery(
 
 
 def table(summary: dict[str, Any]) -> Table:
-    """Shares of the oracle's rate after the change, mean over the seeds."""
-    found = summary["scenarios"]
-    policies = [name for name in WORDS if any(name in f["policies"] for f in found)]
-    made = Table(title="Share of the oracle's rate after the change", caption=_CAPTION)
-    made.add_column("scenario", overflow="fold", min_width=12)
-    for name in (*policies, "adaptive / best", "oracle"):
-        made.add_column(name, justify="right")
-    for scenario in dict.fromkeys(f["name"] for f in found):
-        seeds = [f for f in found if f["name"] == scenario]
-        shares = (_mean(seeds, name, "oracle_fraction_after") for name in policies)
-        ratios = ([f["ratios"].get(pair) for pair in GUARDED] for f in seeds)
-        known = [min(pair["all"][0] for pair in pairs) for pairs in ratios if all(pairs)]
-        least = f"{min(known):.3f}" if known else "-"
-        made.add_row(scenario, *shares, least, _mean(seeds, "oracle", "rate_after"))
-    return made
+    """Shares of the oracle's rate after the change, by scenario and seed."""
 
+    def share(r: dict[str, Any], name: str) -> str:
+        return number(r["policies"][name].get("oracle_fraction_after"), 3)
 
-def _mean(seeds: Sequence[dict[str, Any]], policy: str, figure: str) -> str:
-    values = [
-        f["policies"][policy][figure] for f in seeds if figure in f["policies"].get(policy, {})
-    ]
-    return f"{np.mean(values):.3f}" if values else "-"
-
-
-_CAPTION: Final = (
-    "Mean over seeds. adaptive / best: over all requests, the worst seed, against the better of "
-    "first and frozen. oracle: tokens in the time of a plain step."
-)
+    columns: dict[str, Cell] = {"scenario": itemgetter("name"), "seed": lambda r: str(r["seed"])}
+    columns |= {name: partial(share, name=name) for name in summary["settings"]["policies"]}
+    return render.table(
+        "Share of the oracle's rate after the change", columns, summary["scenarios"]
+    )

@@ -91,8 +91,8 @@ def stream(
     """Feed at least ``length`` rows of ``sessions`` to a new scope; who wins is served.
 
     Returns:
-        plain JSON: rows, the sessions and ``different`` rows that they were drawn from, alarms by
-        kind of draft, and the learner's processor time a row in microseconds.
+        plain JSON: rows, alarms by kind of draft, and the learner's processor time a row in
+        microseconds.
     """
     learning = Learning.begun(first)
     requests = resampled(sessions, np.random.default_rng([seed, len(sessions)]))
@@ -108,9 +108,6 @@ def stream(
         "kind": kind,
         "seed": seed,
         "rows": done,
-        "sessions": len(sessions),
-        "different": sum(len(rows) for session in sessions for rows in session),
-        "requests": index,
         **{arm: learning.scope.alarms[arm] for arm in ALARMS},
         "promotions": len(learning.promotions),
         "us_a_row": 1e6 * spent / done,

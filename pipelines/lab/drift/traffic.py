@@ -20,8 +20,7 @@ import numpy as np
 from decoder.contracts.errors import TraceError
 from decoder.contracts.features import FloatArray
 from pipelines.lab.drift.scenario import Drafter, Scenario, Segment
-from pipelines.lab.replay.split import fraction
-from pipelines.lab.replay.traces import Trace
+from pipelines.lab.replay.traces import Trace, fraction
 
 KINDS: Final[Mapping[str, list[str]]] = tomllib.loads(
     (Path(__file__).parent / "kinds.toml").read_text(encoding="utf-8")

@@ -17,9 +17,8 @@ from decoder.settings import WHOLE_FACTOR
 from learner.rows import Rows, hash_id, joined
 from pipelines.lab.replay.engine import Simulator, hybrid
 from pipelines.lab.replay.model_arm import drawn_acceptance
-from pipelines.lab.replay.split import some_sessions
 from pipelines.lab.replay.study import CONTEXT
-from pipelines.lab.replay.traces import Trace, read
+from pipelines.lab.replay.traces import Trace, read, some_sessions
 from pipelines.lab.replay.training import survival, teachers, with_longer_drafts
 from pipelines.progress import Step
 
@@ -132,7 +131,7 @@ def over_counting(one: Sample, policy: Policy, simulator: Simulator) -> float:
     suit it best; nominal costs."""
     drafted = with_drafter(one.traces, ACCEPTS, simulator.settings.model_draft_tokens, SEED)
     by = hybrid("first", policy), replace(teachers()[1], draft_factor=WHOLE_FACTOR)
-    first, counted = (simulator.decode(drafted, each)[0].tally().rate for each in by)
+    first, counted = (simulator.decode(drafted, each)[0].rate() for each in by)
     return first / counted
 
 

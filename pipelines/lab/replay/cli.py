@@ -60,7 +60,7 @@ def replay(
     from decoder.policy.first import first_policy
     from decoder.settings import WorkerSettings
     from pipelines.embedded import load_tokenizer
-    from pipelines.lab.replay import rules, study
+    from pipelines.lab.replay import study
     from pipelines.lab.replay.costs import measured
     from pipelines.lab.replay.engine import Simulator
     from pipelines.policy.bundles import load_policy
@@ -99,4 +99,4 @@ def replay(
         print_json({**found, "settings": settings, "notices": notices})
     for one in () if as_json else found.get("expected", [found]):
         where = f"Expected on {card}: {one['shape']}, batch {one['batch']}" if cells else ""
-        out.print(rules.table(one, where or "Tokens a unit of time, over greedy's"))
+        out.print(study.table(one, where or "Tokens a unit of time, over greedy's"))

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decoder.policy.pricing import NOMINAL, CostTable
-from decoder.policy.rule import ARMS, MODEL
+from decoder.policy.rule import MODEL
 
 Ints = NDArray[np.int32]
 
@@ -62,28 +62,6 @@ class Cycles:
         found: NDArray[np.float64] = costs.verifying(1 + self.verified) + drafting[self.drafted]
         return found
 
-    def tally(self, costs: CostTable = NOMINAL) -> Tally:
-        """Counts, and the time of cycles run one request at a time."""
-        return Tally(
-            len(self.arm),
-            int(self.committed.sum()),
-            float(self.times(costs).sum()),
-            tuple(np.bincount(self.arm, minlength=len(ARMS)).tolist()),
-            tuple(map(int, np.bincount(self.arm, self.accepted, len(ARMS)))),
-        )
-
-
-@dataclass(frozen=True)
-class Tally:
-    """What a way of decoding did. ``time`` has the cost table's unit, a plain step if nominal."""
-
-    cycles: int
-    committed: int
-    time: float
-    by_arm: tuple[int, ...]  # cycles [arms]
-    accepted: tuple[int, ...]  # draft tokens accepted [arms]
-
-    @property
     def rate(self) -> float:
-        """Tokens committed in a unit of time."""
-        return self.committed / self.time if self.time else 0.0
+        """Tokens committed in the time of a plain step, run one request at a time."""
+        return float(self.committed.sum() / self.times(NOMINAL).sum())

@@ -7,10 +7,11 @@ have committed, cycle by cycle. Drafts, features, decisions and labels are the r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
 from numpy.typing import NDArray
 
 from decoder.contracts.bundle import MAX_DRAFT, Policy
@@ -25,17 +26,101 @@ from decoder.drafting.drafts import common_prefix
 from decoder.drafting.suffix import SuffixCache
 from decoder.engines.reference.buckets import Buckets
 from decoder.engines.reference.method import Method
-from decoder.policy.pricing import NOMINAL, CostTable
-from decoder.policy.rule import ARMS, NONE
+from decoder.policy.pricing import NOMINAL, CostTable, Floats, part_of
+from decoder.policy.rule import ARMS, CACHE, MODEL, NONE
 from decoder.settings import WorkerSettings
 from learner.rows import Rows, from_events
 from pipelines.lab.replay.cycles import Cycle, Cycles
-from pipelines.lab.replay.dialogue import UNLIMITED, Turn
 from pipelines.lab.replay.model_arm import model_acceptance
-from pipelines.lab.replay.traces import Trace
+from pipelines.lab.replay.traces import Ids, Trace
 
-Told = Callable[[int, int], None]
-"""Told how many output tokens are decoded, and how many there are."""
+UNLIMITED: Final = 1 << 20
+"""Context length of a replay: a recorded output has room, or it would not have been recorded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A recording whose request is under way in a suffix cache, under ``name``."""
+
+    index: int
+    name: str
+    trace: Trace
+    prompt: Ids
+    output: list[int]
+    text: Ids  # prompt and output, contiguous
+
+    @classmethod
+    def of(cls, index: int, trace: Trace) -> Turn:
+        """Recording number ``index``."""
+        prompt, output = np.array(trace.prompt, np.int32), np.asarray(trace.output, np.int32)
+        text = np.concatenate([prompt, output])
+        return cls(index, str(index), trace, prompt, output.tolist(), text)
+
+
+def turns(traces: Sequence[Trace], cache: SuffixCache) -> Iterator[Turn]:
+    """Each recording in its order; its request begins before and stops after it is handed out."""
+    for index, trace in enumerate(traces):
+        turn = Turn.of(index, trace)
+        cache.start(turn.name, turn.prompt, "")
+        cache.index(None)
+        yield turn
+        cache.stop(turn.name)
+
+
+class Prices:
+    """Time of a cycle by what it verifies: ``cache`` [tokens + 1], ``model`` [tokens + 1]."""
+
+    def __init__(self, costs: CostTable, settings: WorkerSettings) -> None:
+        lengths = np.arange(settings.suffix_max_draft + 1)
+        drafting = [costs.drafting(k, 1) for k in range(settings.model_draft_tokens + 1)]
+        few = lengths[: len(drafting)]
+        self.cache: Floats = part_of(costs, 1, lengths, lengths)
+        self.model: Floats = part_of(costs, 1, few, few, drafting, 1)
+
+    def of(self, arm: int, verified: int) -> float:
+        """Of one cycle."""
+        return float((self.model if arm == MODEL else self.cache)[verified])
+
+
+def foreseen(
+    traces: Sequence[Trace],
+    prices: Sequence[Prices],
+    settings: WorkerSettings,
+    mean: float | None = None,
+    warm: int = 0,
+) -> Iterator[tuple[Cycle, float]]:
+    """Cycles and their times, by the arm and the length that commit most for their time in each.
+
+    Args:
+        prices: of each of ``traces``.
+        mean: accepted length of model drafts where a recording does not hold it.
+        warm: of the first so many traces the outputs are in the cache, and nothing is told.
+    """
+    cache = SuffixCache(settings)
+    for turn in turns(traces, cache):
+        output, price, done = turn.output, prices[turn.index], 1
+        if turn.index < warm:
+            cache.extend(turn.name, output)
+            continue
+        model = model_acceptance(turn.trace, mean).tolist()
+        cache.extend(turn.name, output[:1])
+        while done < len(output):
+            room = min(turn.trace.allowed - done, UNLIMITED) - 1
+            longest = min(room, len(price.model) - 1)
+            options = [(NONE, 0, 0)]
+            options += [(MODEL, k, min(model[done], k)) for k in range(1, longest + 1)]
+            context = turn.text[: len(turn.prompt) + done]
+            draft = cache.propose(turn.name, context, room) if room > 0 else None
+            if draft is not None:
+                same = common_prefix(draft.tokens, output[done : done + len(draft.tokens)])
+                options.append((CACHE if same else NONE, same, same))
+            arm, verified, accepted = max(options, key=lambda o: (1 + o[2]) / price.of(o[0], o[1]))
+            made = output[done : done + accepted + 1]
+            cycle = Cycle(turn.index, done, arm, verified, min(accepted, len(made)), len(made))
+            yield cycle, price.of(arm, verified)
+            cache.extend(turn.name, made)
+            done += len(made)
+
 
 PAST: Final = 0
 """Any token, in the place of those behind the end of an output."""
@@ -147,7 +232,6 @@ class Simulator:
         traces: Sequence[Trace],
         method: Method,
         warm_up: Sequence[Trace] = (),
-        told: Told | None = None,
         floor: Floor | None = None,
     ) -> tuple[Cycles, Rows]:
         """The cycles of ``traces`` by ``method``, and the labelled cache drafts proposed in them.
@@ -180,15 +264,9 @@ class Simulator:
         )
         every = [*warm_up, *traces]
         engine = Engine(router, cache, every, has_model, self.model_mean)
-        cycles: list[Cycle] = []
-        done, whole, warm = 0, sum(len(t.output) for t in every), len(warm_up)
-        for index, trace in enumerate(every):
-            mine = list(engine.decode(index))
-            if index >= warm:
-                cycles += [c._replace(trace=index - warm) for c in mine]
-            done += len(trace.output)
-            if told is not None:
-                told(done, whole)
+        warm = len(warm_up)
+        made = [c for index in range(len(every)) for c in engine.decode(index)]
+        cycles = [c._replace(trace=c.trace - warm) for c in made if c.trace >= warm]
         asked = [(int(e.request), e.position, e) for e in sink.every if e.draft_len]
         kept = sorted(((i, p, e) for i, p, e in asked if i >= warm), key=lambda each: each[:2])
         return Cycles.of(cycles), from_events([event for *_, event in kept])

@@ -13,11 +13,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 Message = dict[str, str]
-
-PLAIN_ROLES: Final = {"system": "System", "user": "User", "assistant": "Assistant", "tool": "Tool"}
 
 
 @dataclass(frozen=True)
@@ -73,24 +71,23 @@ def scripts(messages: list[Message], generations: list[int], tokenizer: Any) -> 
     Rendering is repeated for every generation, tokenising is not.
 
     A template that changes earlier turns as a dialogue grows (dropping thoughts, say) gives one
-    script a generation, which costs more to tokenise; a tokenizer without a template, or one whose
-    template refuses these roles, gets the plain form.
+    script a generation, which costs more to tokenise.
+
+    Raises:
+        ValueError: there is no template, or it refuses these roles.
     """
-    if getattr(tokenizer, "chat_template", None):
-        from jinja2 import TemplateError
+    from jinja2 import TemplateError
 
-        def render(upto: int, prompt: bool) -> str:
-            text = tokenizer.apply_chat_template(
-                messages[:upto], tokenize=False, add_generation_prompt=prompt
-            )
-            return str(text)
+    def render(upto: int, prompt: bool) -> str:
+        text = tokenizer.apply_chat_template(
+            messages[:upto], tokenize=False, add_generation_prompt=prompt
+        )
+        return str(text)
 
-        try:
-            return _cut(messages, generations, render, tokenizer.eos_token or "")
-        except TemplateError:
-            pass
-    end = tokenizer.eos_token or "\n"
-    return [_plain(messages, generations, end)]
+    try:
+        return _cut(messages, generations, render, tokenizer.eos_token or "")
+    except TemplateError as error:
+        raise ValueError(f"the chat template refuses it: {error}") from error
 
 
 def _cut(messages: list[Message], generations: list[int], render: Any, end: str) -> list[Script]:
@@ -111,18 +108,3 @@ def _cut(messages: list[Message], generations: list[int], render: Any, end: str)
             ]
     closing = followers[-1][len(shown) :] if followers else ""
     return [Script([*pieces, closing], list(range(1, len(pieces), 2)))]
-
-
-def _plain(messages: list[Message], generations: list[int], end: str) -> Script:
-    pieces: list[str] = []
-    outputs: list[int] = []
-    shown = ""
-    for i, message in enumerate(messages):
-        shown += f"{PLAIN_ROLES.get(message['role'], message['role'])}: "
-        if i in generations:
-            outputs.append(len(pieces) + 1)
-            pieces += [shown, message["content"]]
-            shown = f"{end}\n"
-        else:
-            shown += f"{message['content']}\n\n"
-    return Script([*pieces, end], outputs, whole=True)

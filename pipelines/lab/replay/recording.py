@@ -8,25 +8,20 @@ what is there is not recorded again, whatever else is asked for; Ctrl-C loses wh
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from pipelines import machine
-from pipelines.embedded import ensure_drafter, ensure_model, load_tokenizer
+from pipelines import embedded, machine
 from pipelines.lab.drafter.compose import FEW, load, write
 from pipelines.lab.replay.traces import Trace, read
 from pipelines.progress import Step
 from pipelines.reports import write_text
-from pipelines.workloads import WORKLOADS, prompts
 
 AT_ONCE: Final = 16
 """Answers written and kept together: what an interrupt loses."""
-SEED: Final = 77
-"""Of the project's own prompts."""
 
 Ids = Sequence[int]
 Sets = Mapping[str, Sequence[Ids]]
@@ -42,51 +37,16 @@ class Plan:
     answer: int = 128
 
     def folder(self) -> Path:
-        """Where recordings are kept, a file of each set: named by lengths and drafter.
-
-        Raises:
-            ModelError: no drafter ships for the embedded model.
-        """
+        """Where recordings are kept, a file of each set: named by lengths and drafter."""
         told = json.dumps([self.prompt, self.answer])
-        weights = ensure_drafter() / "model.safetensors"
+        weights = embedded.DRAFTER / "model.safetensors"
         sha = hashlib.sha256(told.encode() + hashlib.sha256(weights.read_bytes()).digest())
         return machine.cache_directory() / "recordings" / sha.hexdigest()[:16]
 
 
-OWN: Final = Plan(prompt=560, answer=160)
-"""Of the prompts of the project's workloads."""
-
-
-def record_own(count: int, step: Step) -> Path:
-    """The folder of :data:`OWN`, with ``count`` recordings of each workload at least.
-
-    Takes about two seconds a recording on two cores.
-
-    Raises:
-        ModelError: no drafter ships for the embedded model.
-    """
-    tokenizer = load_tokenizer(None)
-    sets = {w: list(itertools.islice(_own_prompts(w, tokenizer), count)) for w in WORKLOADS}
-    return record(sets, OWN, step)
-
-
-def _own_prompts(workload: str, tokenizer: Any) -> Iterator[list[int]]:
-    seen = set[tuple[int, ...]]()
-    for prompt in prompts(workload, "train", SEED):
-        ids = tokenizer.apply_chat_template(
-            list(prompt.messages), add_generation_prompt=True, return_dict=False
-        )
-        if len(ids) <= OWN.prompt and tuple(ids) not in seen:
-            seen.add(tuple(ids))
-            yield ids
-
-
 def record(sets: Sets, plan: Plan, step: Step) -> Path:
-    """The folder that holds recordings of ``sets``, made as far as they are not there yet.
-
-    Raises:
-        ModelError: no drafter ships for the embedded model.
-    """
+    """The folder that holds recordings of ``sets``, made as far as they are not there yet; takes
+    about two seconds a recording on two cores."""
     folder = plan.folder()
     folder.mkdir(parents=True, exist_ok=True)
     missing = {name: _missing(folder / f"{name}.jsonl", wanted) for name, wanted in sets.items()}
@@ -95,9 +55,9 @@ def record(sets: Sets, plan: Plan, step: Step) -> Path:
         return folder
     from decoder.engines.reference.engine import ReferenceEngine
 
-    target = ensure_model()
-    model, end = load(target), load_tokenizer(str(target)).eos_token_id
-    engine = ReferenceEngine.load(target, ensure_drafter())
+    target = embedded.ensure_model()
+    model, end = load(target), embedded.load_tokenizer(None).eos_token_id
+    engine = ReferenceEngine.load(target, embedded.DRAFTER)
     for name, left in missing.items():
         path = folder / f"{name}.jsonl"
         for begin in range(0, len(left), AT_ONCE):

@@ -1,30 +1,155 @@
-"""The whole of ``hvd replay``: sets of recordings, a policy, and every rule on each set."""
+"""The whole of ``hvd replay``: sets of recordings, a policy, and every rule on each set.
+
+A set's recordings are decoded in their order from an empty cache, or one that holds what warms up,
+by a router that keeps what it learns from one to the next, as ``hvd bench decode`` does; times are
+those of a cost table, so a figure has no noise of the machine.
+"""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
+import numpy as np
+from rich.markup import escape
+from rich.table import Table
+
 from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import SettingsError, TraceError
+from decoder.core.guards.floor import Floor
+from decoder.engines.reference.method import Method, method
 from learner.rows import joined
 from pipelines.lab.replay import recording
-from pipelines.lab.replay.engine import Simulator
-from pipelines.lab.replay.rules import ruled, summary
-from pipelines.lab.replay.split import Parts, split
-from pipelines.lab.replay.traces import read
-from pipelines.lab.replay.training import (
-    paper,
-    survival,
-    taught,
-    teachers,
-    with_longer_drafts,
-)
+from pipelines.lab.replay.engine import Prices, Simulator, foreseen, hybrid
+from pipelines.lab.replay.traces import Parts, Trace, read, split
+from pipelines.lab.replay.training import paper, survival, taught, teachers, with_longer_drafts
 from pipelines.progress import Step
 from pipelines.prompts import fitting, read_folder
+from pipelines.stats import Spent, against_best
+
+HYBRID: Final = "hybrid"
+ORACLE: Final = "oracle"
+SHOWN: Final = ("hybrid", "oracle", "suffix", "frequency", "match4", "buckets")
+"""Rules in the table; the JSON holds all."""
+LONGER: Final = 2.0
+"""Tokens of a cache draft for each one matched, where a name ends in ``@2``."""
+
+
+def rivals(model_len: int) -> dict[str, Method]:
+    """Every fixed rule, and counting that learns as it goes, by name."""
+    plain = ("greedy", "suffix", "frequency", "match4")
+    found = {name: method(name) for name in (*plain, "buckets")}
+    for name in plain[1:]:
+        found[f"{name}@2"] = replace(method(name), draft_factor=LONGER)
+    for k in range(1, model_len + 1):
+        found[f"eagle3:{k}"] = replace(method("eagle3"), model_limit=k)
+    return found
+
+
+def over_greedy(spent: Mapping[str, Spent]) -> dict[str, float]:
+    """By rule, tokens committed in a unit of time, over greedy's."""
+    rates = {rule: float(n.sum() / time.sum()) for rule, (n, time) in spent.items()}
+    return {rule: rate / rates["greedy"] for rule, rate in rates.items()}
+
+
+def ruled(
+    traces: Sequence[Trace], policy: Policy, simulator: Simulator, warm_up: Sequence[Trace] = (),
+    router_us: Callable[[str], float] = lambda rule: 0.0,
+) -> dict[str, Spent]:  # fmt: skip
+    """Tokens and time of each recording by rule, in the unit of the cost table: one set by every
+    rival, by the hybrid that decides by ``policy``, with the floor that a worker gives a learned
+    one, and in hindsight. ``router_us`` is what deciding adds to each cycle of a rule."""
+    n, warm, every = len(traces), len(warm_up), [*warm_up, *traces]
+    settings, mean = simulator.settings, simulator.model_mean
+    spent = dict[str, Spent]()
+    for name, by in {**rivals(settings.model_draft_tokens), HYBRID: hybrid(HYBRID, policy)}.items():
+        learned = name == HYBRID and policy.kind == "survival"
+        cycles, _ = simulator.decode(traces, by, warm_up, floor=Floor(True) if learned else None)
+        times = cycles.times(simulator.costs) + router_us(name)
+        spent[name] = _of(cycles.trace, n, cycles.committed, times)
+    prices = [Prices(simulator.costs, settings)] * len(every)
+    best = list(foreseen(every, prices, settings, mean, warm))
+    index = np.array([c.trace - warm for c, _ in best], np.int64)
+    spent[ORACLE] = _of(index, n, [c.committed for c, _ in best], [time for _, time in best])
+    return spent
+
+
+def _of(trace: Any, n: int, tokens: Any, time: Any) -> Spent:
+    return (
+        np.bincount(trace, tokens, n).astype(np.float64),
+        np.bincount(trace, time, n).astype(np.float64),
+    )
+
+
+def summary(sets: Mapping[str, Mapping[str, Spent]]) -> dict[str, Any]:
+    """Rates over greedy's by set and rule, and the hybrid's over the best rule of each set.
+
+    ``hybrid_over_picked`` is over the rule that was best on the other half of the prompts,
+    ``hybrid_over_best_single`` over the one rule that is best over all sets together.
+    """
+    over = {name: over_greedy(spent) for name, spent in sets.items()}
+    means = {
+        rule: _geometric([o[rule] for o in over.values()]) for rule in next(iter(over.values()))
+    }
+    rules = [rule for rule in means if rule not in (HYBRID, ORACLE)]
+    best = {name: max(rules, key=o.__getitem__) for name, o in over.items()}
+    single = max(rules, key=means.__getitem__)
+    against = {name: o[HYBRID] / o[best[name]] for name, o in over.items()}
+    picked = {
+        name: found
+        for name, spent in sets.items()
+        if (found := against_best(spent[HYBRID], {r: spent[r] for r in rules}))
+    }
+    ratios = [one.ratio for one in picked.values()]
+    return {
+        "x_greedy": over,
+        "hybrid_over_picked": {name: asdict(one) for name, one in picked.items()},
+        "hybrid_over_picked_mean": _geometric(ratios) if ratios else None,
+        "best_rule": best,
+        "hybrid_over_best": against,
+        "x_greedy_mean": means,
+        "hybrid_over_best_mean": _geometric(list(against.values())),
+        "best_single": single,
+        "hybrid_over_best_single": means[HYBRID] / means[single],
+    }
+
+
+def _geometric(values: Sequence[float]) -> float:
+    return float(np.exp(np.mean(np.log(values))))
+
+
+def table(found: dict[str, Any], title: str = "Tokens a unit of time, over greedy's") -> Table:
+    """Rates over greedy's, by set."""
+    means = found["x_greedy_mean"]
+
+    def cells(over: dict[str, float]) -> list[str]:
+        model = max(rate for rule, rate in over.items() if rule.startswith("eagle3"))
+        return [f"{rate:.2f}" for rate in (*map(over.__getitem__, SHOWN), model)]
+
+    rates = Table(title=title, caption=_CAPTION)
+    rates.add_column("set", overflow="fold", min_width=10)
+    for heading in (*SHOWN, "eagle3", "best", "/ best", "/ picked"):
+        rates.add_column(heading, justify="right", overflow="fold")
+    for name, over in found["x_greedy"].items():
+        at = found["hybrid_over_picked"].get(name)
+        picked = f"{at['ratio']:.3f} ({at['low']:.2f}-{at['high']:.2f})" if at else "-"
+        best, ratio = found["best_rule"][name], f"{found['hybrid_over_best'][name]:.3f}"
+        rates.add_row(escape(name), *cells(over), best, ratio, picked)
+    mean = found["hybrid_over_picked_mean"]
+    last = f"{found['hybrid_over_best_mean']:.3f}", "-" if mean is None else f"{mean:.3f}"
+    rates.add_row("mean", *cells(means), found["best_single"], *last)
+    return rates
+
+
+_CAPTION: Final = (
+    "eagle3: its best length. @2: two draft tokens for each one matched. / best: over it, "
+    "/ picked: over the one that was best on the other half of the prompts. Means are geometric."
+)
+
 
 CONTEXT: Final = 16_384
 """Tokens that a prompt and its output may have."""
@@ -77,6 +202,7 @@ def of_prompts(
     if not wanted:
         raise SettingsError(f"no prompt in {folder} can be used: {notices[-1:]}")
     kept = recording.record(wanted, plan, step)
+    notices.append(f"The recordings are in {kept}.")
     return {n: Parts([], [], recording.traces_of(kept, n, ids)) for n, ids in wanted.items()}
 
 
@@ -95,7 +221,7 @@ def trained(
         return survival(joined([taught(longer, p.train, p.warm_up) for p in parts]), "replay")
     counting = teachers()[1]
     seen = [simulator.decode(p.train, counting, p.warm_up)[1] for p in parts]
-    return paper(joined(seen), "replay", step)
+    return paper(joined(seen), "replay")
 
 
 def replayed(

@@ -6,11 +6,13 @@ the rest is read.
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -194,3 +196,46 @@ def files_of(paths: Sequence[Path]) -> list[Path]:
             raise TraceError(f"no *.jsonl in {path}: name a folder of trace files, or files.")
         found += inside
     return found
+
+
+class Parts(NamedTuple):
+    """``warm_up`` fills the suffix cache before each of the others, and is never measured."""
+
+    train: list[Trace]
+    warm_up: list[Trace]
+    test: list[Trace]
+
+
+def fraction(session: str, salt: str = "") -> float:
+    """A number in 0..1 that depends on the name alone."""
+    digest = hashlib.blake2b(session.encode(), digest_size=8, key=salt.encode()).digest()
+    return int.from_bytes(digest, "big") / 2.0**64
+
+
+def split(
+    traces: Sequence[Trace], train: float = 0.6, warm_up: float = 0.1, limit: int | None = None
+) -> Parts:
+    """``traces`` in parts of about these shares, the rest for testing, each in their order; of all
+    of them about ``limit``, in whole sessions."""
+    parts = Parts([], [], [])
+    for trace in traces:
+        at = fraction(trace.session)
+        parts[0 if at < train else 1 if at < train + warm_up else 2].append(trace)
+    if limit is None:
+        return parts
+    shares = (train, warm_up, 1.0 - train - warm_up)
+    some = (some_sessions(p, limit * share) for p, share in zip(parts, shares, strict=True))
+    return Parts(*some)
+
+
+def some_sessions(traces: Sequence[Trace], least: float) -> list[Trace]:
+    """Whole sessions, chosen by hash, until they hold ``least`` traces; in their order."""
+    sizes = Counter(trace.session for trace in traces)
+    chosen: set[str] = set()
+    held = 0
+    for session in sorted(sizes, key=lambda name: fraction(name, "limit")):
+        if held >= least:
+            break
+        chosen.add(session)
+        held += sizes[session]
+    return [trace for trace in traces if trace.session in chosen]

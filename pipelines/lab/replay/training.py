@@ -18,7 +18,6 @@ from learner import train
 from learner.rows import Rows, joined
 from pipelines.lab.replay.engine import Simulator, hybrid
 from pipelines.lab.replay.traces import Trace
-from pipelines.progress import Step
 
 LEAST: Final = 500
 """Labelled drafts without which no survival policy is trained."""
@@ -75,7 +74,7 @@ def survival(
     return replace(policy, model_payoff=float(seen.mean()) if len(seen) else 0.0)
 
 
-def paper(rows: Rows, scope: str, step: Step | None = None) -> Policy:
+def paper(rows: Rows, scope: str) -> Policy:
     """The paper's network, which predicts accepted lengths, and its threshold.
 
     Raises:
@@ -86,11 +85,7 @@ def paper(rows: Rows, scope: str, step: Step | None = None) -> Policy:
         chosen = np.random.default_rng(train.SEED).permutation(len(rows))[:PAPER_MOST]
         rows = rows.take(np.sort(chosen))
 
-    def report(epoch: int, _: object) -> None:
-        if step is not None:
-            step("training", epoch + 1, PAPER_EPOCHS)
-
-    trainer = train.fit(rows, "payoff", PAPER_EPOCHS, report=report)
+    trainer = train.fit(rows, "payoff", PAPER_EPOCHS)
     return train.export(trainer, scope, PAPER_THRESHOLD, rows.features)
 
 

@@ -167,10 +167,6 @@ def test_each_phase_is_set_beside_its_best_and_its_worst_fixed_method() -> None:
     (choice,) = [said for said in summary["sentences"] if "Furthest behind" in said]
     assert "plain decoding in 'agentic' (1." in choice and "too short" not in choice
     assert "0.80 to 0.8" in choice or "0.79 to 0.8" in choice, "beside EAGLE3 decoding"
-    tables = {table["title"]: table["rows"] for table in page_of(ledger, summary)["tables"]}
-    first, *_, last = tables["Nobody has to choose"]
-    assert first[1] == "EAGLE3 decoding" and first[3] == "plain decoding"
-    assert last == ["too short", "cannot tell", "", "", ""]
 
 
 def test_what_became_of_a_policy_that_was_promoted_by_mistake_is_told() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pipelines.stack import interrupts, processes
 from pipelines.stack.processes import Part, begin
-from pipelines.stack.supervision import Pauses, keep
+from pipelines.stack.up import Pauses, keep
 
 FLAPS = "import subprocess, time; subprocess.Popen(['sleep', '600']); time.sleep(0.05)"
 

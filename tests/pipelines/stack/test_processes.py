@@ -12,7 +12,6 @@ import pytest
 from decoder.contracts.errors import ProcessError
 from pipelines.stack import processes
 from pipelines.stack.processes import Part
-from tests.conftest import until
 
 STUBBORN = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
@@ -65,14 +64,6 @@ def test_a_program_or_a_log_that_cannot_be_had_is_named(tmp_path) -> None:
         processes.start(Part("child", ["/no/such/program"], tmp_path / "log"))
     with pytest.raises(ProcessError, match="child cannot be started"):
         python("print()", tmp_path / "file" / "log")
-
-
-def test_the_children_of_a_child_end_with_it(tmp_path) -> None:
-    child = python(PARENT, tmp_path / "log")
-    processes.wait_until(child, lambda: wrote(child), 30.0)
-    grandchild = int(child.log.read_text())
-    processes.stop([child])
-    until(lambda: not runs(grandchild), "the end of the grandchild")
 
 
 def runs(pid: int) -> bool:

@@ -24,10 +24,10 @@ from pipelines.stack import broker, processes
 from pipelines.stack.running import TRACKING_VARIABLE, Home, Ports, child_environment, running
 from pipelines.stack.up import say
 from pipelines.watch.ledger import Ledger
-from pipelines.watch.observer import Observer, ingest
+from pipelines.watch.observer import Observer
 from tests.conftest import until
 from tests.decoder.telemetry.broker import start_broker
-from tests.pipelines.watch.records import ORIGIN, SCOPE, WORKER, event, rounds, worker_status
+from tests.pipelines.watch.records import ORIGIN, WORKER, event, rounds, worker_status
 
 
 def test_what_was_started_is_stopped_when_the_rest_cannot_start(
@@ -131,12 +131,3 @@ def test_an_observer_reads_on_whatever_comes_and_records_survive_a_restart_of_th
         observer.close()
     finally:
         processes.stop([broker])
-
-
-def test_a_deleted_policy_ends_its_role() -> None:
-    ledger = Ledger(WORKER)
-    ledger.add_status(worker_status(3.0, 60))
-    ingest(ledger, POLICY.name, f"{SCOPE}/trial".encode(), None, 4.0)
-    assert [(p.role, p.policy) for p in ledger.published] == [("trial", None)]
-    ingest(ledger, STATUS.name, None, None, 5.0)
-    assert ledger.refused == 0

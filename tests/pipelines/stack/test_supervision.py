@@ -14,9 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipelines.stack import processes, supervision
+from pipelines.stack import processes
 from pipelines.stack.processes import Part, begin
-from pipelines.stack.supervision import Pauses, Watch, look
+from pipelines.stack.up import Pauses, Watch, keep, look
 from tests.conftest import until
 from tests.pipelines.stack.test_processes import PARENT, runs
 
@@ -108,7 +108,7 @@ def test_two_that_end_together_both_come_back_and_an_interrupt_ends_it(tmp_path,
     for pid in before.values():
         os.kill(pid, signal.SIGKILL)
     with pytest.raises(KeyboardInterrupt):
-        supervision.keep(parts, children, say, QUICK)
+        keep(parts, children, say, QUICK)
     assert sorted(said) == [
         line
         for name in parts

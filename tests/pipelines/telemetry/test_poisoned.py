@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,8 @@ from typer.testing import CliRunner
 from decoder.admission import Admission
 from decoder.contracts.bundle import Policy
 from decoder.contracts.settings import KafkaSettings
-from decoder.contracts.topics import DRAFTS, TRIALS
+from decoder.contracts.topics import DRAFTS
 from decoder.feed import PolicyFeed
-from learner.source import EventSource, Fetched
 from pipelines.cli import app
 from pipelines.telemetry.export import export
 from pipelines.watch.ledger import Ledger
@@ -38,21 +36,6 @@ def poisoned(empty: KafkaSettings) -> KafkaSettings:
     of_learner(empty)
     poison(empty)
     return empty
-
-
-def test_a_learner_hears_of_rounds(poisoned: KafkaSettings) -> None:
-    source, came = EventSource(poisoned, {}, topic=TRIALS), list[Fetched]()
-    assert source.connect(threading.Event())
-
-    def ended() -> bool:
-        came.extend(records := source.poll(0.05))
-        source.done(records)
-        return source.caught_up and source.lag() == 0
-
-    until(ended)
-    source.close()
-    assert source.skipped >= len(WORST)
-    assert any(b"hvd.trials.v2" in record.value for record in came)
 
 
 def test_a_worker_hears_of_its_policy_and_who_looks_on_sees_on(poisoned: KafkaSettings) -> None:

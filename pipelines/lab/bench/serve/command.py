@@ -17,7 +17,6 @@ def serve(
         Path | None,
         typer.Option(help="Folder of JSONL files with 'messages'; default: own workloads."),
     ] = None,
-    names: Annotated[str, typer.Option(help="Limit the files or workloads: a,b,c.")] = "",
     sessions: Annotated[
         bool, typer.Option("--sessions", help="Turn after turn: an answer stands in the next one.")
     ] = False,
@@ -60,11 +59,11 @@ def serve(
     from decoder.contracts.bundle import ANY_SCOPE
     from decoder.contracts.errors import SettingsError
     from decoder.policy.first import first_policy
-    from pipelines.lab.bench.commas import numbers, words
     from pipelines.lab.bench.methods import describe
+    from pipelines.lab.bench.options import numbers, words
     from pipelines.lab.bench.render import complain, table
     from pipelines.lab.bench.serve import run as bench
-    from pipelines.lab.bench.serve.prompts import Selection, from_workloads, levels
+    from pipelines.lab.bench.serve.load import Selection, from_workloads, levels
     from pipelines.lab.bench.serve.setups import Plan, setups
     from pipelines.lab.bench.serve.summary import WIDTH, runs_in, table_columns, unequal
     from pipelines.policy.bundles import load_policy
@@ -82,7 +81,7 @@ def serve(
     compared = setups(words(configs), *lengths, options.drafter)
     at_once = numbers(concurrency, "--concurrency")
     room = max_prompt_tokens - turns * max_tokens * sessions
-    wanted = Selection(prompts, words(names), at_once, limit, room, turns * sessions)
+    wanted = Selection(prompts, at_once, limit, room, turns * sessions)
     problems: list[str] = []
     put = levels(wanted, options.model, problems)
     complain(err, problems)

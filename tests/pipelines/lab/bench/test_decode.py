@@ -14,9 +14,9 @@ from decoder.engines.reference.engine import ReferenceEngine
 from decoder.engines.reference.session import Session
 from decoder.settings import WorkerSettings
 from pipelines.lab.bench import methods
-from pipelines.lab.bench.decode.run import Plan, run
+from pipelines.lab.bench.decode import run
+from pipelines.lab.bench.metrics import Results
 from pipelines.lab.bench.options import Selection
-from pipelines.lab.bench.results import Results
 from pipelines.prompts import Prompt, PromptSet
 from tests.engines.tiny import VOCABULARY, learned_policy, tiny_engine
 
@@ -68,10 +68,9 @@ def decoded(
     **selected: Any,
 ) -> Results:
     made = methods.build(wanted, POLICIES, has_drafter=True, model_len=4)
-    minutes, selection = selected.pop("minutes", None), Selection(**selected)
-    results = Results({"methods": list(wanted)})
-    plan = Plan(made, selection, 40, minutes)
-    return run(engine, sets, plan, results, ([] if seen is None else seen).append)
+    selection = Selection(max_tokens=40, **selected)
+    tick = ([] if seen is None else seen).append
+    return run(engine, made, sets, selection, Results({"methods": list(wanted)}), tick)
 
 
 def test_methods_take_turns_and_datasets_do_as_well(engine: ReferenceEngine) -> None:

@@ -155,10 +155,10 @@ from pipelines.lab.bench.llama import ROWS, Ragged, by_kernel, by_torch
 for count in ([1, 1, 1], [9, 1, 0]):
     counts, n, t = torch.tensor(count), len(count), sum(count)
     rows, first = torch.arange(n), counts.cumsum(0) - counts
-    before = (7 + 97 * rows) % 300
-    slots = torch.arange(t) + (rows * 384 + before - first).repeat_interleave(counts)
-    q, cache = torch.randn(t, 8, 16), torch.randn(n * 384 + 1, 4, 16)
+    before = 7 + 41 * rows
+    slots = torch.arange(t) + (rows * 160 + before - first).repeat_interleave(counts)
+    q, cache = torch.randn(t, 8, 16), torch.randn(n * 160 + 1, 4, 16)
     longest = next(size for size in ROWS if size >= max(count))
-    at = Ragged(384, longest, first, counts, before + counts, slots, q, q)
+    at = Ragged(160, longest, first, counts, before + counts, slots, q, q)
     torch.testing.assert_close(by_kernel(q, cache, at), by_torch(q, cache, at))
 """

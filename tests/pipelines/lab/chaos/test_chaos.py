@@ -24,8 +24,7 @@ from decoder.contracts.topics import DRAFTS, POLICY, STATUS
 from decoder.policy.probes import to_bytes
 from pipelines import machine
 from pipelines.lab.chaos.cli import chaos
-from pipelines.lab.chaos.clients import Seen, asking
-from pipelines.lab.chaos.run import faults_of, make_trouble, staged
+from pipelines.lab.chaos.run import Seen, asking, faults_of, make_trouble, staged
 from pipelines.lab.chaos.topic_audit import TopicAudit, adds_up
 from pipelines.lab.chaos.troubles import TROUBLES, Trouble
 from pipelines.prompts import Prompt
@@ -57,8 +56,7 @@ def serving(*first: Any) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    ("status", "text"),
-    [(200, 'data: {"error": {}}\n\n'), (200, "data: 7\n\n"), (503, "it ends")],
+    ("status", "text"), [(200, 'data: {"error": {}}\n\n'), (200, "data: 7\n\n"), (503, "it ends")]
 )
 def test_what_is_no_answer_is_an_error_or_asked_again(status: int, text: str) -> None:
     with serving(status, text) as api, asking(api, "m", [PROMPT]) as clients:

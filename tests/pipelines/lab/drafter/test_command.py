@@ -15,7 +15,7 @@ from decoder.drafting.eagle3 import load_head
 from pipelines import embedded
 from pipelines.cli import app
 from pipelines.lab.drafter import compose, train
-from pipelines.lab.drafter.shards import read_shards
+from pipelines.lab.drafter.unroll import read_shards
 
 LAYERS, VOCABULARY = 29, 49_152
 

@@ -17,9 +17,8 @@ from pipelines.lab.drafter import compose
 from pipelines.lab.drafter.asks import asks
 from pipelines.lab.drafter.compose import write
 from pipelines.lab.drafter.copying import copying_loss, learn_to_copy
-from pipelines.lab.drafter.shards import Conversation, read_shards, write_shard
 from pipelines.lab.drafter.train import Run, Settings, Target, evaluate, export, train
-from pipelines.lab.drafter.unroll import Pack, unroll
+from pipelines.lab.drafter.unroll import Conversation, Pack, read_shards, unroll, write_shard
 
 STATES, END = (0, 1, 3), 2
 

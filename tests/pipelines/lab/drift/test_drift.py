@@ -16,7 +16,7 @@ from decoder.settings import WorkerSettings
 from learner.rows import Rows
 from pipelines.lab.drift.measure import figures
 from pipelines.lab.drift.scenario import PLAIN_US, Machine, Scenario, Segment, chosen
-from pipelines.lab.drift.stream import Run, Worker, decode, foresee
+from pipelines.lab.drift.stream import Run, Worker, decode
 from pipelines.lab.drift.traffic import (
     KINDS,
     Library,
@@ -115,9 +115,8 @@ def test_one_request_at_a_time_decodes_as_the_simulator_does() -> None:
     by = hybrid("frequency", method("frequency").policy)
     cycles, _ = Simulator(token_classes(), SETTINGS, costs=COSTS).decode(traces, by)
     found = served([Request(t, 0) for t in traces])
-    tally = cycles.tally(COSTS)
-    np.testing.assert_array_equal(found.cycles, tally.by_arm)
-    assert found.us.sum() == pytest.approx(tally.time)
+    np.testing.assert_array_equal(found.cycles, np.bincount(cycles.arm, minlength=3))
+    assert found.us.sum() == pytest.approx(cycles.times(COSTS).sum())
     assert found.tokens.tolist() == [len(t.output) - 1 for t in traces]
 
 
@@ -131,14 +130,6 @@ def test_a_policy_told_is_in_force_from_the_next_request_on() -> None:
     found = decode(asked, [COSTS], COUNTING, Worker(SETTINGS, False), token_classes(), told)
     whole, half = (served(asked[:n]).cycles[2] for n in (6, 3))
     assert 0 < half == found.cycles[2] < whole
-
-
-def test_nothing_is_faster_than_the_oracle() -> None:
-    asked = requests(copying_traces(7, 12, 80))
-    best = foresee(asked, [COSTS], SETTINGS)
-    for threshold in (0.0, 2.0, float("inf")):
-        found = served(asked, frequency_policy("drift", threshold))
-        assert found.us.sum() >= 0.99 * best.us.sum()
 
 
 BEFORE, AFTER = 60, 240

@@ -65,20 +65,6 @@ def test_each_file_is_decoded_by_every_rule(
     assert found["settings"]["model_accepts"] == 1.5
 
 
-def test_a_bundle_is_measured_as_it_is(
-    files: list[Path], replay: Callable[..., Result], tmp_path: Path
-) -> None:
-    bundle = tmp_path / "bundle.safetensors"
-    bundle.write_bytes(to_bytes(random_policy()))
-    slow, fast = (
-        figures(replay, files[0], "--policy", bundle, "--model-accepts", m) for m in (0.5, 3.5)
-    )
-    assert fast["settings"]["policy"] == "payoff v1"
-    slower, faster = (each["x_greedy"]["one"] for each in (slow, fast))
-    assert all(faster[name] > slower[name] for name in ("eagle3:4", "frequency", "oracle"))
-    assert faster["suffix"] == slower["suffix"]
-
-
 def test_what_is_expected_on_a_card_is_priced_by_its_steps_and_says_so(
     files: list[Path], replay: Callable[..., Result], tmp_path: Path
 ) -> None:
@@ -95,6 +81,7 @@ def test_what_is_expected_on_a_card_is_priced_by_its_steps_and_says_so(
     asked = (files[0], "--policy", bundle, "--limit", 4, "--costs", own)
     found = figures(replay, *asked)
     assert found["expected_on"] == card and found["expected"][0]["batch"] == 64
+    assert found["settings"]["policy"] == "payoff v1"
     with_router, without = (each["x_greedy"]["one"] for each in found["expected"])
     assert without["suffix"] > with_router["suffix"]
     assert without["eagle3:2"] == with_router["eagle3:2"]

@@ -1,18 +1,18 @@
-"""Recordings of prompts: what is there is found again; the project's own are made once."""
+"""Recordings of prompts are made once: what is there is found again."""
 
 from __future__ import annotations
 
 import json
+from itertools import islice
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from pipelines import embedded, machine
-from pipelines.cli import app
 from pipelines.lab.replay import recording
 from pipelines.lab.replay.traces import read
-from pipelines.workloads import WORKLOADS
+from pipelines.prompts import tokenise
+from pipelines.workloads import prompts
 
 PLAN = recording.Plan(prompt=20, answer=8)
 OUTPUTS: dict[str, list[int]] = {"a": [5, 6], "b": [], "c": [7, 8, 9]}
@@ -61,16 +61,17 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.long
 @pytest.mark.usefixtures("empty_cache")
-def test_recordings_are_made_once_and_can_be_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recording, "WORKLOADS", ("chat",))
+def test_recordings_are_made_once_and_can_be_replayed() -> None:
+    ids = [tokenise(p, embedded.load_tokenizer(None)).ids for p in islice(prompts("chat"), 2)]
     told = list[tuple[str, int, int]]()
 
     def step(what: str, done: int, whole: int) -> None:
         told.append((what, done, whole))
 
-    path = recording.record_own(1, step) / "chat.jsonl"
+    plan = recording.Plan()
+    path = recording.record({"chat": ids[:1]}, plan, step) / "chat.jsonl"
     first = path.read_bytes()
-    assert recording.record_own(2, step) == recording.OWN.folder() == path.parent
+    assert recording.record({"chat": ids}, plan, step) == plan.folder() == path.parent
     assert path.read_bytes().startswith(first)
     both = [("recording chat", done, 1) for done in (0, 1)] * 2
     assert told == both, "the second time one was there"
@@ -81,15 +82,3 @@ def test_recordings_are_made_once_and_can_be_replayed(monkeypatch: pytest.Monkey
     for trace in traces:
         assert trace.model_accepted is not None
         assert len(trace.model_accepted) == len(trace.output) > 1
-
-
-@pytest.mark.release
-@pytest.mark.usefixtures("empty_cache")
-def test_the_command_records_first_and_then_measures(tmp_path: Path) -> None:
-    (tmp_path / "small.toml").write_text('[[segments]]\nkinds = ["edits"]\ngenerations = 4\n')
-    asked = ["drift", "--record", "8", "--scenario", str(tmp_path / "small.toml"), "--json"]
-    asked += ["--seeds", "1", "--policies", "counting,oracle"]
-    done = CliRunner().invoke(app, asked, catch_exceptions=False)
-    (found,) = json.loads(done.stdout)["scenarios"]
-    assert found["requests"] > 0 and found["policies"]["counting"]["rate"] > 1.0
-    assert {path.stem for path in recording.OWN.folder().glob("*.jsonl")} == set(WORKLOADS)

@@ -34,7 +34,6 @@ def metrics() -> str:
     values = {
         "generation_tokens_total": SENT["tokens"],
         "spec_decode_num_drafts_total": SENT["drafts"],
-        "spec_decode_num_draft_tokens_total": 4 * SENT["drafts"],
         "spec_decode_num_accepted_tokens_total": SENT["drafts"],
         "iteration_tokens_total_count": SENT["drafts"],
     }

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from pipelines.lab.bench.serve.load import Reply
-from pipelines.lab.bench.serve.server import parse
+from pipelines.lab.bench.serve.run import parse
 from pipelines.lab.bench.serve.setups import Plan, Setup
 from pipelines.lab.bench.serve.summary import Level
 from pipelines.prompts import Prompt
@@ -39,15 +39,12 @@ def asked(text: str, dataset: str = "d") -> Prompt:
 def level(*replies: Reply, wall_s: float, cpu_s: float = 4.0, concurrency: int = 1) -> Level:
     tokens = sum(len(r.tokens) for r in replies)
     counted = {"tokens": tokens, "prompt_tokens": 100, "cached_prompt_tokens": 25, "drafts": 2,
-               "drafted": 8, "accepted": 1, "steps": tokens - 1}  # fmt: skip
+               "accepted": 1, "steps": tokens - 1}  # fmt: skip
     return Level(concurrency, wall_s, replies, parse("") | counted, cpu_s)
 
 
 def plan(*compared: Setup, by_turns: bool = False, **further: Any) -> Plan:
-    levels = (
-        (1, (asked("a short one"),)),
-        (2, (asked("b"), asked("a prompt of many characters"))),
-    )
+    levels = ((1, (asked("a short one"),)), (2, (asked("b"), asked("a prompt of many characters"))))
     if by_turns:
         long = script("u", "12345", ">", "the second of these is long")
         levels = ((1, (script("s", "1234", ">", "12"),)), (2, (script("t", "1"), long)))

@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.lab.bench.serve.load import Load, chunks, run, turns
-from pipelines.lab.bench.serve.prompts import cut, deal
-from pipelines.lab.bench.serve.server import session_seconds
+from pipelines.lab.bench.serve.load import Load, chunks, cut, deal, run, turns
+from pipelines.lab.bench.serve.run import session_seconds
 from pipelines.prompts import PromptSet
 from tests.pipelines.lab.bench.serve.served import asked, said, script
 

@@ -18,14 +18,7 @@ from pipelines.lab.bench.serve import run as bench
 from pipelines.lab.bench.serve.setups import Plan
 from pipelines.lab.bench.serve.summary import unequal
 from pipelines.stack import processes
-from tests.pipelines.lab.bench.serve.served import (
-    HYBRID,
-    NONE,
-    SUFFIX,
-    launching,
-    plan,
-    quiet,
-)
+from tests.pipelines.lab.bench.serve.served import HYBRID, NONE, SUFFIX, launching, plan, quiet
 
 
 @pytest.fixture

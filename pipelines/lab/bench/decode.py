@@ -1,0 +1,264 @@
+"""The run of ``hvd bench decode``: methods against each other, prompt by prompt in one process.
+
+For each prompt every method decodes in turn, in an order that rotates from prompt to prompt, and
+the datasets take turns as well, so that whatever else the machine does falls on all of them alike.
+A method has a session, and with it a suffix cache, of its own for each dataset. Warm-up prompts
+fill those caches and are not measured.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
+
+from rich.console import Console
+
+from decoder.contracts.bundle import ANY_SCOPE
+from decoder.contracts.errors import HvdError, SettingsError
+from decoder.core.costs import LiveCosts
+from decoder.core.guards.floor import Floor
+from decoder.policy.first import first_policy
+from pipelines import machine
+from pipelines.lab.bench import methods
+from pipelines.lab.bench.datasets import load
+from pipelines.lab.bench.metrics import Cycle, Key, Measured, Outcome, Results
+from pipelines.lab.bench.options import Engine, Selection
+from pipelines.lab.bench.render import complain
+from pipelines.policy.bundles import load_policy
+from pipelines.progress import Shown
+from pipelines.prompts import PromptSet, TokenPrompt, fitting, read_folder
+from pipelines.serve.command import chosen
+
+if TYPE_CHECKING:
+    from decoder.engines.reference.engine import ReferenceEngine
+    from decoder.engines.reference.generation import Generation
+    from decoder.engines.reference.method import Method
+    from decoder.engines.reference.session import Session
+
+MACHINE_WARM_UP: Final = (32, 8)
+"""Prompt and output tokens of the first, discarded generation of each method: it pays for what a
+process does once (thread pools, allocator, code paths)."""
+
+Tick = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One dataset: its prompts, and what decodes them."""
+
+    measured: list[TokenPrompt]
+    sessions: dict[str, Session]
+
+
+def rotated(methods: Sequence[Method], index: int) -> list[Method]:
+    """The order of prompt ``index``: greedy first where an oracle has to know its output."""
+    turn = index % len(methods)
+    order = [*methods[turn:], *methods[:turn]]
+    if any(m.oracle for m in methods):
+        order.sort(key=lambda m: m.name != "greedy")
+    return order
+
+
+def run(
+    engine: ReferenceEngine,
+    made: Sequence[Method],
+    sets: Sequence[PromptSet],
+    selection: Selection,
+    results: Results,
+    tick: Tick,
+) -> Results:
+    """Decode every prompt of ``sets``, one of each set in turn.
+
+    Ctrl-C ends it early with what is there and marks the results as interrupted; when the
+    minutes are over it ends after the prompt under way. Mutates ``results``.
+
+    Args:
+        tick: called before each generation, with what comes next.
+    """
+    ends = time.monotonic() + 60 * selection.minutes if selection.minutes else None
+    context = engine.max_model_len
+    room = min(context - selection.max_tokens, selection.max_prompt_tokens or context)
+    try:
+        costs = warm_up_machine(engine, made)
+
+        @cache
+        def opened_at(place: int) -> Lane:
+            how = room, selection.too_long, results.problem
+            fits = fitting(sets[place], engine.tokenizer, *how)
+            return open_lane(engine, made, fits, selection, costs)
+
+        for turn, place in itertools.product(range(selection.limit), range(len(sets))):
+            lane = opened_at(place)
+            if turn >= len(lane.measured):
+                continue
+            if ends is not None and time.monotonic() > ends:
+                results.out_of_time = True
+                break
+            order = rotated(made, turn + place)
+            _measure(lane.measured[turn], order, lane.sessions, selection.max_tokens, results, tick)
+    except KeyboardInterrupt:
+        results.interrupted = True
+    return results
+
+
+def warm_up_machine(engine: ReferenceEngine, made: Sequence[Method]) -> dict[str, LiveCosts]:
+    """Let every method decode a little of anything, and forget it.
+
+    Returns:
+        a profile for each learned method, which goes on learning from the run as in a server.
+    """
+    from decoder.engines.reference.profile import profile
+    from decoder.engines.reference.session import Session
+
+    length, answer = MACHINE_WARM_UP
+    prompt = [1 + i % 8 for i in range(length)]
+    _generated([Session(engine, method) for method in made], prompt, answer)
+    learned = [m for m in made if m.policy.kind == "survival" or m.rule is not None]
+    return {m.name: LiveCosts(profile(engine, m)) for m in learned}
+
+
+def open_lane(
+    engine: ReferenceEngine,
+    made: Sequence[Method],
+    prompts: Iterator[TokenPrompt],
+    selection: Selection,
+    costs: dict[str, LiveCosts],
+) -> Lane:
+    """Prompts and sessions of a dataset, warmed up; who decides by costs has a server's floor."""
+    from decoder.engines.reference.session import Session
+
+    limit, sessions = selection.limit, dict[str, Session]()
+    usable = list(itertools.islice(prompts, limit + selection.warmup))
+    for method in made:
+        mine = costs.get(method.name)
+        floor = Floor(method.model != "none") if mine is not None and method.rule is None else None
+        sessions[method.name] = Session(engine, method, mine, floor)
+    for prompt in usable[limit:]:
+        _generated([*sessions.values()], list(prompt.ids), selection.max_tokens)
+    return Lane(usable[:limit], sessions)
+
+
+def _generated(sessions: Sequence[Session], prompt: list[int], max_tokens: int) -> None:
+    """Let each decode ``prompt``; an oracle is told what the others made of it."""
+    known: list[int] | None = None
+    for session in sorted(sessions, key=lambda each: each.method.oracle):
+        told = known if session.method.oracle else None
+        known = session.generate(prompt, max_tokens, known=told).tokens
+
+
+def _measure(
+    prompt: TokenPrompt,
+    order: Sequence[Method],
+    sessions: dict[str, Session],
+    max_tokens: int,
+    results: Results,
+    tick: Tick,
+) -> None:
+    """``prompt`` by every method; nothing is kept of one that some method could not decode."""
+    source, outcomes = prompt.prompt, dict[str, Outcome]()
+    for method in order:
+        tick(f"{source.dataset}: {method.name}")
+        session = sessions[method.name]
+        known = list(outcomes["greedy"].tokens) if method.oracle else None
+        try:
+            made = session.generate(list(prompt.ids), max_tokens, known=known)
+        except HvdError as error:
+            where = f"{source.dataset}: prompt {source.id}"
+            results.problem(f"{where} left out, {method.name} failed: {error}")
+            return
+        outcomes[method.name] = outcome_of(method.name, made)
+    key = Key(source.dataset, source.id)
+    results.prompts[key] = Measured(key, source.family, outcomes)
+
+
+def outcome_of(method: str, made: Generation) -> Outcome:
+    """The record that is kept of one generation."""
+    cycles = tuple(
+        Cycle(c.arm, c.verified, c.accepted, round(c.draft_us + c.verify_us, 1))
+        for c in made.cycles
+    )
+    return Outcome(method, tuple(made.tokens), cycles, made.decode_us)
+
+
+def launch(wanted: Sequence[str], selection: Selection, named: Engine, console: Console) -> Results:
+    """Run the methods called ``wanted``.
+
+    Raises:
+        HvdError: a setting, model or method is wrong, or no prompt at all could be used.
+    """
+    problems = list[str]()
+    if selection.folder is not None:
+        sets = list(read_folder(selection.folder, selection.datasets, problems))
+    else:
+        sets = list(load(selection.datasets, selection.limit + selection.warmup, problems))
+    if not sets:
+        raise SettingsError(f"no dataset is left to measure. {' '.join(problems)}")
+    complain(console, problems)
+    engine, made, settings = prepare(wanted, selection, named)
+    results, told = Results(settings, problems=problems), len(problems)
+    with Shown(console) as shown:
+        left = len(made) * sum(min(selection.limit, len(s.prompts)) for s in sets)
+        begun = itertools.count()
+        shown.step("warming up", 0, left)
+        run(
+            engine, made, sets, selection, results, lambda what: shown.step(what, next(begun), left)
+        )
+    complain(console, results.problems[told:])
+    if not results.prompts:
+        raise SettingsError("no prompt was decoded by every method, so there is nothing to report.")
+    return results
+
+
+def prepare(
+    wanted: Sequence[str], selection: Selection, named: Engine
+) -> tuple[ReferenceEngine, tuple[Method, ...], dict[str, Any]]:
+    """What a run decodes with: checkpoints and methods; and its settings, JSON-ready.
+
+    Raises:
+        HvdError: a model, method or policy is missing or does not fit.
+    """
+    os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is first imported
+    import torch
+    import transformers
+
+    from decoder.engines.reference.engine import ReferenceEngine
+
+    transformers.utils.logging.disable_progress_bar()
+    if named.threads is not None:
+        torch.set_num_threads(named.threads)
+    device = named.device
+    if device.startswith("cuda"):
+        if not torch.cuda.is_available():
+            raise SettingsError(f"--device {device}: this PyTorch finds no CUDA device.")
+        device += f" ({torch.cuda.get_device_name(device)})"
+    found = chosen(named.model, named.drafter, "", 0, named.dtype)
+    policies = {k: load_policy(path) for k, path in methods.policy_files(named.policies).items()}
+    if methods.SHIPPED not in policies:
+        policies[methods.SHIPPED] = first_policy(ANY_SCOPE)
+    settings = {
+        **asdict(named),
+        **asdict(selection),
+        "folder": str(selection.folder or "hub"),
+        "model": found.served_name or found.model,
+        "drafter": found.drafter or "none",
+        "device": device,
+        "threads": torch.get_num_threads(),
+        "machine": machine.description(),
+        "versions": machine.versions("torch", "transformers"),
+        "methods": list(wanted),
+        "policies": {
+            f"hybrid:{k}" if k else "hybrid": methods.describe(p) for k, p in policies.items()
+        },
+    }
+    engine = ReferenceEngine.load(
+        found.model, found.drafter, dtype=named.dtype, device=named.device
+    )
+    if named.clock == "cpu":
+        engine.clock = time.process_time  # type: ignore[method-assign]
+    k = engine.settings.model_draft_tokens
+    return engine, methods.build(wanted, policies, engine.has_drafter, k), settings

@@ -1,1 +1,0 @@
-"""hvd bench decode: decoding methods on the same prompts, one request at a time."""
