@@ -1,4 +1,4 @@
-"""Seats, who is judged by what, who wins where it is faster by enough, what a winner is told of."""
+"""Seats, who is judged by what, who wins, what a winner is told of."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from decoder.contracts.bundle import MAX_DRAFT, Policy, frequency_policy
 from learner.clusters import Cluster
 from learner.contest import AGES, FIRST, SEATS, VOTES, Contest, Contestant, mark
-from learner.gate import error_of, verdict_of
+from learner.gate import verdict_of
 from learner.measured import NOMINAL, measure
 from learner.registrations import registration_of
 from learner.rows import Rows, from_events
@@ -95,7 +95,7 @@ def test_who_has_no_hope_or_is_old_makes_room() -> None:
     assert contested.vacant() is None, "winning"
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_a_champion_that_foresees_no_number_falls_to_any_that_does(value: float) -> None:
     weight, bias = learned().layers[0]
     broken = replace(learned(), layers=((weight, np.full_like(bias, value)), *learned().layers[1:]))
@@ -104,6 +104,8 @@ def test_a_champion_that_foresees_no_number_falls_to_any_that_does(value: float)
     contested.seats[0] = Contestant(learned(), 0, "quick")
     ahead = contested.advantages(ROWS, COSTS)
     assert (ahead.mean(axis=0)[[0, FIRST]] > 0).all() and np.isfinite(ahead).all()
+    verdict = verdict_of(learned(), broken, ROWS, COSTS, 99.0, 20)
+    assert verdict.gain > 0.0 and np.isfinite(list(verdict.metrics().values())).all()
 
 
 def test_a_name_or_a_version_makes_no_other_policy() -> None:
@@ -171,27 +173,6 @@ def test_a_winner_is_told_with_its_figures() -> None:
     assert none.gain == 0.0 and np.isfinite(list(none.metrics().values())).all()
 
 
-def test_the_rate_in_force_is_what_contestants_are_simulated_at() -> None:
-    rates = []
-    for rate in (0.5, 8.0):
-        rows = replace(ROWS, rate=np.full(len(ROWS), rate, np.float32))
-        rates.append(verdict_of(learned(), frequency_policy("s"), rows, COSTS, 5.0, 20).rate)
-    unknown = verdict_of(learned(), frequency_policy("s"), ROWS, COSTS, 5.0, 20).rate
-    assert rates[0] != rates[1] and unknown > 0.98 * max(rates)
-
-
-def spoilt_by(value: float) -> Policy:
-    weight, bias = learned().layers[0]
-    return replace(learned(), layers=((weight, np.full_like(bias, value)), *learned().layers[1:]))
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_a_champion_whose_numbers_are_not_finite_can_be_beaten(value: float) -> None:
-    assert np.isfinite(error_of(spoilt_by(value), ROWS))
-    verdict = verdict_of(learned(), spoilt_by(value), ROWS, COSTS, 99.0, 20)
-    assert verdict.gain > 0.0 and np.isfinite(list(verdict.metrics().values())).all()
-
-
 def winner_of(kind: str) -> tuple[Scope, Candidate]:
     """A scope that begins with counting, and who won over it."""
     settings = LearnerSettings(buffer_events=2_000, min_events=200, candidate_every=128, kind=kind)
@@ -216,4 +197,4 @@ def test_a_registration_says_what_was_learned_from(kind: str) -> None:
     assert (window["topic"], window["offsets"]) == ("hvd.drafts.v2", {"0": 41, "1": 7})
     times = scope.buffer.recent(2_000).time
     assert (window["time_from"], window["time_to"]) == (times.min(), times.max())
-    assert made.tags["target"] == "llama" and made.metrics["rate_gain"] > 0.0
+    assert made.tags["target"] == "llama" and made.metrics["gain"] > 0.0

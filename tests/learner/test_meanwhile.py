@@ -302,7 +302,7 @@ def test_a_persons_trial_stands(place: Callable[[], Place], proxy: Proxy) -> Non
             read_on(proxy)
 
     proxy.watch(before)
-    carry_out(held.registry, Move(held.scope, "learner-a", "compared", {}, begun=2))
+    held.registry.move_over(held.scope, "trial", None, 2, "learner-a", "won the gate")
     assert held.persons.standing(held.scope).trial == 3
 
 

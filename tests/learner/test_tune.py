@@ -1,4 +1,4 @@
-"""Costs come back from noisy steps, and rates are taken stretch by stretch."""
+"""Costs come back from noisy steps."""
 
 from __future__ import annotations
 
@@ -13,23 +13,10 @@ from decoder.policy.rule import CACHE, MODEL, NONE, Choice
 from learner import train
 from learner.measured import Costs, measure, robust_line
 from learner.rows import from_events
-from learner.tune import stretches, tuned
+from learner.tune import tuned
 from tests.learner.traffic import FIXED_US, MODEL_US, TOKEN_US, Traffic
 
 ROWS = from_events(Traffic(seed=2).events(100))
-
-
-def test_stretches_are_runs_of_one_request() -> None:
-    request = np.array([7, 9] * 10 + [9], np.uint64)
-    rows = replace(ROWS.take(np.arange(21)), request=request)
-    cut = stretches(rows)
-    assert [request[cut.of_draft == part][0] for part in range(4)] == [7, 7, 9, 9]
-    assert np.bincount(cut.of_draft).tolist() == [8, 2, 8, 3]
-    for part in range(4):
-        assert len(set(request[cut.of_draft == part])) == 1
-    verified = np.where(rows.arm == CACHE, rows.accepted, np.nan_to_num(rows.model_accepted))
-    verified[rows.arm == NONE] = 0
-    assert cut.tokens.sum() == pytest.approx(21 + verified.sum())
 
 
 def test_costs_come_back_from_noisy_steps() -> None:
