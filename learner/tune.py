@@ -10,7 +10,6 @@ import numpy as np
 
 from decoder.contracts.bundle import Policy
 from decoder.policy.estimate import (
-    PAPER_THRESHOLD,
     decide_each,
     estimate,
     estimate_alike,
@@ -24,18 +23,13 @@ LEAST_RATE: Final = 0.5
 """Tokens in the time of a plain step: drafting nothing reaches one. A record may say anything."""
 
 
-def tuned(policy: Policy, measured: Costs | None, champion: Policy) -> tuple[Policy, str]:
-    """``policy`` with what decides beside its network, and a word on it: as the champion does, the
-    paper's threshold where that has none. A survival policy decides by the rate that a worker
-    achieves, and what a model draft brings each worker follows by itself."""
+def tuned(policy: Policy, measured: Costs | None, champion: Policy) -> Policy:
+    """``policy``, of survival, with what decides beside its network: the rate that a worker
+    achieves, and what a model draft brings, which each worker follows by itself."""
     seen = measured is not None and measured.has_model
     payoff = measured.model_accepted if measured is not None and seen else champion.model_payoff
-    if policy.kind == "survival":
-        # Arm none competes in every cycle there, so that nothing is switched off for good.
-        return replace(policy, use_model=True, model_payoff=payoff), "decides by the live rate"
-    threshold = champion.threshold if champion.kind == policy.kind else PAPER_THRESHOLD
-    kept = replace(policy, threshold=threshold, use_model=champion.use_model, model_payoff=payoff)
-    return kept, f"decides by {threshold:g} tokens, as the champion"
+    # Arm none competes in every cycle, so that nothing is switched off for good.
+    return replace(policy, use_model=True, model_payoff=payoff)
 
 
 def worth(

@@ -71,16 +71,6 @@ def test_evidence_against_one_champion_is_none_against_the_next() -> None:
     assert first is not None and first.policy == COUNTING and first.since == 500
 
 
-def test_the_first_policy_comes_back_after_a_long_bad_stretch() -> None:
-    contested = Contest(COUNTING)
-    contested.crown(learned(), 0)
-    won(contested, FIRST, 1_000, -1.0)
-    won(contested, FIRST, 40, 1.0)
-    assert contested.passed() == [FIRST]
-    contested.crown(COUNTING, 900)
-    assert contested.seats[FIRST] is None
-
-
 def test_who_has_no_hope_or_is_old_makes_room() -> None:
     assert Contest(COUNTING).vacant() == 0
     contested = _seated()
@@ -173,9 +163,9 @@ def test_a_winner_is_told_with_its_figures() -> None:
     assert none.gain == 0.0 and np.isfinite(list(none.metrics().values())).all()
 
 
-def winner_of(kind: str) -> tuple[Scope, Candidate]:
+def winner_of() -> tuple[Scope, Candidate]:
     """A scope that begins with counting, and who won over it."""
-    settings = LearnerSettings(buffer_events=2_000, min_events=200, candidate_every=128, kind=kind)
+    settings = LearnerSettings(buffer_events=2_000, min_events=200, candidate_every=128)
     scope = Scope("s", settings, frequency_policy("s"))
     rows = from_events(Traffic(seed=2).events(400))
     for at in range(0, len(rows), 100):
@@ -183,15 +173,12 @@ def winner_of(kind: str) -> tuple[Scope, Candidate]:
         candidate = scope.candidate()
         if candidate is not None:
             return scope, candidate
-    raise AssertionError("nobody winner_of")
+    raise AssertionError("nobody won")
 
 
-@pytest.mark.parametrize("kind", ["survival", "payoff"])
-def test_a_registration_says_what_was_learned_from(kind: str) -> None:
-    scope, candidate = winner_of(kind)
+def test_a_registration_says_what_was_learned_from() -> None:
+    scope, candidate = winner_of()
     scope.served = {"target": "llama"}
-    assert candidate.policy.kind == kind
-    assert kind == "survival" or 0.1 < candidate.policy.threshold < 10.0
     made = registration_of(scope, candidate, {1: 7, 0: 41})
     window = json.loads(json.dumps(made.window))  # it waits in the checkpoint
     assert (window["topic"], window["offsets"]) == ("hvd.drafts.v2", {"0": 41, "1": 7})

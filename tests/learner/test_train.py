@@ -18,7 +18,6 @@ from learner import train
 from learner.losses import (
     SURVIVED,
     faced,
-    foresight_of,
     payoff_loss,
     residuals,
     survival_likelihood,
@@ -213,24 +212,6 @@ def test_a_censored_label_is_a_lower_bound(output: float, bound: float) -> None:
         assert value == 0 and slope[0, 0] == 0
     else:
         assert value > 0 and slope[0, 0] < 0
-
-
-def test_a_mean_is_taken_for_the_geometric_law_that_has_it() -> None:
-    draw = np.random.default_rng(2)
-    n, length, chance = 4_000, 12, 0.8
-    accepted = np.minimum(draw.geometric(1 - chance, n) - 1, length).astype(np.float32)
-    rows = ROWS.take(np.zeros(n, np.int64))
-    rows = replace(
-        rows, accepted=accepted, draft_len=np.full(n, length, np.int32), censored=np.zeros(n, bool)
-    )
-    said = {
-        mean: foresight_of("payoff", np.full((n, 1), mean, np.float32), rows, faced(rows))
-        for mean in (0.0, 1.0, float(accepted.mean()), 9.0, 1e9)
-    }
-    best = max(said, key=lambda mean: said[mean].mean())
-    assert best == float(accepted.mean()) and all(np.isfinite(s).all() for s in said.values())
-    entropy = np.log(chance) * accepted + np.log(1 - chance) * (accepted < length)
-    assert said[best].mean() == pytest.approx(entropy.mean(), rel=1e-3)
 
 
 def test_residuals_of_bounds_are_one_sided() -> None:
