@@ -178,13 +178,17 @@ class Registrar:
         standing = standings.get(scope, Standing(scope))
         if not self._may(scope) or standing.pinned is not None:
             return False
-        if not registration.against or not self._rules.trial:
-            return not registration.against or standing.served is not None
+        if not registration.against:
+            return True
+        return standing.served is not None and (not self._rules.trial or self._may_try(standing))
+
+    def _may_try(self, standing: Standing) -> bool:
+        """Whether alias trial is nobody else's, and nothing is compared or was rolled back."""
         last, tried = (last_of(standing.tags, alias) for alias in ("champion", "trial"))
         ours = tried is not None and (tried.after, tried.by) == (standing.trial, self._rules.by)
         rests = last is not None and last.why.startswith(ROLLED_BACK) and _is_recent(last.at)
         free = standing.trial is None or ours
-        return standing.served is not None and free and not rests and not self._busy(scope)
+        return free and not rests and not self._busy(standing.scope)
 
     def _carry_out(self, move: Move) -> None:
         """Do it, or try again at the next turn; one that MLflow refuses for good is given up."""
@@ -213,7 +217,7 @@ class Registrar:
                 return
         else:
             if settled is None:
-                return  # whoever has the scope now judges for itself
+                return
             self._answers.put(settled)
         self._tries.pop(key, None)
         with self._lock:
@@ -224,8 +228,8 @@ class Registrar:
         """Whether what failed is tried again; else it is given up, counted and said."""
         unreadable = isinstance(error, PolicyRefused)
         self._tries[key] += 1
-        log.warning("%s; try %d of %d", error, self._tries[key], TRIES)
         if self._tries[key] < TRIES and not unreadable:
+            log.warning("%s; try %d of %d", error, self._tries[key], TRIES)
             return True
         self.given_up["unreadable" if unreadable else "refused"] += 1
         log.error(
@@ -236,7 +240,7 @@ class Registrar:
 
     def _settled(self, registration: Registration, standing: Standing) -> Settled | None:
         """Register it, and let it be champion or go on trial, unless a person's word stands against
-        that; None where the scope is another learner's by now."""
+        that; None where it is to wait, or the scope is another learner's by now."""
         scope, version = registration.policy.scope, None
         refusal, word = self._refusal(registration, standing), ""
         if not refusal:
@@ -262,6 +266,8 @@ class Registrar:
                 and registration.against
                 and (scope, standing.champion) not in self._unusable
             ):
+                if not self._may_try(standing):
+                    return None
                 word = self._put_on_trial(registration, version, standing)
             else:
                 refusal, word = self._promote(registration, version, standing), "is champion"
@@ -277,7 +283,7 @@ class Registrar:
         offline gate, which found it better once, may do so every minute. What became of it."""
         scope, tags = standing.scope, self._registry.tags(standing.scope, version)
         for kind in ("trial", "watch"):
-            with suppress(ValueError):
+            with suppress(ValueError, TypeError):
                 at = datetime.fromisoformat(tags.get(f"{kind}_at", ""))
                 if tags.get(f"{kind}_against") == str(standing.champion) and _is_recent(at):
                     return f"is not tried now: on {kind} it was {tags.get(kind)} a while ago"

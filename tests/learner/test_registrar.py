@@ -125,7 +125,7 @@ def test_what_nobody_could_read_is_dropped(
     desk.hand(Registration(replace(WINNER, threshold=float("nan")), against=digest_of(FIRST)))
     desk.start()
     until(lambda: not desk.waiting())
-    assert len(registry.versions("ab12")) == 1 and "nobody could read is given up" in caplog.text
+    assert len(registry.versions("ab12")) == 1 and "a candidate is given up" in caplog.text
 
 
 def test_no_move_that_waits_is_lost(desk: Registrar) -> None:
