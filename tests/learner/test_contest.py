@@ -8,13 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from decoder.contracts.bundle import MAX_DRAFT, Policy, frequency_policy
+from decoder.contracts.bundle import MAX_DRAFT, frequency_policy
 from learner.clusters import Cluster
 from learner.contest import AGES, FIRST, SEATS, VOTES, Contest, Contestant, mark
 from learner.gate import verdict_of
 from learner.measured import NOMINAL, measure
 from learner.registrations import registration_of
-from learner.rows import Rows, from_events
+from learner.rows import from_events
 from learner.scope import Candidate, Scope
 from learner.settings import LearnerSettings
 from learner.tune import LEAST_RATE
@@ -104,37 +104,10 @@ def test_a_name_or_a_version_makes_no_other_policy() -> None:
     assert len({mark(p) for p in (learned(), COUNTING, other)}) == 3
 
 
-def test_a_contest_goes_on_from_a_snapshot() -> None:
-    one = Contest(COUNTING)
-    one.crown(replace(learned(), version=2), 10)
-    one.seats[1] = Contestant(_nudged(learned()), 20, "careful")
-    _feed(one, ROWS.take(np.arange(300)))
-    arrays, numbers = one.snapshot()
-    other = Contest.restored((arrays, json.loads(json.dumps(numbers))))
-    for each in (one, other):
-        _feed(each, ROWS.take(np.arange(300, 600)))
-    assert one.snapshot()[1] == other.snapshot()[1]
-    assert {k: v.tobytes() for k, v in arrays.items()} == {
-        k: v.tobytes() for k, v in other.snapshot()[0].items()
-    }
-
-
 def _seated() -> Contest:
     contested = Contest(COUNTING)
     contested.seats[:FIRST] = [Contestant(learned(), 0, "quick") for _ in range(FIRST)]
     return contested
-
-
-def _nudged(policy: Policy) -> Policy:
-    *others, (weight, bias) = policy.layers
-    return replace(policy, layers=(*others, (weight, bias + np.float32(0.1))))
-
-
-def _feed(contested: Contest, rows: Rows) -> None:
-    for first in range(0, len(rows), 60):
-        block = rows.take(np.arange(first, first + 60))
-        sums = contested.advantages(block, COSTS).sum(axis=0)
-        contested.take([Cluster(100, len(block), sums)])
 
 
 def test_absurd_numbers_count_no_more_than_a_draft_can() -> None:

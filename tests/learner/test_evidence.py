@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Iterable
@@ -94,17 +93,6 @@ def test_the_unit_of_the_numbers_changes_nothing(unit: float, numbers: list[floa
     assert math.isclose(one.evidence, other.evidence, abs_tol=1e-6)
 
 
-def test_bets_go_on_from_a_snapshot() -> None:
-    for restarts in (False, True):
-        bets = taken([1.0, 0.5, -0.2, 0.7], restarts)
-        again = Bets.restored(json.loads(json.dumps(bets.snapshot())))
-        fresh = Bets.restored(json.loads(json.dumps(Bets(restarts).snapshot())))
-        assert again.snapshot() == bets.snapshot() and fresh.snapshot() == Bets(restarts).snapshot()
-        for one in (bets, again):
-            one.take(0.3, 0.5)
-        assert bets.evidence == again.evidence
-
-
 BLOCK = 8
 
 
@@ -159,19 +147,6 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     fed(found, list(range(1_000)))
     arrays, _ = found.snapshot()
     assert len(arrays["open"]) <= 20 and len(arrays["sessions"]) <= 50
-
-
-def test_clusters_go_on_from_a_snapshot() -> None:
-    sessions = np.random.default_rng(5).integers(0, 12, 400).tolist()
-    one = Clusters(2)
-    fed(one, sessions[:200])
-    other = Clusters.restored(2, one.snapshot())
-    mine, theirs = fed(one, sessions[200:], 200), fed(other, sessions[200:], 200)
-    assert len(mine) == len(theirs) > 0
-    for a, b in zip(mine, theirs, strict=True):
-        assert (a.born, a.rows, a.sums.tolist()) == (b.born, b.rows, b.sums.tolist())
-    with pytest.raises(ValueError, match="columns"):
-        Clusters.restored(3, one.snapshot())
 
 
 def alarms_of(detector: Detector, numbers: np.ndarray) -> list[Alarm]:
@@ -235,12 +210,3 @@ def test_clusters_without_a_model_draft_say_nothing_of_it() -> None:
     detector = Detector()
     alarms_of(detector, np.stack([np.ones(100), np.zeros(100)], axis=1))
     assert detector.watches["model"].taken == 0
-
-
-def test_a_detector_goes_on_from_a_snapshot() -> None:
-    draw = np.random.default_rng(3)
-    one = Detector()
-    alarms_of(one, stream(draw, 0.5, 0.0, 25))
-    other = Detector.restored(json.loads(json.dumps(one.snapshot())))
-    later = stream(draw, 0.5, 0.0, 25)
-    assert alarms_of(one, later) == alarms_of(other, later) and one.snapshot() == other.snapshot()
