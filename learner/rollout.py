@@ -23,7 +23,7 @@ class Rollout:
     is being carried out.
 
     ``asked`` is the version that alias ``trial`` named last, ``said`` the last move in a sentence.
-    ``verdicts`` counts, since the process began, how comparisons ended.
+    ``verdicts`` counts, since the process began, how comparisons that were ours ended.
     """
 
     champion: int = 0
@@ -42,7 +42,6 @@ class Rollout:
     def end(self, outcome: Outcome) -> None:
         """Stop comparing, if anything is compared. Mutates."""
         if self.one is not None:
-            self.verdicts[outcome.word] += 1
             self.said = f"version {self.one.subject}: {outcome.why}"
         self.one = self.outcome = None
 

@@ -156,12 +156,14 @@ class Rollouts:
         del self._handed[scope]
         rollout = self.of[scope]
         if rollout.outcome is not None and done.refusal != LOST:  # else the next holder does it
-            rollout.end(Outcome("give up", done.refusal) if done.refusal else rollout.outcome)
+            outcome = Outcome("give up", done.refusal) if done.refusal else rollout.outcome
+            rollout.verdicts[outcome.word] += 1
+            rollout.end(outcome)
 
     def _see_to(self, scope: str, rollout: Rollout, standing: Standing) -> None:
         was, ended = rollout.one, None
         if self.settings.rollout == "off":
-            rollout.champion, rollout.one = standing.champion or 0, None
+            rollout.champion, rollout.one, rollout.outcome = standing.champion or 0, None, None
         else:
             ended = rollout.follow(standing, time.time())
         one, ours = rollout.one, self._lease.holds(scope)
@@ -177,6 +179,7 @@ class Rollouts:
         if ended is not None or not ours:
             self._handed.pop(scope, None)
         if ours and ended is not None:
+            rollout.verdicts[ended[1].word] += 1
             self._registrar.move(self._told(scope, *ended))
         if ours:
             self._act(scope, rollout, lies=last is not None)

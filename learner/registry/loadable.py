@@ -12,7 +12,6 @@ from typing import Any, Final
 
 from decoder.contracts.bundle import BUCKET_ENDS, MAX_DRAFT, Policy
 from decoder.contracts.features import FEATURES
-from decoder.policy.first import first_or_counting
 
 CODE: Final = Path(__file__).with_name("as_logged.py")
 BUNDLE: Final = "artifacts/policy.safetensors"
@@ -41,9 +40,7 @@ def write(policy: Policy, bundle: bytes, folder: Path, logged: Any) -> Path:
 
     file, path = folder / Path(BUNDLE).name, folder / "model"
     file.write_bytes(bundle)
-    # A policy that counts brings no probes: drafts of the first policy's show what goes in.
-    rows = policy.probe_inputs if len(policy.probe_inputs) else _probes()
-    example = pd.DataFrame(rows[:EXAMPLES].astype(float), columns=FEATURES)
+    example = pd.DataFrame(policy.probe_inputs[:EXAMPLES].astype(float), columns=FEATURES)
     signature = ModelSignature(
         inputs=Schema([ColSpec(DataType.double, name) for name in FEATURES]),
         outputs=Schema(
@@ -63,7 +60,7 @@ def write(policy: Policy, bundle: bytes, folder: Path, logged: Any) -> Path:
             "longest": MAX_DRAFT,
         },
         signature=signature,
-        input_example=example,
+        input_example=example if len(example) else None,  # a policy that counts has no probes
         pip_requirements=["numpy"],
         mlflow_model=Model(
             artifact_path=logged.artifact_location,
@@ -73,10 +70,3 @@ def write(policy: Policy, bundle: bytes, folder: Path, logged: Any) -> Path:
         ),
     )
     return path
-
-
-def _probes() -> Any:
-    import numpy as np
-
-    found = first_or_counting("any").probe_inputs
-    return found if len(found) else np.ones((1, len(FEATURES)), np.float32)

@@ -161,13 +161,6 @@ def test_networks_abreast_learn_as_each_would_by_itself(kind: Kind) -> None:
         assert one.updates == other.updates
 
 
-def test_networks_that_differ_are_not_put_abreast() -> None:
-    one = trained("survival")
-    for other in (trained("payoff"), replace(one, mean=one.mean + 1), replace(one, rate=9.0)):
-        with pytest.raises(ValueError, match="differ"):
-            train.abreast([one, other])
-
-
 def test_survival_training_tells_long_drafts_from_short_ones() -> None:
     policy = train.export(trained("survival", epochs=20), "s", 6.0, ROWS.features)
     expected = predict(from_bytes(to_bytes(policy), "s"), ROWS.features)
