@@ -10,6 +10,8 @@ import warnings
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from decoder.contracts.bundle import BUCKET_ENDS, MAX_DRAFT, Policy
 from decoder.contracts.features import FEATURES
 
@@ -40,7 +42,8 @@ def write(policy: Policy, bundle: bytes, folder: Path, logged: Any) -> Path:
 
     file, path = folder / Path(BUNDLE).name, folder / "model"
     file.write_bytes(bundle)
-    example = pd.DataFrame(policy.probe_inputs[:EXAMPLES].astype(float), columns=FEATURES)
+    rows = policy.probe_inputs if len(policy.probe_inputs) else np.ones((1, len(FEATURES)))
+    example = pd.DataFrame(rows[:EXAMPLES].astype(float), columns=FEATURES)
     signature = ModelSignature(
         inputs=Schema([ColSpec(DataType.double, name) for name in FEATURES]),
         outputs=Schema(
@@ -60,7 +63,7 @@ def write(policy: Policy, bundle: bytes, folder: Path, logged: Any) -> Path:
             "longest": MAX_DRAFT,
         },
         signature=signature,
-        input_example=example if len(example) else None,  # a policy that counts has no probes
+        input_example=example,
         pip_requirements=["numpy"],
         mlflow_model=Model(
             artifact_path=logged.artifact_location,

@@ -73,9 +73,8 @@ def test_a_loaded_version_expects_what_the_policy_expects(here: Registry, policy
     assert not [path for path in folder.rglob("*") if path.suffix in {".pkl", ".pickle"}]
     wanted_packages = (folder / "requirements.txt").read_text().split()
     assert wanted_packages == [f"mlflow=={mlflow.__version__}", "numpy"]
-    if len(policy.probe_inputs):
-        example = json.loads((folder / "input_example.json").read_text())
-        assert tuple(example["columns"]) == FEATURES
+    example = json.loads((folder / "input_example.json").read_text())
+    assert tuple(example["columns"]) == FEATURES
     by_name = model.predict(dict(zip(names, rows.T, strict=True)))
     by_order = model.unwrap_python_model().predict(None, rows)
     assert by_name["expected"].tolist() == by_order["expected"].tolist()
