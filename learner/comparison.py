@@ -129,6 +129,16 @@ class Comparison:
     firsts: Table = field(default_factory=Table)
 
     @property
+    def subject(self) -> int:
+        """The newer version of the two: what is put to the test."""
+        return self.version if self.kind == "trial" else self.over
+
+    @property
+    def other(self) -> int:
+        """The version that it is compared with."""
+        return self.over if self.kind == "trial" else self.version
+
+    @property
     def played(self) -> int:
         """Pairs so far."""
         return len(self.pairs)

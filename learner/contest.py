@@ -130,20 +130,12 @@ class Contest:
     def snapshot(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         """Everything :meth:`restored` needs, policies included."""
         arrays = {"first": _bundle(self.first), "champion": _bundle(self.champion)}
-        seats: list[dict[str, Any] | None] = []
+        seats: list[dict[str, Any] | None] = [None] * SEATS
         for seat, one in enumerate(self.seats):
-            if one is None:
-                seats.append(None)
-                continue
-            arrays[f"seat.{seat}"] = _bundle(one.policy)
-            seats.append(
-                {
-                    "since": one.since,
-                    "origin": one.origin,
-                    "bets": one.bets.snapshot(),
-                    "judged": one.judged,
-                }
-            )
+            if one is not None:
+                arrays[f"seat.{seat}"] = _bundle(one.policy)
+                numbers = {"since": one.since, "origin": one.origin, "judged": one.judged}
+                seats[seat] = numbers | {"bets": one.bets.snapshot()}
         return arrays, {"seats": seats}
 
     @classmethod

@@ -1,11 +1,10 @@
-"""What is told of a contestant that won: the rate, simulated with the functions that workers decide
-by, at the rate that was in force and the costs that were measured, on drafts of sessions that began
-after it was made. It decides nothing: evidence has.
+"""What is told of a contestant that won, by drafts of sessions that began after it was made. It
+decides nothing: evidence has.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
@@ -14,43 +13,38 @@ from decoder.policy.estimate import predict
 from learner.losses import residuals
 from learner.measured import Costs
 from learner.rows import Rows
-from learner.tune import speed
+from learner.tune import worth
 
 
 @dataclass(frozen=True)
 class Verdict:
     """By which figures a contestant won.
 
-    ``evidence`` is the natural logarithm of the wealth won by betting on it, over ``clusters``
-    of drafts. Rates are in tokens per second (or nominal step), MAE in tokens.
+    ``evidence`` is the natural logarithm of the wealth won by betting on it, over ``gate_clusters``
+    of drafts. ``gain`` is what it would have saved a draft, in plain steps, MAE in tokens.
     """
 
-    reason: str
     evidence: float
-    clusters: int
-    rate: float = 0.0
-    champion_rate: float = 0.0
+    gate_clusters: int
+    gate_drafts: int = 0
+    gain: float = 0.0
     mae: float = 0.0
     champion_mae: float = 0.0
-    drafts: int = 0
 
     @property
-    def gain(self) -> float:
-        """Relative gain in rate."""
-        return self.rate / self.champion_rate - 1.0 if self.champion_rate > 0 else 0.0
+    def reason(self) -> str:
+        """In words."""
+        found = f"chooses better: evidence e^{self.evidence:.1f} of {self.gate_clusters} clusters"
+        if not self.gate_drafts:
+            return found
+        return (
+            f"{found}, {self.gain:.3f} plain steps saved a draft, MAE {self.mae:.3f} against "
+            f"{self.champion_mae:.3f}"
+        )
 
     def metrics(self) -> dict[str, float]:
         """The figures by name, for the registry."""
-        return {
-            "evidence": self.evidence,
-            "gate_clusters": float(self.clusters),
-            "gate_drafts": float(self.drafts),
-            "rate": self.rate,
-            "champion_rate": self.champion_rate,
-            "rate_gain": self.gain,
-            "mae": self.mae,
-            "champion_mae": self.champion_mae,
-        }
+        return {name: float(figure) for name, figure in asdict(self).items()}
 
 
 def verdict_of(
@@ -62,16 +56,10 @@ def verdict_of(
         rows: of sessions that began after the contestant was made.
     """
     if not len(rows):
-        return Verdict(f"chooses better: evidence e^{evidence:.1f}", evidence, clusters)
-    scale, unit = (1e6, "tok/s") if costs.measured else (1.0, "tokens per nominal step")
-    with np.errstate(all="ignore"):  # of a champion whose numbers are not finite
-        rate, other = (scale * speed(policy, rows, costs) for policy in (contestant, champion))
+        return Verdict(evidence, clusters)
+    saved, _ = worth(champion, [contestant], [0.0], rows, costs)
     mae, others = (error_of(policy, rows) for policy in (contestant, champion))
-    reason = (
-        f"chooses better: evidence e^{evidence:.1f} of {clusters} clusters, rate {rate:.4g} "
-        f"against {other:.4g} {unit}, MAE {mae:.3f} against {others:.3f}"
-    )
-    return Verdict(reason, evidence, clusters, rate, other, mae, others, len(rows))
+    return Verdict(evidence, clusters, len(rows), float(saved.mean()), mae, others)
 
 
 def error_of(policy: Policy, rows: Rows) -> float:

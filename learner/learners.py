@@ -17,11 +17,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.contracts.bundle import Kind, Policy
+from decoder.contracts.bundle import Policy
 from learner import train
 from learner.buffer import Buffer, Snapshot
 from learner.checkpoint import under, within
-from learner.losses import Faced, Floats, bounded, foresight_of
+from learner.losses import Faced, Floats, bounded, survival_likelihood
 from learner.rows import Rows
 
 NAMES: Final = ("careful", "quick")
@@ -65,15 +65,15 @@ class Learners:
         """Index of the one that foresees best of late."""
         return int(self.weights.argmax())
 
-    def begin(self, champion: Policy, kind: Kind, buffer: Buffer) -> None:
-        """Start from the champion's weights, or as networks of ``kind`` at random. Mutates."""
+    def begin(self, champion: Policy, buffer: Buffer) -> None:
+        """Start from the champion's weights, or at random where it is of another kind. Mutates."""
         self.weights = np.full(len(NAMES), 1.0 / len(NAMES))
-        if champion.layers:
+        if champion.kind == "survival":
             begins = train.continue_from(champion, train.CAREFUL)
             self._abreast = train.abreast([begins for _ in NAMES])
             return
         seen = train.normaliser(buffer.recent(len(buffer)).features)
-        begins = train.start(kind, *seen, rate=train.QUICK)
+        begins = train.start("survival", *seen, rate=train.QUICK)
         self._abreast = train.abreast([begins for _ in NAMES])
         self.learn(buffer, WARM_UP)
 
@@ -85,7 +85,7 @@ class Learners:
         """
         assert self._abreast is not None
         outputs = train.outputs_of(self._abreast, rows.features)
-        said = bounded(foresight_of(self._abreast.kind, outputs, rows, found))
+        said = bounded(survival_likelihood(outputs, found))
         total = said.sum(axis=1)
         held = self.weights * np.exp(total - total.max())
         held = held / held.sum()
@@ -134,6 +134,8 @@ class Learners:
         learners = cls()
         learners.weights, learners.updates = arrays["weights"].copy(), int(numbers["updates"])
         if numbers["trainers"]:
+            if numbers["trainers"][0]["kind"] != "survival":
+                raise ValueError("networks of another kind")
             networks = [
                 train.restored(within(f"{name}.", arrays), held)
                 for name, held in zip(NAMES, numbers["trainers"], strict=True)

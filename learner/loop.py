@@ -206,7 +206,7 @@ class Learner:
         return standing.served is not None and (last is None or last.version != standing.served)
 
     def _busy(self, scope: str) -> bool:
-        return self.rollouts.busy(scope) or self.rollouts.rests(scope)
+        return self.rollouts.busy(scope)
 
     def _take(self, answer: Settled | Seen | Loaded | Moved) -> None:
         if isinstance(answer, Seen):
@@ -220,14 +220,7 @@ class Learner:
                 self.standings = {**self.standings, answer.move.scope: answer.standing}
             self.rollouts.moved(answer)
             self._follow_at = self._checkpoint_at = 0.0
-        elif answer.over:
-            self.rollouts.begin(answer)
-            self._checkpoint_at = 0.0  # before it is published
         else:
-            name = answer.registration.policy.scope
-            what = "a candidate" if answer.version is None else f"version {answer.version}"
-            word = f"left to a person: {answer.refusal}" if answer.refusal else "promoted"
-            log.info("scope %s: %s %s", name, what, word)
             self._checkpoint_at = 0.0
 
     def _follow(self) -> None:

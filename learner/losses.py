@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.contracts.bundle import BUCKET_OF, BUCKETS, MAX_DRAFT, Kind
+from decoder.contracts.bundle import BUCKET_OF, BUCKETS, MAX_DRAFT
 from decoder.contracts.features import FloatArray
 from decoder.policy.rule import MODEL
 from learner.rows import Rows
@@ -22,11 +22,6 @@ Floats = NDArray[np.float64]
 WORST: Final = -100.0
 """Log-likelihood that a draft counts as at least: one absurd feature would otherwise outweigh a
 thousand clusters, and a policy that foresees no number at all has none."""
-LIMIT: Final = 1e-3
-"""Least chance, and least distance from certainty, of the law of a policy that names only a mean:
-without it, one that is certain and wrong would have an infinite loss."""
-HALVINGS: Final = 20
-"""Of the interval in which the chance behind a mean is looked for: to a millionth."""
 
 
 class Faced(NamedTuple):
@@ -116,32 +111,6 @@ def bounded(likelihood: Floats) -> Floats:
     """``likelihood`` from ``WORST`` to zero; what is no number is the worst."""
     found: Floats = np.clip(np.nan_to_num(likelihood, nan=WORST, posinf=WORST), WORST, 0.0)
     return found
-
-
-def foresight_of(kind: Kind, outputs: FloatArray, rows: Rows, found: Faced) -> Floats:
-    """How well networks' ``outputs`` [..., n, outputs] foresaw the cache drafts of ``rows``: the
-    log-likelihood [..., n], nats, of what they came to, ``found``.
-
-    What names only a mean is taken to mean the geometric law that has it, cut off at the draft's
-    length.
-    """
-    if kind == "survival":
-        return survival_likelihood(outputs, found)
-    chance = _chance_of(outputs[..., 0].astype(np.float64), rows.draft_len)
-    likelihood: Floats = rows.accepted * np.log(chance) + found.broke * np.log1p(-chance)
-    return likelihood
-
-
-def _chance_of(mean: Floats, lengths: NDArray[np.integer]) -> Floats:
-    """The chance at which geometric drafts of ``lengths`` [n] have ``mean`` [..., n] to expect."""
-    low: Floats = np.full(mean.shape, LIMIT)
-    high: Floats = np.full(mean.shape, 1.0 - LIMIT)
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2.0
-        expected = middle * (1.0 - middle**lengths) / (1.0 - middle)
-        below = expected < mean
-        low, high = np.where(below, middle, low), np.where(below, high, middle)
-    return (low + high) / 2.0
 
 
 def _sigmoid(x: FloatArray) -> FloatArray:

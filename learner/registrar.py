@@ -11,13 +11,25 @@ import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from queue import Empty, SimpleQueue
 from typing import Final
 
 from decoder.contracts.errors import PolicyRefused, RegistryError
-from learner.moves import LOST, Move, Moved, carry_out
-from learner.registrations import KEPT, Answer, Loaded, Registration, Rules, Seen, Settled
+from learner.moves import LOST, Move, Moved, carry_out, person_s_word
+from learner.registrations import (
+    KEPT,
+    ROLLED_BACK,
+    Answer,
+    Loaded,
+    Registration,
+    Rules,
+    Seen,
+    Settled,
+)
 from learner.registry import Registry, Standing, digest_of
+from learner.registry.moves import last_of
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +39,9 @@ RETRY_SECONDS: Final = 15.0
 TRIES: Final = 10
 WAITING: Final = 64
 """Registrations kept while MLflow is away, each some ten kilobytes; the oldest give way."""
+REST: Final = timedelta(hours=1)
+"""Nothing is tried for so long after a champion was rolled back, nor a version again against the
+same champion."""
 CLOSE_SECONDS: Final = 5.0
 """For the request under way. One that is cut off is made again at the next start: no twin."""
 
@@ -56,8 +71,7 @@ class Registrar:
         self._busy = busy
         self._rules = rules or Rules()
         self._waiting = OrderedDict((each.key, each) for each in waiting)
-        self._tries: Counter[tuple[str, bool]] = Counter()  # of registrations
-        self._move_tries: Counter[tuple[str, bool]] = Counter()
+        self._tries: Counter[tuple[str, str]] = Counter()  # by scope, and what is tried
         self._unusable: set[tuple[str, int]] = set()
         self._asked: set[tuple[str, int]] = set()
         self._moves: list[Move] = []  # a few of each scope that is compared
@@ -139,7 +153,7 @@ class Registrar:
     def _turn(self) -> None:
         standings = self._registry.standings()  # raises when MLflow is away, and then all wait
         with self._lock:
-            moves = list(self._moves)
+            moves, asked = list(self._moves), sorted(self._asked)
         for move in moves:
             if not self._stopping.is_set():
                 self._carry_out(move)
@@ -150,40 +164,44 @@ class Registrar:
             if not self._stopping.is_set():
                 self._try(registration, standings)
         self._answers.put(Seen(self._registry.standings() if ours else standings))
-        with self._lock:
-            asked = sorted(self._asked)
         for scope, version in asked:
             if self._stopping.is_set():
                 return
             self._load(scope, version)
 
     def _is_due(self, registration: Registration, standings: Mapping[str, Standing]) -> bool:
-        """A candidate waits until the first policy it may have won over is registered itself, and
-        while another is compared with the champion; all wait while a person's pin stands, else each
+        """A candidate waits until the first policy it may have won over is registered itself, while
+        another is compared with the champion, and for a while after one was rolled back: two that
+        are nearly alike would else go to and fro. All wait while a person's pin stands, else each
         winner meanwhile would be a version."""
         scope = registration.policy.scope
         standing = standings.get(scope, Standing(scope))
         if not self._may(scope) or standing.pinned is not None:
             return False
-        candidate = bool(registration.against)
-        return not candidate or (standing.served is not None and not self._busy(scope))
+        if not registration.against:
+            return True
+        return standing.served is not None and (not self._rules.trial or self._may_try(standing))
+
+    def _may_try(self, standing: Standing) -> bool:
+        """Whether alias trial is nobody else's, and nothing is compared or was rolled back."""
+        last, tried = (last_of(standing.tags, alias) for alias in ("champion", "trial"))
+        ours = tried is not None and (tried.after, tried.by) == (standing.trial, self._rules.by)
+        rests = last is not None and last.why.startswith(ROLLED_BACK) and _is_recent(last.at)
+        free = standing.trial is None or ours
+        return free and not rests and not self._busy(standing.scope)
 
     def _carry_out(self, move: Move) -> None:
         """Do it, or try again at the next turn; one that MLflow refuses for good is given up."""
-        key = move.scope, move.to is not None
+        key = (move.scope, "move")
         try:
             ours = self._may(move.scope)
             done = carry_out(self._registry, move) if ours else Moved(move, LOST)
-        except RegistryError as error:
-            self._move_tries[key] += 1
-            log.warning("%s; try %d of %d", error, self._move_tries[key], TRIES)
-            if self._move_tries[key] < TRIES:
-                return
-            self._give_up("refused", move.scope, "a move of its aliases", error)
-            done = Moved(move, str(error))
-        else:
             self.given_up["person"] += ours and bool(done.refusal)
-        self._move_tries.pop(key, None)
+        except RegistryError as error:
+            if self._again(key, "a move of its aliases", error):
+                return
+            done = Moved(move, str(error))
+        self._tries.pop(key, None)
         with self._lock:
             self._moves.remove(move)
         self._answers.put(done)
@@ -191,37 +209,40 @@ class Registrar:
     def _try(self, registration: Registration, standings: Mapping[str, Standing]) -> None:
         """Settle it. One that MLflow refuses while it answers others must not stay in their way."""
         scope = registration.policy.scope
+        key = (scope, "a candidate" if registration.against else "its first policy")
         try:
-            self._settle(registration, standings.get(scope, Standing(scope)))
-        except PolicyRefused as error:
-            self._give_up("unreadable", scope, "a policy that nobody could read", error)
-            self._drop(registration)
-        except RegistryError as error:
-            self._tries[registration.key] += 1
-            log.warning("%s; try %d of %d", error, self._tries[registration.key], TRIES)
-            if self._tries[registration.key] < TRIES:
+            settled = self._settled(registration, standings.get(scope, Standing(scope)))
+        except (RegistryError, PolicyRefused) as error:
+            if self._again(key, key[1], error):
                 return
-            what = "a candidate" if registration.against else "its first policy"
-            self._give_up("refused", scope, what, error)
-            self._drop(registration)
-        self._tries.pop(registration.key, None)
-
-    def _give_up(self, reason: str, scope: str, what: str, error: Exception) -> None:
-        self.given_up[reason] += 1
-        log.error(
-            "scope %s: %s is given up (%s): what is served stays, and the next winner is handed "
-            "over; see to it that MLflow takes what the learner writes",
-            scope, what, error,
-        )  # fmt: skip
-
-    def _drop(self, registration: Registration) -> None:
+        else:
+            if settled is None:
+                return
+            self._answers.put(settled)
+        self._tries.pop(key, None)
         with self._lock:
             if self._waiting.get(registration.key) is registration:
                 del self._waiting[registration.key]
 
-    def _settle(self, registration: Registration, standing: Standing) -> None:
+    def _again(self, key: tuple[str, str], what: str, error: Exception) -> bool:
+        """Whether what failed is tried again; else it is given up, counted and said."""
+        unreadable = isinstance(error, PolicyRefused)
+        self._tries[key] += 1
+        if self._tries[key] < TRIES and not unreadable:
+            log.warning("%s; try %d of %d", error, self._tries[key], TRIES)
+            return True
+        self.given_up["unreadable" if unreadable else "refused"] += 1
+        log.error(
+            "scope %s: %s is given up (%s): what is served stays, and the next winner is handed "
+            "over; see to it that MLflow takes what the learner writes", key[0], what, error,
+        )  # fmt: skip
+        return False
+
+    def _settled(self, registration: Registration, standing: Standing) -> Settled | None:
+        """Register it, and let it be champion or go on trial, unless a person's word stands against
+        that; None where it is to wait, or the scope is another learner's by now."""
         scope, version = registration.policy.scope, None
-        refusal = self._refusal(registration, standing)
+        refusal, word = self._refusal(registration, standing), ""
         if not refusal:
             version = self._registry.register(
                 registration.policy,
@@ -230,68 +251,74 @@ class Registrar:
                 registration.tags,
                 registration.window,
             )
-            self._retire(scope)
+            # while nothing is compared, so that no former champion goes that may have to come back
+            retired = self._registry.retire(scope, self._rules.keep)
+            if retired:
+                log.info("scope %s: versions %s are retired", scope, ", ".join(map(str, retired)))
             standing = self._registry.standing(scope)
             refusal = self._refusal(registration, standing)
             if refusal:
                 self._registry.tag(scope, version, {"refusal": refusal})
-        over = 0
-        if version is not None and not refusal:
-            if not self._may(scope):
-                return  # whoever has the scope now judges for itself
-            over = self._tried_against(registration, standing)
-            if not over:
-                why = registration.tags.get("verdict", "the first of its scope")
-                move = Move(scope, self._rules.by, why, {}, over=standing.champion or 0, to=version)
-                refusal = carry_out(self._registry, move).refusal
-                if registration.tags.get("origin") == KEPT and not refusal:
-                    log.warning(
-                        "scope %s: MLflow had no champion any more: what is in force stays, and is "
-                        "version %d now; to serve another, promote it", scope, version,
-                    )  # fmt: skip
-        self._drop(registration)
+            elif not self._may(scope):
+                return None
+            elif (
+                self._rules.trial
+                and registration.against
+                and (scope, standing.champion) not in self._unusable
+            ):
+                if not self._may_try(standing):
+                    return None
+                word = self._put_on_trial(registration, version, standing)
+            else:
+                refusal, word = self._promote(registration, version, standing), "is champion"
         self.given_up["person"] += bool(refusal and registration.against)
-        self._answers.put(Settled(registration, version, refusal, over))
+        what = "a candidate" if version is None else f"version {version}"
+        log.info(
+            "scope %s: %s %s", scope, what, f"left to a person: {refusal}" if refusal else word
+        )
+        return Settled(registration, version, refusal)
 
-    def _tried_against(self, registration: Registration, standing: Standing) -> int:
-        """The champion to compare it with before it is promoted; 0 where it is promoted at once."""
-        champion = standing.champion
-        if not self._rules.trial or not registration.against or champion is None:
-            return 0
-        return 0 if self._is_unusable(standing.scope, champion) else champion
+    def _put_on_trial(self, registration: Registration, version: int, standing: Standing) -> str:
+        """Let alias trial name it, unless it was compared with this champion a while ago: the
+        offline gate, which found it better once, may do so every minute. What became of it."""
+        scope, tags = standing.scope, self._registry.tags(standing.scope, version)
+        for kind in ("trial", "watch"):
+            with suppress(ValueError, TypeError):
+                at = datetime.fromisoformat(tags.get(f"{kind}_at", ""))
+                if tags.get(f"{kind}_against") == str(standing.champion) and _is_recent(at):
+                    return f"is not tried now: on {kind} it was {tags.get(kind)} a while ago"
+        if standing.champion == version:
+            return "is champion"
+        why = registration.tags.get("verdict", "")
+        by = self._rules.by
+        named = self._registry.move_over(scope, "trial", standing.trial, version, by, why)
+        return "goes on trial" if named == version else f"waits: version {named} is on trial"
 
-    def _retire(self, scope: str) -> None:
-        """While nothing of ``scope`` is compared, so that no former champion goes that may have to
-        come back."""
-        retired = self._registry.retire(scope, self._rules.keep)
-        if retired:
-            log.info("scope %s: versions %s are retired", scope, ", ".join(map(str, retired)))
+    def _promote(self, registration: Registration, version: int, standing: Standing) -> str:
+        """Let it be champion; why a person's word stands against it, or ""."""
+        scope = standing.scope
+        why = registration.tags.get("verdict", "the first of its scope")
+        move = Move(scope, self._rules.by, why, {}, over=standing.champion or 0, to=version)
+        refusal = carry_out(self._registry, move).refusal
+        if registration.tags.get("origin") == KEPT and not refusal:
+            log.warning(
+                "scope %s: MLflow had no champion any more: what is in force stays, and is "
+                "version %d now; to serve another, promote it", scope, version,
+            )  # fmt: skip
+        return refusal
 
     def _refusal(self, registration: Registration, standing: Standing) -> str:
         """Why a person's word stands against its promotion; an unusable champion is none."""
-        scope = standing.scope
-        if standing.pinned is not None:
-            return f"version {standing.pinned} is pinned"
-        if standing.champion is None:
-            return "" if not registration.against else "there is no champion any more"
+        champion = standing.champion
         if not registration.against:
-            return f"version {standing.champion} is champion"
-        if self._is_unusable(scope, standing.champion):
-            return ""
-        champion = self._registry.digest(scope, standing.champion)
-        if champion in (registration.against, digest_of(registration.policy)):
-            return ""  # or it was made champion already, before we were cut off
-        return f"version {standing.champion} was made champion meanwhile"
-
-    def _is_unusable(self, scope: str, version: int) -> bool:
-        """Whether it could not be read before and cannot now: MLflow may only have been away."""
-        if (scope, version) not in self._unusable:
-            return False
-        try:
-            self._registry.load(scope, version)
-        except RegistryError:
-            return True
-        return False
+            return person_s_word(standing, None)
+        if standing.pinned is None and champion is not None:
+            if (standing.scope, champion) in self._unusable:
+                return ""
+            digest = self._registry.digest(standing.scope, champion)
+            if digest in (registration.against, digest_of(registration.policy)):
+                return ""  # or it was made champion already, before we were cut off
+        return person_s_word(standing)
 
     def _load(self, scope: str, version: int) -> None:
         try:
@@ -310,3 +337,9 @@ class Registrar:
         if not self.away_since:
             self.away_since = time.time()
             log.warning("%s; %d registrations wait, learning goes on", error, len(self._waiting))
+
+
+def _is_recent(at: datetime) -> bool:
+    """Whether it is no longer ago than :data:`REST`; a clock that was far ahead keeps nothing from
+    trial."""
+    return abs(datetime.now(UTC) - at) < REST

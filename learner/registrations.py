@@ -12,12 +12,10 @@ from learner.moves import Moved
 from learner.registry import Standing, digest_of
 from learner.scope import Candidate, Scope
 
-KEEP: Final = 20
-"""Versions of a scope: see ``HVD_LEARNER_KEEP_VERSIONS``."""
-
-
 KEPT: Final = "kept"
 """Origin of a policy that is in force, and no version any more."""
+ROLLED_BACK: Final = "rolled back from version"
+"""How the reason of a learner's way back begins."""
 
 
 @dataclass(frozen=True)
@@ -43,16 +41,12 @@ class Registration:
 
 @dataclass(frozen=True)
 class Settled:
-    """``registration`` is ``version`` now; ``refusal`` says why it was not promoted, or "".
-
-    One that was refused before it was registered has no version. One that is to go on trial first
-    is neither promoted nor refused: ``over`` is the champion it won over.
-    """
+    """``registration`` is ``version`` now, under alias champion or trial; ``refusal`` says why not,
+    or "". One that was refused before it was registered has no version."""
 
     registration: Registration
     version: int | None
     refusal: str
-    over: int = 0
 
 
 @dataclass(frozen=True)
@@ -79,7 +73,7 @@ class Rules:
 
     by: str = "learner"
     trial: bool = False
-    keep: int = KEEP
+    keep: int = 20
 
 
 def registration_of(scope: Scope, won: Candidate, offsets: Mapping[int, int]) -> Registration:

@@ -1,8 +1,8 @@
 """The rollouts of all scopes: rounds come in from the topic, trials go out to the workers, and what
 a comparison comes to goes to the registry.
 
-Only who holds a scope's lease publishes or moves anything. The others follow what lies on the
-policy topic and read the same rounds, so that they take over with evidence in hand.
+Only who holds a scope's lease publishes or moves anything. The others see the same aliases and read
+the same rounds, so that they take over with evidence in hand.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import TRIALS
 from decoder.contracts.trials import decode_round
 from decoder.trial.effect import UNKNOWN
-from learner.comparison import Comparison, Outcome
+from learner.comparison import SHARE, Comparison, Outcome
 from learner.lease import MARGIN_SECONDS, Lease
 from learner.moves import LOST, Move, Moved
 from learner.publish import PolicyPublisher
 from learner.registrar import Registrar
-from learner.registrations import Settled
+from learner.registrations import ROLLED_BACK
 from learner.registry import Standing
 from learner.rollout import Rollout
 from learner.scopes import beginning
@@ -65,11 +65,6 @@ class Rollouts:
         self._followed = False
         self._handed: dict[str, Move] = {}  # under way
 
-    @property
-    def on(self) -> bool:
-        """Whether winners are compared at all."""
-        return self.settings.rollout != "off"
-
     def busy(self, scope: str) -> bool:
         """Whether a policy of ``scope`` is compared with the champion. Any thread may ask."""
         rollout = self.of.get(scope)
@@ -83,11 +78,6 @@ class Rollouts:
     def close(self) -> None:
         """Leave the broker."""
         self.source.close()
-
-    def rests(self, scope: str) -> bool:
-        """Whether nothing is tried in ``scope`` for a while. Any thread may ask."""
-        rollout = self.of.get(scope)
-        return self.on and rollout is not None and rollout.rests(time.time())
 
     def hear(self, scope: str) -> None:
         """Drafts of ``scope`` have come."""
@@ -143,9 +133,7 @@ class Rollouts:
     def serve(self, policy: Policy) -> None:
         """Publish ``policy`` for trial, if that is what the topic lacks."""
         scope = policy.scope
-        if (scope, policy.version) not in self.wanted():
-            return
-        one = self.of[scope].one
+        one = self.of[scope].one if (scope, policy.version) in self.wanted() else None
         if one is None or not self._lease.holds(scope, MARGIN_SECONDS):
             return
         try:
@@ -158,19 +146,6 @@ class Rollouts:
         one.published(sent.publication, time.time())
         log.info("scope %s: version %d plays %.0f%%", scope, policy.version, 100.0 * one.share)
 
-    def begin(self, settled: Settled) -> None:
-        """Put on trial what was registered, unless something else is."""
-        scope, version = settled.registration.policy.scope, settled.version
-        rollout = self.of.setdefault(scope, Rollout())
-        if version is None or not settled.over or version == settled.over:
-            return
-        if not rollout.may_try(version, time.time()):
-            log.info("scope %s: version %d is not tried now", scope, version)
-            return
-        rollout.champion = settled.over
-        rollout.begin("trial", version, settled.over, time.time())
-        self._begun(scope, rollout)
-
     def moved(self, done: Moved) -> None:
         """What an outcome asked for is done, or was refused for a person's sake."""
         scope = done.move.scope
@@ -180,30 +155,49 @@ class Rollouts:
             return
         del self._handed[scope]
         rollout = self.of[scope]
-        if rollout.outcome is None or done.refusal == LOST:
-            return  # whoever holds the scope next does it, be it ourselves
-        outcome = Outcome("give up", done.refusal) if done.refusal else rollout.outcome
-        rollout.end(outcome, time.time())
-        if done.move.to is not None and not done.refusal and done.standing is not None:
-            rollout.follow(done.standing, time.time())
-            self._begun(scope, rollout)
+        if rollout.outcome is not None and done.refusal != LOST:  # else the next holder does it
+            outcome = Outcome("give up", done.refusal) if done.refusal else rollout.outcome
+            rollout.verdicts[outcome.word] += 1
+            rollout.end(outcome)
 
     def _see_to(self, scope: str, rollout: Rollout, standing: Standing) -> None:
-        last = self._publisher.published.last(scope, TRIAL)
-        if not self._lease.holds(scope):
-            self._handed.pop(scope, None)
-            if self._lease.holder_of(scope) not in ("", self._lease.holder):
-                rollout.trail(standing, last, time.time())
-            return  # where nobody holds it, whoever does next has to see what was moved
-        if self.on:
-            self._heed(scope, rollout, standing)
+        was, ended = rollout.one, None
+        if self.settings.rollout == "off":
+            rollout.champion, rollout.one, rollout.outcome = standing.champion or 0, None, None
         else:
-            rollout.champion, rollout.one = standing.champion or 0, None
-        if rollout.one is None or rollout.outcome is not None:
-            if last is not None and self._lease.holds(scope, MARGIN_SECONDS):
-                self._withdraw(scope)
-        elif last is not None and last.version == rollout.one.version:
-            rollout.one.published(last.number, time.time())
+            ended = rollout.follow(standing, time.time())
+        one, ours = rollout.one, self._lease.holds(scope)
+        last = self._publisher.published.last(scope, TRIAL)
+        others = self._lease.holder_of(scope) not in ("", self._lease.holder)
+        if one is not None and one is not was:
+            log.info("scope %s: %s", scope, rollout.said)
+        if one is not None and last is not None and last.version == one.version:
+            one.published(last.number, time.time())
+            one.share = one.share if ours else last.share or SHARE
+        elif one is not None and one.number and others:
+            rollout.forget()
+        if ended is not None or not ours:
+            self._handed.pop(scope, None)
+        if ours and ended is not None:
+            rollout.verdicts[ended[1].word] += 1
+            self._registrar.move(self._told(scope, *ended))
+        if ours:
+            self._act(scope, rollout, lies=last is not None)
+
+    def _act(self, scope: str, rollout: Rollout, *, lies: bool) -> None:
+        """Have carried out what a comparison comes to, and withdraw what ``lies`` on the topic."""
+        if rollout.decide(self.settings) is not None:
+            log.info("scope %s: %s", scope, rollout.said)
+        one, outcome = rollout.one, rollout.outcome
+        if one is not None and outcome is not None and scope not in self._handed:
+            self._handed[scope] = move = self._move(scope, one, outcome)
+            self._registrar.move(move)
+        over = one is None or outcome is not None
+        if over and lies and self._lease.holds(scope, MARGIN_SECONDS):
+            try:
+                self._publisher.withdraw(scope, TRIAL)
+            except BrokerError as error:
+                log.warning("%s; tried again", error)
 
     def _give_up(self, scope: str, rollout: Rollout) -> None:
         """End a comparison that failed; called where an exception is handled. The champion stays,
@@ -214,48 +208,20 @@ class Rollouts:
             bare = Comparison(one.kind, one.version, one.over, one.share, one.since, one.number)
             rollout.one, rollout.outcome = bare, FAULT
 
-    def _heed(self, scope: str, rollout: Rollout, standing: Standing) -> None:
-        was = rollout.one
-        ended = rollout.follow(standing, time.time())
-        if ended is not None:
-            self._handed.pop(scope, None)
-            self._registrar.move(self._told(scope, ended.one, ended.outcome))
-        if rollout.one is not was:
-            self._begun(scope, rollout)
-        if rollout.decide(self.settings) is not None:
-            log.info("scope %s: %s", scope, rollout.said)
-        if rollout.one is not None and rollout.outcome is not None and scope not in self._handed:
-            self._handed[scope] = move = self._move(scope, rollout.one, rollout.outcome)
-            self._registrar.move(move)
-
-    def _begun(self, scope: str, rollout: Rollout) -> None:
-        one = rollout.one
-        if one is not None:
-            log.info("scope %s: %s", scope, rollout.said)
-            move = self._told(scope, one, None)
-            self._registrar.move(replace(move, begun=one.version if one.kind == "trial" else None))
-
     def _move(self, scope: str, one: Comparison, outcome: Outcome) -> Move:
         """What is to be done about ``outcome``; who approves moves the champion himself."""
         move = self._told(scope, one, outcome)
         if outcome.word not in ("promote", "roll back") or self.settings.rollout == "approve":
             return move
-        back = f"rolled back from version {one.over}: " if outcome.word == "roll back" else ""
+        back = f"{ROLLED_BACK} {one.over}: " if outcome.word == "roll back" else ""
         first = beginning(scope, self.settings) if outcome.to_first else None
         return replace(move, over=one.over, to=one.version, first=first, why=back + outcome.why)
 
-    def _told(self, scope: str, one: Comparison, outcome: Outcome | None) -> Move:
-        """Tags of ``one``, begun or ended, and the end of its alias."""
-        by, approve = self._lease.holder, self.settings.rollout == "approve"
-        tags = tags_of(one, outcome, by, approve)
-        why = outcome.why if outcome else "compared with the champion"
-        return Move(scope, by, why, tags, ended=one.version if outcome else None)
-
-    def _withdraw(self, scope: str) -> None:
-        try:
-            self._publisher.withdraw(scope, TRIAL)
-        except BrokerError as error:
-            log.warning("%s; tried again", error)
+    def _told(self, scope: str, one: Comparison, outcome: Outcome) -> Move:
+        """Tags of ``one``, and the end of its alias."""
+        by = self._lease.holder
+        tags = tags_of(one, outcome, by, approve=self.settings.rollout == "approve")
+        return Move(scope, by, outcome.why, {one.subject: tags}, ended=one.version)
 
     def status(self, scope: str) -> dict[str, object]:
         """Of ``scope``, as fields of a learner's status."""
@@ -273,9 +239,9 @@ class Rollouts:
         except Exception:  # noqa: BLE001 -- as in follow
             self._give_up(scope, rollout)
             found, reach = UNKNOWN, ""
-        told["rollout_said"] = rollout.said + (f": {reach}" if reach else "")
         known = math.isfinite(found.high)
         return told | {
+            "rollout_said": rollout.said + (f": {reach}" if reach else ""),
             "rollout": one.kind,
             "trial_version": one.version,
             "trial_share": one.share,
@@ -286,52 +252,37 @@ class Rollouts:
         }
 
 
-def tags_of(
-    one: Comparison, outcome: Outcome | None, by: str, approve: bool
-) -> dict[int, dict[str, str]]:
+def tags_of(one: Comparison, outcome: Outcome, by: str, *, approve: bool) -> dict[str, str]:
     """Tags of the version that was put to the test: what became of it, who says so, why, and its
     rate over that of the version it was compared with.
 
     Args:
-        outcome: None while it is under way.
         approve: whether a person moves the aliases.
     """
-    trial = one.kind == "trial"
-    version, other = (one.version, one.over) if trial else (one.over, one.version)
+    found, trial = one.figures(), one.kind == "trial"
     told = {
-        "": _word(outcome, approve),
-        "_against": str(other),
+        "": _WORDS.get(outcome.word, (outcome.word, outcome.word))[approve],
+        "_against": str(one.other),
         "_by": by,
         "_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "_why": outcome.why if outcome else "won the offline gate" if trial else "newly champion",
+        "_why": outcome.why,
+        "_pairs": str(found.cost.pairs),
+        "_minutes": f"{one.seconds / 60.0:.1f}",
     }
-    if outcome is not None:
-        found = one.figures()
-        told |= {"_pairs": str(found.cost.pairs), "_minutes": f"{one.seconds / 60.0:.1f}"}
-        ratios = {"_ratio": found.cost.ratio, "_wall_ratio": found.wall.ratio}
-        if math.isfinite(found.cost.high):
-            low, high = found.cost.low, found.cost.high
-            ratios |= {"_low": low, "_high": high} if trial else {"_low": high, "_high": low}
-        told |= {
-            name: f"{ratio if trial else 1.0 / ratio:.4f}"
-            for name, ratio in ratios.items()
-            if found.cost.pairs
-        }
-    return {version: {one.kind + name: text for name, text in told.items()}}
-
-
-def _word(outcome: Outcome | None, approve: bool) -> str:
-    if outcome is None:
-        return "running"
-    done, advised = _WORDS[outcome.word]
-    return advised if approve else done
+    ratios = {"_ratio": found.cost.ratio, "_wall_ratio": found.wall.ratio}
+    if math.isfinite(found.cost.high):
+        low, high = found.cost.low, found.cost.high
+        ratios |= {"_low": low, "_high": high} if trial else {"_low": high, "_high": low}
+    if found.cost.pairs:
+        told |= {name: f"{r if trial else 1.0 / r:.4f}" for name, r in ratios.items()}
+    return {one.kind + name: text for name, text in told.items()}
 
 
 _WORDS: Final = {
     "promote": ("promoted", "passed"),
     "drop": ("dropped", "dropped"),
-    "cannot tell": ("cannot tell", "cannot tell"),
     "roll back": ("rolled back", "found slower"),
     "keep": ("kept", "kept"),
     "give up": ("ended", "ended"),
 }
+"""What is done about an outcome, and what it comes to where a person moves the aliases."""

@@ -140,8 +140,8 @@ class Scope:
         self.mae = error_of(policy, self.buffer.recent(int(MAE_MEMORY)))
         if taken in self._offered:
             self.promotions += newer  # else it was gone back to
-        elif policy.layers and self.learners.begun:
-            self.learners.begin(policy, self.settings.kind, self.buffer)
+        elif policy.kind == "survival" and self.learners.begun:
+            self.learners.begin(policy, self.buffer)
 
     def _work(self, block: Rows) -> list[Alarm]:
         """Foresee a block, weigh who foresaw it best, store it, learn from it, and decide."""
@@ -161,8 +161,8 @@ class Scope:
         self.buffer.add(block)
         if self.learners.begun:
             self.learners.learn(self.buffer)
-        elif self.champion.layers or row >= self.settings.min_events:
-            self.learners.begin(self.champion, self.settings.kind, self.buffer)
+        elif self.champion.kind == "survival" or row >= self.settings.min_events:
+            self.learners.begin(self.champion, self.buffer)
         for alarm in alarms:
             self.alarms[alarm.stream] += 1
             self.last_alarm_at = float(block.time[-1])
@@ -198,8 +198,8 @@ class Scope:
         if not len(likely):
             return  # a bundle is refused without a probe that may exist
         raw = train.export(trainer, self.name, self.champion.threshold, likely[-BLOCK:])
-        policy, note = tuned(raw, measure(recent), self.champion)
-        policy = replace(policy, provenance={"origin": "learner", "note": note})
+        policy = tuned(raw, measure(recent), self.champion)
+        policy = replace(policy, provenance={"origin": "learner"})
         self.contest.seats[seat] = Contestant(policy, self.buffer.total, NAMES[learner])
 
     def _decide(self) -> None:

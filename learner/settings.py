@@ -63,9 +63,6 @@ class LearnerSettings(Settings):
     candidate_every: int = Field(
         default=256, ge=1, description="labelled drafts between two contestants"
     )
-    kind: Literal["survival", "payoff"] = Field(
-        default="survival", description="of network, in a scope whose champion has none"
-    )
     start: Literal["first", "counting"] = Field(
         default="first",
         description="what a new scope begins with and falls back to: the first policy, or counted "

@@ -117,21 +117,13 @@ def continue_from(policy: Policy, rate: float = QUICK) -> Trainer:
 
 
 def abreast(trainers: Sequence[Trainer]) -> Trainer:
-    """Single networks as one trainer, which does to each what it would have done by itself: with
-    networks this small, calls cost as much as what they compute. Rows are copies.
-
-    Raises:
-        ValueError: they differ in shape, or in what they take their inputs to be.
-    """
-    first, *others = trainers
-    for each in others:
-        same = (each.kind, each.widths, each.rate) == (first.kind, first.widths, first.rate)
-        if not (same and all(map(np.array_equal, _norm(each), _norm(first)))):
-            raise ValueError("networks that differ in kind, widths, rate or normaliser")
+    """Single networks of one kind, shape, normaliser and rate as one trainer, which does to each
+    what it would have done by itself: with networks this small, calls cost as much as what they
+    compute. Rows are copies."""
     rows: dict[str, Any] = {
         name: np.stack([getattr(each, name) for each in trainers]) for name in _OWN
     }
-    return replace(first, **rows)
+    return replace(trainers[0], **rows)
 
 
 def apart(trainer: Trainer) -> list[Trainer]:
@@ -251,10 +243,6 @@ def restored(arrays: dict[str, NDArray[Any]], numbers: dict[str, Any]) -> Traine
 _ROWS: Final = ("weights", "momentum", "squares", "mean", "std")
 _OWN: Final = ("weights", "momentum", "squares", "updates")
 """What each of several networks has for itself."""
-
-
-def _norm(trainer: Trainer) -> tuple[FloatArray, FloatArray]:
-    return trainer.mean, trainer.std
 
 
 def _entering(trainer: Trainer, features: FloatArray) -> FloatArray:

@@ -1,94 +1,35 @@
-"""What a policy's choices come to on recorded drafts.
-
-A text has a given number of tokens, and its copied stretches and its new ones have theirs. A sum of
-tokens over a sum of times, taken over the visited states, instead keeps the number of *cycles*: it
-credits a cheap arm in a new stretch with the speed of the copied ones, and underrates an arm that
-would have needed fewer cycles there. So rates are taken stretch by stretch: ``SEGMENT`` consecutive
-drafts of a request stand for the tokens committed during them, and the time to commit those is
-``tokens * sum(time) / sum(1 + accepted)`` within the stretch. A censored draft counts with what was
-really committed.
-"""
+"""What a policy's choices would have been worth on recorded drafts, beside the champion's."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from decoder.contracts.bundle import Policy
 from decoder.policy.estimate import (
-    PAPER_THRESHOLD,
     decide_each,
     estimate,
     estimate_alike,
 )
 from decoder.policy.pricing import part_of
-from decoder.policy.rule import CACHE, MODEL, NONE, Choice
+from decoder.policy.rule import CACHE, NONE, Choice
 from learner.measured import Costs, Floats
 from learner.rows import UNKNOWN, Rows
 
-SEGMENT: Final = 8
-"""Drafts of a request taken as one stretch: one alone would charge every unlucky draft as a stretch
-without luck, the whole request is the plain ratio again."""
 LEAST_RATE: Final = 0.5
 """Tokens in the time of a plain step: drafting nothing reaches one. A record may say anything."""
 
 
-@dataclass(frozen=True)
-class Stretches:
-    """The stretch of each of n drafts, and the tokens committed in each of s stretches."""
-
-    of_draft: NDArray[np.int64]  # [n] in 0..s-1
-    tokens: Floats  # [s]
-
-    def needed(self, committed: Floats, time: Floats) -> Floats:
-        """Time [s] for each stretch's tokens if its cycles had ``committed`` and ``time`` [n]."""
-        s = len(self.tokens)
-        per_token = np.bincount(self.of_draft, time, s) / np.bincount(self.of_draft, committed, s)
-        return self.tokens * per_token
-
-
-def stretches(rows: Rows) -> Stretches:
-    """Cut the drafts of each request, in order of arrival, into runs of ``SEGMENT``."""
-    order = np.argsort(rows.request, kind="stable")
-    ranked = rows.request[order]
-    begins = np.concatenate([[True], ranked[1:] != ranked[:-1]])
-    first = np.flatnonzero(begins)[np.cumsum(begins) - 1]
-    cuts = begins | ((np.arange(len(order)) - first) % SEGMENT == 0)
-    of_draft = np.empty(len(order), np.int64)
-    of_draft[order] = np.cumsum(cuts) - 1
-    committed = np.ones(len(rows))
-    verified = np.minimum(rows.accepted, rows.verified_len)
-    committed += np.where(rows.arm == CACHE, verified, 0.0)
-    committed += np.where(rows.arm == MODEL, np.nan_to_num(rows.model_accepted), 0.0)
-    tokens: Floats = np.bincount(of_draft, committed).astype(np.float64)
-    return Stretches(of_draft, tokens)
-
-
-def tuned(policy: Policy, measured: Costs | None, champion: Policy) -> tuple[Policy, str]:
-    """``policy`` with what decides beside its network, and a word on it: as the champion does, the
-    paper's threshold where that has none. A survival policy decides by the rate that a worker
-    achieves, and what a model draft brings each worker follows by itself."""
+def tuned(policy: Policy, measured: Costs | None, champion: Policy) -> Policy:
+    """``policy``, of survival, with what decides beside its network: the rate that a worker
+    achieves, and what a model draft brings, which each worker follows by itself."""
     seen = measured is not None and measured.has_model
     payoff = measured.model_accepted if measured is not None and seen else champion.model_payoff
-    if policy.kind == "survival":
-        # Arm none competes in every cycle there, so that nothing is switched off for good.
-        return replace(policy, use_model=True, model_payoff=payoff), "decides by the live rate"
-    threshold = champion.threshold if champion.kind == policy.kind else PAPER_THRESHOLD
-    kept = replace(policy, threshold=threshold, use_model=champion.use_model, model_payoff=payoff)
-    return kept, f"decides by {threshold:g} tokens, as the champion"
-
-
-def speed(policy: Policy, rows: Rows, costs: Costs) -> float:
-    """Tokens per microsecond that ``policy`` is expected to reach on ``rows``, deciding by the rate
-    that was in force."""
-    parts = stretches(rows)
-    outcome = costs.outcome(rows, _chosen([policy], rows, costs, _rates(rows, costs)))
-    (committed,), (time,) = outcome
-    return float(parts.tokens.sum() / parts.needed(committed, time).sum())
+    # Arm none competes in every cycle, so that nothing is switched off for good.
+    return replace(policy, use_model=True, model_payoff=payoff)
 
 
 def worth(

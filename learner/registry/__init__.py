@@ -7,7 +7,7 @@ takes two seconds.
 versions      a policy becomes a version, an alias moves, old versions are retired
 models        which registered model is a scope's, and what it is called
 standing      what the registry says of a scope and of a version
-runs          a candidate's run: figures, data set, pictures, logged model
+runs          a candidate's run: figures, parameters, logged model
 lineage       what a version says of its making
 loadable      a version as ``mlflow.pyfunc.load_model`` takes it
 as_logged     the code that is logged with it, numpy alone

@@ -1,4 +1,4 @@
-"""What a version says of its making: description, parameters, and the data set it learned from.
+"""What a version says of its making: description and parameters.
 
 Of the window that a policy was trained on ``topic`` and ``offsets`` (records read when it was made:
 by partition, the next one) and ``time_from``, ``time_to`` (of the drafts it may have learned from,
@@ -7,14 +7,9 @@ in seconds since the epoch) are known beside plain numbers.
 
 from __future__ import annotations
 
-import hashlib
-import json
-import subprocess
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any, Final
 
 from decoder.contracts.bundle import Policy
@@ -37,36 +32,13 @@ def parameters(policy: Policy, window: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def dataset_input(window: Mapping[str, Any]) -> Any | None:
-    """The drafts learned from as one of MLflow's data sets; None where nothing says which."""
-    from mlflow.entities import Dataset, DatasetInput, InputTag
-
-    if not window.get("topic"):
-        return None
-    source = {key: window[key] for key in ("topic", "offsets") if key in window}
-    profile = {
-        key: window[key]
-        for key in ("events", "events_total", "time_from", "time_to")
-        if key in window
-    }
-    told = json.dumps({**source, **profile}, sort_keys=True)
-    data = Dataset(
-        name=str(window["topic"]),
-        digest=hashlib.sha256(told.encode()).hexdigest()[:8],
-        source_type="kafka",
-        source=json.dumps(source),
-        profile=json.dumps(profile),
-    )
-    return DatasetInput(data, [InputTag("mlflow.data.context", "training")])
-
-
 def description(
     policy: Policy, params: Mapping[str, Any], tags: Mapping[str, str], window: Mapping[str, Any]
 ) -> str:
     """Markdown for a version's page; the run has what it was learned from."""
     made_by = {"learner": "learned from traffic", "first": "the first policy", "person": "by hand"}
     origin = made_by.get(tags.get("origin", ""), tags.get("origin", "of unknown origin"))
-    lines = [f"Policy of kind **{policy.kind}**, {origin}, by code {code_version()['code']}."]
+    lines = [f"Policy of kind **{policy.kind}**, {origin}, by code {code_version()}."]
     if "verdict" in tags:
         lines += [f"Gate: {tags['verdict']}."]
     if params.get("champion"):
@@ -88,20 +60,9 @@ def model_description(scope: str, served: Mapping[str, str]) -> str:
     )
 
 
-@cache
-def code_version() -> dict[str, str]:
-    """Release of the project, and the commit of a checkout, as tags that MLflow's page knows."""
-    found = {}
+def code_version() -> str:
+    """Release of the project."""
     try:
-        found["code"] = version(PACKAGE)
+        return version(PACKAGE)
     except PackageNotFoundError:
-        found["code"] = "unreleased"
-    here = Path(__file__).parent
-    asked = ["git", "-C", str(here), "rev-parse", "HEAD"]
-    try:
-        told = subprocess.run(asked, capture_output=True, text=True, timeout=5, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return found
-    if told.returncode == 0:
-        found["mlflow.source.git.commit"] = told.stdout.strip()
-    return found
+        return "unreleased"

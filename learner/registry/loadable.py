@@ -10,9 +10,10 @@ import warnings
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from decoder.contracts.bundle import BUCKET_ENDS, MAX_DRAFT, Policy
 from decoder.contracts.features import FEATURES
-from decoder.policy.first import first_or_counting
 
 CODE: Final = Path(__file__).with_name("as_logged.py")
 BUNDLE: Final = "artifacts/policy.safetensors"
@@ -41,8 +42,7 @@ def write(policy: Policy, bundle: bytes, folder: Path, logged: Any) -> Path:
 
     file, path = folder / Path(BUNDLE).name, folder / "model"
     file.write_bytes(bundle)
-    # A policy that counts brings no probes: drafts of the first policy's show what goes in.
-    rows = policy.probe_inputs if len(policy.probe_inputs) else _probes()
+    rows = policy.probe_inputs if len(policy.probe_inputs) else np.ones((1, len(FEATURES)))
     example = pd.DataFrame(rows[:EXAMPLES].astype(float), columns=FEATURES)
     signature = ModelSignature(
         inputs=Schema([ColSpec(DataType.double, name) for name in FEATURES]),
@@ -73,10 +73,3 @@ def write(policy: Policy, bundle: bytes, folder: Path, logged: Any) -> Path:
         ),
     )
     return path
-
-
-def _probes() -> Any:
-    import numpy as np
-
-    found = first_or_counting("any").probe_inputs
-    return found if len(found) else np.ones((1, len(FEATURES)), np.float32)

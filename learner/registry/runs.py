@@ -31,7 +31,7 @@ def start(
     run = client.create_run(
         connection.experiment(EXPERIMENT),
         run_name=f"{tags.get('origin', 'policy')}, {policy.kind}",
-        tags={**tags, SCOPE_TAG: policy.scope, **lineage.code_version()},
+        tags={**tags, SCOPE_TAG: policy.scope, "code": lineage.code_version()},
     )
     run_id = run.info.run_id
     told = {**params, **lineage.parameters(policy, window)}
@@ -40,9 +40,6 @@ def start(
         metrics=[Metric(key, float(value), now, 0) for key, value in metrics.items()],
         params=[Param(key, str(value)) for key, value in told.items()],
     )
-    data = lineage.dataset_input(window)
-    if data is not None:
-        client.log_inputs(run_id, [data])
     return run
 
 

@@ -128,11 +128,8 @@ class Registry:
         """Move alias ``champion`` of ``scope`` to ``version``.
 
         Args:
-            why: becomes tags of the version: ``moved_by``, ``why``, and figures that speak for it;
-                ``moved_at`` is added, in UTC.
+            why: ``moved_by`` and ``why``, as of :meth:`move`.
         """
-        moved = {"moved_at": datetime.now(UTC).isoformat(timespec="seconds"), **why}
-        self.tag(scope, version, moved)  # first: what was cut off in between is done again
         self.move(scope, "champion", version, why.get("moved_by", ""), why.get("why", ""))
 
     def move(self, scope: str, alias: str, version: int | None, by: str, why: str) -> None:
@@ -169,8 +166,13 @@ class Registry:
             return stands
 
     def _keep(self, name: str, move: moves.Move) -> str:
-        """Add the tag of ``move`` to a model, and take the oldest away; its key."""
+        """Add the tag of ``move`` to a model, and take the oldest away; its key. A champion says
+        itself how it came to be that."""
         key, told = moves.tag_of(move)
+        if move.alias == "champion" and move.after is not None:
+            at = move.at.isoformat(timespec="seconds")
+            for name_of, said in {"moved_at": at, "moved_by": move.by, "why": move.why}.items():
+                self._client.set_model_version_tag(name, str(move.after), name_of, said)
         self._client.set_registered_model_tag(name, key, told)
         for spare in moves.spare(self._client.get_registered_model(name).tags):
             self._client.delete_registered_model_tag(name, spare)
@@ -243,11 +245,15 @@ class Registry:
             held = [version_of(version, aliases) for version in self._models.versions(name)]
         return sorted(held, key=lambda version: version.number)
 
-    def digest(self, scope: str, version: int) -> str:
-        """What the policy of a version is known by; "" of one that somebody else made."""
+    def tags(self, scope: str, version: int) -> dict[str, str]:
+        """Of a version."""
         with self._reaching(f"read version {version}"):
             held = self._client.get_model_version(self._models.known(scope), str(version))
-        return str(held.tags.get(DIGEST_TAG, ""))
+        return dict(held.tags)
+
+    def digest(self, scope: str, version: int) -> str:
+        """What the policy of a version is known by; "" of one that somebody else made."""
+        return self.tags(scope, version).get(DIGEST_TAG, "")
 
     def load(self, scope: str, version: int) -> Policy:
         """The policy of a version, read from its artefact, checked, and stamped with the version.

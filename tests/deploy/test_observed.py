@@ -19,14 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 import yaml
-from kafka import TopicPartition
 
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DRAFTS, POLICY, policy_key
-from decoder.kafka.clients import close, open_admin, open_producer
+from decoder.kafka.clients import close, open_producer
 from learner.loop import ESTABLISHED
 from pipelines import embedded, machine
 from pipelines.stack import processes
@@ -306,29 +304,6 @@ def test_what_is_refused_fires_and_ends(observed: Observed) -> None:
     ends(observed, *alerts)
 
 
-def carrier_of(observed: Observed) -> psutil.Process:
-    below = psutil.Process(observed.children["worker"].process.pid).children(recursive=True)
-    (carrier,) = [p for p in below if "decoder.telemetry" in p.cmdline()]
-    return carrier
-
-
-def test_a_carrier_that_is_shot_down_fires_and_ends(observed: Observed, traffic: None) -> None:
-    # a count is seen to grow from what was seen before
-    until(lambda: observed.query("hvd_carrier_deaths_total"), "the count of deaths")
-    assert not observed.fires("HvdCarrierDies")
-    carrier_of(observed).kill()
-    begins(observed, "HvdCarrierDies")
-    ends(observed, "HvdCarrierDies")
-
-
-def test_a_registry_that_is_away_fires_and_ends(observed: Observed) -> None:
-    assert not observed.fires("HvdRegistryAway")
-    observed.kill("registry")
-    begins(observed, "HvdRegistryAway")
-    observed.start_registry()
-    ends(observed, "HvdRegistryAway")
-
-
 def test_a_broker_that_is_away_fires_and_ends(observed: Observed, traffic: None) -> None:
     alerts = ("HvdEventsWaiting", "HvdNobodyHoldsTheLease")
     established = f"max(hvd_learner_drafts_consumed_total) >= {ESTABLISHED}"
@@ -342,20 +317,6 @@ def test_a_broker_that_is_away_fires_and_ends(observed: Observed, traffic: None)
     ends(observed, *alerts)
 
 
-def test_a_damaged_scope_fires_and_ends(observed: Observed, traffic: None) -> None:
-    consumed = "sum(hvd_learner_events_consumed_total)"
-    until(lambda: any(observed.query(consumed)), "that events are learned from")
-    scopes = observed.folder / "learner" / "scopes"
-    until(lambda: any(scopes.glob("*.safetensors")), "that what was learned is saved")
-    assert not observed.fires("HvdLessonsLost")
-    observed.kill("learner")
-    for path in scopes.glob("*.safetensors"):
-        path.write_bytes(bytes(path.stat().st_size))
-    observed.start_learner()
-    begins(observed, "HvdLessonsLost")
-    ends(observed, "HvdLessonsLost")
-
-
 def test_processes_that_are_down_fire_and_end(observed: Observed) -> None:
     downs = {"learner": "HvdLearnerDown", "worker": "HvdWorkerDown"}
     for name, alert in downs.items():
@@ -365,21 +326,3 @@ def test_processes_that_are_down_fire_and_end(observed: Observed) -> None:
     observed.start_learner()
     observed.start_worker()
     ends(observed, *downs.values())
-
-
-def test_records_removed_while_it_was_down_fire_and_end(observed: Observed) -> None:
-    refused = "sum(hvd_learner_records_refused_total) or vector(0)"
-    until(lambda: observed.query('up{job="hvd-learner"} == 1'), "the learner")
-    before = observed.query(refused)
-    send(observed, DRAFTS.name, b"read", partition=0)
-    until(lambda: observed.query(refused) > before, "that it is read")
-    time.sleep(12)  # and saved
-    observed.kill("learner")
-    last = [send(observed, DRAFTS.name, b"lost", partition=0) for _ in range(3)][-1]
-    admin = open_admin(observed.kafka, "test", 10_000)
-    admin.delete_records({TopicPartition(DRAFTS.name, 0): last + 1})
-    close(admin)
-    send(observed, DRAFTS.name, b"there", partition=0)
-    observed.start_learner()
-    begins(observed, "HvdRecordsSkipped")
-    ends(observed, "HvdRecordsSkipped")

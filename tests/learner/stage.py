@@ -166,14 +166,3 @@ def pairs_of(learner: Learner) -> list[list[float]]:
     if rollout is None or rollout.one is None:
         return []
     return np.array(rollout.one.pairs.numbers).reshape(-1, WIDTH).tolist()  # type: ignore[no-any-return]
-
-
-def quietly(kafka: KafkaSettings, done: Callable[[], bool]) -> Callable[[], bool]:
-    """``done``, with a draft each time it is asked: traffic without rounds."""
-    values = iter(batches(EVENTS[200:], size=1, first=4))
-
-    def asked() -> bool:
-        produce(kafka, [next(values)])
-        return done()
-
-    return asked

@@ -1,4 +1,4 @@
-"""Seats, who is judged by what, who wins where it is faster by enough, what a winner is told of."""
+"""Seats, who is judged by what, who wins, what a winner is told of."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from decoder.contracts.bundle import MAX_DRAFT, Policy, frequency_policy
+from decoder.contracts.bundle import MAX_DRAFT, frequency_policy
 from learner.clusters import Cluster
 from learner.contest import AGES, FIRST, SEATS, VOTES, Contest, Contestant, mark
-from learner.gate import error_of, verdict_of
+from learner.gate import verdict_of
 from learner.measured import NOMINAL, measure
 from learner.registrations import registration_of
-from learner.rows import Rows, from_events
+from learner.rows import from_events
 from learner.scope import Candidate, Scope
 from learner.settings import LearnerSettings
 from learner.tune import LEAST_RATE
@@ -71,16 +71,6 @@ def test_evidence_against_one_champion_is_none_against_the_next() -> None:
     assert first is not None and first.policy == COUNTING and first.since == 500
 
 
-def test_the_first_policy_comes_back_after_a_long_bad_stretch() -> None:
-    contested = Contest(COUNTING)
-    contested.crown(learned(), 0)
-    won(contested, FIRST, 1_000, -1.0)
-    won(contested, FIRST, 40, 1.0)
-    assert contested.passed() == [FIRST]
-    contested.crown(COUNTING, 900)
-    assert contested.seats[FIRST] is None
-
-
 def test_who_has_no_hope_or_is_old_makes_room() -> None:
     assert Contest(COUNTING).vacant() == 0
     contested = _seated()
@@ -95,7 +85,7 @@ def test_who_has_no_hope_or_is_old_makes_room() -> None:
     assert contested.vacant() is None, "winning"
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_a_champion_that_foresees_no_number_falls_to_any_that_does(value: float) -> None:
     weight, bias = learned().layers[0]
     broken = replace(learned(), layers=((weight, np.full_like(bias, value)), *learned().layers[1:]))
@@ -104,6 +94,8 @@ def test_a_champion_that_foresees_no_number_falls_to_any_that_does(value: float)
     contested.seats[0] = Contestant(learned(), 0, "quick")
     ahead = contested.advantages(ROWS, COSTS)
     assert (ahead.mean(axis=0)[[0, FIRST]] > 0).all() and np.isfinite(ahead).all()
+    verdict = verdict_of(learned(), broken, ROWS, COSTS, 99.0, 20)
+    assert verdict.gain > 0.0 and np.isfinite(list(verdict.metrics().values())).all()
 
 
 def test_a_name_or_a_version_makes_no_other_policy() -> None:
@@ -112,37 +104,10 @@ def test_a_name_or_a_version_makes_no_other_policy() -> None:
     assert len({mark(p) for p in (learned(), COUNTING, other)}) == 3
 
 
-def test_a_contest_goes_on_from_a_snapshot() -> None:
-    one = Contest(COUNTING)
-    one.crown(replace(learned(), version=2), 10)
-    one.seats[1] = Contestant(_nudged(learned()), 20, "careful")
-    _feed(one, ROWS.take(np.arange(300)))
-    arrays, numbers = one.snapshot()
-    other = Contest.restored((arrays, json.loads(json.dumps(numbers))))
-    for each in (one, other):
-        _feed(each, ROWS.take(np.arange(300, 600)))
-    assert one.snapshot()[1] == other.snapshot()[1]
-    assert {k: v.tobytes() for k, v in arrays.items()} == {
-        k: v.tobytes() for k, v in other.snapshot()[0].items()
-    }
-
-
 def _seated() -> Contest:
     contested = Contest(COUNTING)
     contested.seats[:FIRST] = [Contestant(learned(), 0, "quick") for _ in range(FIRST)]
     return contested
-
-
-def _nudged(policy: Policy) -> Policy:
-    *others, (weight, bias) = policy.layers
-    return replace(policy, layers=(*others, (weight, bias + np.float32(0.1))))
-
-
-def _feed(contested: Contest, rows: Rows) -> None:
-    for first in range(0, len(rows), 60):
-        block = rows.take(np.arange(first, first + 60))
-        sums = contested.advantages(block, COSTS).sum(axis=0)
-        contested.take([Cluster(100, len(block), sums)])
 
 
 def test_absurd_numbers_count_no_more_than_a_draft_can() -> None:
@@ -171,30 +136,9 @@ def test_a_winner_is_told_with_its_figures() -> None:
     assert none.gain == 0.0 and np.isfinite(list(none.metrics().values())).all()
 
 
-def test_the_rate_in_force_is_what_contestants_are_simulated_at() -> None:
-    rates = []
-    for rate in (0.5, 8.0):
-        rows = replace(ROWS, rate=np.full(len(ROWS), rate, np.float32))
-        rates.append(verdict_of(learned(), frequency_policy("s"), rows, COSTS, 5.0, 20).rate)
-    unknown = verdict_of(learned(), frequency_policy("s"), ROWS, COSTS, 5.0, 20).rate
-    assert rates[0] != rates[1] and unknown > 0.98 * max(rates)
-
-
-def spoilt_by(value: float) -> Policy:
-    weight, bias = learned().layers[0]
-    return replace(learned(), layers=((weight, np.full_like(bias, value)), *learned().layers[1:]))
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_a_champion_whose_numbers_are_not_finite_can_be_beaten(value: float) -> None:
-    assert np.isfinite(error_of(spoilt_by(value), ROWS))
-    verdict = verdict_of(learned(), spoilt_by(value), ROWS, COSTS, 99.0, 20)
-    assert verdict.gain > 0.0 and np.isfinite(list(verdict.metrics().values())).all()
-
-
-def winner_of(kind: str) -> tuple[Scope, Candidate]:
+def winner_of() -> tuple[Scope, Candidate]:
     """A scope that begins with counting, and who won over it."""
-    settings = LearnerSettings(buffer_events=2_000, min_events=200, candidate_every=128, kind=kind)
+    settings = LearnerSettings(buffer_events=2_000, min_events=200, candidate_every=128)
     scope = Scope("s", settings, frequency_policy("s"))
     rows = from_events(Traffic(seed=2).events(400))
     for at in range(0, len(rows), 100):
@@ -202,18 +146,15 @@ def winner_of(kind: str) -> tuple[Scope, Candidate]:
         candidate = scope.candidate()
         if candidate is not None:
             return scope, candidate
-    raise AssertionError("nobody winner_of")
+    raise AssertionError("nobody won")
 
 
-@pytest.mark.parametrize("kind", ["survival", "payoff"])
-def test_a_registration_says_what_was_learned_from(kind: str) -> None:
-    scope, candidate = winner_of(kind)
+def test_a_registration_says_what_was_learned_from() -> None:
+    scope, candidate = winner_of()
     scope.served = {"target": "llama"}
-    assert candidate.policy.kind == kind
-    assert kind == "survival" or 0.1 < candidate.policy.threshold < 10.0
     made = registration_of(scope, candidate, {1: 7, 0: 41})
     window = json.loads(json.dumps(made.window))  # it waits in the checkpoint
     assert (window["topic"], window["offsets"]) == ("hvd.drafts.v2", {"0": 41, "1": 7})
     times = scope.buffer.recent(2_000).time
     assert (window["time_from"], window["time_to"]) == (times.min(), times.max())
-    assert made.tags["target"] == "llama" and made.metrics["rate_gain"] > 0.0
+    assert made.tags["target"] == "llama" and made.metrics["gain"] > 0.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Iterable
@@ -18,7 +17,7 @@ from decoder.policy.rule import MODEL
 from learner import clusters
 from learner.clusters import CAP, PATIENCE, SILENCE, Cluster, Clusters
 from learner.contest import AGES, SEATS, Contest, Contestant
-from learner.drift import MARGINS, Alarm, Detector, beyond
+from learner.drift import Alarm, Detector, beyond
 from learner.evidence import Bets
 from learner.losses import faced
 from learner.rows import from_events
@@ -94,17 +93,6 @@ def test_the_unit_of_the_numbers_changes_nothing(unit: float, numbers: list[floa
     assert math.isclose(one.evidence, other.evidence, abs_tol=1e-6)
 
 
-def test_bets_go_on_from_a_snapshot() -> None:
-    for restarts in (False, True):
-        bets = taken([1.0, 0.5, -0.2, 0.7], restarts)
-        again = Bets.restored(json.loads(json.dumps(bets.snapshot())))
-        fresh = Bets.restored(json.loads(json.dumps(Bets(restarts).snapshot())))
-        assert again.snapshot() == bets.snapshot() and fresh.snapshot() == Bets(restarts).snapshot()
-        for one in (bets, again):
-            one.take(0.3, 0.5)
-        assert bets.evidence == again.evidence
-
-
 BLOCK = 8
 
 
@@ -161,19 +149,6 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(arrays["open"]) <= 20 and len(arrays["sessions"]) <= 50
 
 
-def test_clusters_go_on_from_a_snapshot() -> None:
-    sessions = np.random.default_rng(5).integers(0, 12, 400).tolist()
-    one = Clusters(2)
-    fed(one, sessions[:200])
-    other = Clusters.restored(2, one.snapshot())
-    mine, theirs = fed(one, sessions[200:], 200), fed(other, sessions[200:], 200)
-    assert len(mine) == len(theirs) > 0
-    for a, b in zip(mine, theirs, strict=True):
-        assert (a.born, a.rows, a.sums.tolist()) == (b.born, b.rows, b.sums.tolist())
-    with pytest.raises(ValueError, match="columns"):
-        Clusters.restored(3, one.snapshot())
-
-
 def alarms_of(detector: Detector, numbers: np.ndarray) -> list[Alarm]:
     return [alarm for row, cluster in enumerate(numbers) for alarm in detector.take([cluster], row)]
 
@@ -193,13 +168,6 @@ def test_a_change_is_found_in_its_own_stream() -> None:
         found = alarms_of(Detector(), numbers)
         assert {a.stream for a in found} == {changed}
         assert 1_000 < found[0].row <= 1_045
-
-
-def test_an_advantage_within_the_margin_tells_of_no_change() -> None:
-    tried = np.float32([0, 1, 4])
-    cache, model = np.full(3, MARGINS[0]), MARGINS[1] * tried
-    assert np.abs(beyond(cache, model, tried)).max() < 1e-9
-    assert beyond(cache * 2, model * 2, tried)[0].tolist() == [MARGINS[0], 0.0]
 
 
 def drafted(chances: list[float], seed: int) -> list[Alarm]:
@@ -235,12 +203,3 @@ def test_clusters_without_a_model_draft_say_nothing_of_it() -> None:
     detector = Detector()
     alarms_of(detector, np.stack([np.ones(100), np.zeros(100)], axis=1))
     assert detector.watches["model"].taken == 0
-
-
-def test_a_detector_goes_on_from_a_snapshot() -> None:
-    draw = np.random.default_rng(3)
-    one = Detector()
-    alarms_of(one, stream(draw, 0.5, 0.0, 25))
-    other = Detector.restored(json.loads(json.dumps(one.snapshot())))
-    later = stream(draw, 0.5, 0.0, 25)
-    assert alarms_of(one, later) == alarms_of(other, later) and one.snapshot() == other.snapshot()

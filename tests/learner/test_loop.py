@@ -263,7 +263,7 @@ def test_one_unusable_registration_does_not_cost_the_checkpoint(
     sound = Registration(random_policy(1, SCOPE))
     spoilt = Registration(replace(sound.policy, threshold=float("nan")), against="x")
     numbers = {policy_key(SCOPE, "champion"): 7_000_003}
-    rollouts = {"old": Rollout(tried={("five", 1): 0.0}), SCOPE: Rollout(champion=5)}  # type: ignore[arg-type]
+    rollouts = {"old": Rollout(champion="five"), SCOPE: Rollout(champion=5)}  # type: ignore[arg-type]
     state.save(
         settings,
         state.State(scopes, {0: 5}, waiting=[spoilt, sound], published=numbers, rollouts=rollouts),

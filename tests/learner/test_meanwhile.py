@@ -9,6 +9,7 @@ import logging
 import os
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -225,7 +226,7 @@ def calls_of(proxy: Proxy, does: Callable[[], object]) -> list[str]:
     return list(proxy.calls)
 
 
-@pytest.mark.parametrize(("how", "each"), [("by_hand", 1), ("by_command", 3)])
+@pytest.mark.parametrize(("how", "each"), [("by_hand", 2), ("by_command", 3)])
 def test_whichever_call_of_a_move_a_persons_falls_before_theirs_stands(
     place: Callable[[], Place], proxy: Proxy, how: str, each: int
 ) -> None:
@@ -301,7 +302,7 @@ def test_a_persons_trial_stands(place: Callable[[], Place], proxy: Proxy) -> Non
             read_on(proxy)
 
     proxy.watch(before)
-    carry_out(held.registry, Move(held.scope, "learner-a", "compared", {}, begun=2))
+    held.registry.move_over(held.scope, "trial", None, 2, "learner-a", "won the gate")
     assert held.persons.standing(held.scope).trial == 3
 
 
@@ -345,3 +346,40 @@ def test_a_password_is_not_kept(home: Path, server: str, caplog: pytest.LogCaptu
     assert len(kept) > 4 and not [path for path in kept if b"hunter2" in path.read_bytes()]
     ours = [r for r in caplog.records if r.name.startswith(("learner", "decoder", "pipelines"))]
     assert not any("hunter2" in record.getMessage() for record in ours)
+
+
+@pytest.mark.parametrize("kind, lacks", [("databricks-uc", "filters"), ("databricks", "aliases")])
+def test_a_registry_that_lacks_what_a_learner_needs_says_so_in_one_sentence(
+    registry: Registry, server: str, kind: str, lacks: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Databricks' own clients in mlflow, before a server that answers as its workspace does."""
+    monkeypatch.setenv("DATABRICKS_HOST", server)
+    monkeypatch.setenv("DATABRICKS_TOKEN", "hunter2")
+    Registry(server).register(random_policy(1, kind, 0))
+    theirs = Registry(registry.tracking_uri, registry_uri=kind)
+    with pytest.raises(RegistryError) as told:
+        theirs.promote(kind, 1)
+    assert lacks in str(told.value) and "HVD_LEARNER_MLFLOW_REGISTRY_URI" in str(told.value)
+    assert "\n" not in str(told.value) and "hunter2" not in str(told.value)
+    assert Registry(server).standing(kind).champion is None
+
+
+def test_a_persons_move_during_a_slow_registration_wins(
+    place: Callable[[], Place], proxy: Proxy
+) -> None:
+    held = place()
+    for turn in range(6):
+        held.stand_again()
+
+        def before(number: int, path: str, turn: int = turn) -> None:
+            time.sleep(0.05)
+            if number == 3 * turn:
+                (held.by_hand if turn % 2 else held.by_command)()
+
+        standing = held.registry.standing(held.scope)
+        proxy.watch(before)
+        version = held.registry.register(random_policy(9 + turn, held.scope, 0))
+        stands = held.registry.move_over(
+            held.scope, "champion", standing.champion, version, "learner-a", "won"
+        )
+        assert (stands, held.champion) == (3, 3), proxy.calls

@@ -1,12 +1,8 @@
-# ruff: noqa: F811 -- fixtures of another file are asked for by name
-"""MLflow as operators have it: addresses apart, stores without a client, registries that lack what
-a learner needs, servers that are slow, and passwords from files."""
+"""MLflow as operators have it: addresses apart, stores without a client, passwords from files."""
 
 from __future__ import annotations
 
-import itertools
-import time
-from collections.abc import Callable
+import shutil
 from pathlib import Path
 
 import pytest
@@ -16,24 +12,16 @@ from learner.registry import Registry
 from learner.settings import LearnerSettings
 from tests.conftest import random_policy
 from tests.learner.stage import client_of
-from tests.learner.test_meanwhile import (  # noqa: F401 -- fixtures
-    READ,
-    SET,
-    Place,
-    Proxy,
-    home,
-    place,
-    proxy,
-    server,
-)
+from tests.learner.test_meanwhile import proxied
 
 # mlflow uses parts of sqlalchemy that are to go; that is theirs to mend
 pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning"), pytest.mark.timeout(900)]
 
 
 def test_versions_lie_in_the_registry_and_their_runs_with_the_tracking_server(
-    registry: Registry, server: str
+    registry: Registry, empty_store: Path, tmp_path: Path
 ) -> None:
+    server = f"sqlite:///{shutil.copy(empty_store, tmp_path / 'runs.db')}"
     apart = Registry(server, registry_uri=registry.tracking_uri)
     apart.promote("apart", apart.register(random_policy(1, "apart", 0), metrics={"mae": 1.5}))
     assert apart.load("apart", 1).version == 1
@@ -61,55 +49,17 @@ def test_a_store_without_a_client_is_named_with_what_brings_it(
     assert registry.versions("ab12") == []
 
 
-@pytest.mark.parametrize("kind, lacks", [("databricks-uc", "filters"), ("databricks", "aliases")])
-def test_a_registry_that_lacks_what_a_learner_needs_says_so_in_one_sentence(
-    registry: Registry, server: str, kind: str, lacks: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Databricks' own clients in mlflow, before a server that answers as its workspace does."""
-    monkeypatch.setenv("DATABRICKS_HOST", server)
-    monkeypatch.setenv("DATABRICKS_TOKEN", "hunter2")
-    Registry(server).register(random_policy(1, kind, 0))
-    theirs = Registry(registry.tracking_uri, registry_uri=kind)
-    with pytest.raises(RegistryError) as told:
-        theirs.promote(kind, 1)
-    assert lacks in str(told.value) and "HVD_LEARNER_MLFLOW_REGISTRY_URI" in str(told.value)
-    assert "\n" not in str(told.value) and "hunter2" not in str(told.value)
-    assert Registry(server).standing(kind).champion is None
-
-
-@pytest.mark.parametrize("how", ["by_hand", "by_command"])
-def test_a_persons_move_during_a_slow_registration_wins_ten_times_of_ten(
-    place: Callable[[], Place], proxy: Proxy, how: str
-) -> None:
-    for turn in range(5):
-        held = place()
-        moves = itertools.count()
-
-        def before(
-            number: int, path: str, held: Place = held, moves=moves, turn: int = turn
-        ) -> None:
-            time.sleep(0.05)
-            if number == 3 * turn:
-                getattr(held, how)()
-
-        standing = held.registry.standing(held.scope)
-        proxy.watch(before)
-        version = held.registry.register(random_policy(9, held.scope, 0))
-        stands = held.registry.move_over(
-            held.scope, "champion", standing.champion, version, "learner-a", "won"
-        )
-        assert (stands, held.champion) == (3, 3), proxy.calls
-
-
 def test_passwords_come_from_files_and_reach_mlflow(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, proxy: Proxy
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, text in {"username": "anna", "password": "hunter2"}.items():
         (tmp_path / f"hvd_learner_mlflow_{name}").write_text(text)
         monkeypatch.delenv(f"MLFLOW_TRACKING_{name.upper()}", raising=False)
     monkeypatch.setenv("HVD_SECRETS_DIR", str(tmp_path))
-    settings = LearnerSettings.load(mlflow_tracking_uri=proxy.url)
-    assert "hunter2" not in repr(settings)
-    proxy.watch(lambda number, path: None)
-    Registry.of(settings).standings()
+    with proxied(0) as proxy:
+        settings = LearnerSettings.load(mlflow_tracking_uri=proxy.url)
+        assert "hunter2" not in repr(settings)
+        proxy.watch(lambda number, path: 403)
+        with pytest.raises(RegistryError, match="403"):
+            Registry.of(settings).standings()
     assert proxy.headers["authorization"] == "Basic YW5uYTpodW50ZXIy"

@@ -16,9 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from decoder.contracts.errors import SettingsError
 from decoder.contracts.settings import KafkaSettings
-from decoder.contracts.status import LearnerStatus
 from learner.loop import run
-from learner.metrics import COUNTS, LEVELS, SCOPE_COUNTS, SCOPE_LEVELS
 from learner.page import STUCK_SECONDS, Vitals, serving
 from learner.registry import Registry
 from learner.settings import LearnerSettings
@@ -141,8 +139,3 @@ def test_a_port_that_is_taken_is_told_in_a_sentence() -> None:
             serving(LearnerSettings(port=number), Vitals()),
         ):
             pass
-
-
-def test_every_metric_is_a_field_of_the_status_record() -> None:
-    named = {*COUNTS, *LEVELS, *SCOPE_COUNTS, *SCOPE_LEVELS}
-    assert named <= set(LearnerStatus.model_fields)

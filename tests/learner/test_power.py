@@ -24,6 +24,11 @@ EACH = 12
 SESSIONS = 65
 """In half an hour, one request at a time, of which 259 rounds were measured in ten minutes."""
 PAUSE = 0.1
+BLOCK = {"publication": 1, "steps": 9, "requests": 1}
+VERSIONS = {
+    side: {"side": side, "version": version}
+    for side, version in ((CHAMPION, 1), (TRIAL, 2), (FIRST, 3))
+}
 
 
 def trial(
@@ -60,28 +65,15 @@ def trial(
             tokens *= EACH
             cost, wall = cost.sum(axis=0, keepdims=True), wall.sum(axis=0, keepdims=True)
         for number, (told, real) in enumerate(zip(cost.tolist(), wall.tolist(), strict=True)):
+            sides = zip(rates, real, told, strict=True)
             blocks = tuple(
                 Block.model_construct(
-                    side=side,
-                    version={TRIAL: 2, CHAMPION: 1, FIRST: 3}[side],
-                    publication=1,
-                    steps=9,
-                    requests=1,
-                    tokens=tokens,
-                    us=us,
-                    cost_us=cost_us,
+                    **BLOCK, **VERSIONS[side], tokens=tokens, us=us, cost_us=cost_us
                 )
-                for side, us, cost_us in zip(rates, real, told, strict=True)
+                for side, us, cost_us in sides
             )
-            played = Round.model_construct(
-                scope="s",
-                worker="w",
-                life="ab",
-                number=session * EACH + number,
-                unit=session,
-                time=float(session),
-                blocks=blocks,
-            )
+            named = {"number": session * EACH + number, "unit": session, "time": float(session)}
+            played = Round.model_construct(scope="s", worker="w", life="ab", **named, blocks=blocks)
             one.take(played, float(session))
         one.seconds = float(session + 1)
         if session % 4 != 3 and session + 1 < sessions:

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from decoder.contracts.errors import RegistryError
 from learner import registrar
 from learner.moves import Move, Moved, carry_out
 from learner.registrar import Registrar
-from learner.registrations import Loaded, Registration, Seen, Settled
+from learner.registrations import Loaded, Registration, Rules, Seen, Settled
 from learner.registry import ARTIFACT, Registry, digest_of
 from tests.conftest import random_policy, until
 from tests.learner.stage import client_of
@@ -66,7 +67,7 @@ def test_what_is_not_ours_waits(desk: Registrar) -> None:
     MINE.clear()
     desk.hand(Registration(FIRST))
     desk.start()
-    time.sleep(0.5)
+    time.sleep(0.2)
     assert not [a for a in desk.answers() if isinstance(a, Settled)]
     assert [each.policy for each in desk.waiting()] == [FIRST]
     MINE.add("ab12")
@@ -124,31 +125,11 @@ def test_what_nobody_could_read_is_dropped(
     desk.hand(Registration(replace(WINNER, threshold=float("nan")), against=digest_of(FIRST)))
     desk.start()
     until(lambda: not desk.waiting())
-    assert len(registry.versions("ab12")) == 1 and "nobody could read is given up" in caplog.text
-
-
-def test_what_mlflow_refuses_for_good_stands_in_nobodys_way(
-    desk: Registrar, registry: Registry, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    through = registry.register
-
-    def refusing(policy: object, *args: object) -> int:
-        if policy is WINNER:
-            raise RegistryError("no such name is allowed")
-        return through(policy, *args)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(registry, "register", refusing)
-    MINE.add("cd34")
-    registry.promote("ab12", through(FIRST))
-    desk.hand(Registration(WINNER, against=digest_of(FIRST)))
-    desk.hand(Registration(random_policy(3, "cd34", 0)))
-    desk.start()
-    (settled,) = answers_until(desk, bool)
-    assert isinstance(settled, Settled) and settled.registration.policy.scope == "cd34"
-    until(lambda: not desk.waiting())
+    assert len(registry.versions("ab12")) == 1 and "a candidate is given up" in caplog.text
 
 
 def test_no_move_that_waits_is_lost(desk: Registrar) -> None:
+    MINE.clear()
     for number in range(300):
         desk.move(Move(f"s{number}", "learner", "why", {}))
     desk.start()
@@ -158,26 +139,28 @@ def test_no_move_that_waits_is_lost(desk: Registrar) -> None:
     }
 
 
-def test_a_move_and_a_winner_of_one_scope_have_tries_of_their_own(
+def test_what_mlflow_refuses_for_good_is_tried_for_itself_and_stands_in_nobodys_way(
     desk: Registrar, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(registrar, "TRIES", 4)
     tried: Counter[str] = Counter()
+    through = registry.register
 
-    def refusing(what: str) -> Callable[..., None]:
-        def refuse(*_: object) -> None:
-            tried[what] += 1
+    def refuse(policy: object, *args: object) -> Any:
+        if policy is WINNER or isinstance(policy, Registry):
+            tried["winner" if policy is WINNER else "move"] += 1
             raise RegistryError("no such name is allowed")
+        return through(policy, *args)  # type: ignore[arg-type]
 
-        return refuse
-
-    registry.promote("ab12", registry.register(FIRST))
-    monkeypatch.setattr(registry, "register", refusing("winner"))
-    monkeypatch.setattr(registrar, "carry_out", refusing("move"))
+    MINE.add("cd34")
+    registry.promote("ab12", through(FIRST))
+    monkeypatch.setattr(registry, "register", refuse)
+    monkeypatch.setattr(registrar, "carry_out", refuse)
     desk.hand(Registration(WINNER, against=digest_of(FIRST)))
+    desk.hand(Registration(random_policy(3, "cd34", 0), against="x"))
     desk.move(Move("ab12", "learner", "why", {}, over=1, to=2))
     desk.start()
-    answers_until(desk, lambda found: bool(found) and not desk.waiting())
+    until(lambda: desk.given_up["refused"] == 2)
     assert tried == {"winner": 4, "move": 4}
 
 
@@ -205,21 +188,62 @@ def standing(registry: Registry) -> Registry:
 
 
 def move(**changes: Any) -> Move:
-    return Move("ab12", "learner-a", "because", **{"tags": {3: {"trial": "running"}}, **changes})
+    return Move("ab12", "learner-a", "because", {3: {"trial": "promoted"}}, **changes)
 
 
-def test_alias_trial_is_taken_from_nobody_but_itself(standing: Registry) -> None:
-    done = carry_out(standing, move(begun=2))
-    assert done.standing is not None and done.standing.trial == 2
-    assert carry_out(standing, move(begun=3)).standing == standing.standing("ab12")
-    assert standing.standing("ab12").trial == 3, "what it named was its own"
-    client_of(standing).set_registered_model_alias(standing.model_name("ab12"), "trial", "2")
-    carry_out(standing, move(begun=3))
-    assert standing.standing("ab12").trial == 2, "a person's"
-    carry_out(standing, move(ended=2))
-    client_of(standing).set_registered_model_alias(standing.model_name("ab12"), "pinned", "2")
-    carry_out(standing, move(begun=3))
-    assert standing.standing("ab12").trial is None
+@pytest.fixture
+def trying(standing: Registry, desk: Registrar) -> Iterator[Registrar]:
+    """Of version 1 of standing, who has others tried first."""
+    made = Registrar(standing, MINE.__contains__, rules=Rules("learner-a", trial=True))
+    made.start()
+    yield made
+    made.close()
+
+
+def settle(desk: Registrar) -> Settled:
+    desk.hand(Registration(random_policy(1, "ab12"), against=digest_of(random_policy(0, "ab12"))))
+    (found,) = answers_until(desk, bool)
+    assert isinstance(found, Settled)
+    return found
+
+
+def ended(registry: Registry, **tags: str) -> None:
+    """Version 2 was on trial."""
+    done = {2: {"trial": "dropped", "trial_against": "1", **tags}}
+    carry_out(registry, Move("ab12", "learner-a", "slower", done, ended=2))
+
+
+def test_a_winner_goes_on_trial_and_again_after_a_while_or_against_another(
+    trying: Registrar, standing: Registry
+) -> None:
+    assert settle(trying).refusal == ""
+    assert (standing.standing("ab12").trial, standing.standing("ab12").champion) == (2, 1)
+    now = datetime.now(UTC)
+    for at, against, again in (
+        (now, "1", None), (now - registrar.REST, "1", 2), (now, "3", 2), (now.max, "1", 2),
+    ):  # fmt: skip
+        ended(standing, trial_at=at.replace(tzinfo=UTC).isoformat(), trial_against=against)
+        settle(trying)
+        assert standing.standing("ab12").trial == again, (at, against)
+
+
+def waits(desk: Registrar) -> bool:
+    desk.hand(Registration(random_policy(1, "ab12"), against=digest_of(random_policy(0, "ab12"))))
+    time.sleep(0.4)
+    return bool(desk.waiting())
+
+
+def test_nothing_is_tried_while_a_person_tries_or_for_a_while_after_a_roll_back(
+    trying: Registrar, standing: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, name = client_of(standing), standing.model_name("ab12")
+    client.set_registered_model_alias(name, "trial", "3")
+    assert waits(trying) and standing.standing("ab12").trial == 3
+    standing.move("ab12", "champion", 1, "learner-b", "rolled back from version 3: slower")
+    client.delete_registered_model_alias(name, "trial")
+    assert waits(trying)
+    monkeypatch.setattr(registrar, "REST", timedelta(0))
+    until(lambda: standing.standing("ab12").trial == 2)
 
 
 def test_what_a_person_did_is_not_signed_by_the_learner(standing: Registry) -> None:

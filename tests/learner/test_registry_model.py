@@ -118,14 +118,10 @@ def test_a_version_says_where_it_comes_from(registry: Registry) -> None:
     client, (version,) = client_of(registry), registry.versions(SCOPE)
     for wanted in (
         "learned from traffic", "version 3",
-        "2023-11-14 22:13:20 to 2023-11-14 23:13:20", code_version()["code"], "is faster",
+        "2023-11-14 22:13:20 to 2023-11-14 23:13:20", code_version(), "is faster",
     ):  # fmt: skip
         assert wanted in version.description
     run = client.get_run(version.run)
-    (data,) = run.inputs.dataset_inputs
-    assert (data.dataset.name, data.dataset.source_type) == ("hvd.drafts.v2", "kafka")
-    assert json.loads(data.dataset.source)["offsets"] == {"0": 41, "1": 7}
-    assert json.loads(data.dataset.profile)["events"] == 900
     assert run.data.params["window.offset_1"] == "7"
     found = client.search_model_versions(f"name = '{NAME}' and tags.target = 'Llama-3.1-8B'")
     assert [int(v.version) for v in found] == [1]

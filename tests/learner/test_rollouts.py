@@ -27,7 +27,6 @@ from tests.learner.stage import (
     is_withdrawn,
     on_trial,
     pairs_of,
-    quietly,
     won,
     work,
 )
@@ -122,14 +121,19 @@ def test_one_that_loses_nothing_is_promoted_and_watched(
     assert caplog.text.count("version 3 is watched in comparison with version 1") == 1
 
 
-def test_one_that_is_forced_through_is_rolled_back(stage: Stage) -> None:
+def test_one_that_is_forced_through_is_rolled_back_though_a_lease_is_lost_in_mid_move(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     learner = stage.learner()
     step_until(learner, lambda: SCOPE in learner.rollouts.of)
     step_until(learner, lambda: learner.rollouts.of[SCOPE].champion == 1)
     step_until(learner, lambda: learner.scopes.awake[SCOPE].version == 1)
     stage.registry.promote(SCOPE, 2, {"moved_by": "somebody", "why": "it looks good"})
     crew = stage.workers({2: 0.8})
-    work(learner, lambda: learner.scopes.awake[SCOPE].version == 2, crew)
+    with monkeypatch.context() as lost:
+        lost.setattr(learner.registrar, "_may", lambda scope: False)
+        work(learner, lambda: learner.scopes.awake[SCOPE].version == 2, crew)
+        work(learner, lambda: "the lease is lost" in caplog.text, crew)
     work(learner, lambda: stage.standing.champion == 1, crew)
     step_until(learner, lambda: on_trial(learner) == 0)
     step_until(learner, lambda: learner.scopes.awake[SCOPE].version == 1)
@@ -139,23 +143,6 @@ def test_one_that_is_forced_through_is_rolled_back(stage: Stage) -> None:
     assert "rolled back from version 2: slower than version 1" in back["why"]
     assert forced["watch"] == "rolled back" and float(forced["watch_high"]) < 1.0
     assert not learner.rollouts.busy(SCOPE)
-
-
-def test_a_lease_that_is_lost_in_mid_move_costs_no_outcome(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    learner = stage.learner()
-    step_until(learner, lambda: SCOPE in learner.rollouts.of)
-    step_until(learner, lambda: learner.rollouts.of[SCOPE].champion == 1)
-    stage.registry.promote(SCOPE, 2)
-    crew = stage.workers({2: 0.8})
-    work(learner, lambda: on_trial(learner) == 1, crew)
-    with monkeypatch.context() as lost:
-        lost.setattr(learner.registrar, "_may", lambda scope: False)
-        work(learner, lambda: "the lease is lost" in caplog.text, crew)
-    work(learner, lambda: stage.standing.champion == 1, crew)
-    stop(learner)
-    assert stage.tags(2)["watch"] == "rolled back"
 
 
 @pytest.mark.parametrize("alias", ["champion", "pinned"])
@@ -211,18 +198,6 @@ def test_whoever_approves_reads_the_figures_and_moves_the_alias(stage: Stage) ->
     step_until(learner, lambda: on_trial(learner) == 0)
     stop(learner)
     assert stage.standing.champion == 3, "a person decides"
-
-
-def test_what_no_worker_plays_keeps_the_champion(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    learner = stage.learner()
-    won(learner)
-    step_until(learner, lambda: on_trial(learner) == 3)
-    monkeypatch.setattr(comparison, "QUIET_SECONDS", 1.0)
-    step_until(learner, quietly(stage.kafka, stage.tagged(3, trial="cannot tell")))
-    stop(learner)
-    assert stage.standing.champion == 1 and "no worker played it" in stage.tags(3)["trial_why"]
 
 
 def test_a_person_puts_a_version_on_trial(stage: Stage) -> None:

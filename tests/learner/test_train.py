@@ -11,14 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import logsigmoid
 
-from decoder.contracts.bundle import BUCKET_OF, BUCKETS, MAX_DRAFT, Kind
+from decoder.contracts.bundle import BUCKET_OF, BUCKETS, Kind
 from decoder.policy.estimate import predict
 from decoder.policy.probes import from_bytes, to_bytes
 from learner import train
 from learner.losses import (
-    SURVIVED,
     faced,
-    foresight_of,
     payoff_loss,
     residuals,
     survival_likelihood,
@@ -163,25 +161,12 @@ def test_networks_abreast_learn_as_each_would_by_itself(kind: Kind) -> None:
         assert one.updates == other.updates
 
 
-def test_networks_that_differ_are_not_put_abreast() -> None:
-    one = trained("survival")
-    for other in (trained("payoff"), replace(one, mean=one.mean + 1), replace(one, rate=9.0)):
-        with pytest.raises(ValueError, match="differ"):
-            train.abreast([one, other])
-
-
 def test_survival_training_tells_long_drafts_from_short_ones() -> None:
     policy = train.export(trained("survival", epochs=20), "s", 6.0, ROWS.features)
     expected = predict(from_bytes(to_bytes(policy), "s"), ROWS.features)
     whole = (ROWS.accepted == ROWS.draft_len) & (ROWS.draft_len >= 6)
     assert expected[whole].mean() > 3 * expected[ROWS.accepted <= 1].mean()
     assert (expected <= ROWS.draft_len).all() and (expected >= 0).all()
-
-
-@given(st.integers(0, MAX_DRAFT))
-def test_positions_lived_through_are_counted_by_bucket(accepted: int) -> None:
-    naive = np.bincount(BUCKET_OF[:accepted], minlength=BUCKETS)
-    assert SURVIVED[accepted].tolist() == naive.tolist()
 
 
 def naive_cache(logits: np.ndarray, length: int, accepted: int, censored: bool) -> float:
@@ -213,24 +198,6 @@ def test_a_censored_label_is_a_lower_bound(output: float, bound: float) -> None:
         assert value == 0 and slope[0, 0] == 0
     else:
         assert value > 0 and slope[0, 0] < 0
-
-
-def test_a_mean_is_taken_for_the_geometric_law_that_has_it() -> None:
-    draw = np.random.default_rng(2)
-    n, length, chance = 4_000, 12, 0.8
-    accepted = np.minimum(draw.geometric(1 - chance, n) - 1, length).astype(np.float32)
-    rows = ROWS.take(np.zeros(n, np.int64))
-    rows = replace(
-        rows, accepted=accepted, draft_len=np.full(n, length, np.int32), censored=np.zeros(n, bool)
-    )
-    said = {
-        mean: foresight_of("payoff", np.full((n, 1), mean, np.float32), rows, faced(rows))
-        for mean in (0.0, 1.0, float(accepted.mean()), 9.0, 1e9)
-    }
-    best = max(said, key=lambda mean: said[mean].mean())
-    assert best == float(accepted.mean()) and all(np.isfinite(s).all() for s in said.values())
-    entropy = np.log(chance) * accepted + np.log(1 - chance) * (accepted < length)
-    assert said[best].mean() == pytest.approx(entropy.mean(), rel=1e-3)
 
 
 def test_residuals_of_bounds_are_one_sided() -> None:

@@ -1,4 +1,4 @@
-"""Costs come back from noisy steps, and rates are taken stretch by stretch."""
+"""Costs come back from noisy steps."""
 
 from __future__ import annotations
 
@@ -8,28 +8,13 @@ import numpy as np
 import pytest
 
 from decoder.contracts.bundle import frequency_policy
-from decoder.policy.estimate import PAPER_THRESHOLD
 from decoder.policy.rule import CACHE, MODEL, NONE, Choice
-from learner import train
 from learner.measured import Costs, measure, robust_line
 from learner.rows import from_events
-from learner.tune import stretches, tuned
+from learner.tune import tuned
 from tests.learner.traffic import FIXED_US, MODEL_US, TOKEN_US, Traffic
 
 ROWS = from_events(Traffic(seed=2).events(100))
-
-
-def test_stretches_are_runs_of_one_request() -> None:
-    request = np.array([7, 9] * 10 + [9], np.uint64)
-    rows = replace(ROWS.take(np.arange(21)), request=request)
-    cut = stretches(rows)
-    assert [request[cut.of_draft == part][0] for part in range(4)] == [7, 7, 9, 9]
-    assert np.bincount(cut.of_draft).tolist() == [8, 2, 8, 3]
-    for part in range(4):
-        assert len(set(request[cut.of_draft == part])) == 1
-    verified = np.where(rows.arm == CACHE, rows.accepted, np.nan_to_num(rows.model_accepted))
-    verified[rows.arm == NONE] = 0
-    assert cut.tokens.sum() == pytest.approx(21 + verified.sum())
 
 
 def test_costs_come_back_from_noisy_steps() -> None:
@@ -58,13 +43,8 @@ def test_a_request_pays_its_share_of_the_batch() -> None:
     assert time.tolist() == [124.0, 64.0, 34.0]
 
 
-def test_what_decides_beside_a_network_is_as_the_champion_has_it() -> None:
-    for kind, told in (("survival", "live"), ("payoff", "4.5 tokens")):
-        network = train.export(train.fit(ROWS, kind, 5), "s", 6.0, ROWS.features)  # type: ignore[arg-type]
-        champion = replace(network, threshold=4.5, use_model=False, model_payoff=1.5)
-        policy, note = tuned(network, measure(ROWS), champion)
-        assert told in note and policy.use_model is (kind == "survival")
-        assert policy.threshold == (6.0 if kind == "survival" else 4.5)
-        assert policy.model_payoff == pytest.approx(2.0, abs=0.15)
-        assert tuned(network, None, champion)[0].model_payoff == 1.5
-    assert tuned(network, None, frequency_policy("s"))[0].threshold == PAPER_THRESHOLD
+def test_what_a_model_draft_brings_is_as_it_was_seen_or_as_the_champion_has_it() -> None:
+    champion = replace(frequency_policy("s"), model_payoff=1.5)
+    policy = tuned(champion, measure(ROWS), champion)
+    assert policy.use_model and policy.model_payoff == pytest.approx(2.0, abs=0.15)
+    assert tuned(champion, None, champion).model_payoff == 1.5

@@ -115,9 +115,8 @@ def test_the_changelog_begins_with_this_version() -> None:
 
 def test_what_is_installed_needs_no_checkout(made: tuple[Path, Path], tmp_path: Path) -> None:
     home = tmp_path / "installed"
-    run(
-        sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--target", home, made[1]
-    )
+    options = ["--no-deps", "--no-index", "--no-compile", "--target"]
+    run(sys.executable, "-m", "pip", "install", *options, home, made[1])
     alone = os.environ | {"PYTHONPATH": str(home)}
     program = ALONE.format(home=str(home), name=PROJECT["name"], version=PROJECT["version"])
     run(sys.executable, "-c", program, cwd=tmp_path, env=alone)
