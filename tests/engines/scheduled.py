@@ -17,10 +17,10 @@ import torch
 
 from decoder.contracts.settings import KafkaSettings
 from decoder.core.costs import LiveCosts
-from decoder.engines.vllm.adapter import Adapter
-from decoder.engines.vllm.drafter import LateDrafter
-from decoder.engines.vllm.reading import Reading
 from decoder.engines.vllm.requirements import longest_draft, within
+from decoder.engines.vllm.v1.adapter import V1Adapter
+from decoder.engines.vllm.v1.drafter import LateDrafter
+from decoder.engines.vllm.v1.reading import Reading
 from decoder.settings import WorkerSettings
 from decoder.worker import Worker, make_worker
 from tests.decoder.simulated import trusting_policy
@@ -92,8 +92,8 @@ class Scheduled:
         self.worker.router.costs = LiveCosts(live=False)  # of no time that passes here
         self.drafter = Drafter()
         reads_late = LateDrafter(self.drafter) if self.has_model and self.late else None
-        self.adapter = Adapter(
-            self.worker, longest, reads_late, has_model=self.has_model, reading=self.reading
+        self.adapter: Any = V1Adapter(
+            self.worker, longest, late=reads_late, has_model=self.has_model, reading=self.reading
         )
         inner = reads_late.propose if reads_late is not None else self.drafter.propose
         self.draft = self.adapter.guarded(inner)

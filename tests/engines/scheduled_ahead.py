@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from decoder.engines.vllm import configured
+from decoder.engines.vllm.adapter import Adapter
+from decoder.engines.vllm.requirements import longest_draft
 from decoder.engines.vllm.v2.batch import Batch
 from tests.engines.scheduled import Scheduled
 
@@ -31,6 +33,8 @@ class Ahead(Scheduled):
         on_v2(self.config)
         self.config.scheduler_config.async_scheduling = self.queue > 1
         super().__post_init__()
+        longest = longest_draft(self.config)
+        self.adapter = Adapter(self.worker, longest, has_model=self.has_model)
         self.batch = Batch(
             SimpleNamespace(
                 vllm_config=self.config, device=torch.device("cpu"),

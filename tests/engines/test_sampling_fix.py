@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decoder.core.guards.draft_budget import COPIES
-from decoder.engines.vllm import sampling
-from decoder.engines.vllm.sampling import (
+from decoder.engines.vllm.v1 import sampling
+from decoder.engines.vllm.v1.sampling import (
     WORKED_ROW,
     Written,
     apply_penalties,

@@ -15,8 +15,9 @@ import pytest
 from decoder.core import table as tables
 from decoder.core.costs import LiveCosts
 from decoder.core.guards.draft_budget import MASK_US
-from decoder.engines.vllm.adapter import RESTARTS, Adapter
+from decoder.engines.vllm.adapter import RESTARTS
 from decoder.engines.vllm.asked import text_of
+from decoder.engines.vllm.v1.adapter import V1Adapter
 from decoder.policy.pricing import CostTable
 from decoder.policy.rule import CACHE
 from pipelines.embedded import drafter_path, ensure_model
@@ -373,7 +374,7 @@ def test_other_ranks_propose_the_same() -> None:
     e = engine(config(tokens=16))
     lead, told, made = e.adapter, [], []
     agree, propose = lead.ranks.agree, lead.propose
-    other = Adapter(None, 16, has_model=True)
+    other = V1Adapter(None, 16, has_model=True)
 
     def overheard(*arguments: Any) -> Any:
         told.append(agree(*arguments))

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from decoder.engines.vllm.drafter import LateDrafter
-from decoder.engines.vllm.reading import SAMPLE
+from decoder.engines.vllm.v1.drafter import LateDrafter
+from decoder.engines.vllm.v1.reading import SAMPLE
 
 BLOCK = 4
 BLOCKS = 64
@@ -115,10 +115,9 @@ class Server:
             table, slots,
         )  # fmt: skip
         self.late.names = self.names
-        read = self.late.would_read(self.names, reads)
-        due = sum(count for count, is_read in zip(counts, read, strict=True) if is_read)
-        self.late.catch_up = catch_up or self.late.full(due)
         self.late.meet(self.names, reads)
+        due = sum(count for name, count in rows if name not in self.late.skipped)
+        self.late.catch_up = catch_up or self.late.full(due)
         states = torch.tensor([[self.hidden(n, p)] * WIDTH for n, p in at]) / WIDTH
         drafts = self.late.propose(
             num_speculative_tokens=draft,

@@ -63,19 +63,6 @@ def test_all_ranks_follow_the_plan_of_the_first(tmp_path: Path) -> None:
     assert all(not rank["errors"] and not rank["made"] for rank in rest), "only rank 0 decides"
 
 
-def test_a_rank_that_fails_before_a_pass_holds_all_back_and_none_up(tmp_path: Path) -> None:
-    first, *rest = seen("drafting", 3, tmp_path)
-    for passes in first["sizes"]:
-        assert len(set(passes)) == 1, "every rank reads the same tokens in the same pass"
-    assert len(first["sizes"]) > 60
-    for rank in rest:
-        assert rank["sizes"] == first["sizes"]
-        assert rank["widths"] == first["widths"], "and drafts as many tokens"
-        assert rank["unread"][-1] == first["unread"][-1] == 0
-        assert rank["unread"] != first["unread"], "though one had dropped what the others had not"
-    assert min(rank["failed"] for rank in (first, *rest)) > 20
-
-
 def test_the_clock_of_rank_0_decides_what_is_timed(tmp_path: Path) -> None:
     first, second = seen("conducting", 2, tmp_path)
     assert first["ran"] == second["ran"] and ["step", 13] in first["ran"]
@@ -83,17 +70,10 @@ def test_the_clock_of_rank_0_decides_what_is_timed(tmp_path: Path) -> None:
     assert second["results"] == [None] * 4
 
 
-@pytest.mark.parametrize(
-    ("job", "why"),
-    [("breaking", "failed inside a pass"), ("astray", "rank 0 is at (step, requests) (3, 1)")],
-)
-def test_ranks_that_cannot_agree_end_instead_of_answering(
-    tmp_path: Path, job: str, why: str
-) -> None:
-    status, logs = run(job, 2, tmp_path)
-    assert all(status), f"one went on: {status}"
-    assert why in "".join(logs) or "not at the pass" in "".join(logs), logs
-    assert not list(tmp_path.glob("*.json"))
+def test_ranks_that_are_not_at_one_step_end_instead_of_answering(tmp_path: Path) -> None:
+    status, logs = run("astray", 2, tmp_path)
+    assert all(status) and "rank 0 is at (step, requests) (3, 1)" in logs[1], logs
+    assert "the ranks cannot reach each other" in logs[0]
 
 
 def test_ranks_that_are_not_alike_find_out_without_waiting_for_each_other(tmp_path: Path) -> None:
@@ -114,11 +94,7 @@ def test_a_lone_rank_talks_to_nobody() -> None:
     ranks = Ranks()
     plan = Plan(((1, 2), ()), (0, 3), 4)
     assert ranks.leads and ranks.agree(2, lambda: plan) is plan
-    assert ranks.together(True, ranks.passing(lambda: "drafts")) == "drafts"
     assert ranks.conduct(lambda step: [step(n) for n in (1, 2)], lambda n: n + 1) == [2, 3]
-    ranks.fell_out()
-    with pytest.raises(ZeroDivisionError):
-        ranks.together(True, lambda: 1 // 0)
 
 
 def test_a_row_takes_what_is_given_or_its_share_of_the_model_draft() -> None:
@@ -132,9 +108,7 @@ def test_a_row_takes_what_is_given_or_its_share_of_the_model_draft() -> None:
 ROUNDS = (
     ("swapping", [*range(8), *range(6)]),
     ("leader fails", [*range(8, 14), 0, 8]),
-    ("one fails", [*range(14, 20), 1, 14]),
-    ("all fail", [*range(20, 24), 2, 20]),
-    ("swapping", [3, 9, 15, 21]),
+    ("swapping", [*range(14, 24), 1, 14, 2, 20, 3, 9, 15, 21]),
 )
 """What befalls the ranks, and the prompts meanwhile; those that come again have cache drafts."""
 SIDES = ("plain", "suffix", "model", "first")
@@ -226,7 +200,6 @@ def test_both_ranks_propose_the_same_in_the_same_step(two: Any) -> None:
             f"{name}: tokens of each of the drafter's passes"
         )
         assert len(first["proposals"]) > 10 and len(first["passes"]) > 3, name
-        assert first["unread"] == second["unread"] or name == "one fails"
     first = result["ranks"][0][0]
     assert first["versions"] > 9, "policies were swapped in mid-traffic"
     assert first["accepted"]["cache"] > 50 and first["cycles"]["model"] > 10, first

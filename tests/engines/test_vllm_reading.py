@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from decoder.core.choice import Chosen
-from decoder.engines.vllm.reading import DEPTH, Reading, share_of
+from decoder.engines.vllm.v1.reading import DEPTH, Reading, share_of
 from decoder.policy.rule import NONE
 from tests.decoder.simulated import model_alone
 from tests.engines.scheduled import VOCABULARY, Scheduled
