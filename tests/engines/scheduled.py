@@ -20,7 +20,6 @@ from decoder.core.costs import LiveCosts
 from decoder.engines.vllm.requirements import longest_draft, within
 from decoder.engines.vllm.v1.adapter import V1Adapter
 from decoder.engines.vllm.v1.drafter import LateDrafter
-from decoder.engines.vllm.v1.reading import Reading
 from decoder.settings import WorkerSettings
 from decoder.worker import Worker, make_worker
 from tests.decoder.simulated import trusting_policy
@@ -61,7 +60,6 @@ class Scheduled:
     right: int = 2
     blocks: int = 400
     late: bool = True
-    reading: Reading | None = None
     worker: Worker = field(init=False)
 
     def __post_init__(self) -> None:
@@ -93,7 +91,7 @@ class Scheduled:
         self.drafter = Drafter()
         reads_late = LateDrafter(self.drafter) if self.has_model and self.late else None
         self.adapter: Any = V1Adapter(
-            self.worker, longest, late=reads_late, has_model=self.has_model, reading=self.reading
+            self.worker, longest, late=reads_late, has_model=self.has_model
         )
         inner = reads_late.propose if reads_late is not None else self.drafter.propose
         self.draft = self.adapter.guarded(inner)

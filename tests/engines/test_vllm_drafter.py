@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from decoder.engines.vllm.v1.drafter import LateDrafter
-from decoder.engines.vllm.v1.reading import SAMPLE
 
 BLOCK = 4
 BLOCKS = 64
@@ -97,9 +96,7 @@ class Server:
     def hidden(self, name: str, place: int) -> float:
         return float(int(name) * 7 + place / 8)
 
-    def step(
-        self, counts: list[int], draft: int = 0, catch_up: bool = False, reads: bool = True
-    ) -> torch.Tensor:
+    def step(self, counts: list[int], draft: int = 0) -> torch.Tensor:
         rows = list(zip(self.names, counts, strict=True))
         before = {name: self.read.get(name, 0) for name, _ in rows}
         at = [(n, p) for n, c in rows for p in range(before[n], before[n] + c)]
@@ -115,9 +112,7 @@ class Server:
             table, slots,
         )  # fmt: skip
         self.late.names = self.names
-        self.late.meet(self.names, reads)
-        due = sum(count for name, count in rows if name not in self.late.skipped)
-        self.late.catch_up = catch_up or self.late.full(due)
+        self.late.catch_up = self.late.full(sum(counts))
         states = torch.tensor([[self.hidden(n, p)] * WIDTH for n, p in at]) / WIDTH
         drafts = self.late.propose(
             num_speculative_tokens=draft,
@@ -136,10 +131,8 @@ class Server:
         return drafts
 
     def complete(self) -> bool:
-        """Whether the cache holds every token that the requests have read, and each rightly; of
-        those that are skipped nothing need be there.
-        """
-        for name in set(self.names) - self.late.skipped:
+        """Whether the cache holds every token that the requests have read, and each rightly."""
+        for name in self.names:
             for place in range(self.read[name]):
                 slot = (int(name) * BLOCKS + place // BLOCK) * BLOCK + place % BLOCK
                 found = self.drafter.cache.get(slot)
@@ -177,54 +170,8 @@ def test_whenever_it_drafts_it_has_read_everything_once(seed: int, capacity: int
         if long or s.rng.random() < 0.05:
             gone = (long or s.names)[0]
             s.names.remove(gone)
-            s.late.end(gone)
+            s.late.forget(gone)
     assert s.drafter.passes < 0.5 * passes
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_what_is_skipped_is_not_read_and_disturbs_nobody(seed: int) -> None:
-    s = server(unread=48, seed=seed)
-    begun, skipped = 0, set[str]()
-    for number in range(150):
-        reads = s.rng.random() < 0.3
-        new = len(s.names) < 5 and s.rng.random() < 0.3
-        if new:
-            s.names.append(str(number + 1))
-            begun += 1
-        if not s.names:
-            continue
-        counts = [int(s.rng.integers(1, 4)) for _ in s.names]
-        if new:
-            counts[-1] = int(s.rng.integers(5, 40))
-        draft = 3 * int(s.rng.random() < 0.3)
-        passes = s.drafter.passes
-        assert s.step(counts, draft, reads=reads).shape == (len(s.names), draft)
-        assert s.complete() or not draft
-        if new and not reads and s.names[-1] in s.late.skipped:
-            skipped.add(s.names[-1])
-        assert skipped & set(s.names) == s.late.skipped
-        if s.late.skipped >= set(s.names) and not draft:
-            assert s.drafter.passes == passes
-        long = [n for n in s.names if s.read[n] > 200]
-        if long or s.rng.random() < 0.1:
-            gone = (long or s.names)[0]
-            s.names.remove(gone)
-            s.late.leave({gone})
-            s.late.end(gone)
-    assert len(skipped) > begun / 4
-
-
-def test_of_those_that_would_be_skipped_one_in_some_is_read() -> None:
-    s = server()
-    s.names = [str(n) for n in range(1, 3 * SAMPLE + 2)]
-    for count in (1, 5, 6, len(s.names)):
-        s.late.meet(s.names[:count], reads=False)
-    assert len(s.names) - len(s.late.skipped) == 3
-    s.late.meet([*s.names, "99"], reads=True)
-    assert "99" not in s.late.skipped
-    s.late.end("1")
-    s.late.meet(["1"], reads=True)
-    assert "1" not in s.late.skipped
 
 
 @pytest.mark.parametrize("again", [0, 4, 6])

@@ -16,7 +16,7 @@ at most once a minute.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -65,12 +65,10 @@ class Adapter:
         self.complaints = complaints or Complaints()
         self.idle = ""
         """Why nothing is drafted any more; "" while all is well."""
-        self.unread: Collection[str] = ()
-        """Requests of the step that the model drafter does not read, nor drafts for."""
         self.usual = True
         """Whether the step did no work that had waited: else it says nothing of costs."""
-        self.ended: Collection[str] | None = None
-        """Requests that ended with the step; None where it could not be followed."""
+        self.ended = False
+        """Whether a request ended with the step, or may have."""
         self.has_model = has_model
         self._longest = longest
         self._identities = Identities.load(worker.settings) if worker is not None else None
@@ -105,7 +103,7 @@ class Adapter:
         Args:
             sampled: tokens committed by row; none where a prompt is only partly read.
         """
-        self.ended = None
+        self.ended = True
         names = list(runner.input_batch.req_ids)
         if self.idle:
             return Plan.nothing(len(names))
@@ -188,7 +186,7 @@ class Adapter:
             )
             router.observe(outcomes, step_tokens, self.usual)
         live = [name for name in followed if name in slots]
-        self.ended = {*followed}.difference(live) if len(live) < len(followed) else ()
+        self.ended = len(live) < len(followed)
         known = runner.input_batch.vocab_size
         chosen: Decisions | None = None
         with self.sparing("choosing drafts failed: this step goes on without drafts"):
@@ -199,7 +197,7 @@ class Adapter:
                 most *= self._steps % DRAFTS_SHARE > 0
             others = len(rows) - len(followed)
             beside = min(waiting, max(budget - len(live) - others, 0))
-            chosen = router.choose(live, most, self.unread, others=others, beside=beside)
+            chosen = router.choose(live, most, others=others, beside=beside)
         self._limits = self._longest_of(runner, states, longest)
         if chosen is None:
             return Plan.nothing(len(names))
