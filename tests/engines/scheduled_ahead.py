@@ -8,17 +8,11 @@ from typing import Any
 
 import torch
 
-from decoder.engines.vllm import configured
 from decoder.engines.vllm.adapter import Adapter
 from decoder.engines.vllm.requirements import longest_draft
 from decoder.engines.vllm.v2.batch import Batch
+from tests.engines.configs import on_v2
 from tests.engines.scheduled import Scheduled
-
-
-def on_v2(config: Any) -> None:
-    """Have a configuration say that vLLM has chosen its V2 runner, and our worker on it."""
-    config.__class__ = type("OnV2", (type(config),), {"use_v2_model_runner": True})
-    config.parallel_config.worker_cls = next(iter(configured.WORKERS.values()))
 
 
 @dataclass

@@ -14,10 +14,10 @@ import torch
 from decoder.engines.vllm.attached import give
 from decoder.engines.vllm.plugin import AROUND, _load_model
 from decoder.settings import WorkerSettings
+from tests.engines.configs import engine
 from tests.engines.scheduled import Scheduled
 from tests.engines.test_vllm_adapter import copying
 from tests.engines.test_vllm_plugin import Worker
-from tests.engines.test_vllm_requirements import engine
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of what vLLM imports
 SIZES = [1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)]
