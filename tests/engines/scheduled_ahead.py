@@ -58,13 +58,7 @@ class Ahead(Scheduled):
             out = self.scheduler.schedule()
             self.under_way.append((out, self._work(out)))
         out, made = self.under_way.pop(0)
-        for outputs in self.scheduler.update_from_output(out, made).values():
-            if outputs.scheduler_stats and outputs.scheduler_stats.spec_decoding_stats:
-                self.stats.append(outputs.scheduler_stats.spec_decoding_stats)
-            for each in outputs.outputs:
-                self.outputs[each.request_id] += each.new_token_ids
-                if each.finish_reason is not None:
-                    self.finished[each.request_id] = str(each.finish_reason)
+        self.take(out, made)
         if self.queue == 1 and made.req_ids:
             drafts = [[-1] * self.batch.lengths[name] for name in made.req_ids]
             self.scheduler.update_draft_token_ids(DraftTokenIds(made.req_ids, drafts))
