@@ -22,6 +22,7 @@ from decoder.core.costs import LiveCosts
 from decoder.engines.vllm.requirements import longest_draft, within
 from decoder.engines.vllm.v1.adapter import V1Adapter
 from decoder.engines.vllm.v1.drafter import LateDrafter
+from decoder.engines.vllm.v1.reading import Reading
 from decoder.settings import WorkerSettings
 from decoder.worker import Worker, make_worker
 from tests.decoder.simulated import trusting_policy
@@ -126,6 +127,7 @@ class Scheduled:
     blocks: int = 400
     late: bool = True
     capacity: int = 256  # tokens of the drafter's buffers
+    reading: Reading | None = None
     worker: Worker = field(init=False)
 
     def __post_init__(self) -> None:
@@ -157,7 +159,7 @@ class Scheduled:
         self.drafter = Drafter(self.capacity)
         reads_late = LateDrafter(self.drafter) if self.has_model and self.late else None
         self.adapter: Any = V1Adapter(
-            self.worker, longest, late=reads_late, has_model=self.has_model
+            self.worker, longest, late=reads_late, has_model=self.has_model, reading=self.reading
         )
         inner = reads_late.propose if reads_late is not None else self.drafter.propose
         self.draft = self.adapter.guarded(inner)

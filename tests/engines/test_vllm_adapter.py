@@ -352,7 +352,8 @@ def test_no_exception_of_ours_reaches_vllm(verb: str, caplog: pytest.LogCaptureF
     for name, output in e.outputs.items():
         start = 40 + int(name)
         assert output == list(copying(name)[start : start + 120]) or name == "6"
-    assert e.worker.faults > 3 and caplog.text.count("RuntimeError: ours") == 1
+    kinds = 1 + (verb == "stop")  # which the router calls itself, too
+    assert e.worker.faults > 3 and caplog.text.count("RuntimeError: ours") == kinds
 
 
 def test_what_goes_wrong_with_every_request_is_told_once(

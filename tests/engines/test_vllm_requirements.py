@@ -36,7 +36,7 @@ def model(**facts: Any) -> Change:
         names = (
             "is_moe", "is_multimodal_model", "uses_mrope", "is_encoder_decoder", "is_hybrid",
             "has_inner_state", "is_diffusion", "runner_type", "enable_prompt_embeds",
-            "enable_sleep_mode", "max_model_len", "logits_processors", "get_diff_sampling_param",
+            "max_model_len", "logits_processors", "get_diff_sampling_param",
         )  # fmt: skip
         told = {name: getattr(real, name) for name in names} | facts
         object.__setattr__(config, "model_config", SimpleNamespace(**told))
@@ -120,7 +120,6 @@ CASES: dict[tuple[str, str], tuple[Callable[[], Any], Change | None]] = {
     ("model", "diffusion"): changed(model(is_diffusion=True)),
     ("--runner", "pooling"): changed(model(runner_type="pooling")),
     ("--weight-transfer-config", "given"): changed("weight_transfer_config", object()),
-    ("--enable-sleep-mode", "true"): changed(model(enable_sleep_mode=True)),
     ("--kv-transfer-config", "given"): changed("kv_transfer_config", object()),
     ("--structured-outputs-config", "backend auto, xgrammar, guidance or outlines"): given(),
     ("--structured-outputs-config", "backend lm-format-enforcer"):
@@ -272,23 +271,13 @@ def test_every_row_is_tried_and_every_refusal_says_what_to_do() -> None:
             assert any(word in row.why for word in words), title(row)
 
 
-@pytest.mark.parametrize(
-    ("method", "given", "longest", "model_tokens"),
-    [("suffix", {}, 24, 4), ("suffix", {"num_speculative_tokens": 100}, 64, 4)]
-    + [("eagle3", {"num_speculative_tokens": n}, n, min(n, 4)) for n in (1, 3, 5, 16, 64)]
-    + [("eagle3", {"num_speculative_tokens": 512}, 64, 4)],
-)
-def test_no_draft_is_longer_than_the_engine_was_started_for(
-    method: str, given: dict[str, int], longest: int, model_tokens: int
-) -> None:
+def test_no_draft_is_longer_than_vllms_sampler_takes() -> None:
     from vllm.v1.sample.rejection_sampler import MAX_SPEC_LEN
 
-    config = engine(method, **given)
-    settings = within(config, WorkerSettings())
-    assert (settings.suffix_max_draft, settings.model_draft_tokens) == (longest, model_tokens)
-    assert longest_draft(config) == min(given.get("num_speculative_tokens", 24), MAX_SPEC_LEN)
+    config = engine(num_speculative_tokens=512)
+    assert longest_draft(config) == MAX_SPEC_LEN
     asked = WorkerSettings(suffix_max_draft=512, suffix_max_depth=512, model_draft_tokens=16)
-    assert within(config, asked).suffix_max_draft == longest_draft(config)
+    assert within(config, asked).suffix_max_draft == MAX_SPEC_LEN
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ at most once a minute.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -65,10 +65,12 @@ class Adapter:
         self.complaints = complaints or Complaints()
         self.idle = ""
         """Why nothing is drafted any more; "" while all is well."""
+        self.unread: Collection[str] = ()
+        """Requests of the step that the model drafter does not read, nor drafts for."""
         self.usual = True
         """Whether the step did no work that had waited: else it says nothing of costs."""
-        self.ended = False
-        """Whether a request ended with the step, or may have."""
+        self.ended: Collection[str] | None = None
+        """Requests that ended with the step; None where it could not be followed."""
         self.has_model = has_model
         self._longest = longest
         self._identities = Identities.load(worker.settings) if worker is not None else None
@@ -103,7 +105,7 @@ class Adapter:
         Args:
             sampled: tokens committed by row; none where a prompt is only partly read.
         """
-        self.ended = True
+        self.ended = None
         names = list(runner.input_batch.req_ids)
         if self.idle:
             return Plan.nothing(len(names))
@@ -186,7 +188,7 @@ class Adapter:
             )
             router.observe(outcomes, step_tokens, self.usual)
         live = [name for name in followed if name in slots]
-        self.ended = len(live) < len(followed)
+        self.ended = {*followed}.difference(live) if len(live) < len(followed) else ()
         known = runner.input_batch.vocab_size
         chosen: Decisions | None = None
         with self.sparing("choosing drafts failed: this step goes on without drafts"):
@@ -197,7 +199,7 @@ class Adapter:
                 most *= self._steps % DRAFTS_SHARE > 0
             others = len(rows) - len(followed)
             beside = min(waiting, max(budget - len(live) - others, 0))
-            chosen = router.choose(live, most, others=others, beside=beside)
+            chosen = router.choose(live, most, self.unread, others=others, beside=beside)
         self._limits = self._longest_of(runner, states, longest)
         if chosen is None:
             return Plan.nothing(len(names))

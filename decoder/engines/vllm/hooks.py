@@ -107,11 +107,11 @@ HOOKS: Final = (
          "num_spec_tokens_to_schedule, num_invalid_spec_tokens",
          "which requests ended, what was verified, and how long a draft may be", "fields"),
     Hook(f"{SCHED}output:NewRequestData",
-         "req_id, num_computed_tokens, prompt_token_ids, prefill_token_ids, "
+         "req_id, block_ids, num_computed_tokens, prompt_token_ids, prefill_token_ids, "
          "sampling_params, lora_request, prompt_embeds, prompt_is_token_ids",
-         "a request's text, and whether it begins in others' blocks", "fields"),
+         "a request's text, and whether it begins in blocks that were read", "fields"),
     Hook(f"{SCHED}output:CachedRequestData",
-         "req_ids, resumed_req_ids, num_computed_tokens", "likewise", "fields"),
+         "req_ids, resumed_req_ids, new_block_ids, num_computed_tokens", "likewise", "fields"),
     Hook("vllm.config.scheduler:SchedulerConfig",
          "max_num_scheduled_tokens, enable_chunked_prefill",
          "how many drafts keep no prompt waiting", "fields"),

@@ -127,7 +127,7 @@ def _adapter(runner: GPUModelRunner, settings: WorkerSettings) -> Adapter:
     ranks = Ranks(group.rank_in_group, group.world_size, group.cpu_group, runner.max_num_reqs)
     worker, longest = _worker(runner, settings) if ranks.leads else None, longest_draft(config)
     if not config.use_v2_model_runner:
-        return v1.adapter(runner, worker, longest, ranks)
+        return v1.adapter(runner, worker, longest, ranks, settings)
     has_model = config.speculative_config.method == "eagle3"
     return Adapter(worker, longest, has_model=has_model, ranks=ranks)
 

@@ -257,15 +257,9 @@ REQUIREMENTS: Final = (
     Requirement("--weight-transfer-config", "given", "refused",
         "leave --weight-transfer-config out: policy, drafter and telemetry belong to the weights "
         "they were made with.", lambda c, _: c.weight_transfer_config is not None),
-    Requirement("--enable-sleep-mode", "true", "accepted",
-        "level 1 keeps the weights and changes nothing; level 2 drops them, see the last row",
-        lambda c, _: c.model_config.enable_sleep_mode),
     Requirement("--kv-transfer-config", "given", "clamped",
         "the drafter reads in every step, so that what is transferred is whole",
         lambda c, _: c.kv_transfer_config is not None),
-    Requirement("--enable-prefix-caching", "true or false", "accepted",
-        "what the drafter sets aside is read before others may share its blocks",
-        lambda c, _: True),
     Requirement(
         "--max-num-batched-tokens, --max-num-seqs, --enable-chunked-prefill, --scheduling-policy, "
         "--quantization, --dtype, KV cache", "any", "accepted",

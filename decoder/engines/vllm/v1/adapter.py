@@ -14,6 +14,7 @@ import torch
 from decoder.engines.vllm.adapter import Adapter
 from decoder.engines.vllm.plan import Plan
 from decoder.engines.vllm.v1.drafter import MUCH, LateDrafter
+from decoder.engines.vllm.v1.reading import Reading
 
 
 class V1Adapter(Adapter):
@@ -26,6 +27,7 @@ class V1Adapter(Adapter):
         *args: Any,
         late: LateDrafter | None = None,
         shares_blocks: bool = True,
+        reading: Reading | None = None,
         **rest: Any,
     ) -> None:
         """Put an adapter together.
@@ -34,11 +36,14 @@ class V1Adapter(Adapter):
             late: the drafter that reads late, of one rank alone; None where there is none, or it
                 reads at every step.
             shares_blocks: whether an ended request's blocks may serve others (prefix caching).
+            reading: whether ``late`` reads what begins; None: it always does.
         """
         super().__init__(*args, **rest)
         self.late = late
+        self.reading = reading
         self._shares_blocks = shares_blocks
         self._hits = False  # whether a request of the step under way began in others' blocks
+        self._full = False  # whether no more of the step can be set aside
         self._drafter_failed = False
 
     def before_step(self, runner: Any, scheduler_output: Any) -> None:
@@ -54,11 +59,14 @@ class V1Adapter(Adapter):
                     with torch.inference_mode():
                         late.leave(lost)
             except Exception:
-                late.clear()
+                late.clear(missed=True)
                 raise
             finally:
                 for name in lost:
-                    late.forget(name)
+                    late.end(name)
+            self.time(ours=True)
+            late.scheduled(scheduler_output)
+            self.time(ours=False)
             cached = scheduler_output.scheduled_cached_reqs
             self._hits = bool(cached.resumed_req_ids) or any(
                 new.num_computed_tokens for new in scheduler_output.scheduled_new_reqs
@@ -78,8 +86,9 @@ class V1Adapter(Adapter):
             draft: vLLM's own method, which runs the drafter; it gives rows of tokens.
         """
         names = list(runner.input_batch.req_ids)
-        if self.late is not None:
-            self.usual = self.late.caught_up < MUCH
+        if self.late is not None and not self.idle:
+            self.time(ours=True)
+            self._meet(self.late, names, scheduler_output)
         plan = self.decide(runner, scheduler_output, sampled)
         if self.idle:
             return [[] for _ in names]
@@ -89,8 +98,11 @@ class V1Adapter(Adapter):
         return drafts
 
     def guarded(self, propose: Callable[..., Any]) -> Callable[..., Any]:
-        """A drafter's ``propose``, except that a fault costs the step its model drafts alone, and
-        the drafter what was set aside."""
+        """A drafter's ``propose``, except that a fault costs the step its model drafts alone.
+
+        What was set aside is dropped then, and requests under way have no more model drafts, for
+        which the drafter would miss that text.
+        """
 
         def guarded(*, next_token_ids: torch.Tensor, **arguments: Any) -> Any:
             try:
@@ -106,13 +118,23 @@ class V1Adapter(Adapter):
         self._drafter_failed = True
         super().failed(what)
         if self.late is not None:
-            self.late.clear()
+            self.late.clear(missed=True)
 
     def rest(self, why: str) -> None:
         """Draft nothing and report nothing from now on; requests go on as in plain vLLM."""
         super().rest(why)
         if self.late is not None:
             self.late.clear()
+
+    def _meet(self, late: LateDrafter, names: Sequence[str], scheduler_output: Any) -> None:
+        """See which of the step's requests are read, and whether there is room to read later."""
+        with self.sparing("the drafter could not follow"):
+            # An ended request's blocks may be given to a later prompt that begins alike.
+            late.meet(names, reads=self.reading is None or self.reading.wanted)
+            self.unread = late.skipped.intersection(names)
+            self.usual = late.caught_up < MUCH
+            scheduled = scheduler_output.num_scheduled_tokens
+            self._full = late.full(sum(scheduled[n] for n in names if n not in self.unread))
 
     def _made(
         self,
@@ -126,13 +148,10 @@ class V1Adapter(Adapter):
             return []
         self.time(ours=True)
         if self.late is not None:
-            # An ended request's blocks may be given to a later prompt that begins alike.
-            due = (
-                self._hits
-                or self.ended
-                or self.late.full(scheduler_output.total_num_scheduled_tokens)
-            )
-            self.late.names, self.late.catch_up = names, due
+            ended = self.ended is None or any(name not in self.unread for name in self.ended)
+            self.late.names, self.late.catch_up = names, self._hits or self._full or ended
+            with self.sparing("reading could not be weighed"):
+                self._weigh_reading(scheduler_output.total_num_scheduled_tokens, len(names))
         self._drafter_failed = False
         scheduler_output.num_spec_tokens_to_schedule = plan.k
         self.time(ours=False)
@@ -142,3 +161,10 @@ class V1Adapter(Adapter):
         except Exception:  # noqa: BLE001 - told by the complaints
             self.failed("the model drafter failed: this step goes on without its drafts")
             return []
+
+    def _weigh_reading(self, tokens: int, rows: int) -> None:
+        if self.reading is None or self.worker is None or self.worker.router.worth_us is None:
+            return
+        table = self.worker.router.costs.table
+        worth = self.worker.router.worth_us
+        self.reading.observe(tokens, table.slope, worth, table.time(rows))

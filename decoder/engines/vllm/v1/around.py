@@ -5,26 +5,36 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from decoder.contracts.trials import MODEL
 from decoder.engines.vllm.attached import adapter_of
 from decoder.engines.vllm.ranks import Ranks
 from decoder.engines.vllm.requirements import reads_with_positions_alone
 from decoder.engines.vllm.v1.drafter import LateDrafter
+from decoder.engines.vllm.v1.reading import Reading, share_of
+from decoder.settings import WorkerSettings
 
 if TYPE_CHECKING:
     from decoder.engines.vllm.v1.adapter import V1Adapter
     from decoder.worker import Worker
 
 
-def adapter(runner: Any, worker: Worker | None, longest: int, ranks: Ranks) -> V1Adapter:
+def adapter(
+    runner: Any, worker: Worker | None, longest: int, ranks: Ranks, settings: WorkerSettings
+) -> V1Adapter:
     """The adapter of a ``GPUModelRunner``. Replaces its drafter's ``propose``, if it has one."""
     from decoder.engines.vllm.v1.adapter import V1Adapter  # late: it brings numba
 
-    config, late = runner.vllm_config, None
+    config, late, reading = runner.vllm_config, None, None
     has_model = config.speculative_config.method == "eagle3"
     if has_model and reads_with_positions_alone(config):
         late = LateDrafter(runner.drafter)
+        # Without the floor a policy has its way whatever that costs, and a side that always drafts
+        # is not compared where it cannot: then all is read.
+        if settings.floor and MODEL not in settings.sides:
+            models = (config.model_config, config.speculative_config.draft_model_config)
+            reading = Reading(share_of(*(m.get_total_num_hidden_layers() for m in models)))
     made = V1Adapter(
-        worker, longest, late=late, has_model=has_model, ranks=ranks,
+        worker, longest, late=late, has_model=has_model, ranks=ranks, reading=reading,
         shares_blocks=bool(config.cache_config.enable_prefix_caching),
     )  # fmt: skip
     if has_model:

@@ -1,0 +1,204 @@
+"""The drafter reads what begins where its drafts pay for that, and finds out when they do again."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from decoder.core.choice import Chosen
+from decoder.engines.vllm.v1.reading import DEPTH, Reading, share_of
+from decoder.policy.rule import NONE
+from tests.decoder.simulated import model_alone
+from tests.engines.configs import config
+from tests.engines.scheduled import VOCABULARY, Scheduled
+from tests.engines.test_vllm_adapter import engine, is_whole, serve
+
+PLAIN_US = 30_000.0
+
+
+def after(reading: Reading, steps: int, tokens: int, worth_us: float) -> bool:
+    for _ in range(steps):
+        reading.observe(tokens, 1_000.0, worth_us, PLAIN_US)
+    return reading.wanted
+
+
+def test_it_reads_while_its_drafts_are_worth_more_than_that_takes() -> None:
+    reading = Reading(0.05)
+    assert after(reading, 1, 2_000, 0.0), "a prompt is paid for at once, its drafts come after it"
+    assert after(reading, 500, 100, 5_500.0)
+    assert not after(reading, 500, 100, 4_500.0)
+    assert after(reading, 500, 100, 5_500.0), "not overdrawn for ever"
+
+
+def test_no_more_is_saved_or_owed_than_a_few_steps() -> None:
+    reading = Reading(0.05)
+    after(reading, 1_000, 1, 5_000.0)
+    steps = math.ceil(DEPTH * PLAIN_US / 5_000.0)
+    assert after(reading, steps - 1, 100, 0.0) and not after(reading, 2, 100, 0.0)
+    after(reading, 1_000, 100, 0.0)
+    assert not after(reading, steps - 1, 0, 5_000.0) and after(reading, 2, 0, 5_000.0)
+
+
+def test_a_policy_that_weighs_no_model_drafts_has_them_read() -> None:
+    reading = Reading(0.05)
+    assert not after(reading, 1_000, 100, 0.0)
+    assert after(reading, 1, 100_000, math.inf) and after(reading, 3, 100, math.inf)
+
+
+def test_a_drafter_is_a_share_of_its_target() -> None:
+    assert 0.04 < share_of(30, 1) < 0.05
+    assert share_of(0, 1) > 1.0
+
+
+@pytest.mark.filterwarnings("ignore")  # of what vLLM imports
+@pytest.mark.parametrize("blocks", [400, 110])
+def test_while_reading_does_not_pay_most_that_begins_has_cache_drafts_alone(blocks: int) -> None:
+    """With as few blocks requests are preempted, and begin anew."""
+    e = engine(config(), reading=Reading(100.0), blocks=blocks)
+    late, choose = e.adapter.late, e.worker.router.choose
+    assert late is not None
+    drafted, skipped = set[str](), set[str]()
+
+    def noting(names: Sequence[str], most: int | None, unread: Collection[str], **rest: Any) -> Any:
+        decisions = choose(names, most, unread, **rest)
+        asking = {n for n, d in zip(names, decisions, strict=True) if d.arm == "model"}
+        assert not asking & unread
+        drafted.update(asking)
+        skipped.update(late.skipped)
+        return decisions
+
+    e.worker.router.choose = noting  # type: ignore[method-assign,assignment]
+    serve(e, requests=30)
+    is_whole(e)
+    assert len(skipped) > 15 and drafted and e.drafter.passes
+    assert bool(e.preemptions) == (blocks == 110)
+    assert not late.unread and not late._pieces and len(late._met) <= 4
+
+
+class Late(Reading):
+    """An account that is overdrawn until it is ``open``."""
+
+    open = False
+
+    @property
+    def wanted(self) -> bool:
+        return self.open
+
+
+SYSTEM = np.random.default_rng(7).integers(3, VOCABULARY, 80).tolist()
+
+
+@functools.lru_cache
+def alike(name: str) -> Sequence[int]:
+    """Texts that begin alike, but for those with an odd hundred, which have nothing in common."""
+    own = np.random.default_rng(int(name)).integers(3, VOCABULARY, 480).tolist()
+    return tuple(own if int(name) // 100 % 2 else SYSTEM + own[:400])
+
+
+def wherever_it_can(*asked: Any, unread: Any, **rest: Any) -> Chosen:
+    """A model draft of each request that can have one."""
+    chosen = model_alone(3)(*asked, **rest)
+    chosen.arms[unread], chosen.lengths[unread] = NONE, 0
+    return chosen
+
+
+class Serves:
+    """An engine that serves requests one after the other, and looks at what is drafted over what.
+
+    ``drafted`` has those with a model draft; ``blind`` those of them that the drafter had not read
+    rightly, whatever it was told to read.
+    """
+
+    def __init__(self, blocks: int = 2_000, tokens: int = 16) -> None:
+        self.account = Late(0.1)
+        self.e = Scheduled(config(tokens=tokens), alike, reading=self.account, blocks=blocks)
+        self.e.worker.router._choice = wherever_it_can
+        self.e.worker.router.turns = None
+        self.drafted, self.blind = list[str](), set[str]()
+        drafted = self.e.worker.router.drafted
+
+        def noting(names: Sequence[str], lengths: Sequence[int], k: int) -> None:
+            for name in (n for n, length in zip(names, lengths, strict=True) if k and length):
+                self.drafted += [name] * (name not in self.drafted)
+                if not self.was_read(name):
+                    self.blind.add(name)
+            drafted(names, lengths, k)
+
+        self.e.worker.router.drafted = noting  # type: ignore[method-assign]
+
+    def was_read(self, name: str) -> bool:
+        """Whether the drafter has read what stands in the blocks of a request, all of it; what
+        comes behind may be another's, at the end of a block that both begin with."""
+        e, state = self.e, self.e.runner.requests[name]
+        text = [*state.prompt_token_ids, *state.output_token_ids]
+        read = [e.drafter.cache.get(e._slot(state, p), (0, -1.0))[1] for p in range(e.read[name])]
+        return read == pytest.approx([e._hidden(text[p], p) for p in range(len(read))], rel=1e-4)
+
+    def serve(self, first: int, last: int, at_once: int = 1, most: int = 12) -> int:
+        """Requests ``first`` to ``last``; how many of them had a model draft."""
+        for name in range(first, last):
+            self.e.ask(str(name), 84, most)
+            if (name + 1 - first) % at_once == 0:
+                self.e.run()
+        self.e.run()
+        assert self.e.worker.faults == 0
+        return sum(first <= int(name) < last for name in self.drafted)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("at_once", [1, 4])
+def test_what_many_begin_with_is_read_though_reading_does_not_pay(at_once: int) -> None:
+    s = Serves()
+    assert 0 < s.serve(0, 40, at_once) < 20
+    s.account.open = True
+    assert s.serve(40, 80, at_once) == 40 and not s.blind
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_nothing_is_drafted_over_what_was_never_read() -> None:
+    """A start that nobody had in common before is not read; those that have it later know."""
+    s = Serves()
+    s.serve(100, 140)
+    s.serve(0, 8)  # one of them is read by its turn, but for how it begins
+    s.account.open = True
+    s.serve(8, 16)
+    assert s.serve(300, 340) == 40, "blocks that are written anew are read anew"
+    assert not s.blind
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("wanted", [True, False])
+def test_requests_that_go_on_after_a_preemption_draft_over_what_was_read(wanted: bool) -> None:
+    s = Serves(blocks=100)
+    s.account.open = wanted
+    s.serve(0, 30, at_once=6, most=100)
+    assert s.e.preemptions and s.drafted and not s.blind
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_a_failing_drafter_missed_is_not_drafted_over() -> None:
+    s = Serves()
+    s.account.open = True
+    s.serve(0, 4)
+    late, broken = s.e.adapter.late, [True]
+    assert late is not None
+    propose = late._propose
+
+    def failing(**arguments: Any) -> Any:
+        if broken[0]:
+            raise RuntimeError("a kernel that is not there")
+        return propose(**arguments)
+
+    late._propose = failing
+    for name in range(300, 304):
+        s.e.ask(str(name), 84, 100)
+    s.e.run(10)
+    broken[0], s.e.worker.faults = False, 0
+    s.e.run(20)
+    assert not {"300", "301", "302", "303"} & set(s.drafted)
+    assert s.serve(4, 8) == 4 and not s.blind, "what others said before counts as read"
