@@ -1,6 +1,6 @@
-"""One rank of a few, over gloo: ``python -m tests.engines.rank_jobs JOB RANK SIZE FOLDER``.
+"""One rank of a few, over gloo: ``python -m tests.engines.rank_jobs JOBS RANK SIZE FOLDER``.
 
-Each job writes what its rank saw to ``FOLDER/RANK.json``; the tests compare.
+What the rank saw in each job, one after the other, is in ``FOLDER/RANK.json``; the tests compare.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def main(job: str, rank: str, size: str, folder: str) -> None:
         "gloo", init_method=f"file://{folder}/meeting", rank=int(rank), world_size=int(size)
     )
     ranks = Ranks(int(rank), int(size), distributed.group.WORLD, ROWS)
-    result = JOBS[job](ranks)
+    result = {name: JOBS[name](ranks) for name in job.split()}
     Path(folder, f"{rank}.json").write_text(json.dumps(result))
     while not all(Path(folder, f"{other}.json").exists() for other in range(int(size))):
         time.sleep(0.02)

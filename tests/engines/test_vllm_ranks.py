@@ -46,15 +46,21 @@ def run(job: str, size: int, folder: Path) -> tuple[list[int], list[str]]:
     return [rank.returncode for rank in ranks], logs
 
 
-def seen(job: str, size: int, folder: Path) -> list[dict[str, Any]]:
-    """What each rank saw of a job that none may fail."""
-    status, logs = run(job, size, folder)
-    assert status == [0] * size, "\n".join(logs)[-4000:]
-    return [json.loads((folder / f"{r}.json").read_text()) for r in range(size)]
+Seen = dict[str, list[dict[str, Any]]]
 
 
-def test_all_ranks_follow_the_plan_of_the_first(tmp_path: Path) -> None:
-    first, *rest = seen("agreeing", 3, tmp_path)
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
+    """What each of three ranks saw, by the jobs that none may fail."""
+    folder, jobs = tmp_path_factory.mktemp("jobs"), "agreeing conducting meeting"
+    status, logs = run(jobs, 3, folder)
+    assert status == [0] * 3, "\n".join(logs)[-4000:]
+    found = [json.loads((folder / f"{r}.json").read_text()) for r in range(3)]
+    return {job: [rank[job] for rank in found] for job in jobs.split()}
+
+
+def test_all_ranks_follow_the_plan_of_the_first(seen: Seen) -> None:
+    first, *rest = seen["agreeing"]
     assert [rank["plans"] for rank in rest] == [first["plans"]] * 2
     assert first["plans"] == first["made"], "and it is what rank 0 decided"
     longest = max(sum(map(len, plan[0])) for plan in first["plans"])
@@ -63,11 +69,12 @@ def test_all_ranks_follow_the_plan_of_the_first(tmp_path: Path) -> None:
     assert all(not rank["errors"] and not rank["made"] for rank in rest), "only rank 0 decides"
 
 
-def test_the_clock_of_rank_0_decides_what_is_timed(tmp_path: Path) -> None:
-    first, second = seen("conducting", 2, tmp_path)
-    assert first["ran"] == second["ran"] and ["step", 13] in first["ran"]
+def test_the_clock_of_rank_0_decides_what_is_timed(seen: Seen) -> None:
+    first, *rest = seen["conducting"]
+    assert ["step", 13] in first["ran"]
     assert first["results"] == ["measured", "no such size", "no clock", "measured"]
-    assert second["results"] == [None] * 4
+    for rank in rest:
+        assert rank["ran"] == first["ran"] and rank["results"] == [None] * 4
 
 
 def test_ranks_that_are_not_at_one_step_end_instead_of_answering(tmp_path: Path) -> None:
@@ -76,8 +83,8 @@ def test_ranks_that_are_not_at_one_step_end_instead_of_answering(tmp_path: Path)
     assert "the ranks cannot reach each other" in logs[0]
 
 
-def test_ranks_that_are_not_alike_find_out_without_waiting_for_each_other(tmp_path: Path) -> None:
-    first, second, last = seen("meeting", 3, tmp_path)
+def test_ranks_that_are_not_alike_find_out_without_waiting_for_each_other(seen: Seen) -> None:
+    first, second, last = seen["meeting"]
     for case in ("alike", "names of its own"):
         assert first[case] == second[case] == last[case] == ""
     for rank, told in enumerate((first, second)):

@@ -175,8 +175,6 @@ def _warm_up(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any)
         self.model_runner.serving = True
         ahead = "asynchronously" if config.scheduler_config.async_scheduling else "step by step"
         log.info("drafting on vLLM's V2 runner, which is scheduled %s", ahead)
-    elif self.model_runner.device.type != "cpu":
-        log.info(graphs.told(self.model_runner))
     worker, costs = adapter.worker, LiveCosts()
     try:
         table = profile(self.model_runner, worker.scope if worker else "", adapter.ranks)

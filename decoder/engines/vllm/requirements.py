@@ -281,7 +281,7 @@ REQUIREMENTS: Final = (
         lambda c, _: _has_processors(c)),
     Requirement("--enforce-eager, cudagraph_mode", "any", "accepted",
         "steps without drafts run on full graphs of their own size, those that verify drafts on "
-        "piecewise ones; a mode that lacks either stays, and the log tells what a step runs as",
+        "piecewise ones; a mode that lacks either stays",
         lambda c, _: True),
     Requirement("weights", "reloaded in place, reset, or dropped by sleep level 2", "clamped",
         "requests go on without drafts and without telemetry until the server is started anew: "

@@ -53,10 +53,12 @@ def served(options: ServeOptions, on_cpu: bool = True, **environment: str) -> An
 
 CONFIGURED = """
 import json, sys
+from vllm.config import speculative
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
+speculative.has_arctic_inference = lambda: True  # the plugin's part, which is not loaded here
 told = []
 for arguments in json.loads(sys.argv[1]):
     args = make_arg_parser(FlexibleArgumentParser()).parse_args(arguments[3:])

@@ -10,7 +10,7 @@ from decoder.engines.vllm.attached import adapter_of
 from decoder.engines.vllm.ranks import Ranks
 from decoder.engines.vllm.requirements import reads_with_positions_alone
 from decoder.engines.vllm.v1.drafter import LateDrafter
-from decoder.engines.vllm.v1.reading import Reading, share_of
+from decoder.engines.vllm.v1.reading import Reading
 from decoder.settings import WorkerSettings
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def adapter(
         # is not compared where it cannot: then all is read.
         if settings.floor and MODEL not in settings.sides:
             models = (config.model_config, config.speculative_config.draft_model_config)
-            reading = Reading(share_of(*(m.get_total_num_hidden_layers() for m in models)))
+            reading = Reading(*(m.get_total_num_hidden_layers() for m in models))
     made = V1Adapter(
         worker, longest, late=late, has_model=has_model, ranks=ranks, reading=reading,
         shares_blocks=bool(config.cache_config.enable_prefix_caching),
