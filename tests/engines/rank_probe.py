@@ -7,8 +7,6 @@ what befalls the ranks in it:
 ``steady``          rank 0 keeps its policy, so that sides play their rounds to the end
 ``swapping``        rank 0 changes its policy at every third choice, as in all that follow
 ``leader fails``    rank 0 cannot choose, now and then, or makes a plan that nobody can read
-``one fails``       now this rank and now that fails to prepare what its drafter shall read
-``all fail``        a pass fails on all ranks alike
 ``one breaks``      a pass fails on the last rank alone
 ==================  ==============================================================================
 """
@@ -20,7 +18,6 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 
 EVERY = 7
@@ -35,8 +32,7 @@ def begin(worker: Any, name: str) -> None:
 
     runner = worker.model_runner
     adapter = adapter_of(runner)
-    assert adapter is not None and adapter.late is not None
-    rank, last = adapter.ranks.rank, adapter.ranks.size - 1
+    assert adapter is not None
     _restore(runner, adapter)
     _seen.clear()
     _seen.update(proposals=[], adapter=adapter, passes=[])
@@ -50,15 +46,8 @@ def begin(worker: Any, name: str) -> None:
     if name == "leader fails" and adapter.worker is not None:
         _now_and_then(adapter.worker.router, "choose", 0)
         _now_and_then(adapter, "_decided", 3, lambda: "no plan at all")
-    elif name == "one fails":
-        _now_and_then(adapter.late, "_take_in", rank)
-        _now_and_then(adapter.late, "_merged", rank + 3)
-    elif name == "all fail":
-        _now_and_then(runner.drafter, "_greedy_sample", EVERY - 3)  # on all ranks at one call
-    elif name == "one breaks":
-        adapter.ranks._patience = timedelta(seconds=5)
-        if rank == last:
-            _now_and_then(runner.drafter, "_greedy_sample", 0)
+    elif name == "one breaks" and adapter.worker is None:
+        _now_and_then(runner.drafter, "_greedy_sample", 0)
 
 
 def end(worker: Any) -> dict[str, Any]:
@@ -67,7 +56,7 @@ def end(worker: Any) -> dict[str, Any]:
     ours = adapter.worker
     told: dict[str, Any] = {
         "rank": adapter.ranks.rank, "proposals": _seen["proposals"], "passes": _seen["passes"],
-        "unread": adapter.late.unread, "decides": ours is not None,
+        "decides": ours is not None,
         "modules": sorted({"decoder.worker", "decoder.core.router", "kafka"} & set(sys.modules)),
         "threads": sorted(t.name for t in threading.enumerate()),
     }  # fmt: skip
@@ -143,7 +132,6 @@ def _restore(runner: Any, adapter: Any) -> None:
         (runner, ["propose_draft_token_ids"]),
         (runner.drafter, ["_greedy_sample"]),
         (adapter, ["_decided"]),
-        (adapter.late, ["_take_in", "_merged"]),
         *([(adapter.worker.router, ["choose"])] if adapter.worker is not None else []),
     ):
         for name in names:

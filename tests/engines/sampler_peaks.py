@@ -20,7 +20,7 @@ from vllm.v1.sample.logits_processor import LogitsProcessors
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
-from decoder.engines.vllm import sampling
+from decoder.engines.vllm.v1 import sampling
 
 VOCABULARY = 4096
 SHAPES = {"even": [7] * 32, "one long": [127] + [0] * 31 + [10] * 16}

@@ -6,6 +6,7 @@ drafter writes down what it reads, slot by slot, and drafts what the script says
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
@@ -13,23 +14,87 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from decoder.contracts.settings import KafkaSettings
 from decoder.core.costs import LiveCosts
-from decoder.engines.vllm.adapter import Adapter
-from decoder.engines.vllm.drafter import LateDrafter
-from decoder.engines.vllm.reading import Reading
 from decoder.engines.vllm.requirements import longest_draft, within
+from decoder.engines.vllm.v1.adapter import V1Adapter
+from decoder.engines.vllm.v1.drafter import LateDrafter
+from decoder.engines.vllm.v1.reading import Reading
 from decoder.settings import WorkerSettings
 from decoder.worker import Worker, make_worker
 from tests.decoder.simulated import trusting_policy
 from tests.engines.plugged import keep_events
-from tests.engines.test_vllm_drafter import Batch, Drafter
 
 BLOCK = 4
 WIDTH = 3
 VOCABULARY = 64
+
+
+@dataclass
+class Batch:
+    """The fields of vLLM's attention metadata that a drafter's first pass uses."""
+
+    query_start_loc: torch.Tensor
+    query_start_loc_cpu: torch.Tensor
+    seq_lens: torch.Tensor
+    seq_lens_cpu_upper_bound: torch.Tensor
+    num_reqs: int
+    num_actual_tokens: int
+    max_query_len: int
+    max_seq_len: int
+    block_table_tensor: torch.Tensor
+    slot_mapping: torch.Tensor
+    causal: bool = True
+    dcp_local_seq_lens: None = None
+
+
+@dataclass
+class Drafter:
+    """Writes into its cache what it reads, slot by slot, as EAGLE's first pass would."""
+
+    max_num_tokens: int = 256
+    block_size: int = BLOCK
+    eagle3_use_aux_hidden_state: bool = False
+    cache: dict[int, tuple[int, float]] = field(default_factory=dict)
+    passes: int = 0
+
+    def propose(
+        self,
+        *,
+        num_speculative_tokens: int,
+        target_token_ids: torch.Tensor,
+        target_positions: torch.Tensor,
+        target_hidden_states: torch.Tensor,
+        next_token_ids: torch.Tensor,
+        common_attn_metadata: Batch,
+    ) -> torch.Tensor:
+        batch, self.passes = common_attn_metadata, self.passes + 1
+        starts = batch.query_start_loc.tolist()
+        assert len(target_token_ids) == starts[-1] == batch.num_actual_tokens <= self.max_num_tokens
+        assert batch.query_start_loc_cpu.tolist() == starts and batch.num_reqs == len(starts) - 1
+        counts = np.diff(starts)
+        assert batch.max_query_len >= counts.max() and min(counts) > 0
+        following = target_token_ids.roll(-1)
+        following[batch.query_start_loc[1:].long() - 1] = next_token_ids
+        for row, (start, stop) in enumerate(itertools.pairwise(starts)):
+            length = int(batch.seq_lens[row])
+            places = target_positions[start:stop].tolist()
+            assert places == list(range(length - (stop - start), length))
+            for i, place in zip(range(start, stop), places, strict=True):
+                slot = int(batch.slot_mapping[i])
+                block = int(batch.block_table_tensor[row, place // BLOCK])
+                assert slot == block * BLOCK + place % BLOCK
+                self.cache[slot] = int(following[i]), float(target_hidden_states[i].sum())
+        lengths = batch.seq_lens.clone()
+        for _ in range(num_speculative_tokens - 1):  # as vLLM goes on from a token it drafted
+            batch.seq_lens += 1
+            batch.seq_lens_cpu_upper_bound += 1
+            lengths += 1
+            assert batch.seq_lens.equal(lengths), "it would attend to what was never written"
+        return torch.zeros(batch.num_reqs, num_speculative_tokens, dtype=torch.int64)
 
 
 class Grammar:
@@ -61,6 +126,7 @@ class Scheduled:
     right: int = 2
     blocks: int = 400
     late: bool = True
+    capacity: int = 256  # tokens of the drafter's buffers
     reading: Reading | None = None
     worker: Worker = field(init=False)
 
@@ -90,10 +156,10 @@ class Scheduled:
         self.ring = keep_events(self.worker)
         self.worker.router.policy = trusting_policy()
         self.worker.router.costs = LiveCosts(live=False)  # of no time that passes here
-        self.drafter = Drafter()
+        self.drafter = Drafter(self.capacity)
         reads_late = LateDrafter(self.drafter) if self.has_model and self.late else None
-        self.adapter = Adapter(
-            self.worker, longest, reads_late, has_model=self.has_model, reading=self.reading
+        self.adapter: Any = V1Adapter(
+            self.worker, longest, late=reads_late, has_model=self.has_model, reading=self.reading
         )
         inner = reads_late.propose if reads_late is not None else self.drafter.propose
         self.draft = self.adapter.guarded(inner)
@@ -179,7 +245,11 @@ class Scheduled:
         assert [len(d) for d in drafts] == [len(list(d)) for d in drafts]
         self.longest_seen = max(self.longest_seen, *map(len, drafts))
         self._waiting = dict(zip(names, map(len, drafts), strict=True))
-        made = ModelRunnerOutput(names, {n: i for i, n in enumerate(names)}, sampled)
+        self.take(out, ModelRunnerOutput(names, {n: i for i, n in enumerate(names)}, sampled))
+        self.scheduler.update_draft_token_ids(DraftTokenIds(names, drafts))
+
+    def take(self, out: Any, made: Any) -> None:
+        """Take in what a step made, as the scheduler does."""
         for outputs in self.scheduler.update_from_output(out, made).values():
             if outputs.scheduler_stats and outputs.scheduler_stats.spec_decoding_stats:
                 self.stats.append(outputs.scheduler_stats.spec_decoding_stats)
@@ -187,7 +257,6 @@ class Scheduled:
                 self.outputs[each.request_id] += each.new_token_ids
                 if each.finish_reason is not None:
                     self.finished[each.request_id] = str(each.finish_reason)
-        self.scheduler.update_draft_token_ids(DraftTokenIds(names, drafts))
 
     def read_rightly(self, name: str) -> bool:
         """Whether the drafter's cache holds all of a request that the target has read, rightly."""
@@ -195,7 +264,10 @@ class Scheduled:
         text = [*state.prompt_token_ids, *state.output_token_ids]
         for place in range(min(self.read[name], len(text) - 1)):
             found = self.drafter.cache.get(self._slot(state, place))
-            if found != (text[place + 1], pytest_approx(self._hidden(text[place], place))):
+            if found != (
+                text[place + 1],
+                pytest.approx(self._hidden(text[place], place), rel=1e-4),
+            ):
                 return False
         return True
 
@@ -298,9 +370,3 @@ class Scheduled:
 
     def _hidden(self, token: int, place: int) -> float:
         return token * 7 + place / 8
-
-
-def pytest_approx(value: float) -> Any:
-    import pytest
-
-    return pytest.approx(value, rel=1e-4)

@@ -8,15 +8,11 @@ from typing import Any
 
 import torch
 
-from decoder.engines.vllm import configured
+from decoder.engines.vllm.adapter import Adapter
+from decoder.engines.vllm.requirements import longest_draft
 from decoder.engines.vllm.v2.batch import Batch
+from tests.engines.configs import on_v2
 from tests.engines.scheduled import Scheduled
-
-
-def on_v2(config: Any) -> None:
-    """Have a configuration say that vLLM has chosen its V2 runner, and our worker on it."""
-    config.__class__ = type("OnV2", (type(config),), {"use_v2_model_runner": True})
-    config.parallel_config.worker_cls = next(iter(configured.WORKERS.values()))
 
 
 @dataclass
@@ -31,6 +27,8 @@ class Ahead(Scheduled):
         on_v2(self.config)
         self.config.scheduler_config.async_scheduling = self.queue > 1
         super().__post_init__()
+        longest = longest_draft(self.config)
+        self.adapter = Adapter(self.worker, longest, has_model=self.has_model)
         self.batch = Batch(
             SimpleNamespace(
                 vllm_config=self.config, device=torch.device("cpu"),
@@ -60,13 +58,7 @@ class Ahead(Scheduled):
             out = self.scheduler.schedule()
             self.under_way.append((out, self._work(out)))
         out, made = self.under_way.pop(0)
-        for outputs in self.scheduler.update_from_output(out, made).values():
-            if outputs.scheduler_stats and outputs.scheduler_stats.spec_decoding_stats:
-                self.stats.append(outputs.scheduler_stats.spec_decoding_stats)
-            for each in outputs.outputs:
-                self.outputs[each.request_id] += each.new_token_ids
-                if each.finish_reason is not None:
-                    self.finished[each.request_id] = str(each.finish_reason)
+        self.take(out, made)
         if self.queue == 1 and made.req_ids:
             drafts = [[-1] * self.batch.lengths[name] for name in made.req_ids]
             self.scheduler.update_draft_token_ids(DraftTokenIds(made.req_ids, drafts))

@@ -1,7 +1,7 @@
 """What every engine keeps to, whichever drafts it verifies and however its policy changes.
 
 The statements are about one :class:`~tests.engines.trials.Trial`; the reference engine runs with
-each model arm in this process, vLLM once in its own (marked ``engine``: a start takes a minute).
+each model arm in this process, vLLM in others (marked ``engine``: a start takes a minute).
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import pytest
 from tests.engines.trials import (
     Ask,
     Trial,
-    interpreted_trial,
     prefix_matched,
     tiny_trial,
     vllm_trial,
@@ -28,7 +27,7 @@ ENGINES = [
     "reference, no drafter",
     "reference, chain",
     "reference, tree",
-    pytest.param("vllm", marks=pytest.mark.engine),
+    pytest.param("vllm v1 eagle3", marks=pytest.mark.engine),
     pytest.param("vllm v2 eagle3 ahead", marks=pytest.mark.engine),
     pytest.param("vllm v2 eagle3", marks=[pytest.mark.engine, pytest.mark.long]),
     pytest.param("vllm v2 suffix ahead", marks=[pytest.mark.engine, pytest.mark.long]),
@@ -39,11 +38,10 @@ ARMS = {"reference, no drafter": "none", "reference, chain": "chain", "reference
 
 @pytest.fixture(scope="module", params=ENGINES)
 def trial(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trial:
-    if request.param == "vllm":
-        return vllm_trial(tmp_path_factory.mktemp("vllm"))
-    if request.param.startswith("vllm v2"):
-        _, _, drafts, *ahead = request.param.split()
-        return interpreted_trial(tmp_path_factory.mktemp("v2"), drafts, bool(ahead))
+    if request.param.startswith("vllm"):
+        _, runner, drafts, *ahead = request.param.split()
+        v2 = bool(ahead) if runner == "v2" else None
+        return vllm_trial(tmp_path_factory.mktemp(runner), drafts, v2)
     return tiny_trial(ARMS[request.param])  # type: ignore[arg-type]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,13 +32,17 @@ def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_this_vllm_is_one_that_is_known_and_all_that_is_touched_is_in_every_contract() -> None:
     contract.check(NUMBER, SOURCES)
     assert {"0.32", "0.33"} == set(contract.SUPPORTED)
-    places = {h.owner if h.fields else f"{h.owner}{'.' if ':' in h.owner else ':'}{h.name}"
-              for h in HOOKS}  # fmt: skip
+    places = {
+        h.owner if h.kind == "fields" else f"{h.owner}{'.' if ':' in h.owner else ':'}{name}"
+        for h in HOOKS
+        for name in h.each()
+    }
     for series in contract.SUPPORTED:
         said = json.loads((contract.FOLDER / f"vllm-{series}.json").read_text())
         assert said.keys() == places
-        assert all({*h.fields.split(", ")} == said[h.owner].keys() for h in HOOKS if h.fields)
-    assert {h.name for h in HOOKS if h.wrapped} == {"load_model", *AROUND}
+        assert all({*h.each()} == said[h.owner].keys() for h in HOOKS if h.kind == "fields")
+    wrapped = {name for hook in HOOKS if hook.kind == "wrapped" for name in hook.each()}
+    assert wrapped == {"load_model", *AROUND}
     assert all(hook.why for hook in HOOKS)
 
 
@@ -129,11 +134,11 @@ def test_a_wrapped_method_is_wrapped_once_and_below_only_where_asked(
 
     monkeypatch.setattr(Runner, "step", plain)  # undone afterwards
     monkeypatch.setattr(Below, "step", below)
-    step = Hook(f"{__name__}:Runner", "step", "to test")
+    step = Hook(f"{__name__}:Runner", "step", "to test", "wrapped")
     for _ in range(3):
         install({"step": twice}, (step,))
     assert Runner().step(4, more=1) == "8+1" and Below().step(4) == "below 4"
-    install({"step": twice}, (Hook(f"{__name__}:Runner", "step", "to test", below=True),))
+    install({"step": twice}, (replace(step, below=True),))
     assert Below().step(4) == "below 8" and Runner().step(1) == "2+0"
 
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import functools
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 from fastapi import FastAPI
-from fastapi.responses import StreamingResponse
 
-from decoder.engines.vllm.draining import DrainingMiddleware
+from decoder.engines.vllm import draining
 
 
 def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
@@ -27,20 +26,23 @@ def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., N
     return run
 
 
+@pytest.fixture(autouse=True)
+def times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was let in enters the engine at once, and it may take for ever to say so."""
+    monkeypatch.setattr(draining, "ENTERS_S", 0.01)
+    monkeypatch.setattr(draining, "LONGEST_S", 600.0)
+
+
 class Engine:
-    """As far as vLLM's server knows it. Takes requests in one after another, as they entered."""
+    """As far as vLLM's server knows it: busy until it is told otherwise."""
 
-    def __init__(self) -> None:
+    def __init__(self, errored: bool = False) -> None:
         self.told: list[float | None] = []
-        self.entered = 0
-        self.busy = asyncio.Event()
-        self.errored = False
-
-    async def add_request(self) -> None:
-        self.entered += 1
+        self.taken_in = asyncio.Event()
+        self.errored = errored
 
     async def is_sleeping(self) -> bool:
-        await self.busy.wait()
+        await self.taken_in.wait()
         return False
 
     def shutdown(self, timeout: float | None = None) -> None:
@@ -50,45 +52,17 @@ class Engine:
 def app_of(engine: object) -> FastAPI:
     app = FastAPI()
     app.state.engine_client = engine
-    app.add_middleware(DrainingMiddleware)
-    reached, goes_on = threading.Event(), asyncio.Event()
-    app.state.slow = SimpleNamespace(reached=reached, goes_on=goes_on)
+    app.add_middleware(draining.DrainingMiddleware)
+    app.state.slow = SimpleNamespace(reached=threading.Event(), goes_on=asyncio.Event())
 
-    @app.get("/health")
-    async def health() -> str:
-        return "well"
-
-    @app.get("/metrics")
-    async def metrics() -> str:
-        return "counts"
-
-    @app.get("/slow")
     async def slow() -> str:
-        reached.set()
-        await goes_on.wait()
+        app.state.slow.reached.set()
+        await app.state.slow.goes_on.wait()
         return "whole"
 
-    @app.get("/late")
-    async def late() -> str:
-        reached.set()
-        await goes_on.wait()
-        await app.state.engine_client.add_request()
-        return "whole"
-
-    @app.get("/late-in-pieces")
-    async def late_in_pieces() -> StreamingResponse:
-        reached.set()
-        await goes_on.wait()
-
-        async def pieces() -> AsyncIterator[str]:
-            try:
-                await app.state.engine_client.add_request()
-                yield "whole"
-            except RuntimeError as error:  # as vLLM's streams do
-                yield f"error: {error}"
-
-        return StreamingResponse(pieces())
-
+    app.get("/slow")(slow)
+    for path in ("/health", "/metrics"):
+        app.get(path)(lambda: "well")
     return app
 
 
@@ -105,90 +79,39 @@ async def test_what_is_under_way_ends_and_what_comes_later_may_try_elsewhere() -
         assert (await client.get("/health")).status_code == 200
         under_way = asyncio.create_task(client.get("/slow"))
         await asyncio.to_thread(app.state.slow.reached.wait)
-        engine.busy.set()
-        await asyncio.to_thread(app.state.engine_client.shutdown, timeout=45)
-        refused = await client.get("/health")
+        ending = asyncio.create_task(
+            asyncio.to_thread(app.state.engine_client.shutdown, timeout=45)
+        )
+        while (refused := await client.get("/health")).status_code == 200:
+            await asyncio.sleep(0.01)
         assert refused.status_code == 503
         assert refused.headers["retry-after"] == "1"
         assert refused.headers["connection"] == "close"
         assert "again" in refused.json()["error"]["message"]
-        assert (await client.get("/metrics")).json() == "counts"
+        assert (await client.get("/metrics")).json() == "well"
+        await asyncio.sleep(0.1)
+        assert engine.told == []  # it has not said yet that it took in what entered
+        engine.taken_in.set()
+        await ending
         app.state.slow.goes_on.set()
         assert (await under_way).json() == "whole"
     assert engine.told == [45]
 
 
-@pytest.mark.parametrize("path", ["/late", "/late-in-pieces"])
+@pytest.mark.parametrize("errored", [False, True], ids=["answers never", "died"])
 @in_a_loop
-async def test_a_request_that_has_not_entered_the_engine_is_sent_elsewhere(path: str) -> None:
-    engine = Engine()
-    engine.busy.set()
+async def test_an_engine_that_cannot_answer_is_shut_down(
+    monkeypatch: pytest.MonkeyPatch, errored: bool
+) -> None:
+    engine = Engine(errored)
+    if not errored:
+        monkeypatch.setattr(draining, "LONGEST_S", 0.1)
     app = app_of(engine)
     async with client_of(app) as client:
-        under_way = asyncio.create_task(client.get(path))
-        await asyncio.to_thread(app.state.slow.reached.wait)
+        assert (await client.get("/health")).status_code == 200
         await asyncio.to_thread(app.state.engine_client.shutdown)
-        app.state.slow.goes_on.set()
-        answer = await under_way
-        assert answer.status_code == 503 and "again" in answer.json()["error"]["message"]
-    assert engine.entered == 0
-
-
-@pytest.mark.parametrize("path", ["/late", "/late-in-pieces"])
-@in_a_loop
-async def test_what_entered_is_with_the_engine_before_it_is_told_to_end(path: str) -> None:
-    engine = Engine()
-    app = app_of(engine)
-    app.state.slow.goes_on.set()
-    async with client_of(app) as client:
-        answer = await client.get(path)
-        assert answer.status_code == 200 and "whole" in answer.text and engine.entered == 1
-        ending = asyncio.create_task(asyncio.to_thread(app.state.engine_client.shutdown))
-        while (await client.get("/health")).status_code == 200:
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(0.1)
-        assert engine.told == []  # it has not said yet that it took in what entered
-        engine.busy.set()
-        await ending
-    assert engine.told == [None]
-
-
-@in_a_loop
-async def test_an_engine_that_never_answers_is_shut_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("decoder.engines.vllm.draining.LONGEST_S", 0.1)
-    app = app_of(Engine())
-    async with client_of(app) as client:
-        await client.get("/health")
-        await asyncio.to_thread(app.state.engine_client.shutdown)
-    assert app.state.engine_client.told == [None]
-
-
-@in_a_loop
-async def test_nobody_waits_for_an_engine_that_died(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = Engine()
-    engine.errored = True
-    monkeypatch.setattr("decoder.engines.vllm.draining.LONGEST_S", 3600.0)
-    app = app_of(engine)
-    async with client_of(app) as client:
-        under_way = asyncio.create_task(client.get("/slow"))
-        await asyncio.to_thread(app.state.slow.reached.wait)
-        app.state.engine_client.shutdown()
         assert engine.told == [None]
-        app.state.slow.goes_on.set()
-        await under_way
-
-
-@in_a_loop
-async def test_an_error_of_a_worker_that_serves_stays_what_it_is() -> None:
-    app = app_of(Engine())
-
-    @app.get("/fails")
-    async def fails() -> str:
-        raise ZeroDivisionError
-
-    async with client_of(app) as client:
-        with pytest.raises(ZeroDivisionError):
-            await client.get("/fails")
+        assert (await client.get("/health")).status_code == 503
 
 
 @in_a_loop

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import pickle
 import subprocess
 import sys
@@ -18,10 +17,10 @@ from decoder.contracts.errors import EngineError
 from decoder.engines.vllm.attached import adapter_of, give
 from decoder.engines.vllm.plugin import AROUND, _load_model
 from decoder.settings import WorkerSettings
+from tests.engines.configs import config, setting
 from tests.engines.plugged import worker_of
 from tests.engines.scheduled import Scheduled
-from tests.engines.test_vllm_adapter import config, copying
-from tests.engines.test_vllm_requirements import setting
+from tests.engines.test_vllm_adapter import copying
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of what vLLM imports
 
@@ -166,22 +165,3 @@ def test_ranks_on_other_nodes_are_asked_whether_they_draft(node: str, says: str)
     except EngineError as error:
         raised = str(error)
     assert raised.startswith(says) and bool(raised) == bool(says), raised
-
-
-def test_cache_only_serving_starts_without_a_package_of_suffix_trees() -> None:
-    script = (
-        "import sys\nsys.modules['arctic_inference'] = None\n"
-        "from decoder.engines.vllm.plugin import register\nregister()\n"
-        "from decoder.engines.vllm.requirements import check\n"
-        "from decoder.settings import WorkerSettings\n"
-        "from tests.engines.test_vllm_requirements import engine\n"
-        "made = engine('suffix', num_speculative_tokens=16)\n"
-        "check(made, WorkerSettings())\n"
-        "from vllm.v1.spec_decode.suffix_decoding import SuffixDecodingProposer\n"
-        "SuffixDecodingProposer(made)\nprint('it starts')\n"
-    )
-    run = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False,
-        env=os.environ | {"HVD_WORKER_ENABLED": "1", "VLLM_USE_V2_MODEL_RUNNER": "0"},
-    )  # fmt: skip
-    assert run.stdout.endswith("it starts\n"), run.stderr

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -46,15 +47,21 @@ def run(job: str, size: int, folder: Path) -> tuple[list[int], list[str]]:
     return [rank.returncode for rank in ranks], logs
 
 
-def seen(job: str, size: int, folder: Path) -> list[dict[str, Any]]:
-    """What each rank saw of a job that none may fail."""
-    status, logs = run(job, size, folder)
-    assert status == [0] * size, "\n".join(logs)[-4000:]
-    return [json.loads((folder / f"{r}.json").read_text()) for r in range(size)]
+Seen = dict[str, list[dict[str, Any]]]
 
 
-def test_all_ranks_follow_the_plan_of_the_first(tmp_path: Path) -> None:
-    first, *rest = seen("agreeing", 3, tmp_path)
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
+    """What each of three ranks saw, by the jobs that none may fail."""
+    folder, jobs = tmp_path_factory.mktemp("jobs"), "agreeing conducting meeting"
+    status, logs = run(jobs, 3, folder)
+    assert status == [0] * 3, "\n".join(logs)[-4000:]
+    found = [json.loads((folder / f"{r}.json").read_text()) for r in range(3)]
+    return {job: [rank[job] for rank in found] for job in jobs.split()}
+
+
+def test_all_ranks_follow_the_plan_of_the_first(seen: Seen) -> None:
+    first, *rest = seen["agreeing"]
     assert [rank["plans"] for rank in rest] == [first["plans"]] * 2
     assert first["plans"] == first["made"], "and it is what rank 0 decided"
     longest = max(sum(map(len, plan[0])) for plan in first["plans"])
@@ -63,41 +70,22 @@ def test_all_ranks_follow_the_plan_of_the_first(tmp_path: Path) -> None:
     assert all(not rank["errors"] and not rank["made"] for rank in rest), "only rank 0 decides"
 
 
-def test_a_rank_that_fails_before_a_pass_holds_all_back_and_none_up(tmp_path: Path) -> None:
-    first, *rest = seen("drafting", 3, tmp_path)
-    for passes in first["sizes"]:
-        assert len(set(passes)) == 1, "every rank reads the same tokens in the same pass"
-    assert len(first["sizes"]) > 60
-    for rank in rest:
-        assert rank["sizes"] == first["sizes"]
-        assert rank["widths"] == first["widths"], "and drafts as many tokens"
-        assert rank["unread"][-1] == first["unread"][-1] == 0
-        assert rank["unread"] != first["unread"], "though one had dropped what the others had not"
-    assert min(rank["failed"] for rank in (first, *rest)) > 20
-
-
-def test_the_clock_of_rank_0_decides_what_is_timed(tmp_path: Path) -> None:
-    first, second = seen("conducting", 2, tmp_path)
-    assert first["ran"] == second["ran"] and ["step", 13] in first["ran"]
+def test_the_clock_of_rank_0_decides_what_is_timed(seen: Seen) -> None:
+    first, *rest = seen["conducting"]
+    assert ["step", 13] in first["ran"]
     assert first["results"] == ["measured", "no such size", "no clock", "measured"]
-    assert second["results"] == [None] * 4
+    for rank in rest:
+        assert rank["ran"] == first["ran"] and rank["results"] == [None] * 4
 
 
-@pytest.mark.parametrize(
-    ("job", "why"),
-    [("breaking", "failed inside a pass"), ("astray", "rank 0 is at (step, requests) (3, 1)")],
-)
-def test_ranks_that_cannot_agree_end_instead_of_answering(
-    tmp_path: Path, job: str, why: str
-) -> None:
-    status, logs = run(job, 2, tmp_path)
-    assert all(status), f"one went on: {status}"
-    assert why in "".join(logs) or "not at the pass" in "".join(logs), logs
-    assert not list(tmp_path.glob("*.json"))
+def test_ranks_that_are_not_at_one_step_end_instead_of_answering(tmp_path: Path) -> None:
+    status, logs = run("astray", 2, tmp_path)
+    assert all(status) and "rank 0 is at (step, requests) (3, 1)" in logs[1], logs
+    assert "the ranks cannot reach each other" in logs[0]
 
 
-def test_ranks_that_are_not_alike_find_out_without_waiting_for_each_other(tmp_path: Path) -> None:
-    first, second, last = seen("meeting", 3, tmp_path)
+def test_ranks_that_are_not_alike_find_out_without_waiting_for_each_other(seen: Seen) -> None:
+    first, second, last = seen["meeting"]
     for case in ("alike", "names of its own"):
         assert first[case] == second[case] == last[case] == ""
     for rank, told in enumerate((first, second)):
@@ -114,11 +102,7 @@ def test_a_lone_rank_talks_to_nobody() -> None:
     ranks = Ranks()
     plan = Plan(((1, 2), ()), (0, 3), 4)
     assert ranks.leads and ranks.agree(2, lambda: plan) is plan
-    assert ranks.together(True, ranks.passing(lambda: "drafts")) == "drafts"
     assert ranks.conduct(lambda step: [step(n) for n in (1, 2)], lambda n: n + 1) == [2, 3]
-    ranks.fell_out()
-    with pytest.raises(ZeroDivisionError):
-        ranks.together(True, lambda: 1 // 0)
 
 
 def test_a_row_takes_what_is_given_or_its_share_of_the_model_draft() -> None:
@@ -132,9 +116,7 @@ def test_a_row_takes_what_is_given_or_its_share_of_the_model_draft() -> None:
 ROUNDS = (
     ("swapping", [*range(8), *range(6)]),
     ("leader fails", [*range(8, 14), 0, 8]),
-    ("one fails", [*range(14, 20), 1, 14]),
-    ("all fail", [*range(20, 24), 2, 20]),
-    ("swapping", [3, 9, 15, 21]),
+    ("swapping", [*range(14, 24), 1, 14, 2, 20, 3, 9, 15, 21]),
 )
 """What befalls the ranks, and the prompts meanwhile; those that come again have cache drafts."""
 SIDES = ("plain", "suffix", "model", "first")
@@ -204,17 +186,29 @@ def two(models: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> 
     return result, log
 
 
+@pytest.fixture(scope="module")
+def plain(
+    models: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[int], list[list[int]]]:
+    """What plain vLLM writes on so many ranks, by prompt."""
+
+    @functools.cache
+    def written(ranks: int) -> list[list[int]]:
+        folder, rounds = tmp_path_factory.mktemp("plain"), [["plain", prompts(DISTINCT)]]
+        result, log = decode(folder, models, ranks, rounds, hybrid=False)
+        assert result is not None, log[-6000:]
+        return result["tokens"][0]  # type: ignore[no-any-return]
+
+    return written
+
+
 @real
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_two_ranks_write_what_plain_vllm_writes(
-    two: Any, models: tuple[Path, Path], tmp_path: Path, ranks: int
-) -> None:
-    """Token for token in float32, policies swapping and ranks failing; plain on one, on two."""
+def test_two_ranks_write_what_plain_vllm_writes(two: Any, plain: Any, ranks: int) -> None:
+    """Token for token in float32, policies swapping and rank 0 failing; plain on one, on two."""
     result, _ = two
-    plain, _ = decode(tmp_path, models, ranks, [["plain", prompts(DISTINCT)]], hybrid=False)
-    assert plain is not None
     for (name, numbers), tokens in zip(ROUNDS, result["tokens"], strict=True):
-        assert tokens == [plain["tokens"][0][n] for n in numbers], name
+        assert tokens == [plain(ranks)[n] for n in numbers], name
 
 
 @real
@@ -226,7 +220,6 @@ def test_both_ranks_propose_the_same_in_the_same_step(two: Any) -> None:
             f"{name}: tokens of each of the drafter's passes"
         )
         assert len(first["proposals"]) > 10 and len(first["passes"]) > 3, name
-        assert first["unread"] == second["unread"] or name == "one fails"
     first = result["ranks"][0][0]
     assert first["versions"] > 9, "policies were swapped in mid-traffic"
     assert first["accepted"]["cache"] > 50 and first["cycles"]["model"] > 10, first
@@ -235,14 +228,12 @@ def test_both_ranks_propose_the_same_in_the_same_step(two: Any) -> None:
 
 
 @real
-def test_ranks_play_the_same_side(models: tuple[Path, Path], tmp_path: Path) -> None:
+def test_ranks_play_the_same_side(models: tuple[Path, Path], plain: Any, tmp_path: Path) -> None:
     asked = prompts(DISTINCT)
     rounds = [["swapping", asked], ["steady", asked * 2]]
     result, log = decode(tmp_path, models, 2, rounds, hybrid=True, sides=True)
     assert result is not None, log[-6000:]
-    plain, _ = decode(tmp_path, models, 2, [["plain", asked]], hybrid=False)
-    (expected,) = plain["tokens"]
-    assert result["tokens"] == [expected, expected * 2]
+    assert result["tokens"] == [plain(2), plain(2) * 2]
     for first, second in result["ranks"]:
         assert first["proposals"] == second["proposals"]
         assert first["passes"] == second["passes"] and first["faults"] == 0
@@ -311,7 +302,7 @@ def test_an_engine_whose_ranks_are_all_otherwise_does_not_start(
     ],
 )
 def test_ranks_that_somebody_else_starts_are_alike_or_do_not_start(
-    models: tuple[Path, Path], tmp_path: Path, other: dict[str, str], says: str
+    models: tuple[Path, Path], plain: Any, tmp_path: Path, other: dict[str, str], says: str
 ) -> None:
     """As torchrun starts them: each with an engine of its own."""
     asked, port, folders = prompts(6), str(free_port()), (tmp_path / "0", tmp_path / "1")
@@ -339,8 +330,7 @@ def test_ranks_that_somebody_else_starts_are_alike_or_do_not_start(
         assert first is None and says in log, log[-6000:]
         return
     assert first is not None and second is not None, log[-3000:] + log_there[-3000:]
-    plain, _ = decode(tmp_path, models, 1, [["plain", asked]], hybrid=False)
-    assert first["tokens"] == second["tokens"] == plain["tokens"]
+    assert first["tokens"] == second["tokens"] == [plain(1)[: len(asked)]]
     drafts, drafts_there = (
         [row for _, row in result["ranks"][0][0]["proposals"]] for result in (first, second)
     )

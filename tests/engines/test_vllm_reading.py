@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from decoder.core.choice import Chosen
-from decoder.engines.vllm.reading import DEPTH, Reading, share_of
+from decoder.engines.vllm.v1.reading import DEPTH, Reading
 from decoder.policy.rule import NONE
 from tests.decoder.simulated import model_alone
+from tests.engines.configs import config
 from tests.engines.scheduled import VOCABULARY, Scheduled
-from tests.engines.test_vllm_adapter import config, engine, is_whole, serve
+from tests.engines.test_vllm_adapter import engine, is_whole, serve
 
 PLAIN_US = 30_000.0
 
@@ -27,7 +28,7 @@ def after(reading: Reading, steps: int, tokens: int, worth_us: float) -> bool:
 
 
 def test_it_reads_while_its_drafts_are_worth_more_than_that_takes() -> None:
-    reading = Reading(0.05)
+    reading = Reading(28, 1)
     assert after(reading, 1, 2_000, 0.0), "a prompt is paid for at once, its drafts come after it"
     assert after(reading, 500, 100, 5_500.0)
     assert not after(reading, 500, 100, 4_500.0)
@@ -35,7 +36,7 @@ def test_it_reads_while_its_drafts_are_worth_more_than_that_takes() -> None:
 
 
 def test_no_more_is_saved_or_owed_than_a_few_steps() -> None:
-    reading = Reading(0.05)
+    reading = Reading(28, 1)
     after(reading, 1_000, 1, 5_000.0)
     steps = math.ceil(DEPTH * PLAIN_US / 5_000.0)
     assert after(reading, steps - 1, 100, 0.0) and not after(reading, 2, 100, 0.0)
@@ -44,21 +45,16 @@ def test_no_more_is_saved_or_owed_than_a_few_steps() -> None:
 
 
 def test_a_policy_that_weighs_no_model_drafts_has_them_read() -> None:
-    reading = Reading(0.05)
+    reading = Reading(28, 1)
     assert not after(reading, 1_000, 100, 0.0)
     assert after(reading, 1, 100_000, math.inf) and after(reading, 3, 100, math.inf)
-
-
-def test_a_drafter_is_a_share_of_its_target() -> None:
-    assert 0.04 < share_of(30, 1) < 0.05
-    assert share_of(0, 1) > 1.0
 
 
 @pytest.mark.filterwarnings("ignore")  # of what vLLM imports
 @pytest.mark.parametrize("blocks", [400, 110])
 def test_while_reading_does_not_pay_most_that_begins_has_cache_drafts_alone(blocks: int) -> None:
     """With as few blocks requests are preempted, and begin anew."""
-    e = engine(config(), reading=Reading(100.0), blocks=blocks)
+    e = engine(config(), reading=Reading(1, 70), blocks=blocks)
     late, choose = e.adapter.late, e.worker.router.choose
     assert late is not None
     drafted, skipped = set[str](), set[str]()
@@ -114,7 +110,7 @@ class Serves:
     """
 
     def __init__(self, blocks: int = 2_000, tokens: int = 16) -> None:
-        self.account = Late(0.1)
+        self.account = Late(14, 1)
         self.e = Scheduled(config(tokens=tokens), alike, reading=self.account, blocks=blocks)
         self.e.worker.router._choice = wherever_it_can
         self.e.worker.router.turns = None

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import logging
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,38 +22,10 @@ from decoder.engines.vllm.requirements import (
     within,
 )
 from decoder.settings import WorkerSettings
-from pipelines.embedded import DRAFTER, ensure_model
-from tests.engines import interpreted
+from tests.engines.configs import Change, engine, on_v2, setting
+from tests.engines.plugged import run_apart
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of what vLLM imports
-Change = Callable[[Any], None]
-
-
-def engine(method: str = "eagle3", **speculative: Any) -> Any:
-    """What vLLM makes of its arguments; no engine is started."""
-    from vllm.engine.arg_utils import EngineArgs
-
-    given: dict[str, Any] = {"method": method}
-    if method == "eagle3":
-        given |= {"model": str(DRAFTER), "num_speculative_tokens": 64}
-        given |= {"disable_padded_drafter_batch": True, "disable_eagle_block_drop": True}
-    given |= speculative
-    return EngineArgs(
-        model=str(ensure_model()), dtype="float32", max_model_len=1024,
-        speculative_config=given if method else None,
-    ).create_engine_config()  # fmt: skip
-
-
-def setting(path: str, value: Any) -> Change:
-    """A change of one field, behind vLLM's own checks of what goes with what."""
-
-    def change(config: Any) -> None:
-        *parents, name = path.split(".")
-        for parent in parents:
-            config = getattr(config, parent)
-        object.__setattr__(config, name, value)
-
-    return change
 
 
 def model(**facts: Any) -> Change:
@@ -66,7 +36,7 @@ def model(**facts: Any) -> Change:
         names = (
             "is_moe", "is_multimodal_model", "uses_mrope", "is_encoder_decoder", "is_hybrid",
             "has_inner_state", "is_diffusion", "runner_type", "enable_prompt_embeds",
-            "enable_sleep_mode", "max_model_len", "logits_processors", "get_diff_sampling_param",
+            "max_model_len", "logits_processors", "get_diff_sampling_param",
         )  # fmt: skip
         told = {name: getattr(real, name) for name in names} | facts
         object.__setattr__(config, "model_config", SimpleNamespace(**told))
@@ -88,12 +58,6 @@ def given(method: str = "eagle3", **speculative: Any) -> tuple[Callable[[], Any]
 
 def changed(change: Change | str, value: Any = True) -> tuple[Callable[[], Any], Change]:
     return engine, setting(change, value) if isinstance(change, str) else change
-
-
-def on_v2(config: Any) -> None:
-    """vLLM's V2 runner, and our worker on it."""
-    config.__class__ = type("OnV2", (type(config),), {"use_v2_model_runner": True})
-    config.parallel_config.worker_cls = next(iter(configured.WORKERS.values()))
 
 
 BATCHED = {"num_speculative_tokens_per_batch_size": [(1, 8, 5), (9, 99, 1)]}
@@ -156,7 +120,6 @@ CASES: dict[tuple[str, str], tuple[Callable[[], Any], Change | None]] = {
     ("model", "diffusion"): changed(model(is_diffusion=True)),
     ("--runner", "pooling"): changed(model(runner_type="pooling")),
     ("--weight-transfer-config", "given"): changed("weight_transfer_config", object()),
-    ("--enable-sleep-mode", "true"): changed(model(enable_sleep_mode=True)),
     ("--kv-transfer-config", "given"): changed("kv_transfer_config", object()),
     ("--structured-outputs-config", "backend auto, xgrammar, guidance or outlines"): given(),
     ("--structured-outputs-config", "backend lm-format-enforcer"):
@@ -194,52 +157,35 @@ def test_each_row_is_what_becomes_of_a_real_configuration(
     assert (row.why in caplog.text) == (row.verdict == "clamped")
 
 
-def started(method: str, given: dict[str, Any], **variables: str) -> tuple[list[str], str]:
-    """Runner, worker, scheduler and whether steps are scheduled ahead, where vLLM has a Triton; and
-    the log. In a process of its own, where the plugin is there before vLLM looks at its settings.
-    """
-    script = (
-        "from tests.engines import interpreted\ninterpreted.install(None)\n"
-        "from decoder.engines.vllm.requirements import check\n"
-        "from decoder.settings import WorkerSettings\n"
-        "from tests.engines.test_vllm_requirements import engine\n"
-        f"made = engine('{method}', **{given})\ncheck(made, WorkerSettings())\n"
-        "s, worker = made.scheduler_config, made.parallel_config.worker_cls\n"
-        "print(made.use_v2_model_runner, worker, s.scheduler_cls, s.async_scheduling)"
-    )
-    unasked = {k: v for k, v in os.environ.items() if k != "VLLM_USE_V2_MODEL_RUNNER"}
-    run = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False,
-        env=unasked | {"HVD_WORKER_ENABLED": "1", "TRITON_INTERPRET": "1"} | variables,
-    )  # fmt: skip
-    assert run.returncode == 0, run.stderr
-    return run.stdout.split()[-4:], run.stdout + run.stderr
+Made = dict[str, dict[str, Any]]
 
 
-@pytest.mark.parametrize(
-    ("method", "given"),
-    [
-        ("eagle3", {"disable_padded_drafter_batch": False}),
-        ("suffix", {"num_speculative_tokens": 9}),
-    ],
-)
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """What vLLM makes of settings in a process where the plugin is there before it looks at them,
+    and a Triton, but no package of suffix trees."""
+    result = tmp_path_factory.mktemp("made") / "result.json"
+    run_apart("tests.engines.started", str(result), HVD_WORKER_ENABLED="1", TRITON_INTERPRET="1")
+    return json.loads(result.read_text())  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("method", ["eagle3", "suffix"])
 def test_on_vllms_v2_runner_our_classes_are_named_and_each_method_is_scheduled_ahead(
-    method: str, given: dict[str, Any]
+    method: str, made: Made
 ) -> None:
-    (v2, worker, scheduler, ahead), _ = started(method, given, **interpreted.VARIABLES)
-    assert (v2, ahead) == ("True", "True")
-    assert worker in configured.WORKERS.values() and scheduler == configured.SCHEDULER
+    found = made[f"{method} on V2"]
+    assert found["v2"] and found["ahead"] and found["scheduler"] == configured.SCHEDULER
+    assert found["worker"] in configured.WORKERS.values()
 
 
-@pytest.mark.parametrize(
-    ("method", "given"), [("eagle3", {}), ("suffix", {"num_speculative_tokens": 9})]
-)
+@pytest.mark.parametrize("method", ["eagle3", "suffix"])
 def test_v2_is_not_taken_unless_it_is_asked_for_and_the_log_says_how(
-    method: str, given: dict[str, Any]
+    method: str, made: Made
 ) -> None:
-    (v2, worker, scheduler, ahead), log = started(method, given)
-    assert (v2, scheduler, ahead) == ("False", "None", "False")
-    assert worker.startswith("vllm.") and log.count("unless VLLM_USE_V2_MODEL_RUNNER=1") == 1
+    found = made[method]
+    assert not found["v2"] and not found["ahead"] and found["scheduler"] is None
+    assert found["worker"].startswith("vllm.")
+    assert found["log"].count("unless VLLM_USE_V2_MODEL_RUNNER=1") == 1  # not for each method
 
 
 @pytest.mark.parametrize(
@@ -325,23 +271,13 @@ def test_every_row_is_tried_and_every_refusal_says_what_to_do() -> None:
             assert any(word in row.why for word in words), title(row)
 
 
-@pytest.mark.parametrize(
-    ("method", "given", "longest", "model_tokens"),
-    [("suffix", {}, 24, 4), ("suffix", {"num_speculative_tokens": 100}, 64, 4)]
-    + [("eagle3", {"num_speculative_tokens": n}, n, min(n, 4)) for n in (1, 3, 5, 16, 64)]
-    + [("eagle3", {"num_speculative_tokens": 512}, 64, 4)],
-)
-def test_no_draft_is_longer_than_the_engine_was_started_for(
-    method: str, given: dict[str, int], longest: int, model_tokens: int
-) -> None:
+def test_no_draft_is_longer_than_vllms_sampler_takes() -> None:
     from vllm.v1.sample.rejection_sampler import MAX_SPEC_LEN
 
-    config = engine(method, **given)
-    settings = within(config, WorkerSettings())
-    assert (settings.suffix_max_draft, settings.model_draft_tokens) == (longest, model_tokens)
-    assert longest_draft(config) == min(given.get("num_speculative_tokens", 24), MAX_SPEC_LEN)
+    config = engine(num_speculative_tokens=512)
+    assert longest_draft(config) == MAX_SPEC_LEN
     asked = WorkerSettings(suffix_max_draft=512, suffix_max_depth=512, model_draft_tokens=16)
-    assert within(config, asked).suffix_max_draft == longest_draft(config)
+    assert within(config, asked).suffix_max_draft == MAX_SPEC_LEN
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from decoder.engines.vllm.sampling import end_thinking, leaving_budgets, without_drafts
+from decoder.engines.vllm.v1.sampling import end_thinking, leaving_budgets, without_drafts
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of what vLLM imports
 

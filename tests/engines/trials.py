@@ -18,7 +18,6 @@ import torch
 
 from decoder.contracts.bundle import Policy, frequency_policy
 from decoder.core.table import CYCLE, LENGTH
-from decoder.engines.reference.engine import ReferenceEngine
 from decoder.engines.reference.method import Drafting
 from decoder.engines.reference.session import Session
 from tests.conftest import random_policy
@@ -169,35 +168,9 @@ def _swap_at_every_choice(router: Any) -> None:
     router.choose = choosing
 
 
-def vllm_trial(folder: Path) -> Trial:
-    """vLLM with the embedded model and its drafter, in a process of its own."""
-    from pipelines.embedded import DRAFTER, ensure_model
-
-    model, drafter, limit = ensure_model(), DRAFTER, 384
-    asks = _embedded_asks(model, limit)
-    job = {
-        "model": str(model), "max_model_len": limit, "asks": [asdict(a) for a in asks],
-        "speculative_config": {
-            "method": "eagle3", "model": str(drafter), "num_speculative_tokens": 64,
-            "disable_padded_drafter_batch": True,
-        },
-    }  # fmt: skip
-    job_file, result_file = folder / "job.json", folder / "result.json"
-    job_file.write_text(json.dumps(job))
-    # by the clock the floor may put one arm in force for long
-    switched = {"HVD_WORKER_ENABLED": "1", "HVD_WORKER_FLOOR": "0"}
-    run_apart("tests.engines.decode", str(job_file), str(result_file), **switched)
-    result = json.loads(result_file.read_text())
-    target = ReferenceEngine.load(model).target.model
-    drafts = by_workload(result["noted"], result["events"], asks)
-    return Trial(
-        limit, {"cache", "model"}, asks, result["tokens"], result["finish"], result["events"],
-        drafts, result["counts"], logits_missed(target, asks, result["tokens"]),
-    )  # fmt: skip
-
-
-def interpreted_trial(folder: Path, method: str, ahead: bool) -> Trial:
-    """vLLM's V2 runner, interpreted, with a random model of few tokens, in a process of its own."""
+def vllm_trial(folder: Path, method: str, ahead: bool | None) -> Trial:
+    """vLLM with a random model of few tokens, in a process of its own: on its V2 runner,
+    interpreted, or on V1 where ``ahead`` is None."""
     from transformers import LlamaForCausalLM
 
     from tests.engines import interpreted, two_heads
@@ -208,15 +181,19 @@ def interpreted_trial(folder: Path, method: str, ahead: bool) -> Trial:
     speculative: dict[str, Any] = {"method": method, "num_speculative_tokens": 12}
     if method == "eagle3":
         speculative |= {"model": str(drafter)}
+    variables = {"HVD_WORKER_ENABLED": "1", "HVD_WORKER_FLOOR": "0"}
     job = {
         "model": str(target), "max_model_len": limit, "asks": [asdict(a) for a in asks],
-        "speculative_config": speculative, "ahead": ahead,
+        "speculative_config": speculative,
     }  # fmt: skip
+    if ahead is None:
+        speculative["disable_padded_drafter_batch"] = True
+    else:
+        job["ahead"], variables = ahead, variables | interpreted.VARIABLES
     job_file, result_file = folder / "job.json", folder / "result.json"
     job_file.write_text(json.dumps(job))
-    switched = {"HVD_WORKER_ENABLED": "1", "HVD_WORKER_FLOOR": "0"}
-    files = str(job_file), str(result_file)
-    run_apart("tests.engines.decode", *files, **switched, **interpreted.VARIABLES)
+    # by the clock the floor may put one arm in force for long
+    run_apart("tests.engines.decode", str(job_file), str(result_file), **variables)
     result = json.loads(result_file.read_text())
     model = LlamaForCausalLM.from_pretrained(target).eval()
     drafts = by_workload(result["noted"], result["events"], asks)
@@ -242,34 +219,6 @@ def two_heads_asks(limit: int) -> list[Ask]:
     asks += [Ask(f"short-{n}", texts[0], n) for n in (1, 2, 5)]
     long = list(itertools.islice(itertools.cycle(texts[1]), limit - 24))
     return [*asks, Ask("context-0", long, 500)]
-
-
-EACH = 3
-"""Prompts of each workload."""
-
-
-def _embedded_asks(model: Path, limit: int) -> list[Ask]:
-    from transformers import AutoTokenizer
-
-    from pipelines.workloads import WORKLOADS, prompts
-
-    tokenizer = AutoTokenizer.from_pretrained(model)
-
-    def fitting(kind: str) -> list[list[int]]:
-        as_chat = {"add_generation_prompt": True, "return_dict": False}
-        found = (tokenizer.apply_chat_template(list(p.messages), **as_chat) for p in prompts(kind))
-        return list(itertools.islice((ids for ids in found if len(ids) < limit - 64), EACH))
-
-    texts = [(f"{kind}-{i}", ids) for kind in WORKLOADS for i, ids in enumerate(fitting(kind))]
-    asks = [Ask(f"free-{name}", ids, 64) for name, ids in texts]
-    free = [a.prompt for a in asks]
-    stops = [tokenizer.encode(s, add_special_tokens=False)[0] for s in (".", ",", "\n")]
-    asks += [Ask(f"off-{i}", free[i * EACH], 64, speculate=False) for i in range(3)]
-    asks += [Ask(f"stop-{i}", free[-1 - i], 64, stop_ids=stops) for i in range(4)]
-    asks += [Ask(f"short-{n}", free[0], n) for n in (1, 2, 5)]
-    long = list(itertools.islice(itertools.cycle(free[0]), limit - 24))
-    asks += [Ask("context-0", long, 500), Ask("context-1", long[12:], 500)]
-    return [*asks, Ask("context-2", long[9:], 500, speculate=False)]
 
 
 def prefix_matched(draft: Sequence[int], continuation: Sequence[int]) -> int:

@@ -2,7 +2,6 @@
 
 ``plugin`` is the entry point, ``hooks`` says which of vLLM's methods it wraps, ``requirements``
 what vLLM may be started with. ``adapter`` stands between a model runner and the router, ``asked``
-reads a request, ``plan`` and ``ranks`` let several ranks do the same, ``drafter`` reads late,
-``profile`` times steps, ``sampling`` repairs the CPU backend. ``v2`` is what vLLM's V2 runner takes
-besides, and ``configured`` has it started.
+reads a request, ``plan`` and ``ranks`` let several ranks do the same, ``profile`` times steps.
+``v1`` and ``v2`` are what one of vLLM's runners takes besides; ``configured`` says which it is.
 """

@@ -3,9 +3,10 @@
 A step goes like this:
 
 ==================  ==============================================================================
-``before_step``     requests that ended are stopped; what the drafter must still read is read
+``before_step``     requests that ended are stopped
 ``during_step``     the router does what the next choice can do without, while the target runs
-``propose``         what was committed is observed, the next drafts are chosen and made
+``decide``          what was committed is observed, the next drafts are chosen
+``drafted``         what was made of the choice is told
 ==================  ==============================================================================
 
 Nothing in here raises into vLLM: a fault of ours costs a step its drafts, is counted, and is logged
@@ -15,21 +16,18 @@ at most once a minute.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import torch
 
 from decoder.complaints import Complaints
 from decoder.core.guards.draft_budget import DRAFTS_SHARE, room, under_grammar
 from decoder.core.requests import Decisions, Outcomes
 from decoder.engines.vllm.asked import options_of, text_of
-from decoder.engines.vllm.drafter import MUCH, LateDrafter
 from decoder.engines.vllm.plan import Plan
 from decoder.engines.vllm.ranks import Ranks
-from decoder.engines.vllm.reading import Reading
 from decoder.policy.pricing import NOMINAL
 from decoder.policy.rule import MODEL
 from decoder.tenancy.identities import Identities
@@ -44,77 +42,54 @@ RESTARTS: Final = 2
 class Adapter:
     """The hybrid of one model runner; all its state is here.
 
-    Its methods take vLLM's own ``GPUModelRunner`` and ``SchedulerOutput``, which it reads only, but
-    for ``num_spec_tokens_to_schedule``: that tells vLLM's drafter how many tokens to make.
+    Its methods take what vLLM's own ``GPUModelRunner`` and ``SchedulerOutput`` have, read only.
     """
 
     def __init__(
         self,
         worker: Worker | None,
         longest: int,
-        late: LateDrafter | None = None,
         *,
         has_model: bool = False,
-        shares_blocks: bool = True,
         complaints: Complaints | None = None,
         ranks: Ranks | None = None,
-        reading: Reading | None = None,
     ) -> None:
         """Put an adapter together.
 
         Args:
             worker: None on a rank that follows another's decisions.
             longest: draft tokens of a request that the engine was started for.
-            late: the drafter that reads late; None where there is none, or it reads at every step.
-            shares_blocks: whether an ended request's blocks may serve others (prefix caching).
-            reading: whether ``late`` reads what begins; None: it always does.
         """
         self.worker = worker
-        self.late = late
         self.ranks = ranks or Ranks()
-        self.reading = reading
         self.complaints = complaints or Complaints()
         self.idle = ""
         """Why nothing is drafted any more; "" while all is well."""
+        self.unread: Collection[str] = ()
+        """Requests of the step that the model drafter does not read, nor drafts for."""
+        self.usual = True
+        """Whether the step did no work that had waited: else it says nothing of costs."""
+        self.ended: Collection[str] | None = None
+        """Requests that ended with the step; None where it could not be followed."""
+        self.has_model = has_model
         self._longest = longest
-        self._has_model = has_model
-        self._shares_blocks = shares_blocks
         self._identities = Identities.load(worker.settings) if worker is not None else None
         self._restarts: Counter[str] = Counter()
         self._steps = 0
         self._limits: list[int] = []  # draft tokens of each request of the step at most
-        self._hits = False  # whether a request of the step under way began in others' blocks
-        self._drafter_failed = self._closed = False
+        self._closed = False
 
     def before_step(self, runner: Any, scheduler_output: Any) -> None:
-        """Let go of the requests that ended, before their blocks serve others."""
-        ended = scheduler_output.finished_req_ids
-        self._time(ours=True)
-        for name in ended:
+        """Let go of the requests that ended."""
+        self.time(ours=True)
+        for name in scheduler_output.finished_req_ids:
             # Ends by limit or stop token were seen when they were committed; what is left ended
             # by a stop string or by the client.
             if self.worker is not None:
                 with self.sparing("a request could not be stopped"):
                     self.worker.router.stop(name, "abort")
             self._restarts.pop(name, None)
-        self._time(ours=False)
-        if self.late is None:
-            return
-        with self.sparing("the drafter could not read on"):
-            lost = ended | (scheduler_output.preempted_req_ids or set())
-            try:
-                if lost and self._shares_blocks and not self.idle:
-                    self._leave(self.late, lost)
-            finally:
-                for name in lost:
-                    self.late.end(name)
-            self._time(ours=True)
-            self.late.scheduled(scheduler_output)
-            self._time(ours=False)
-            cached = scheduler_output.scheduled_cached_reqs
-            self._hits = bool(cached.resumed_req_ids) or any(
-                new.num_computed_tokens for new in scheduler_output.scheduled_new_reqs
-            )
+        self.time(ours=False)
 
     def during_step(self, runner: Any) -> None:
         """Do what the next choice can do without; on a GPU the target's pass has just begun."""
@@ -123,69 +98,42 @@ class Adapter:
         with self.sparing("bookkeeping failed"):
             self.worker.router.settle(exposed=runner.device.type == "cpu")
 
-    def propose(
-        self,
-        runner: Any,
-        scheduler_output: Any,
-        sampled: Sequence[Sequence[int]],
-        draft: Callable[[], Any],
-    ) -> list[list[int]]:
-        """Observe what the step committed; the draft of each request of the batch, in its order.
+    def decide(self, runner: Any, scheduler_output: Any, sampled: Sequence[Sequence[int]]) -> Plan:
+        """Observe what the step committed, and choose what to draft next for the requests of the
+        batch, in its order. :meth:`drafted` is to be told what came of it.
 
         Args:
             sampled: tokens committed by row; none where a prompt is only partly read.
-            draft: vLLM's own method, which runs the drafter; it gives rows of tokens.
         """
-        names = list(runner.input_batch.req_ids)
-        plan = self.decide(runner, scheduler_output, sampled)
-        if self.idle:
-            return [[] for _ in names]
-        made = self._made(scheduler_output, names, plan, draft)
-        drafts = plan.proposals(made)
-        self.drafted(names, [len(tokens) for tokens in drafts], plan.k if any(made) else 0)
-        return drafts
-
-    def decide(self, runner: Any, scheduler_output: Any, sampled: Sequence[Sequence[int]]) -> Plan:
-        """Observe what the step committed, and choose what to draft next; arguments as in
-        :meth:`propose`. :meth:`drafted` is to be told what came of it.
-        """
+        self.ended = None
         names = list(runner.input_batch.req_ids)
         if self.idle:
             return Plan.nothing(len(names))
-        self._time(ours=True)
+        self.time(ours=True)
         longest = min(self._longest, scheduler_output.num_spec_tokens_to_schedule)
         plan = self.ranks.agree(
             len(names),
             lambda: self._decided(runner, scheduler_output, sampled, names, longest),
             lambda: self._count("choosing drafts failed: this step goes on without drafts"),
         )
-        self._time(ours=False)
+        self.time(ours=False)
         return plan
 
     def drafted(self, names: Sequence[str], lengths: Sequence[int], k: int) -> None:
         """Take in what was made of a plan: lengths as they will be verified at most, and how many
         tokens the model drafter made."""
-        self._time(ours=True)
+        self.time(ours=True)
         if self.worker is not None and not self.idle:
             with self.sparing("the router could not be told what was drafted"):
                 self.worker.router.drafted(names, lengths, k)
-        self._time(ours=False)
+        self.time(ours=False)
 
-    def guarded(self, propose: Callable[..., Any]) -> Callable[..., Any]:
-        """A drafter's ``propose``, except that a fault costs the step its model drafts alone.
-
-        What was set aside is dropped then, and requests under way have no more model drafts, for
-        which the drafter would miss that text.
-        """
-
-        def guarded(*, next_token_ids: torch.Tensor, **arguments: Any) -> Any:
-            try:
-                return propose(next_token_ids=next_token_ids, **arguments)
-            except Exception:  # noqa: BLE001 - told by the complaints
-                self.failed("the model drafter failed: this step goes on without its drafts")
-                return next_token_ids.new_empty((len(next_token_ids), 0), dtype=torch.int64)
-
-        return guarded
+    def failed(self, what: str) -> None:
+        """Count the exception being handled, of the model drafter, which made nothing. Ends the
+        process where there are several ranks: the others may have gone on."""
+        if self.ranks.size > 1:
+            self.ranks.end("its model drafter failed, and others may go on.")
+        self._count(what)
 
     def rest(self, why: str) -> None:
         """Draft nothing and report nothing from now on; requests go on as in plain vLLM."""
@@ -194,8 +142,6 @@ class Adapter:
         self.idle = why
         self.complaints.warning("no drafts any more: %s", why)
         self.close()  # policies, telemetry, a name among workers: all belong to other weights
-        if self.late is not None:
-            self._drop(self.late)
 
     def close(self) -> None:
         """Send what is left; the runner is going down, or drafts no more."""
@@ -213,7 +159,7 @@ class Adapter:
         longest: int,
     ) -> Plan:
         assert self.worker is not None, "only the rank that leads decides"
-        router, late = self.worker.router, self.late
+        router = self.worker.router
         verified = scheduler_output.scheduled_spec_decode_tokens
         scheduled, step_tokens = (
             scheduler_output.num_scheduled_tokens, scheduler_output.total_num_scheduled_tokens
@@ -236,26 +182,13 @@ class Adapter:
         # Places kept or drafts refused by a grammar are marked with -1 by the scheduler.
         really = [_really(verified.get(name, ())) for name in stepped]
         followed = [name for name in stepped if name in slots]
-        usual = late is None or late.caught_up < MUCH
         with self.sparing("observing failed"):
             outcomes = Outcomes.flat(
                 stepped, [sampled[row] for row in rows], really, [lengths[row] for row in rows]
             )
-            router.observe(outcomes, step_tokens, usual)
+            router.observe(outcomes, step_tokens, self.usual)
         live = [name for name in followed if name in slots]
-        # An ended request's blocks may be given to a later prompt that begins alike.
-        reads = self.reading is None or self.reading.wanted
-        unread: set[str] = set()
-        full = False  # decided here, for all ranks alike
-        if late is not None:
-            read = late.would_read(names, reads)
-            unread = {name for name, is_read in zip(names, read, strict=True) if not is_read}
-            full = late.full(sum(scheduled[name] for name in names if name not in unread))
-        catch_up = (
-            self._hits
-            or full
-            or (len(live) < len(followed) and bool({*followed}.difference(live, unread)))
-        )
+        self.ended = {*followed}.difference(live) if len(live) < len(followed) else ()
         known = runner.input_batch.vocab_size
         chosen: Decisions | None = None
         with self.sparing("choosing drafts failed: this step goes on without drafts"):
@@ -266,16 +199,14 @@ class Adapter:
                 most *= self._steps % DRAFTS_SHARE > 0
             others = len(rows) - len(followed)
             beside = min(waiting, max(budget - len(live) - others, 0))
-            chosen = router.choose(live, most, unread, others=others, beside=beside)
-            self._weigh_reading(step_tokens, len(names))
+            chosen = router.choose(live, most, self.unread, others=others, beside=beside)
         self._limits = self._longest_of(runner, states, longest)
         if chosen is None:
-            nothing = [0] * len(names)
-            return Plan(((),) * len(names), tuple(nothing), 0, catch_up, reads)
-        end = runner.effective_drafter_max_model_len if self._has_model else 0
+            return Plan.nothing(len(names))
+        end = runner.effective_drafter_max_model_len if self.has_model else 0
         given, rooms = self._given(chosen, names, live, lengths, end, known)
         k = min(max(rooms, default=0), self.worker.settings.model_draft_tokens)
-        return Plan(given, rooms, k, catch_up, reads)
+        return Plan(given, rooms, k)
 
     def _given(
         self,
@@ -333,13 +264,6 @@ class Adapter:
         few = min(longest, under_grammar(sum(bound), table.time(len(states))))
         return [few if is_bound else longest for is_bound in bound]
 
-    def _weigh_reading(self, tokens: int, rows: int) -> None:
-        assert self.worker is not None, "only the rank that leads decides"
-        router = self.worker.router
-        if self.reading is not None and router.worth_us is not None:
-            table = router.costs.table
-            self.reading.observe(tokens, table.slope, router.worth_us, table.time(rows))
-
     def _take_up(self, row: int, name: str, sampled: int, runner: Any, max_model_len: int) -> None:
         """Let the router follow a request that it does not, with the text that it has by now."""
         assert self.worker is not None, "only the rank that leads decides"
@@ -353,57 +277,7 @@ class Adapter:
         options = options_of(name, state.sampling_params, max_model_len, self._identities)
         self.worker.router.start(name, text.prompt, options, text.output)
 
-    def _made(
-        self,
-        scheduler_output: Any,
-        names: Sequence[str],
-        plan: Plan,
-        draft: Callable[[], Any],
-    ) -> list[list[int]]:
-        """Run the model drafter as planned; its drafts in rows, none where it made none."""
-        if not self._has_model:
-            return []
-        self._time(ours=True)
-        if self.late is not None:
-            self.late.names, self.late.catch_up = names, plan.catch_up
-            self.late.meet(names, plan.reads)
-        self._drafter_failed = False
-        scheduler_output.num_spec_tokens_to_schedule = plan.k
-        due = bool(plan.k or plan.catch_up or self.late is None)
-        self._time(ours=False)
-        try:
-            drafts = self.ranks.together(due, draft)
-            return [] if self._drafter_failed or not plan.k else list(drafts.tolist())
-        except Exception:  # noqa: BLE001 - told by the complaints
-            self.failed("the model drafter failed: this step goes on without its drafts")
-            return []
-
-    def failed(self, what: str) -> None:
-        """Count the exception being handled, of the model drafter, which made nothing."""
-        self._drafter_failed = True
-        self._count(what)
-        if self.late is not None:
-            self._drop(self.late)
-        self.ranks.fell_out()
-
-    def _leave(self, late: LateDrafter, lost: Collection[str]) -> None:
-        """Read what was set aside for requests that have gone, on all ranks or on none."""
-        try:
-            if self.ranks.uneven():
-                self._drop(late)
-            with torch.inference_mode():
-                self.ranks.together(late.holds(lost), lambda: late.leave(lost))
-        except Exception:
-            self._drop(late)
-            raise
-
-    def _drop(self, late: LateDrafter) -> None:
-        """Drop what was set aside. Ranks that fail one at a time would judge for a while by other
-        blocks, and part at a pass: there, requests under way are drafted over what was missed.
-        """
-        late.clear(missed=self.ranks.size == 1)
-
-    def _time(self, ours: bool) -> None:
+    def time(self, ours: bool) -> None:
         """Say whether what follows is done by us, or by vLLM and its drafter."""
         if self.worker is not None:
             underway = self.worker.router.underway

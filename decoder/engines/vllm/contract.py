@@ -87,41 +87,40 @@ def read(sources: Path, hooks: Sequence[Hook] = HOOKS) -> dict[str, dict[str, st
     found: dict[str, dict[str, str]] = {}
     for hook in hooks:
         module, _, cls = hook.owner.partition(":")
-        if not hook.name:
-            fields = _fields(sources, module, cls)
-            there = {name: fields[name] for name in hook.fields.split(", ") if name in fields}
-            if fields:
-                found[hook.owner] = there
-        elif (function := _function(sources, module, cls, hook.name)) is not None:
-            place = f"{hook.owner}{'.' if cls else ':'}{hook.name}"
-            found[place] = {"takes": _takes(function[0]), "body": _body(*function)}
+        owners = list(_owners(sources, module, cls))
+        if hook.kind == "fields":
+            if fields := _fields(owners):
+                found[hook.owner] = {n: fields[n] for n in hook.each() if n in fields}
+            continue
+        for name in hook.each():
+            if (function := _function(owners, name)) is not None:
+                place = f"{hook.owner}{'.' if cls else ':'}{name}"
+                found[place] = {"takes": _takes(function[0]), "body": _body(*function)}
     return found
 
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
+_Owner = tuple[ast.Module | ast.ClassDef, str]
 
 
-def _module(sources: Path, module: str) -> tuple[ast.Module, str] | None:
+def _owners(sources: Path, module: str, cls: str) -> Iterator[_Owner]:
+    """A module, or a class and those it inherits from as far as they are vLLM's; with the text of
+    their files. None where it cannot be read."""
     path = sources.joinpath(*module.split("."))
     path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     try:
         text = path.read_text(encoding="utf-8")
-        return ast.parse(text), text
+        tree = ast.parse(text)
     except (OSError, SyntaxError):
-        return None
-
-
-def _classes(sources: Path, module: str, name: str) -> Iterator[tuple[ast.ClassDef, str]]:
-    """A class and those it inherits from, as far as they are vLLM's, with their files' text."""
-    if (parsed := _module(sources, module)) is None:
         return
-    tree, text = parsed
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ClassDef) and node.name == name:
+    if not cls:
+        yield tree, text
+    for node in ast.walk(tree) if cls else ():
+        if isinstance(node, ast.ClassDef) and node.name == cls:
             yield node, text
             for base in node.bases:
                 if isinstance(base, ast.Name):
-                    yield from _classes(sources, _origin(tree, base.id, module), base.id)
+                    yield from _owners(sources, _origin(tree, base.id, module), base.id)
             return
 
 
@@ -132,12 +131,7 @@ def _origin(tree: ast.Module, name: str, module: str) -> str:
     return module
 
 
-def _function(sources: Path, module: str, cls: str, name: str) -> tuple[_Function, str] | None:
-    if cls:
-        owners = _classes(sources, module, cls)
-    else:
-        parsed = _module(sources, module)
-        owners = iter(()) if parsed is None else iter((parsed,))  # type: ignore[arg-type]
+def _function(owners: Sequence[_Owner], name: str) -> tuple[_Function, str] | None:
     for owner, text in owners:
         for node in owner.body:
             if isinstance(node, _Function) and node.name == name:
@@ -145,10 +139,10 @@ def _function(sources: Path, module: str, cls: str, name: str) -> tuple[_Functio
     return None
 
 
-def _fields(sources: Path, module: str, cls: str) -> dict[str, str]:
+def _fields(owners: Sequence[_Owner]) -> dict[str, str]:
     return {
         node.target.id: ast.unparse(node.annotation)
-        for owner, _ in reversed(list(_classes(sources, module, cls)))
+        for owner, _ in reversed(owners)
         for node in owner.body
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
     }

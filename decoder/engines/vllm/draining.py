@@ -4,10 +4,9 @@ On SIGTERM vLLM lets requests under way end, keeps its port open meanwhile, and 
 comes new with an internal error. Here that becomes 503 with ``Retry-After``, which clients and load
 balancers repeat elsewhere, ``/health`` included: so a probe takes the worker out of its service.
 
-Requests are not held back by a signal handler, since vLLM's own replaces it, but from the moment at
-which the server tells its engine to shut down. A request that was let in and has not entered the
-engine by then is sent elsewhere, too: vLLM would answer it with success and no token
-(``finish_reason`` ``abort``). Those that have entered end.
+vLLM's own signal handler replaces any other, so requests are held back from the moment at which the
+server tells its engine to shut down. What was let in by then, vLLM would answer with success and no
+token (``finish_reason`` ``abort``) where the engine has not taken it in: the engine is told later.
 """
 
 from __future__ import annotations
@@ -15,33 +14,22 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import MutableMapping
-from contextvars import ContextVar
 from typing import Any, Final
 
-from decoder.tenancy.middleware import App, Message, Receive, Send
+from decoder.tenancy.middleware import App, Receive, Send
 
 AGAIN_S: Final = 1
 """Until a client may try again: another worker has its place by then, or this one nearly."""
+ENTERS_S: Final = 1.0
+"""Until what was let in is with the engine: a prompt is made tokens of first."""
 LONGEST_S: Final = 10.0
-"""At most, until the engine has taken in what entered it: a step that reads prompts comes first."""
+"""At most, until the engine has taken it in: a step that reads prompts comes first."""
 STILL_SERVED: Final = "/metrics"
 """What is counted until the end is read until the end."""
 BODY: Final = (
     b'{"error": {"message": "this worker is shutting down: send the request again",'
     b' "type": "ServiceUnavailableError", "param": null, "code": 503}}'
 )
-
-
-class _Answer:
-    """What became of one request: ``refused`` by the engine's door, ``begun`` to be answered."""
-
-    def __init__(self) -> None:
-        self.refused = False
-        self.begun = False
-        self.start: Message | None = None  # held until what it says is known to be true
-
-
-_answer: ContextVar[_Answer | None] = ContextVar("_answer", default=None)
 
 
 class DrainingMiddleware:
@@ -52,81 +40,35 @@ class DrainingMiddleware:
         self._app = app
         self._engine: Any = None
         self._ends = False
-        self._entering = 0
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Serve one connection."""
-        if scope["type"] != "http" or scope["path"] == STILL_SERVED:
-            await self._app(scope, receive, send)
-            return
-        self._watch(scope)
-        if self._ends:
-            await _refuse(send)
-            return
-        answer = _Answer()
-        _answer.set(answer)
-
-        async def told(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                answer.start = message
-                return
-            if answer.refused and not answer.begun:
-                return
-            if answer.start:
-                answer.begun = True
-                await send(answer.start)
-                answer.start = None
-            await send(message)
-
-        try:
-            await self._app(scope, receive, told)
-        except Exception:
-            if answer.begun or not self._ends:
-                raise
-            answer.refused = True  # it had come in a moment before
-        if answer.refused and not answer.begun:
-            await _refuse(send)
-
-    def _watch(self, scope: MutableMapping[str, Any]) -> None:
-        """Stand at the door of the server's engine. Wraps two of its methods, once."""
-        engine = getattr(getattr(scope.get("app"), "state", None), "engine_client", None)
-        if engine is None or engine is self._engine:
-            return
-        self._engine, loop = engine, asyncio.get_running_loop()
-        shutdown, add_request = engine.shutdown, engine.add_request
-
-        async def entering(*args: Any, **named: Any) -> Any:
+        if scope["type"] == "http" and scope["path"] != STILL_SERVED:
+            engine = getattr(getattr(scope.get("app"), "state", None), "engine_client", None)
+            if engine is not None and engine is not self._engine:
+                self._watch(engine, asyncio.get_running_loop())
             if self._ends:
-                if answer := _answer.get():
-                    answer.refused = True
-                raise RuntimeError("this worker is shutting down")
-            self._entering += 1
-            try:
-                return await add_request(*args, **named)
-            finally:
-                self._entering -= 1
+                await _refuse(send)
+                return
+        await self._app(scope, receive, send)
 
-        def noted(*args: Any, **named: Any) -> Any:
-            if not self._ends:
-                self._ends = True
-                self._hand_on(engine, loop)
+    def _watch(self, engine: Any, loop: asyncio.AbstractEventLoop) -> None:
+        """Have a server's engine be told to shut down when it has what was let in. Wraps that."""
+        self._engine, shutdown = engine, engine.shutdown
+
+        def later(*args: Any, **named: Any) -> Any:  # in a thread beside the loop's
+            first, self._ends = not self._ends, True
+            if first and not engine.errored:  # else it takes nothing any more
+                time.sleep(ENTERS_S)
+                # A question waits in the engine's queue behind all requests that have entered.
+                asked = asyncio.run_coroutine_threadsafe(engine.is_sleeping(), loop)
+                try:
+                    asked.result(LONGEST_S)
+                except Exception:  # noqa: BLE001 - what gives no answer is shut down all the same
+                    asked.cancel()
             return shutdown(*args, **named)
 
-        engine.add_request, engine.shutdown = entering, noted
-
-    def _hand_on(self, engine: Any, loop: asyncio.AbstractEventLoop) -> None:
-        """Wait until ``engine`` has what entered it; for the thread that shuts it down."""
-        if engine.errored:
-            return  # it takes nothing any more, and whoever starts it again waits for its end
-        until = time.monotonic() + LONGEST_S
-        while self._entering and time.monotonic() < until:
-            time.sleep(0.02)
-        # A question waits in the engine's queue behind all requests: its answer says they are in.
-        asked = asyncio.run_coroutine_threadsafe(engine.is_sleeping(), loop)
-        try:
-            asked.result(max(0.0, until - time.monotonic()))
-        except Exception:  # noqa: BLE001 - what gives no answer is shut down all the same
-            asked.cancel()
+        engine.shutdown = later
 
 
 async def _refuse(send: Send) -> None:

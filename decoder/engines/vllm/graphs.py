@@ -9,10 +9,7 @@ so we set the number to what it is without speculation.
 
 from __future__ import annotations
 
-from typing import Any, Final
-
-DRAFTED: Final = 8
-"""Draft tokens of the step that the log tells of."""
+from typing import Any
 
 
 def for_plain_steps(runner: Any) -> None:
@@ -33,19 +30,3 @@ def sizes(runner: Any) -> tuple[int, ...]:
         return ()
     captured = sorted(set(config.cudagraph_capture_sizes or ()))
     return tuple(size for size in captured if size <= runner.max_num_tokens)
-
-
-def told(runner: Any) -> str:
-    """One line for the log: mode, sizes, and what a step of one request is padded to."""
-    mode = runner.compilation_config.cudagraph_mode.name
-    plain, drafted = _run(runner, 1), _run(runner, 1 + DRAFTED)
-    return (
-        f"CUDA graphs ({mode}) of {', '.join(map(str, sizes(runner))) or 'no'} tokens: a step of "
-        f"one request runs without a draft as {plain}, with {DRAFTED} draft tokens as {drafted}"
-    )
-
-
-def _run(runner: Any, tokens: int) -> str:
-    mode, batch = runner.cudagraph_dispatcher.dispatch(tokens, uniform_decode=tokens == 1)
-    graph = f"on a {mode.name} graph" if mode else "without a graph"
-    return f"{batch.num_tokens} {graph}"

@@ -1,9 +1,25 @@
-"""What one step drafts: decided once, and done alike by whoever runs the drafter."""
+"""What one step drafts: decided once, and done alike by whoever runs the drafter.
+
+Rank 0 sends it to the others as int32. The message holds step, rows, ``k`` and the number of given
+tokens; a number for each row, positive for given tokens and negative for a room; and the first of
+the tokens. Its length is fixed, so that ranks which disagree on the batch still notice. What is
+left of the tokens is apart.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+Message = NDArray[np.int32]
+
+HEADER: Final = 4
+INLINE: Final = 256
+"""Given tokens that the message holds: more than most steps propose, and still one packet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,16 +27,12 @@ class Plan:
     """What one step drafts, by rows of the batch.
 
     ``given`` are tokens to propose as they are; in a row without, ``rooms`` says how many tokens of
-    the model's draft to propose at most. The model drafter makes ``k`` tokens; with ``catch_up`` it
-    reads what was set aside even if it makes none. Requests that begin with the
-    step are read by the drafter if it ``reads``.
+    the model's draft to propose at most. The model drafter makes ``k`` tokens.
     """
 
     given: tuple[tuple[int, ...], ...]
     rooms: tuple[int, ...]
     k: int = 0
-    catch_up: bool = False
-    reads: bool = True
 
     @classmethod
     def nothing(cls, rows: int) -> Plan:
@@ -34,3 +46,47 @@ class Plan:
             list(given) or list(model[:room])
             for given, room, model in zip(self.given, self.rooms, rows, strict=False)
         ]
+
+
+def message_for(most_rows: int) -> Message:
+    """A message with room for so many rows."""
+    return np.zeros(HEADER + most_rows + INLINE, np.int32)
+
+
+def write(message: Message, step: int, rows: int, plan: Plan) -> Message:
+    """Fill the message, in place; returns the given tokens that it has no room for.
+
+    Raises:
+        ValueError: not a plan for so many rows.
+        OverflowError: a token that is none.
+    """
+    if not len(plan.given) == len(plan.rooms) == rows:
+        raise ValueError(f"a plan of {len(plan.given)} rows for a step of {rows}.")
+    given = np.array([token for row in plan.given for token in row], np.int32)
+    held = given[:INLINE]
+    message[:HEADER] = step, rows, plan.k, len(given)
+    message[HEADER : HEADER + rows] = [
+        len(row) or -room for row, room in zip(plan.given, plan.rooms, strict=True)
+    ]
+    message[len(message) - INLINE :][: len(held)] = held
+    return given[INLINE:]
+
+
+def place(message: Message) -> tuple[int, int]:
+    """The step that the message is of, and its rows."""
+    return int(message[0]), int(message[1])
+
+
+def missing(message: Message) -> int:
+    """Given tokens that are not in the message."""
+    return max(int(message[HEADER - 1]) - INLINE, 0)
+
+
+def read(message: Message, rest: Message) -> Plan:
+    """The plan that was written; ``rest`` is what :func:`write` returned."""
+    _, rows, k, count = message[:HEADER].tolist()
+    numbers = message[HEADER : HEADER + rows]
+    tokens = np.concatenate([message[len(message) - INLINE :][:count], rest]).tolist()
+    ends = np.cumsum(np.maximum(numbers, 0)).tolist()
+    given = tuple(tuple(tokens[a:b]) for a, b in zip([0, *ends], ends, strict=False))
+    return Plan(given, tuple(np.maximum(-numbers, 0).tolist()), k)

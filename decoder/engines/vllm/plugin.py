@@ -2,9 +2,8 @@
 
 vLLM keeps its loop, scheduler, sampler and KV cache. What is wrapped stands in ``hooks``, what the
 engine may be started with in ``requirements``; the :class:`~decoder.engines.vllm.adapter.Adapter`
-does the work. With ``method: eagle3`` both arms exist. The EAGLE3 passes run only when some request
-of the batch wants a model draft; otherwise the drafter is asked for zero tokens, and what it would
-have read waits (``drafter``). With ``method: suffix`` the arms are ``cache`` and ``none``.
+does the work. With ``method: eagle3`` both arms exist, with ``method: suffix`` ``cache`` and
+``none``.
 """
 
 from __future__ import annotations
@@ -21,16 +20,15 @@ from pydantic import TypeAdapter, ValidationError
 from decoder import orphans
 from decoder.contracts.errors import SettingsError
 from decoder.contracts.settings import KafkaSettings
-from decoder.contracts.trials import MODEL
 from decoder.core.costs import LiveCosts
 from decoder.core.payoff.token_classes import token_classes_of
 from decoder.engines.vllm import alike, configured, contract, graphs, hooks, requirements
 from decoder.engines.vllm.attached import adapter_of, give
-from decoder.engines.vllm.drafter import LateDrafter
 from decoder.engines.vllm.profile import profile
 from decoder.engines.vllm.ranks import Ranks
-from decoder.engines.vllm.reading import Reading, share_of
-from decoder.engines.vllm.sampling import mend_sampling
+from decoder.engines.vllm.requirements import longest_draft
+from decoder.engines.vllm.v1 import around as v1
+from decoder.engines.vllm.v1.sampling import mend_sampling
 from decoder.policy.pricing import CostTable
 from decoder.scope_id import readable, scope_of
 from decoder.settings import WorkerSettings
@@ -38,7 +36,6 @@ from decoder.telemetry import mapped
 from decoder.tenancy.key import VARIABLE, ensure_key, key_of
 
 if TYPE_CHECKING:
-    from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
     from decoder.engines.vllm.adapter import Adapter
@@ -127,39 +124,12 @@ def _adapter(runner: GPUModelRunner, settings: WorkerSettings) -> Adapter:
     from decoder.engines.vllm.adapter import Adapter
 
     config, group = runner.vllm_config, get_tp_group()
-    has_model = config.speculative_config.method == "eagle3"
     ranks = Ranks(group.rank_in_group, group.world_size, group.cpu_group, runner.max_num_reqs)
-    late, v2 = None, config.use_v2_model_runner
-    if has_model and not v2:
-        runner.drafter.propose = ranks.passing(runner.drafter.propose)
-        if requirements.reads_with_positions_alone(config):
-            late = LateDrafter(runner.drafter)
-    adapter = Adapter(
-        _worker(runner, settings) if ranks.leads else None,
-        requirements.longest_draft(config),
-        late,
-        has_model=has_model,
-        shares_blocks=bool(config.cache_config.enable_prefix_caching),
-        ranks=ranks,
-        reading=Reading(_share(config)) if late is not None and _weighs(settings) else None,
-    )
-    if has_model and not v2:
-        inner = late.propose if late is not None else runner.drafter.propose
-        runner.drafter.propose = adapter.guarded(inner)
-    return adapter
-
-
-def _weighs(settings: WorkerSettings) -> bool:
-    """Whether the drafter may leave prompts unread: without the floor a policy has its way whatever
-    that costs, and a side that always drafts is not compared where it cannot.
-    """
-    return settings.floor and MODEL not in settings.sides
-
-
-def _share(config: Any) -> float:
-    drafter = config.speculative_config.draft_model_config
-    layers = (model.get_total_num_hidden_layers() for model in (config.model_config, drafter))
-    return share_of(*layers)
+    worker, longest = _worker(runner, settings) if ranks.leads else None, longest_draft(config)
+    if not config.use_v2_model_runner:
+        return v1.adapter(runner, worker, longest, ranks, settings)
+    has_model = config.speculative_config.method == "eagle3"
+    return Adapter(worker, longest, has_model=has_model, ranks=ranks)
 
 
 def _worker(runner: GPUModelRunner, settings: WorkerSettings) -> Worker:
@@ -178,14 +148,13 @@ def _worker(runner: GPUModelRunner, settings: WorkerSettings) -> Worker:
     replica = config.parallel_config.data_parallel_index
     if replica:  # where a name is set, it is the same for all replicas
         settings = settings.model_copy(update={"name": f"{settings.name}-{replica}"})
-    longest = requirements.longest_draft(config)
     return make_worker(
         settings,
         KafkaSettings.load(),
         scope_of(model.model, drafter, model.revision),
         token_classes_of(tokenizer, model.get_vocab_size()),
         drafter is not None,
-        longest=longest,
+        longest=longest_draft(config),
         target=readable(model.model),
         drafter=readable(drafter) if drafter else "",
     )
@@ -206,8 +175,6 @@ def _warm_up(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any)
         self.model_runner.serving = True
         ahead = "asynchronously" if config.scheduler_config.async_scheduling else "step by step"
         log.info("drafting on vLLM's V2 runner, which is scheduled %s", ahead)
-    elif self.model_runner.device.type != "cpu":
-        log.info(graphs.told(self.model_runner))
     worker, costs = adapter.worker, LiveCosts()
     try:
         table = profile(self.model_runner, worker.scope if worker else "", adapter.ranks)
@@ -253,53 +220,6 @@ def _shutdown(original: Callable[..., Any], self: Any) -> Any:
     return original(self)
 
 
-def _execute_model(
-    original: Callable[..., Any],
-    runner: GPUModelRunner,
-    scheduler_output: SchedulerOutput,
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
-    adapter = adapter_of(runner)
-    if adapter is None:
-        return original(runner, scheduler_output, *args, **kwargs)
-    adapter.before_step(runner, scheduler_output)
-    result = original(runner, scheduler_output, *args, **kwargs)
-    adapter.during_step(runner)
-    return result
-
-
-def _input_fits_in_drafter(
-    original: Callable[..., Any], runner: GPUModelRunner, common_attn_metadata: Any
-) -> bool:
-    """Near the end of the context vLLM would stop proposing, and verify zeros instead.
-
-    It reserves ``num_speculative_tokens``, here the largest cache draft, for any drafter. A cache
-    draft is cut to the room its request has, and labels need every committed token, so proposing
-    goes on; the adapter cuts model drafts to what the drafter has room for.
-    """
-    if adapter_of(runner) is None or common_attn_metadata is None:
-        return bool(original(runner, common_attn_metadata))
-    return True
-
-
-def _propose(
-    original: Callable[..., Any],
-    runner: GPUModelRunner,
-    scheduler_output: SchedulerOutput,
-    sampled_token_ids: Any,
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
-    def draft() -> Any:
-        return original(runner, scheduler_output, sampled_token_ids, *args, **kwargs)
-
-    adapter = adapter_of(runner)
-    if adapter is None:  # vLLM warms up on dummy requests
-        return draft()
-    return adapter.propose(runner, scheduler_output, sampled_token_ids, draft)
-
-
 def _validate(original: Callable[..., Any], parameters: Any, speculative_config: Any) -> None:
     """What vLLM checks, and that no probabilities of named tokens are asked for.
 
@@ -323,10 +243,6 @@ def _without_trees(original: Callable[..., Any], self: Any) -> Any:
     return original(self)
 
 
-def _no_proposer(original: Callable[..., Any], self: Any, vllm_config: Any) -> None:
-    """In the place of vLLM's suffix decoding, which holds trees: drafts are the router's."""
-
-
 AROUND: Final[dict[str, Callable[..., Any]]] = {
     "__post_init__": configured.post_init,
     "_get_v2_model_runner_unsupported_features": configured.unsupported,
@@ -336,11 +252,8 @@ AROUND: Final[dict[str, Callable[..., Any]]] = {
     "reset_weights": _reload_weights,
     "sleep": _sleep,
     "shutdown": _shutdown,
-    "execute_model": _execute_model,
-    "_input_fits_in_drafter": _input_fits_in_drafter,
-    "propose_draft_token_ids": _propose,
     "_validate_spec_decode": _validate,
     "_validate_suffix_decoding": _without_trees,
-    "__init__": _no_proposer,
+    **v1.AROUND,
 }
 """What stands around each method that is wrapped, but for ``load_model``, which takes settings."""

@@ -108,146 +108,113 @@ def reads_with_positions_alone(config: Any) -> bool:
         or model.uses_mrope
         or config.kv_transfer_config is not None
         or config.parallel_config.data_parallel_size > 1
+        or config.parallel_config.tensor_parallel_size > 1  # what waits would have to be alike
     )
 
 
 REQUIREMENTS: Final = (
-    Requirement(
-        "--speculative-config", "absent", "refused",
+    Requirement("--speculative-config", "absent", "refused",
         f"drafts need a place in vLLM's steps. {HOW_TO_START}",
         lambda c, _: c.speculative_config is None),
-    Requirement(
-        "method", "eagle3", "accepted", "cache drafts, model drafts, or none, by the cycle",
+    Requirement("method", "eagle3", "accepted", "cache drafts, model drafts, or none, by the cycle",
         lambda c, _: _eagle3(c)),
-    Requirement(
-        "method", "suffix", "accepted", "cache drafts or none",
+    Requirement("method", "suffix", "accepted", "cache drafts or none",
         lambda c, _: _method(c) == "suffix"),
-    Requirement(
-        "method", "any other", "refused",
+    Requirement("method", "any other", "refused",
         f'set "method" to "eagle3" or "suffix": no other drafter can be hybrid. {HOW_TO_START}',
         lambda c, _: c.speculative_config is not None and _method(c) not in configured.METHODS),
-    Requirement(
-        "num_speculative_tokens", "1 or more", "accepted",
+    Requirement("num_speculative_tokens", "1 or more", "accepted",
         "no draft of any arm is ever longer; 64 is the paper's, and a smaller one cuts copied "
-        "stretches into more cycles",
-        lambda c, _: _places(c) >= 1),
-    Requirement(
-        "num_speculative_tokens", "above 128", "clamped",
+        "stretches into more cycles", lambda c, _: _places(c) >= 1),
+    Requirement("num_speculative_tokens", "above 128", "clamped",
         "drafts are cut to 128 tokens: vLLM's sampler ends the engine at a longer one",
         lambda c, _: _places(c) > VERIFIED),
-    Requirement(
-        "num_speculative_tokens", "absent with suffix", "clamped",
+    Requirement("num_speculative_tokens", "absent with suffix", "clamped",
         "vLLM then takes suffix_decoding_max_tree_depth, 24 by default: cache drafts are cut there",
         lambda c, s: _absent(c) and _places(c) < s.suffix_max_draft),
-    Requirement(
-        "num_speculative_tokens", "below HVD_WORKER_SUFFIX_MAX_DRAFT", "clamped",
+    Requirement("num_speculative_tokens", "below HVD_WORKER_SUFFIX_MAX_DRAFT", "clamped",
         "cache drafts are cut to it: set both alike for longer ones",
         lambda c, s: _places(c) < s.suffix_max_draft and not _absent(c)),
-    Requirement(
-        "num_speculative_tokens", "below HVD_WORKER_MODEL_DRAFT_TOKENS", "clamped",
+    Requirement("num_speculative_tokens", "below HVD_WORKER_MODEL_DRAFT_TOKENS", "clamped",
         "model drafts are cut to it",
         lambda c, s: _eagle3(c) and _places(c) < s.model_draft_tokens),
-    Requirement(
-        "num_speculative_tokens_per_batch_size", "given", "clamped",
+    Requirement("num_speculative_tokens_per_batch_size", "given", "clamped",
         "taken as a second limit for each step's drafts: the policy weighs the batch itself, so "
         "leave it out",
         lambda c, _: c.speculative_config.num_speculative_tokens_per_batch_size is not None),
-    Requirement(
-        "max_model_len of the drafter", "below the model's", "clamped",
+    Requirement("max_model_len of the drafter", "below the model's", "clamped",
         "a request gets model drafts until it is as long as that, and cache drafts to its end",
         lambda c, _: _eagle3(c)
         and c.speculative_config.draft_model_config.max_model_len < c.model_config.max_model_len),
-    Requirement(
-        "disable_padded_drafter_batch", "false with eagle3", "refused",
+    Requirement("disable_padded_drafter_batch", "false with eagle3", "refused",
         'set "disable_padded_drafter_batch": true: a padded batch drafts for every request.',
         lambda c, _: _eagle3(c)
         and not c.use_v2_model_runner
         and not c.speculative_config.disable_padded_drafter_batch),
-    Requirement(
-        "disable_padded_drafter_batch", "true with eagle3 on the V2 runner", "clamped",
+    Requirement("disable_padded_drafter_batch", "true with eagle3 on the V2 runner", "clamped",
         "it is of no use there, and vLLM 0.32 then schedules step by step: leave it out",
         lambda c, _: _eagle3(c)
         and c.use_v2_model_runner
         and c.speculative_config.disable_padded_drafter_batch),
-    Requirement(
-        "disable_eagle_block_drop", "true or false", "accepted",
+    Requirement("disable_eagle_block_drop", "true or false", "accepted",
         "true: a shared prefix is taken from the cache whole; false: its last block (128 tokens on "
-        "a CPU) is read again for one place of the drafter's cache",
-        lambda c, _: _eagle3(c)),
-    Requirement(
-        "draft_sample_method", "probabilistic", "refused",
+        "a CPU) is read again for one place of the drafter's cache", lambda c, _: _eagle3(c)),
+    Requirement("draft_sample_method", "probabilistic", "refused",
         'set "draft_sample_method": "greedy": vLLM would compare drafts of the cache with '
         "probabilities of the drafter's, and outputs would no longer be the target's own.",
         lambda c, _: c.speculative_config.draft_sample_method == "probabilistic"),
-    Requirement(
-        "rejection_sample_method", "synthetic, block", "refused",
+    Requirement("rejection_sample_method", "synthetic, block", "refused",
         'set "rejection_sample_method": "standard": accepted tokens must be the target\'s own.',
         lambda c, _: c.speculative_config.rejection_sample_method != "standard"),
-    Requirement(
-        "parallel_drafting", "true", "refused",
+    Requirement("parallel_drafting", "true", "refused",
         'leave "parallel_drafting" out: that drafter makes all tokens or none, in every step.',
         lambda c, _: c.speculative_config.parallel_drafting),
-    Requirement(
-        "enable_adaptive_verification", "true with the V1 runner", "refused",
+    Requirement("enable_adaptive_verification", "true with the V1 runner", "refused",
         'leave "enable_adaptive_verification" out: two policies cannot choose one length.',
         lambda c, _: not c.use_v2_model_runner
         and c.speculative_config.enable_adaptive_verification),
-    Requirement(
-        "enable_adaptive_verification", "true with the V2 runner", "clamped",
+    Requirement("enable_adaptive_verification", "true with the V2 runner", "clamped",
         "lengths are ours; steps that verify run on its full graphs where the attention can, and "
         "the log tells",
         lambda c, _: c.use_v2_model_runner and c.speculative_config.enable_adaptive_verification),
-    Requirement(
-        "suffix_decoding_*", "not the defaults", "clamped",
+    Requirement("suffix_decoding_*", "not the defaults", "clamped",
         "vLLM's suffix cache is not used: ours is set with HVD_WORKER_SUFFIX_*",
         lambda c, _: _own_suffix(c)),
-    Requirement(
-        "VLLM_USE_V2_MODEL_RUNNER", "any", "accepted",
+    Requirement("VLLM_USE_V2_MODEL_RUNNER", "any", "accepted",
         "unset: the V1 runner, or V2 for what vLLM has on it alone. 1: V2, which was not run on a "
         "GPU; there the drafter reads every step, and plain steps run on piecewise graphs unless "
-        "enable_adaptive_verification is on",
-        lambda c, _: True),
-    Requirement(
-        "--worker-cls, --scheduler-cls", "given, with the V2 runner", "refused",
+        "enable_adaptive_verification is on", lambda c, _: True),
+    Requirement("--worker-cls, --scheduler-cls", "given, with the V2 runner", "refused",
         "leave --worker-cls and --scheduler-cls out, or set VLLM_USE_V2_MODEL_RUNNER=0: on the V2 "
         "runner drafts need a worker of ours, and a scheduler where it runs ahead.",
         lambda c, _: c.use_v2_model_runner and not configured.is_ours(c)),
-    Requirement(
-        "--async-scheduling", "true, with the V2 runner", "accepted",
+    Requirement("--async-scheduling", "true, with the V2 runner", "accepted",
         "each step is cut to the drafts that were chosen; until then it holds places for the "
         "longest ones, so that num_speculative_tokens of 16 to 24 leaves prompts more of a step",
         lambda c, _: c.use_v2_model_runner and bool(c.scheduler_config.async_scheduling)),
-    Requirement(
-        "--async-scheduling", "true, with the V1 runner", "refused",
+    Requirement("--async-scheduling", "true, with the V1 runner", "refused",
         "leave --async-scheduling out, or set VLLM_USE_V2_MODEL_RUNNER=1: on the V1 runner a draft "
         "depends on the tokens before it.",
         lambda c, _: not c.use_v2_model_runner and bool(c.scheduler_config.async_scheduling)),
-    Requirement(
-        "--tensor-parallel-size", "2 or more", "accepted",
-        "rank 0 decides and the others follow: one worker, one cache, one stream of telemetry",
-        lambda c, _: c.parallel_config.tensor_parallel_size > 1),
-    Requirement(
-        "--tensor-parallel-size", "2 or more, with the V2 runner", "clamped",
+    Requirement("--tensor-parallel-size", "2 or more", "accepted",
+        "rank 0 decides and the others follow: one worker, one cache, one stream of telemetry; the "
+        "drafter reads in every step", lambda c, _: c.parallel_config.tensor_parallel_size > 1),
+    Requirement("--tensor-parallel-size", "2 or more, with the V2 runner", "clamped",
         "no engine of several ranks was run on V2, where a fault of the model drafter ends it: set "
         "VLLM_USE_V2_MODEL_RUNNER=0",
         lambda c, _: c.use_v2_model_runner and c.parallel_config.tensor_parallel_size > 1),
-    Requirement(
-        "--enable-batch-sharded-sampling", "true", "refused",
+    Requirement("--enable-batch-sharded-sampling", "true", "refused",
         "leave --enable-batch-sharded-sampling out: drafts of unlike lengths were not shown to be "
         "verified by ranks that each sample for some requests.",
         lambda c, _: bool(c.parallel_config.enable_batch_sharded_sampling)),
-    Requirement(
-        "--watermark-config", "given", "refused",
+    Requirement("--watermark-config", "given", "refused",
         "leave --watermark-config out: vLLM marks tokens by who drafted them, and a copy is "
-        "nobody's.",
-        lambda c, _: c.watermark_config is not None),
-    Requirement(
-        "draft_tensor_parallel_size", "other than --tensor-parallel-size", "clamped",
+        "nobody's.", lambda c, _: c.watermark_config is not None),
+    Requirement("draft_tensor_parallel_size", "other than --tensor-parallel-size", "clamped",
         "vLLM parts an EAGLE3 drafter over all ranks, whatever this says",
         lambda c, _: _eagle3(c) and c.speculative_config.draft_tensor_parallel_size
         not in (None, c.parallel_config.tensor_parallel_size)),
-    Requirement(
-        "--pipeline-parallel-size", "2 or more", "refused",
+    Requirement("--pipeline-parallel-size", "2 or more", "refused",
         "set --pipeline-parallel-size 1: the first stage would not know what the last one drafted.",
         lambda c, _: c.parallel_config.pipeline_parallel_size > 1),
     Requirement(
@@ -255,103 +222,68 @@ REQUIREMENTS: Final = (
         "set both context-parallel sizes to 1: the drafter's cache would be parted among ranks.",
         lambda c, _: c.parallel_config.decode_context_parallel_size > 1
         or c.parallel_config.prefill_context_parallel_size > 1),
-    Requirement(
-        "--data-parallel-size", "2 or more, dense model", "accepted",
+    Requirement("--data-parallel-size", "2 or more, dense model", "accepted",
         "each replica is a worker of its own, with its own cache and name",
         lambda c, _: c.parallel_config.data_parallel_index > 0 and not _moe_replicas(c)),
-    Requirement(
-        "--data-parallel-size", "2 or more, mixture of experts", "refused",
+    Requirement("--data-parallel-size", "2 or more, mixture of experts", "refused",
         "set --data-parallel-size 1 and run separate servers: replicas that share experts must run "
         "as many drafter passes as each other, and each would choose for itself.",
         lambda c, _: _moe_replicas(c)),
-    Requirement(
-        "--enable-dbo, --ubatch-size", "on", "refused",
+    Requirement("--enable-dbo, --ubatch-size", "on", "refused",
         "leave --enable-dbo and --ubatch-size out: half a batch cannot be drafted for.",
         lambda c, _: c.parallel_config.enable_dbo or c.parallel_config.ubatch_size > 1),
-    Requirement(
-        "--enable-lora", "true", "clamped",
+    Requirement("--enable-lora", "true", "clamped",
         "requests that name an adapter get no drafts and send no telemetry: policy, drafter and "
-        "scope are the base model's",
-        lambda c, _: c.lora_config is not None),
-    Requirement(
-        "--enable-prompt-embeds", "true", "clamped",
+        "scope are the base model's", lambda c, _: c.lora_config is not None),
+    Requirement("--enable-prompt-embeds", "true", "clamped",
         "requests whose prompt is embeddings get no drafts: there is nothing to copy from",
         lambda c, _: bool(c.model_config.enable_prompt_embeds)),
-    Requirement(
-        "model", "multimodal, or with positions of several dimensions", "clamped",
+    Requirement("model", "multimodal, or with positions of several dimensions", "clamped",
         "the drafter reads in every step, as in plain vLLM, instead of when it drafts",
         lambda c, _: c.model_config.is_multimodal_model or c.model_config.uses_mrope),
-    Requirement(
-        "model", "encoder and decoder", "refused",
+    Requirement("model", "encoder and decoder", "refused",
         "unset HVD_WORKER_ENABLED: an encoder-decoder model also reads what is not in its text.",
         lambda c, _: c.model_config.is_encoder_decoder),
-    Requirement(
-        "model", "with recurrent or convolution state (Mamba and others)", "refused",
+    Requirement("model", "with recurrent or convolution state (Mamba and others)", "refused",
         "unset HVD_WORKER_ENABLED: a recurrent state taken back after refused drafts has not been "
         "shown to be lossless here.",
         lambda c, _: c.model_config.is_hybrid or c.model_config.has_inner_state),
-    Requirement(
-        "model", "diffusion", "refused",
+    Requirement("model", "diffusion", "refused",
         "unset HVD_WORKER_ENABLED: a diffusion model does not write token after token.",
         lambda c, _: c.model_config.is_diffusion),
-    Requirement(
-        "--runner", "pooling", "refused",
+    Requirement("--runner", "pooling", "refused",
         "unset HVD_WORKER_ENABLED: a pooling model writes no tokens.",
         lambda c, _: c.model_config.runner_type == "pooling"),
-    Requirement(
-        "--weight-transfer-config", "given", "refused",
+    Requirement("--weight-transfer-config", "given", "refused",
         "leave --weight-transfer-config out: policy, drafter and telemetry belong to the weights "
-        "they were made with.",
-        lambda c, _: c.weight_transfer_config is not None),
-    Requirement(
-        "--enable-sleep-mode", "true", "accepted",
-        "level 1 keeps the weights and changes nothing; level 2 drops them, see the last row",
-        lambda c, _: c.model_config.enable_sleep_mode),
-    Requirement(
-        "--kv-transfer-config", "given", "clamped",
+        "they were made with.", lambda c, _: c.weight_transfer_config is not None),
+    Requirement("--kv-transfer-config", "given", "clamped",
         "the drafter reads in every step, so that what is transferred is whole",
         lambda c, _: c.kv_transfer_config is not None),
     Requirement(
-        "--enable-prefix-caching", "true or false", "accepted",
-        "what the drafter sets aside is read before others may share its blocks",
-        lambda c, _: True),
-    Requirement(
-        "--enable-chunked-prefill, --max-num-batched-tokens, --long-prefill-token-threshold", "any",
-        "accepted", "drafts take what a step has left; what was cut is not counted as drafted",
-        lambda c, _: True),
-    Requirement(
-        "--max-num-seqs, --scheduling-policy, KV cache size", "any", "accepted",
-        "a preempted request goes on where it was, and is drafted for again",
-        lambda c, _: True),
+        "--max-num-batched-tokens, --max-num-seqs, --enable-chunked-prefill, --scheduling-policy, "
+        "--quantization, --dtype, KV cache", "any", "accepted",
+        "drafts take what a step has left; a preempted request goes on where it was, and is "
+        "drafted for again; costs are measured as the model runs", lambda c, _: True),
     Requirement(
         "--structured-outputs-config", "backend auto, xgrammar, guidance or outlines", "accepted",
         "drafts that break the grammar are cut by vLLM, and not counted as drafted",
         lambda c, _: _backend(c) != "lm-format-enforcer"),
-    Requirement(
-        "--structured-outputs-config", "backend lm-format-enforcer", "refused",
+    Requirement("--structured-outputs-config", "backend lm-format-enforcer", "refused",
         'set "backend" to "auto": vLLM refuses each request that would use this one beside drafts.',
         lambda c, _: _backend(c) == "lm-format-enforcer"),
-    Requirement(
-        "--generation-config, --override-generation-config", "min_p above 0", "refused",
+    Requirement("--generation-config, --override-generation-config", "min_p above 0", "refused",
         "set --override-generation-config '{\"min_p\": 0}': vLLM refuses min_p wherever anything "
-        "drafts, so a request that left it out would be refused.",
-        lambda c, _: _has_min_p(c)),
-    Requirement(
-        "--logits-processors", "given, or installed as vllm.logits_processors", "refused",
+        "drafts, so a request that left it out would be refused.", lambda c, _: _has_min_p(c)),
+    Requirement("--logits-processors", "given, or installed as vllm.logits_processors", "refused",
         "leave them out, or unset HVD_WORKER_ENABLED: wherever anything drafts, vLLM refuses those "
         "that are given, and passes over installed ones without a word.",
         lambda c, _: _has_processors(c)),
-    Requirement(
-        "--enforce-eager, cudagraph_mode", "any", "accepted",
+    Requirement("--enforce-eager, cudagraph_mode", "any", "accepted",
         "steps without drafts run on full graphs of their own size, those that verify drafts on "
-        "piecewise ones; a mode that lacks either stays, and the log tells what a step runs as",
+        "piecewise ones; a mode that lacks either stays",
         lambda c, _: True),
-    Requirement(
-        "--load-format, --quantization, --dtype, --kv-cache-dtype", "any", "accepted",
-        "policies belong to the model by name and revision; costs are measured as it runs",
-        lambda c, _: True),
-    Requirement(
-        "weights", "reloaded in place, reset, or dropped by sleep level 2", "clamped",
+    Requirement("weights", "reloaded in place, reset, or dropped by sleep level 2", "clamped",
         "requests go on without drafts and without telemetry until the server is started anew: "
         "policy, drafter and scope belong to the old weights", None),
 )  # fmt: skip

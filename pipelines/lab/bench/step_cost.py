@@ -27,7 +27,7 @@ from decoder.core.guards.floor import Floor
 from decoder.core.router import DraftRouter
 from decoder.drafting.drafts import common_prefix
 from decoder.drafting.suffix import SuffixCache
-from decoder.engines.vllm.adapter import Adapter
+from decoder.engines.vllm.v1.adapter import V1Adapter
 from decoder.policy.first import first_policy
 from decoder.policy.pricing import CostTable
 from decoder.settings import WorkerSettings
@@ -124,7 +124,7 @@ class Engine:
         self.router = make_router(first_policy(ANY_SCOPE))
         settings = WorkerSettings.load()
         worker: Any = SimpleNamespace(router=self.router, settings=settings, faults=0)
-        self.worker, self.adapter = worker, Adapter(worker, LONGEST, has_model=True)
+        self.worker, self.adapter = worker, V1Adapter(worker, LONGEST, has_model=True)
         self._writer, self._rng = Writer(0), np.random.default_rng(0)
         self._texts: dict[str, list[int]] = {}
         self._drafts: dict[str, list[int]] = {}

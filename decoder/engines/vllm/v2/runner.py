@@ -164,10 +164,7 @@ class HybridRunner(model_runner.GPUModelRunner):  # type: ignore[misc]
         return drafts
 
     def failed(self) -> None:
-        """The drafter has failed; with several ranks the process ends, since no vote was taken on
-        whether the others' has."""
+        """The drafter has failed, of which the exception is being handled."""
         adapter = adapter_of(self)
         assert adapter is not None, "there is a chooser"
-        if adapter.ranks.size > 1:
-            adapter.ranks.end("its model drafter failed, and others may go on.")
         adapter.failed("the model drafter failed: this step goes on without its drafts")

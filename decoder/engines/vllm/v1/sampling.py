@@ -287,25 +287,14 @@ def _penalised(asked: Any) -> list[bool]:
     return getattr(asked, _PENALISED)  # type: ignore[no-any-return]
 
 
-class _Unmoved:
-    """Stands in for a generator that cannot be wound back."""
-
-    def get_offset(self) -> int:
-        """As of a generator that has drawn nothing."""
-        return 0
-
-    def set_offset(self, offset: int) -> None:
-        """Leave it as it is."""
-
-
 def sparing_generators(bookkeeping: Callable[..., Any]) -> Callable[..., Any]:
-    """``bookkeeping`` of a model runner, which sees stand-ins of its batch's generators."""
+    """``bookkeeping`` of a model runner, which sees none of its batch's generators."""
 
     @functools.wraps(bookkeeping)
     def spared(runner: Any, *args: Any, **kwargs: Any) -> Any:
         batch = runner.input_batch
         real = batch.generators
-        batch.generators = dict.fromkeys(real, _Unmoved())
+        batch.generators = {}
         try:
             return bookkeeping(runner, *args, **kwargs)
         finally:

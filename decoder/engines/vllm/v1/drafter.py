@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decoder.engines.vllm.reading import SAMPLE
+from decoder.engines.vllm.v1.reading import SAMPLE
 
 UNREAD: Final = 128
 """Tokens set aside at most: their hidden states stay in memory, and reading them takes time."""
@@ -130,45 +130,32 @@ class LateDrafter:
         self._blocks[name] = list(blocks)
         self._begins[name] = self._new[name] = computed // self._drafter.block_size
 
-    def would_read(self, names: Sequence[str], reads: bool) -> list[bool]:
-        """Which of the requests of a step are read, where those that begin with it are, or one in
-        ``SAMPLE`` of them. None is that begins in blocks which were not read."""
-        found = self._judged(names, reads)[0]
-        return [found.get(name, name not in self.skipped) for name in names]
-
-    def _judged(self, names: Sequence[str], reads: bool) -> tuple[dict[str, bool], int]:
-        """Which of those that begin are read, and how many were passed by since one was."""
-        passed_by, found, fresh = self._passed_by, dict[str, bool](), set[int]()
-        asked = dict.fromkeys(name for name in names if name not in self._met)
-        # As the scheduler took them: one may begin in what another says in the same step.
-        for name in (
-            *(n for n in self._new if n in asked),
-            *(n for n in asked if n not in self._new),
-        ):
-            blocks, begins = self._blocks.get(name, []), self._begins.get(name)
-            read = all(b in self._read_blocks or b in fresh for b in blocks[:begins])
-            if read and not reads and (begins != 0 or self._shared < SEEDS):
-                passed_by = (passed_by + 1) % SAMPLE
-                read = not passed_by
-            found[name] = read
-            if read:
-                fresh.update(blocks[begins:])
-        return found, passed_by
-
     def meet(self, names: Sequence[str], reads: bool) -> None:
-        """Decide about those of a step's requests that begin with it, as :meth:`would_read` says:
-        of the same steps on all ranks."""
-        found, self._passed_by = self._judged(names, reads)
-        self._met.update(found)
-        self.skipped.update(name for name, read in found.items() if not read)
-        for name in [name for name in self._new if name in self._met]:
-            written = self._blocks[name][self._new.pop(name) :]
-            if name in self.skipped:
-                self._read_blocks.difference_update(written)
-            else:
-                self._read_blocks.update(written)
-            if name in found and name in self._begins:
-                self._shared += ((self._begins[name] > 0) - self._shared) * RECENT
+        """Decide which of a step's requests that begin with it are read: all if it ``reads``, else
+        one in ``SAMPLE``. None is that begins in blocks which were not read."""
+        fresh = dict.fromkeys(name for name in names if name not in self._met)
+        # As the scheduler took them: one may begin in what another says in the same step.
+        for name in [*(n for n in self._new if n in fresh), *(fresh.keys() - self._new.keys())]:
+            blocks, begins = self._blocks.get(name, []), self._begins.get(name)
+            read = self._read_blocks.issuperset(blocks[:begins])
+            if read and not reads and (begins != 0 or self._shared < SEEDS):
+                self._passed_by = (self._passed_by + 1) % SAMPLE
+                read = not self._passed_by
+            self._met.add(name)
+            if not read:
+                self.skipped.add(name)
+            self._write(name)
+            if begins is not None:
+                self._shared += ((begins > 0) - self._shared) * RECENT
+        for name in self._met.intersection(self._new):
+            self._write(name)
+
+    def _write(self, name: str) -> None:
+        """Note whether what a request writes to its new blocks is read."""
+        if (begin := self._new.pop(name, None)) is not None:
+            blocks = self._read_blocks
+            change = blocks.difference_update if name in self.skipped else blocks.update
+            change(self._blocks[name][begin:])
 
     def end(self, name: str) -> None:
         """Forget a request that ended or lost its blocks. Unknown names are ignored."""
@@ -183,10 +170,6 @@ class LateDrafter:
         """Drop what was set aside for a request. Unknown names are ignored."""
         self.unread -= sum(len(piece) for piece in self._pieces.pop(name, ()))
         self._places.pop(name, None)
-
-    def holds(self, names: Collection[str]) -> bool:
-        """Whether something is set aside for any of these requests."""
-        return self._last is not None and any(name in self._pieces for name in names)
 
     def full(self, tokens: int) -> bool:
         """Whether so many more would be more than may wait."""

@@ -29,9 +29,9 @@ class Reading:
     For the engine's thread.
     """
 
-    def __init__(self, share: float) -> None:
-        """``share`` of the time in which the target reads a token is what the drafter takes."""
-        self._share = share
+    def __init__(self, layers: int, drafters: int) -> None:
+        """Open the account of a target of so many layers, and a drafter of ``drafters``."""
+        self._share = LAYER * drafters / max(layers, 1)  # of the time in which a token is read
         self._held = DEPTH
 
     @property
@@ -52,8 +52,3 @@ class Reading:
         gained = (worth_us - self._share * tokens * token_us) / plain_us
         if not math.isnan(gained):
             self._held = min(max(self._held + gained, -DEPTH), DEPTH)
-
-
-def share_of(layers: int, drafters: int) -> float:
-    """What share of a target of so many layers a drafter of ``drafters`` layers is."""
-    return LAYER * drafters / max(layers, 1)

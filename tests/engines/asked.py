@@ -1,4 +1,4 @@
-"""Ask one vLLM engine for everything: ``python -m tests.engines.asked_of_v2 JOB RESULT``.
+"""Ask one vLLM engine for everything: ``python -m tests.engines.asked JOB RESULT``.
 
 The job holds ``model``, ``speculative_config`` or null, and ``ahead`` where it is vLLM's V2 runner
 that is asked, scheduled ahead or not. All is asked twice, the second time with what the first has
@@ -26,12 +26,14 @@ VOCABULARY: Final = 24
 
 def kinds(written: list[list[int]]) -> dict[str, dict[str, Any]]:
     """What is asked for, by kind, of requests that write ``written`` without it."""
-    from vllm.sampling_params import StructuredOutputsParams
+    from vllm.sampling_params import RepetitionDetectionParams, StructuredOutputsParams
 
+    repeats = RepetitionDetectionParams(max_pattern_size=12, min_pattern_size=1, min_count=2)
     middle = written[0][9]
     return {
         "greedy": {},
         "one choice": {"temperature": 1.0, "top_k": 1},
+        "repetition": {"repetition_detection": repeats},
         "several choices": {"n": 3, "temperature": 1.0, "top_k": 1},
         "logprobs": {"logprobs": 2, "prompt_logprobs": 1},
         "stop ids": {"stop_token_ids": [middle]},
@@ -147,7 +149,9 @@ def note_steps(runner: Any) -> dict[str, int]:
 
 def fail_now_and_then(runner: Any) -> None:
     """Have each third pass of the drafter fail, where there is one."""
-    run, calls = getattr(runner.speculator, "_run_model", None), itertools.count()
+    v2 = hasattr(runner, "speculator")
+    owner, name = (runner.speculator, "_run_model") if v2 else (runner.drafter, "_greedy_sample")
+    run, calls = getattr(owner, name, None), itertools.count()
 
     def failing(*args: Any, **kwargs: Any) -> Any:
         if next(calls) % 3 == 0:
@@ -155,7 +159,24 @@ def fail_now_and_then(runner: Any) -> None:
         return run(*args, **kwargs)
 
     if run is not None:
-        runner.speculator._run_model = failing
+        setattr(owner, name, failing)
+
+
+def thinking() -> dict[str, Any]:
+    """Arguments of an engine that knows what opens and closes thinking."""
+    from vllm.config.reasoning import ReasoningConfig
+    from vllm.reasoning import ReasoningParserManager
+    from vllm.reasoning.basic_parsers import BaseThinkingReasoningParser
+
+    class Words(BaseThinkingReasoningParser):  # type: ignore[misc]
+        start_token, end_token = "w3", "w5"
+
+        def extract_reasoning(self, *_: Any) -> tuple[None, None]:
+            return None, None
+
+    ReasoningParserManager.register_module("words", module=Words)
+    given = ReasoningConfig(reasoning_start_str="w3", reasoning_end_str="w5")
+    return {"reasoning_parser": "words", "reasoning_config": given}
 
 
 def main(job_file: str, result_file: str) -> None:
@@ -165,10 +186,12 @@ def main(job_file: str, result_file: str) -> None:
         interpreted.install(job["ahead"])
     from vllm import LLM
 
+    on_v2 = "ahead" in job
     llm = LLM(
         job["model"], dtype="float32", enforce_eager=True, max_model_len=LIMIT, max_num_seqs=6,
         max_num_batched_tokens=96, block_size=32, num_gpu_blocks_override=13,
         speculative_config=job["speculative_config"], disable_log_stats=False,
+        **({} if on_v2 else thinking()),
     )  # fmt: skip
 
     from tests.engines.two_heads import prompts
@@ -182,7 +205,8 @@ def main(job_file: str, result_file: str) -> None:
     threads = []
     if job["speculative_config"]:
         worker = worker_in(llm)
-        noted = note_steps(llm.llm_engine.model_executor.driver_worker.worker.model_runner)
+        runner = llm.llm_engine.model_executor.driver_worker.worker.model_runner
+        noted = note_steps(runner) if on_v2 else None
         threads = [threading.Thread(target=swap_forever, args=(worker.router, stop), daemon=True)]
     plain = answers(llm, [(ids, {}) for ids in asked[:2]])
     for thread in threads:
@@ -197,9 +221,13 @@ def main(job_file: str, result_file: str) -> None:
         made = answers(llm, [(ids, every[kind]) for kind, ids in pairs])
         for (kind, _), answer in zip(pairs, made, strict=True):
             result["answers"].setdefault(f"{kind}, {time}", []).append(answer)
+    if not on_v2:
+        budgets = [{"thinking_token_budget": budget} for budget in (0, 1, 5, 9)]
+        pairs_of = itertools.product(asked[:3], budgets)
+        result["answers"]["thinking"] = answers(llm, list(pairs_of))
     if worker is not None:
-        runner = llm.llm_engine.model_executor.driver_worker.worker.model_runner
-        result["sampled"] = sampled(llm, runner, asked[:3])
+        if on_v2:
+            result["sampled"] = sampled(llm, runner, asked[:3])
         result["status"] = worker.status().model_dump(mode="json")
         fail_now_and_then(runner)
     result["answers"]["aborted"] = aborted(llm, asked[:4])

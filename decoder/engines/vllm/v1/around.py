@@ -1,0 +1,92 @@
+"""What stands around the methods of a V1 runner, and makes its adapter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from decoder.contracts.trials import MODEL
+from decoder.engines.vllm.attached import adapter_of
+from decoder.engines.vllm.ranks import Ranks
+from decoder.engines.vllm.requirements import reads_with_positions_alone
+from decoder.engines.vllm.v1.drafter import LateDrafter
+from decoder.engines.vllm.v1.reading import Reading
+from decoder.settings import WorkerSettings
+
+if TYPE_CHECKING:
+    from decoder.engines.vllm.v1.adapter import V1Adapter
+    from decoder.worker import Worker
+
+
+def adapter(
+    runner: Any, worker: Worker | None, longest: int, ranks: Ranks, settings: WorkerSettings
+) -> V1Adapter:
+    """The adapter of a ``GPUModelRunner``. Replaces its drafter's ``propose``, if it has one."""
+    from decoder.engines.vllm.v1.adapter import V1Adapter  # late: it brings numba
+
+    config, late, reading = runner.vllm_config, None, None
+    has_model = config.speculative_config.method == "eagle3"
+    if has_model and reads_with_positions_alone(config):
+        late = LateDrafter(runner.drafter)
+        # Without the floor a policy has its way whatever that costs, and a side that always drafts
+        # is not compared where it cannot: then all is read.
+        if settings.floor and MODEL not in settings.sides:
+            models = (config.model_config, config.speculative_config.draft_model_config)
+            reading = Reading(*(m.get_total_num_hidden_layers() for m in models))
+    made = V1Adapter(
+        worker, longest, late=late, has_model=has_model, ranks=ranks, reading=reading,
+        shares_blocks=bool(config.cache_config.enable_prefix_caching),
+    )  # fmt: skip
+    if has_model:
+        runner.drafter.propose = made.guarded((late or runner.drafter).propose)
+    return made
+
+
+def _execute_model(
+    original: Callable[..., Any], runner: Any, scheduler_output: Any, *args: Any, **kwargs: Any
+) -> Any:
+    adapter = adapter_of(runner)
+    if adapter is None:
+        return original(runner, scheduler_output, *args, **kwargs)
+    adapter.before_step(runner, scheduler_output)
+    result = original(runner, scheduler_output, *args, **kwargs)
+    adapter.during_step(runner)
+    return result
+
+
+def _input_fits_in_drafter(original: Callable[..., Any], runner: Any, metadata: Any) -> bool:
+    """Near the end of the context vLLM would stop proposing, and verify zeros instead.
+
+    It reserves ``num_speculative_tokens``, here the largest cache draft, for any drafter. A cache
+    draft is cut to the room its request has, and labels need every committed token, so proposing
+    goes on; the adapter cuts model drafts to what the drafter has room for.
+    """
+    if adapter_of(runner) is None or metadata is None:
+        return bool(original(runner, metadata))
+    return True
+
+
+def _propose(
+    original: Callable[..., Any], runner: Any, scheduler_output: Any, sampled: Any, *args: Any,
+    **kwargs: Any,
+) -> Any:  # fmt: skip
+    def draft() -> Any:
+        return original(runner, scheduler_output, sampled, *args, **kwargs)
+
+    adapter: Any = adapter_of(runner)
+    if adapter is None:  # vLLM warms up on dummy requests
+        return draft()
+    return adapter.propose(runner, scheduler_output, sampled, draft)
+
+
+def _no_proposer(original: Callable[..., Any], self: Any, vllm_config: Any) -> None:
+    """In the place of vLLM's suffix decoding, which holds trees: drafts are the router's."""
+
+
+AROUND: Final[dict[str, Callable[..., Any]]] = {
+    "execute_model": _execute_model,
+    "_input_fits_in_drafter": _input_fits_in_drafter,
+    "propose_draft_token_ids": _propose,
+    "__init__": _no_proposer,
+}
+"""What stands around each method of the runner that is wrapped."""
