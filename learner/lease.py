@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
@@ -97,12 +97,13 @@ class Lease:
         self._complaints = Complaints()
         self._look_at = 0.0
 
-    def turn(self, wanted: Mapping[str, int]) -> None:
+    def turn(self, wanted: Mapping[str, int], others: Iterable[str] = ()) -> None:
         """Read what was written, then claim or renew scopes as far as it is time.
 
         Args:
             wanted: by scope, the highest term that is known otherwise: a topic that was made anew
                 has forgotten its own.
+            others: scopes that are somebody else's to hold: those that are held are given up.
         """
         if time.monotonic() < self._look_at:
             return
@@ -112,6 +113,7 @@ class Lease:
                 self.known = True
                 for scope, known in wanted.items():
                     self._claim_or_renew(scope, known)
+                self._give_up(others)
         except AWAY:  # the log has it
             self._look_at = time.monotonic() + RETRY_SECONDS
 
@@ -131,13 +133,16 @@ class Lease:
     def close(self) -> None:
         """Give up what is held, so that nobody waits for it, and leave the broker."""
         try:
-            for scope in list(self._terms):
-                if self.holds(scope):
-                    self._write(scope, released=True)
+            self._give_up(self._terms)
         except AWAY as error:
             log.debug("leases run out by themselves: %s", error)
         self._log.close()
         close(self._producer)
+
+    def _give_up(self, scopes: Iterable[str]) -> None:
+        for scope in filter(self.holds, scopes):
+            self._write(scope, released=True)
+            del self._until[scope]
 
     def _claim_or_renew(self, scope: str, known: int) -> None:
         now = time.monotonic()

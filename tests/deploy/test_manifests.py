@@ -204,7 +204,10 @@ def of_pods(overlay: str) -> Iterator[tuple[str, Mapping[str, str]]]:
 @needs_kubectl
 def test_each_part_logs_in_as_itself_with_a_password_of_its_own() -> None:
     users = {name: given["HVD_KAFKA_SASL_PLAIN_USERNAME"] for name, given in of_pods(OVERLAYS[1])}
-    assert users == {"worker": "hvd-worker", "learner": "hvd-learner", "topics": "hvd-topics"}
+    assert users == {
+        "worker": "hvd-worker", "learner": "hvd-learner", "topics": "hvd-topics",
+        "intake": "hvd-intake",
+    }  # fmt: skip
     for _, template in pods(built(OVERLAYS[1])):
         held = {
             v["name"]: v["secret"]["secretName"]

@@ -1,0 +1,39 @@
+"""How a process of this room begins and ends."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import Literal
+
+from decoder.contracts.errors import HvdError
+from decoder.contracts.settings import KafkaSettings
+from decoder.log_lines import JsonLines, TextLines
+from learner.settings import LearnerSettings
+
+
+def until_told(run: Callable[[LearnerSettings, KafkaSettings, threading.Event], None]) -> int:
+    """``run`` until SIGINT or SIGTERM; the exit status: 0 after a clean stop, 2 for settings that
+    are not valid."""
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    try:
+        settings = LearnerSettings.load()
+        _log(settings.log)
+        run(settings, KafkaSettings.load(), stop)
+    except HvdError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    return 0
+
+
+def _log(form: Literal["text", "json"]) -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonLines() if form == "json" else TextLines())
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    # its selector warns of every pause
+    logging.getLogger("kafka").setLevel(logging.ERROR)
