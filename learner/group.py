@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from kafka import ConsumerRebalanceListener, TopicPartition
+from kafka.errors import CommitFailedError, RebalanceInProgressError
 from kafka.partitioner.default import murmur2
 from kafka.structs import OffsetAndMetadata
 
@@ -30,6 +31,7 @@ TURN_MS: Final = 60_000
 POLL_MS: Final = 200
 OFFSETS_MS: Final = 5_000
 RETRY_SECONDS: Final = 1.0
+_MEANWHILE: Final = (CommitFailedError, RebalanceInProgressError)
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,8 @@ class Group(ConsumerRebalanceListener):  # type: ignore[misc]
                 continue
             try:
                 self._poll()
-                self._remember()
+                with suppress(*_MEANWHILE):  # to wait would lose the answer
+                    self._remember()
             except AWAY as error:
                 self._complaints.warning("group %s: %r; going on trying", self._name, error)
                 self._left.wait(RETRY_SECONDS)

@@ -97,7 +97,7 @@ class Fleet:
         for at, scope in enumerate(SCOPES):
             events = Traffic(seed=at, prefix=f"w{self.waves}").events(records * RECORD // 20)
             for n in range(records):
-                number = self.waves * records + n
+                number = self.sent[scope] // RECORD + n
                 origin = Origin(scope, "w", f"{at + 1:08x}")
                 part = events[n * RECORD : (n + 1) * RECORD]
                 self.producer.send(
