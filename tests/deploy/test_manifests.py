@@ -28,7 +28,7 @@ BIN = Path(sys.executable).parent
 CONTAINERFILES = sorted((DEPLOY / "containers").glob("*.Containerfile"))
 COMPOSE = yaml.safe_load((DEPLOY / "compose" / "compose.yaml").read_text())
 KUBERNETES = "1.34"
-OVERLAYS = ["cpu", "tensor-parallel", "gpu"]
+OVERLAYS = ["cpu", "tensor-parallel", "gpu", "intake"]
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 
 needs_helm = pytest.mark.skipif(shutil.which("helm") is None, reason="takes helm")
@@ -274,6 +274,7 @@ def ca_file(tmp_path: Path) -> Path:
 AS_OVERLAY = {
     "cpu": "",
     "gpu": "overlays/gpu",
+    "intake": "components/intake",
     "tensor-parallel": "overlays/gpu,components/sasl-tls,overlays/tensor-parallel",
 }
 

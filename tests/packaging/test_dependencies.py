@@ -121,7 +121,7 @@ import decoder.worker, decoder.telemetry.shipper, decoder.tenancy.middleware
 import pipelines.cli, pipelines.embedded, pipelines.serve.command
 """
 LEARNER = """
-import learner.__main__, learner.declared
+import learner.__main__, learner.declared, learner.intake
 from learner.registry import Registry
 Registry("sqlite:///m.db").standings()
 """
