@@ -34,7 +34,7 @@ pytestmark = [
 ]
 PARTITIONS: Final = 4
 RECORD: Final = 40
-PATIENCE_S: Final = 180.0
+PATIENCE_S: Final = 300.0
 
 
 def scope_on(partition: int) -> str:
@@ -199,10 +199,8 @@ def test_whoever_is_killed_each_lesson_is_learned_once_and_a_scope_has_one_publi
         fleet.start(name)
         fleet.busy(8.0)
     fleet.wait(fleet.is_shared, "two of each")
-    assert not any(
+    for topic in (DRAFTS, LESSONS):  # what cannot be unpacked
         raw.put(fleet.cluster.kafka, topic.name, raw.batch(b"\xff\x07" * 40, 3, 1))
-        for topic in (DRAFTS, LESSONS)
-    )
     for name in ("intake-a", "intake-b", "learner-a", "learner-b"):
         fleet.busy(3.0)
         fleet.kill(name)
