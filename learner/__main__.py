@@ -2,15 +2,40 @@
 
 from __future__ import annotations
 
+import logging
+import signal
 import sys
+import threading
+from collections.abc import Callable
+from typing import Literal
 
-from learner.loop import run
-from learner.process import until_told
+from decoder.contracts.errors import HvdError
+from decoder.contracts.settings import KafkaSettings
+from decoder.log_lines import JsonLines, TextLines
+from learner import loop
+from learner.settings import LearnerSettings
 
 
-def main() -> int:
-    """Exit status of :func:`learner.process.until_told`."""
-    return until_told(run)
+def main(run: Callable[[LearnerSettings, KafkaSettings, threading.Event], None] = loop.run) -> int:
+    """Exit status: 0 after a clean stop, 2 for settings that are not valid."""
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    try:
+        settings = LearnerSettings.load()
+        _log(settings.log)
+        run(settings, KafkaSettings.load(), stop)
+    except HvdError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    return 0
+
+
+def _log(form: Literal["text", "json"]) -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonLines() if form == "json" else TextLines())
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    logging.getLogger("kafka").setLevel(logging.ERROR)  # its selector warns of every pause
 
 
 if __name__ == "__main__":

@@ -26,11 +26,11 @@ from decoder.contracts.status import LearnerStatus
 from decoder.contracts.topics import DRAFTS, LESSONS
 from decoder.kafka.clients import AWAY, ONE_AT_A_TIME, close, open_producer
 from learner import topics
+from learner.__main__ import main
 from learner.dead_letters import DeadLetters
 from learner.group import Group
 from learner.lessons import Intake, Lessons
 from learner.page import Vitals, serving
-from learner.process import until_told
 from learner.publish import StatusProducer
 from learner.sequences import Sequences
 from learner.settings import LearnerSettings
@@ -50,15 +50,12 @@ MOST_BYTES: Final = 4 * 2**20
 
 
 class Relay:
-    """The process's state; :meth:`step` is its life. Start from :func:`run`.
-
-    ``failed`` counts records that Kafka takes from nobody.
-    """
+    """The process's state; :meth:`step` is its life. Start from :func:`run`."""
 
     def __init__(self, kafka: KafkaSettings) -> None:
         self.process = f"intake-{socket.gethostname()}-{os.getpid()}"
         self.life = secrets.token_hex(8)
-        self.failed = 0
+        self.faults = 0  # lessons that Kafka takes from nobody
         self.vitals = Vitals()
         self.workers = Workers(kafka, self.process)
         self.shares = Shares(float("inf"))
@@ -135,12 +132,13 @@ class Relay:
         self._safe = dict(self.source.offsets)
         self._group.commit(self._safe)
         self._settled_at = time.monotonic()
-        said = LearnerStatus(process=self.process, life=self.life, **self.intake.said(self.source))
+        told = self.intake.said(self.source)
+        said = LearnerStatus(process=self.process, life=self.life, faults=self.faults, **told)
         self.status.send(said)
         self.vitals.said = [said]
 
     def _lost(self, error: MessageSizeTooLargeError) -> None:
-        self.failed += 1
+        self.faults += 1
         log.error("lessons that Kafka takes from nobody are lost: %s", error)
 
     def _again(self) -> None:
@@ -154,9 +152,8 @@ class Relay:
 
     def _forget(self) -> None:
         """What was read may be read again, and is then to be sent again."""
-        intake = self.intake
-        known = intake.sequences
-        intake.sequences = Sequences((), known.missing, known.duplicates)
+        known = self.intake.sequences
+        self.intake.sequences = Sequences((), known.missing, known.duplicates)
 
 
 def run(settings: LearnerSettings, kafka: KafkaSettings, stop: threading.Event) -> None:
@@ -181,4 +178,4 @@ def run(settings: LearnerSettings, kafka: KafkaSettings, stop: threading.Event) 
 
 
 if __name__ == "__main__":
-    sys.exit(until_told(run))
+    sys.exit(main(run))

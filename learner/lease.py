@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
@@ -97,13 +97,15 @@ class Lease:
         self._complaints = Complaints()
         self._look_at = 0.0
 
-    def turn(self, wanted: Mapping[str, int], others: Iterable[str] = ()) -> None:
+    def turn(
+        self, wanted: Mapping[str, int], ours: Callable[[str], bool] = lambda scope: True
+    ) -> None:
         """Read what was written, then claim or renew scopes as far as it is time.
 
         Args:
             wanted: by scope, the highest term that is known otherwise: a topic that was made anew
                 has forgotten its own.
-            others: scopes that are somebody else's to hold: those that are held are given up.
+            ours: whether a scope is for us to hold; what is held and is not, is given up.
         """
         if time.monotonic() < self._look_at:
             return
@@ -113,7 +115,7 @@ class Lease:
                 self.known = True
                 for scope, known in wanted.items():
                     self._claim_or_renew(scope, known)
-                self._give_up(others)
+                self._give_up(scope for scope in self._terms if not ours(scope))
         except AWAY:  # the log has it
             self._look_at = time.monotonic() + RETRY_SECONDS
 

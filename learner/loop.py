@@ -133,7 +133,7 @@ class Learner:
         near, lag = self.source.is_near_the_end(), self.source.lag()
         self.shares.look(time.monotonic(), near, self.lease.holds, lag)
         # 3. Keep what is ours to promote and publish.
-        self.lease.turn(self._wanted(), () if self.group is None else self._others())
+        self.lease.turn(self._wanted(), self._ours)
         # 4. Take what the registry's thread has found out; ask it for what is to be served.
         for answer in self.registrar.answers():
             self._take(answer)
@@ -217,9 +217,6 @@ class Learner:
     def _ours(self, scope: str) -> bool:
         """Whether it is for this learner to hold, if it can."""
         return self.group is None or self.group.owns(scope)
-
-    def _others(self) -> list[str]:
-        return [name for name in self.scopes.entries if not self._ours(name)]
 
     def _lacks(self, standing: Standing) -> bool:
         """Whether what is served is not what lies on the policy topic."""

@@ -126,7 +126,6 @@ class EventSource:
             if self._group is not None and self._group.turn():
                 self._group.part.begin(self.offsets)
                 self.close()
-                self._partitions_at = 0.0
             if time.monotonic() >= self._partitions_at:
                 self._assign()
             if self._idle:
@@ -258,7 +257,7 @@ class EventSource:
     def close(self) -> None:
         """Leave the broker; commits nothing."""
         close(self._consumer)
-        self._consumer = None
+        self._consumer, self._partitions_at = None, 0.0
         self._looked_at.clear()
 
     def _assign(self) -> bool:
@@ -283,7 +282,6 @@ class EventSource:
                 self._look(tp)
         else:  # the client may never ask their brokers again: see poll
             self.close()
-            self._partitions_at = 0.0
         self._silent = partitions - found
         return bool(there)
 

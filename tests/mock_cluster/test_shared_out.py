@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
@@ -22,16 +23,19 @@ from decoder.contracts.events import Origin, decode_batch, encode_batch
 from decoder.contracts.status import LearnerStatus, WorkerStatus, decode_status
 from decoder.contracts.topics import DRAFTS, LESSONS, POLICY, STATUS
 from decoder.kafka.clients import close, fetch, open_consumer, open_producer, places_of
+from learner import intake
 from tests import raw_batches as raw
 from tests.conftest import until
+from tests.learner.stream import batches
 from tests.learner.traffic import Traffic
-from tests.mock_cluster.cluster import MockCluster, running
+from tests.mock_cluster.cluster import PRODUCE, MockCluster, running
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of mlflow's own parts
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
+NOT_AUTHORISED: Final = 29
 PARTITIONS: Final = 4
 RECORD: Final = 40
 PATIENCE_S: Final = 300.0
@@ -174,6 +178,41 @@ class Fleet:
         until(read, topic)
         close(consumer)
         return found
+
+
+def test_lessons_that_were_not_taken_are_sent_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(intake, "RETRY_SECONDS", 0.1)
+    values = batches(Traffic(seed=1).events(10))
+    with running() as cluster:
+        producer = open_producer(cluster.kafka, "test")
+        for value in values:
+            producer.send(DRAFTS.name, value=value)
+        producer.flush()
+        close(producer)
+        relay = intake.Relay(cluster.kafka)
+        assert relay.source.connect(threading.Event())
+        until(lambda: relay.step() or relay.source.lag(), "its part")
+        cluster.answer(PRODUCE, *[NOT_AUTHORISED] * 4)
+        consumer = open_consumer(cluster.kafka, "test")
+        consumer.assign(places_of(consumer, LESSONS.name))
+        came: set[int] = set()
+
+        def read() -> bool:
+            relay.step()
+            came.update(decode_batch(record.value).sequence for record in fetch(consumer))
+            return came == set(range(len(values)))
+
+        until(read, "all lessons")
+        assert "they are sent again" in caplog.text
+        relay.close()
+        again = intake.Relay(cluster.kafka)  # begins where the other ended
+        assert again.source.connect(threading.Event())
+        until(lambda: again.step() or again.source.caught_up, "its part")
+        assert not again.intake.records and not again.faults
+        again.close()
+        close(consumer)
 
 
 @pytest.fixture
