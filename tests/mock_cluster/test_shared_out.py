@@ -94,7 +94,6 @@ class Fleet:
         process = self.processes.pop(name)
         process.kill()
         process.wait(10)
-        self.said = defaultdict(dict)
 
     def send(self, records: int = 5) -> None:
         """Some records of each scope, with what is none between them."""
@@ -126,14 +125,10 @@ class Fleet:
                     self.held[status.scope].append(status.time)
 
     def holding(self) -> list[LearnerStatus]:
-        """The newest status of each scope by whom it holds, as far as that is said."""
-        newest = {name: max(s.time for s in said.values()) for name, said in self.said.items()}
-        return [
-            status
-            for name, said in self.said.items()
-            for status in said.values()
-            if status.holds_lease and status.time > newest[name] - 2.0
-        ]
+        """The newest status of each scope by whom it holds, as far as that is still said."""
+        told = [status for said in self.said.values() for status in said.values()]
+        newest = max((status.time for status in told), default=0.0)
+        return [each for each in told if each.holds_lease and each.time > newest - 5.0]
 
     def learned(self) -> dict[str, int]:
         """Drafts that whoever holds a scope has learned from, by scope."""
