@@ -6,16 +6,17 @@ import logging
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from typing import Literal
 
 from decoder.contracts.errors import HvdError
 from decoder.contracts.settings import KafkaSettings
 from decoder.log_lines import JsonLines, TextLines
-from learner.loop import run
+from learner import loop
 from learner.settings import LearnerSettings
 
 
-def main() -> int:
+def main(run: Callable[[LearnerSettings, KafkaSettings, threading.Event], None] = loop.run) -> int:
     """Exit status: 0 after a clean stop, 2 for settings that are not valid."""
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

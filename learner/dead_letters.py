@@ -11,7 +11,7 @@ from typing import Final
 
 from decoder.contracts.errors import EventRefused
 from decoder.contracts.settings import KafkaSettings
-from decoder.contracts.topics import DEAD, DRAFTS
+from decoder.contracts.topics import DEAD, DRAFTS, Topic
 from learner.publish import BriefProducer
 from learner.source import Fetched
 
@@ -21,12 +21,14 @@ LOGGED: Final = 100
 """Refusals that a process says in its log; the rest are counted, and lie on the topic."""
 
 
-def headers_of(record: Fetched, error: EventRefused) -> list[tuple[str, bytes]]:
+def headers_of(
+    record: Fetched, error: EventRefused, topic: Topic = DRAFTS
+) -> list[tuple[str, bytes]]:
     """Why ``record`` was refused and where it lay, under Kafka Streams' names."""
     told = {
         "exception": type(error).__name__,
         "message": str(error),
-        "topic": DRAFTS.name,
+        "topic": topic.name,
         "partition": record.partition,
         "offset": record.offset,
     }
@@ -35,10 +37,11 @@ def headers_of(record: Fetched, error: EventRefused) -> list[tuple[str, bytes]]:
 
 
 class DeadLetters(BriefProducer):
-    """Sends refused records. Those that no broker took the draft topic still holds."""
+    """Sends refused records. Those that no broker took ``topic`` still holds."""
 
-    def __init__(self, kafka: KafkaSettings) -> None:
+    def __init__(self, kafka: KafkaSettings, topic: Topic = DRAFTS) -> None:
         super().__init__(kafka, "dead-letters")
+        self._topic = topic
         self._said = 0
 
     def send(self, record: Fetched, error: EventRefused) -> None:
@@ -46,4 +49,4 @@ class DeadLetters(BriefProducer):
         if self._said < LOGGED:
             self._said += 1
             log.warning("record %d/%d refused: %s", record.partition, record.offset, error)
-        self.put(DEAD, record.value, record.key, headers_of(record, error))
+        self.put(DEAD, record.value, record.key, headers_of(record, error, self._topic))

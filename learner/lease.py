@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
@@ -97,12 +97,15 @@ class Lease:
         self._complaints = Complaints()
         self._look_at = 0.0
 
-    def turn(self, wanted: Mapping[str, int]) -> None:
+    def turn(
+        self, wanted: Mapping[str, int], ours: Callable[[str], bool] = lambda scope: True
+    ) -> None:
         """Read what was written, then claim or renew scopes as far as it is time.
 
         Args:
             wanted: by scope, the highest term that is known otherwise: a topic that was made anew
                 has forgotten its own.
+            ours: whether a scope is for us to hold; what is held and is not, is given up.
         """
         if time.monotonic() < self._look_at:
             return
@@ -112,6 +115,7 @@ class Lease:
                 self.known = True
                 for scope, known in wanted.items():
                     self._claim_or_renew(scope, known)
+                self._give_up(scope for scope in self._terms if not ours(scope))
         except AWAY:  # the log has it
             self._look_at = time.monotonic() + RETRY_SECONDS
 
@@ -131,13 +135,16 @@ class Lease:
     def close(self) -> None:
         """Give up what is held, so that nobody waits for it, and leave the broker."""
         try:
-            for scope in list(self._terms):
-                if self.holds(scope):
-                    self._write(scope, released=True)
+            self._give_up(self._terms)
         except AWAY as error:
             log.debug("leases run out by themselves: %s", error)
         self._log.close()
         close(self._producer)
+
+    def _give_up(self, scopes: Iterable[str]) -> None:
+        for scope in filter(self.holds, scopes):
+            self._write(scope, released=True)
+            del self._until[scope]
 
     def _claim_or_renew(self, scope: str, known: int) -> None:
         now = time.monotonic()

@@ -10,9 +10,10 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from decoder.complaints import Complaints
 from decoder.contracts.errors import EventRefused, SchemaUnknown
@@ -20,7 +21,7 @@ from decoder.contracts.events import LIMITS, EventBatch, decode_batch
 from learner.dead_letters import DeadLetters
 from learner.rows import Rows, from_batch, taught_by
 from learner.sequences import Sequences
-from learner.source import Fetched
+from learner.source import EventSource, Fetched
 
 AHEAD_SECONDS: Final = 86_400.0
 """How far an event's time may lie behind its record's, or behind now: a clock that is wrong by
@@ -37,6 +38,7 @@ class Lessons:
     ``passed`` more have a draft within limits that are not the worker's own. ``served`` names
     ``target`` and ``drafter``, as far as the worker says. ``predicted`` and ``accepted`` sum up the
     tokens of its drafts whose label is complete, as the worker foresaw them and as they came.
+    ``kept`` [rows] are the places of the rows in ``batch``, as it was decoded.
     """
 
     scope: str
@@ -49,6 +51,8 @@ class Lessons:
     predicted: float
     accepted: int
     passed: int
+    batch: EventBatch
+    kept: NDArray[np.intp]
 
 
 def lessons_of(record: Fetched, shares: Mapping[str, float], now: float) -> Lessons:
@@ -77,14 +81,18 @@ def lessons_of(record: Fetched, shares: Mapping[str, float], now: float) -> Less
     predicted, accepted = (
         float(batch.numbers[name][whole].sum()) for name in ("predicted", "accepted")
     )
-    rows = from_batch(batch)
+    rows, kept = from_batch(batch), np.flatnonzero(taught)
+    passed = int(np.count_nonzero(batch.numbers["draft_len"])) - len(rows)
     drafts, share = len(rows), shares.get(origin.scope, 1.0)
     if share < 1.0:
-        rows = rows.take(rows.request < np.uint64(share * 2.0**64))
+        sampled = rows.request < np.uint64(share * 2.0**64)
+        rows, kept = rows.take(sampled), kept[sampled]
+    if batch.source is not None:  # most of them were left out before
+        drafts = round(drafts / batch.source.share)
     return Lessons(
         origin.scope, origin.life, batch.sequence, len(batch), drafts, rows,
-        {what: name for what, name in named.items() if name}, predicted, int(accepted),
-        int(np.count_nonzero(batch.numbers["draft_len"])) - drafts,
+        {what: name for what, name in named.items() if name}, predicted, int(accepted), passed,
+        batch, kept,
     )  # fmt: skip
 
 
@@ -92,9 +100,10 @@ class Intake:
     """Admits each record once, and hands the refused to ``dead``; not those of another feature
     schema, which an older or a newer worker sends: whole, and for its own learner.
 
-    ``shares`` are those of :func:`lessons_of`. ``refused`` counts records by reason, without an
-    end. ``repeated`` counts the events of records that came again; ``events`` those of the
-    ``records`` that this process admitted.
+    ``relayed`` says whether records come from an intake, and name their source. ``shares`` are
+    those of :func:`lessons_of`. ``refused`` counts records by reason, without an end. ``repeated``
+    counts the events of records that came again; ``events`` those of the ``records`` that this
+    process admitted.
     """
 
     def __init__(
@@ -104,6 +113,7 @@ class Intake:
         refused: Mapping[str, int] = {},
         repeated: int = 0,
         shares: Mapping[str, float] = {},
+        relayed: bool = False,
     ) -> None:
         self.dead = dead
         self.sequences = sequences or Sequences()
@@ -111,6 +121,7 @@ class Intake:
         self.repeated = repeated
         self.records = self.events = 0
         self._shares = shares
+        self._relayed = relayed
         self._schemas: set[str] = set()
         self._complaints = Complaints()
 
@@ -118,6 +129,9 @@ class Intake:
         """What is new in ``record``; None where it was refused, or came before."""
         try:
             lessons = lessons_of(record, self._shares, time.time())
+            source = lessons.batch.source
+            if (source is not None) != self._relayed:
+                raise EventRefused("a record of lessons among drafts, or the reverse", "contract")
         except EventRefused as error:
             self.refused[error.reason] += 1
             if isinstance(error, SchemaUnknown):
@@ -125,12 +139,33 @@ class Intake:
             else:
                 self.dead.send(record, error)
             return None
-        if not self.sequences.admit(lessons.life, record.partition, lessons.sequence):
+        partition = record.partition if source is None else source.partition
+        if not self.sequences.admit(lessons.life, partition, lessons.sequence):
             self.repeated += lessons.events
             return None
         self.records += 1
         self.events += lessons.events
         return lessons
+
+    def said(self, source: EventSource) -> dict[str, Any]:
+        """What a status tells of a process that reads ``source``."""
+        lag, read_at = source.lag(), source.read_at
+        return {
+            "scope": "",
+            "time": time.time(),
+            "events_duplicate": self.repeated,
+            "records_refused": self.refused.total(),
+            "refusals": dict(self.refused),
+            "dead_letters_failed": self.dead.failed,
+            "records_missing": self.sequences.missing,
+            "records_duplicate": self.sequences.duplicates,
+            "records_skipped": source.skipped,
+            "lag": lag,
+            "lag_events": round(lag * self.events / max(self.records, 1)),
+            "lag_seconds": max(
+                time.time() - read_at if lag and read_at else 0.0, source.silent_seconds()
+            ),
+        }
 
     def _pass_over(self, schema: str) -> None:
         if len(self._schemas) < SCHEMAS:

@@ -20,9 +20,11 @@ from decoder.complaints import Complaints
 from decoder.contracts.errors import BrokerError
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import LearnerStatus
+from decoder.contracts.topics import LESSONS
 from decoder.kafka.clients import AWAY
 from learner import state, topics
 from learner.dead_letters import DeadLetters
+from learner.group import Group
 from learner.home import holder_of, occupied
 from learner.lease import MARGIN_SECONDS, Lease
 from learner.lessons import Intake, Lessons
@@ -50,6 +52,7 @@ from learner.workers import Workers
 
 log = logging.getLogger(__name__)
 
+GROUP: Final = "hvd-learners"
 POLL_SECONDS: Final = 0.25
 FOLLOW_SECONDS: Final = 1.0
 CHECKPOINT_SECONDS: Final = 10.0
@@ -71,14 +74,21 @@ class Learner:
         resumed = state.resumed(settings)
         self.scopes = resumed.scopes
         self.faults = resumed.faults
-        self.source = EventSource(kafka, resumed.offsets, resumed.skipped, marks=resumed.marks)
-        self.dead = DeadLetters(kafka)
+        self.group: Group | None = None
+        if settings.topic is LESSONS:
+            self.group = Group(kafka, LESSONS, GROUP, keeps=False)
+        self.source = EventSource(
+            kafka, resumed.offsets, resumed.skipped, settings.topic, resumed.marks, self.group
+        )
+        self.dead = DeadLetters(kafka, settings.topic)
         self.shares = Shares(settings.rows_per_second, resumed.shares)
         self.workers = Workers(kafka, self.process)
         self.unknown = 0
+        shares = self.shares if self.group is None else {}  # of lessons all are learned from
         self.intake = Intake(
-            self.dead, resumed.sequences, resumed.refused, resumed.repeated, self.shares
-        )
+            self.dead, resumed.sequences, resumed.refused, resumed.repeated, shares,
+            relayed=self.group is not None,
+        )  # fmt: skip
         self.lease = Lease(kafka, holder_of(settings.state_dir))
         registry = Registry.of(settings)
         rules = Rules(self.lease.holder, settings.rollout != "off", settings.keep_versions)
@@ -109,6 +119,8 @@ class Learner:
             if lessons.scope not in self.scopes.entries and not self.workers.know(lessons.scope):
                 self.unknown += lessons.events
                 continue
+            if lessons.batch.source is not None and not self.lease.holds(lessons.scope):
+                self.shares.follow({lessons.scope: lessons.batch.source.share})
             self.shares.count(lessons.scope, lessons.drafts)
             self.rollouts.hear(lessons.scope)
             self._learn(lessons, read)
@@ -121,7 +133,7 @@ class Learner:
         near, lag = self.source.is_near_the_end(), self.source.lag()
         self.shares.look(time.monotonic(), near, self.lease.holds, lag)
         # 3. Keep what is ours to promote and publish.
-        self.lease.turn(self._wanted())
+        self.lease.turn(self._wanted(), self._ours)
         # 4. Take what the registry's thread has found out; ask it for what is to be served.
         for answer in self.registrar.answers():
             self._take(answer)
@@ -160,9 +172,10 @@ class Learner:
         """Let go of leases, broker and registry; saves nothing."""
         for part in (
             self.registrar, self.lease, self.source, self.rollouts, self.workers, self.dead,
-            self.publisher, self.status,
+            self.publisher, self.status, self.group,
         ):  # fmt: skip
-            part.close()
+            if part is not None:
+                part.close()
 
     def _learn(self, admitted: Lessons, read: Mapping[int, int]) -> None:
         name = admitted.scope
@@ -198,7 +211,12 @@ class Learner:
         unpublished = {n for n, standing in self.standings.items() if self._lacks(standing)}
         term = self.publisher.published.term
         wanted = self._established() | unpublished | self.rollouts.open()
+        wanted = {name for name in wanted if self._ours(name)}
         return {name: term(name) for name in sorted(wanted)}
+
+    def _ours(self, scope: str) -> bool:
+        """Whether it is for this learner to hold, if it can."""
+        return self.group is None or self.group.owns(scope)
 
     def _lacks(self, standing: Standing) -> bool:
         """Whether what is served is not what lies on the policy topic."""
@@ -277,26 +295,12 @@ class Learner:
 
     def _report(self) -> None:
         self._status_at = time.monotonic() + STATUS_SECONDS
-        lag, read_at, intake = self.source.lag(), self.source.read_at, self.intake
         common = LearnerStatus(
             process=self.process,
-            scope="",
             life=self.life,
-            time=time.time(),
-            events_duplicate=intake.repeated,
-            records_refused=intake.refused.total(),
-            refusals=dict(intake.refused),
-            dead_letters_failed=self.dead.failed,
-            records_missing=intake.sequences.missing,
-            records_duplicate=intake.sequences.duplicates,
+            **self.intake.said(self.source),
             events_unknown=self.unknown,
-            records_skipped=self.source.skipped,
             faults=self.faults,
-            lag=lag,
-            lag_events=round(lag * intake.events / max(intake.records, 1)),
-            lag_seconds=max(
-                time.time() - read_at if lag and read_at else 0.0, self.source.silent_seconds()
-            ),
             waiting=len(self.registrar.waiting()),
             registry_away_since=self.registrar.away_since,
             given_up=dict(self.registrar.given_up),
@@ -307,6 +311,7 @@ class Learner:
         said = [
             common.model_copy(update=self._of_scope(name, scope))
             for name, scope in self.scopes.awake.items()
+            if self._ours(name)
         ] or [common]
         for status in said:
             self.status.send(status)

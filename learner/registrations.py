@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from decoder.contracts.bundle import Policy
-from decoder.contracts.topics import DRAFTS
 from learner.moves import Moved
 from learner.registry import Standing, digest_of
 from learner.scope import Candidate, Scope
@@ -87,7 +86,7 @@ def registration_of(scope: Scope, won: Candidate, offsets: Mapping[int, int]) ->
         tags={"verdict": won.verdict.reason, "origin": "learner", **scope.served},
         window={
             **scope.window(),
-            "topic": DRAFTS.name,
+            "topic": scope.settings.topic.name,
             "offsets": {str(partition): offset for partition, offset in sorted(offsets.items())},
         },
     )

@@ -10,6 +10,9 @@ LIVES: Final = 10_000
 """Lives remembered, the ones heard of last; some 300 bytes each, and 100 a run."""
 RUNS: Final = 4
 """Runs of numbers remembered of a life in a partition, the ones that went on last."""
+LATELY: Final = 10_000
+"""Lessons that would be known again. One that died, or could not write, has an intake send those of
+some seconds twice."""
 LEAP: Final = 10_000_000
 """Of a number further ahead nothing is taken to be missing: it is damaged, or somebody's who is not
 that life, which goes on where it was."""
@@ -75,6 +78,36 @@ class Sequences:
             for partition, runs in places.items()
             for first, behind in runs
         ]
+
+
+class Lately(Sequences):
+    """The same where a life's numbers have gaps, since not every record of it is sent on: the
+    newest ``LATELY`` that came are remembered one by one. ``missing`` stays as it is."""
+
+    def __init__(
+        self,
+        known: Iterable[tuple[str, int, int, int]] = (),
+        missing: int = 0,
+        duplicates: int = 0,
+    ) -> None:
+        """Go on from ``known``: life, partition, number, and the next number."""
+        super().__init__((), missing, duplicates)
+        self._lately = dict.fromkeys(known)
+
+    def admit(self, life: str, partition: int, sequence: int) -> bool:
+        """Whether the record of this number is none of those that came lately. Mutates."""
+        one = life, partition, sequence, sequence + 1
+        if one in self._lately:
+            self.duplicates += 1
+            return False
+        self._lately[one] = None
+        if len(self._lately) > LATELY:
+            del self._lately[next(iter(self._lately))]
+        return True
+
+    def known(self) -> list[tuple[str, int, int, int]]:
+        """What a later one goes on from."""
+        return list(self._lately)
 
 
 def runs_of(told: Iterable[Sequence[Any]]) -> list[tuple[str, int, int, int]]:

@@ -10,6 +10,7 @@ from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
 
 from decoder.contracts.settings import Settings
+from decoder.contracts.topics import DRAFTS, LESSONS, Topic
 
 
 class LearnerSettings(Settings):
@@ -41,6 +42,11 @@ class LearnerSettings(Settings):
         default=Path("var/learner"),
         description="folder of the checkpoint, the scopes, and the name that holds leases; one for "
         "each learner",
+    )
+    intake: Literal["own", "lessons"] = Field(
+        default="own",
+        description="where lessons come from: own, out of all draft events; or lessons, those that "
+        "intakes (python -m learner.intake) wrote, of the scopes that the learners share out",
     )
     awake_scopes: int = Field(
         default=32, ge=1, le=1_000, description="scopes kept in memory; the others rest in files"
@@ -107,6 +113,11 @@ class LearnerSettings(Settings):
                 "this is no address; '/', '@' and ':' of a password are written %2F, %40 and %3A"
             ) from None
         return uri
+
+    @property
+    def topic(self) -> Topic:
+        """What the learner reads."""
+        return LESSONS if self.intake == "lessons" else DRAFTS
 
     @property
     def checkpoint_path(self) -> Path:

@@ -21,6 +21,7 @@ from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DRAFTS, Topic
 from decoder.kafka.clients import ANSWER_MS, AWAY, GLANCE_MS, close, fetch, offsets, open_consumer
 from decoder.kafka.unpacking import Unreadable
+from learner.group import Group
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +64,8 @@ def mark_of(record: Any) -> Mark:
 
 
 class EventSource:
-    """Reads every partition of ``topic``; one that does not answer keeps no other waiting.
+    """Reads every partition of ``topic``, or those that ``group`` gives this process; one that does
+    not answer keeps no other waiting.
 
     ``offsets`` maps a partition to the next offset to read, ``marks`` to a record that was read
     there and is looked at again now and then: both belong into the checkpoint.
@@ -79,6 +81,7 @@ class EventSource:
         skipped: int = 0,
         topic: Topic = DRAFTS,
         marks: Mapping[int, Mark] = {},
+        group: Group | None = None,
     ) -> None:
         self.offsets = dict(offsets)
         self.marks = dict(marks)
@@ -87,6 +90,7 @@ class EventSource:
         self.read_at = 0.0
         self._topic = topic.name
         self._kafka = kafka
+        self._group = group
         self._consumer: Any = None
         self._partitions_at = 0.0
         self._begins: dict[TopicPartition, int] = {}
@@ -119,8 +123,14 @@ class EventSource:
         A broker that went away yields nothing and a log line, and is looked for again.
         """
         try:
+            if self._group is not None and self._group.turn():
+                self._group.part.begin(self.offsets)
+                self.close()
             if time.monotonic() >= self._partitions_at:
                 self._assign()
+            if self._idle:
+                time.sleep(timeout)
+                return []
             patience = ANSWER_MS if self._flows else GLANCE_MS
             records = (
                 fetch(self._consumer, patience, self._passed) if self._consumer is not None else []
@@ -233,14 +243,21 @@ class EventSource:
 
     def is_near_the_end(self) -> bool:
         """Whether next to nothing lies there unread."""
+        if self._idle:
+            return self._group is not None and self._group.settled
         places = self._consumer.assignment() if self._consumer is not None else ()
         ends = [self._consumer.highwater(place) for place in places]
         return bool(ends) and None not in ends and self.lag() <= RECORDS_PER_POLL
 
+    @property
+    def _idle(self) -> bool:
+        """Whether all partitions are others' to read."""
+        return self._group is not None and not self._group.owned
+
     def close(self) -> None:
         """Leave the broker; commits nothing."""
         close(self._consumer)
-        self._consumer = None
+        self._consumer, self._partitions_at = None, 0.0
         self._looked_at.clear()
 
     def _assign(self) -> bool:
@@ -248,7 +265,9 @@ class EventSource:
         if self._consumer is None:
             self._consumer = open_consumer(self._kafka, f"reader-of-{self._topic}", **_OPTIONS)
         self._partitions_at = time.monotonic() + PARTITIONS_SECONDS
-        partitions = {TopicPartition(self._topic, p) for p in self._partitions()}
+        there = self._partitions()
+        ours = there if self._group is None else there & self._group.owned
+        partitions = {TopicPartition(self._topic, p) for p in ours}
         found = self._ask(partitions)
         if self._silent.isdisjoint(found):
             assigned = self._consumer.assignment()
@@ -263,9 +282,8 @@ class EventSource:
                 self._look(tp)
         else:  # the client may never ask their brokers again: see poll
             self.close()
-            self._partitions_at = 0.0
         self._silent = partitions - found
-        return bool(partitions)
+        return bool(there)
 
     def _ask(self, partitions: set[TopicPartition]) -> set[TopicPartition]:
         """Those of ``partitions`` that answer where they begin: a client whose broker is away finds

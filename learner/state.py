@@ -10,12 +10,13 @@ from typing import Any, Final
 import numpy as np
 
 from decoder.contracts.errors import ContractError
+from decoder.contracts.topics import DRAFTS, LESSONS
 from decoder.policy.probes import from_bytes, to_bytes
 from learner import checkpoint
 from learner.registrations import Registration
 from learner.rollout import Rollout
 from learner.scopes import Entry, Scopes
-from learner.sequences import Sequences, runs_of
+from learner.sequences import Lately, Sequences, runs_of
 from learner.settings import LearnerSettings
 from learner.source import Mark
 
@@ -52,7 +53,7 @@ def save(settings: LearnerSettings, state: State) -> int:
     """
     try:
         written = state.scopes.save()
-        written += checkpoint.save(settings.checkpoint_path, *_told_of(state))
+        written += checkpoint.save(settings.checkpoint_path, *_told_of(state, settings.topic.name))
     except OSError:
         state.scopes.sweep(saved=False)
         raise
@@ -60,7 +61,7 @@ def save(settings: LearnerSettings, state: State) -> int:
     return written
 
 
-def _told_of(state: State) -> tuple[checkpoint.Arrays, dict[str, Any]]:
+def _told_of(state: State, topic: str) -> tuple[checkpoint.Arrays, dict[str, Any]]:
     arrays: checkpoint.Arrays = {
         f"waiting.{index}": np.frombuffer(to_bytes(each.policy), np.uint8)
         for index, each in enumerate(state.waiting)
@@ -70,6 +71,7 @@ def _told_of(state: State) -> tuple[checkpoint.Arrays, dict[str, Any]]:
         held, rollouts[scope] = rollout.snapshot()
         arrays |= checkpoint.under(f"rollout.{scope}.", held)
     numbers = {
+        "topic": topic,
         "offsets": {str(p): offset for p, offset in state.offsets.items()},
         "skipped": state.skipped,
         "sequences": state.sequences.known(),
@@ -96,18 +98,23 @@ def _told_of(state: State) -> tuple[checkpoint.Arrays, dict[str, Any]]:
 
 def resumed(settings: LearnerSettings) -> State:
     """What the newest sound checkpoint says; an empty state where there is none."""
+    known = Lately if settings.topic is LESSONS else Sequences
+    fresh = State(Scopes(settings), sequences=known())
     loaded = checkpoint.load(settings.checkpoint_path)
     if loaded is None:
         log.info("no checkpoint at %s: starting anew", settings.checkpoint_path)
-        return State(Scopes(settings))
+        return fresh
     arrays, numbers = loaded
+    if numbers.get("topic", DRAFTS.name) != settings.topic.name:
+        log.warning("the checkpoint is of another topic than %s: anew", settings.topic.name)
+        return fresh
     try:
         entries = [(str(name), Entry.told(entry)) for name, entry in numbers["scopes"]]
         return State(
             Scopes(settings, entries, int(numbers["serial"]), _lost(numbers.get("lost", {}))),
             {int(p): int(offset) for p, offset in numbers["offsets"].items()},
             int(numbers["skipped"]),
-            Sequences(
+            known(
                 runs_of(numbers["sequences"]), int(numbers["missing"]), int(numbers["duplicates"])
             ),
             {str(reason): int(n) for reason, n in numbers["refused"].items()},
@@ -125,7 +132,7 @@ def resumed(settings: LearnerSettings) -> State:
         )
     except _UNREADABLE as error:
         log.error("checkpoint is not of this version (%s): starting anew", error)
-        return State(Scopes(settings))
+        return fresh
 
 
 def _lost(told: Mapping[str, Any]) -> dict[str, dict[str, int]]:

@@ -11,6 +11,9 @@ are columns of their own names, null where a cycle had no cache draft.
      "columns": {"number": [...], "accepted": [...], ...},
      "features": {"log_score": [...], ...}}
 
+A record of ``hvd.lessons.v2`` is one of these that holds only what is learned from, and names its
+``source``.
+
 No text and no token ids ever enter an event, and names only as pseudonyms: what is not one when it
 comes here leaves as one. Changes within v2 are additive only.
 """
@@ -26,7 +29,14 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError, create_model
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    create_model,
+)
 from pydantic_core import PydanticSerializationError, to_json
 
 from decoder.contracts.bundle import ANY_SCOPE, MAX_DRAFT
@@ -143,6 +153,16 @@ class Origin:
 
 
 @dataclass(frozen=True)
+class Source:
+    """Where a record of lessons comes from: the place of the record of drafts that holds them, and
+    of which share of the requests it holds what is learned from."""
+
+    partition: Annotated[int, Field(ge=0, le=2**31 - 1)]
+    offset: Annotated[int, Field(ge=0, le=2**53)]
+    share: Annotated[float, Field(gt=0.0, le=1.0)]
+
+
+@dataclass(frozen=True)
 class EventBatch:
     """A decoded record of ``n`` events, in columns: every number in it is within its range.
 
@@ -155,6 +175,7 @@ class EventBatch:
     numbers: Mapping[str, NDArray[Any]]
     names: Mapping[str, list[str]]
     features: FloatArray
+    source: Source | None = None
 
     def __len__(self) -> int:
         return len(self.features)
@@ -197,6 +218,7 @@ def encode_columns(
     features: NDArray[np.float64],
     origin: Origin,
     sequence: int,
+    source: Source | None = None,
 ) -> bytes:
     """The same of lists by column, in the order of :data:`COLUMNS`.
 
@@ -221,9 +243,29 @@ def encode_columns(
             "columns": named,
             "features": dict(zip(FEATURES, features.round(DECIMALS).T.tolist(), strict=True)),
         }
+        if source is not None:
+            record["source"] = vars(source)
         return to_json(record, inf_nan_mode="null", fallback=np.generic.item)
     except (TypeError, ValueError, OverflowError, PydanticSerializationError) as error:
         raise EventRefused(f"draft events cannot be written: {error}") from error
+
+
+def encode_lessons(batch: EventBatch, rows: NDArray[np.intp], source: Source) -> bytes:
+    """A record of ``hvd.lessons.v2`` with those ``rows``, at least one, of a decoded record.
+
+    Raises:
+        EventRefused: as :func:`encode_batch`; nothing that was decoded does so.
+    """
+    columns: dict[str, list[Any]] = {
+        name: batch.numbers[name][rows].tolist()
+        if name in batch.numbers
+        else [batch.names[name][row] for row in rows]
+        for name in COLUMNS
+    }
+    model = columns["model_accepted"]
+    columns["model_accepted"] = [None if isnan(length) else int(length) for length in model]
+    features = batch.features[rows].astype(np.float64)
+    return encode_columns(columns, features, batch.origin, batch.sequence, source)
 
 
 def _veiled(kind: Named, names: list[str]) -> list[str]:
@@ -316,6 +358,7 @@ class DraftRecord(BaseModel):
     rows: int
     columns: DraftColumns  # type: ignore[valid-type]
     features: dict[str, list[float | None]]
+    source: Source | None = None
 
 
 def decode_batch(value: bytes) -> EventBatch:
@@ -361,7 +404,7 @@ def _decoded(record: DraftRecord) -> EventBatch:
     _check({**numbers, **names}, model[~np.isnan(model)], matrix)
     features = np.ascontiguousarray(matrix, np.float32)
     origin = Origin(record.scope, record.worker, record.life, record.target, record.drafter)
-    return EventBatch(origin, record.sequence, numbers, names, features)
+    return EventBatch(origin, record.sequence, numbers, names, features, record.source)
 
 
 _DTYPES: Final[Mapping[str, type[np.generic]]] = {

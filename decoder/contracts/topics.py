@@ -32,11 +32,12 @@ class Topic:
 
 DRAFTS: Final = Topic("hvd.drafts.v2", key="worker", compacted=False, has_features=True)
 DEAD: Final = Topic("hvd.drafts.v2.dead", key="worker", compacted=False)
+LESSONS: Final = Topic("hvd.lessons.v2", key="scope", compacted=False, has_features=True)
 POLICY: Final = Topic("hvd.policy.v2", key="scope/role", compacted=True, has_features=True)
 STATUS: Final = Topic("hvd.status.v2", key="process", compacted=False)
 LEASE: Final = Topic("hvd.lease.v2", key="scope", compacted=True)
 TRIALS: Final = Topic("hvd.trials.v2", key="worker", compacted=False)
-TOPICS: Final = (DRAFTS, DEAD, POLICY, STATUS, LEASE, TRIALS)
+TOPICS: Final = (DRAFTS, DEAD, LESSONS, POLICY, STATUS, LEASE, TRIALS)
 
 
 def policy_key(scope: str, role: str) -> bytes:

@@ -19,7 +19,7 @@ from decoder.contracts.errors import EventRefused
 from decoder.contracts.events import FEATURE_LIMIT, LIMITS, DraftRecord
 from decoder.contracts.features import FEATURES, SCHEMA_ID
 from decoder.contracts.status import Status
-from decoder.contracts.topics import DEAD, DRAFTS, LEASE, POLICY, STATUS, TRIALS
+from decoder.contracts.topics import DEAD, DRAFTS, LEASE, LESSONS, POLICY, STATUS, TRIALS
 from decoder.contracts.trials import Round
 from learner.dead_letters import headers_of
 from learner.lease import CLAIM
@@ -43,6 +43,7 @@ def _schemas() -> dict[str, Schema]:
     made = {
         DRAFTS.name: _drafts(),
         DEAD.name: _dead(),
+        LESSONS.name: _lessons(),
         POLICY.name: _policy(),
         STATUS.name: TypeAdapter[Any](Status).json_schema(),
         LEASE.name: CLAIM.json_schema(),
@@ -78,6 +79,16 @@ def _drafts() -> Schema:
     fields["sequence"] |= dict(zip(("minimum", "maximum"), LIMITS["number"], strict=True))
     fields["rows"]["minimum"] = 1
     fields["features"]["additionalProperties"]["items"] = _FEATURE
+    return schema
+
+
+def _lessons() -> Schema:
+    schema = _drafts() | {
+        "description": "What is learned from a record of hvd.drafts.v2: those of its rows, and the "
+        "source."
+    }
+    schema["properties"]["source"] = {"$ref": "#/$defs/Source"}
+    schema["required"] = [*schema["required"], "source"]
     return schema
 
 

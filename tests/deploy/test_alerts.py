@@ -222,8 +222,9 @@ def test_nothing_fires_at_rest_under_the_names_that_the_manifests_give(
     overlay: str, tmp_path: Path
 ) -> None:
     found = targets(tmp_path, overlay)
-    assert sorted({one["job"] for one in found}) == ["hvd-learner", "hvd-worker"]
-    assert len(found) == len({one["instance"] for one in found}) == 4
+    jobs = ["hvd-intake"] * (overlay == "intake") + ["hvd-learner", "hvd-worker"]
+    assert sorted({one["job"] for one in found}) == jobs
+    assert len(found) == len({one["instance"] for one in found}) == 2 * len(jobs)
     rests = {series: f"{value}x60" for series, value in scraped(found).items()}
     up = [_series("up", one) for one in found]
     starting = _series("up", {"job": "hvd-worker", "instance": "hvd-worker-new"})
@@ -241,6 +242,8 @@ def scraped(found: list[dict[str, str]]) -> dict[str, str]:
         series[_series("up", one)] = "1"
         for family in text_string_to_metric_families(all_pages[one["job"]]):
             for sample in family.samples:
+                if one["job"] == "hvd-intake" and "scope" in sample.labels:
+                    continue  # an intake has none
                 labels = {**sample.labels, **one}
                 labels |= {"worker": one["instance"]} if "worker" in labels else {}
                 series[_series(sample.name, labels)] = f"{sample.value:f}"
@@ -306,6 +309,7 @@ def pages() -> dict[str, str]:
     return {
         "hvd-worker": "".join(mine),
         "hvd-learner": generate_latest(registry).decode(),
+        "hvd-intake": generate_latest(registry).decode(),
     }
 
 

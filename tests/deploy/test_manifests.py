@@ -28,7 +28,7 @@ BIN = Path(sys.executable).parent
 CONTAINERFILES = sorted((DEPLOY / "containers").glob("*.Containerfile"))
 COMPOSE = yaml.safe_load((DEPLOY / "compose" / "compose.yaml").read_text())
 KUBERNETES = "1.34"
-OVERLAYS = ["cpu", "tensor-parallel", "gpu"]
+OVERLAYS = ["cpu", "tensor-parallel", "gpu", "intake"]
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 
 needs_helm = pytest.mark.skipif(shutil.which("helm") is None, reason="takes helm")
@@ -204,7 +204,10 @@ def of_pods(overlay: str) -> Iterator[tuple[str, Mapping[str, str]]]:
 @needs_kubectl
 def test_each_part_logs_in_as_itself_with_a_password_of_its_own() -> None:
     users = {name: given["HVD_KAFKA_SASL_PLAIN_USERNAME"] for name, given in of_pods(OVERLAYS[1])}
-    assert users == {"worker": "hvd-worker", "learner": "hvd-learner", "topics": "hvd-topics"}
+    assert users == {
+        "worker": "hvd-worker", "learner": "hvd-learner", "topics": "hvd-topics",
+        "intake": "hvd-intake",
+    }  # fmt: skip
     for _, template in pods(built(OVERLAYS[1])):
         held = {
             v["name"]: v["secret"]["secretName"]
@@ -271,6 +274,7 @@ def ca_file(tmp_path: Path) -> Path:
 AS_OVERLAY = {
     "cpu": "",
     "gpu": "overlays/gpu",
+    "intake": "components/intake",
     "tensor-parallel": "overlays/gpu,components/sasl-tls,overlays/tensor-parallel",
 }
 

@@ -10,10 +10,12 @@ import pytest
 
 from decoder.contracts.bundle import frequency_policy
 from decoder.contracts.errors import SettingsError
-from learner import checkpoint
+from learner import checkpoint, state
 from learner.home import holder_of, occupied
 from learner.rows import from_events
 from learner.scope import Scope
+from learner.scopes import Scopes
+from learner.sequences import Lately
 from learner.settings import LearnerSettings
 from tests.learner.traffic import Traffic
 
@@ -121,6 +123,18 @@ def test_a_scope_comes_back_as_it_was(tmp_path: Path) -> None:
     (mine, state), (theirs, other) = scope.snapshot(), again.snapshot()
     assert state == other and mine.keys() == theirs.keys()
     assert all(mine[name].tobytes() == theirs[name].tobytes() for name in mine)
+
+
+def test_what_was_read_of_another_topic_says_nothing_of_this_one(tmp_path: Path) -> None:
+    own = LearnerSettings(state_dir=tmp_path)
+    lessons = LearnerSettings(state_dir=tmp_path, intake="lessons")
+    state.save(own, state.State(Scopes(own), {0: 7}))
+    assert state.resumed(own).offsets == {0: 7} and not state.resumed(lessons).offsets
+    known = state.State(Scopes(lessons), {1: 9}, sequences=Lately([("a", 0, 3, 4)]))
+    state.save(lessons, known)
+    resumed = state.resumed(lessons)
+    assert resumed.offsets == {1: 9} and not state.resumed(own).offsets
+    assert not resumed.sequences.admit("a", 0, 3) and resumed.sequences.admit("a", 0, 9)
 
 
 def test_a_second_learner_in_the_same_folder_is_refused(tmp_path: Path) -> None:

@@ -11,14 +11,15 @@ import numpy as np
 import pytest
 
 from decoder.contracts.errors import EventRefused
-from decoder.contracts.events import LIMITS, encode_batch
+from decoder.contracts.events import LIMITS, Source, encode_batch, encode_lessons
 from decoder.contracts.features import FEATURES
 from decoder.contracts.settings import KafkaSettings
 from decoder.policy.first import first_policy
 from learner.dead_letters import DeadLetters
-from learner.lessons import Intake
+from learner.lessons import Intake, lessons_of
 from learner.rows import COLUMNS
 from learner.scope import Scope
+from learner.sequences import Lately, runs_of
 from learner.settings import LearnerSettings
 from learner.source import Fetched
 from pipelines.machine import free_port
@@ -149,6 +150,51 @@ def test_records_of_another_feature_schema_are_counted_and_told_once_and_are_no_
     told = [r.getMessage() for r in caplog.records if "feature schema" in r.getMessage()]
     assert len([each for each in told if "of the next version" in each]) == 1
     assert len(told) < 30, "and not one for each that is made up"
+
+
+def relayed(value: bytes, share: float = 1.0, offset: int = 7) -> bytes | None:
+    """What an intake makes of a record of drafts."""
+    lessons = lessons_of(Fetched(2, offset, NOW_MS, b"w", value), {ORIGIN.scope: share}, 1e9)
+    source = Source(2, offset, share)
+    return encode_lessons(lessons.batch, lessons.kept, source) if len(lessons.rows) else None
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_a_lesson_holds_what_a_learner_would_have_taken_of_the_drafts_itself(share: float) -> None:
+    other = [e._replace(side="suffix") for e in EVENTS[:9]]
+    (value,) = batches([*other, *EVENTS[9:]], size=len(EVENTS))
+    own = lessons_of(fetched(value), {ORIGIN.scope: share}, 1e9)
+    wire = relayed(value, share)
+    assert wire is not None and (len(own.rows) < len(EVENTS) - 9) == (share < 1.0)
+    lesson = lessons_of(fetched(wire), {}, 1e9)
+    for name in COLUMNS:
+        assert getattr(lesson.rows, name).tobytes() == getattr(own.rows, name).tobytes(), name
+    assert (lesson.scope, lesson.life, lesson.sequence) == (own.scope, own.life, own.sequence)
+    assert lesson.drafts == len(own.rows) / share and lesson.batch.source == Source(2, 7, share)
+
+
+def test_a_lesson_is_known_again_whatever_lies_between_and_whoever_goes_on() -> None:
+    sent = [relayed(value) for value in batches(EVENTS, size=10)][::3]  # the others teach nothing
+    first = Intake(Kept(), Lately(), relayed=True)
+    assert all(first.admit(fetched(value or b"", n)) for n, value in enumerate(sent[:4]))
+    again = Intake(Kept(), Lately(runs_of(first.sequences.known())), relayed=True)
+    admitted = [
+        again.admit(fetched(value or b"", 50 + n)) is not None for n, value in enumerate(sent)
+    ]
+    assert admitted == [False] * 4 + [True] * (len(sent) - 4)
+    assert (again.sequences.duplicates, again.sequences.missing) == (4, 0)
+
+
+def test_nothing_on_the_topic_of_lessons_ends_an_intake_and_drafts_are_no_lessons() -> None:
+    intake = Intake(Kept(), Lately(), relayed=True)
+    wire = json.loads(relayed(encode_batch(EVENTS[:8], ORIGIN, 0)) or b"")
+    wrong: list[Any] = [-1, 2**70, 0.5, "1", None, [], {}]
+    sources = [{**wire["source"], name: w} for name in wire["source"] for w in wrong if w != 0.5]
+    bad = [json.dumps({**wire, "source": told}).encode() for told in [*sources, *wrong]]
+    for offset, value in enumerate([*poison(), *bad]):
+        assert intake.admit(fetched(value, offset)) is None
+    assert intake.admit(fetched(json.dumps(wire).encode())) is not None
+    assert Intake(Kept()).admit(fetched(json.dumps(wire).encode())) is None, "nor the reverse"
 
 
 @pytest.mark.parametrize("stamp", [-(2**60), -1, 0, 1_700_000_000, 10**15, 2**60])

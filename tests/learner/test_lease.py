@@ -65,6 +65,17 @@ def test_one_holds_and_a_lost_one_is_replaced(broker: Broker, lease_of: Makes) -
     assert again.term("s") == 4
 
 
+def test_what_has_become_another_s_is_given_up_at_once(
+    lease_of: Makes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "TTL_SECONDS", 10_000.0)  # nobody lives to see one run out
+    one, two = lease_of("one"), lease_of("two")
+    turn_until(lambda: one.holds("s"), one)
+    turn_until(lambda: one.turn({}, lambda scope: False) or not one.holds("s"))
+    turn_until(lambda: two.holds("s"), two)
+    assert two.term("s") == 2
+
+
 def test_topics_that_cannot_be_read_are_told(
     bare_broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:

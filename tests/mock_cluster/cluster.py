@@ -14,9 +14,11 @@ import ctypes
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import files
+from types import MappingProxyType
 from typing import Final
 
 from decoder.contracts.settings import KafkaSettings
@@ -29,6 +31,9 @@ PRODUCE, FETCH, METADATA, VERSIONS = 0, 1, 3, 18
 KNOWN_VERSIONS: Final = 2
 """Of the request for versions: what asks in a newer one gets an answer that no client can read,
 where Kafka answers in the oldest one (KIP-511)."""
+SYNC: Final = 14
+GROUPS: Final = {11: 5, 12: 3, 13: 1, SYNC: 3}
+"""Newest versions of the requests of a consumer group that it can read, of those that it names."""
 DISCONNECT: Final = -195
 """In the place of an error: the connection is closed without a word."""
 PRODUCER: Final = 0
@@ -150,12 +155,14 @@ class MockCluster:
 
 
 @contextmanager
-def running(brokers: int = 1, partitions: int = 1) -> Iterator[MockCluster]:
-    """A cluster with the project's topics."""
+def running(
+    brokers: int = 1, partitions: int = 1, more: Mapping[str, int] = MappingProxyType({})
+) -> Iterator[MockCluster]:
+    """A cluster with the project's topics; those in ``more`` have so many partitions."""
     cluster = MockCluster(brokers)
     try:
         for topic in TOPICS:
-            cluster.make_topic(topic.name, partitions)
+            cluster.make_topic(topic.name, more.get(topic.name, partitions))
         yield cluster
     finally:
         cluster.close()
@@ -190,11 +197,13 @@ class _Front:
                 stack.enter_context(client)
                 broker = stack.enter_context(socket.create_connection((HOST, self.behind)))
                 first = _agreed(client)
+                frames.write(broker, first)
+                if struct.unpack_from(">h", first) == (VERSIONS,):
+                    frames.write(client, _readable(frames.read(broker)))
                 threading.Thread(
                     target=frames.pump, args=(broker, client, changed), daemon=True
                 ).start()
-                frames.write(broker, first)
-                frames.pump(client, broker, lambda frame: frame)
+                frames.pump(client, broker, _late)
 
         threading.Thread(target=accept, daemon=True).start()
 
@@ -206,6 +215,29 @@ class _Front:
 
 def _address(port: int) -> bytes:
     return HOST.encode() + struct.pack(">i", port)
+
+
+def _readable(answer: bytes) -> bytes:
+    """What the mock cluster says of versions, without those that it says and cannot read."""
+    told = bytearray(answer)
+    (count,) = struct.unpack_from(">i", told, 6)
+    for at in range(10, 10 + 6 * count, 6):
+        key, least, most = struct.unpack_from(">hhh", told, at)
+        struct.pack_into(">hhh", told, at, key, least, min(most, GROUPS.get(key, most)))
+    return bytes(told)
+
+
+def _late(frame: bytes) -> bytes:
+    """A leader's word of who gets what, half a second after it was said: of members who ask later
+    than that the mock cluster knows nothing, where Kafka tells them."""
+    if struct.unpack_from(">h", frame) == (SYNC,):
+        at = 8
+        for behind in (0, 4, 0, 0):  # names of client, group (and its generation), member, instance
+            (length,) = struct.unpack_from(">h", frame, at)
+            at += 2 + max(length, 0) + behind
+        if struct.unpack_from(">i", frame, at) > (0,):
+            time.sleep(0.5)
+    return frame
 
 
 def _agreed(client: socket.socket) -> bytes:

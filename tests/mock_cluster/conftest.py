@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.learner.conftest import empty_store  # noqa: F401
 from tests.mock_cluster.cluster import MockCluster, running
 
 

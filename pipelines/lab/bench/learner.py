@@ -17,12 +17,19 @@ from typing import Any, Final
 
 import numpy as np
 
-from decoder.contracts.events import DraftEvent, Origin, encode_batch
+from decoder.contracts.events import (
+    DraftEvent,
+    Origin,
+    Source,
+    encode_batch,
+    encode_lessons,
+)
 from decoder.contracts.features import FEATURES, NUM_FEATURES
 from decoder.contracts.settings import KafkaSettings
 from learner.dead_letters import DeadLetters
 from learner.lessons import Intake
 from learner.scopes import Scopes
+from learner.sequences import Lately
 from learner.settings import LearnerSettings
 from learner.source import Fetched
 from pipelines.stats import median
@@ -39,11 +46,18 @@ PER_SECOND: Final = 50_000.0
 """Events a second by the records' own clock."""
 EARLY: Final = 1_000_000
 """Events after which the memory is looked at first: what grows from there on grows for ever."""
+SAMPLED: Final = 1 / 16
+"""Share of the requests whose lessons an intake apart sends on."""
 BEGAN: Final = 1_700_000_000.0
 
 
-def measure(events: int, scopes: int, progress: Callable[[int], None]) -> dict[str, Any]:
+def measure(
+    events: int, scopes: int, progress: Callable[[int], None], share: float | None = None
+) -> dict[str, Any]:
     """Take in ``events`` events of ``scopes`` scopes in turns; ``progress`` hears how many are in.
+
+    With a ``share`` an intake makes lessons of that part of the requests before, in time of its
+    own: ``intake_events_per_s``.
 
     Starts no process, needs no network; writes to a temporary folder.
 
@@ -53,13 +67,25 @@ def measure(events: int, scopes: int, progress: Callable[[int], None]) -> dict[s
     """
     with tempfile.TemporaryDirectory() as folder:
         # nothing is refused, so nobody is asked for a broker
-        intake = Intake(DeadLetters(KafkaSettings(bootstrap_servers="127.0.0.1:1")))
+        dead = DeadLetters(KafkaSettings(bootstrap_servers="127.0.0.1:1"))
+        shares = {f"scope{n}": share or 1.0 for n in range(scopes)}
+        before = Intake(dead, shares=shares)
+        apart = share is not None
+        intake = Intake(dead, Lately() if apart else None, relayed=apart)
         held = Scopes(LearnerSettings(state_dir=Path(folder)))
-        spent, rss, decided = 0.0, 0.0, []
+        spent, relayed, rss, decided = 0.0, 0.0, 0.0, []
         first_at: float | None = None
         for number, record in enumerate(records(-(-events // RECORD), scopes)):
+            if number * RECORD <= EARLY:
+                rss = peak_mb()
+            progress((number + 1) * RECORD)
             began = time.process_time()
-            admitted = intake.admit(record)
+            given = record if share is None else _lesson(before, record, share)
+            relayed += time.process_time() - began
+            if given is None:
+                continue
+            began = time.process_time()
+            admitted = intake.admit(given)
             assert admitted is not None, intake.refused
             scope = held.of(admitted.scope, admitted.events)
             scope.feed(admitted.rows)
@@ -70,19 +96,27 @@ def measure(events: int, scopes: int, progress: Callable[[int], None]) -> dict[s
                 decided.append(took)
                 first_at = number * RECORD / PER_SECOND if first_at is None else first_at
                 scope.crown(replace(won.policy, version=scope.version + 1))
-            if number * RECORD <= EARLY:
-                rss = peak_mb()
-            progress((number + 1) * RECORD)
     return {
         "scopes": scopes,
         "events": (number + 1) * RECORD,
         "events_per_s": (number + 1) * RECORD / spent,
+        **({"intake_events_per_s": (number + 1) * RECORD / relayed} if apart else {}),
         "rss_mb_after_1m": rss,
         "rss_mb": peak_mb(),
         "candidates": len(decided),
         "seconds_from_event_to_candidate": median(decided),
         "stream_seconds_to_first_candidate": first_at,
     }
+
+
+def _lesson(intake: Intake, record: Fetched, share: float) -> Fetched | None:
+    """What an intake sends of ``record``."""
+    taught = intake.admit(record)
+    assert taught is not None, intake.refused
+    if not len(taught.rows):
+        return None
+    source = Source(0, record.offset, share)
+    return replace(record, value=encode_lessons(taught.batch, taught.kept, source))
 
 
 def records(count: int, scopes: int) -> Iterator[Fetched]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from decoder.trial.block import Account
 from decoder.trial.sides import Side
 from decoder.trial.turns import Played, Turns
 from learner.dead_letters import DeadLetters
+from learner.intake import Relay
 from learner.lease import Lease
 from learner.publish import PolicyPublisher, StatusProducer
 from learner.source import Fetched
@@ -41,6 +43,7 @@ def empty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaSettings]:
 def written(empty: KafkaSettings) -> KafkaSettings:
     """The same with records of every kind."""
     of_worker(empty)
+    of_intake(empty)
     of_learner(empty)
     return empty
 
@@ -72,6 +75,14 @@ def of_worker(kafka: KafkaSettings) -> None:
     handover.start()
     until(lambda: handover.accounts().sent == 100 and handover.accounts().rounds_sent == 1)
     handover.close()
+
+
+def of_intake(kafka: KafkaSettings) -> None:
+    """Lessons, out of what a worker has sent, and a status."""
+    relay = Relay(kafka)
+    assert relay.source.connect(threading.Event())
+    until(lambda: relay.step() or relay.intake.records)
+    relay.close()
 
 
 def of_learner(kafka: KafkaSettings) -> None:

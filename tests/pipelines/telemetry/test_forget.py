@@ -12,7 +12,7 @@ from decoder.contracts.errors import SettingsError
 from decoder.contracts.events import encode_batch
 from decoder.contracts.identity import Pseudonyms
 from decoder.contracts.settings import KafkaSettings
-from decoder.contracts.topics import DEAD, DRAFTS, TRIALS
+from decoder.contracts.topics import DEAD, DRAFTS, LESSONS, TRIALS
 from decoder.kafka.clients import close, open_producer
 from pipelines.cli import app
 from pipelines.telemetry.forget import Held, pseudonyms_of, sentence
@@ -58,12 +58,13 @@ def test_it_says_where_a_tenant_is_and_changes_nothing(filled: KafkaSettings) ->
     producer = open_producer(filled, "test")
     producer.send(TRIALS.name, json.dumps({"groups": [{"tenant": ACME}]}).encode())
     producer.send(DEAD.name, b"no record of " + ACME.encode())
+    producer.send(LESSONS.name, of_acme(0, 10))
     producer.flush()
     close(producer)
     told = json.loads(asked("--tenant", "acme", "--json").stdout)
     assert ACME in told["pseudonyms"] and told["deleted"] is False
     assert held(told, DRAFTS.name) == [(0, 1, 1), (2, 2, 0)]
-    assert [len(held(told, topic.name)) for topic in (TRIALS, DEAD)] == [1, 1]
+    assert [len(held(told, topic.name)) for topic in (TRIALS, DEAD, LESSONS)] == [1, 1, 1]
     assert all(each["gone_at"] > each["newest"] for each in told["held"])
     assert len(lying(filled)[DRAFTS.name]) == 6
     shown = asked("--tenant", ACME)
