@@ -41,10 +41,6 @@ class KV(NamedTuple):
         """This cache followed by ``more``, as a new one."""
         return KV(torch.cat((self.keys, more.keys), 1), torch.cat((self.values, more.values), 1))
 
-    def first(self, length: int) -> KV:
-        """The cache of the first ``length`` positions: what remains after a rejection."""
-        return KV(self.keys[:, :length], self.values[:, :length])
-
 
 class Attention(nn.Module):
     """Grouped-query attention whose input is an embedding and a hidden state side by side."""
@@ -163,7 +159,6 @@ class Eagle3Head(nn.Module):
         hidden: Tensor,
         positions: Tensor,
         past: KV | None = None,
-        visible: Tensor | None = None,
     ) -> tuple[Tensor, KV]:
         """Run positions of one sequence after the cached ones.
 
@@ -173,7 +168,6 @@ class Eagle3Head(nn.Module):
                 method's first result for positions that were drafted.
             positions: int64 (tokens,) of ``hidden``.
             past: cache of everything before; not modified.
-            visible: bool (tokens, cached + tokens), who attends to whom; causal unless given.
 
         Returns:
             hidden states for :meth:`logits` and for the next step, and the extended cache.
@@ -183,7 +177,8 @@ class Eagle3Head(nn.Module):
         if past is not None:
             cache = past.extended(cache)
         length, total = len(positions), cache.keys.shape[1]
-        if visible is None and length > 1:
+        visible = None
+        if length > 1:
             visible = torch.ones(length, total, dtype=torch.bool, device=x.device)
             visible = visible.tril(total - length)
         attended = functional.scaled_dot_product_attention(
@@ -199,13 +194,6 @@ class Eagle3Head(nn.Module):
         """(tokens, hidden) of :meth:`advance` -> (tokens, draft vocabulary)."""
         out: Tensor = self.lm_head(self.norm(hidden))
         return out
-
-    def forward(
-        self, embeds: Tensor, hidden: Tensor, positions: Tensor, past: KV | None = None
-    ) -> tuple[Tensor, Tensor, KV]:
-        """:meth:`advance` and :meth:`logits` in one: logits, hidden states, extended cache."""
-        out, cache = self.advance(embeds, hidden, positions, past)
-        return self.logits(out), out, cache
 
     @torch.inference_mode()
     def extend(
@@ -240,17 +228,6 @@ class Eagle3Head(nn.Module):
                 position = position + 1
                 hidden, cache = self.advance(embedding(drafted[-1]), hidden, position, cache)
         return torch.cat(drafted).tolist() if drafted else []
-
-    def draft(
-        self, embedding: nn.Module, tokens: Tensor, aux: Tensor, past: KV | None, k: int
-    ) -> tuple[list[int], KV]:
-        """:meth:`extend`, then :meth:`chain`; ``k`` = 0 only extends the cache.
-
-        Returns:
-            the drafted target ids, and the cache of all committed positions.
-        """
-        hidden, committed = self.extend(embedding, tokens, aux, past)
-        return self.chain(embedding, hidden, committed, k), committed
 
 
 def save_head(head: Eagle3Head, path: Path, dtype: torch.dtype = torch.bfloat16) -> None:

@@ -13,7 +13,7 @@ from decoder.contracts.features import NUM_FEATURES
 from decoder.core.costs import LiveCosts
 from decoder.core.guards.floor import Floor
 from decoder.engines.reference.generation import Generation, Sampling
-from decoder.engines.reference.method import METHODS, Drafting, Method, method
+from decoder.engines.reference.method import METHODS, Method, method
 from decoder.engines.reference.session import Session
 from decoder.policy.pricing import CostTable
 from decoder.trial.turns import Turns
@@ -86,21 +86,17 @@ def arms(made: list[Generation]) -> set[str]:
 
 def test_methods_use_the_arms_they_are_made_of(runs: dict[str, list[Generation]]) -> None:
     assert arms(runs["greedy"]) == {"none"}
-    assert arms(runs["eagle3"]) | arms(runs["eagle3-tree"]) == {"model", "none"}
+    assert arms(runs["eagle3"]) == {"model", "none"}
     assert arms(runs["suffix"]) == {"cache", "none"}
-    for name in ("frequency", "hybrid", "hybrid-tree", "oracle"):
+    for name in ("frequency", "hybrid", "oracle"):
         assert arms(runs[name]) >= {"cache", "model"}, name
-    assert max(c.verified for g in runs["eagle3-tree"] for c in g.cycles) == 32
     assert max(c.verified for g in runs["eagle3"] for c in g.cycles) == 4
 
 
-def test_the_tree_accepts_more_than_the_chain_and_the_oracle_most(
-    runs: dict[str, list[Generation]],
-) -> None:
+def test_the_chain_saves_cycles_and_the_oracle_most(runs: dict[str, list[Generation]]) -> None:
     cycles = {name: sum(len(g.cycles) for g in made) for name, made in runs.items()}
-    assert cycles["eagle3-tree"] < cycles["eagle3"] < cycles["greedy"]
-    chains = [n for n in NAMES if n not in ("eagle3-tree", "hybrid-tree", "oracle", "suffix")]
-    assert cycles["oracle"] <= min(cycles[n] for n in chains)
+    assert cycles["eagle3"] < cycles["greedy"]
+    assert cycles["oracle"] <= min(cycles[n] for n in NAMES if n != "suffix")
 
 
 def test_cycles_account_for_every_token(runs: dict[str, list[Generation]]) -> None:
@@ -167,11 +163,10 @@ def test_a_drafter_that_is_never_right_changes_nothing() -> None:
     assert engine.head is not None
     with torch.no_grad():
         engine.head.set_vocabulary(torch.tensor((unused * 8)[:8]).sort().values)
-    for name in ("eagle3", "eagle3-tree"):
-        made = Session(engine, method(name)).generate(prompt, 40)
-        assert made.tokens == expected
-        assert sum(c.accepted for c in made.cycles) == 0
-        assert all(c.arm == "model" for c in made.cycles[:-1])
+    made = Session(engine, method("eagle3")).generate(prompt, 40)
+    assert made.tokens == expected
+    assert sum(c.accepted for c in made.cycles) == 0
+    assert all(c.arm == "model" for c in made.cycles[:-1])
 
 
 def test_later_requests_draft_from_earlier_outputs_of_their_own_tenant_only() -> None:
@@ -187,8 +182,8 @@ def test_later_requests_draft_from_earlier_outputs_of_their_own_tenant_only() ->
     assert cycles(("a", "a")) < cycles(("a", "b")) == cycles(("b", "a"))
 
 
-@pytest.mark.parametrize("model", ["none", "chain", "tree"])
-def test_a_rate_policy_under_live_costs_and_the_floor_is_lossless_too(model: Drafting) -> None:
+@pytest.mark.parametrize("model", [False, True])
+def test_a_rate_policy_under_live_costs_and_the_floor_is_lossless_too(model: bool) -> None:
     """What a serving worker runs: drafts cut where they stop paying, fixed arms when it loses."""
     # Two tokens are likely to hold, a third is not, and a verified token costs a tenth of a step.
     breaks_off = np.full(OUTPUTS["survival"], 3.0, np.float32)
@@ -198,7 +193,7 @@ def test_a_rate_policy_under_live_costs_and_the_floor_is_lossless_too(model: Dra
     table = CostTable("dear", (1, 101), (1.0, 11.0), draft_us=0.2)
     engine, served = tiny_engine(2), Method("served", policy, model)
     fixed = Session(engine, served, costs=LiveCosts(table, live=False))
-    live = Session(engine, served, costs=LiveCosts(table), floor=Floor(model != "none"))
+    live = Session(engine, served, costs=LiveCosts(table), floor=Floor(model))
     cut = 0
     for seed in range(4):
         prompt = tiny_prompt(seed)

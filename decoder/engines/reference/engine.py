@@ -26,7 +26,6 @@ from decoder.contracts.errors import ModelError
 from decoder.contracts.features import TOKEN_CLASSES
 from decoder.core.payoff.token_classes import token_classes_of
 from decoder.drafting.eagle3 import Eagle3Head, load_head
-from decoder.drafting.eagle3_tree import PAPER_TREE
 from decoder.engines.reference.drafter import Drafter
 from decoder.engines.reference.method import Method
 from decoder.engines.reference.packed import pack
@@ -110,16 +109,13 @@ class ReferenceEngine:
 
     def longest_draft(self, method: Method) -> int:
         """Tokens that the method's model arm can have accepted in one cycle, at most."""
-        if method.model == "tree":
-            return PAPER_TREE.depth
         return min(self.settings.model_draft_tokens, method.model_limit or MAX_DRAFT)
 
     def drafter(self, method: Method) -> Drafter | None:
         """What drafts for a new request; None without a model arm."""
-        if method.model == "none" or self.head is None:
+        if not method.model or self.head is None:
             return None
-        shape = PAPER_TREE if method.model == "tree" else self.longest_draft(method)
-        return Drafter(self.head, self.target.embedding, shape)
+        return Drafter(self.head, self.target.embedding, self.longest_draft(method))
 
     def clock(self) -> float:
         """Seconds, once everything asked of the device is done."""

@@ -31,7 +31,7 @@ class CycleRecord:
     cache_len: int
     """Length of the cache draft that was proposed; 0: none."""
     verified: int
-    """Draft tokens verified; of a tree, its nodes."""
+    """Draft tokens verified."""
     accepted: int
     """Draft tokens committed."""
     predicted: float

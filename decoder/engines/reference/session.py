@@ -22,7 +22,6 @@ from decoder.core.guards.floor import Floor
 from decoder.core.router import Committed, Decision, DraftRouter, RequestOptions
 from decoder.drafting.drafts import common_prefix
 from decoder.drafting.suffix import SuffixCache
-from decoder.drafting.tree import DraftTree, chain
 from decoder.engines.reference.acceptance import accept_greedy, accept_sampled, distribution
 from decoder.engines.reference.buckets import Buckets
 from decoder.engines.reference.engine import ReferenceEngine
@@ -61,7 +60,7 @@ class Session:
         floor: Floor | None = None,
         cache: SuffixCache | None = None,
     ) -> None:
-        if method.model != "none" and not engine.has_drafter:
+        if method.model and not engine.has_drafter:
             raise EngineError(f"method {method.name!r} drafts with a model: load a drafter.")
         self.engine, self.method = engine, method
         rule = method.rule() if method.rule is not None else None
@@ -75,9 +74,8 @@ class Session:
             method.policy,
             engine.token_classes,
             self._log,
-            method.model != "none",
+            method.model,
             model_draft_tokens=engine.longest_draft(method),
-            shorter=method.model == "chain",
             costs=costs,
             floor=floor,
             choice=rule or choose,
@@ -124,7 +122,7 @@ class Session:
         if self.method.oracle and (known is None or sampling is not None):
             raise EngineError("an oracle decodes greedily and needs the known continuation.")
         recorded = None
-        if self.method.oracle and known is not None and self.method.model != "none":
+        if self.method.oracle and known is not None and self.method.model:
             recorded = record(engine, prompt, known)
         self._requests += 1
         options = RequestOptions(
@@ -202,7 +200,7 @@ class _Request:
     def prefill(self) -> None:
         """Read the prompt and commit the first token."""
         read = self._engine.target.prefill(self.prompt, self._cache)
-        _, first = self._accept(DraftTree([], []), read)
+        _, first = self._accept([], read)
         if self._drafter is not None and read.aux is not None:
             self._drafter.follow([*self.prompt[1:], first], read.aux)
             self._drafter.catch_up()
@@ -218,15 +216,11 @@ class _Request:
         drafted = self._engine.clock()
         position, committed = len(self.output), self._cache.length
         read = self._engine.target.verify(self.output[-1], draft, self._cache)
-        path, bonus = self._accept(draft, read)
-        tokens = [*(draft.tokens[node] for node in path), bonus]
-        kept = torch.tensor([0, *(node + 1 for node in path)], device=read.logits.device)
-        if draft.linear:
-            self._cache.keep(committed + len(kept))
-        else:
-            self._cache.keep(committed, kept)
+        accepted, bonus = self._accept(draft, read)
+        tokens = [*draft[:accepted], bonus]
+        self._cache.keep(committed + len(tokens))
         if self._drafter is not None and read.aux is not None:
-            self._drafter.follow(tokens, read.aux[kept])
+            self._drafter.follow(tokens, read.aux[: len(tokens)])
         verified = self._engine.clock()
         self._commit(tokens, len(draft), 1 + len(draft))
         self.cycles.append(
@@ -235,21 +229,21 @@ class _Request:
                 position=position,
                 cache_len=0,
                 verified=len(draft),
-                accepted=min(len(path), len(self.output) - position),
+                accepted=min(accepted, len(self.output) - position),
                 predicted=0.0,
                 draft_us=(drafted - began) * 1e6,
                 verify_us=(verified - drafted) * 1e6,
             )
         )
 
-    def _draft(self, decision: Decision) -> DraftTree:
+    def _draft(self, decision: Decision) -> list[int]:
         if decision.arm == "cache":
-            return chain(decision.tokens)
+            return list(decision.tokens)
         if decision.arm == "model" and self._drafter is not None and decision.room > 0:
             return self._drafter.draft(decision.room)
-        return chain(())
+        return []
 
-    def _accept(self, draft: DraftTree, read: Read) -> tuple[list[int], int]:
+    def _accept(self, draft: list[int], read: Read) -> tuple[int, int]:
         if self._sampling is None:
             return accept_greedy(draft, read.logits.argmax(-1).tolist())
         probabilities = distribution(read.logits, self._sampling.temperature)

@@ -136,7 +136,7 @@ def open_lane(
     usable = list(itertools.islice(prompts, limit + selection.warmup))
     for method in made:
         mine = costs.get(method.name)
-        floor = Floor(method.model != "none") if mine is not None and method.rule is None else None
+        floor = Floor(method.model) if mine is not None and method.rule is None else None
         sessions[method.name] = Session(engine, method, mine, floor)
     for prompt in usable[limit:]:
         _generated([*sessions.values()], list(prompt.ids), selection.max_tokens)

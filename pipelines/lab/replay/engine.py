@@ -241,20 +241,18 @@ class Simulator:
             floor: as of a worker, with its looks; None lets the policy have its way.
 
         Raises:
-            TraceError: the method is none of one chain of drafts, or a recording lacks the model
-                arm.
+            TraceError: the method is an oracle, or a recording lacks the model arm.
         """
-        if method.oracle or method.model == "tree":
+        if method.oracle:
             raise TraceError(f"method {method.name!r} cannot be simulated from recordings.")
         rule = method.rule() if method.rule is not None else None
         cache, sink = SuffixCache(method.drafting(self.settings)), _Sink(rule)
-        has_model = method.model == "chain"
         router = DraftRouter(
             cache,
             method.policy,
             self.token_classes,
             sink,
-            has_model,
+            method.model,
             model_draft_tokens=min(
                 self.settings.model_draft_tokens, method.model_limit or MAX_DRAFT
             ),
@@ -263,7 +261,7 @@ class Simulator:
             choice=rule or choose,
         )
         every = [*warm_up, *traces]
-        engine = Engine(router, cache, every, has_model, self.model_mean)
+        engine = Engine(router, cache, every, method.model, self.model_mean)
         warm = len(warm_up)
         made = [c for index in range(len(every)) for c in engine.decode(index)]
         cycles = [c._replace(trace=c.trace - warm) for c in made if c.trace >= warm]
@@ -274,4 +272,4 @@ class Simulator:
 
 def hybrid(name: str, policy: Policy) -> Method:
     """Cache drafts and a chain of model drafts, decided between by ``policy``."""
-    return Method(name, policy, "chain")
+    return Method(name, policy)
