@@ -54,14 +54,3 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     if list(a[:shorter]) == list(b[:shorter]):
         return shorter
     return next(i for i in range(shorter) if a[i] != b[i])
-
-
-def better(own: CacheDraft | None, theirs: CacheDraft | None) -> CacheDraft | None:
-    """The draft that expects more, beside the other."""
-    if own is None or theirs is None:
-        return own or theirs
-    best, rival = (own, theirs) if own.score >= theirs.score else (theirs, own)
-    agreement = common_prefix(best.tokens, rival.tokens)
-    return CacheDraft(
-        best.tokens, best.probs, best.score, best.match_len, best.local, rival, agreement
-    )

@@ -18,7 +18,7 @@ def test_every_method_writes_what_the_embedded_model_would() -> None:
     from tests.engines.tiny import learned_policy
 
     engine = ReferenceEngine.load(ensure_model(), DRAFTER)
-    assert engine.has_drafter and engine.stop_ids and engine.max_model_len == 8192
+    assert engine.head and engine.stop_ids and engine.max_model_len == 8192
     asked = [next(iter(prompts(kind))) for kind in ("code", "chat")]
     texts = [
         engine.tokenizer.apply_chat_template(

@@ -14,6 +14,7 @@ from decoder.core.costs import LiveCosts
 from decoder.core.guards.floor import Floor
 from decoder.engines.reference.generation import Generation, Sampling
 from decoder.engines.reference.method import METHODS, Method, method
+from decoder.engines.reference.recording import record
 from decoder.engines.reference.session import Session
 from decoder.policy.pricing import CostTable
 from decoder.trial.turns import Turns
@@ -27,6 +28,7 @@ from tests.engines.tiny import (
 )
 
 NAMES = tuple(METHODS)
+PROMPTS = (2, 5, 2, 8)
 
 
 def transformers_greedy(family: Family, seed: int, prompt: list[int], tokens: int) -> list[int]:
@@ -67,7 +69,7 @@ def test_output_is_the_same_while_sides_alternate_every_few_steps() -> None:
 def runs() -> dict[str, list[Generation]]:
     """Four requests of each method, one after the other in one session."""
     engine = tiny_engine(2)
-    prompts = [tiny_prompt(seed) for seed in (2, 5, 2, 8)]
+    prompts = [tiny_prompt(seed) for seed in PROMPTS]
     known = [Session(engine, method("greedy")).generate(p, 48).tokens for p in prompts]
     made: dict[str, list[Generation]] = {}
     for m in all_methods():
@@ -109,17 +111,16 @@ def test_cycles_account_for_every_token(runs: dict[str, list[Generation]]) -> No
                 assert (c.arm == "none") == (c.verified == 0)
                 position += c.accepted + 1
             assert position == len(g.tokens) == 48
-            assert g.prefill_us > 0
-            assert g.decode_us >= sum(c.draft_us + c.verify_us for c in g.cycles)
+            assert g.decode_us >= sum(c.us for c in g.cycles)
 
 
 def test_the_oracle_takes_the_better_arm_in_every_cycle(runs: dict[str, list[Generation]]) -> None:
-    taken = 0
-    for g in runs["oracle"]:
-        assert g.model_accepted is not None
+    taken, engine = 0, tiny_engine(2)
+    for seed, g in zip(PROMPTS, runs["oracle"], strict=True):
+        recorded = record(engine, tiny_prompt(seed), g.tokens)
         for c in g.cycles:
             room = len(g.tokens) - c.position - 1
-            model = min(g.model_accepted[c.position], room)
+            model = min(recorded[c.position], room)
             if c.arm == "cache":
                 taken += 1
                 assert c.accepted > model
@@ -194,13 +195,10 @@ def test_a_rate_policy_under_live_costs_and_the_floor_is_lossless_too(model: boo
     engine, served = tiny_engine(2), Method("served", policy, model)
     fixed = Session(engine, served, costs=LiveCosts(table, live=False))
     live = Session(engine, served, costs=LiveCosts(table), floor=Floor(model))
-    cut = 0
     for seed in range(4):
         prompt = tiny_prompt(seed)
         expected = Session(engine, method("greedy")).generate(prompt, 60).tokens
         assert live.generate(prompt, 60).tokens == expected
-        made = fixed.generate(prompt, 60)
-        assert made.tokens == expected
-        cut += sum(c.arm == "cache" and c.verified < c.cache_len for c in made.cycles)
-    assert cut > 0
+        assert fixed.generate(prompt, 60).tokens == expected
+    assert any(e.arm == "cache" and e.verified_len < e.draft_len for e in fixed.sink)
     assert fixed.router.counters.cycles["cache"] > 5

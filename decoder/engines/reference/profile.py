@@ -19,8 +19,8 @@ MOST: Final = 128
 SECONDS: Final = 5.0
 
 
-def profile(engine: ReferenceEngine, method: Method, seconds: float = SECONDS) -> CostTable:
-    """Time steps of the target and of the method's drafter, if it has one, for ``seconds``."""
+def profile(engine: ReferenceEngine, method: Method) -> CostTable:
+    """Time steps of the target and of the method's drafter, if it has one."""
     cache = KVCache()
     with torch.inference_mode():
         read = engine.target.prefill([1] * CONTEXT, cache)
@@ -30,17 +30,16 @@ def profile(engine: ReferenceEngine, method: Method, seconds: float = SECONDS) -
             cache.keep(CONTEXT)
             engine.clock()
 
-        arm = engine.drafter(method)
-        if arm is None or read.aux is None:
-            return profiling.profile("reference", step, most=MOST, seconds=seconds)
-        arm.follow([1] * CONTEXT, read.aux)
-        arm.catch_up()
-        length = engine.longest_draft(method)
+        arm, length = engine.drafter(method), method.longest(engine.settings)
 
         def draft(_: int) -> None:
+            assert arm is not None
             arm.draft(length)
             engine.clock()
 
+        if arm is not None and read.aux is not None:
+            arm.follow([1] * CONTEXT, read.aux)
+            arm.catch_up()
         return profiling.profile(
-            "reference", step, draft, drafted=length, most=MOST, seconds=seconds
+            "reference", step, draft if arm else None, drafted=length, most=MOST, seconds=SECONDS
         )

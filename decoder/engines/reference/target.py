@@ -42,7 +42,6 @@ class Target:
         self.embedding: nn.Module = model.get_input_embeddings()
         self._heard: list[Tensor] = []
         layers = model.get_decoder().layers
-        self.layers = len(layers)
         for index in listens:
             layers[index].register_forward_pre_hook(self._hear, with_kwargs=True)
 
