@@ -18,7 +18,7 @@ import numpy as np
 
 from decoder.drafting import pages as at
 from decoder.drafting.blocks import Blocks
-from decoder.drafting.drafts import CacheDraft, Limits, Tokens, common_prefix
+from decoder.drafting.drafts import CacheDraft, Limits, Tokens
 from decoder.drafting.matches import BACK, draft, scratch_for
 from decoder.drafting.pages import Pool
 from decoder.settings import WorkerSettings
@@ -230,11 +230,8 @@ class SuffixCache:
             if size:
                 offered = tokens[:size].tolist(), probs[:size].tolist(), score, match, index == own
                 found.append(CacheDraft(*offered))
-        if len(found) < 2:
-            return found[0] if found else None
-        best, other = sorted(found, key=lambda draft: -draft.score)  # its own text's of equals
-        alike = common_prefix(best.tokens, other.tokens)
-        return replace(best, rival=other, agreement=alike)
+        found.sort(key=lambda draft: -draft.score)  # of equals its own text's is first
+        return replace(found[0], rival=found[1] if found[1:] else None) if found else None
 
     def stop(self, request: str) -> None:
         """Forget the request's own text; its output stays for its key until it gives way.
